@@ -1,0 +1,43 @@
+# Every verb sets up what it needs. TORCH_INDEX may name an index that has torch's CPU build.
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?=
+VENV := .venv
+BIN := $(VENV)/bin
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
+
+.PHONY: demo test check bench docs clean
+
+demo: $(VENV)/.ready  ## a real distributed run: 2 workers train an MLP on this machine
+	$(BIN)/fleetrun --nproc_per_node 2 --log_dir log/demo examples/mnist_mlp/train_fleet.py
+
+test: $(VENV)/.ready  ## the whole suite, two tests at a time
+	$(PYTEST) -n 2 --dist worksteal
+
+check: $(VENV)/.ready  ## format, lint, types, layers
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.ready  ## one benchmark: make bench NAME=eager_vs_ddp ARGS=...
+	@test -n "$(NAME)" || { echo "make bench NAME=..., one of:"; ls benchmarks/*.py; exit 2; }
+	$(BIN)/python -m benchmarks.$(NAME) $(ARGS)
+
+docs: $(VENV)/.ready  ## the documentation as a site in site/, warnings are errors
+	$(BIN)/pip install --quiet '.[docs]'
+	$(BIN)/mkdocs build --strict --quiet
+
+clean:
+	rm -rf $(VENV) build dist site log output .pytest_cache .mypy_cache .ruff_cache
+
+$(VENV)/.ready: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || \
+	  { echo "Fleetlight needs Python 3.10 to 3.13; $(PYTHON) is $$($(PYTHON) -V 2>&1)." \
+	         "Say which one to use: make PYTHON=python3.11 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH)'
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	@$(BIN)/python -c 'import torch; print("torch", torch.__version__, \
+	  "for CUDA " + torch.version.cuda if torch.version.cuda else "for CPU")'
+	@touch $@

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every error Fleetlight raises on purpose.
+
+FleetError
+├── ConfigError (ValueError)         what the user wrote or set is wrong
+│   ├── RoleError                    the environment does not say who this process is
+│   ├── StrategyError                a strategy field: unknown name, wrong type, wrong value
+│   └── NotAvailableError            a known setting that this version does not implement yet
+├── PlanError (RuntimeError)         model, optimizer and job do not fit together
+├── PeerError (RuntimeError)         another process of the job
+│   ├── DeadlineError (TimeoutError)       did not answer in time
+│   ├── PeerLostError (ConnectionError)    went away
+│   └── MembershipError                    never came, or does not belong here
+├── CheckpointError (RuntimeError)   a checkpoint could not be written or read
+│   └── CorruptCheckpointError       its bytes are not those that were written
+├── DataError (ValueError)           a data file or record is not what its format says
+└── LaunchError (RuntimeError)       fleetrun could not start or keep the job
+
+A message says what was got, what was expected, where, and what to do next.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FleetError(Exception):
+    """Base of all errors of Fleetlight."""
+
+
+class ConfigError(FleetError, ValueError):
+    """Something the user wrote or set is wrong."""
+
+
+class RoleError(ConfigError):
+    """The environment does not say who this process is, or says it twice."""
+
+
+class StrategyError(ConfigError):
+    """A strategy field has an unknown name, a wrong type or a wrong value."""
+
+
+class NotAvailableError(ConfigError):
+    """A known setting that this version does not implement yet."""
+
+
+class PlanError(FleetError, RuntimeError):
+    """Model, optimizer and job do not fit together."""
+
+
+class PeerError(FleetError, RuntimeError):
+    """Another process of the job is the cause; this one only noticed it."""
+
+
+class DeadlineError(PeerError, TimeoutError):
+    """A peer did not answer within the deadline."""
+
+
+class PeerLostError(PeerError, ConnectionError):
+    """A peer went away without saying goodbye."""
+
+
+class MembershipError(PeerError):
+    """The job could not be formed: somebody is missing or does not fit."""
+
+
+class CheckpointError(FleetError, RuntimeError):
+    """A checkpoint could not be written or read."""
+
+
+class CorruptCheckpointError(CheckpointError):
+    """The bytes of a checkpoint are not those that were written."""
+
+
+class DataError(FleetError, ValueError):
+    """A data file or record is not what its format says."""
+
+
+class LaunchError(FleetError, RuntimeError):
+    """The launcher could not start the job or keep it running."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A sentence listing the names nearest to `name`, or all of them when none is near."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+    if near:
+        return "did you mean " + " or ".join(repr(n) for n in near) + "?"
+    return "known names: " + ", ".join(names)

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The house rules that a program can check. The lists of exceptions may only shrink."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "fleetlight"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+PYTHON = sorted(
+    path
+    for folder in ("src", "tests", "examples", "benchmarks")
+    for path in (ROOT / folder).rglob("*.py")
+)
+
+FUNCTION_LINES = 60
+FILE_LINES = 500
+#: the packages that may look at the environment
+READS_ENVIRONMENT = {"roles", "strategy", "launch", "cli"}
+#: tests of what lies beside the package
+ELSEWHERE = ("examples/", "multiprocess/", "benchmarks/")
+LONG_FUNCTIONS: set[str] = set()
+LONG_FILES: set[str] = set()
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def functions(tree: ast.AST) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
+
+
+def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function without its docstring."""
+    lines = (function.end_lineno or 0) - function.lineno + 1
+    if ast.get_docstring(function) is not None:
+        first = function.body[0]
+        lines -= (first.end_lineno or 0) - first.lineno + 1
+    return lines
+
+
+@pytest.mark.parametrize("path", PYTHON, ids=relative)
+def test_functions_and_files_are_short(path: Path) -> None:
+    text = path.read_text()
+    long = {
+        f"{relative(path)}:{function.name}"
+        for function in functions(ast.parse(text))
+        if body_lines(function) > FUNCTION_LINES
+    }
+    assert long <= LONG_FUNCTIONS
+    assert len(text.splitlines()) <= FILE_LINES or relative(path) in LONG_FILES
+
+
+@pytest.mark.parametrize("path", PYTHON, ids=relative)
+def test_every_file_has_licence_and_docstring(path: Path) -> None:
+    text = path.read_text()
+    assert text.startswith(("# SPDX-License-Identifier: Apache-2.0\n", "#!"))
+    assert ast.get_docstring(ast.parse(text)), f"{relative(path)} does not say what it is for"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_public_names_are_documented(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    bare = [
+        node.name
+        for node in tree.body
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+        and not node.name.startswith("_")
+        and not ast.get_docstring(node)
+    ]
+    assert not bare, f"{relative(path)}: no docstring on {bare}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_only_some_packages_read_the_environment(path: Path) -> None:
+    if path.relative_to(PACKAGE).parts[0] in READS_ENVIRONMENT:
+        return
+    assert not re.search(r"os\.(environ|getenv)", path.read_text()), relative(path)
+
+
+def test_no_leftovers() -> None:
+    pattern = re.compile(r"\b(TODO|FIXME|XXX|breakpoint\(\)|pdb)\b")
+    guilty = [relative(p) for p in PYTHON if p != Path(__file__) and pattern.search(p.read_text())]
+    assert not guilty
+
+
+def test_no_drawer_for_odds_and_ends() -> None:
+    # fleet.util is Fleet's public name
+    drawers = {p for p in SOURCES if re.fullmatch(r"(utils?|misc|common|helpers?)\.py", p.name)}
+    assert {relative(p) for p in drawers} <= {"src/fleetlight/fleet/util.py"}
+
+
+def test_tests_mirror_sources() -> None:
+    tested = {
+        str(p.relative_to(ROOT / "tests")).replace("test_", "")
+        for p in (ROOT / "tests").rglob("test_*.py")
+    }
+    known = {str(p.relative_to(PACKAGE)) for p in SOURCES}
+    folders = {str(Path(p).parent) for p in known}
+    # a test file in a folder that mirrors a package names a module of it, or a behaviour of all
+    strangers = {t for t in tested if "/" in t and str(Path(t).parent) not in folders}
+    assert not {s for s in strangers if not s.startswith(ELSEWHERE)}
