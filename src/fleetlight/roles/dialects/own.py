@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fleetlight's own variables, `FLEET_*`, as fleetrun sets them."""
+
+from __future__ import annotations
+
+from fleetlight.errors import RoleError
+from fleetlight.roles.dialects.variables import Environment, Variables
+from fleetlight.roles.role import Kind, Role, parse_endpoint, parse_endpoints
+
+NAME = "FLEET_*"
+
+
+def present(env: Environment) -> bool:
+    """True when one of the variables that make this dialect is set."""
+    return Variables(env, NAME).any("FLEET_ROLE", "FLEET_INDEX", "FLEET_WORKER_NUM")
+
+
+def read(env: Environment) -> Role:
+    """The role these variables describe."""
+    v = Variables(env, NAME)
+    kind = _kind(v.text("FLEET_ROLE"))
+    worker_num = v.number("FLEET_WORKER_NUM")
+    master = v.get("FLEET_MASTER")
+    if master is None and worker_num > 1:
+        raise RoleError(f"{NAME}: FLEET_MASTER is not set, but {worker_num} workers must meet")
+    return Role(
+        kind=kind,
+        dialect=NAME,
+        index=v.number("FLEET_INDEX"),
+        worker_num=worker_num,
+        server_num=v.number_or("FLEET_SERVER_NUM", 0) or 0,
+        master=parse_endpoint(master, "FLEET_MASTER") if master else None,
+        worker_endpoints=parse_endpoints(
+            v.get("FLEET_WORKER_ENDPOINTS") or "", "FLEET_WORKER_ENDPOINTS"
+        ),
+        server_endpoints=parse_endpoints(
+            v.get("FLEET_SERVER_ENDPOINTS") or "", "FLEET_SERVER_ENDPOINTS"
+        ),
+        local_rank=v.number_or("FLEET_LOCAL_RANK", None),
+        local_size=v.number_or("FLEET_LOCAL_SIZE", None),
+        node_rank=v.number_or("FLEET_NODE_RANK", None),
+        node_num=v.number_or("FLEET_NODE_NUM", None),
+        address=v.get("FLEET_HOST"),
+        device=v.number_or("FLEET_DEVICE", None),
+        restart=v.number_or("FLEET_RESTART", 0) or 0,
+    )
+
+
+def _kind(text: str) -> Kind:
+    kinds = {kind.value: kind for kind in (Kind.WORKER, Kind.SERVER)}
+    if text.lower() not in kinds:
+        raise RoleError(f"{NAME}: FLEET_ROLE={text!r}, expected worker or server")
+    return kinds[text.lower()]

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slurm's variables, read only inside an `srun` step of more than one task."""
+
+from __future__ import annotations
+
+import re
+
+from fleetlight.errors import RoleError
+from fleetlight.roles.dialects.variables import Environment, Variables
+from fleetlight.roles.role import Role
+
+NAME = "SLURM_*"
+
+_FIRST_PORT, _PORTS = 15000, 15000
+
+#: from here on Slurm numbers what is no step of `srun`: batch scripts, shells of `salloc`
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+
+
+def present(env: Environment) -> bool:
+    """True inside a step of several tasks; a batch script or an interactive shell is no job."""
+    v = Variables(env, NAME)
+    try:
+        step, tasks = v.number("SLURM_STEP_ID"), v.number("SLURM_STEP_NUM_TASKS")
+    except RoleError:
+        return False
+    return step < _FIRST_SPECIAL_STEP and tasks > 1
+
+
+def read(env: Environment) -> Role:
+    """The role these variables describe."""
+    v = Variables(env, NAME)
+    nodes = v.get("SLURM_STEP_NODELIST") or v.text("SLURM_JOB_NODELIST")
+    # every task derives the same port, and two steps of one job get different ones
+    step = v.number("SLURM_JOB_ID") * 7 + v.number("SLURM_STEP_ID")
+    node_rank = v.number("SLURM_NODEID")
+    return Role(
+        dialect=NAME,
+        index=v.number("SLURM_PROCID"),
+        worker_num=v.number("SLURM_STEP_NUM_TASKS"),
+        master=(first_host(nodes), _FIRST_PORT + step % _PORTS),
+        local_rank=v.number("SLURM_LOCALID"),
+        local_size=_tasks_on(v, node_rank),
+        node_rank=node_rank,
+        node_num=v.number_or("SLURM_STEP_NUM_NODES", None),
+    )
+
+
+def first_host(nodelist: str) -> str:
+    """The first host of Slurm's compressed list, such as `node[03-05,9],login`."""
+    first = re.match(r"([^,\[\]]|\[\d+[^\[\]]*\])+", nodelist)
+    if first is None:
+        raise RoleError(f"{NAME}: got node list {nodelist!r}, expected such as node[1-3]")
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first[0])
+
+
+def _tasks_on(v: Variables, node_rank: int) -> int | None:
+    """How many tasks run on one node, from a run-length list such as `2(x3),1`."""
+    for part in (v.get("SLURM_STEP_TASKS_PER_NODE") or "").split(","):
+        match = re.fullmatch(r"(\d{1,9})(?:\(x(\d{1,9})\))?", part)
+        if match is None:
+            return None
+        if node_rank < (nodes := int(match[2] or 1)):
+            return int(match[1])
+        node_rank -= nodes
+    return None

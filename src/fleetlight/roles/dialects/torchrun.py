@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The variables of `torchrun` and of everything that imitates it (Kubeflow, SageMaker ...)."""
+
+from __future__ import annotations
+
+from fleetlight.roles.dialects.variables import Environment, Variables
+from fleetlight.roles.role import Role
+
+NAME = "torchrun (RANK, WORLD_SIZE)"
+
+
+def present(env: Environment) -> bool:
+    """True when RANK is set. WORLD_SIZE alone is often exported by Slurm scripts."""
+    return Variables(env, NAME).any("RANK")
+
+
+def read(env: Environment) -> Role:
+    """The role these variables describe."""
+    v = Variables(env, NAME)
+    worker_num = v.number("WORLD_SIZE")
+    # a lone worker meets nobody
+    meets = worker_num > 1 or (v.any("MASTER_ADDR") and v.any("MASTER_PORT"))
+    return Role(
+        dialect=NAME,
+        index=v.number("RANK"),
+        worker_num=worker_num,
+        master=v.endpoint("MASTER_ADDR", "MASTER_PORT") if meets else None,
+        # torchrun's agent keeps the store itself; its workers only connect to it
+        master_is_outside=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        local_rank=v.number_or("LOCAL_RANK", None),
+        local_size=v.number_or("LOCAL_WORLD_SIZE", None),
+        node_rank=v.number_or("GROUP_RANK", None),
+        node_num=v.number_or("GROUP_WORLD_SIZE", None),
+        restart=v.number_or("TORCHELASTIC_RESTART_COUNT", 0) or 0,
+    )

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Role makers: what `fleet.init(role_maker=...)` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fleetlight.errors import RoleError
+from fleetlight.roles.dialects.variables import Environment
+from fleetlight.roles.environment import from_environment, with_common
+from fleetlight.roles.role import Endpoint, Kind, Role, parse_endpoint
+
+
+class RoleMaker:
+    """Reads the role from the environment, in whichever dialect it speaks."""
+
+    def __init__(self, is_collective: bool = False, env: Environment | None = None) -> None:
+        self.is_collective = is_collective
+        self.role = from_environment(env)
+
+
+class UserDefinedRoleMaker(RoleMaker):
+    """A role given by hand, for jobs that no launcher describes."""
+
+    def __init__(
+        self,
+        is_collective: bool = False,
+        *,
+        current_id: int = 0,
+        role: Kind | str = Kind.WORKER,
+        worker_num: int | None = None,
+        worker_endpoints: Sequence[str] = (),
+        server_endpoints: Sequence[str] = (),
+        master: str | None = None,
+        device: int | None = None,
+    ) -> None:
+        self.is_collective = is_collective
+        workers = _endpoints(worker_endpoints, "worker_endpoints")
+        servers = _endpoints(server_endpoints, "server_endpoints")
+        made = Role(
+            dialect="UserDefinedRoleMaker",
+            kind=_kind(role),
+            index=current_id,
+            worker_num=_count(worker_num, workers),
+            server_num=len(servers),
+            worker_endpoints=workers,
+            server_endpoints=servers,
+            master=_master(master, workers),
+            device=device,
+        )
+        self.role = with_common(made.placed() if made.is_worker else made)
+
+
+def _kind(role: Kind | str) -> Kind:
+    try:
+        return Kind(role.lower())
+    except ValueError:
+        raise RoleError(f"role={role!r}, expected worker, server or scheduler") from None
+
+
+def _endpoints(listed: Sequence[str], where: str) -> tuple[Endpoint, ...]:
+    if isinstance(listed, str):
+        raise RoleError(f"{where}: got the string {listed!r}, expected a list of host:port")
+    return tuple(parse_endpoint(one, where) for one in listed)
+
+
+def _count(said: int | None, workers: tuple[Endpoint, ...]) -> int:
+    if said is not None and workers and said != len(workers):
+        raise RoleError(f"worker_num={said}, but worker_endpoints lists {len(workers)}")
+    return said if said is not None else max(1, len(workers))
+
+
+def _master(text: str | None, workers: tuple[Endpoint, ...]) -> Endpoint | None:
+    if text is not None:
+        return parse_endpoint(text, "master")
+    return workers[0] if workers else None

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Role`: what one process of a job knows about itself and its peers before it meets them."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import ipaddress
+
+from fleetlight.errors import RoleError
+
+Endpoint = tuple[str, int]
+
+
+class Kind(str, enum.Enum):
+    """What a process of a job does."""
+
+    WORKER = "worker"
+    SERVER = "server"
+    SCHEDULER = "scheduler"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Role:
+    """One process of a job. `None` means: not said, found out when the job forms."""
+
+    kind: Kind = Kind.WORKER
+    index: int | None = 0
+    worker_num: int = 1
+    server_num: int = 0
+    dialect: str = "single"
+    #: where the job meets: the host of worker 0 (or of the scheduler, or of an outside agent)
+    master: Endpoint | None = None
+    #: True when somebody other than worker 0 serves the meeting point
+    master_is_outside: bool = False
+    worker_endpoints: tuple[Endpoint, ...] = ()
+    server_endpoints: tuple[Endpoint, ...] = ()
+    local_rank: int | None = None
+    local_size: int | None = None
+    node_rank: int | None = None
+    node_num: int | None = None
+    #: own address, when the user or the launcher says it; else the route to `master` tells
+    address: str | None = None
+    #: index of the accelerator this worker uses, None for CPU
+    device: int | None = None
+    #: a name that outlives a restart (MindSpore's MS_NODE_ID)
+    node_id: str | None = None
+    #: how often the launcher has restarted the job
+    restart: int = 0
+    #: how long the job may take to form, when the dialect says so
+    deadline_s: float | None = None
+    #: where this process leaves its last error for the launcher
+    error_file: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.worker_num < 1:
+            raise RoleError(
+                f"{self.dialect}: a job needs at least 1 worker, got worker_num={self.worker_num}"
+            )
+        if self.is_server and self.server_num < 1:
+            raise RoleError(f"{self.dialect}: this process is a server of a job without servers")
+        members = {Kind.WORKER: self.worker_num, Kind.SERVER: self.server_num, Kind.SCHEDULER: 1}
+        self._check_place("index", members[self.kind], f"{self.kind.value}s")
+        self._check_list("worker_endpoints", self.worker_num)
+        self._check_list("server_endpoints", self.server_num)
+
+    def check_host(self) -> None:
+        """Refuse a place outside of the sizes that were given with it.
+
+        Not for sizes found out later: a container may be a host of its own, and yet local rank 3.
+        """
+        self._check_place("local_rank", self.local_size, "workers on this host")
+        self._check_place("node_rank", self.node_num, "hosts")
+
+    def _check_place(self, fact: str, size: int | None, among: str) -> None:
+        place: int | None = getattr(self, fact)
+        if place is not None and size is not None and not 0 <= place < size:
+            raise RoleError(
+                f"{self.dialect}: {fact}={place}, but there are {size} {among}, counted from 0"
+            )
+
+    def _check_list(self, fact: str, size: int) -> None:
+        endpoints: tuple[Endpoint, ...] = getattr(self, fact)
+        if endpoints and len(endpoints) != size:
+            raise RoleError(
+                f"{self.dialect}: {fact} lists {len(endpoints)} endpoints, expected {size}"
+            )
+        if len(set(endpoints)) < len(endpoints):
+            twice = next(e for e in endpoints if endpoints.count(e) > 1)
+            raise RoleError(f"{self.dialect}: {fact} lists {endpoint_text(twice)} twice")
+
+    @property
+    def is_worker(self) -> bool:
+        """True in a process that trains."""
+        return self.kind is Kind.WORKER
+
+    @property
+    def is_server(self) -> bool:
+        """True in a parameter server."""
+        return self.kind is Kind.SERVER
+
+    def placed(self) -> Role:
+        """A worker's role with its place among the hosts of `worker_endpoints`, in their order."""
+        if self.index is None or not self.worker_endpoints:
+            return self
+        hosts = [host for host, _ in self.worker_endpoints]
+        mine, order = hosts[self.index], list(dict.fromkeys(hosts))
+        return self.replace(
+            local_rank=hosts[: self.index].count(mine),
+            local_size=hosts.count(mine),
+            node_rank=order.index(mine),
+            node_num=len(order),
+            address=mine,
+        )
+
+    def replace(self, **changes: object) -> Role:
+        """A copy with some facts found out."""
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+
+def parse_endpoint(text: str, where: str) -> Endpoint:
+    """`host:port` (or `[v6]:port`) as a pair; `where` names the variable or flag in errors."""
+    host, _, port = text.strip().rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    # a bare `a:b:80` or `::1:80` could be cut in two ways
+    if not _is_host(bare, bracketed=bare != host) or not _is_port(port):
+        raise RoleError(
+            f"{where}: got {text!r}, expected host:port with a port of 1 to 65535, "
+            "and an IPv6 host in brackets"
+        )
+    return bare, int(port)
+
+
+def endpoint_text(endpoint: Endpoint) -> str:
+    """An endpoint as `parse_endpoint` reads it."""
+    host, port = endpoint
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _is_host(host: str, *, bracketed: bool) -> bool:
+    if not bracketed:
+        return bool(host) and not any(c in "[]:/" or c.isspace() for c in host)
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) < 65536
+
+
+def parse_endpoints(text: str, where: str) -> tuple[Endpoint, ...]:
+    """A comma-separated list of endpoints."""
+    return tuple(parse_endpoint(part, where) for part in text.split(",") if part.strip())

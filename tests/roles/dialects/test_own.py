@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fleetlight's own variables."""
+
+from __future__ import annotations
+
+import pytest
+from tests.roles.environments import OWN
+
+from fleetlight.errors import RoleError
+from fleetlight.roles import Kind
+from fleetlight.roles.dialects import own
+
+
+def without(name: str, **changes: str) -> dict[str, str]:
+    return {key: value for key, value in {**OWN, **changes}.items() if key != name}
+
+
+def test_everything_said_is_read() -> None:
+    role = own.read(OWN)
+    assert (role.kind, role.index, role.worker_num, role.server_num) == (Kind.WORKER, 3, 4, 1)
+    assert (role.master, role.master_is_outside) == (("10.0.0.1", 6170), False)
+    assert role.worker_endpoints[2] == ("10.0.0.2", 6170)
+    assert role.server_endpoints == (("10.0.0.1", 7000),)
+    assert (role.local_rank, role.local_size, role.node_rank, role.node_num) == (1, 2, 1, 2)
+    assert (role.address, role.device, role.restart) == ("10.0.0.2", 5, 2)
+
+
+def test_the_least_that_is_enough() -> None:
+    role = own.read({"FLEET_ROLE": "worker", "FLEET_INDEX": "0", "FLEET_WORKER_NUM": "1"})
+    assert (role.index, role.worker_num, role.server_num, role.master) == (0, 1, 0, None)
+    assert (role.local_rank, role.device, role.restart) == (None, None, 0)
+
+
+def test_a_server_is_one() -> None:
+    role = own.read({**OWN, "FLEET_ROLE": "Server", "FLEET_INDEX": "0"})
+    assert role.is_server
+    assert role.index == 0
+
+
+@pytest.mark.parametrize("name", ["FLEET_ROLE", "FLEET_INDEX", "FLEET_WORKER_NUM", "FLEET_MASTER"])
+def test_what_is_missing_is_named(name: str) -> None:
+    with pytest.raises(RoleError, match=f"{name} is not set"):
+        own.read(without(name))
+
+
+@pytest.mark.parametrize("name", ["FLEET_ROLE", "FLEET_INDEX", "FLEET_WORKER_NUM"])
+def test_each_mark_makes_the_dialect(name: str) -> None:
+    assert own.present({name: "1"})
+    assert not own.present({name: " "})
+
+
+def test_an_address_alone_is_no_job() -> None:
+    assert not own.present({"FLEET_HOST": "10.0.0.1", "FLEET_DEADLINE_S": "3"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("FLEET_ROLE", "boss"),
+        ("FLEET_INDEX", "-1"),
+        ("FLEET_INDEX", "4"),
+        ("FLEET_INDEX", "1.0"),
+        ("FLEET_INDEX", "٣"),
+        ("FLEET_WORKER_NUM", "0"),
+        ("FLEET_WORKER_NUM", "9" * 5000),
+        ("FLEET_MASTER", "10.0.0.1"),
+        ("FLEET_MASTER", "10.0.0.1:0"),
+        ("FLEET_SERVER_NUM", "2"),
+        ("FLEET_WORKER_ENDPOINTS", "10.0.0.1:1"),
+        ("FLEET_LOCAL_RANK", "one"),
+    ],
+)
+def test_wrong_values_are_refused(name: str, value: str) -> None:
+    with pytest.raises(RoleError, match=r"FLEET_"):
+        own.read({**OWN, name: value})
+
+
+def test_schedulers_belong_to_another_dialect() -> None:
+    with pytest.raises(RoleError, match="FLEET_ROLE='scheduler', expected worker or server"):
+        own.read({**OWN, "FLEET_ROLE": "scheduler", "FLEET_INDEX": "0"})
+
+
+def test_a_server_of_a_job_without_servers_is_refused() -> None:
+    env = {"FLEET_ROLE": "server", "FLEET_INDEX": "0", "FLEET_WORKER_NUM": "1"}
+    with pytest.raises(RoleError, match="a job without servers"):
+        own.read(env)
