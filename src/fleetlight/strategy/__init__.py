@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What to do: the typed, validated settings of a job."""
+
+from fleetlight.strategy.configs import (
+    AdaptiveLocalSGDConfigs,
+    AmpConfigs,
+    ASyncConfigs,
+    DGCConfigs,
+    DiLoCoConfigs,
+    ExecutionStrategy,
+    GradientMergeConfigs,
+    LocalSGDConfigs,
+    RecomputeConfigs,
+)
+from fleetlight.strategy.job import JobFacts, current_job, set_current_job
+from fleetlight.strategy.strategy import DistributedStrategy
+
+__all__ = [
+    "ASyncConfigs",
+    "AdaptiveLocalSGDConfigs",
+    "AmpConfigs",
+    "DGCConfigs",
+    "DiLoCoConfigs",
+    "DistributedStrategy",
+    "ExecutionStrategy",
+    "GradientMergeConfigs",
+    "JobFacts",
+    "LocalSGDConfigs",
+    "RecomputeConfigs",
+    "current_job",
+    "set_current_job",
+]

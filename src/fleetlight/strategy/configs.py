@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The nested configs of `DistributedStrategy`, one class per group of settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fleetlight.strategy.settings import Settings, setting
+
+
+@dataclass(init=False, eq=False, repr=False)
+class ASyncConfigs(Settings):
+    """How workers and parameter servers exchange when `a_sync` is on."""
+
+    k_steps: int = setting(
+        0, "0: every step; above 0: GeoSGD, every k steps", minimum=0, available=False
+    )
+    staleness: int | None = setting(
+        None,
+        "how many steps a worker may be ahead of the slowest",
+        kind=int,
+        minimum=0,
+        optional=True,
+        available=False,
+    )
+    send_queue_size: int = setting(
+        16, "pushes that may wait to be sent", minimum=1, available=False
+    )
+    max_merge: int = setting(1, "queued pushes that may travel as one", minimum=1, available=False)
+
+
+@dataclass(init=False, eq=False, repr=False)
+class LocalSGDConfigs(Settings):
+    """When the workers of LocalSGD average their parameters."""
+
+    k_steps: int = setting(1, "steps between two averagings", minimum=1, available=False)
+    begin_step: int = setting(
+        1, "before this step the workers average at every step", minimum=0, available=False
+    )
+
+
+@dataclass(init=False, eq=False, repr=False)
+class AdaptiveLocalSGDConfigs(Settings):
+    """Where adaptive LocalSGD starts from."""
+
+    init_k_steps: int = setting(1, "steps between the first averagings", minimum=1, available=False)
+    begin_step: int = setting(
+        1, "before this step the workers average at every step", minimum=0, available=False
+    )
+
+
+@dataclass(init=False, eq=False, repr=False)
+class DiLoCoConfigs(Settings):
+    """The outer optimizer of DiLoCo."""
+
+    k_steps: int = setting(500, "inner steps between two outer steps", minimum=1, available=False)
+    outer_lr: float = setting(0.7, "learning rate of the outer step", above=0, available=False)
+    outer_momentum: float = setting(
+        0.9, "Nesterov momentum of the outer step", minimum=0, available=False
+    )
+
+
+@dataclass(init=False, eq=False, repr=False)
+class DGCConfigs(Settings):
+    """The sparsity schedule of deep gradient compression."""
+
+    rampup_begin_step: int = setting(
+        0, "steps with dense gradients before it starts", minimum=0, available=False
+    )
+    rampup_step: int = setting(1, "steps over which the sparsity rises", minimum=1, available=False)
+    sparsity: list[float] = setting(
+        [0.999], "the sparsities to walk through", item=float, available=False
+    )
+
+
+@dataclass(init=False, eq=False, repr=False)
+class GradientMergeConfigs(Settings):
+    """How many backwards make one optimizer step."""
+
+    k_steps: int = setting(1, "backwards that make one optimizer step", minimum=1)
+    avg: bool = setting(True, "divide the merged gradient by k_steps")
+
+
+@dataclass(init=False, eq=False, repr=False)
+class AmpConfigs(Settings):
+    """Automatic mixed precision around the model's forward."""
+
+    dtype: str = setting("bfloat16", "what autocast computes in", choices=("bfloat16", "float16"))
+    init_loss_scaling: float = setting(65536.0, "first loss scale of float16", above=0)
+    use_dynamic_loss_scaling: bool = setting(True, "adapt the loss scale of float16")
+
+
+@dataclass(init=False, eq=False, repr=False)
+class RecomputeConfigs(Settings):
+    """Which modules compute their activations again in backward instead of keeping them."""
+
+    checkpoints: list[str] = setting([], "names of modules, such as ['layer1', 'layer2']")
+
+
+@dataclass(init=False, eq=False, repr=False)
+class ExecutionStrategy(Settings):
+    """Settings of Paddle's graph executor; `explain()` says what each means here."""
+
+    num_threads: int = setting(1, "threads that run operators", minimum=1)
+    num_iteration_per_drop_scope: int = setting(10, "steps between memory clean-ups", minimum=1)

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tells, setting by setting, whether it takes effect in a job and how.
+
+A rule answers `(active, sentence)`. A setting that is only a switch's configuration follows
+its switch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from fleetlight.strategy.job import JobFacts
+from fleetlight.strategy.settings import Settings, default_of, rules_of
+
+if TYPE_CHECKING:
+    from fleetlight.strategy.strategy import DistributedStrategy
+
+Effect = tuple[bool, str]
+Rule = Callable[["DistributedStrategy", JobFacts], Effect]
+
+
+def explain(strategy: DistributedStrategy, job: JobFacts, flags: Mapping[str, str]) -> str:
+    """A table of all settings: value, effect in this job, and where the value came from."""
+    rows = [_headline(job)]
+    for name, value in strategy.items():
+        active, why = effect_of(strategy, name, job)
+        mark = "*" if active else ("!" if _was_set(strategy, name) else " ")
+        source = f" (from {flags[name]})" if name in flags and not strategy.said(name) else ""
+        rows.append(f" {mark} {name} = {_shown(value)}{source}: {why}")
+    rows.append("* takes effect   ! was set but has no effect in this job")
+    return "\n".join(rows)
+
+
+def inert(strategy: DistributedStrategy, job: JobFacts) -> list[str]:
+    """One sentence for each setting that was made and has no effect in this job."""
+    sentences = []
+    for name, value in strategy.items():
+        active, why = effect_of(strategy, name, job)
+        if not active and _was_set(strategy, name):
+            sentences.append(f"strategy.{name} = {_shown(value)} has no effect: {why}")
+    return sentences
+
+
+def effect_of(strategy: DistributedStrategy, name: str, job: JobFacts) -> Effect:
+    """Whether one setting takes effect in this job, and a sentence about it."""
+    rules = rules_of(strategy, name)
+    if not rules.available:
+        return False, "not yet available in this version"
+    return _RULES[name](strategy, job)
+
+
+def _headline(job: JobFacts) -> str:
+    mode = "collective" if job.is_collective else f"parameter-server, {job.server_num} servers"
+    return f"job: {mode}, {job.worker_num} workers on {job.node_num} hosts, {job.backend}"
+
+
+def _was_set(strategy: DistributedStrategy, name: str) -> bool:
+    value = getattr(strategy, name)
+    if isinstance(value, Settings):
+        return any(value.changed())
+    return bool(value != default_of(strategy._field(name)))
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Settings):
+        return "{" + ", ".join(f"{k}: {v!r}" for k, v in value.changed()) + "}"
+    return repr(value)
+
+
+def _on_reduction(sentence: Callable[[DistributedStrategy, JobFacts], str]) -> Rule:
+    """A rule for settings of the gradient all-reduce."""
+    return _when_reducing(lambda strategy, job: (True, sentence(strategy, job)))
+
+
+def _when_reducing(rule: Rule) -> Rule:
+    """A rule that needs workers that all-reduce their gradients."""
+
+    def both(strategy: DistributedStrategy, job: JobFacts) -> Effect:
+        if job.reduces_gradients:
+            return rule(strategy, job)
+        if job.is_collective:
+            return False, "one worker has nobody to reduce with"
+        return False, "gradients go to the parameter servers, not through an all-reduce"
+
+    return both
+
+
+def _follows(switch: str, sentence: str) -> Rule:
+    """A rule for the configuration of a switch."""
+
+    def rule(strategy: DistributedStrategy, job: JobFacts) -> Effect:
+        active, why = effect_of(strategy, switch, job)
+        if not active:
+            return False, f"{switch} has no effect: {why}"
+        if not getattr(strategy, switch):
+            return False, f"{switch} is off"
+        return True, sentence
+
+    return rule
+
+
+def _always(sentence: str) -> Rule:
+    return lambda strategy, job: (True, sentence)
+
+
+def _never(sentence: str) -> Rule:
+    return lambda strategy, job: (False, sentence)
+
+
+def _fused(rule: Rule) -> Rule:
+    """A rule that also needs fusion to be on."""
+
+    def both(strategy: DistributedStrategy, job: JobFacts) -> Effect:
+        active, why = rule(strategy, job)
+        if active and not strategy.fuse_all_reduce_ops:
+            return False, "fuse_all_reduce_ops is off: every gradient travels alone"
+        return active, why
+
+    return both
+
+
+def _merge(strategy: DistributedStrategy, job: JobFacts) -> Effect:
+    if not strategy.gradient_merge:
+        return True, "off: every backward makes a step"
+    k = strategy.gradient_merge_configs.k_steps
+    if k == 1:
+        return False, "gradient_merge_configs.k_steps is 1: nothing to merge"
+    return True, f"{k} backwards make one optimizer step, reduced once"
+
+
+def _amp_configs(strategy: DistributedStrategy, job: JobFacts) -> Effect:
+    configs = strategy.amp_configs
+    if not strategy.amp:
+        return False, "amp is off"
+    if configs.dtype == "bfloat16" and any(configs.changed()):
+        return False, "bfloat16 needs no loss scale"
+    return True, "used by autocast and by optimizer.minimize"
+
+
+def _recompute(strategy: DistributedStrategy, job: JobFacts) -> Effect:
+    if strategy.recompute and not strategy.recompute_configs.checkpoints:
+        return False, "recompute_configs.checkpoints names no module"
+    return True, "the named modules keep no activations" if strategy.recompute else "off"
+
+
+def _process_groups(strategy: DistributedStrategy, job: JobFacts) -> Effect:
+    count = strategy.nccl_comm_num
+    if strategy.shared_memory and job.backend == "gloo" and job.node_num == 1:
+        return False, (
+            "the workers of one host sum in shared memory, not through process groups; "
+            "shared_memory=False lets buckets take turns over them"
+        )
+    if count == 1:
+        return True, f"all buckets go through one {job.backend} process group"
+    return True, f"buckets take turns over {count} {job.backend} process groups"
+
+
+def _deadline(strategy: DistributedStrategy, job: JobFacts) -> Effect:
+    what = "bounds every wait for a peer"
+    if job.deadline_s is None:
+        return True, f"given to fleet.init, it {what}"
+    if strategy.said("deadline_s") and strategy.deadline_s != job.deadline_s:
+        return False, (
+            f"it takes effect only when given to fleet.init; in force are {job.deadline_s:g} s, "
+            f"from {job.deadline_from}"
+        )
+    return True, f"{job.deadline_s:g} s are in force, from {job.deadline_from}; it {what}"
+
+
+_RULES: dict[str, Rule] = {
+    "a_sync_configs": _follows("a_sync", ""),
+    "localsgd_configs": _follows("localsgd", ""),
+    "adaptive_localsgd_configs": _follows("adaptive_localsgd", ""),
+    "diloco_configs": _follows("diloco", ""),
+    "dgc_configs": _follows("dgc", ""),
+    "fuse_all_reduce_ops": _on_reduction(
+        lambda s, j: (
+            "gradients travel in buckets"
+            if s.fuse_all_reduce_ops
+            else "every gradient travels alone"
+        )
+    ),
+    "fuse_grad_size_in_MB": _fused(
+        _on_reduction(lambda s, j: f"a bucket holds up to {s.fuse_grad_size_in_MB:g} MiB")
+    ),
+    "fuse_grad_size_in_num": _fused(
+        _on_reduction(
+            lambda s, j: (
+                f"a bucket holds up to {s.fuse_grad_size_in_num} gradients"
+                if s.fuse_grad_size_in_num
+                else "no limit on the gradients of a bucket"
+            )
+        )
+    ),
+    "nccl_comm_num": _when_reducing(_process_groups),
+    "shared_memory": _on_reduction(
+        lambda s, j: (
+            "workers of one host sum in shared memory where they can"
+            if s.shared_memory
+            else "all sums go through process groups"
+        )
+    ),
+    "sync_nccl_allreduce": _on_reduction(
+        lambda s, j: (
+            "a bucket is finished before the next one starts"
+            if s.sync_nccl_allreduce
+            else "buckets overlap with backward"
+        )
+    ),
+    "gradient_merge": _merge,
+    "gradient_merge_configs": _follows("gradient_merge", "as gradient_merge says"),
+    "fp16_allreduce": _on_reduction(
+        lambda s, j: {False: "gradients travel in their own type", "bf16": "as bfloat16"}.get(
+            s.fp16_allreduce, "as float16"
+        )
+    ),
+    "amp": lambda s, j: (True, f"autocast to {s.amp_configs.dtype}" if s.amp else "off"),
+    "amp_configs": _amp_configs,
+    "recompute": _recompute,
+    "recompute_configs": _follows("recompute", "the modules named recompute"),
+    "sync_batch_norm": _on_reduction(
+        lambda s, j: (
+            "statistics over the batches of all workers"
+            if s.sync_batch_norm
+            else "every worker normalises by its own batch"
+        )
+    ),
+    "find_unused_parameters": _on_reduction(
+        lambda s, j: (
+            "each backward looks for unused parameters"
+            if s.find_unused_parameters
+            else "every parameter must take part in every backward"
+        )
+    ),
+    "gradient_scale": _on_reduction(lambda s, j: f"the {s.gradient_scale} over the workers"),
+    "fetch_frequency": _never("an eager loop decides itself when it calls loss.item()"),
+    "execution_strategy": _never(
+        "eager PyTorch has no executor: OMP_NUM_THREADS or torch.set_num_threads set the threads "
+        "of an operator, and memory is freed at once by reference counts"
+    ),
+    "seed": _always("order of records; torch's own generators are not touched"),
+    "deadline_s": _deadline,
+}

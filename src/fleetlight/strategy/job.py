@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The few facts of a job that decide whether a setting takes effect."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobFacts:
+    """What `explain()` must know about the job; by default one process on a CPU."""
+
+    is_collective: bool = True
+    worker_num: int = 1
+    server_num: int = 0
+    node_num: int = 1
+    backend: str = "gloo"
+    #: the deadline in force and who says so; None before `fleet.init`
+    deadline_s: float | None = None
+    deadline_from: str = ""
+
+    @property
+    def reduces_gradients(self) -> bool:
+        """True when several workers all-reduce their gradients."""
+        return self.is_collective and self.worker_num > 1
+
+
+_current = JobFacts()
+
+
+def current_job() -> JobFacts:
+    """The facts of the job this process is in."""
+    return _current
+
+
+def set_current_job(facts: JobFacts) -> None:
+    """Called once the job is known."""
+    global _current
+    _current = facts

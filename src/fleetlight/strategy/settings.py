@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Settings`: a dataclass whose every assignment is checked against rules kept with the field."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import operator
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+
+from fleetlight.errors import NotAvailableError, StrategyError, did_you_mean
+
+T = TypeVar("T")
+Self = TypeVar("Self", bound="Settings")
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """What a value must fulfil besides having the type of its default."""
+
+    doc: str
+    kind: type = bool
+    minimum: float | None = None
+    above: float | None = None
+    maximum: float | None = None
+    choices: tuple[object, ...] = ()
+    available: bool = True
+    optional: bool = False
+    #: the type of a list's items
+    item: type = str
+
+
+def setting(default: T, doc: str, **rules: Any) -> T:
+    """A field of a `Settings` class: its default, its meaning, its rules."""
+    metadata = {"rules": Rules(doc, **{"kind": type(default), **rules})}
+    if isinstance(default, list):
+        # every owner gets a list of its own
+        return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)  # type: ignore[return-value]
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def nested(config: type[Self], doc: str, **rules: Any) -> Self:
+    """A field that holds another `Settings` and takes a dict as well."""
+    metadata = {"rules": Rules(doc, kind=config, **rules)}
+    return dataclasses.field(default_factory=config, metadata=metadata)
+
+
+@dataclasses.dataclass(init=False, eq=False, repr=False)
+class Settings:
+    """Typed fields, checked at every assignment, in whatever order they come."""
+
+    #: other spellings; a dotted target reaches into a nested config
+    ALIASES: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, /, **settings: Any) -> None:
+        object.__setattr__(self, "_said", set())
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, default_of(field))
+        for name, value in settings.items():
+            setattr(self, name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        target = self.ALIASES.get(name, name)
+        if "." in target:
+            owner, inner = target.split(".", 1)
+            setattr(getattr(self, owner), inner, value)
+            return
+        field = self._field(target)
+        object.__setattr__(self, target, self._checked(field, value))
+        self._said.add(target)
+
+    if not TYPE_CHECKING:  # mypy shall know the fields, and no others
+
+        def __getattr__(self, name: str) -> Any:
+            """What an alias stands for; for any other name the nearest ones."""
+            if name in self.ALIASES:
+                return operator.attrgetter(self.ALIASES[name])(self)
+            raise AttributeError(self._unknown(name))
+
+    def __getitem__(self, name: str) -> Any:
+        """`configs["k_steps"]`, as those expect who come from dicts."""
+        target = self.ALIASES.get(name, name)
+        self._field(target.split(".")[0])
+        return operator.attrgetter(target)(self)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        setattr(self, name, value)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def __copy__(self: Self) -> Self:
+        # a copy that shared its nested configs would be half a copy
+        return copy.deepcopy(self)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, type(self)) and dict(self.items()) == dict(other.items())
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in self.changed())
+        return f"{type(self).__name__}({shown})"
+
+    def keys(self) -> list[str]:
+        """The names of all settings."""
+        return [field.name for field in dataclasses.fields(self)]
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """All settings with their values."""
+        for field in dataclasses.fields(self):
+            yield field.name, getattr(self, field.name)
+
+    def changed(self) -> Iterator[tuple[str, Any]]:
+        """The settings whose value is not the default."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value != default_of(field):
+                yield field.name, value
+
+    def said(self, name: str) -> bool:
+        """True when somebody set this field, even to its default."""
+        value = getattr(self, name)
+        return name in self._said or (isinstance(value, Settings) and bool(value._said))
+
+    @property
+    def _said(self) -> set[str]:
+        return cast("set[str]", self.__dict__["_said"])
+
+    @_said.setter
+    def _said(self, names: set[str]) -> None:
+        self.__dict__["_said"] = names
+
+    def _field(self, name: str) -> dataclasses.Field[Any]:
+        for field in dataclasses.fields(self):
+            if field.name == name:
+                return field
+        raise StrategyError(self._unknown(name))
+
+    def _unknown(self, name: str) -> str:
+        near = did_you_mean(name, [*self.keys(), *self.ALIASES])
+        return f"{type(self).__name__} has no setting {name!r}; {near}"
+
+    def _checked(self, field: dataclasses.Field[Any], value: Any) -> Any:
+        rules: Rules = field.metadata["rules"]
+        where = f"{type(self).__name__}.{field.name}"
+        if issubclass(rules.kind, Settings):
+            value = _merged(getattr(self, field.name), value, where)
+        else:
+            value = _typed(value, rules, where)
+            _check_rules(value, rules, where)
+        if not rules.available and value != default_of(field):
+            raise NotAvailableError(
+                f"{where} is not yet available in this version of Fleetlight; "
+                f"leave it at {default_of(field)!r}"
+            )
+        return value
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """The value a field has when nobody sets it."""
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def rules_of(settings: Settings, name: str) -> Rules:
+    """The rules of one field."""
+    return cast(Rules, settings._field(name).metadata["rules"])
+
+
+def _merged(current: Settings, value: Any, where: str) -> Settings:
+    """A nested config after an assignment: a dict changes the keys it names, no others."""
+    if isinstance(value, type(current)):
+        return copy.deepcopy(value)
+    if not isinstance(value, Mapping):
+        raise StrategyError(
+            f"{where}: got {value!r}, expected a dict or {type(current).__name__}(...)"
+        )
+    changed = copy.deepcopy(current)
+    for key, inner in value.items():
+        setattr(changed, str(key), inner)
+    return changed
+
+
+def _typed(value: Any, rules: Rules, where: str) -> Any:
+    """The value in the type of the field; only conversions that lose nothing."""
+    if (value is None and rules.optional) or _is_choice(value, rules):
+        return value
+    if rules.kind is float and type(value) is int:
+        return _as_float(value)
+    if rules.kind is list and isinstance(value, (list, tuple)):
+        items = Rules(rules.doc, kind=rules.item)
+        return [_typed(item, items, f"{where}[{i}]") for i, item in enumerate(value)]
+    if type(value) is not rules.kind:
+        expected = _choices(rules) if rules.choices else rules.kind.__name__
+        raise StrategyError(f"{where}: got {value!r} ({type(value).__name__}), expected {expected}")
+    return value
+
+
+def _as_float(value: int) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf  # and refused as such
+
+
+def _check_rules(value: Any, rules: Rules, where: str) -> None:
+    if value is None:
+        return
+    if rules.choices and not _is_choice(value, rules):
+        raise StrategyError(f"{where}: got {value!r}, expected {_choices(rules)}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise StrategyError(f"{where}: got {value}, expected a finite number")
+    if rules.minimum is not None and value < rules.minimum:
+        raise StrategyError(f"{where}: got {value!r}, expected at least {rules.minimum}")
+    if rules.above is not None and not value > rules.above:
+        raise StrategyError(f"{where}: got {value!r}, expected more than {rules.above}")
+    if rules.maximum is not None and value > rules.maximum:
+        raise StrategyError(f"{where}: got {value!r}, expected at most {rules.maximum:g}")
+
+
+def _is_choice(value: Any, rules: Rules) -> bool:
+    return any(type(value) is type(choice) and value == choice for choice in rules.choices)
+
+
+def _choices(rules: Rules) -> str:
+    return " or ".join(map(repr, rules.choices))

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`DistributedStrategy`: every setting of a job, typed, validated, kept as TOML."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from fleetlight.errors import NotAvailableError, StrategyError
+from fleetlight.strategy import effects, toml
+from fleetlight.strategy.configs import (
+    AdaptiveLocalSGDConfigs,
+    AmpConfigs,
+    ASyncConfigs,
+    DGCConfigs,
+    DiLoCoConfigs,
+    ExecutionStrategy,
+    GradientMergeConfigs,
+    LocalSGDConfigs,
+    RecomputeConfigs,
+)
+from fleetlight.strategy.job import JobFacts, current_job
+from fleetlight.strategy.settings import Settings, nested, setting
+
+#: Fleet's tuning variables and the setting each one gives a default to
+FLAGS: Mapping[str, str] = {
+    "FLAGS_fuse_parameter_memory_size": "fuse_grad_size_in_MB",
+    "FLAGS_fuse_parameter_groups_size": "fuse_grad_size_in_num",
+    "FLAGS_sync_nccl_allreduce": "sync_nccl_allreduce",
+}
+
+
+@dataclass(init=False, eq=False, repr=False)
+class DistributedStrategy(Settings):
+    """Every setting of a job. `explain()` tells which of them take effect in this one."""
+
+    ALIASES: ClassVar[Mapping[str, str]] = {
+        "use_local_sgd": "localsgd",
+        "local_sgd_steps": "localsgd_configs.k_steps",
+        "local_sgd_is_warm_steps": "localsgd_configs.begin_step",
+        "exec_strategy": "execution_strategy",
+    }
+
+    a_sync: bool = setting(False, "parameter servers apply a push when it arrives", available=False)
+    a_sync_configs: ASyncConfigs = nested(ASyncConfigs, "GeoSGD, staleness, queues")
+    localsgd: bool = setting(False, "average parameters every k steps", available=False)
+    localsgd_configs: LocalSGDConfigs = nested(LocalSGDConfigs, "when LocalSGD averages")
+    adaptive_localsgd: bool = setting(False, "LocalSGD whose k follows the loss", available=False)
+    adaptive_localsgd_configs: AdaptiveLocalSGDConfigs = nested(
+        AdaptiveLocalSGDConfigs, "where adaptive LocalSGD starts"
+    )
+    diloco: bool = setting(False, "LocalSGD with an outer Nesterov step", available=False)
+    diloco_configs: DiLoCoConfigs = nested(DiLoCoConfigs, "the outer step of DiLoCo")
+    fuse_all_reduce_ops: bool = setting(True, "reduce gradients in buckets, not one by one")
+    fuse_grad_size_in_MB: float = setting(25.0, "size of a bucket, in MiB", above=0)
+    fuse_grad_size_in_num: int = setting(
+        0, "most gradients in a bucket; 0: only the size limits", minimum=0
+    )
+    use_hierarchical_allreduce: bool = setting(
+        False, "reduce inside each host first", available=False
+    )
+    hierarchical_allreduce_inter_nranks: int = setting(
+        0, "workers that form an inner group; 0: those of one host", minimum=0, available=False
+    )
+    nccl_comm_num: int = setting(1, "process groups that take turns at the buckets", minimum=1)
+    shared_memory: bool = setting(True, "workers of one host sum gradients in shared memory")
+    sync_nccl_allreduce: bool = setting(False, "finish a bucket before starting the next")
+    gradient_merge: bool = setting(False, "several backwards make one optimizer step")
+    gradient_merge_configs: GradientMergeConfigs = nested(
+        GradientMergeConfigs, "how many backwards make a step"
+    )
+    fp16_allreduce: bool | str = setting(
+        False,
+        "send gradients as float16 (True) or bfloat16 ('bf16')",
+        kind=bool,
+        choices=(False, True, "fp16", "bf16"),
+    )
+    dgc: bool = setting(False, "deep gradient compression", available=False)
+    dgc_configs: DGCConfigs = nested(DGCConfigs, "the sparsity schedule of DGC")
+    amp: bool = setting(False, "autocast around the model's forward")
+    amp_configs: AmpConfigs = nested(AmpConfigs, "what autocast computes in")
+    recompute: bool = setting(False, "compute activations again in backward")
+    recompute_configs: RecomputeConfigs = nested(RecomputeConfigs, "which modules recompute")
+    sync_batch_norm: bool = setting(False, "batch norm over the batches of all workers")
+    find_unused_parameters: bool = setting(False, "look for parameters that a forward did not use")
+    gradient_scale: str = setting(
+        "mean", "what happens to the workers' gradients", choices=("mean", "sum")
+    )
+    fetch_frequency: int = setting(1, "fetch values every n steps", minimum=1)
+    execution_strategy: ExecutionStrategy = nested(ExecutionStrategy, "Paddle's graph executor")
+    durability: str = setting(
+        "none",
+        "what a parameter server keeps across its death",
+        choices=("none", "snapshot", "log"),
+        available=False,
+    )
+    ssl: str | None = setting(
+        None, "folder of certificates for every port", kind=str, optional=True, available=False
+    )
+    seed: int = setting(0, "seed of tables and of the order of records", minimum=0)
+    deadline_s: float = setting(
+        300.0, "how long anything may wait for a peer", above=0, maximum=1e7
+    )
+
+    def __init__(self, /, **settings: Any) -> None:
+        super().__init__()
+        #: {setting: variable} of the defaults that came from the environment
+        object.__setattr__(self, "_flags", _read_flags(self))
+        for name, value in settings.items():
+            setattr(self, name, value)
+
+    def explain(self, job: JobFacts | None = None) -> str:
+        """Which settings take effect in this job, and why another does not."""
+        return effects.explain(self, job or current_job(), self.__dict__["_flags"])
+
+    def inert(self, job: JobFacts | None = None) -> list[str]:
+        """One sentence for each setting that somebody made and that has no effect here."""
+        return effects.inert(self, job or current_job())
+
+    def to_file(self, path: str | Path) -> None:
+        """Write all settings that differ from their defaults, as TOML."""
+        Path(path).write_text(toml.dumps(self), encoding="utf-8")
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> DistributedStrategy:
+        """Read what `to_file` wrote, or what a person wrote by hand."""
+        try:
+            return cls(**toml.load(Path(path)))
+        except (StrategyError, NotAvailableError) as error:
+            raise type(error)(f"{path}: {error}") from None
+
+
+def _read_flags(strategy: DistributedStrategy) -> dict[str, str]:
+    """Apply Fleet's tuning variables as defaults; returns {setting: variable}."""
+    used: dict[str, str] = {}
+    for variable, name in FLAGS.items():
+        text = os.environ.get(variable, "").strip()
+        if not text:
+            continue
+        try:
+            value = _parse_flag(text, type(getattr(strategy, name)))
+            if value < 0:
+                continue  # Fleet's way of leaving the choice to the framework
+            setattr(strategy, name, value)
+        except (ValueError, StrategyError) as error:
+            raise StrategyError(f"{variable}={text!r} in the environment: {error}") from None
+        strategy._said.discard(name)
+        used[name] = variable
+    return used
+
+
+def _parse_flag(text: str, kind: type) -> Any:
+    if kind is bool:
+        if text.lower() not in ("0", "1", "true", "false"):
+            raise ValueError("expected 0 or 1")
+        return text.lower() in ("1", "true")
+    return kind(text)

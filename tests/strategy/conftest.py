@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An environment without tuning variables."""
+
+from __future__ import annotations
+
+import pytest
+
+from fleetlight.strategy.strategy import FLAGS
+
+
+@pytest.fixture(autouse=True)
+def no_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No setting of these tests comes from outside."""
+    for variable in FLAGS:
+        monkeypatch.delenv(variable, raising=False)

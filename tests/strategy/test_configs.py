@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The nested configs: limits that the general rules do not show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fleetlight.errors import StrategyError
+from fleetlight.strategy import configs
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "value"),
+    [
+        (configs.ASyncConfigs, "k_steps", -1),
+        (configs.ASyncConfigs, "staleness", -1),
+        (configs.ASyncConfigs, "send_queue_size", 0),
+        (configs.ASyncConfigs, "max_merge", 0),
+        (configs.LocalSGDConfigs, "k_steps", 0),
+        (configs.LocalSGDConfigs, "begin_step", -1),
+        (configs.AdaptiveLocalSGDConfigs, "init_k_steps", 0),
+        (configs.DiLoCoConfigs, "k_steps", 0),
+        (configs.DiLoCoConfigs, "outer_lr", 0.0),
+        (configs.DiLoCoConfigs, "outer_momentum", -0.1),
+        (configs.DGCConfigs, "rampup_begin_step", -1),
+        (configs.DGCConfigs, "rampup_step", 0),
+        (configs.DGCConfigs, "sparsity", ["0.9"]),
+        (configs.GradientMergeConfigs, "k_steps", 0),
+        (configs.GradientMergeConfigs, "avg", 1),
+        (configs.AmpConfigs, "dtype", "float32"),
+        (configs.AmpConfigs, "init_loss_scaling", 0.0),
+        (configs.AmpConfigs, "use_dynamic_loss_scaling", 1),
+        (configs.RecomputeConfigs, "checkpoints", "layer1"),
+        (configs.RecomputeConfigs, "checkpoints", [1]),
+        (configs.ExecutionStrategy, "num_threads", 0),
+        (configs.ExecutionStrategy, "num_iteration_per_drop_scope", 0),
+    ],
+)
+def test_what_is_out_of_range_is_refused(config: Any, name: str, value: object) -> None:
+    with pytest.raises(StrategyError, match=rf"{config.__name__}\.{name}"):
+        config(**{name: value})

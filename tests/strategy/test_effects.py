@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `explain()` and `inert()` say, setting by setting and job by job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fleetlight.strategy import DistributedStrategy, JobFacts
+from fleetlight.strategy.effects import effect_of
+from fleetlight.strategy.settings import rules_of
+
+ONE = JobFacts()
+FOUR = JobFacts(worker_num=4, node_num=2, backend="nccl")
+SERVERS = JobFacts(is_collective=False, worker_num=4, server_num=2)
+JOBS = [ONE, FOUR, SERVERS]
+
+
+def effect(name: str, job: JobFacts = FOUR, **settings: Any) -> tuple[bool, str]:
+    return effect_of(DistributedStrategy(**settings), name, job)
+
+
+@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("name", DistributedStrategy().keys())
+def test_every_field_has_an_answer_in_every_job(name: str, job: JobFacts) -> None:
+    active, why = effect(name, job)
+    assert why
+    if not rules_of(DistributedStrategy(), name).available:
+        assert (active, why) == (False, "not yet available in this version")
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "sentence"),
+    [
+        ({}, "fuse_all_reduce_ops", "gradients travel in buckets"),
+        ({"fuse_all_reduce_ops": False}, "fuse_all_reduce_ops", "every gradient travels alone"),
+        ({"fuse_grad_size_in_MB": 8}, "fuse_grad_size_in_MB", "a bucket holds up to 8 MiB"),
+        ({"fuse_grad_size_in_num": 9}, "fuse_grad_size_in_num", "holds up to 9 gradients"),
+        ({}, "fuse_grad_size_in_num", "no limit on the gradients"),
+        ({"nccl_comm_num": 2}, "nccl_comm_num", "take turns over 2 nccl process groups"),
+        ({}, "sync_nccl_allreduce", "buckets overlap with backward"),
+        ({"sync_nccl_allreduce": True}, "sync_nccl_allreduce", "finished before the next"),
+        ({}, "fp16_allreduce", "gradients travel in their own type"),
+        ({"fp16_allreduce": True}, "fp16_allreduce", "as float16"),
+        ({"fp16_allreduce": "fp16"}, "fp16_allreduce", "as float16"),
+        ({"fp16_allreduce": "bf16"}, "fp16_allreduce", "as bfloat16"),
+        ({}, "sync_batch_norm", "every worker normalises by its own batch"),
+        ({"sync_batch_norm": True}, "sync_batch_norm", "the batches of all workers"),
+        ({}, "find_unused_parameters", "must take part in every backward"),
+        ({"find_unused_parameters": True}, "find_unused_parameters", "looks for unused"),
+        ({"gradient_scale": "sum"}, "gradient_scale", "the sum over the workers"),
+    ],
+)
+def test_settings_of_the_reduction(settings: dict[str, Any], name: str, sentence: str) -> None:
+    active, why = effect(name, FOUR, **settings)
+    assert active
+    assert sentence in why
+    assert effect(name, ONE, **settings) == (False, "one worker has nobody to reduce with")
+    active, why = effect(name, SERVERS, **settings)
+    assert not active
+    assert "parameter servers" in why
+
+
+@pytest.mark.parametrize("name", ["fuse_grad_size_in_MB", "fuse_grad_size_in_num"])
+def test_without_fusion_the_sizes_mean_nothing(name: str) -> None:
+    active, why = effect(name, FOUR, fuse_all_reduce_ops=False)
+    assert not active
+    assert "fuse_all_reduce_ops is off" in why
+
+
+def test_gradient_merge() -> None:
+    merge = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 4}}
+    assert effect("gradient_merge", ONE, **merge)[0]
+    assert "4 backwards make one" in effect("gradient_merge", **merge)[1]
+    assert effect("gradient_merge_configs", **merge)[0]
+    assert effect("gradient_merge") == (True, "off: every backward makes a step")
+    off = effect("gradient_merge_configs", gradient_merge_configs={"k_steps": 4})
+    assert off == (False, "gradient_merge is off")
+    pointless, why = effect("gradient_merge", gradient_merge=True)
+    assert not pointless
+    assert "nothing to merge" in why
+    assert (
+        "gradient_merge has no effect" in (effect("gradient_merge_configs", gradient_merge=True)[1])
+    )
+
+
+def test_amp() -> None:
+    assert effect("amp") == (True, "off")
+    assert effect("amp", ONE, amp=True) == (True, "autocast to bfloat16")
+    half = {"amp": True, "amp_configs": {"dtype": "float16", "init_loss_scaling": 8}}
+    assert effect("amp", SERVERS, **half) == (True, "autocast to float16")
+    assert effect("amp_configs", **half)[0]
+    assert effect("amp_configs", amp_configs={"dtype": "float16"}) == (False, "amp is off")
+    assert effect("amp_configs", amp=True)[0]
+    scale = {"amp": True, "amp_configs": {"init_loss_scaling": 8}}
+    assert effect("amp_configs", **scale) == (False, "bfloat16 needs no loss scale")
+
+
+def test_recompute() -> None:
+    named = {"recompute": True, "recompute_configs": {"checkpoints": ["layer1"]}}
+    assert effect("recompute", ONE, **named) == (True, "the named modules keep no activations")
+    assert effect("recompute_configs", **named)[0]
+    assert effect("recompute") == (True, "off")
+    assert effect("recompute", recompute=True)[0] is False
+    assert effect("recompute_configs", recompute_configs={"checkpoints": ["a"]})[0] is False
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_what_holds_always_and_never(job: JobFacts) -> None:
+    assert effect("seed", job, seed=3)[0]
+    assert effect("deadline_s", job, deadline_s=3)[0]
+    assert not effect("fetch_frequency", job, fetch_frequency=5)[0]
+    active, why = effect("execution_strategy", job, exec_strategy={"num_threads": 4})
+    assert not active
+    assert "OMP_NUM_THREADS" in why
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"fuse_grad_size_in_MB": 8},
+        {"nccl_comm_num": 2},
+        {"sync_batch_norm": True},
+        {"gradient_scale": "sum"},
+        {"fp16_allreduce": "bf16"},
+        {"find_unused_parameters": True},
+    ],
+)
+def test_one_worker_is_told_what_has_no_effect(settings: dict[str, Any]) -> None:
+    strategy = DistributedStrategy(**settings)
+    (name,) = settings
+    (sentence,) = strategy.inert(ONE)
+    assert sentence.startswith(f"strategy.{name} = ")
+    assert sentence.endswith("has no effect: one worker has nobody to reduce with")
+    assert strategy.inert(FOUR) == []
+    assert len(strategy.inert(SERVERS)) == 1
+
+
+def test_nothing_set_is_nothing_said() -> None:
+    for job in JOBS:
+        assert DistributedStrategy().inert(job) == []
+        assert DistributedStrategy(amp=False, amp_configs={}).inert(job) == []
+
+
+def test_a_nested_config_is_shown_by_its_changes() -> None:
+    strategy = DistributedStrategy(
+        exec_strategy={"num_threads": 4}, gradient_merge_configs={"k_steps": 2}
+    )
+    merge, executor = strategy.inert(FOUR)
+    assert merge == (
+        "strategy.gradient_merge_configs = {k_steps: 2} has no effect: gradient_merge is off"
+    )
+    assert executor.startswith("strategy.execution_strategy = {num_threads: 4} has no effect")
+
+
+def test_explain_is_one_line_for_each_field() -> None:
+    strategy = DistributedStrategy(sync_batch_norm=True, fetch_frequency=5)
+    head, *lines, legend = strategy.explain(FOUR).splitlines()
+    assert head == "job: collective, 4 workers on 2 hosts, nccl"
+    assert [line[3:].split()[0] for line in lines] == strategy.keys()
+    assert " * sync_batch_norm = True: statistics over the batches of all workers" in lines
+    assert any(line.startswith(" ! fetch_frequency = 5: ") for line in lines)
+    assert "   a_sync = False: not yet available in this version" in lines
+    assert legend.startswith("* takes effect")
+
+
+def test_explain_names_the_kind_of_job() -> None:
+    head = DistributedStrategy().explain(SERVERS).splitlines()[0]
+    assert head == "job: parameter-server, 2 servers, 4 workers on 1 hosts, gloo"
+
+
+def test_shared_memory_takes_the_place_of_process_groups() -> None:
+    one_host = JobFacts(worker_num=2)
+    active, why = effect("nccl_comm_num", one_host, nccl_comm_num=2)
+    assert not active
+    assert "sum in shared memory, not through process groups" in why
+    assert "gloo" not in effect("nccl_comm_num", one_host)[1]
+    for job in (one_host, JobFacts(worker_num=4, node_num=2)):
+        shared = {"shared_memory": job.node_num > 1}
+        active, why = effect("nccl_comm_num", job, nccl_comm_num=2, **shared)
+        assert (active, why) == (True, "buckets take turns over 2 gloo process groups")
+
+
+def test_the_deadline_in_force_and_where_it_comes_from() -> None:
+    job = JobFacts(worker_num=2, deadline_s=20.0, deadline_from="FLEET_DEADLINE_S")
+    lines = DistributedStrategy().explain(job).splitlines()
+    [line] = [line for line in lines if "deadline_s" in line]
+    assert "20 s are in force, from FLEET_DEADLINE_S" in line
+    # said too late: what fleet.init was given counts
+    active, why = effect("deadline_s", job, deadline_s=7)
+    assert not active
+    assert "in force are 20 s" in why
+    assert effect("deadline_s", job, deadline_s=20)[0]

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The facts of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from fleetlight.strategy import DistributedStrategy, JobFacts, current_job, set_current_job
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    before = current_job()
+    yield
+    set_current_job(before)
+
+
+def test_gradients_are_reduced_among_several_workers_only() -> None:
+    assert not JobFacts().reduces_gradients
+    assert JobFacts(worker_num=2).reduces_gradients
+    assert not JobFacts(worker_num=2, is_collective=False).reduces_gradients
+
+
+def test_a_strategy_speaks_of_the_current_job() -> None:
+    strategy = DistributedStrategy(sync_batch_norm=True)
+    set_current_job(JobFacts(worker_num=1))
+    assert len(strategy.inert()) == 1
+    set_current_job(JobFacts(worker_num=3))
+    assert strategy.inert() == []
+    assert strategy.explain().startswith("job: collective, 3 workers")

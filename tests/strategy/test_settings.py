@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Settings`: what every group of settings can do, shown by a small one."""
+
+# setting() makes a field, not a value
+# ruff: noqa: RUF009
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+
+from fleetlight.errors import NotAvailableError, StrategyError
+from fleetlight.strategy.settings import Settings, nested, rules_of, setting
+
+
+@dataclass(init=False, eq=False, repr=False)
+class Inner(Settings):
+    steps: int = setting(1, "how many", minimum=1)
+    names: list[str] = setting([], "which")
+    later: int = setting(0, "some day", available=False)
+
+
+@dataclass(init=False, eq=False, repr=False)
+class Outer(Settings):
+    ALIASES: ClassVar[dict[str, str]] = {"size": "megabytes", "inner_steps": "inner.steps"}
+
+    on: bool = setting(False, "whether")
+    megabytes: float = setting(25.0, "how much", above=0, maximum=1000)
+    mode: str = setting("mean", "how", choices=("mean", "sum"))
+    limit: int | None = setting(None, "at most", kind=int, optional=True, minimum=0)
+    weights: list[float] = setting([1.0], "how heavy", item=float)
+    inner: Inner = nested(Inner, "more")
+
+
+def test_keywords_attributes_and_items_are_the_same() -> None:
+    by_keyword = Outer(on=True, size=3, inner={"steps": 4})
+    by_attribute = Outer()
+    by_attribute.inner.steps = 4
+    by_attribute.megabytes = 3
+    by_attribute.on = True
+    by_item = Outer()
+    by_item["inner_steps"], by_item["size"], by_item["on"] = 4, 3, True
+    assert by_keyword == by_attribute == by_item
+    assert repr(by_keyword) == "Outer(on=True, megabytes=3.0, inner=Inner(steps=4))"
+
+
+def test_it_reads_like_a_dict() -> None:
+    settings = Outer(size=3)
+    assert settings["megabytes"] == settings["size"] == 3
+    assert settings["inner_steps"] == 1
+    assert dict(settings) == dict(settings.items())
+    assert "on" in settings
+    assert "off" not in settings
+    assert dict(Inner(steps=2).changed()) == {"steps": 2}
+    for name in ("off", "items", "_said"):
+        with pytest.raises(StrategyError, match=f"Outer has no setting '{name}'"):
+            settings[name]
+
+
+def test_an_alias_reads_and_writes_what_it_stands_for() -> None:
+    settings: Any = Outer()
+    settings.inner_steps = 7
+    assert settings.inner.steps == settings.inner_steps == 7
+    assert settings.said("inner")
+
+
+def test_a_dict_changes_only_the_keys_it_names() -> None:
+    settings = Outer(inner={"steps": 3})
+    settings.inner = {"names": ["a"]}  # type: ignore[assignment]
+    assert (settings.inner.steps, settings.inner.names) == (3, ["a"])
+
+
+def test_a_dict_with_an_error_changes_nothing() -> None:
+    settings = Outer()
+    with pytest.raises(StrategyError, match="Inner has no setting 'step'"):
+        settings.inner = {"steps": 3, "step": 4}  # type: ignore[assignment]
+    assert settings == Outer()
+
+
+@pytest.mark.parametrize("bad", [None, 3, "steps", [("steps", 1)], Outer()])
+def test_a_nested_config_is_a_dict_or_its_class(bad: object) -> None:
+    with pytest.raises(StrategyError, match=r"Outer\.inner: got .* expected a dict or Inner"):
+        Outer(inner=bad)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("on", 1, r"got 1 \(int\), expected bool"),
+        ("on", "true", "expected bool"),
+        ("on", None, "expected bool"),
+        ("limit", True, r"got True \(bool\), expected int"),
+        ("limit", "2", r"got '2' \(str\), expected int"),
+        ("limit", 2.0, "expected int"),
+        ("limit", -1, "expected at least 0"),
+        ("megabytes", "25", "expected float"),
+        ("megabytes", True, "expected float"),
+        ("megabytes", 0, "expected more than 0"),
+        ("megabytes", 1001, "expected at most 1000"),
+        ("megabytes", float("nan"), "got nan, expected a finite number"),
+        ("megabytes", float("inf"), "got inf, expected a finite number"),
+        ("megabytes", 10**400, "expected a finite number"),
+        ("mode", "max", "got 'max', expected 'mean' or 'sum'"),
+        ("mode", 1, r"got 1 \(int\), expected 'mean' or 'sum'"),
+        ("weights", "1.0", "expected list"),
+        ("weights", [1.0, "2"], r"\[1\]: got '2' \(str\), expected float"),
+    ],
+)
+def test_wrong_values_say_where_and_what_was_expected(
+    name: str, value: object, expected: str
+) -> None:
+    with pytest.raises(StrategyError, match=rf"Outer\.{name}.*{expected}"):
+        Outer(**{name: value})
+    settings = Outer()
+    with pytest.raises(StrategyError, match=expected):
+        setattr(settings, name, value)
+    assert settings == Outer()
+
+
+def test_conversions_that_lose_nothing() -> None:
+    settings = Outer(megabytes=3, weights=(1, 2.5), limit=None)
+    assert type(settings.megabytes) is float
+    assert settings.weights == [1.0, 2.5]
+    assert type(settings.weights[0]) is float
+    assert settings.limit is None
+
+
+def test_unknown_names_list_the_near_ones() -> None:
+    with pytest.raises(StrategyError, match="Outer has no setting 'megabyte'; did you mean 'meg"):
+        Outer(megabyte=1)
+    with pytest.raises(StrategyError, match="did you mean 'inner_steps'"):
+        Outer().inner_step = 1
+    with pytest.raises(StrategyError, match="Inner has no setting 'zzz'; known names: later, na"):
+        Outer(inner={"zzz": 1})
+    with pytest.raises(AttributeError, match="did you mean 'mode'"):
+        _ = Outer().mod  # type: ignore[attr-defined]
+    with pytest.raises(StrategyError, match="no setting 'self'"):
+        Outer(self=1)
+
+
+def test_what_is_not_yet_available_may_keep_its_default() -> None:
+    assert Inner(later=0) == Inner()
+    for way in (lambda: Inner(later=1), lambda: Outer(inner={"later": 1})):
+        with pytest.raises(NotAvailableError, match=r"Inner\.later is not yet available in this"):
+            way()
+
+
+def test_nothing_is_shared() -> None:
+    one, two, inner, names = Outer(), Outer(), Inner(), ["a"]
+    one.inner.steps = 5
+    one.weights.append(2.0)
+    assert two == Outer()
+    one.inner = two.inner = inner
+    inner.steps = 9
+    assert one.inner.steps == two.inner.steps == 1
+    one.inner.names = names
+    names.append("b")
+    assert one.inner.names == ["a"]
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))]
+)
+def test_a_copy_is_equal_and_independent(copied: Any) -> None:
+    original = Outer(on=True, inner={"steps": 3})
+    twin = copied(original)
+    assert twin == original
+    assert twin.said("on")
+    twin.inner.steps = 4
+    twin.weights.append(0.5)
+    twin.mode = "sum"
+    assert original == Outer(on=True, inner={"steps": 3})
+    assert not original.said("mode")
+
+
+def test_equal_means_the_same_class_and_the_same_values() -> None:
+    assert Outer() == Outer(on=False)
+    assert Outer() != Outer(on=True)
+    assert Inner() != Outer()
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(Outer())
+
+
+def test_what_was_said_is_known_even_when_it_is_the_default() -> None:
+    settings = Outer(on=False)
+    assert settings.said("on")
+    assert not settings.said("mode")
+    assert not settings.said("inner")
+    settings.inner.steps = 1
+    assert settings.said("inner")
+
+
+def test_the_rules_of_a_field() -> None:
+    assert rules_of(Outer(), "megabytes").doc == "how much"
+    assert not rules_of(Inner(), "later").available

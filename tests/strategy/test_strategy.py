@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`DistributedStrategy`: the fields of the contract, and every way to set them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fleetlight as fleet
+from fleetlight.errors import NotAvailableError, StrategyError
+from fleetlight.strategy import (
+    DistributedStrategy,
+    ExecutionStrategy,
+    GradientMergeConfigs,
+    LocalSGDConfigs,
+)
+from fleetlight.strategy.settings import Settings, default_of, rules_of
+from fleetlight.strategy.strategy import FLAGS
+
+FIELDS = {
+    "a_sync": False,
+    "localsgd": False,
+    "adaptive_localsgd": False,
+    "diloco": False,
+    "fuse_all_reduce_ops": True,
+    "fuse_grad_size_in_MB": 25.0,
+    "fuse_grad_size_in_num": 0,
+    "use_hierarchical_allreduce": False,
+    "hierarchical_allreduce_inter_nranks": 0,
+    "nccl_comm_num": 1,
+    "shared_memory": True,
+    "sync_nccl_allreduce": False,
+    "gradient_merge": False,
+    "fp16_allreduce": False,
+    "dgc": False,
+    "amp": False,
+    "recompute": False,
+    "sync_batch_norm": False,
+    "find_unused_parameters": False,
+    "gradient_scale": "mean",
+    "fetch_frequency": 1,
+    "durability": "none",
+    "ssl": None,
+    "seed": 0,
+    "deadline_s": 300.0,
+}
+CONFIGS = {
+    "a_sync_configs": {"k_steps", "staleness", "send_queue_size", "max_merge"},
+    "localsgd_configs": {"k_steps", "begin_step"},
+    "adaptive_localsgd_configs": {"init_k_steps", "begin_step"},
+    "diloco_configs": {"k_steps", "outer_lr", "outer_momentum"},
+    "gradient_merge_configs": {"k_steps", "avg"},
+    "dgc_configs": {"rampup_begin_step", "rampup_step", "sparsity"},
+    "amp_configs": {"dtype", "init_loss_scaling", "use_dynamic_loss_scaling"},
+    "recompute_configs": {"checkpoints"},
+    "execution_strategy": {"num_threads", "num_iteration_per_drop_scope"},
+}
+
+#: a value other than the default for each setting that is not yet available
+LATER: dict[str, Any] = {
+    "a_sync": True,
+    "a_sync_configs.k_steps": 400,
+    "a_sync_configs.staleness": 4,
+    "a_sync_configs.send_queue_size": 8,
+    "a_sync_configs.max_merge": 2,
+    "localsgd": True,
+    "localsgd_configs.k_steps": 4,
+    "localsgd_configs.begin_step": 10,
+    "adaptive_localsgd": True,
+    "adaptive_localsgd_configs.init_k_steps": 2,
+    "adaptive_localsgd_configs.begin_step": 3,
+    "diloco": True,
+    "diloco_configs.k_steps": 10,
+    "diloco_configs.outer_lr": 0.5,
+    "diloco_configs.outer_momentum": 0.5,
+    "use_hierarchical_allreduce": True,
+    "hierarchical_allreduce_inter_nranks": 8,
+    "dgc": True,
+    "dgc_configs.rampup_begin_step": 1,
+    "dgc_configs.rampup_step": 2,
+    "dgc_configs.sparsity": [0.5],
+    "durability": "log",
+    "ssl": "certs",
+}
+
+
+def settings_of(settings: Settings, prefix: str = "") -> dict[str, bool]:
+    """Every setting, nested ones with a dot, and whether it is available."""
+    found: dict[str, bool] = {}
+    for name, value in settings.items():
+        if isinstance(value, Settings):
+            found |= settings_of(value, f"{name}.")
+        else:
+            found[prefix + name] = rules_of(settings, name).available
+    return found
+
+
+def test_every_field_of_the_contract_and_no_other() -> None:
+    strategy = DistributedStrategy()
+    assert set(strategy.keys()) == set(FIELDS) | set(CONFIGS)
+    assert {name: getattr(strategy, name) for name in FIELDS} == FIELDS
+    for name, inner in CONFIGS.items():
+        assert set(getattr(strategy, name).keys()) == inner
+
+
+def test_every_field_says_what_it_is_for() -> None:
+    strategy = DistributedStrategy()
+    for settings in (strategy, *(getattr(strategy, name) for name in CONFIGS)):
+        for name in settings.keys():  # noqa: SIM118
+            assert rules_of(settings, name).doc
+
+
+def test_the_page_about_it_lists_every_field_with_its_default() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "strategy.md").read_text(encoding="utf-8")
+    for name, default in FIELDS.items():
+        shown = repr(default).replace("'", '"')
+        later = rules_of(DistributedStrategy(), name).available is False
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` | `{shown}`")]
+        assert row.endswith("| not yet available |") == later
+    for name, inner in CONFIGS.items():
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` | |")]
+        for key in inner:
+            default = getattr(DistributedStrategy(), name)[key]
+            shown = repr(default).replace("'", '"')
+            assert f"`{key}` (`{shown}`" in row
+    for names in (DistributedStrategy.ALIASES.items(), FLAGS.items()):
+        for other, name in names:
+            assert f"| `{other}` | `{name}`" in page
+
+
+def test_it_is_the_public_one() -> None:
+    assert fleet.DistributedStrategy is DistributedStrategy
+
+
+def test_order_never_matters() -> None:
+    settings: list[tuple[str, Any]] = [
+        ("gradient_merge", True),
+        ("gradient_merge_configs", {"k_steps": 4}),
+        ("gradient_merge_configs", {"avg": False}),
+        ("fuse_grad_size_in_MB", 8),
+        ("exec_strategy", {"num_threads": 2}),
+    ]
+    made = []
+    for order in itertools.permutations(settings):
+        strategy = DistributedStrategy()
+        for name, value in order:
+            setattr(strategy, name, value)
+        made.append(strategy)
+    expected = DistributedStrategy(
+        execution_strategy=ExecutionStrategy(num_threads=2),
+        fuse_grad_size_in_MB=8.0,
+        gradient_merge_configs=GradientMergeConfigs(avg=False, k_steps=4),
+        gradient_merge=True,
+    )
+    assert all(strategy == expected for strategy in made)
+
+
+def test_aliases() -> None:
+    strategy: Any = DistributedStrategy()
+    strategy.exec_strategy.num_threads = 3
+    assert strategy.execution_strategy.num_threads == 3
+    assert (strategy.use_local_sgd, strategy.local_sgd_steps) == (False, 1)
+    assert strategy.local_sgd_is_warm_steps == strategy.localsgd_configs.begin_step
+    strategy.exec_strategy = ExecutionStrategy(num_threads=5)
+    assert strategy.execution_strategy.num_threads == 5
+
+
+def test_near_names_are_listed() -> None:
+    with pytest.raises(StrategyError, match="did you mean 'a_sync_configs'"):
+        DistributedStrategy(a_sync_config={})
+    with pytest.raises(StrategyError, match="'fuse_grad_size_in_MB'"):
+        DistributedStrategy().fuse_grad_size = 3
+
+
+@pytest.mark.parametrize("value", [False, True, "fp16", "bf16"])
+def test_the_kinds_of_fp16_allreduce(value: object) -> None:
+    assert DistributedStrategy(fp16_allreduce=value).fp16_allreduce == value
+
+
+@pytest.mark.parametrize("value", [1, 0, "bfloat16", None, "true"])
+def test_other_kinds_of_fp16_allreduce(value: object) -> None:
+    with pytest.raises(StrategyError, match="False or True or 'fp16' or 'bf16'"):
+        DistributedStrategy(fp16_allreduce=value)
+
+
+@pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan"), 1e300, None])
+def test_a_deadline_is_finite(value: object) -> None:
+    with pytest.raises(StrategyError, match=r"DistributedStrategy\.deadline_s"):
+        DistributedStrategy(deadline_s=value)
+
+
+def test_the_list_of_what_comes_later_is_complete() -> None:
+    everything = settings_of(DistributedStrategy())
+    assert {name for name, available in everything.items() if not available} == set(LATER)
+
+
+def toml(name: str, value: object) -> str:
+    owner, _, inner = name.rpartition(".")
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    return f"[{owner}]\n{inner} = {text}\n" if owner else f"{inner} = {text}\n"
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_not_yet_available_is_an_error_however_it_is_set(name: str, tmp_path: Path) -> None:
+    value = LATER[name]
+    owner, _, inner = name.rpartition(".")
+    nested: Any = {owner: {inner: value}} if owner else {name: value}
+    strategy = DistributedStrategy()
+    with pytest.raises(NotAvailableError, match=f"{inner} is not yet available in this version"):
+        DistributedStrategy(**nested)
+    with pytest.raises(NotAvailableError, match=inner):
+        setattr(getattr(strategy, owner) if owner else strategy, inner, value)
+    if owner:
+        with pytest.raises(NotAvailableError, match=inner):
+            setattr(strategy, owner, {inner: value})
+        with pytest.raises(NotAvailableError, match=inner):
+            type(getattr(strategy, owner))(**{inner: value})
+    file = tmp_path / "strategy.toml"
+    file.write_text(toml(name, value))
+    with pytest.raises(NotAvailableError, match=f"strategy.toml: .*{inner}"):
+        DistributedStrategy.from_file(file)
+    assert strategy == DistributedStrategy()
+
+
+@pytest.mark.parametrize("name", ["use_local_sgd", "local_sgd_steps", "local_sgd_is_warm_steps"])
+def test_not_yet_available_by_its_alias(name: str, tmp_path: Path) -> None:
+    value = True if name.startswith("use") else 5
+    with pytest.raises(NotAvailableError):
+        DistributedStrategy(**{name: value})
+    with pytest.raises(NotAvailableError):
+        setattr(DistributedStrategy(), name, value)
+    file = tmp_path / "strategy.toml"
+    file.write_text(toml(name, value))
+    with pytest.raises(NotAvailableError, match=r"strategy\.toml"):
+        DistributedStrategy.from_file(file)
+
+
+def test_what_comes_later_may_be_set_to_its_default() -> None:
+    strategy = DistributedStrategy(a_sync=False, localsgd_configs=LocalSGDConfigs(), ssl=None)
+    assert strategy == DistributedStrategy()
+
+
+def test_flags_give_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLAGS_fuse_parameter_memory_size", "16")
+    monkeypatch.setenv("FLAGS_fuse_parameter_groups_size", "50")
+    monkeypatch.setenv("FLAGS_sync_nccl_allreduce", "1")
+    strategy = DistributedStrategy()
+    assert strategy.fuse_grad_size_in_MB == 16.0
+    assert strategy.fuse_grad_size_in_num == 50
+    assert strategy.sync_nccl_allreduce is True
+    assert not strategy.said("fuse_grad_size_in_MB")
+    assert "fuse_grad_size_in_MB = 16.0 (from FLAGS_fuse_parameter_memory_size)" in (
+        strategy.explain()
+    )
+
+
+@pytest.mark.parametrize(("text", "value"), [("0", False), ("True", True), ("false", False)])
+def test_a_flag_that_is_a_switch(text: str, value: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLAGS_sync_nccl_allreduce", text)
+    assert DistributedStrategy().sync_nccl_allreduce is value
+
+
+@pytest.mark.parametrize("text", ["", " ", "-1", "-1.0"])
+def test_a_flag_that_leaves_the_choice(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLAGS_fuse_parameter_memory_size", text)
+    assert DistributedStrategy() == DistributedStrategy(fuse_grad_size_in_MB=25)
+    assert "(from" not in DistributedStrategy().explain()
+
+
+def test_what_the_script_says_wins_over_flags(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FLAGS_fuse_parameter_memory_size", "16")
+    strategy = DistributedStrategy(fuse_grad_size_in_MB=8)
+    assert strategy.fuse_grad_size_in_MB == 8
+    assert "(from" not in strategy.explain()
+    file = tmp_path / "strategy.toml"
+    file.write_text("fuse_grad_size_in_MB = 4\n")
+    assert DistributedStrategy.from_file(file).fuse_grad_size_in_MB == 4
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("FLAGS_fuse_parameter_memory_size", "big"),
+        ("FLAGS_fuse_parameter_memory_size", "0"),
+        ("FLAGS_fuse_parameter_memory_size", "nan"),
+        ("FLAGS_fuse_parameter_groups_size", "1.5"),
+        ("FLAGS_sync_nccl_allreduce", "yes"),
+    ],
+)
+def test_a_wrong_flag_is_named(variable: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, text)
+    with pytest.raises(StrategyError, match=f"{variable}='{text}' in the environment"):
+        DistributedStrategy()
+
+
+def test_every_default_passes_its_own_rules() -> None:
+    for field in dataclasses.fields(DistributedStrategy):
+        default = default_of(field)
+        assert DistributedStrategy(**{field.name: default}) == DistributedStrategy()

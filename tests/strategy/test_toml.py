@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Strategies as files."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleetlight.errors import StrategyError
+from fleetlight.strategy import DistributedStrategy
+from fleetlight.strategy.settings import Rules, Settings, rules_of
+from fleetlight.strategy.toml import dumps
+
+
+def values_of(rules: Rules) -> st.SearchStrategy[Any]:
+    """Values that a field takes, from its own rules."""
+    if rules.choices:
+        return st.sampled_from(rules.choices)
+    if rules.kind is bool:
+        return st.booleans()
+    if rules.kind is int:
+        return st.integers(min_value=int(rules.minimum or 0))
+    if rules.kind is float:
+        return st.floats(0, rules.maximum, exclude_min=True, allow_nan=False, allow_infinity=False)
+    assert rules.kind is list
+    return st.lists(st.text())
+
+
+def settings_for(settings: Settings) -> st.SearchStrategy[dict[str, Any]]:
+    """Keyword arguments for any of the settings that are available."""
+    found: dict[str, st.SearchStrategy[Any]] = {}
+    for name, value in settings.items():
+        rules = rules_of(settings, name)
+        if isinstance(value, Settings):
+            found[name] = settings_for(value)
+        elif rules.available:
+            found[name] = values_of(rules)
+    return st.fixed_dictionaries({}, optional=found)
+
+
+@settings(deadline=None)
+@given(settings_for(DistributedStrategy()))
+def test_what_is_written_is_read_again(said: dict[str, Any]) -> None:
+    strategy = DistributedStrategy(**said)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "strategy.toml"
+        strategy.to_file(file)
+        assert DistributedStrategy.from_file(file) == strategy
+        assert DistributedStrategy.from_file(str(file)) == strategy
+
+
+def test_only_what_differs_from_the_defaults_is_written() -> None:
+    strategy = DistributedStrategy(
+        gradient_merge=True, gradient_merge_configs={"k_steps": 4}, deadline_s=60
+    )
+    assert dumps(strategy) == (
+        "gradient_merge = true\ndeadline_s = 60.0\n\n[gradient_merge_configs]\nk_steps = 4\n"
+    )
+    assert dumps(DistributedStrategy()) == "\n"
+
+
+def test_names_of_any_script_survive(tmp_path: Path) -> None:
+    names = ['a"b', "läyer", "層", "😀", "\x7f", "\x01\n\\"]
+    strategy = DistributedStrategy(recompute_configs={"checkpoints": names})
+    strategy.to_file(tmp_path / "s.toml")
+    assert DistributedStrategy.from_file(tmp_path / "s.toml").recompute_configs.checkpoints == names
+
+
+def test_a_file_by_hand_may_use_aliases_and_integers(tmp_path: Path) -> None:
+    file = tmp_path / "s.toml"
+    file.write_text("fuse_grad_size_in_MB = 8  # MiB\n[exec_strategy]\nnum_threads = 2\n")
+    strategy = DistributedStrategy.from_file(file)
+    assert strategy.fuse_grad_size_in_MB == 8.0
+    assert strategy.execution_strategy.num_threads == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"\xff\xfe", "not a TOML file"),
+        (b"amp is on", "not a TOML file"),
+        (b"amp = true\namp = false", "not a TOML file"),
+        (b"seed = " + b"9" * 5000, "not a TOML file"),
+        (b"ampp = true", "no setting 'ampp'; did you mean 'amp"),
+        (b"self = 1", "no setting 'self'"),
+        (b"amp = 1", r"DistributedStrategy\.amp: got 1 \(int\), expected bool"),
+        (b"[amp]\nx = 1", "expected bool"),
+        (b"amp_configs = 3", "expected a dict or AmpConfigs"),
+        (b"[amp_configs]\ndtype = 'int8'", "expected 'bfloat16' or 'float16'"),
+        (b"seed = 1979-05-27", "expected int"),
+    ],
+)
+def test_an_error_names_the_file_once(content: bytes, complaint: str, tmp_path: Path) -> None:
+    file = tmp_path / "s.toml"
+    file.write_bytes(content)
+    with pytest.raises(StrategyError, match=complaint) as caught:
+        DistributedStrategy.from_file(file)
+    assert str(caught.value).startswith(f"{file}: ")
+    assert str(caught.value).count("s.toml") == 1
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(StrategyError, match=r"none\.toml: cannot be read: No such file"):
+        DistributedStrategy.from_file(tmp_path / "none.toml")
+    with pytest.raises(StrategyError, match="cannot be read: Is a directory"):
+        DistributedStrategy.from_file(tmp_path)
