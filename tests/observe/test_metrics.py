@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics over simulated workers, against NumPy and scikit-learn on all samples at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
+from tests.observe.simulated import Job
+
+from fleetlight.errors import DataError
+from fleetlight.observe import metrics
+
+numbers = st.floats(-1e6, 1e6, width=32)
+# Many ties, values that differ in the last bit only, and any others.
+scores_strategy = st.sampled_from([0.0, -0.0, 0.5, 0.1 + 0.2, 0.3]) | st.floats(
+    allow_nan=False, allow_infinity=False
+)
+
+
+@st.composite
+def splits(draw: st.DrawFn, element: st.SearchStrategy[Any], min_size: int = 1) -> list[list[Any]]:
+    """Samples dealt out to up to 4 workers; some may have none."""
+    workers = draw(st.integers(1, 4))
+    parts: list[list[Any]] = [[] for _ in range(workers)]
+    for sample in draw(st.lists(element, min_size=min_size, max_size=60)):
+        parts[draw(st.integers(0, workers - 1))].append(sample)
+    return parts
+
+
+def same_everywhere(results: list[Any]) -> Any:
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+        np.testing.assert_array_equal(result, results[0])
+    return results[0]
+
+
+def errors(results: list[Any]) -> list[str]:
+    """All workers must have failed alike, none of them by waiting."""
+    assert [type(result) for result in results] == [DataError] * len(results)
+    return [str(result) for result in results]
+
+
+def auc_of(parts: list[list[tuple[float, int]]]) -> float:
+    def body(rank: int, reduce: metrics.Reduce, gather: metrics.Gather) -> float:
+        pairs = np.array(parts[rank], np.float64).reshape(-1, 2)
+        return metrics.auc(pairs[:, 0], pairs[:, 1], reduce, gather)
+
+    result: float = same_everywhere(Job(len(parts)).run(body))
+    return result
+
+
+@settings(deadline=None)
+@given(splits(st.tuples(scores_strategy, st.integers(0, 1))))
+def test_auc_is_that_of_all_samples_together(parts: list[list[tuple[float, int]]]) -> None:
+    pairs = np.array([pair for part in parts for pair in part])
+    if 0 < pairs[:, 1].sum() < len(pairs):
+        expected = roc_auc_score(pairs[:, 1], pairs[:, 0])
+    else:
+        expected = 0.5
+    assert auc_of(parts) == pytest.approx(expected, abs=1e-12)
+
+
+def test_auc_counts_ties_as_half() -> None:
+    assert auc_of([[(0.5, 1)], [(0.5, 0)]]) == 0.5
+    assert auc_of([[(0.5, 1), (0.5, 0)], [(0.9, 1), (0.5, 1)]]) == (0.5 + 0.5 + 1) / 3
+
+
+def test_auc_takes_what_models_give() -> None:
+    scores = torch.tensor([[0.25], [0.75], [0.5]], dtype=torch.bfloat16, requires_grad=True)
+    labels = torch.tensor([False, True, True])
+    job = Job(2)
+    results = job.run(lambda _, reduce, gather: metrics.auc(scores, labels, reduce, gather))
+    assert results == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("parts", "missing"),
+    [
+        ([[(0.1, 1)], [(0.3, 1)]], "no negatives"),
+        ([[(0.1, 0)], []], "no positives"),
+        ([[], []], "no positives and no negatives"),
+    ],
+)
+def test_auc_without_both_classes_is_a_half_and_one_warning(
+    parts: list[list[tuple[float, int]]], missing: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert auc_of(parts) == 0.5
+    assert caplog.messages == [f"auc: {missing} on any worker; the result is 0.5"] * 2
+
+
+@pytest.mark.parametrize(
+    ("scores", "labels", "message"),
+    [
+        ([0.1, float("nan"), float("nan")], [0, 1, 1], "got 2 NaN among 3 scores"),
+        ([0.1, 0.2], [0, 1, 1], "got 2 scores for 3 labels"),
+        ([0.1, 0.2], [0, 2], "got the label 2, expected 0 or 1"),
+        ([0.1, 0.2], [0, float("nan")], "got the label nan, expected 0 or 1"),
+        (["a", "b"], [0, 1], "expected numbers"),
+        ([[1, 2], [3]], [0, 1], "different lengths"),
+    ],
+)
+def test_bad_input_of_one_worker_is_an_error_on_all(scores: Any, labels: Any, message: str) -> None:
+    given = [([0.5, 0.6], [0, 1]), (scores, labels), ([0.5], [1])]
+    first, second, third = errors(
+        Job(3).run(lambda rank, reduce, gather: metrics.auc(*given[rank], reduce, gather))
+    )
+    assert message in second
+    assert first == third == "1 other worker(s) got bad input; their messages say which"
+
+
+@settings(deadline=None)
+@given(splits(st.tuples(st.integers(0, 7), st.integers(0, 1))))
+def test_auc_from_histograms_is_that_of_the_bins(parts: list[list[tuple[int, int]]]) -> None:
+    def histogram(rank: int, label: int) -> np.ndarray:
+        return np.bincount([b for b, y in parts[rank] if y == label], minlength=8)
+
+    def body(rank: int, reduce: metrics.Reduce, gather: metrics.Gather) -> float:
+        return metrics.auc_from_histograms(histogram(rank, 1), [histogram(rank, 0)], reduce)
+
+    expected = auc_of([[(float(b), y) for b, y in part] for part in parts])
+    assert same_everywhere(Job(len(parts)).run(body)) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("positives", "negatives", "message"),
+    [
+        ([1, 2], [1, 2, 3], "got 2 bins of positives and 3 of negatives"),
+        ([1, -2], [1, 2], "negative or NaN count"),
+        ([1, 2], [1, float("nan")], "negative or NaN count"),
+    ],
+)
+def test_bad_histograms(positives: Any, negatives: Any, message: str) -> None:
+    results = Job(2).run(
+        lambda _, reduce, gather: metrics.auc_from_histograms(positives, negatives, reduce)
+    )
+    assert all(message in error for error in errors(results))
+
+
+ELEMENTWISE: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
+    (metrics.sum, np.sum),
+    (metrics.max, np.max),
+    (metrics.min, np.min),
+]
+
+
+@pytest.mark.parametrize(("ours", "numpys"), ELEMENTWISE)
+@settings(deadline=None)
+@given(
+    rows=st.lists(
+        st.lists(st.integers(-(2**60), 2**60), min_size=3, max_size=3), min_size=1, max_size=4
+    )
+)
+def test_integers_are_exact(ours: Any, numpys: Any, rows: list[list[int]]) -> None:
+    results = Job(len(rows)).run(lambda rank, reduce, _: ours(rows[rank], reduce))
+    result = same_everywhere(results)
+    assert result.dtype == np.int64
+    assert result.tolist() == numpys(rows, axis=0).tolist()
+
+
+@pytest.mark.parametrize(("ours", "numpys"), ELEMENTWISE)
+def test_arrays_keep_their_shape_and_numbers_stay_numbers(ours: Any, numpys: Any) -> None:
+    grids = np.random.default_rng(0).normal(size=(3, 2, 5)).astype(np.float32)
+    result = same_everywhere(
+        Job(3).run(lambda rank, reduce, _: ours(torch.from_numpy(grids[rank]), reduce))
+    )
+    np.testing.assert_array_equal(result, numpys(grids.astype(np.float64), axis=0))
+    number = Job(3).run(lambda rank, reduce, _: ours(rank + 2, reduce))[0]
+    assert (number, type(number)) == (int(numpys([2, 3, 4])), int)
+
+
+def test_integers_here_and_floats_there_become_floats() -> None:
+    values = [2, 0.5, torch.tensor(1, dtype=torch.uint8)]
+    results = Job(3).run(lambda rank, reduce, _: metrics.sum(values[rank], reduce))
+    assert results == [3.5] * 3
+    assert type(results[0]) is float
+
+
+def test_float32_is_added_in_float64() -> None:
+    values = [np.float32(2**24), np.float32(1)]
+    results = Job(2).run(lambda rank, reduce, _: metrics.sum(values[rank], reduce))
+    assert results[0] == 2**24 + 1
+    both = np.array(values)
+    assert Job(1).run(lambda _, reduce, __: metrics.mae(both, 1, reduce)) == [2**24 + 1]
+
+
+def test_a_list_of_tensors() -> None:
+    losses = [torch.tensor(1.5, requires_grad=True), torch.tensor(2.5)]
+    assert Job(1).run(lambda _, reduce, __: metrics.sum(losses, reduce))[0].tolist() == [1.5, 2.5]
+
+
+def test_different_sizes_are_an_error_on_all() -> None:
+    results = Job(3).run(lambda rank, reduce, _: metrics.sum([1] * (rank + 1), reduce))
+    assert all("1 to 3" in error for error in errors(results))
+
+
+def test_values_that_are_no_numbers() -> None:
+    values = [1, "one"]
+    results = errors(Job(2).run(lambda rank, reduce, _: metrics.sum(values[rank], reduce)))
+    assert "got str of <U3, expected numbers" in results[1]
+
+
+@settings(deadline=None)
+@given(splits(st.tuples(numbers, st.booleans())))
+def test_means_are_over_samples_not_over_workers(parts: list[list[tuple[float, bool]]]) -> None:
+    def body(rank: int, reduce: metrics.Reduce, gather: metrics.Gather) -> list[float]:
+        values = torch.tensor([value for value, _ in parts[rank]], dtype=torch.float32)
+        right, total = [is_right for _, is_right in parts[rank]], len(parts[rank])
+        return [
+            metrics.acc(right, total, reduce),
+            metrics.mae(values.abs(), total, reduce),
+            metrics.rmse(float((values.double() ** 2).sum()), torch.tensor([total]), reduce),
+        ]
+
+    values = np.array([value for part in parts for value, _ in part])
+    right = np.array([is_right for part in parts for _, is_right in part])
+    expected = [right.mean(), np.abs(values).mean(), np.sqrt((values**2).mean())]
+    np.testing.assert_allclose(same_everywhere(Job(len(parts)).run(body)), expected, rtol=1e-12)
+
+
+def test_counts_beyond_float32_are_exact() -> None:
+    correct, total = 2**40 + 1, 2**41
+    result = Job(2).run(lambda rank, reduce, _: metrics.acc(correct * rank, total * rank, reduce))
+    assert result == [correct / total] * 2
+
+
+@pytest.mark.parametrize("metric", [metrics.acc, metrics.mae, metrics.rmse])
+@pytest.mark.parametrize(("value", "total"), [(0, 0), (-1, 3), (1, -1)])
+def test_no_samples_or_negative_values(metric: Any, value: int, total: int) -> None:
+    results = Job(2).run(lambda _, reduce, __: metric(value, total, reduce))
+    assert all(
+        metric.__name__ in error and "at least one sample" in error for error in errors(results)
+    )
+
+
+def test_more_correct_than_there_are() -> None:
+    results = Job(2).run(lambda _, reduce, __: metrics.acc(3, 2, reduce))
+    assert all("acc: got 6 correct of 4" in error for error in errors(results))
+
+
+def test_importing_metrics_does_not_import_torch() -> None:
+    code = "import sys, fleetlight.observe.metrics; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Progress on terminals and in log files."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from rich.errors import LiveError
+
+from fleetlight.errors import ConfigError
+from fleetlight.observe.progress import Progress
+
+HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Loss:
+    """A tensor that remembers when it was read."""
+
+    shape = ()
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.read_at: list[float] = []
+        self._clock = clock
+
+    def detach(self) -> Loss:
+        return self
+
+    def item(self) -> float:
+        self.read_at.append(self._clock.now)
+        return 1.0
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+def recorded(terminal: bool, term: str = "xterm") -> Console:
+    return Console(file=io.StringIO(), force_terminal=terminal, width=120, _environ={"TERM": term})
+
+
+def written(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.fixture
+def lines() -> Console:
+    return recorded(terminal=False)
+
+
+@pytest.fixture
+def terminal() -> Console:
+    return recorded(terminal=True)
+
+
+def batches(count: int, size: int = 64) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(torch.zeros(size, 3), torch.zeros(size)) for _ in range(count)]
+
+
+def run(progress: Progress[Any], clock: FakeClock, seconds: float, **values: Any) -> None:
+    for _ in progress:
+        clock.now += seconds
+        progress.show(**values)
+
+
+def test_items_come_through_unchanged(lines: Console) -> None:
+    items = batches(3)
+    assert all(a is b for a, b in zip(Progress(items, console=lines), items, strict=True))
+
+
+def test_plain_lines_every_few_seconds_and_at_the_end(clock: FakeClock, lines: Console) -> None:
+    run(Progress(batches(9), console=lines, clock=clock), clock, 2.0, loss=0.41234)
+    assert written(lines).splitlines() == [
+        "step 3/9  loss 0.4123  32 samples/s  ETA 0:12",
+        "step 6/9  loss 0.4123  32 samples/s  ETA 0:06",
+        "step 9/9  loss 0.4123  32 samples/s  ETA 0:00",
+        "step 9/9  loss 0.4123  32 samples/s  took 0:18",
+    ]
+
+
+def test_speed_is_that_of_late_and_the_summary_that_of_all(
+    clock: FakeClock, lines: Console
+) -> None:
+    progress = Progress(batches(102), console=lines, clock=clock)
+    for step, _ in enumerate(progress):
+        clock.now += 600 if step == 0 else 6
+    text = written(lines).splitlines()
+    assert text[0] == "step 1/102  0.11 samples/s  ETA 16:50:00"
+    assert text[50] == "step 51/102  11 samples/s  ETA 5:06"
+    assert text[-1] == "step 102/102  5.4 samples/s  took 20:06"
+
+
+def test_a_tensor_is_read_only_when_it_is_shown(clock: FakeClock, lines: Console) -> None:
+    loss = Loss(clock)
+    run(Progress(batches(20), console=lines, clock=clock), clock, 1.0, loss=loss)
+    assert loss.read_at == [105, 110, 115, 120, 120]
+
+
+def test_a_shown_loss_does_not_keep_its_graph(lines: Console) -> None:
+    progress = Progress(batches(1), console=lines)
+    weight = torch.ones(1, requires_grad=True)
+    for _ in progress:
+        progress.show(loss=weight * 2)
+    kept = progress._values["loss"]
+    assert isinstance(kept, torch.Tensor)
+    assert kept.grad_fn is None
+
+
+def test_values_of_many_kinds(clock: FakeClock, lines: Console) -> None:
+    values = {"loss": torch.tensor([float("nan")]), "epoch": 3, "lr": 1e-5, "note": "[red]warm"}
+    run(Progress([None], console=lines, clock=clock), clock, 4.0, **values)
+    assert written(lines) == (
+        "step 1/1  loss nan  epoch 3  lr 1e-05  note [red]warm  0.25 steps/s  took 0:04\n"
+    )
+
+
+def test_a_value_must_be_one_number(lines: Console) -> None:
+    progress = Progress(batches(1), console=lines)
+    with pytest.raises(ConfigError, match=r"show\(loss=\.\.\.\): got a tensor of shape \(4,\)"):
+        progress.show(loss=torch.zeros(4))
+
+
+@pytest.mark.parametrize(
+    ("batch", "speed"),
+    [
+        ({"x": torch.zeros(8, 2)}, "4 samples/s"),
+        ((torch.tensor(1.0), [None, torch.zeros(6)]), "3 samples/s"),
+        ("text", "0.5 steps/s"),
+        ([1, 2], "0.5 steps/s"),
+    ],
+)
+def test_the_batch_size_is_found(batch: Any, speed: str, clock: FakeClock, lines: Console) -> None:
+    run(Progress([batch], console=lines, clock=clock), clock, 2.0)
+    assert f"  {speed}  " in written(lines)
+
+
+def test_the_batch_size_can_be_given(clock: FakeClock, lines: Console) -> None:
+    progress = Progress(batches(2), samples_per_step=1000, console=lines, clock=clock)
+    run(progress, clock, 0.5)
+    assert "  2000 samples/s  " in written(lines)
+
+
+def test_streams_have_no_length(clock: FakeClock, lines: Console) -> None:
+    progress = Progress(iter(batches(3)), console=lines, clock=clock)
+    with pytest.raises(TypeError, match="total="):
+        len(progress)
+    run(progress, clock, 5.0)
+    assert written(lines).splitlines()[0] == "step 1  13 samples/s"
+
+
+def test_a_total_for_a_stream(clock: FakeClock, lines: Console) -> None:
+    progress = Progress(iter(batches(3)), total=2, console=lines, clock=clock)
+    assert len(progress) == 2
+    run(progress, clock, 5.0)
+    assert [line.split("  ")[-1] for line in written(lines).splitlines()] == [
+        "ETA 0:05",
+        "ETA 0:00",
+        "13 samples/s",  # more steps than were announced: no ETA
+        "took 0:15",
+    ]
+
+
+def test_every_epoch_starts_anew(clock: FakeClock, lines: Console) -> None:
+    progress = Progress(batches(2), console=lines, clock=clock)
+    run(progress, clock, 1.0, loss=1)
+    run(progress, clock, 1.0)
+    assert written(lines).splitlines() == [
+        "step 2/2  loss 1  64 samples/s  took 0:02",
+        "step 2/2  64 samples/s  took 0:02",
+    ]
+
+
+def test_an_empty_loader(lines: Console, clock: FakeClock) -> None:
+    assert list(Progress([], console=lines, clock=clock)) == []
+    assert written(lines) == "step 0/0  took 0:00\n"
+
+
+def test_other_workers_show_nothing(lines: Console, clock: FakeClock) -> None:
+    items = batches(3)
+    progress = Progress(items, rank0=False, console=lines, clock=clock)
+    run(progress, clock, 60.0, loss=torch.zeros(4))
+    assert [item is own for item, own in zip(progress, items, strict=True)] == [True] * 3
+    assert written(lines) == ""
+
+
+def test_a_live_bar_on_a_terminal(clock: FakeClock, terminal: Console) -> None:
+    run(
+        Progress(batches(4), console=terminal, clock=clock),
+        clock,
+        1.0,
+        loss=torch.tensor(0.5),
+        on="[b]",
+    )
+    text = written(terminal)
+    for part in ("━", "step 1/4  loss 0.5  on [b]  64 samples/s  ETA 0:03", "took 0:04"):
+        assert part in text
+    assert_clean(text)
+
+
+def assert_clean(text: str) -> None:
+    """The cursor is back, at the start of a line of its own."""
+    assert text.count(HIDE_CURSOR) == text.count(SHOW_CURSOR) == 1
+    assert text.index(HIDE_CURSOR) < text.index(SHOW_CURSOR)
+    assert text.rstrip(SHOW_CURSOR).endswith("\n")
+
+
+def test_the_bar_is_drawn_ten_times_a_second_at_most(clock: FakeClock, terminal: Console) -> None:
+    loss = Loss(clock)
+    run(Progress(batches(100), console=terminal, clock=clock), clock, 0.0625, loss=loss)
+    assert len(loss.read_at) == 51
+
+
+def test_early_break_leaves_the_terminal_clean(clock: FakeClock, terminal: Console) -> None:
+    for _ in Progress(batches(4), console=terminal, clock=clock):
+        clock.now += 3
+        break
+    text = written(terminal)
+    assert "step 1/4  21 samples/s  took 0:03" in text
+    assert_clean(text)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_error_in_the_loop_leaves_the_terminal_clean(
+    error: type[BaseException], terminal: Console
+) -> None:
+    def train() -> None:
+        for _ in Progress(batches(4), console=terminal):
+            raise error
+
+    with pytest.raises(error):
+        train()
+    assert_clean(written(terminal))
+
+
+def test_an_error_of_the_loader_comes_through(terminal: Console) -> None:
+    def loader() -> Iterator[int]:
+        yield 1
+        raise OSError("disk")
+
+    with pytest.raises(OSError, match="disk"):
+        list(Progress(loader(), console=terminal))
+    assert_clean(written(terminal))
+
+
+def test_a_value_that_cannot_be_read_leaves_the_terminal_clean(terminal: Console) -> None:
+    class Broken:
+        def item(self) -> float:
+            raise RuntimeError("device lost")
+
+    progress = Progress(batches(2), console=terminal)
+    iterator = iter(progress)
+    next(iterator)
+    progress.show(loss=Broken())
+    with pytest.raises(RuntimeError, match="device lost"):
+        list(iterator)
+    assert_clean(written(terminal))
+
+
+def test_epochs_around_batches(terminal: Console, clock: FakeClock) -> None:
+    outer = Progress(range(2), console=terminal, clock=clock)
+    for _ in outer:
+        run(Progress(batches(3), console=terminal, clock=clock), clock, 1.0)
+    text = written(terminal)
+    assert text.count("step 3/3") >= 2
+    assert "step 2/2" in text
+
+
+def test_where_only_one_live_display_is_allowed_the_second_writes_lines(
+    terminal: Console, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(live: object) -> None:
+        raise LiveError("Only one live display may be active at once")
+
+    monkeypatch.setattr(terminal, "set_live", refuse)
+    run(Progress(batches(1), console=terminal, clock=clock), clock, 1.0)
+    assert written(terminal).endswith("step 1/1  64 samples/s  took 0:01\n")
+
+
+def test_a_dumb_terminal_gets_lines(clock: FakeClock) -> None:
+    dumb = recorded(terminal=True, term="dumb")
+    run(Progress(batches(1), console=dumb, clock=clock), clock, 1.0)
+    assert written(dumb) == "step 1/1  64 samples/s  took 0:01\n"
+
+
+def test_lines_go_to_stderr_and_rich_is_not_imported_before_or_elsewhere() -> None:
+    code = (
+        "import sys\n"
+        "from fleetlight.observe.progress import Progress\n"
+        "assert list(Progress([1], rank0=False)) == [1]\n"
+        "assert 'rich' not in sys.modules and 'torch' not in sys.modules\n"
+        "list(Progress([1]))"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == ""
+    assert done.stderr.startswith("step 1/1  ")
+
+
+def test_long_lines_are_not_folded(clock: FakeClock) -> None:
+    narrow = Console(file=io.StringIO(), width=20, _environ={})
+    values: Iterable[str] = "abcdefgh"
+    run(Progress([1], console=narrow, clock=clock), clock, 1.0, **dict.fromkeys(values, 1.0))
+    assert len(written(narrow).splitlines()) == 1
