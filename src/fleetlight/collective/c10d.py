@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names of torch.distributed that its Python package holds but does not declare."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import (
+    GradBucket,
+    Logger,
+    PrefixStore,
+    Reducer,
+    Store,
+    TCPStore,
+    _broadcast_coalesced,
+    _register_comm_hook,
+)
+
+from fleetlight.collective.sockets import bounded_connections
+
+#: how long the store may take to answer what it can answer at once
+REPLY_S = 5.0
+
+__all__ = [
+    "REPLY_S",
+    "GradBucket",
+    "Logger",
+    "PrefixStore",
+    "Reducer",
+    "Store",
+    "TCPStore",
+    "_broadcast_coalesced",
+    "_register_comm_hook",
+    "cloned",
+    "world",
+]
+
+
+def world() -> dist.ProcessGroup:
+    """The process group of all workers."""
+    group = dist.group.WORLD
+    assert group is not None, "the process group is formed before anything is sent"
+    return group
+
+
+def cloned(store: Store) -> Store:
+    """A second connection to the same store, for another thread."""
+    with bounded_connections(REPLY_S):
+        copy: Store = store.clone()  # type: ignore[attr-defined]
+    return copy

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Forms the group: meets the others, agrees on who is who, opens the process group."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from fleetlight.collective import membership
+from fleetlight.collective.c10d import PrefixStore, Store
+from fleetlight.collective.diagnosis import first_sentence
+from fleetlight.collective.forking import keep_port_from_children, kept_from_children
+from fleetlight.collective.group import Group
+from fleetlight.collective.liveness import Liveness
+from fleetlight.collective.meeting import Patience, gather, join, serve, surviving_store
+from fleetlight.collective.membership import Hello
+from fleetlight.collective.registration import register
+from fleetlight.errors import MembershipError, RoleError
+from fleetlight.observe.log import logger
+from fleetlight.roles.address import choose_interface, route_to
+from fleetlight.roles.role import Endpoint, Kind, Role
+
+
+def form(role: Role, version: str, deadline_s: float) -> tuple[Role, Group]:
+    """Meet the other workers; answers the role with everything found out, and the group."""
+    if dist.is_initialized():
+        return _adopt(role, version, deadline_s)
+    if role.worker_num == 1 and not role.master_is_outside:
+        device = _device(role)
+        return role, Group(deadline_s=deadline_s, device=device)
+    patience = Patience(deadline_s)
+    with kept_from_children():
+        store = _meet(role, patience)
+        hello = _hello(role, version)
+        if role.index is None:
+            role, hello = register(store, role, hello, patience)
+        hellos = _introduce(store, role, hello, patience)
+        role = located(role, hellos)
+        device = _device(role)
+        if role.worker_num > 1:
+            _open_process_group(store, role, hello, patience)
+        liveness = _alive(store, role, hellos)
+    logger.info("%s", _formed(role, hellos, hello.backend))
+    return role, Group(
+        index=_index(role),
+        hellos=hellos,
+        liveness=liveness,
+        deadline_s=deadline_s,
+        device=device,
+        backend=hello.backend,
+    )
+
+
+def located(role: Role, hellos: Mapping[int, Hello]) -> Role:
+    """Fill in place and number of hosts from the addresses, where the dialect did not say."""
+    hosts = [hellos[i].address for i in sorted(hellos)]
+    order = list(dict.fromkeys(hosts))
+    index = _index(role)
+    found = {
+        "local_rank": hosts[:index].count(hosts[index]),
+        "local_size": hosts.count(hosts[index]),
+        "node_rank": order.index(hosts[index]),
+        "node_num": len(order),
+        "address": hosts[index],
+    }
+    return role.replace(**{k: v for k, v in found.items() if getattr(role, k) is None})
+
+
+def _meet(role: Role, patience: Patience) -> Store:
+    master = _master(role)
+    keep_port_from_children(master[1])
+    if role.index == 0 and not role.master_is_outside:
+        store = serve(master, patience)
+    else:
+        store = join(master, patience, _host_of(role))
+    return PrefixStore(f"fleet/{role.restart}", store)
+
+
+def _host_of(role: Role) -> str:
+    if not role.master_is_outside:
+        return "worker 0"
+    return "the scheduler" if role.dialect.startswith("MS") else "the launcher's store"
+
+
+def _master(role: Role) -> Endpoint:
+    if role.master is None:
+        raise RoleError(
+            f"{role.dialect}: {role.worker_num} workers must meet, but nothing says where; "
+            "give the endpoints of the workers or of a master"
+        )
+    return role.master
+
+
+def _hello(role: Role, version: str) -> Hello:
+    address = role.address or route_to(_master(role)[0])
+    return Hello(
+        kind=role.kind.value,
+        index=role.index,
+        address=address,
+        hostname=platform.node(),
+        pid=os.getpid(),
+        node_id=role.node_id,
+        torch=str(torch.__version__),
+        fleetlight=version,
+        backend=_backend(role),
+    )
+
+
+def _introduce(store: Store, role: Role, hello: Hello, patience: Patience) -> dict[int, Hello]:
+    mine = membership.encode(hello)
+    with surviving_store():
+        held = store.compare_set(f"hello/{role.index}", "", mine.decode())
+    if held != mine:
+        raise MembershipError(
+            f"two workers say they are worker {role.index}: {membership.decode(held).where()} "
+            f"and {hello.where()}; give each its own index"
+        )
+    endpoints = [f"{host}:{port}" for host, port in role.worker_endpoints]
+    hellos = gather(store, role.worker_num, endpoints, patience)
+    membership.check_alike(hellos)
+    return hellos
+
+
+def _open_process_group(store: Store, role: Role, hello: Hello, patience: Patience) -> None:
+    interface = choose_interface(hello.address)
+    backend = "cpu:gloo,cuda:nccl" if hello.backend == "nccl" else "gloo"
+    try:
+        dist.init_process_group(
+            backend,
+            store=PrefixStore("group", store),
+            rank=_index(role),
+            world_size=role.worker_num,
+            timeout=timedelta(seconds=patience.deadline_s),
+        )
+    except (RuntimeError, dist.DistError) as error:
+        raise MembershipError(
+            f"all {role.worker_num} workers came, but their process group ({backend}, "
+            f"interface {interface}) did not form: {first_sentence(error)}"
+        ) from None
+
+
+def _alive(store: Store, role: Role, hellos: Mapping[int, Hello]) -> Liveness:
+    liveness = Liveness(store, _index(role), hellos)
+    liveness.start()
+    return liveness
+
+
+def _adopt(role: Role, version: str, deadline_s: float) -> tuple[Role, Group]:
+    """The script opened torch's process group itself: build on it."""
+    size, index = dist.get_world_size(), dist.get_rank()
+    if (role.worker_num, role.index) not in ((size, index), (1, 0)):
+        raise MembershipError(
+            f"torch.distributed was initialised as rank {index} of {size}, but {role.dialect} says "
+            f"worker {role.index} of {role.worker_num}"
+        )
+    role = role.replace(index=index, worker_num=size, dialect="torch.distributed")
+    if size == 1:
+        return role, Group(deadline_s=deadline_s, device=_device(role))
+    outside = dist.distributed_c10d._get_default_store()
+    with kept_from_children():
+        store = PrefixStore("fleet", outside)
+        hello = _hello(role.replace(address=role.address or _own_address(role, outside)), version)
+        hellos = _introduce(store, role, hello, Patience(deadline_s))
+        role = located(role, hellos)
+        liveness, control = _alive(store, role, hellos), _control(hello, deadline_s)
+    group = Group(
+        index=index,
+        hellos=hellos,
+        liveness=liveness,
+        deadline_s=deadline_s,
+        device=_device(role),
+        backend="nccl" if _carries("cuda", "nccl") else "gloo",
+        control=control,
+        owned=False,
+    )
+    return role, group
+
+
+def _own_address(role: Role, store: Store | None) -> str:
+    """From where this machine reaches the one that keeps the store of the process group."""
+    while store is not None and not hasattr(store, "host"):
+        store = getattr(store, "underlying_store", None)
+    host = getattr(store, "host", None) or (role.master[0] if role.master else platform.node())
+    return route_to(host)
+
+
+def _control(hello: Hello, deadline_s: float) -> dist.ProcessGroup | None:
+    """A process group for what is in main memory, where the script's own takes none of it."""
+    if _carries("cpu", "gloo"):
+        return None
+    choose_interface(hello.address)
+    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(seconds=deadline_s))
+    return group
+
+
+def _carries(device: str, backend: str) -> bool:
+    """Whether the script's process group sends the tensors of a device by a backend."""
+    return f"{device}:{backend}" in dist.get_backend_config().split(",")
+
+
+def _backend(role: Role) -> str:
+    """NCCL where every worker of this host can have a GPU of its own."""
+    if role.kind is not Kind.WORKER or not torch.cuda.is_available():
+        return "gloo"
+    return "nccl" if (role.local_size or 1) <= torch.cuda.device_count() else "gloo"
+
+
+def _device(role: Role) -> torch.device:
+    if _backend(role) != "nccl":
+        return torch.device("cpu")
+    index = role.device if role.device is not None else role.local_rank or 0
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def _index(role: Role) -> int:
+    assert role.index is not None
+    return role.index
+
+
+def _formed(role: Role, hellos: Mapping[int, Hello], backend: str) -> str:
+    interface = choose_interface(role.address or "127.0.0.1")
+    return (
+        f"worker {role.index} of {len(hellos)} on {role.node_num} host(s), {backend}, "
+        f"own address {role.address}, interface {interface} (dialect {role.dialect})"
+    )

@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Group`: the workers of the job and what they do together, each wait named and bounded."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fleetlight.collective.c10d import _broadcast_coalesced, world
+from fleetlight.collective.forking import kept_from_children
+from fleetlight.collective.liveness import Liveness
+from fleetlight.collective.membership import Hello
+from fleetlight.collective.shared_memory import SharedMemoryError
+from fleetlight.errors import (
+    CheckpointError,
+    ConfigError,
+    CorruptCheckpointError,
+    PeerError,
+    PlanError,
+)
+
+#: how long a finished worker keeps its connections for what is on its way
+_LINGER_S = 2.0
+_ASK_EVERY_S = 0.02
+#: how long a worker may be silent before nobody waits for it at the end
+_SILENCE_S = 5.0
+
+_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+
+def _relayed(kind: type[Exception]) -> type[Exception]:
+    """An error of the same name and kind, of which another worker is the cause."""
+    return type(kind.__name__, (kind, PeerError), {"__doc__": kind.__doc__})
+
+
+_RELAYED = {
+    kind.__name__: _relayed(kind) for kind in (CheckpointError, CorruptCheckpointError, PlanError)
+}
+
+
+class Group:
+    """This worker's view of all workers. Of one worker alone, nothing is sent anywhere."""
+
+    def __init__(
+        self,
+        *,
+        index: int = 0,
+        hellos: Mapping[int, Hello] | None = None,
+        liveness: Liveness | None = None,
+        deadline_s: float = 300.0,
+        device: torch.device | None = None,
+        backend: str = "gloo",
+        control: dist.ProcessGroup | None = None,
+        owned: bool = True,
+    ) -> None:
+        """`control` carries what is in main memory, where the process group of all cannot.
+
+        `owned` says that the process group is ours to close.
+        """
+        self.index = index
+        self.hellos = hellos or {}
+        self.size = max(1, len(self.hellos))
+        self.liveness = liveness
+        self.deadline_s = deadline_s
+        self.device = device or torch.device("cpu")
+        self.backend = backend
+        self._control = control
+        self._owned = owned
+        self._meetings = 0
+        self._communicators: list[dist.ProcessGroup] = []
+        if self.size > 1:
+            self._communicators.append(world())
+
+    @property
+    def alone(self) -> bool:
+        """True when there is nobody to talk to."""
+        return self.size == 1
+
+    def communicators(self, count: int) -> list[dist.ProcessGroup]:
+        """So many process groups of all workers; more than one lets buckets overlap."""
+        while len(self._communicators) < count:
+            with kept_from_children():
+                extra = dist.new_group(timeout=timedelta(seconds=self.deadline_s))
+            self._communicators.append(extra)
+        return self._communicators[:count]
+
+    def __deepcopy__(self, memo: object) -> Group:
+        # a copied module stays with the group of the original
+        return self
+
+    @contextlib.contextmanager
+    def named(self, operation: str) -> Iterator[None]:
+        """Errors of torch's collectives inside the block name the worker that caused them."""
+        if self.liveness is None:
+            yield
+            return
+        try:
+            with self.liveness.waiting(operation):
+                yield
+        except RuntimeError as error:
+            if not is_network_error(error):
+                raise
+            raise self.liveness.explain(error, operation) from None
+
+    def _carrier(self, tensor: Tensor) -> dist.ProcessGroup:
+        """The process group that takes a tensor from where it is."""
+        return self._control if self._control and tensor.device.type == "cpu" else world()
+
+    def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
+        """Reduce a tensor over all workers, in place."""
+        if op not in _OPS:
+            raise ConfigError(f"all_reduce: got op={op!r}, expected one of {', '.join(_OPS)}")
+        if not self.alone:
+            with self.named(f"all_reduce({op})"):
+                dist.all_reduce(tensor, _OPS[op], self._carrier(tensor))
+        return tensor
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Everybody's tensor, in the order of the workers; alike in type and shape."""
+        if self.alone:
+            return [tensor.clone()]
+        everybody = [tensor.new_empty(tensor.shape) for _ in range(self.size)]
+        with self.named("all_gather"):
+            dist.all_gather(everybody, tensor.contiguous(), self._carrier(tensor))
+        return everybody
+
+    def check_alike(self, tensor: Tensor, operation: str) -> None:
+        """Every worker must give the same type and shape; else say who differs, and how."""
+        kinds = self.gather_bytes(f"{tensor.dtype} {list(tensor.shape)}".encode(), operation)
+        for index, kind in enumerate(kinds):
+            if kind != kinds[0]:
+                raise ConfigError(
+                    f"{operation}: worker 0 gives {kinds[0].decode()}, worker {index} gives "
+                    f"{kind.decode()}; all must give the same dtype and shape"
+                )
+
+    def broadcast(self, tensors: Sequence[Tensor], operation: str) -> None:
+        """Give worker 0's values to everybody, in place, in few messages."""
+        if self.alone or not tensors:
+            return
+        with self.named(operation), torch.no_grad():
+            _broadcast_coalesced(self._carrier(tensors[0]), list(tensors), 250 << 20, 0)
+
+    def gather_bytes(self, data: bytes, operation: str) -> list[bytes]:
+        """Everybody's bytes, in the order of the workers, on everybody."""
+        if self.alone:
+            return [data]
+        sizes = torch.zeros(self.size, dtype=torch.int64)
+        sizes[self.index] = len(data)
+        with self.named(operation):
+            dist.all_reduce(sizes, group=self._carrier(sizes))
+            longest = int(sizes.max())
+            mine = torch.zeros(max(1, longest), dtype=torch.uint8)
+            mine[: len(data)] = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)[
+                : len(data)
+            ]
+            everybody = [torch.empty_like(mine) for _ in range(self.size)]
+            dist.all_gather(everybody, mine, self._carrier(mine))
+        return [bytes(t[: int(n)].numpy()) for t, n in zip(everybody, sizes, strict=True)]
+
+    def broadcast_bytes(self, data: bytes, operation: str) -> bytes:
+        """Worker 0's bytes, on everybody."""
+        if self.alone:
+            return data
+        with self.named(operation):
+            size = torch.tensor([len(data)])
+            dist.broadcast(size, 0, self._carrier(size))
+            buffer = torch.zeros(max(1, int(size)), dtype=torch.uint8)
+            if self.index == 0 and data:
+                buffer[:] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            dist.broadcast(buffer, 0, self._carrier(buffer))
+        return bytes(buffer[: int(size)].numpy())
+
+    def assemble(self, operation: str) -> None:
+        """Wait until every worker has called `operation`, without sending a tensor.
+
+        A collective that only some workers call would meet whatever the others send next;
+        here they meet at the store first, and whoever does not come is named.
+        """
+        self._meet(operation, working=False)
+
+    def _meet(self, operation: str, *, working: bool) -> None:
+        if self.liveness is not None:
+            self._meetings += 1
+            meeting = f"{operation}/{self._meetings}"
+            self.liveness.meet(meeting, operation, self.deadline_s, working=working)
+
+    def together(self, action: Callable[[], None] | None, operation: str) -> None:
+        """Do something that may fail on some workers; a failure is an error on all of them.
+
+        It may take longer than the deadline on some: the others wait as long as those live.
+        """
+        failure: Exception | None = None
+        try:
+            if action is not None:
+                action()
+        except Exception as error:
+            failure = error
+        self._meet(operation, working=True)
+        texts = self.gather_bytes(_told(failure), operation)
+        if failure is not None:
+            raise failure
+        for index, text in enumerate(texts):
+            if text:
+                raise _from_told(text.decode(), index)
+
+    def barrier(self, operation: str = "barrier") -> None:
+        """Wait until everybody is here."""
+        if not self.alone:
+            with self.named(operation):
+                # gloo's own barrier cannot say who is missing in fewer words than a reduction
+                one = torch.zeros(1)
+                dist.all_reduce(one, group=self._carrier(one))
+
+    def leave(self) -> None:
+        """After a good run: say goodbye, let what is on its way arrive, close the connections."""
+        if self.liveness is None:
+            return
+        self.liveness.depart(None)
+        self._await_others(_LINGER_S)
+        self._close_connections()
+        if self.index == 0:
+            # worker 0 keeps the meeting point, which the others use as long as they live
+            self._await_others(self.deadline_s)
+            self._await(self.liveness.all_left, _LINGER_S)
+        self.liveness.farewell()
+
+    def _close_connections(self) -> None:
+        """Close what is ours; the script may have opened the process group, or closed it."""
+        made = [*self._communicators[1:], self._control]
+        self._communicators.clear()
+        self._control = None
+        if not dist.is_initialized():
+            return
+        with contextlib.suppress(RuntimeError, ValueError):
+            if self._owned:
+                dist.destroy_process_group()
+            else:
+                for group in filter(None, made):
+                    dist.destroy_process_group(group)
+
+    def fail(self, error: str) -> None:
+        """After a bad run: tell the others why, and leave the rest to the end of the process."""
+        if self.liveness is not None:
+            self.liveness.depart(error)
+            self.liveness.farewell()
+
+    def _await_others(self, at_most_s: float) -> None:
+        """Until all have departed, or those who have not give no sign of life."""
+        alive = self.liveness
+        assert alive is not None
+        self._await(lambda: alive.all_gone() or not alive.any_alive(_SILENCE_S), at_most_s)
+
+    def _await(self, condition: Callable[[], bool], at_most_s: float) -> None:
+        end = time.monotonic() + at_most_s
+        with contextlib.suppress(RuntimeError):
+            while not condition() and time.monotonic() < end:
+                time.sleep(_ASK_EVERY_S)
+
+
+def _told(failure: Exception | None) -> bytes:
+    return f"{type(failure).__name__}:{failure}".encode() if failure is not None else b""
+
+
+def _from_told(text: str, index: int) -> Exception:
+    kind, _, message = text.partition(":")
+    if kind in _RELAYED:
+        return _RELAYED[kind](f"on worker {index}: {message}")
+    return _RELAYED["CheckpointError"](f"on worker {index}: {kind}: {message}")
+
+
+def is_network_error(error: BaseException) -> bool:
+    """True for what gloo, NCCL and the store raise when a peer or the network fails."""
+    if isinstance(error, (dist.DistError, SharedMemoryError)):
+        return True
+    text = str(error).lower()
+    return any(sign in text for sign in ("gloo", "nccl", "connection", "timed out", "timeout"))

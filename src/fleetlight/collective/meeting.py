@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the members of a job meet: a torch TCPStore that one of them serves.
+
+The socket is made here and handed to torch, so that it listens on one chosen address only and
+a taken port is told in plain words.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from fleetlight.collective.c10d import REPLY_S, Store, TCPStore
+from fleetlight.collective.diagnosis import first_sentence
+from fleetlight.collective.membership import Hello, decode, missing_text
+from fleetlight.collective.sockets import bounded_connections
+from fleetlight.errors import DeadlineError, MembershipError, PeerLostError
+from fleetlight.observe.log import logger
+from fleetlight.roles.address import is_loopback, resolve
+from fleetlight.roles.role import Endpoint
+
+_ASK_EVERY_S = 0.05
+_SAY_EVERY_S = 3.0
+
+
+class Patience:
+    """A deadline that says every few seconds what it is waiting for."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self.deadline_s = deadline_s
+        self._end = time.monotonic() + deadline_s
+        self._say_at = time.monotonic() + _SAY_EVERY_S
+
+    def left(self) -> timedelta:
+        """The time left, never quite nothing."""
+        return timedelta(seconds=max(0.1, self._end - time.monotonic()))
+
+    def wait(self, waiting_for: Callable[[], str]) -> bool:
+        """Pause a moment; False once the deadline has passed."""
+        now = time.monotonic()
+        if now >= self._end:
+            return False
+        if now >= self._say_at:
+            logger.warning("%s", waiting_for())
+            self._say_at = now + _SAY_EVERY_S
+        time.sleep(min(_ASK_EVERY_S, self._end - now))
+        return True
+
+
+def serve(endpoint: Endpoint, patience: Patience) -> Store:
+    """Open the meeting point at an address of this machine."""
+    listener, host = _listen(endpoint)
+    port = listener.getsockname()[1]
+    with bounded_connections(REPLY_S):
+        return TCPStore(
+            host,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=patience.left(),
+            master_listen_fd=listener.detach(),
+        )
+
+
+def join(endpoint: Endpoint, patience: Patience, host_name: str) -> Store:
+    """Go to the meeting point that `host_name` serves, as soon as it is there."""
+    host, port = endpoint
+    while not _answers(endpoint):
+        if not patience.wait(lambda: f"not ready endpoints: ['{host}:{port}'] ({host_name})"):
+            raise MembershipError(
+                f"{host_name} did not listen at {host}:{port} within "
+                f"{patience.deadline_s:g} s; is it started, and is the address reachable from here?"
+            )
+    try:
+        with bounded_connections(REPLY_S):
+            return TCPStore(host, port, wait_for_workers=False, timeout=patience.left())
+    except (RuntimeError, dist.DistStoreError) as error:
+        raise MembershipError(
+            f"what listens at {host}:{port} is not {host_name} of this job: {first_sentence(error)}"
+        ) from None
+
+
+def gather(
+    store: Store, size: int, endpoints: Sequence[str], patience: Patience
+) -> dict[int, Hello]:
+    """Everybody's hello, as soon as everybody has come."""
+    here: dict[int, Hello] = {}
+    while len(here) < size:
+        with surviving_store():
+            came = [i for i in range(size) if i not in here and store.check([f"hello/{i}"])]
+            for index in came:
+                here[index] = decode(store.get(f"hello/{index}"))
+        text = missing_text(size, here, endpoints, patience.deadline_s)
+        if len(here) < size and not patience.wait(lambda: _not_ready(size, here, endpoints)):
+            raise MembershipError(text)
+    return here
+
+
+@contextlib.contextmanager
+def surviving_store() -> Iterator[None]:
+    """Turns the errors of a store whose server has gone into ours."""
+    try:
+        yield
+    except dist.DistNetworkError as error:
+        text = first_sentence(error)
+        raise PeerLostError(f"the meeting point of the job went away: {text}") from None
+    except dist.DistStoreError as error:
+        text = first_sentence(error)
+        raise DeadlineError(f"the meeting point of the job does not answer: {text}") from None
+
+
+def _not_ready(size: int, here: dict[int, Hello], endpoints: Sequence[str]) -> str:
+    waiting = [i for i in range(size) if i not in here]
+    names = [endpoints[i] if i < len(endpoints) else f"worker {i}" for i in waiting]
+    return f"not ready endpoints: {names}"
+
+
+def _answers(endpoint: Endpoint) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(endpoint, timeout=1.0):
+        return True
+    return False
+
+
+def _listen(endpoint: Endpoint) -> tuple[socket.socket, str]:
+    """A listening socket on the one address, and the host by which it is reached from here."""
+    host, port = endpoint
+    address = resolve(host)
+    if address is None:
+        raise MembershipError(f"the master's name {host!r} cannot be resolved on this machine")
+    if is_loopback(address) and not is_loopback(host):
+        # Debian resolves the own hostname to 127.0.1.1, where no other machine could come
+        return _bound("0.0.0.0", port, f"{host} resolves to {address} here"), "127.0.0.1"
+    try:
+        return _bound(address, port), address
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise
+        # the address is a gateway's or a service's that leads here
+        return _bound("0.0.0.0", port, f"{host} is no address of this machine"), "127.0.0.1"
+
+
+def _bound(address: str, port: int, why_all: str | None = None) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    # a launcher may hold the port reserved; both sides reuse it knowingly
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((address, port))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise
+        raise MembershipError(
+            f"port {port} of {address} cannot be opened for the job to meet: {error.strerror}; "
+            "another job may be running: choose another port, or end it"
+        ) from None
+    if why_all is not None:
+        logger.warning("listening on all interfaces, port %d, because %s", port, why_all)
+    return listener

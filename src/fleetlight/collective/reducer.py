@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one reducer: every gradient of every mode is summed over the workers here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+from fleetlight.collective.codec import Codec
+
+
+@dataclasses.dataclass(frozen=True)
+class Bucket:
+    """Gradients that travel together, flat in one buffer."""
+
+    index: int
+    buffer: Tensor
+
+
+class Route(Protocol):
+    """A way for tensors to be summed over the workers."""
+
+    def start(self, index: int, tensor: Tensor) -> Future[Any]:
+        """Begin to sum a tensor, in place."""
+
+    def finish(self) -> None:
+        """Bring everything started to its end, as far as that takes this worker's doing."""
+
+
+class ProcessGroups:
+    """The route through torch's process groups, which take turns at the buckets."""
+
+    def __init__(self, groups: Sequence[dist.ProcessGroup]) -> None:
+        self._groups = groups
+
+    def start(self, index: int, tensor: Tensor) -> Future[Any]:
+        """Hand the tensor to a process group, which works on a thread of its own."""
+        group = self._groups[index % len(self._groups)]
+        if tensor.is_sparse or tensor.is_complex():
+            work = dist.all_reduce(tensor, group=group, async_op=True)
+            assert work is not None
+        else:
+            # the same call without the checks around it, which cost as much
+            work = group.allreduce([tensor])
+        return cast("Future[Any]", work.get_future())
+
+    def finish(self) -> None:
+        """Nothing to do: the threads of the process group finish."""
+
+
+class Reducer:
+    """Takes the mean of buckets over the workers, in place, in the order they are given.
+
+    The mean of values that are the same everywhere leaves them as they are: so gradients that were
+    reduced before may be reduced again, together with what has been added to them since.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        groups: Sequence[dist.ProcessGroup],
+        *,
+        shared_memory: Route | None = None,
+        codec: Codec | None = None,
+        synchronous: bool = False,
+    ) -> None:
+        self._scale = 1.0 / size
+        #: what the current batch of this worker weighs: 1 usually, 0 where it does not count
+        self.weight = 1.0
+        self._groups = ProcessGroups(groups)
+        self._route: Route = shared_memory or self._groups
+        self._codec = codec or Codec()
+        self._synchronous = synchronous
+        #: errors of reductions that have ended, oldest first
+        self.failures: list[RuntimeError] = []
+
+    def __deepcopy__(self, memo: object) -> Reducer:
+        # a copied module stays with the group of the original
+        return self
+
+    def reduce(self, bucket: Bucket) -> Future[Tensor]:
+        """Start the reduction of one bucket; the future holds its buffer, reduced."""
+        buffer = bucket.buffer.mul_(self._scale)
+        sent = self._codec.encode(buffer)
+        started = self._route_for(sent).start(bucket.index, sent)
+        future = cast("Future[Tensor]", started.then(self._finishing(sent, buffer)))
+        if self._synchronous:
+            self.finish()
+            future.wait()
+        return future
+
+    def _route_for(self, tensor: Tensor) -> Route:
+        """Shared memory takes plain tensors in main memory; process groups take all."""
+        plain = tensor.device.type == "cpu" and not (tensor.is_sparse or tensor.is_complex())
+        return self._route if plain else self._groups
+
+    def finish(self) -> None:
+        """Call it before waiting for futures; what fails is kept in `failures`."""
+        try:
+            self._route.finish()
+        except RuntimeError as error:
+            self.failures.append(error)
+
+    def _finishing(self, sent: Tensor, buffer: Tensor) -> Callable[[Future[Any]], Tensor]:
+        """What is done with a bucket when it is back, on whatever thread brings it."""
+
+        def finish(done: Future[Any]) -> Tensor:
+            try:
+                done.value()
+            except RuntimeError as error:
+                # a future's error would reach the user as the text of another one
+                self.failures.append(error)
+                return buffer
+            return self._codec.decode(sent, buffer)
+
+        return finish

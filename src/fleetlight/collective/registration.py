@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Indices handed out by a scheduler: what members ask, and the scheduler that answers.
+
+The scheduler runs the same script, trains nothing, keeps the meeting point and stays until the
+last member has left.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from fleetlight.collective import membership
+from fleetlight.collective.c10d import PrefixStore, Store
+from fleetlight.collective.diagnosis import Departure
+from fleetlight.collective.meeting import Patience, serve, surviving_store
+from fleetlight.collective.membership import Hello
+from fleetlight.errors import MembershipError
+from fleetlight.observe.log import logger
+from fleetlight.roles.role import Role
+
+#: how long a member may give no sign of life before the scheduler calls it lost
+SILENCE_S = 30.0
+#: how long the scheduler waits, before it closes, for members to have heard and said all
+FAREWELL_S = 5.0
+
+
+def register(store: Store, role: Role, hello: Hello, patience: Patience) -> tuple[Role, Hello]:
+    """Ask the scheduler for an index."""
+    kind = role.kind.value
+    # longer than the scheduler, which knows who is missing
+    patience = Patience(patience.deadline_s + FAREWELL_S)
+    with surviving_store():
+        arrival = store.add(f"{kind}/arrivals", 1) - 1
+        store.set(f"{kind}/arrival/{arrival}", membership.encode(hello).decode())
+        while not store.check([f"{kind}/index/{arrival}"]):
+            if store.check(["refused"]):
+                text = store.get("refused").decode()
+                store.add("refusals heard", 1)
+                raise MembershipError(f"the scheduler says: {text}")
+            if not patience.wait(lambda: "waiting for the scheduler to hand out the indices"):
+                raise MembershipError(
+                    f"the scheduler handed out no index within {patience.deadline_s:g} s: it waits "
+                    f"for {role.worker_num} workers; did they all start?"
+                )
+        answer = store.get(f"{kind}/index/{arrival}").decode()
+    if not answer.isdigit():
+        raise MembershipError(f"the scheduler says: {answer}")
+    return role.replace(index=int(answer)), msgspec.structs.replace(hello, index=int(answer))
+
+
+class Scheduler:
+    """Serves the meeting point, hands out indices, waits until all members have left."""
+
+    def __init__(self, role: Role, deadline_s: float) -> None:
+        assert role.master is not None
+        self._role = role
+        self._patience = Patience(deadline_s)
+        store = serve(role.master, self._patience)
+        self._store = PrefixStore(f"fleet/{role.restart}", store)
+        self._silence_s = min(SILENCE_S, deadline_s)
+
+    def run(self) -> int:
+        """Serve the whole life of the job; answers the exit code."""
+        members = {"worker": self._role.worker_num, "server": self._role.server_num}
+        try:
+            for kind, expected in members.items():
+                if expected:
+                    self._hand_out(kind, self._arrivals(kind, expected))
+        except MembershipError as error:
+            logger.error("%s", error)
+            self._refuse(str(error))
+            return 1
+        logger.info("cluster formed: %d workers", self._role.worker_num)
+        return self._watch()
+
+    def _refuse(self, text: str) -> None:
+        """Tell all who have come, and stay until they have heard it."""
+        self._store.set("refused", text)
+        arrivals = [f"{kind}/arrivals" for kind in ("worker", "server")]
+        came = sum(self._store.add(key, 0) for key in arrivals if self._store.check([key]))
+        self._await(lambda: self._store.add("refusals heard", 0) >= came)
+
+    def _await(self, condition: Callable[[], bool]) -> None:
+        end = time.monotonic() + FAREWELL_S
+        while not condition() and time.monotonic() < end:
+            time.sleep(0.05)
+
+    def _arrivals(self, kind: str, expected: int) -> list[Hello]:
+        came: list[Hello] = []
+        while len(came) < expected:
+            if self._store.check([f"{kind}/arrival/{len(came)}"]):
+                came.append(membership.decode(self._store.get(f"{kind}/arrival/{len(came)}")))
+            elif not self._patience.wait(_progress(kind, came, expected)):
+                text = membership.arrived_text(kind, expected, came, self._patience.deadline_s)
+                raise MembershipError(text)
+        return came
+
+    def _hand_out(self, kind: str, hellos: list[Hello]) -> None:
+        for arrival, index in enumerate(membership.hand_out(hellos)):
+            self._store.set(f"{kind}/index/{arrival}", str(index))
+
+    def _watch(self) -> int:
+        """Until everybody has left: 0, or 1 as soon as one fails or falls silent."""
+        size = self._role.worker_num
+        seen: dict[int, tuple[bytes, float]] = {}
+        answered = size
+        while True:
+            time.sleep(0.2)
+            answered = self._refuse_surplus(answered)
+            present = [i for i in range(size) if not self._store.check([f"gone/{i}"])]
+            for index in range(size):
+                if index not in present and (error := self._departure(index).error):
+                    logger.error("worker %d failed: %s", index, error)
+                    return 1
+            if not present:
+                # who has departed may still be asking who else has
+                self._await(lambda: self._store.check([f"left/{i}" for i in range(size)]))
+                logger.info("all %d workers have left", size)
+                return 0
+            if silent := self._silent(present, seen):
+                logger.error("no sign of life from worker %s for %g s", silent, self._silence_s)
+                return 1
+
+    def _departure(self, index: int) -> Departure:
+        return msgspec.json.decode(self._store.get(f"gone/{index}"), type=Departure)
+
+    def _refuse_surplus(self, answered: int) -> int:
+        """Tell those who came too late that the job is complete."""
+        while self._store.check([f"worker/arrival/{answered}"]):
+            text = f"the job already has its {self._role.worker_num} workers"
+            self._store.set(f"worker/index/{answered}", text)
+            answered += 1
+        return answered
+
+    def _silent(self, present: list[int], seen: dict[int, tuple[bytes, float]]) -> list[int]:
+        now = time.monotonic()
+        for index in present:
+            known = self._store.check([f"beat/{index}"])
+            beat = self._store.get(f"beat/{index}") if known else b""
+            if index not in seen or seen[index][0] != beat:
+                seen[index] = (beat, now)
+        return [i for i in present if now - seen[i][1] > self._silence_s]
+
+
+def _progress(kind: str, came: list[Hello], expected: int) -> Callable[[], str]:
+    return lambda: f"{len(came)} of {expected} {kind}s have come"

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums tensors of workers on one host through memory they share.
+
+Gloo takes the bytes through the loopback device, which costs more than the additions. Here a
+worker copies its buckets into an arena of its own while backward runs; when all are there it tells
+the others with a message of a few bytes and reads theirs from their arenas. The messages go over
+Unix sockets, so a peer that dies is noticed at once, and memory without a name in any folder leaves
+nothing behind.
+
+An arena has two halves that take turns, round by round. Nobody writes into a half that somebody
+still reads: to begin the round after next, a worker must have had everybody's message of the next
+one, and that is sent only when the round before has been read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import socket
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.futures import Future
+
+_ALIGN = 64
+_FIRST_BYTES = 1 << 20
+#: kind, round, number of tensors, their bytes, checksum of their sizes and types
+_MESSAGE = struct.Struct("<cxxxIIIQ")
+_ARRIVED, _REDUCED = b"A", b"R"
+
+
+class SharedMemoryError(RuntimeError):
+    """A peer of the same host went away, was late, or does not do the same."""
+
+
+class SharedMemory:
+    """One worker's end. All workers start the same tensors in the same order."""
+
+    def __init__(self, index: int, peers: Sequence[socket.socket | None]) -> None:
+        """`peers[i]` is the connection to worker i, None at the own index."""
+        self._index = index
+        self._peers = {i: peer for i, peer in enumerate(peers) if peer is not None}
+        self._size = len(peers)
+        self._arenas = {index: Arena(_FIRST_BYTES)}
+        self._announced = False
+        self._round = 0
+        self._used = 0
+        self._started: list[tuple[Tensor, int, Future[Tensor]]] = []
+
+    def start(self, index: int, tensor: Tensor) -> Future[Tensor]:
+        """Put a tensor where the others can read it; its future is done by `finish`."""
+        place = self._used
+        self._used += -(-tensor.nbytes // _ALIGN) * _ALIGN
+        if self._used > self._mine.half:
+            self._move(2 * self._used)
+        self._slot(self._index, place, tensor).copy_(tensor.view(-1))
+        future: Future[Tensor] = Future()
+        self._started.append((tensor, place, future))
+        return future
+
+    def finish(self) -> None:
+        """Wait for the others' tensors and add them up, each in place."""
+        started, self._started = self._started, []
+        if not started:
+            return
+        try:
+            self._exchange(_ARRIVED, started)
+            if self._size == 2:
+                self._add_the_other(started)
+            else:
+                self._reduce_my_parts(started)
+                self._exchange(_REDUCED, started)
+                self._collect_parts(started)
+        finally:
+            self._round, self._used = self._round + 1, 0
+            for tensor, _, future in started:
+                future.set_result(tensor)
+
+    def close(self) -> None:
+        """Let go of sockets and memory."""
+        for peer in self._peers.values():
+            peer.close()
+        self._arenas.clear()
+
+    @property
+    def _mine(self) -> Arena:
+        return self._arenas[self._index]
+
+    def _slot(self, worker: int, place: int, like: Tensor) -> Tensor:
+        """A worker's tensor of this round, flat, in its arena."""
+        arena = self._arenas[worker]
+        return arena.view(place + (self._round % 2) * arena.half, like)
+
+    def _move(self, half: int) -> None:
+        """Take a larger arena; what this round has started comes along."""
+        old = [self._slot(self._index, place, tensor) for tensor, place, _ in self._started]
+        self._arenas[self._index] = Arena(half)
+        self._announced = False
+        for slot, (tensor, place, _) in zip(old, self._started, strict=True):
+            self._slot(self._index, place, tensor).copy_(slot)
+
+    def _add_the_other(self, started: Sequence[tuple[Tensor, int, object]]) -> None:
+        [other] = self._peers
+        for tensor, place, _ in started:
+            # the same on both sides, bit for bit: the addition of two is commutative
+            tensor.view(-1).add_(self._slot(other, place, tensor))
+
+    def _reduce_my_parts(self, started: Sequence[tuple[Tensor, int, object]]) -> None:
+        """Each worker adds up one part of each tensor, in the order of the workers."""
+        for tensor, place, _ in started:
+            slots = [self._slot(i, place, tensor) for i in range(self._size)]
+            parts = [_parts(slot, self._size)[self._index] for slot in slots]
+            total = parts[0].clone()
+            for part in parts[1:]:
+                total.add_(part)
+            parts[self._index].copy_(total)
+
+    def _collect_parts(self, started: Sequence[tuple[Tensor, int, object]]) -> None:
+        for tensor, place, _ in started:
+            for i, mine in enumerate(_parts(tensor.view(-1), self._size)):
+                mine.copy_(_parts(self._slot(i, place, tensor), self._size)[i])
+
+    def _exchange(self, kind: bytes, started: Sequence[tuple[Tensor, int, object]]) -> None:
+        """Tell the others how far this worker is, and wait until they are as far."""
+        message = self._message(kind, [tensor for tensor, _, _ in started])
+        for index, peer in self._peers.items():
+            with _named(index):
+                if self._announced:
+                    peer.send(message)
+                else:
+                    socket.send_fds(peer, [message], [self._mine.fd])
+        self._announced = True
+        for index, peer in self._peers.items():
+            with _named(index):
+                answer, fds, _, _ = socket.recv_fds(peer, _MESSAGE.size, 1)
+            if fds:
+                self._arenas[index] = Arena.of(fds[0])
+            _check_same(index, answer, message)
+
+    def _message(self, kind: bytes, tensors: Sequence[Tensor]) -> bytes:
+        layout = ",".join(f"{tensor.dtype}{tensor.numel()}" for tensor in tensors)
+        checksum = zlib.crc32(layout.encode())
+        size = sum(tensor.nbytes for tensor in tensors)
+        return _MESSAGE.pack(kind, self._round & 0xFFFFFFFF, len(tensors), checksum, size)
+
+
+class Arena:
+    """Memory that other processes can map, in two halves."""
+
+    def __init__(self, half: int) -> None:
+        fd = os.memfd_create("fleetlight", os.MFD_CLOEXEC)
+        os.ftruncate(fd, 2 * half)
+        self._map(fd)
+
+    @classmethod
+    def of(cls, fd: int) -> Arena:
+        """Another worker's arena."""
+        arena = object.__new__(cls)
+        arena._map(fd)
+        return arena
+
+    def _map(self, fd: int) -> None:
+        self.fd = fd
+        size = os.fstat(fd).st_size
+        self.half = size // 2
+        self._memory = mmap.mmap(fd, size)
+        self._views: dict[tuple[int, int, torch.dtype], Tensor] = {}
+
+    def view(self, offset: int, like: Tensor) -> Tensor:
+        """A flat tensor over the bytes at `offset`, of the size and type of another."""
+        key = (offset, like.numel(), like.dtype)
+        if key not in self._views:
+            self._views[key] = (
+                torch.frombuffer(self._memory, dtype=like.dtype, count=like.numel(), offset=offset)
+                if like.numel()
+                else like.new_empty(0)
+            )
+        return self._views[key]
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError):
+            os.close(self.fd)
+
+
+def _parts(flat: Tensor, count: int) -> list[Tensor]:
+    """A flat tensor in so many nearly equal parts, some perhaps empty."""
+    return list(torch.tensor_split(flat, count))
+
+
+def _check_same(index: int, theirs: bytes, mine: bytes) -> None:
+    if not theirs:
+        raise SharedMemoryError(f"connection closed by worker {index}")
+    if theirs != mine:
+        raise SharedMemoryError(
+            f"worker {index} reduces {_told(theirs)}, this worker {_told(mine)}: they do not run "
+            "the same steps on the same model"
+        )
+
+
+def _told(message: bytes) -> str:
+    _, round_, count, _, size = _MESSAGE.unpack(message)
+    return f"{count} tensors of {size} bytes in round {round_}"
+
+
+@contextlib.contextmanager
+def _named(index: int) -> Iterator[None]:
+    try:
+        yield
+    except BlockingIOError:
+        raise SharedMemoryError(f"timed out waiting for worker {index}") from None
+    except OSError as error:
+        raise SharedMemoryError(f"connection to worker {index}: {error.strerror}") from None

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Forming a group: who is missing, who is there twice, which port is taken."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from tests.workers import WorkerFailedError, reserved_port, run_processes
+
+import fleetlight as fleet
+from fleetlight.collective import forming
+from fleetlight.collective.forming import form, located
+from fleetlight.collective.membership import Hello
+from fleetlight.errors import MembershipError, RoleError
+from fleetlight.fleet.context import current
+from fleetlight.roles import Role
+
+
+def hello(index: int, address: str) -> Hello:
+    return Hello(kind="worker", index=index, address=address, hostname="h", pid=1)
+
+
+def test_place_on_the_hosts_is_found_out() -> None:
+    hellos = {i: hello(i, a) for i, a in enumerate(["a", "a", "b", "b", "b"])}
+    role = located(Role(index=3, worker_num=5), hellos)
+    assert (role.local_rank, role.local_size, role.node_rank, role.node_num) == (1, 3, 1, 2)
+    # what the launcher says counts
+    assert located(Role(index=3, worker_num=5, local_rank=7), hellos).local_rank == 7
+
+
+def test_workers_without_a_meeting_point() -> None:
+    with pytest.raises(RoleError, match="nothing says where"):
+        form(Role(index=0, worker_num=2), "0", 1.0)
+
+
+def test_a_taken_port_is_told() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        role = Role(index=0, worker_num=2, master=("127.0.0.1", port))
+        with pytest.raises(MembershipError, match=rf"port {port} of 127\.0\.0\.1 cannot be opened"):
+            form(role, "0", 1.0)
+
+
+def test_worker_0_that_never_comes_is_named() -> None:
+    holder, port = reserved_port()
+    role = Role(index=1, worker_num=2, master=("127.0.0.1", port))
+    with holder, pytest.raises(MembershipError, match=rf"worker 0 did not listen at .*:{port}"):
+        form(role, "0", 0.3)
+
+
+@pytest.mark.multiprocess
+def test_the_missing_are_named() -> None:
+    holder, port = reserved_port()
+    endpoints = (("127.0.0.1", port), ("127.0.0.1", 1), ("127.0.0.1", 2))
+    role = Role(index=0, worker_num=3, master=("127.0.0.1", port), worker_endpoints=endpoints)
+    text = r"1 of 3 workers came within 0\.3 s; missing: worker 1 \(127\.0\.0\.1:1\), worker 2"
+    with holder, pytest.raises(MembershipError, match=text):
+        form(role, "0", 0.3)
+
+
+def same_index() -> Any:
+    os.environ["FLEET_INDEX"] = "0" if os.environ["FLEET_INDEX"] == "0" else "1"
+    fleet.init(is_collective=True)
+
+
+@pytest.mark.multiprocess
+def test_two_that_claim_one_index() -> None:
+    with pytest.raises(WorkerFailedError, match="two workers say they are worker 1"):
+        run_processes(same_index, [(), (), ()], deadline_s=3.0)
+
+
+def another_torch() -> Any:
+    if os.environ["FLEET_INDEX"] == "1":
+        forming.torch.__version__ = "1.0.0"  # type: ignore[attr-defined]
+    fleet.init(is_collective=True)
+
+
+@pytest.mark.multiprocess
+def test_different_versions_of_torch_are_named() -> None:
+    with pytest.raises(WorkerFailedError, match=r"runs torch 2\.13\S*, but worker 1 .* torch 1\.0"):
+        run_processes(another_torch, [(), ()])
+
+
+def open_own_process_group(backend: str) -> None:
+    env = os.environ
+    host, port = env["FLEET_MASTER"].split(":")
+    index, size = int(env["FLEET_INDEX"]), int(env["FLEET_WORKER_NUM"])
+    for name in [n for n in env if n.startswith("FLEET_") and n != "FLEET_HOST"]:
+        del env[name]
+    dist.init_process_group(
+        backend, init_method=f"tcp://{host}:{port}", rank=index, world_size=size
+    )
+
+
+def adopt(backend: str) -> Any:
+    open_own_process_group(backend)
+    fleet.init(is_collective=True)
+    facts = fleet.worker_index(), current().group.size, fleet.all_reduce(1)
+    fleet.barrier_worker()
+    everybody = fleet.all_gather(fleet.worker_index())
+    fleet.stop_worker()
+    # it was the script's, and still is
+    still = dist.is_initialized()
+    dist.destroy_process_group()
+    return *facts, everybody, still
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("backend", ["gloo", "cuda:gloo"], ids=["gloo", "no main memory"])
+def test_a_process_group_the_script_has_opened_is_used_and_left(backend: str) -> None:
+    expected = [(i, 2, 2, [0, 1], True) for i in range(2)]
+    assert run_processes(adopt, [(backend,), (backend,)]) == expected
+
+
+def addresses(said: str) -> Any:
+    if said:
+        os.environ["FLEET_HOST"] = said
+    open_own_process_group("gloo")
+    forming.route_to = lambda host: f"route to {host}"
+    fleet.init(is_collective=True)
+    found = sorted(hello.address for hello in current().group.hellos.values())
+    fleet.stop_worker()
+    return found
+
+
+@pytest.mark.multiprocess
+def test_an_adopted_worker_tells_its_own_address() -> None:
+    expected = ["127.0.0.9", "route to 127.0.0.1"]
+    assert run_processes(addresses, [("",), ("127.0.0.9",)]) == [expected, expected]

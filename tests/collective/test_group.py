@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The group: what workers do together, and what is said when one does not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+import pytest
+import torch
+from tests.workers import WorkerFailedError, run_workers
+
+import fleetlight as fleet
+from fleetlight.collective.group import Group
+from fleetlight.errors import CheckpointError, ConfigError, DeadlineError, PeerError
+from fleetlight.fleet.context import current
+
+
+def test_alone_everything_is_its_own_answer() -> None:
+    group = Group()
+    assert group.alone
+    assert group.all_reduce(torch.tensor([3.0])).tolist() == [3.0]
+    assert group.gather_bytes(b"x", "test") == [b"x"]
+    assert group.broadcast_bytes(b"x", "test") == b"x"
+    group.barrier()
+    group.assemble("anything")
+    group.leave()
+
+
+def test_an_unknown_operation_is_refused() -> None:
+    with pytest.raises(ConfigError, match="sum, max, min"):
+        Group().all_reduce(torch.ones(1), "product")
+
+
+def exchange() -> Any:
+    group = current().group
+    mine = torch.tensor([float(group.index), 5.0])
+    return (
+        [group.all_reduce(mine.clone(), op).tolist() for op in ("sum", "max", "min")],
+        group.gather_bytes(b"w" * group.index, "test"),
+        group.broadcast_bytes(f"from {group.index}".encode(), "test"),
+        [float(fleet.all_reduce(group.index + 0.5)), fleet.all_reduce(group.index, "max")],
+        [t.tolist() for t in fleet.all_gather(mine)],
+    )
+
+
+@pytest.mark.multiprocess
+def test_three_workers_exchange() -> None:
+    for answer in run_workers(exchange, 3):
+        assert answer[0] == [[3.0, 15.0], [2.0, 5.0], [0.0, 5.0]]
+        assert answer[1] == [b"", b"w", b"ww"]
+        assert answer[2] == b"from 0"
+        assert answer[3] == [4.5, 2]
+        assert answer[4] == [[0.0, 5.0], [1.0, 5.0], [2.0, 5.0]]
+
+
+def one_fails() -> str:
+    group = current().group
+
+    def action() -> None:
+        if group.index == 1:
+            raise CheckpointError("the disk is full")
+
+    try:
+        group.together(action, "test")
+    except CheckpointError as error:
+        return f"{'PeerError: ' if isinstance(error, PeerError) else ''}{error}"
+    return "no error"
+
+
+@pytest.mark.multiprocess
+def test_a_failure_of_one_is_an_error_on_all() -> None:
+    zero, one = run_workers(one_fails)
+    assert zero == "PeerError: on worker 1: the disk is full"
+    assert one == "the disk is full"
+
+
+def one_fails_strangely() -> str:
+    group = current().group
+
+    def action() -> None:
+        raise KeyError("x")
+
+    with pytest.raises((KeyError, CheckpointError)) as caught:
+        group.together(action if group.index == 1 else None, "test")
+    return str(caught.value)
+
+
+@pytest.mark.multiprocess
+def test_a_failure_of_another_kind_keeps_its_name() -> None:
+    assert run_workers(one_fails_strangely)[0] == "on worker 1: KeyError: 'x'"
+
+
+def works_longer_than_the_deadline() -> bool:
+    group = current().group
+    group.deadline_s = 0.2
+    done = threading.Event()
+    group.together((lambda: done.wait(1.5) and None) if group.index == 0 else None, "test")
+    return True
+
+
+@pytest.mark.multiprocess
+def test_work_together_may_take_longer_than_the_deadline() -> None:
+    assert run_workers(works_longer_than_the_deadline, deadline_s=1.0) == [True, True]
+
+
+def destroyed_by_the_script() -> int:
+    total = fleet.all_reduce(1)
+    torch.distributed.destroy_process_group()
+    return int(total)
+
+
+@pytest.mark.multiprocess
+def test_a_script_may_destroy_the_process_group() -> None:
+    # stop_worker comes after it, and has nothing left to close
+    assert run_workers(destroyed_by_the_script) == [2, 2]
+
+
+def one_is_late() -> None:
+    group = current().group
+    if group.index == 0:
+        try:
+            group.barrier("test barrier")
+        except DeadlineError as error:
+            group.fail(str(error))
+            raise
+    # worker 1 keeps beating, but never comes
+    while group.liveness is not None and group.liveness.any_alive(10):
+        pass
+
+
+@pytest.mark.multiprocess
+def test_an_expired_wait_blames_nobody_who_is_alive_and_not_behind() -> None:
+    with pytest.raises(WorkerFailedError, match=r"test barrier at step 0 timed out: this worker"):
+        run_workers(one_is_late, deadline_s=2.0)
+
+
+def one_stops() -> None:
+    group = current().group
+    if group.index == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    with pytest.raises(DeadlineError, match=r"worker 1 .* has been silent for .* at step 0"):
+        group.barrier("test barrier")
+    os.kill(group.hellos[1].pid, signal.SIGKILL)
+    group.fail("done")
+    os._exit(0)
+
+
+@pytest.mark.multiprocess
+def test_a_stopped_worker_is_named_at_the_deadline() -> None:
+    # both end without an answer: one is killed by the other, which has checked what it was told
+    with pytest.raises(WorkerFailedError) as caught:
+        run_workers(one_stops, deadline_s=2.0)
+    assert "Error:" not in str(caught.value)

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Membership: who is missing, who does not fit, who gets which index."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetlight.collective import membership
+from fleetlight.collective.membership import Hello
+from fleetlight.errors import MembershipError
+
+
+def hello(index: int | None = 0, address: str = "10.0.0.1", **facts: object) -> Hello:
+    given: dict[str, object] = {"torch": "2.13.0", "fleetlight": "0.1.0", **facts}
+    return Hello(kind="worker", index=index, address=address, hostname="h", pid=7, **given)  # type: ignore[arg-type]
+
+
+def test_a_hello_survives_the_wire() -> None:
+    said = hello(3, node_id="x")
+    assert membership.decode(membership.encode(said)) == said
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"kind": 3}', b"\xff\x00"])
+def test_garbage_is_told(data: bytes) -> None:
+    with pytest.raises(MembershipError, match="no hello"):
+        membership.decode(data)
+
+
+@pytest.mark.parametrize("fact", ["torch", "fleetlight", "backend"])
+def test_two_that_differ_are_named(fact: str) -> None:
+    members = {0: hello(0), 1: hello(1), 2: hello(2, "10.0.0.9", **{fact: "other"})}
+    with pytest.raises(MembershipError, match=rf"worker 0 .* runs {fact}.*worker 2 .*10\.0\.0\.9"):
+        membership.check_alike(members)
+    membership.check_alike({0: hello(0), 1: hello(1)})
+
+
+def test_the_missing_are_named_with_their_endpoints() -> None:
+    text = membership.missing_text(3, {1: hello(1)}, ["a:1", "b:2", "c:3"], 30)
+    assert "1 of 3 workers came within 30 s" in text
+    assert "worker 0 (a:1), worker 2 (c:3)" in text
+
+
+def test_hosts_get_neighbouring_indices() -> None:
+    arrivals = [hello(None, "b"), hello(None, "a"), hello(None, "b"), hello(None, "a")]
+    assert membership.hand_out(arrivals) == [0, 2, 1, 3]
+
+
+def test_numeric_node_ids_are_indices() -> None:
+    arrivals = [hello(None, node_id="2"), hello(None), hello(None, node_id="0")]
+    assert membership.hand_out(arrivals) == [2, 1, 0]
+
+
+def test_a_node_id_used_twice_is_refused() -> None:
+    with pytest.raises(MembershipError, match="MS_NODE_ID=1"):
+        membership.hand_out([hello(None, node_id="1"), hello(None, node_id="1")])
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.none() | st.sampled_from(["x", "y"]))))
+def test_everybody_gets_an_index_of_their_own(members: list[tuple[str, str | None]]) -> None:
+    arrivals = [hello(None, address, node_id=node) for address, node in members]
+    assert sorted(membership.hand_out(arrivals)) == list(range(len(arrivals)))
+
+
+def test_a_scheduler_says_who_came_and_who_did_not() -> None:
+    came = [hello(None, node_id="0"), hello(None, node_id="2")]
+    text = membership.arrived_text("worker", 3, came, 5)
+    assert "2 of 3 workers came within 5 s, 1 missing (MS_NODE_ID 1)" in text
+    assert "nobody" in membership.arrived_text("worker", 3, [], 5)

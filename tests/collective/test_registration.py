@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A scheduler hands out indices, says who is missing, and stays until the last has left."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import pytest
+from tests.workers import WorkerFailedError, run_processes
+
+import fleetlight as fleet
+from fleetlight.fleet.context import current
+
+pytestmark = pytest.mark.multiprocess
+
+
+def member(workers: int, node_id: str | None = None, then: str = "") -> Any:
+    """Process 0 is the scheduler, the others are workers; answers exit code or index."""
+    index, master = os.environ["FLEET_INDEX"], os.environ["FLEET_MASTER"].split(":")
+    deadline = os.environ["FLEET_DEADLINE_S"]
+    for name in [n for n in os.environ if n.startswith("FLEET_")]:
+        del os.environ[name]
+    os.environ.update(
+        MS_ROLE="MS_SCHED" if index == "0" else "MS_WORKER",
+        MS_SCHED_HOST=master[0],
+        MS_SCHED_PORT=master[1],
+        MS_WORKER_NUM=str(workers),
+        MS_TOPO_TIMEOUT=deadline,
+    )
+    if node_id is not None:
+        os.environ["MS_NODE_ID"] = node_id
+    try:
+        fleet.init(is_collective=True)
+    except SystemExit as end:
+        return "exit", end.code
+    if then == "vanish":
+        os._exit(0)
+    if then == "stay":
+        # until the other one, which is refused, has had its answer
+        held = current().group.liveness
+        assert held is not None
+        while not held._asking.check(["worker/index/1"]):
+            time.sleep(0.05)
+    if then == "fail":
+        current().group.fail("ValueError: on purpose")
+        return "failed", fleet.worker_index()
+    total = fleet.all_reduce(1)
+    mine = fleet.worker_index()
+    fleet.stop_worker()
+    return mine, total
+
+
+def test_indices_are_handed_out() -> None:
+    answers = run_processes(member, [(3,), (3,), (3,), (3,)])
+    assert answers[0] == ("exit", 0)
+    assert sorted(answers[1:]) == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_node_ids_are_indices() -> None:
+    assert run_processes(member, [(2,), (2, "1"), (2, "0")]) == [("exit", 0), (1, 2), (0, 2)]
+
+
+def test_too_few_workers_is_told_to_all() -> None:
+    with pytest.raises(WorkerFailedError, match="scheduler says: 1 of 2 workers came") as caught:
+        run_processes(member, [(2,), (2,)], deadline_s=1.0)
+    assert "worker 0:" not in str(caught.value)
+
+
+def test_a_surplus_worker_is_refused() -> None:
+    with pytest.raises(WorkerFailedError, match="the job already has its 1 workers"):
+        run_processes(member, [(1,), (1, None, "stay"), (1, None, "stay")], deadline_s=8.0)
+
+
+def test_a_failing_worker_ends_the_scheduler_with_1() -> None:
+    answers = run_processes(member, [(1,), (1, None, "fail")])
+    assert answers == [("exit", 1), ("failed", 0)]
+
+
+def test_a_vanished_worker_ends_the_scheduler_with_1() -> None:
+    with pytest.raises(WorkerFailedError, match=r"^worker 1 died without a word$"):
+        run_processes(member, [(1,), (1, None, "vanish")], deadline_s=2.0)

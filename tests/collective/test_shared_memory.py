@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums in shared memory: right for any tensors and workers, alike on all, loud when one fails."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleetlight.collective.shared_memory import SharedMemory, SharedMemoryError
+from fleetlight.collective.sockets import bound_waits
+
+
+def mesh(size: int, deadline_s: float = 20.0) -> list[SharedMemory]:
+    """Workers of one process, connected as those of several are."""
+    ends: list[list[socket.socket | None]] = [[None] * size for _ in range(size)]
+    for i in range(size):
+        for j in range(i):
+            ends[i][j], ends[j][i] = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for row in ends:
+        for end in filter(None, row):
+            bound_waits(end, deadline_s)
+    return [SharedMemory(i, row) for i, row in enumerate(ends)]
+
+
+def together(workers: list[SharedMemory], rounds: list[list[list[torch.Tensor]]]) -> None:
+    """Each worker sums its tensors of each round, all at the same time: rounds[worker][round]."""
+    errors: list[BaseException] = []
+
+    def run(worker: SharedMemory, mine: list[list[torch.Tensor]]) -> None:
+        try:
+            for tensors in mine:
+                futures = [worker.start(i, tensor) for i, tensor in enumerate(tensors)]
+                worker.finish()
+                assert all(future.done() for future in futures)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [
+        threading.Thread(target=run, args=pair) for pair in zip(workers, rounds, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    for worker in workers:
+        worker.close()
+    if errors:
+        raise errors[0]
+
+
+dtypes = st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64])
+layouts = st.lists(st.tuples(st.integers(0, 300), dtypes), min_size=1, max_size=5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(2, 5), st.lists(layouts, min_size=1, max_size=3), st.integers(0, 99))
+def test_sums_are_right_and_alike(
+    size: int, rounds: list[list[tuple[int, torch.dtype]]], seed: int
+) -> None:
+    torch.manual_seed(seed)
+    mine = [
+        [[torch.randint(-8, 8, (n,)).to(dtype) for n, dtype in layout] for layout in rounds]
+        for _ in range(size)
+    ]
+    # small whole numbers: every order of addition gives the same
+    expected = [
+        [torch.stack([mine[w][r][t] for w in range(size)]).sum(0) for t in range(len(layout))]
+        for r, layout in enumerate(rounds)
+    ]
+    together(mesh(size), mine)
+    for worker in mine:
+        for got, wanted in zip(worker, expected, strict=True):
+            for tensor, total in zip(got, wanted, strict=True):
+                assert torch.equal(tensor, total.to(tensor.dtype))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_floats_are_the_same_on_all_workers_bit_for_bit(size: int) -> None:
+    mine = [[[torch.randn(1000, 3)] for _ in range(4)] for _ in range(size)]
+    together(mesh(size), mine)
+    for worker in mine[1:]:
+        for got, first in zip(worker, mine[0], strict=True):
+            assert torch.equal(got[0], first[0])
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_an_arena_grows_in_the_middle_of_a_round(size: int) -> None:
+    mebi = 1 << 18  # floats in a MiB
+    sizes = [1000, mebi // 2, 4 * mebi, 7]
+    mine = [[[torch.full((n,), w + 1.0) for n in sizes] for _ in range(3)] for w in range(size)]
+    together(mesh(size), mine)
+    total = size * (size + 1) / 2
+    assert all(bool((t == total).all()) for worker in mine for r in worker for t in r)
+
+
+def test_workers_that_do_different_things_are_told() -> None:
+    with pytest.raises(SharedMemoryError, match=r"reduces 1 tensors of \d+ bytes in round 0, this"):
+        together(mesh(2), [[[torch.ones(3)]], [[torch.ones(4)]]])
+
+
+def test_a_dead_peer_is_noticed_at_once() -> None:
+    one, other = mesh(2)
+    other.close()
+    tensor = torch.ones(3)
+    future = one.start(0, tensor)
+    with pytest.raises(SharedMemoryError, match="worker 1"):
+        one.finish()
+    assert future.done()
+    one.close()
+
+
+def test_a_late_peer_is_named_at_the_deadline() -> None:
+    one, other = mesh(2, deadline_s=0.2)
+    one.start(0, torch.ones(3))
+    with pytest.raises(SharedMemoryError, match="timed out waiting for worker 1"):
+        one.finish()
+    one.close()
+    other.close()
+
+
+def test_nothing_is_left_open() -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    def once() -> None:
+        mine: Any = [[[torch.ones(1 << 19)] for _ in range(3)] for _ in range(3)]
+        together(mesh(3), mine)
+
+    once()
+    before = descriptors()
+    for _ in range(5):
+        once()
+    assert descriptors() <= before
