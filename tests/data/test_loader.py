@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Positions, iterations and settings of a loader that simulated workers share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.data.simulated import (
+    Numbers,
+    Ragged,
+    Stream,
+    Workers,
+    counting,
+    in_processes,
+    numbers_in,
+    plain,
+    single,
+)
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    SequentialSampler,
+)
+
+from fleetlight.errors import CheckpointError, ConfigError
+
+# --- positions
+
+
+def indexed(**settings: Any) -> DataLoader[Any]:
+    return plain(shuffle=True, **settings)
+
+
+def streamed(**settings: Any) -> DataLoader[Any]:
+    return DataLoader(Stream(60, split=True), batch_size=4, **settings)
+
+
+def batched(**settings: Any) -> DataLoader[Any]:
+    return DataLoader(Numbers(30), batch_sampler=Ragged(), **settings)
+
+
+@in_processes
+@pytest.mark.parametrize("make", [indexed, streamed, batched])
+def test_going_on_is_exact_at_every_step(make: Any, processes: dict[str, Any]) -> None:
+    def workers() -> Workers:
+        return Workers(lambda: make(**processes), 2)
+
+    original = workers()
+    epochs = [original.epoch(), original.epoch(), original.epoch()]
+    # loading processes are slow to start: with them not every step
+    every = 1 if not processes else 3
+    for done in range(1, len(epochs[1]) + 1, every):
+        before = workers()
+        before.epoch()
+        assert before.epoch(done) == epochs[1][:done]
+        state = before.loaders[1].state_dict()
+        after = workers().load(state)
+        assert after.epoch() == (epochs[1][done:] or epochs[2])
+
+
+@pytest.mark.parametrize("tail", ["join", "pad", "drop"])
+def test_going_on_with_each_tail(tail: str) -> None:
+    for make in (indexed, streamed, batched):
+        original = Workers(make, 2, tail=tail)
+        whole, second = original.epoch(), original.epoch()
+        for done in range(len(whole) + 1):
+            before = Workers(make, 2, tail=tail)
+            before.epoch(done)
+            after = Workers(make, 2, tail=tail).load(before.loaders[0].state_dict())
+            assert after.epoch() == (whole[done:] or second)
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize("make", [indexed, streamed, batched])
+@pytest.mark.parametrize("number", [1, 3])
+def test_going_on_with_other_workers_loses_and_doubles_nothing(
+    number: int, make: Any, processes: int
+) -> None:
+    everything = sorted(counting(Workers(make, 1).epoch()))
+    for done in (1, 3):
+        before = Workers(lambda: make(num_workers=processes), 2)
+        first = counting(before.epoch(done))
+        after = Workers(lambda: make(num_workers=processes), number)
+        rest = counting(after.load(before.loaders[0].state_dict()).epoch())
+        assert sorted(first + rest) == everything
+
+
+def test_a_position_at_the_end_of_an_epoch_is_the_beginning_of_the_next() -> None:
+    for make in (indexed, streamed, lambda: streamed(num_workers=2)):
+        before = Workers(make, 2)
+        before.epoch()
+        after = Workers(make, 2).load(before.loaders[0].state_dict())
+        assert after.loaders[0].epoch == 1
+        assert after.epoch() == before.epoch()
+
+
+def test_the_seed_of_a_position_is_gone_on_with() -> None:
+    before = Workers(indexed, 2, seed=4)
+    whole = Workers(indexed, 2, seed=4).epoch()
+    before.epoch(1)
+    after = Workers(indexed, 2, seed=99).load(before.loaders[0].state_dict())
+    assert after.epoch() == whole[1:]
+
+
+def test_a_position_counts_what_was_handed_out_not_what_was_fetched() -> None:
+    loader = single(plain(num_workers=2, prefetch_factor=3))
+    iterator = iter(loader)
+    next(iterator)
+    next(iterator)
+    assert loader.state_dict() == {"epoch": 0, "seed": 0, "consumed": 8}
+    assert loader.consumed == 8
+
+
+def test_a_stream_needs_the_same_number_of_loading_processes() -> None:
+    before = Workers(lambda: streamed(num_workers=2), 1)
+    before.epoch(1)
+    state = before.loaders[0].state_dict()
+    with pytest.raises(CheckpointError, match=r"reached with 2 loading processes, .* has 1"):
+        single(streamed()).load_state_dict(state)
+    unused = Workers(lambda: streamed(num_workers=2), 1).loaders[0].state_dict()
+    single(streamed()).load_state_dict(unused)
+
+
+def test_a_position_that_lacks_something_is_refused() -> None:
+    with pytest.raises(CheckpointError, match=r"lacks \['consumed', 'seed'\]"):
+        single(indexed()).load_state_dict({"epoch": 1})
+    with pytest.raises(CheckpointError, match=r"lacks \['streams', 'turn'\]"):
+        single(streamed()).load_state_dict(single(indexed()).state_dict())
+
+
+# --- iterations
+
+
+@in_processes
+def test_an_abandoned_iteration_is_followed_by_the_next_epoch(processes: dict[str, Any]) -> None:
+    for make in (indexed, streamed):
+        whole = Workers(make, 2)
+        whole.epoch()
+        second = sorted(counting(whole.epoch()))
+        workers = Workers(lambda make=make: make(**processes), 2)  # type: ignore[misc]
+        workers.epoch(1)
+        assert sorted(counting(workers.epoch())) == second
+        assert workers.loaders[0].epoch == 2
+
+
+@pytest.mark.parametrize(
+    "restart",
+    [
+        lambda loader: next(iter(loader)),
+        lambda loader: loader.set_epoch(0),
+        lambda loader: loader.load_state_dict(loader.state_dict()),
+    ],
+)
+def test_an_older_iteration_does_not_go_on(restart: Any) -> None:
+    loader = single(plain())
+    old = iter(loader)
+    next(old)
+    restart(loader)
+    consumed = loader.consumed
+    with pytest.raises(ConfigError, match="started anew while it was being iterated; for two"):
+        next(old)
+    assert loader.consumed == consumed
+
+
+def test_an_iteration_that_was_never_begun_is_none() -> None:
+    loader = single(plain())
+    iter(loader)
+    assert numbers_in(next(iter(loader))) == [0, 1, 2, 3]
+    assert loader.epoch == 0
+
+
+def test_set_epoch_starts_that_epoch() -> None:
+    workers = Workers(indexed, 2)
+    epochs = [workers.epoch() for _ in range(3)]
+    for epoch in (2, 0, 0, 1):
+        for loader in workers.loaders:
+            loader.set_epoch(epoch)
+        assert workers.epoch() == epochs[epoch]
+
+
+def test_set_epoch_after_loading_keeps_the_position_in_that_epoch() -> None:
+    before = Workers(indexed, 1)
+    whole = Workers(indexed, 1).epoch()
+    before.epoch(2)
+    for epoch, expected in ((0, whole[2:]), (1, None)):
+        after = Workers(indexed, 1).load(before.loaders[0].state_dict())
+        after.loaders[0].set_epoch(epoch)
+        rounds = after.epoch()
+        assert rounds == expected if expected else len(rounds) == len(whole)
+
+
+# --- the loader itself
+
+
+def test_it_is_a_dataloader_with_the_settings_of_the_original() -> None:
+    def collate(records: list[int]) -> dict[str, list[int]]:
+        return {"x": records}
+
+    dataset, generator = Numbers(30), torch.Generator()
+    original = DataLoader(
+        dataset,
+        batch_size=4,
+        collate_fn=collate,
+        generator=generator,
+        num_workers=2,
+        prefetch_factor=5,
+        persistent_workers=True,
+        timeout=30,
+        pin_memory=True,
+        worker_init_fn=print,
+        multiprocessing_context="fork",
+    )
+    loader = single(original)
+    assert isinstance(loader, DataLoader)
+    assert loader.dataset is dataset
+    assert loader.collate_fn is collate
+    assert loader.generator is generator
+    for name in (
+        "batch_size",
+        "num_workers",
+        "prefetch_factor",
+        "persistent_workers",
+        "timeout",
+        "pin_memory",
+        "worker_init_fn",
+        "multiprocessing_context",
+    ):
+        assert getattr(loader, name) == getattr(original, name)
+    assert (loader.worker, loader.workers, loader.tail) == (0, 1, "join")
+
+
+@in_processes
+def test_collate_fn_is_used_for_records_and_streams(processes: dict[str, Any]) -> None:
+    for dataset in (Numbers(6), Stream(6, split=True)):
+        loader = single(DataLoader(dataset, batch_size=3, collate_fn=sum, **processes))
+        assert sum(loader) == 15
+
+
+def test_samples_per_step() -> None:
+    assert Workers(indexed, 3).loaders[0].samples_per_step == 12
+    assert Workers(streamed, 3).loaders[0].samples_per_step == 12
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_what_cannot_be_shared_is_refused(number: int) -> None:
+    def refused(loader: Any, why: str, **settings: Any) -> None:
+        with pytest.raises(ConfigError, match=why):
+            single(loader, workers=number, **settings)
+
+    already = DistributedSampler(Numbers(8), num_replicas=2, rank=0)
+    refused(plain(sampler=already), "has a DistributedSampler and is sharded already")
+    sampler = BatchSampler(already, 2, False)
+    refused(DataLoader(Numbers(8), batch_sampler=sampler), "DistributedSampler")
+    refused(DataLoader(Numbers(8), batch_size=None), "no automatic batching")
+    refused(DataLoader(Stream(8), batch_size=None), "yields ready batches")
+    refused([1, 2], "got a list, expected a torch DataLoader")
+    refused(single(plain()), "made itself")
+    refused(plain(), "tail='cut', expected one of join, drop, pad", tail="cut")
+
+
+def test_a_list_of_indices_may_be_a_sampler() -> None:
+    loader = plain(sampler=[3, 1, 2])
+    assert counting(Workers(lambda: loader, 2).epoch()) == [3, 1, 2]
+    batches = BatchSampler(SequentialSampler(range(4)), 2, False)
+    in_order = DataLoader(Numbers(4), batch_sampler=batches)
+    assert counting(Workers(lambda: in_order, 1).epoch()) == [0, 1, 2, 3]
