@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints: pure functions from the state of a job to files and back.
+
+This package knows nothing of processes. Who calls it has gathered the state already, and decides
+which process writes.
+"""
+
+from fleetlight.checkpoint.inference import InferenceModel, load_inference, save_inference
+from fleetlight.checkpoint.manifest import Manifest
+from fleetlight.checkpoint.model import (
+    ModelState,
+    fitted_model_state,
+    load_model_state,
+    model_state,
+)
+from fleetlight.checkpoint.optimizer import (
+    OptimizerState,
+    fitted_optimizer_state,
+    load_optimizer_state,
+    optimizer_state,
+)
+from fleetlight.checkpoint.reader import Checkpoint, export, read
+from fleetlight.checkpoint.rng import RngState, rng_state, set_rng_state
+from fleetlight.checkpoint.snapshot import Snapshot, write
+from fleetlight.checkpoint.worker import WorkerState
+
+__all__ = [
+    "Checkpoint",
+    "InferenceModel",
+    "Manifest",
+    "ModelState",
+    "OptimizerState",
+    "RngState",
+    "Snapshot",
+    "WorkerState",
+    "export",
+    "fitted_model_state",
+    "fitted_optimizer_state",
+    "load_inference",
+    "load_model_state",
+    "load_optimizer_state",
+    "model_state",
+    "optimizer_state",
+    "read",
+    "rng_state",
+    "save_inference",
+    "set_rng_state",
+    "write",
+]

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that are whole or absent: checksummed while written, flushed before they count."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from fleetlight.checkpoint.manifest import FileEntry
+from fleetlight.errors import CorruptCheckpointError
+
+# Small enough to be still in the cache when it is hashed, large enough to make calls cheap.
+_CHUNK = 4 << 20
+
+
+class Writable(Protocol):
+    """Anything that takes bytes: a `Sink`, or a buffer in memory."""
+
+    def write(self, data: bytes | memoryview, /) -> object:
+        """Take all of `data`."""
+
+
+class Sink:
+    """A new file that knows its own size and checksum."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._size = 0
+        self._digest = hashlib.sha256()
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+    def __enter__(self) -> Sink:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def write(self, data: bytes | memoryview, /) -> None:
+        """Append all of `data`."""
+        view = memoryview(data)
+        while view:
+            try:
+                done = os.write(self._fd, view[:_CHUNK])
+            except OSError as error:
+                error.filename = str(self._path)
+                raise
+            self._digest.update(view[:done])
+            self._size += done
+            view = view[done:]
+
+    def flush(self) -> FileEntry:
+        """Wait until the file is on disk, and describe it."""
+        os.fsync(self._fd)
+        return FileEntry(self._path.name, self._size, self._digest.hexdigest())
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Sink]:
+    """Write a file beside `path` and move it there at the end: readers see the old or the new."""
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
+    try:
+        with Sink(beside) as sink:
+            yield sink
+            sink.flush()
+        os.replace(beside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(beside)
+        raise
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable, where the file system can."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        # Some network file systems flush names by themselves and refuse the call.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(fd)
+
+
+def describe(path: Path) -> FileEntry:
+    """Checksum a file that somebody else wrote, and flush it to disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    return FileEntry(path.name, path.stat().st_size, _checksum(path))
+
+
+def verify(path: Path, expected: FileEntry) -> None:
+    """Refuse a file whose bytes are not those that were written."""
+    size = path.stat().st_size
+    if size != expected.bytes:
+        raise CorruptCheckpointError(
+            f"{path} was truncated or replaced: got {size} bytes, expected {expected.bytes}; "
+            f"load another checkpoint"
+        )
+    got = _checksum(path)
+    if got != expected.sha256:
+        raise CorruptCheckpointError(
+            f"{path} was changed after it was written: got sha256 {got}, expected "
+            f"{expected.sha256}; load another checkpoint"
+        )
+
+
+def _checksum(path: Path) -> str:
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(_CHUNK))
+    with open(path, "rb", buffering=0) as file:
+        while size := file.readinto(buffer):
+            digest.update(buffer[:size])
+    return digest.hexdigest()

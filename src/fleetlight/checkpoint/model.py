@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The persistent state of a module: taken by name, and put back into the same Parameter objects."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fleetlight.checkpoint.differences import compare, refuse_differences
+from fleetlight.checkpoint.tensors import dtype_name
+from fleetlight.checkpoint.values import Json, pack, unpack
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelState:
+    """What `state_dict` would hold. The tensors are the module's own, not copies."""
+
+    tensors: Mapping[str, Tensor]
+    #: what each tensor is: parameter, buffer, or extra (from `get_extra_state`)
+    kinds: Mapping[str, str]
+    #: tied tensors: the second name -> the first
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    #: values of `get_extra_state`, packed
+    extra: Mapping[str, Json] = dataclasses.field(default_factory=dict)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Every name with its value, as `Module.load_state_dict` wants it."""
+        named = {name: t for name, t in self.tensors.items() if self.kinds[name] != "extra"}
+        tied = {second: self.tensors[first] for second, first in self.aliases.items()}
+        extra = {name: unpack(value, self.tensors) for name, value in self.extra.items()}
+        return {**named, **tied, **extra}
+
+
+def model_state(module: nn.Module) -> ModelState:
+    """The module's parameters, persistent buffers, extra state and which of them are tied."""
+    tensors: dict[str, Tensor] = {}
+    kinds: dict[str, str] = {}
+    aliases: dict[str, str] = {}
+    extra: dict[str, Json] = {}
+    first_names: dict[int, str] = {}
+    for name, value in module.state_dict(keep_vars=True).items():
+        if _is_extra(name, value):
+            extra[name] = pack(value, name, tensors)
+        elif id(value) in first_names:
+            aliases[name] = first_names[id(value)]
+        else:
+            first_names[id(value)] = name
+            tensors[name] = value.detach()
+            kinds[name] = "parameter" if isinstance(value, nn.Parameter) else "buffer"
+    return ModelState(tensors, {**dict.fromkeys(tensors, "extra"), **kinds}, aliases, extra)
+
+
+def load_model_state(module: nn.Module, state: ModelState) -> None:
+    """Copy `state` into the module in place, or raise and change nothing.
+
+    Module objects, Parameter objects and their storage stay the same, so optimizers and reducers
+    that hold them go on working.
+    """
+    fitted_model_state(module, state)()
+
+
+def fitted_model_state(module: nn.Module, state: ModelState) -> Callable[[], None]:
+    """Compare `state` with the module; answers what copies it in, or raises."""
+    live = module.state_dict(keep_vars=True)
+    saved = state.state_dict()
+    differences = [
+        *compare(_facts(live), _facts(saved), "tensor"),
+        *_untied(live, saved),
+    ]
+    refuse_differences("model", differences)
+    values = OrderedDict(saved)
+    # Without its version record a state_dict counts as one of an old torch, and is converted.
+    values._metadata = live._metadata  # type: ignore[attr-defined]
+
+    def load() -> None:
+        module.load_state_dict(values)
+
+    return load
+
+
+def _is_extra(name: str, value: object) -> bool:
+    """True for what `set_extra_state` (or a hook) takes back, not a parameter or buffer."""
+    return name.rpartition(".")[2] == "_extra_state" or not isinstance(value, Tensor)
+
+
+def _facts(state: Mapping[str, Any]) -> dict[str, str]:
+    return {name: _fact(name, value) for name, value in state.items()}
+
+
+def _fact(name: str, tensor: Tensor) -> str:
+    if _is_extra(name, tensor):
+        return "extra state"
+    if nn.parameter.is_lazy(tensor):
+        return "without a shape yet (run the model once first)"
+    return f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
+
+
+def _untied(live: Mapping[str, Any], saved: Mapping[str, Any]) -> Iterator[str]:
+    """Names that are one tensor here, but two different ones in the checkpoint."""
+    first_names: dict[int, str] = {}
+    for name, value in live.items():
+        if name not in saved or _is_extra(name, value):
+            continue
+        first = first_names.setdefault(id(value), name)
+        if first != name and not torch.equal(saved[name], saved[first]):
+            yield f"{name!r} and {first!r} are one tensor here, but differ in the checkpoint"

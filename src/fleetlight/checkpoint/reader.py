@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`read`: a checkpoint as it lies on disk. Files are checked and opened when they are asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from torch import Tensor
+
+from fleetlight.checkpoint import files
+from fleetlight.checkpoint.manifest import MANIFEST, Manifest
+from fleetlight.checkpoint.model import ModelState
+from fleetlight.checkpoint.optimizer import OptimizerState
+from fleetlight.checkpoint.snapshot import FORMAT, MODEL_FILE, optimizer_file
+from fleetlight.checkpoint.store import Directory, read_manifest, verified
+from fleetlight.checkpoint.tensors import read_tensors, write_tensors
+from fleetlight.checkpoint.values import unpack
+from fleetlight.checkpoint.worker import WorkerState, read_worker, record_file, tensor_file
+from fleetlight.errors import CheckpointError
+
+
+class Checkpoint:
+    """A finished save. Its tensors are mapped from the files: load them, do not change them."""
+
+    def __init__(self, directory: Path, manifest: Manifest) -> None:
+        self.directory = directory
+        self.manifest = manifest
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """What `Snapshot.extra` was."""
+        return {key: unpack(value, {}) for key, value in self.manifest.extra.items()}
+
+    def model(self) -> ModelState:
+        """The model's state."""
+        tensors = self._tensors(MODEL_FILE)
+        entries = [entry for entry in self.manifest.tensors if entry.file == MODEL_FILE]
+        return ModelState(
+            {entry.name: tensors[entry.name] for entry in entries},
+            {entry.name: entry.kind for entry in entries},
+            self.manifest.aliases,
+            self.manifest.model_extra,
+        )
+
+    def optimizers(self) -> list[OptimizerState]:
+        """The states of the optimizers, in the order in which they were saved."""
+        return [
+            OptimizerState(entry, self._tensors(optimizer_file(number)))
+            for number, entry in enumerate(self.manifest.optimizers)
+        ]
+
+    def worker(self, rank: int) -> WorkerState | None:
+        """The state of one worker of then, None if there was no such worker."""
+        names = {entry.name for entry in self.manifest.files}
+        if record_file(rank) not in names:
+            return None
+        tensors = self._tensors(tensor_file(rank)) if tensor_file(rank) in names else {}
+        return read_worker(verified(self.directory, self.manifest, record_file(rank)), tensors)
+
+    def workers(self) -> list[WorkerState]:
+        """The states of all workers of then, by rank."""
+        states = (self.worker(rank) for rank in range(self.manifest.workers))
+        return [state for state in states if state is not None]
+
+    def paths(self) -> list[Path]:
+        """Where its files are, the manifest first, relative to the directory."""
+        files = (verified(self.directory, self.manifest, f.name) for f in self.manifest.files)
+        return [Path(MANIFEST), *(path.relative_to(self.directory) for path in files)]
+
+    def verify(self) -> None:
+        """Check the bytes of every file."""
+        for entry in self.manifest.files:
+            verified(self.directory, self.manifest, entry.name)
+
+    def _tensors(self, name: str) -> dict[str, Tensor]:
+        return read_tensors(verified(self.directory, self.manifest, name))
+
+
+def read(dirname: Directory) -> Checkpoint:
+    """The checkpoint in `dirname`. Reads the manifest only."""
+    manifest = read_manifest(dirname, Manifest, FORMAT)
+    if manifest.tables:
+        raise CheckpointError(
+            f"{dirname} holds {len(manifest.tables)} parameter-server tables, which this version "
+            f"cannot load; upgrade Fleetlight"
+        )
+    return Checkpoint(Path(dirname), manifest)
+
+
+def export(dirname: Directory, out: Directory) -> Path:
+    """Write the model of a checkpoint as one safetensors file that plain PyTorch loads.
+
+    The names are those of `model.state_dict()`; tied tensors stand under each of their names.
+    Extra state goes into the file's metadata as JSON.
+    """
+    path, state = Path(out), read(dirname).model()
+    tied = {second: state.tensors[first] for second, first in state.aliases.items()}
+    extra = {"extra_state": msgspec.json.encode(state.extra).decode()} if state.extra else {}
+    try:
+        with files.replacing(path) as sink:
+            write_tensors(sink, {**state.tensors, **tied}, extra)
+    except OSError as error:
+        raise CheckpointError(
+            f"could not export to {path}: {error.strerror or error}; expected a file name in an "
+            f"existing directory that can be written"
+        ) from error
+    return path

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Snapshot`: all that a checkpoint holds, and `write`, which makes it durable."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fleetlight.checkpoint.manifest import VERSION, Manifest, TensorEntry, encode
+from fleetlight.checkpoint.model import ModelState
+from fleetlight.checkpoint.optimizer import OptimizerState
+from fleetlight.checkpoint.store import Directory, Generation, new_generation
+from fleetlight.checkpoint.tensors import describe_tensors, write_tensors
+from fleetlight.checkpoint.values import pack
+from fleetlight.checkpoint.worker import WorkerState, write_worker
+from fleetlight.errors import CheckpointError
+
+FORMAT = "fleetlight-checkpoint"
+MODEL_FILE = "model.safetensors"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """The state of a job between two steps."""
+
+    model: ModelState
+    optimizers: Sequence[OptimizerState] = ()
+    workers: Sequence[WorkerState] = ()
+    server_num: int = 0
+    seed: int = 0
+    #: how often the job's servers were loaded from a checkpoint; frames of older epochs are refused
+    epoch: int = 0
+    step: int = 0
+    #: anything else to be found in the manifest: numbers, strings, None, containers of these
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def detached(self) -> Snapshot:
+        """A copy on the CPU, to be written while training changes the original."""
+        return dataclasses.replace(
+            self,
+            model=dataclasses.replace(self.model, tensors=_copies(self.model.tensors)),
+            optimizers=[
+                dataclasses.replace(optimizer, tensors=_copies(optimizer.tensors))
+                for optimizer in self.optimizers
+            ],
+            workers=[WorkerState.from_bytes(worker.to_bytes()) for worker in self.workers],
+        )
+
+
+def write(dirname: Directory, snapshot: Snapshot) -> Manifest:
+    """Save `snapshot` as the checkpoint in `dirname`; it is on disk when this returns.
+
+    Until then, and after any failure, `dirname` holds the checkpoint that was there before.
+    """
+    with new_generation(dirname, FORMAT) as generation:
+        tensors = _write_files(generation, snapshot)
+        manifest = _manifest(generation, snapshot, tensors)
+        generation.publish(encode(manifest))
+    return manifest
+
+
+def optimizer_file(number: int) -> str:
+    """The name of an optimizer's tensor file. Most jobs have one optimizer."""
+    return f"optimizer-{number}.safetensors" if number else "optimizer.safetensors"
+
+
+def package_version() -> str:
+    """The version of Fleetlight that writes."""
+    try:
+        return importlib.metadata.version("fleetlight")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown (not installed)"
+
+
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
+def _write_files(generation: Generation, snapshot: Snapshot) -> list[TensorEntry]:
+    ranks = [worker.rank for worker in snapshot.workers]
+    if ranks != list(range(len(ranks))):
+        raise CheckpointError(
+            f"cannot save the states of workers {ranks}; expected one of each worker, in order"
+        )
+    entries = _write_model(generation, snapshot.model)
+    for number, optimizer in enumerate(snapshot.optimizers):
+        with generation.create(optimizer_file(number)) as sink:
+            write_tensors(sink, optimizer.tensors)
+        entries += describe_tensors(optimizer.tensors, "optimizer", optimizer_file(number))
+    for worker in snapshot.workers:
+        entries += write_worker(generation, worker)
+    return entries
+
+
+def _write_model(generation: Generation, model: ModelState) -> list[TensorEntry]:
+    with generation.create(MODEL_FILE) as sink:
+        write_tensors(sink, model.tensors)
+    return [
+        entry
+        for name, tensor in model.tensors.items()
+        for entry in describe_tensors({name: tensor}, model.kinds[name], MODEL_FILE)
+    ]
+
+
+def _manifest(generation: Generation, snapshot: Snapshot, tensors: list[TensorEntry]) -> Manifest:
+    return Manifest(
+        format=FORMAT,
+        version=VERSION,
+        checksum="",
+        generation=generation.number,
+        created=datetime.now(timezone.utc),
+        fleetlight=package_version(),
+        torch=str(torch.__version__),
+        files=generation.files,
+        workers=max(1, len(snapshot.workers)),
+        servers=snapshot.server_num,
+        seed=snapshot.seed,
+        epoch=snapshot.epoch,
+        step=snapshot.step,
+        tensors=tensors,
+        aliases=dict(snapshot.model.aliases),
+        model_extra=dict(snapshot.model.extra),
+        optimizers=[optimizer.entry for optimizer in snapshot.optimizers],
+        extra={key: _pack_extra(key, value) for key, value in snapshot.extra.items()},
+    )
+
+
+def _pack_extra(key: str, value: object) -> Any:
+    tensors: dict[str, Tensor] = {}
+    packed = pack(value, f"extra.{key}", tensors)
+    if tensors:
+        raise CheckpointError(
+            f"{min(tensors)} cannot be saved: got a tensor, but `extra` is kept in the manifest; "
+            f"expected numbers, strings, None and containers of these"
+        )
+    return packed

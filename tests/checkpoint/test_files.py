@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that are whole or absent."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.checkpoint.states import full_disk_at
+
+from fleetlight.checkpoint import files
+from fleetlight.checkpoint.manifest import FileEntry
+from fleetlight.errors import CorruptCheckpointError
+
+
+def test_a_sink_knows_size_and_checksum(tmp_path: Path) -> None:
+    data = os.urandom(3000)
+    with files.Sink(tmp_path / "a") as sink:
+        sink.write(data[:1000])
+        sink.write(memoryview(data)[1000:])
+        sink.write(b"")
+        entry = sink.flush()
+    assert (tmp_path / "a").read_bytes() == data
+    assert entry == FileEntry("a", 3000, hashlib.sha256(data).hexdigest())
+    assert files.describe(tmp_path / "a") == entry
+    files.verify(tmp_path / "a", entry)
+
+
+def test_a_sink_never_writes_over_a_file(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    with pytest.raises(FileExistsError):
+        files.Sink(tmp_path / "a")
+
+
+def test_writes_that_take_only_a_part_are_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[:7]))
+    with files.Sink(tmp_path / "a") as sink:
+        sink.write(bytes(range(100)))
+        entry = sink.flush()
+    assert (tmp_path / "a").read_bytes() == bytes(range(100))
+    assert entry.sha256 == hashlib.sha256(bytes(range(100))).hexdigest()
+
+
+def test_verify_tells_truncated_from_changed(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"12345678")
+    entry = files.describe(path)
+    path.write_bytes(b"1234")
+    with pytest.raises(CorruptCheckpointError, match=r"a was truncated .* 4 bytes, expected 8"):
+        files.verify(path, entry)
+    path.write_bytes(b"1234567x")
+    with pytest.raises(CorruptCheckpointError, match=f"a was changed .* expected {entry.sha256}"):
+        files.verify(path, entry)
+
+
+def test_replacing_shows_the_old_file_until_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+    with files.replacing(path) as sink:
+        sink.write(b"new")
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("call", range(1, 5))
+def test_replacing_leaves_the_old_file_when_it_fails(
+    tmp_path: Path, watched_os: Any, call: int
+) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+    watched_os(full_disk_at(call))
+    with pytest.raises(OSError, match="No space"), files.replacing(path) as sink:
+        sink.write(b"new")
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_file_system_that_cannot_flush_names_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(fd: int) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    error = errno.EINVAL
+    files.sync_directory(tmp_path)
+    error = errno.EIO
+    with pytest.raises(OSError, match="Input/output"):
+        files.sync_directory(tmp_path)

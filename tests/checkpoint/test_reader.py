@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading: only what is asked for, and only bytes that were written."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import msgspec
+import pytest
+import safetensors.torch
+import torch
+from tests.checkpoint.states import snapshot, whole_step
+
+from fleetlight import checkpoint
+from fleetlight.checkpoint.manifest import encode
+from fleetlight.errors import CheckpointError, CorruptCheckpointError
+
+FILES = ["model.safetensors", "optimizer.safetensors", "worker-00000.json"]
+
+
+def damage(path: Path, how: str) -> None:
+    data = path.read_bytes()
+    changed = {
+        "truncated": data[:-1],
+        "edited": data[:-1] + bytes([data[-1] ^ 1]),
+        "header": bytes([data[0] ^ 1]) + data[1:],
+        "empty": b"",
+        "longer": data + b"x",
+    }
+    path.write_bytes(changed[how])
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("how", ["truncated", "edited", "header", "empty", "longer"])
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, how: str) -> None:
+    checkpoint.write(tmp_path, snapshot(1))
+    path = tmp_path / "generation-000001" / name
+    damage(path, how)
+    with pytest.raises(CorruptCheckpointError, match=f"{name} was .*got .*expected"):
+        checkpoint.read(tmp_path).verify()
+
+
+def test_a_swapped_file_is_named(tmp_path: Path) -> None:
+    for step in (1, 2):
+        checkpoint.write(tmp_path / str(step), snapshot(step))
+    inside = Path("generation-000001/model.safetensors")
+    (tmp_path / "1" / inside).write_bytes((tmp_path / "2" / inside).read_bytes())
+    with pytest.raises(CorruptCheckpointError, match=r"model\.safetensors was changed"):
+        checkpoint.read(tmp_path / "1").model()
+
+
+def test_files_are_checked_only_when_they_are_read(tmp_path: Path) -> None:
+    checkpoint.write(tmp_path, snapshot(1))
+    damage(tmp_path / "generation-000001" / "optimizer.safetensors", "longer")
+    found = checkpoint.read(tmp_path)
+    assert found.model().tensors["bias"].tolist() == [1, 1]
+    with pytest.raises(CorruptCheckpointError):
+        found.optimizers()
+
+
+def test_what_was_loaded_stays_when_the_next_save_removes_the_files(tmp_path: Path) -> None:
+    checkpoint.write(tmp_path, snapshot(1))
+    model = torch.nn.Linear(4, 2)
+    mapped = checkpoint.read(tmp_path).model()
+    checkpoint.load_model_state(model, mapped)
+    checkpoint.write(tmp_path, snapshot(2))
+    assert model.weight.unique().tolist() == mapped.tensors["weight"].unique().tolist() == [1]
+    assert whole_step(tmp_path) == 2
+
+
+def test_workers_of_then(tmp_path: Path) -> None:
+    workers = [checkpoint.WorkerState(rank=rank, values={"r": rank}) for rank in range(3)]
+    checkpoint.write(tmp_path, dataclasses.replace(snapshot(1), workers=workers, optimizers=()))
+    found = checkpoint.read(tmp_path)
+    assert found.manifest.workers == 3
+    assert [worker.values["r"] for worker in found.workers()] == [0, 1, 2]
+    assert found.worker(3) is None
+    assert found.optimizers() == []
+
+
+def test_tables_are_not_silently_left_out(tmp_path: Path) -> None:
+    manifest = checkpoint.write(tmp_path, snapshot(1))
+    with_tables = msgspec.structs.replace(manifest, tables=[{"name": "ids"}])
+    (tmp_path / "manifest.json").write_bytes(encode(with_tables))
+    with pytest.raises(CheckpointError, match="1 parameter-server tables, which this version"):
+        checkpoint.read(tmp_path)
+
+
+def test_export_is_a_plain_state_dict(tmp_path: Path) -> None:
+    source, target = (
+        torch.nn.Sequential(torch.nn.Embedding(3, 2), torch.nn.Linear(2, 3, bias=False))
+        for _ in range(2)
+    )
+    source[1].weight = source[0].weight
+    model = checkpoint.model_state(source)
+    checkpoint.write(tmp_path / "ckpt", checkpoint.Snapshot(model=model))
+    out = checkpoint.export(tmp_path / "ckpt", tmp_path / "out.safetensors")
+    target.load_state_dict(safetensors.torch.load_file(out))
+    assert torch.equal(target[0].weight, source[0].weight)
+    assert torch.equal(target[1].weight, source[0].weight)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ckpt", "out.safetensors"]
+
+
+def test_export_keeps_extra_state_in_the_metadata(tmp_path: Path) -> None:
+    class Counting(torch.nn.Linear):
+        def get_extra_state(self) -> int:
+            return 7
+
+        def set_extra_state(self, state: int) -> None:
+            raise NotImplementedError
+
+    model = checkpoint.model_state(Counting(1, 1))
+    checkpoint.write(tmp_path / "ckpt", checkpoint.Snapshot(model=model))
+    out = checkpoint.export(tmp_path / "ckpt", tmp_path / "out.safetensors")
+    with safetensors.safe_open(out, framework="pt") as file:
+        assert file.metadata() == {"format": "pt", "extra_state": '{"_extra_state":7}'}
+
+
+def test_export_into_nowhere(tmp_path: Path) -> None:
+    checkpoint.write(tmp_path / "ckpt", snapshot(1))
+    with pytest.raises(CheckpointError, match=r"could not export to .*No such file"):
+        checkpoint.export(tmp_path / "ckpt", tmp_path / "none" / "out.safetensors")

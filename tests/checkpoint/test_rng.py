@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random numbers go on where they were."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from fleetlight.checkpoint.rng import RngState, rng_state, set_rng_state
+
+
+def _no_cuda() -> bool:
+    return torch.cuda.device_count() == 0
+
+
+def draw() -> list[object]:
+    # gauss and randn keep a spare number between calls; it is part of the state
+    numpy = [float(np.random.randn()), int(np.random.randint(10**6))]
+    return [random.random(), random.gauss(0, 1), *numpy, *torch.randn(3).tolist()]
+
+
+@pytest.mark.parametrize("before", range(3))
+def test_round_trip(before: int) -> None:
+    for _ in range(before):
+        draw()
+    state = msgspec.json.decode(msgspec.json.encode(rng_state()), type=RngState)
+    expected = [draw() for _ in range(3)]
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    set_rng_state(state)
+    assert [draw() for _ in range(3)] == expected
+
+
+@pytest.mark.skipif(not _no_cuda(), reason="needs a machine without GPUs")
+def test_devices_that_are_gone_are_left_out() -> None:
+    set_rng_state(msgspec.structs.replace(rng_state(), cuda=[bytes(16)]))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(_no_cuda(), reason="needs a GPU")
+def test_cuda_round_trip() -> None:
+    torch.randn(1, device="cuda")
+    state = rng_state()
+    expected = torch.randn(3, device="cuda")
+    set_rng_state(state)
+    assert torch.equal(torch.randn(3, device="cuda"), expected)
