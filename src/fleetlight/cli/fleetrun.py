@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fleetrun`: start a distributed job."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Sequence
+
+from fleetlight.errors import ConfigError, FleetError
+from fleetlight.launch.job.arguments import parse
+from fleetlight.launch.job.options import Options, from_cloud
+
+#: exit codes of fleetrun itself; a failed process gives its own
+WRONG_USE, CANNOT_RUN, INTERRUPTED = 2, 1, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; the exit code."""
+    try:
+        return _run(from_cloud(parse(sys.argv[1:] if argv is None else argv), os.environ))
+    except ConfigError as error:
+        return _refuse(error, WRONG_USE)
+    except FleetError as error:
+        return _refuse(error, CANNOT_RUN)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _refuse(error: FleetError, code: int) -> int:
+    print(f"fleetrun: error: {error}", file=sys.stderr)
+    return code
+
+
+def _run(options: Options) -> int:
+    # Imported late: `fleetrun --help` has nothing to do with processes and sockets.
+    from fleetlight.cli.screen import StandardOutput
+    from fleetlight.launch import backend, inventory
+    from fleetlight.launch.job.plan import plan
+    from fleetlight.launch.job.script import check_script
+    from fleetlight.launch.screen import arguments_block
+
+    check_script(options)
+    job = plan(options, inventory.look(os.environ))
+    screen = StandardOutput()
+    screen.show(arguments_block(_said(options)).encode())
+    for note in job.notes:
+        screen.say(note)
+    return backend.default().run(job, screen)
+
+
+def _said(options: Options) -> list[tuple[str, object]]:
+    """Every argument, so that a log tells how a job was started."""
+    pairs = [(field.name, getattr(options, field.name)) for field in dataclasses.fields(options)]
+    return [(name, _plain(name, value)) for name, value in pairs if value not in (None, ())]
+
+
+def _plain(name: str, value: object) -> object:
+    between = {"arguments": " ", "nnodes": ":", "master": ":"}.get(name, ",")
+    return between.join(map(str, value)) if isinstance(value, tuple) else value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The environment of each process: who it is, where its peers are, and nothing stale."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping
+
+from fleetlight.launch.job.layout import Layout, Member
+from fleetlight.launch.job.spec import JobSpec
+from fleetlight.roles.role import Endpoint, endpoint_text
+
+#: what fleetrun decides for its children; values inherited from outside would contradict it
+_OURS = re.compile(
+    r"FLEET_(ROLE|INDEX|WORKER_NUM|SERVER_NUM|MASTER|WORKER_ENDPOINTS|SERVER_ENDPOINTS|LOCAL_RANK"
+    r"|LOCAL_SIZE|NODE_RANK|NODE_NUM|HOST|DEVICE|RESTART|ERROR_FILE|LOG_DIR)|FLAGS_selected_gpus"
+)
+
+_OTHER_DIALECTS = re.compile(
+    r"RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|GROUP_WORLD_SIZE|ROLE_RANK"
+    r"|ROLE_NAME|ROLE_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_.*|TRAINING_ROLE|POD_IP"
+    r"|PADDLE_.*|MS_(ROLE|WORKER_NUM|SERVER_NUM|SCHED_HOST|SCHED_PORT|NODE_ID)"
+)
+
+# Peers are reached directly; a proxy between them at best slows and at worst breaks the job.
+_PROXY = re.compile(r"(https?|all|no|ftp)_proxy", re.IGNORECASE)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """What is the same for all processes of this machine during one start of the job."""
+
+    job: JobSpec
+    layout: Layout
+    log_dir: str
+    error_dir: str
+    restart: int = 0
+
+    def error_file(self, member: Member) -> str:
+        """Where a process leaves its last error."""
+        return f"{self.error_dir}/{member.log_name}.{self.restart}.json"
+
+
+def inherited(outside: Mapping[str, str]) -> dict[str, str]:
+    """The part of fleetrun's own environment that children keep."""
+    return {name: value for name, value in outside.items() if not _is_dropped(name)}
+
+
+def dropped_proxies(outside: Mapping[str, str]) -> list[str]:
+    """The proxy variables that children do not get."""
+    return sorted(name for name in outside if _PROXY.fullmatch(name))
+
+
+def _is_dropped(name: str) -> bool:
+    return any(rule.fullmatch(name) for rule in (_OURS, _OTHER_DIALECTS, _PROXY))
+
+
+def of_member(run: Run, member: Member, outside: Mapping[str, str]) -> dict[str, str]:
+    """The complete environment of one process."""
+    kept = inherited(outside)
+    return {
+        **_defaults(run.job, member, kept),
+        **kept,
+        **identity(run, member),
+        **(_torch_identity(run.layout, member) if member.kind.value == "worker" else {}),
+    }
+
+
+def identity(run: Run, member: Member) -> dict[str, str]:
+    """The FLEET_* variables: all that is shown to the user."""
+    layout = run.layout
+    device = {} if member.device is None else {"FLEET_DEVICE": str(member.device)}
+    return {
+        "FLEET_ROLE": member.kind.value,
+        "FLEET_INDEX": str(member.index),
+        "FLEET_WORKER_NUM": str(len(layout.workers)),
+        "FLEET_SERVER_NUM": str(len(layout.servers)),
+        "FLEET_MASTER": endpoint_text(layout.master),
+        "FLEET_WORKER_ENDPOINTS": joined(layout.workers),
+        "FLEET_SERVER_ENDPOINTS": joined(layout.servers),
+        "FLEET_LOCAL_RANK": str(member.local_rank),
+        "FLEET_LOCAL_SIZE": str(member.local_size),
+        "FLEET_NODE_RANK": str(layout.own),
+        "FLEET_NODE_NUM": str(len(layout.nodes)),
+        "FLEET_HOST": layout.node.host,
+        **device,
+        "FLEET_RESTART": str(run.restart),
+        "FLEET_ERROR_FILE": run.error_file(member),
+        "FLEET_LOG_DIR": run.log_dir,
+    }
+
+
+def joined(endpoints: Iterable[Endpoint]) -> str:
+    """`host:port,host:port`, IPv6 hosts in brackets."""
+    return ",".join(map(endpoint_text, endpoints))
+
+
+def _torch_identity(layout: Layout, member: Member) -> dict[str, str]:
+    """torch's own variables, so that a plain torch.distributed script runs too."""
+    host, port = layout.master
+    gpu = {} if member.device is None else {"FLAGS_selected_gpus": str(member.device)}
+    return {
+        "RANK": str(member.index),
+        "WORLD_SIZE": str(member.of),
+        "LOCAL_RANK": str(member.local_rank),
+        "LOCAL_WORLD_SIZE": str(member.local_size),
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(port),
+        **gpu,
+    }
+
+
+def _defaults(job: JobSpec, member: Member, kept: Mapping[str, str]) -> dict[str, str]:
+    """What the user may have set otherwise."""
+    role = job.worker if member.kind is job.worker.kind else job.server
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if job.meeting and job.interface else ()
+    return {
+        "OMP_NUM_THREADS": str(role.resources.cpus),
+        "PYTHONUNBUFFERED": "1",
+        # torch's store tells of a lost peer by forty lines of C++ stack; the errors say it in one
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        **{name: str(job.interface) for name in names if name not in kept},
+    }
+
+
+def remarks(job: JobSpec, outside: Mapping[str, str]) -> list[str]:
+    """One line for every setting that children get without the user having said it."""
+    lines = []
+    if "OMP_NUM_THREADS" not in outside:
+        number = job.processes
+        among = f"shared by {number} processes" if number > 1 else "for one process"
+        lines.append(
+            f"OMP_NUM_THREADS={job.worker.resources.cpus}: the cores of this machine {among} "
+            "(set it to choose)"
+        )
+    if job.meeting and job.interface:
+        free = [n for n in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if n not in outside]
+        lines += [f"{name}={job.interface}: the interface of {job.host}" for name in free]
+    if proxies := dropped_proxies(outside):
+        lines.append(f"not passed on: {', '.join(proxies)}: processes of a job talk directly")
+    return lines

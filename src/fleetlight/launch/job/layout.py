@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is where: the machines of a job in their order, and every process on them."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+from collections.abc import Sequence
+from typing import Any
+
+from fleetlight.errors import MembershipError
+from fleetlight.launch.job.spec import Meeting
+from fleetlight.roles.role import Endpoint, Kind
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Node:
+    """One machine, as its launcher describes it to the others."""
+
+    host: str
+    workers: tuple[Endpoint, ...] = ()
+    servers: tuple[Endpoint, ...] = ()
+    #: a port reserved in case worker 0 runs here
+    master_port: int = 0
+    rank: int | None = None
+    collective: bool = True
+    #: (what, value) that must be the same on all machines
+    agreed: tuple[tuple[str, str], ...] = ()
+    #: (what, value) that should be the same
+    noted: tuple[tuple[str, str], ...] = ()
+    #: how often this machine has started its processes again, and how often after a failure
+    restart: int = 0
+    failures: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for the wire."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Node:
+        """The inverse of `to_dict`, also after JSON has turned tuples into lists."""
+        names = ("workers", "servers", "agreed", "noted")
+        return cls(**{**data, **{name: tuple(map(tuple, data[name])) for name in names}})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Member:
+    """One process of the job."""
+
+    kind: Kind
+    index: int
+    of: int
+    local_rank: int
+    local_size: int
+    device: int | None = None
+
+    @property
+    def name(self) -> str:
+        """`worker 1`"""
+        return f"{self.kind.value} {self.index}"
+
+    @property
+    def title(self) -> str:
+        """`worker 1 of 2`"""
+        return f"{self.name} of {self.of}"
+
+    @property
+    def log_name(self) -> str:
+        """`workerlog.1`"""
+        return f"{self.kind.value}log.{self.index}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The whole job. Ranks are contiguous on each machine."""
+
+    nodes: tuple[Node, ...]
+    own: int = 0
+
+    @property
+    def master(self) -> Endpoint:
+        """Where worker 0 serves the job's store."""
+        first = next(node for node in self.nodes if node.workers)
+        return first.host, first.master_port
+
+    @property
+    def workers(self) -> tuple[Endpoint, ...]:
+        """The endpoints of all workers, by index."""
+        return tuple(endpoint for node in self.nodes for endpoint in node.workers)
+
+    @property
+    def servers(self) -> tuple[Endpoint, ...]:
+        """The endpoints of all servers, by index."""
+        return tuple(endpoint for node in self.nodes for endpoint in node.servers)
+
+    @property
+    def restart(self) -> int:
+        """The number of this start: a machine that joins late counts like the others."""
+        return max(node.restart for node in self.nodes)
+
+    @property
+    def failures(self) -> int:
+        """How many of the starts before ended in a failure."""
+        return max(node.failures for node in self.nodes)
+
+    @property
+    def node(self) -> Node:
+        """This machine."""
+        return self.nodes[self.own]
+
+    def node_name(self, rank: int) -> str:
+        """`node 1 (10.0.0.2)`"""
+        return f"node {rank} ({self.nodes[rank].host})"
+
+    def members(self, devices: Sequence[int] = ()) -> list[Member]:
+        """The processes of this machine: servers first, because workers wait for them."""
+        before = self.nodes[: self.own]
+        servers = _members(
+            Kind.SERVER,
+            first=sum(len(node.servers) for node in before),
+            count=len(self.node.servers),
+            of=len(self.servers),
+        )
+        workers = _members(
+            Kind.WORKER,
+            first=sum(len(node.workers) for node in before),
+            count=len(self.node.workers),
+            of=len(self.workers),
+            devices=devices,
+        )
+        return servers + workers
+
+
+def _members(
+    kind: Kind, *, first: int, count: int, of: int, devices: Sequence[int] = ()
+) -> list[Member]:
+    return [
+        Member(
+            kind=kind,
+            index=first + local,
+            of=of,
+            local_rank=local,
+            local_size=count,
+            device=devices[local] if devices else None,
+        )
+        for local in range(count)
+    ]
+
+
+def check(nodes: Sequence[Node]) -> list[str]:
+    """Warnings about machines that differ; MembershipError where they cannot work together."""
+    first = nodes[0]
+    for node in nodes[1:]:
+        for (what, mine), (_, theirs) in zip(first.agreed, node.agreed, strict=True):
+            if mine != theirs:
+                raise MembershipError(
+                    f"the machines do not fit together: {what} is {mine} on {first.host} but "
+                    f"{theirs} on {node.host}; make them the same"
+                )
+    if not any(node.workers for node in nodes):
+        raise MembershipError("no machine has a worker; say --worker_num N on at least one")
+    if not first.collective and not any(node.servers for node in nodes):
+        raise MembershipError("no machine has a server; say --server_num N on at least one")
+    return _differences(nodes)
+
+
+def _differences(nodes: Sequence[Node]) -> list[str]:
+    warnings = []
+    for values in zip(*(node.noted for node in nodes), strict=True):
+        if len(set(values)) > 1:
+            told = ", ".join(f"{n.host}: {v}" for n, (_, v) in zip(nodes, values, strict=True))
+            warnings.append(f"warning: the {values[0][0]} is not the same everywhere ({told})")
+    return warnings
+
+
+def in_order(nodes: Sequence[Node], meeting: Meeting) -> tuple[Node, ...]:
+    """As listed; else by the rank they ask for; else the master's first, then by address."""
+    if meeting.hosts:
+        hosts = [node.host for node in nodes]
+        if sorted(hosts) != sorted(meeting.hosts):
+            raise MembershipError(
+                f"got the machines {', '.join(hosts)}, expected {', '.join(meeting.hosts)}; start "
+                "fleetrun once on each"
+            )
+        return tuple(sorted(nodes, key=lambda node: meeting.hosts.index(node.host)))
+    asked = [node.rank for node in nodes if node.rank is not None]
+    twice = sorted({rank for rank in asked if asked.count(rank) > 1})
+    if twice:
+        raise MembershipError(f"two machines say --rank {twice[0]}; give each its own")
+    return tuple(sorted(nodes, key=lambda node: _place(node, meeting.master[0], len(nodes))))
+
+
+def _place(node: Node, master: str, last: int) -> tuple[int, bool, bytes, int]:
+    is_master = node.host == master
+    wish = node.rank if node.rank is not None else 0 if is_master else last
+    return wish, not is_master, ipaddress.ip_address(node.host).packed, node.master_port

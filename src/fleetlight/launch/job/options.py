@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Options`: the command line, or a cloud launcher's environment, as data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from fleetlight.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the user wrote, checked word by word but not yet against the machine."""
+
+    script: str
+    arguments: tuple[str, ...] = ()
+    module: bool = False
+    nproc_per_node: int | None = None
+    gpus: tuple[int, ...] | None = None
+    ips: tuple[str, ...] = ()
+    nnodes: tuple[int, int] | None = None
+    master: tuple[str, int] | None = None
+    rank: int | None = None
+    server_num: int | None = None
+    worker_num: int | None = None
+    servers: tuple[str, ...] = ()
+    workers: tuple[str, ...] = ()
+    log_dir: str = "log"
+    host: str | None = None
+    start_port: int | None = None
+    max_restarts: int = 0
+    tee: bool = False
+    deadline_s: float = 300.0
+    grace_s: float = 3.0
+    use_paddlecloud: bool = False
+
+
+def from_cloud(options: Options, environment: Mapping[str, str]) -> Options:
+    """`--use_paddlecloud`: the machines as the cloud launcher's environment names them."""
+    if not options.use_paddlecloud:
+        return options
+    missing = [name for name in ("PADDLE_TRAINERS", "POD_IP") if not environment.get(name)]
+    if missing:
+        raise ConfigError(
+            f"--use_paddlecloud: {' and '.join(missing)} not set in the environment; set "
+            "PADDLE_TRAINERS=ip,ip and POD_IP, or use --ips"
+        )
+    hosts = [host.strip() for host in environment["PADDLE_TRAINERS"].split(",")]
+    return dataclasses.replace(
+        options,
+        ips=tuple(host for host in hosts if host),
+        host=options.host or environment["POD_IP"],
+        start_port=options.start_port or _number(environment, "PADDLE_PORT"),
+        rank=_number(environment, "PADDLE_TRAINER_ID") if options.rank is None else options.rank,
+    )
+
+
+def _number(environment: Mapping[str, str], name: str) -> int | None:
+    text = environment.get(name, "")
+    if text and not text.isdigit():
+        raise ConfigError(f"{name}: got {text!r}, expected a number")
+    return int(text) if text else None

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the user wrote and what the machine has, turned into a `JobSpec` or a clear error."""
+
+from __future__ import annotations
+
+from fleetlight.errors import ConfigError
+from fleetlight.launch.inventory import Machine
+from fleetlight.launch.job.options import Options
+from fleetlight.launch.job.place import Place, find_place
+from fleetlight.launch.job.spec import JobSpec, Resources, RoleSpec
+from fleetlight.roles.role import Kind
+
+
+def plan(options: Options, machine: Machine) -> JobSpec:
+    """The job this machine has to run."""
+    notes: list[str] = []
+    place = find_place(options, machine, notes)
+    collective = not asks_for_servers(options)
+    worker, server = (
+        _collective(options, machine, notes)
+        if collective
+        else _with_servers(options, machine, place, notes)
+    )
+    cpus = max(1, machine.cores // max(1, worker.count + server.count))
+    return JobSpec(
+        script=options.script,
+        arguments=options.arguments,
+        is_module=options.module,
+        collective=collective,
+        worker=_with_resources(worker, cpus),
+        server=_with_resources(server, cpus),
+        meeting=place.meeting,
+        host=place.host,
+        interface=machine.interface(place.host),
+        start_port=_first_port(options, place),
+        log_dir=options.log_dir,
+        max_restarts=options.max_restarts,
+        tee=options.tee,
+        deadline_s=options.deadline_s,
+        grace_s=options.grace_s,
+        notes=tuple(notes),
+    )
+
+
+def asks_for_servers(options: Options) -> bool:
+    """True for a parameter-server job."""
+    counts = (options.server_num, options.worker_num)
+    return any(count is not None for count in counts) or bool(options.servers or options.workers)
+
+
+def _with_resources(role: RoleSpec, cpus: int) -> RoleSpec:
+    return RoleSpec(
+        kind=role.kind,
+        count=role.count,
+        resources=Resources(cpus=cpus, gpus=1 if role.devices else 0),
+        devices=role.devices,
+        endpoints=role.endpoints,
+    )
+
+
+def _first_port(options: Options, place: Place) -> int | None:
+    """Where fixed endpoint ports begin; None: any free ports."""
+    if options.start_port is None or place.workers:
+        return None
+    # The launchers of listed machines meet at --start_port of the first one.
+    return options.start_port + (place.meeting is not None and bool(place.meeting.hosts))
+
+
+def _collective(options: Options, machine: Machine, notes: list[str]) -> tuple[RoleSpec, RoleSpec]:
+    devices = _devices(options, machine)
+    count = options.nproc_per_node
+    if devices and count is not None and count != len(devices):
+        raise ConfigError(
+            f"--gpus names {len(devices)} GPUs but --nproc_per_node says {count}; one worker runs "
+            "on each GPU, so give one of the two"
+        )
+    if not devices:
+        count = count or machine.gpus or 1
+        devices = tuple(range(count)) if count <= machine.gpus else ()
+        if machine.gpus and not devices:
+            notes.append(
+                f"{count} workers do not fit on {machine.gpus} GPUs, one each: using CPUs "
+                "(--gpus chooses GPUs)"
+            )
+    worker = RoleSpec(kind=Kind.WORKER, count=count or len(devices), devices=devices)
+    return worker, RoleSpec(kind=Kind.SERVER)
+
+
+def _devices(options: Options, machine: Machine) -> tuple[int, ...]:
+    if options.gpus is None:
+        return ()
+    if not machine.gpus:
+        raise ConfigError(
+            f"--gpus {_listed(options.gpus)}: this machine has no GPU; use --nproc_per_node "
+            f"{len(options.gpus)} to train on its CPUs"
+        )
+    return _present(options.gpus, machine)
+
+
+def _present(gpus: tuple[int, ...], machine: Machine) -> tuple[int, ...]:
+    missing = [gpu for gpu in gpus if gpu >= machine.gpus]
+    if missing:
+        raise ConfigError(
+            f"--gpus {_listed(gpus)}: this machine has {machine.gpus} GPUs, numbered 0 to "
+            f"{machine.gpus - 1}; there is no GPU {_listed(missing)}"
+        )
+    return gpus
+
+
+def _listed(gpus: list[int] | tuple[int, ...]) -> str:
+    return ",".join(map(str, gpus))
+
+
+def _with_servers(
+    options: Options, machine: Machine, place: Place, notes: list[str]
+) -> tuple[RoleSpec, RoleSpec]:
+    if options.nproc_per_node is not None:
+        raise ConfigError(
+            "--nproc_per_node counts collective workers; with servers use --worker_num"
+        )
+    if options.servers or options.workers:
+        servers, workers = len(place.servers), len(place.workers)
+    else:
+        servers, workers = _counts(options, alone=place.meeting is None)
+    devices = _server_job_devices(options, machine, workers, notes)
+    return (
+        RoleSpec(kind=Kind.WORKER, count=workers, devices=devices, endpoints=place.workers),
+        RoleSpec(kind=Kind.SERVER, count=servers, endpoints=place.servers),
+    )
+
+
+def _counts(options: Options, *, alone: bool) -> tuple[int, int]:
+    """Servers and workers of this machine; among several, one may have only servers."""
+    workers = options.worker_num
+    if workers is None and options.gpus is not None:
+        workers = len(options.gpus)
+    servers = options.server_num
+    if alone or servers is None or workers is None:
+        if not servers:
+            raise ConfigError(
+                "a parameter-server job needs servers: say --server_num N; for training without "
+                f"servers use --nproc_per_node {workers or 'N'} instead of --worker_num"
+            )
+        if not workers:
+            raise ConfigError("a parameter-server job needs workers: say --worker_num N")
+    if not servers and not workers:
+        raise ConfigError("this machine would run nothing; give it a server or a worker")
+    return servers, workers
+
+
+def _server_job_devices(
+    options: Options, machine: Machine, workers: int, notes: list[str]
+) -> tuple[int, ...]:
+    if options.gpus is None:
+        return ()
+    if not machine.gpus:
+        notes.append(f"--gpus {_listed(options.gpus)}: this machine has no GPU, workers use CPUs")
+        return ()
+    if workers != len(options.gpus):
+        raise ConfigError(
+            f"--gpus names {len(options.gpus)} GPUs but this machine runs {workers} workers; name "
+            "one GPU for each worker"
+        )
+    return _present(options.gpus, machine)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`JobSpec`: what to run, as pure data that any backend can read."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from fleetlight.roles.role import Endpoint, Kind
+
+#: where launchers of several machines meet, when nothing else is said
+DEFAULT_PORT = 6170
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Resources:
+    """What one process may use."""
+
+    cpus: int = 1
+    gpus: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RoleSpec:
+    """The processes of one kind that one machine runs."""
+
+    kind: Kind
+    count: int = 0
+    resources: Resources = Resources()
+    #: GPU index of each process; empty on CPUs
+    devices: tuple[int, ...] = ()
+    #: where each process is reached, when the user says so; else free ports are found
+    endpoints: tuple[Endpoint, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """How the launchers of several machines find each other."""
+
+    #: the store all launchers talk to, on node 0
+    master: Endpoint
+    min_nodes: int
+    max_nodes: int
+    #: the machines in their order, when the user lists them
+    hosts: tuple[str, ...] = ()
+    #: the place this machine asks for
+    rank: int | None = None
+    #: True when this machine serves the store
+    is_master: bool = False
+
+    @property
+    def is_elastic(self) -> bool:
+        """True when the job may go on with fewer machines."""
+        return self.min_nodes < self.max_nodes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """One job as this machine sees it."""
+
+    script: str
+    arguments: tuple[str, ...] = ()
+    #: True when `script` is a module name (`-m`)
+    is_module: bool = False
+    collective: bool = True
+    worker: RoleSpec = RoleSpec(kind=Kind.WORKER, count=1)
+    server: RoleSpec = RoleSpec(kind=Kind.SERVER)
+    #: None when this machine is the whole job
+    meeting: Meeting | None = None
+    #: the address other processes reach this machine at, and the interface that owns it
+    host: str = "127.0.0.1"
+    interface: str | None = None
+    start_port: int | None = None
+    log_dir: str = "log"
+    max_restarts: int = 0
+    tee: bool = False
+    deadline_s: float = 300.0
+    grace_s: float = 3.0
+    #: every guess that was made, to be shown to the user
+    notes: tuple[str, ...] = ()
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """What follows the interpreter."""
+        return (*(("-m",) if self.is_module else ()), self.script, *self.arguments)
+
+    @property
+    def processes(self) -> int:
+        """How many processes this machine runs."""
+        return self.worker.count + self.server.count

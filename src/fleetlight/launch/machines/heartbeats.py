@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The heartbeats of launchers: who has come and who still gives signs of life."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+#: how often a launcher gives a sign of life and looks at those of the others
+BEAT_S = 1.0
+#: silence after which a launcher counts as lost
+LOST_S = 7.0
+
+
+class Counters(Protocol):
+    """The part of torch's store that never blocks."""
+
+    def add(self, key: str, amount: int) -> int: ...
+
+    def set(self, key: str, value: str) -> None: ...
+
+    def check(self, keys: list[str]) -> bool: ...
+
+    def get(self, key: str) -> bytes: ...
+
+
+class Heartbeats:
+    """Every launcher counts its own beats; the others only compare, so clocks need not agree."""
+
+    def __init__(self, store: Counters, host: str, now: float) -> None:
+        self._store = store
+        self.number = store.add("launchers", 1)
+        store.set(f"launcher/{self.number}", host)
+        self._hosts: dict[int, str] = {}
+        self._beats: dict[int, int] = {}
+        self._heard: dict[int, float] = {}
+        self._next = now
+
+    def beat(self, now: float) -> None:
+        """Give a sign of life and listen, if it is time again."""
+        if now < self._next:
+            return
+        self._next = now + BEAT_S
+        self._store.add(f"beat/{self.number}", 1)
+        self.listen(now)
+
+    def listen(self, now: float) -> None:
+        """Hear all launchers that have come so far."""
+        for number in range(1, self._store.add("launchers", 0) + 1):
+            self._hear(number, now)
+
+    def _hear(self, number: int, now: float) -> None:
+        if number not in self._hosts:
+            if not self._store.check([f"launcher/{number}"]):
+                return  # counted itself a moment ago, its name follows
+            self._hosts[number] = self._store.get(f"launcher/{number}").decode()
+        beats = self._store.add(f"beat/{number}", 0)
+        if beats != self._beats.get(number):
+            self._beats[number] = beats
+            self._heard[number] = now
+
+    def here(self, now: float) -> list[str]:
+        """The hosts of all launchers that give signs of life."""
+        return [host for number, host in self._hosts.items() if not self.is_lost(number, now)]
+
+    def say_goodbye(self) -> None:
+        """This launcher has heard everything and needs the store no more."""
+        self._store.set(f"goodbye/{self.number}", "")
+
+    def staying(self, now: float) -> set[int]:
+        """The launchers that give signs of life and have not said goodbye."""
+        here = {number for number in self._hosts if not self.is_lost(number, now)}
+        return {number for number in here if not self._store.check([f"goodbye/{number}"])}
+
+    def is_lost(self, number: int, now: float) -> bool:
+        """True when a launcher has been silent for too long."""
+        return now - self._heard.get(number, now) > LOST_S

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this machine brings to the job: its ports, held from now on, and what others check."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import pathlib
+import platform
+from collections.abc import Iterator
+
+from fleetlight.launch.inventory import version_of
+from fleetlight.launch.job.layout import Node
+from fleetlight.launch.job.spec import JobSpec, Meeting, RoleSpec
+from fleetlight.launch.processes.ports import Reservation, reserve
+from fleetlight.roles.role import Endpoint
+
+
+def offer(
+    job: JobSpec, held: contextlib.ExitStack, *, restart: int = 0, failures: int = 0
+) -> tuple[Node, list[Reservation]]:
+    """This machine as the others will know it; `held` gives the ports back in the end."""
+    listed = [Reservation(*one) for one in (*job.worker.endpoints, *job.server.endpoints)]
+    free = reserve(job.host, job.processes - len(listed) + 1, job.start_port)
+    reservations = [*listed, *free]
+    for reservation in reservations:
+        held.callback(reservation.close)
+    ports = iter([reservation.port for reservation in free])
+    node = Node(
+        host=job.host,
+        workers=_endpoints(job.worker, job.host, ports),
+        servers=_endpoints(job.server, job.host, ports),
+        master_port=next(ports),
+        collective=job.collective,
+        restart=restart,
+        failures=failures,
+    )
+    return node, reservations
+
+
+def _endpoints(role: RoleSpec, host: str, ports: Iterator[int]) -> tuple[Endpoint, ...]:
+    return role.endpoints or tuple((host, next(ports)) for _ in range(role.count))
+
+
+def described(node: Node, job: JobSpec, meeting: Meeting) -> Node:
+    """The same node, with everything the launchers compare when they meet."""
+    return dataclasses.replace(
+        node,
+        rank=meeting.rank,
+        agreed=(
+            ("the number of machines", f"{meeting.min_nodes}:{meeting.max_nodes}"),
+            ("--ips", ",".join(meeting.hosts)),
+            ("--max_restarts", str(job.max_restarts)),
+            ("the kind of job", "collective" if job.collective else "parameter server"),
+            *((f"the {name} version", version_of(name)) for name in ("fleetlight", "torch")),
+        ),
+        noted=(("script", script_hash(job)), ("python version", platform.python_version())),
+    )
+
+
+def script_hash(job: JobSpec) -> str:
+    """A short hash of the script's bytes; for a module its name."""
+    if job.is_module:
+        return job.script
+    try:
+        return hashlib.sha256(pathlib.Path(job.script).read_bytes()).hexdigest()[:12]
+    except OSError:
+        return "unreadable"

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Start and end one process of the job, so that nothing of it is left whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+
+from fleetlight.errors import LaunchError
+from fleetlight.launch.processes import keeper as keeper_program
+
+_PR_SET_PDEATHSIG = 1
+_KEEPER_DEADLINE_S = 5.0
+
+
+class Keeper:
+    """The handle of the `keeper` program."""
+
+    def __init__(self) -> None:
+        # Run by path and isolated: importing the package would cost more than the program.
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(pathlib.Path(keeper_program.__file__).resolve())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd="/",
+        )
+        assert self._process.stdin is not None
+        self._orders = self._process.stdin.fileno()
+
+    def add_self(self) -> None:
+        """Called in a child before its program starts: there is no moment it is unknown."""
+        self._tell(b"add", os.getpid())
+
+    def drop(self, group: int) -> None:
+        """The group has been ended; its number may be used again."""
+        self._tell(b"drop", group)
+
+    def _tell(self, word: bytes, group: int) -> None:
+        # Without the keeper the job still runs; only the guard against SIGKILL is missing.
+        with contextlib.suppress(OSError):
+            os.write(self._orders, b"%s %d\n" % (word, group))
+
+    def __enter__(self) -> Keeper:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired, OSError):
+            self._process.communicate(timeout=_KEEPER_DEADLINE_S)
+
+
+def _die_with(parent: int, keeper: Keeper) -> Callable[[], None]:
+    prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+
+    def prepare() -> None:
+        keeper.add_self()
+        if prctl is not None:
+            prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before the line above
+            os._exit(1)
+
+    return prepare
+
+
+class Child:
+    """One running process, leader of its own group."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        output: int,
+        keeper: Keeper,
+    ) -> None:
+        self._keeper = keeper
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, *command],
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                preexec_fn=_die_with(os.getpid(), keeper),
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise LaunchError(f"cannot start {sys.executable}: {error}") from error
+        self.pid: int = self._process.pid
+        self._status: int | None = None
+
+    def poll(self) -> int | None:
+        """Exit code, -N for signal N, None while it runs.
+
+        The process is looked at but not reaped: as long as it stays a zombie, the number of its
+        group cannot be given to a stranger, and `signal` and `end` cannot hit one.
+        """
+        if self._status is None:
+            self._status = _peek(self._process)
+        return self._status
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the whole group."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    def end(self) -> None:
+        """Kill what is left of the group, grandchildren included, and let the number go."""
+        self.signal(signal.SIGKILL)
+        self._keeper.drop(self.pid)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=_KEEPER_DEADLINE_S)
+
+
+def _peek(process: subprocess.Popen[bytes]) -> int | None:
+    if not hasattr(os, "waitid"):
+        return process.poll()
+    try:
+        seen = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return process.poll()
+    if seen is None:
+        return None
+    return seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status

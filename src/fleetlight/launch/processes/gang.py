@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All processes of one machine during one start of the job."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+from fleetlight.launch.job import environment
+from fleetlight.launch.job.environment import Run
+from fleetlight.launch.job.layout import Member
+from fleetlight.launch.processes.child import Child, Keeper
+from fleetlight.launch.processes.logs import FileFollower, LogFolder
+from fleetlight.launch.processes.reason import Exit, read_error_file
+from fleetlight.launch.processes.terminal import PtyFollower
+from fleetlight.launch.screen import Prefixed, Screen
+from fleetlight.roles.role import Kind
+
+
+class _Follower(Protocol):
+    def pump(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Gang:
+    """Started together, watched together, ended together."""
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        folder: LogFolder,
+        keeper: Keeper,
+        screen: Screen,
+        outside: Mapping[str, str],
+    ) -> None:
+        self.run = run
+        self.started_at = time.time()
+        self.members = run.layout.members(run.job.worker.devices)
+        self._folder, self._keeper, self._screen, self._outside = folder, keeper, screen, outside
+        self._children: dict[Member, Child] = {}
+        self._exits: dict[Member, Exit] = {}
+        self._followers: list[_Follower] = []
+        self._prefixed: list[Prefixed] = []
+
+    def start(self) -> None:
+        """Start every process; when one cannot be started, none is left."""
+        try:
+            for member in self.members:
+                self._children[member] = self._start(member)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, member: Member) -> Child:
+        log = self._folder.open(member, self.run.restart)
+        if self._wants_terminal(member):
+            terminal = PtyFollower(log, self._screen.show, lambda: self._screen.size)
+            self._followers.append(terminal)
+            try:
+                return self._spawn(member, terminal.slave)
+            finally:
+                terminal.started()
+        try:
+            self._follow(member)
+            return self._spawn(member, log)
+        finally:
+            os.close(log)
+
+    def _wants_terminal(self, member: Member) -> bool:
+        return _is_first(member) and self._screen.size is not None and not self.run.job.tee
+
+    def _follow(self, member: Member) -> None:
+        if self.run.job.tee:
+            show = Prefixed(member.name, self._screen.show)
+            self._prefixed.append(show)
+            self._followers.append(FileFollower(self._folder.file(member), show))
+        elif _is_first(member):
+            self._followers.append(FileFollower(self._folder.file(member), self._screen.show))
+
+    def _spawn(self, member: Member, output: int) -> Child:
+        variables = environment.of_member(self.run, member, self._outside)
+        return Child(self.run.job.command, variables, output, self._keeper)
+
+    def pump(self) -> None:
+        """Show what the processes have written since the last look."""
+        for follower in self._followers:
+            follower.pump()
+
+    def exits(self) -> list[Exit]:
+        """The ends seen so far."""
+        for member, child in self._children.items():
+            status = child.poll()
+            if status is not None and member not in self._exits:
+                self._exits[member] = self._exit(member, status)
+        return list(self._exits.values())
+
+    def _exit(self, member: Member, status: int) -> Exit:
+        at, error, consequence = read_error_file(self.run.error_file(member))
+        return Exit(
+            member=member,
+            status=status,
+            at=time.time() if at is None else at,
+            error=error,
+            consequence=consequence,
+        )
+
+    def signal(self, number: int) -> None:
+        """Send a signal to every process and what it started."""
+        for child in self._children.values():
+            child.signal(number)
+
+    def close(self) -> None:
+        """Leave nothing running and nothing unshown."""
+        for child in self._children.values():
+            child.end()
+        for follower in self._followers:
+            follower.close()
+        for prefixed in self._prefixed:
+            prefixed.finish()
+        self._children.clear()
+        self._followers.clear()
+
+
+def _is_first(member: Member) -> bool:
+    return member.kind is Kind.WORKER and member.index == 0

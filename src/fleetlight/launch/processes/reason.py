@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which process failed first, and why, in one line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import re
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+from fleetlight.launch.job.layout import Member
+from fleetlight.launch.processes.logs import relative, tail
+
+_OFTEN = {
+    signal.SIGKILL: "often: out of memory",
+    signal.SIGSEGV: "a crash in native code",
+    signal.SIGBUS: "often: /dev/shm is full",
+    signal.SIGABRT: "native code gave up",
+    signal.SIGILL: "native code for another processor",
+}
+
+_ERROR = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Exit)\b|^Fatal Python error|^terminate ")
+#: of an exception's name: `fleetlight.errors.` in `fleetlight.errors.ConfigError: x`
+_MODULE_PATH = re.compile(r"^([\w<>]+\.)+(?=\w+(:|$))")
+_SEPARATOR = re.compile(r"^--- restart \d+ ---$", re.MULTILINE)
+_LONGEST = 300
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Exit:
+    """The end of one process, as this machine's launcher saw it."""
+
+    member: Member
+    #: exit code, or -N for signal N
+    status: int
+    #: seconds since 1970: when its last error was raised, else when its end was seen
+    at: float
+    #: what it left in its error file
+    error: str | None = None
+    #: True when it says that it failed only because a peer did
+    consequence: bool = False
+
+    @property
+    def is_certain(self) -> bool:
+        """True when nothing that is still to come can be the cause of this."""
+        return _is_killed(self.status) or (self.error is not None and not self.consequence)
+
+
+def _is_killed(status: int) -> bool:
+    # An abort comes from inside, often because a peer has gone; other signals come from outside.
+    return status < 0 and status != -signal.SIGABRT
+
+
+def first_failure(exits: Sequence[Exit]) -> Exit | None:
+    """The failure that the others follow from."""
+    failed = [one for one in exits if one.status != 0]
+    order = sorted(failed, key=lambda one: (one.consequence, not _is_killed(one.status), one.at))
+    return order[0] if order else None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why a job ended: what travels between launchers and what the user reads."""
+
+    #: who and how: `worker 1 of 2 exited with code 3`
+    what: str
+    #: the exit code of fleetrun for it
+    code: int
+    #: None when it is not known
+    after_s: float | None = None
+    error: str = ""
+    log: str = ""
+    #: `node 1 (10.0.0.2)` in a job of several machines
+    node: str = ""
+    #: as in `Exit`: failures of several machines are put in order like those of one
+    consequence: bool = False
+    killed: bool = False
+    #: False for what a restart cannot cure
+    may_restart: bool = True
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for the wire."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        where = f"{self.node}: " if self.node else ""
+        why = f": {self.error}" if self.error else ""
+        log = f" (log: {self.log})" if self.log else ""
+        after = "" if self.after_s is None else f" after {self.after_s:.1f} s"
+        return f"{where}{self.what}{after}{why}{log}"
+
+
+def failure_of(one: Exit, log: pathlib.Path, *, after_s: float, node: str = "") -> Failure:
+    """The failure of one process, told."""
+    return Failure(
+        what=f"{one.member.title} {how(one.status)}",
+        code=exit_code(one.status),
+        after_s=after_s,
+        error=_why(one, log),
+        log=relative(log),
+        node=node,
+        consequence=one.consequence,
+        killed=_is_killed(one.status),
+    )
+
+
+def _why(one: Exit, log: pathlib.Path) -> str:
+    if one.error:
+        return _short(one.error)
+    # To a signal the process had nothing to say: its last line is not the reason.
+    return last_error(log) or ("" if one.status < 0 else _last_line(log))
+
+
+def first_of_all(failures: Sequence[Failure]) -> Failure | None:
+    """The failure that those of other machines follow from; given in the order they were told."""
+    order = sorted(failures, key=lambda one: (one.consequence, not one.killed))
+    return order[0] if order else None
+
+
+def exit_code(status: int) -> int:
+    """A process status as a shell tells it: 128 + N for signal N."""
+    return status if status >= 0 else 128 - status
+
+
+def how(status: int) -> str:
+    """`exited with code 3`, `was killed by SIGKILL (often: out of memory)`"""
+    if status >= 0:
+        return f"exited with code {status}"
+    try:
+        number = signal.Signals(-status)
+    except ValueError:
+        return f"was killed by signal {-status}"
+    often = f" ({_OFTEN[number]})" if number in _OFTEN else ""
+    return f"was killed by {number.name}{often}"
+
+
+def read_error_file(path: str) -> tuple[float | None, str | None, bool]:
+    """(time, error, consequence) that a process left behind; all unknown when it left nothing."""
+    try:
+        told = json.loads(pathlib.Path(path).read_text())
+        return float(told["time"]), str(told["error"]), bool(told.get("consequence", False))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None, None, False
+
+
+def last_error(log: pathlib.Path) -> str:
+    """The last exception of the last run in a log; empty when there is none."""
+    lines = _lines(log)
+    matching = [line for line in lines if _ERROR.search(line)]
+    found = _end_of_traceback(lines) or (matching[-1] if matching else "")
+    return _short(_MODULE_PATH.sub("", found))
+
+
+def _last_line(log: pathlib.Path) -> str:
+    lines = _lines(log)
+    return f"last line: {_short(lines[-1])}" if lines else ""
+
+
+def _lines(log: pathlib.Path) -> list[str]:
+    text = _SEPARATOR.split(tail(log))[-1]
+    return [line.rstrip() for line in text.splitlines() if line.strip()]
+
+
+def _end_of_traceback(lines: Sequence[str]) -> str:
+    for start in reversed(range(len(lines))):
+        if lines[start].startswith("Traceback (most recent call last)"):
+            return next((line for line in lines[start + 1 :] if not line[0].isspace()), "")
+    return ""
+
+
+def _short(line: str) -> str:
+    line = " ".join(line.split())
+    return line if len(line) <= _LONGEST else line[: _LONGEST - 3] + "..."

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pseudo terminal for worker 0, so that its progress bars work on the user's screen."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import struct
+import termios
+from collections.abc import Callable
+
+#: escape sequences: CSI (colours, cursor), OSC (titles), and the two-byte ones
+_CONTROL = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_=>])")
+_CHUNK = 1 << 16
+
+
+def plain(line: bytes) -> bytes:
+    """A line as it looked in the end: no control sequences, nothing that was overwritten."""
+    return _CONTROL.sub(b"", line).rstrip(b"\r").rpartition(b"\r")[2]
+
+
+class PtyFollower:
+    """Shows what a process writes to its terminal, and logs it without control sequences."""
+
+    def __init__(
+        self, log: int, show: Callable[[bytes], None], size: Callable[[], tuple[int, int] | None]
+    ) -> None:
+        self._master, self.slave = pty.openpty()
+        self._log, self._show, self._size = log, show, size
+        self._rest = b""
+        self._shown_size: tuple[int, int] | None = None
+        os.set_blocking(self._master, False)
+        _no_output_processing(self.slave)
+        self._resize()
+
+    def started(self) -> None:
+        """The child has the other end now; keeping it open here would hide its end."""
+        os.close(self.slave)
+
+    def pump(self) -> None:
+        """Show and log what is new."""
+        self._resize()
+        # Reading fails with EIO once no process has the other end open.
+        with contextlib.suppress(OSError):
+            while data := os.read(self._master, _CHUNK):
+                self._take(data)
+
+    def close(self) -> None:
+        """Show and log the rest."""
+        self.pump()
+        if self._rest:
+            self._take(b"\n")
+        os.close(self._master)
+        os.close(self._log)
+
+    def _take(self, data: bytes) -> None:
+        self._show(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if lines:
+            os.write(self._log, b"".join(plain(line) + b"\n" for line in lines))
+
+    def _resize(self) -> None:
+        size = self._size()
+        if size is not None and size != self._shown_size:
+            columns, lines = size
+            packed = struct.pack("HHHH", lines, columns, 0, 0)
+            fcntl.ioctl(self._master, termios.TIOCSWINSZ, packed)
+            self._shown_size = size
+
+
+def _no_output_processing(descriptor: int) -> None:
+    # The user's own terminal turns \n into \r\n; doing it twice would spoil the log.
+    mode = termios.tcgetattr(descriptor)
+    mode[1] &= ~termios.OPOST
+    termios.tcsetattr(descriptor, termios.TCSANOW, mode)

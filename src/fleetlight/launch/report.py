@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every sentence the launcher says about a job, from its start to its end."""
+
+from __future__ import annotations
+
+import pathlib
+import signal
+from collections.abc import Mapping, Sequence
+
+from fleetlight.launch.job.environment import Run
+from fleetlight.launch.job.layout import Layout, Member
+from fleetlight.launch.machines.peers import Conclusion, Next
+from fleetlight.launch.processes.logs import LogFolder, relative
+from fleetlight.launch.processes.reason import Failure, exit_code
+from fleetlight.launch.processes.watch import Watch
+from fleetlight.launch.screen import boxed
+from fleetlight.roles.role import Kind
+
+
+def table(variables: Mapping[str, str]) -> str:
+    """The environment of the first process."""
+    return boxed(("Distributed Envs", "Value"), list(variables.items()))
+
+
+def folder(logs: LogFolder, asked: str) -> list[str]:
+    """Where the logs are, if that is not simply where the user said."""
+    lines = []
+    if logs.path != pathlib.Path(asked).absolute():
+        lines.append(f"{asked} is in use by another fleetrun: logs of this run go to "
+                     f"{relative(logs.path)}")  # fmt: skip
+    if logs.moved_to is not None:
+        lines.append(f"logs of an earlier run moved to {relative(logs.moved_to)}")
+    return lines
+
+
+def started(run: Run, members: Sequence[Member]) -> str:
+    """What runs here and where its output is."""
+    parts = [_span(kind, members) for kind in (Kind.SERVER, Kind.WORKER)]
+    what = " and ".join(part for part in parts if part) or "nothing"
+    layout = run.layout
+    here = f" on {layout.node_name(layout.own)}" if len(layout.nodes) > 1 else ""
+    logs = relative(pathlib.Path(run.log_dir))
+    names = [f"{logs}/{kind}log.N" for kind in sorted({one.kind.value for one in members})]
+    return f"starting {what}{here}; logs: {', '.join([*names, f'{logs}/endpoints.log'])}"
+
+
+def _span(kind: Kind, members: Sequence[Member]) -> str:
+    own = [member for member in members if member.kind is kind]
+    if not own:
+        return ""
+    first, last, of = own[0].index, own[-1].index, own[0].of
+    numbers = f"{kind.value} {first}" if first == last else f"{kind.value}s {first} to {last}"
+    return f"{numbers} of {of}"
+
+
+def restarting(conclusion: Conclusion, restart: int, left: int) -> str:
+    """Why everything starts again."""
+    if conclusion.next is Next.REGROUP:
+        reason = f"{conclusion.failure}; " if conclusion.failure else "another machine has come; "
+        return f"{reason}starting again with the machines that are there (restart {restart})"
+    return f"failed: {conclusion.failure}; starting all again (restart {restart}, {left} more left)"
+
+
+def interrupted(number: int, after_s: float, node: str = "") -> Failure:
+    """The user, or a job scheduler, ended the job."""
+    return Failure(
+        what=f"fleetrun was interrupted by {signal.Signals(number).name}",
+        code=exit_code(-number),
+        after_s=after_s,
+        node=node,
+        killed=True,
+        may_restart=False,
+    )
+
+
+def end(layout: Layout, watch: Watch, failure: Failure | None, seconds: float) -> str:
+    """The one line that says what happened."""
+    if failure is not None:
+        return f"failed: {failure}"
+    workers, machines = len(layout.workers), len(layout.nodes)
+    count = f"all {workers} workers" if workers > 1 else "the worker"
+    where = f" on {machines} machines" if machines > 1 else ""
+    done = f"done: {count}{where} exited with code 0 after {seconds:.1f} s"
+    if not layout.servers:
+        return done
+    return f"{done}; servers ended" + ("" if watch.ended_servers else " by themselves")

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the launcher speaks to the user; the command line gives the real one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+
+class Screen(Protocol):
+    """What a backend needs to show things."""
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """(columns, lines) of the terminal, None when it is not one."""
+
+    def say(self, text: str) -> None:
+        """One line of the launcher itself."""
+
+    def show(self, data: bytes) -> None:
+        """Output of the job, as it came."""
+
+
+class Prefixed:
+    """Shows only whole lines, each behind the name of its process."""
+
+    def __init__(self, name: str, show: Callable[[bytes], None]) -> None:
+        self._prefix = f"[{name}] ".encode()
+        self._show = show
+        self._rest = b""
+
+    def __call__(self, data: bytes) -> None:
+        """Show the lines that are complete now."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if lines:
+            self._show(b"".join(self._prefix + line + b"\n" for line in lines))
+
+    def finish(self) -> None:
+        """Show a last line that was never ended."""
+        if self._rest:
+            self(b"\n")
+
+
+def arguments_block(pairs: Sequence[tuple[str, object]]) -> str:
+    """The arguments as they were understood."""
+    rows = [f"{name}: {value}" for name, value in pairs]
+    title = "-----------  Configuration Arguments -----------"
+    return "\n".join([title, *rows, "-" * len(title)]) + "\n"
+
+
+def boxed(title: tuple[str, str], rows: Sequence[tuple[str, str]], width: int = 100) -> str:
+    """A two-column table. Long values are cut in the middle: both ends of a list tell most."""
+    left = max(len(name) for name, _ in (title, *rows))
+    right = min(max(len(value) for _, value in (title, *rows)), width - left - 7)
+    line = "+" + "-" * (left + 2) + "+" + "-" * (right + 2) + "+"
+    body = [f"| {name:<{left}} | {_cut(value, right):<{right}} |" for name, value in rows]
+    head = f"| {title[0]:^{left}} | {title[1]:^{right}} |"
+    return "\n".join([line, head, line, *body, line]) + "\n"
+
+
+def _cut(text: str, width: int) -> str:
+    if len(text) <= width:
+        return text
+    half = (width - 3) // 2
+    return text[: width - 3 - half] + "..." + text[-half:]

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Standard output."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from fleetlight.cli.screen import StandardOutput
+
+
+def test_the_launchers_lines_start_on_their_own_line(capfd: pytest.CaptureFixture[str]) -> None:
+    screen = StandardOutput()
+    screen.show(b"50%")
+    screen.say("failed")
+    screen.say("really")
+    assert capfd.readouterr().out == "50%\nfleetrun: failed\nfleetrun: really\n"
+
+
+def test_a_pipe_is_no_terminal() -> None:
+    assert StandardOutput().size is None
+
+
+def test_a_closed_pipe_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    with os.fdopen(write, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        screen = StandardOutput()
+        os.close(read)
+        screen.say("nobody hears this")
+        screen.say("nor this")
+        monkeypatch.undo()

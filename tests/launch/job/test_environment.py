@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The environment of each process."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from fleetlight.launch.job import environment
+from fleetlight.launch.job.environment import Run
+from fleetlight.launch.job.layout import Layout, Node
+from fleetlight.launch.job.spec import JobSpec, Meeting, Resources, RoleSpec
+from fleetlight.roles.role import Kind
+
+NODE = Node(
+    host="10.0.0.1",
+    workers=(("10.0.0.1", 1), ("10.0.0.1", 2)),
+    servers=(("10.0.0.1", 3),),
+    master_port=4,
+)
+JOB = JobSpec(
+    script="t.py",
+    collective=False,
+    worker=RoleSpec(kind=Kind.WORKER, count=2, devices=(2, 5), resources=Resources(cpus=3)),
+    server=RoleSpec(kind=Kind.SERVER, count=1, resources=Resources(cpus=3)),
+    interface="eth0",
+)
+RUN = Run(job=JOB, layout=Layout(nodes=(NODE,)), log_dir="/l", error_dir="/e", restart=1)
+SERVER, WORKER_0, WORKER_1 = RUN.layout.members(JOB.worker.devices)
+
+
+def test_a_worker_knows_everything() -> None:
+    assert environment.of_member(RUN, WORKER_1, {}) == {
+        "OMP_NUM_THREADS": "3",
+        "PYTHONUNBUFFERED": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "FLEET_ROLE": "worker",
+        "FLEET_INDEX": "1",
+        "FLEET_WORKER_NUM": "2",
+        "FLEET_SERVER_NUM": "1",
+        "FLEET_MASTER": "10.0.0.1:4",
+        "FLEET_WORKER_ENDPOINTS": "10.0.0.1:1,10.0.0.1:2",
+        "FLEET_SERVER_ENDPOINTS": "10.0.0.1:3",
+        "FLEET_LOCAL_RANK": "1",
+        "FLEET_LOCAL_SIZE": "2",
+        "FLEET_NODE_RANK": "0",
+        "FLEET_NODE_NUM": "1",
+        "FLEET_HOST": "10.0.0.1",
+        "FLEET_DEVICE": "5",
+        "FLEET_RESTART": "1",
+        "FLEET_ERROR_FILE": "/e/workerlog.1.1.json",
+        "FLEET_LOG_DIR": "/l",
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "4",
+        "FLAGS_selected_gpus": "5",
+    }
+
+
+def test_a_server_is_no_rank_of_torch_and_has_no_device() -> None:
+    found = environment.of_member(RUN, SERVER, {})
+    assert (found["FLEET_ROLE"], found["FLEET_INDEX"]) == ("server", "0")
+    assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "FLEET_DEVICE"} & set(found)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "http_proxy",
+        "HTTPS_PROXY",
+        "all_proxy",
+        "No_Proxy",
+        "PADDLE_TRAINER_ID",
+        "TRAINING_ROLE",
+        "POD_IP",
+        "MS_ROLE",
+        "MS_SCHED_HOST",
+        "FLEET_DEVICE",
+        "RANK",
+        "MASTER_ADDR",
+        "TORCHELASTIC_RUN_ID",
+        "FLAGS_selected_gpus",
+    ],
+)
+def test_what_would_mislead_a_process_is_dropped(name: str) -> None:
+    assert name not in environment.of_member(RUN, SERVER, {name: "stale"})
+
+
+@pytest.mark.parametrize(
+    "name", ["NCCL_DEBUG", "FLAGS_fuse_parameter_memory_size", "PATH", "SLURM_JOB_ID", "MS_TOKEN"]
+)
+def test_the_rest_passes_through(name: str) -> None:
+    assert environment.of_member(RUN, SERVER, {name: "kept"})[name] == "kept"
+
+
+def test_what_the_user_set_wins_over_defaults() -> None:
+    outside = {"OMP_NUM_THREADS": "7", "PYTHONUNBUFFERED": "0", "TORCH_CPP_LOG_LEVEL": "INFO"}
+    found = environment.of_member(RUN, WORKER_0, outside)
+    assert {name: found[name] for name in outside} == outside
+
+
+def test_several_machines_are_told_the_interface() -> None:
+    meeting = Meeting(master=("10.0.0.1", 6170), min_nodes=2, max_nodes=2)
+    run = dataclasses.replace(RUN, job=dataclasses.replace(JOB, meeting=meeting))
+    found = environment.of_member(run, WORKER_0, {"NCCL_SOCKET_IFNAME": "ib0"})
+    assert (found["GLOO_SOCKET_IFNAME"], found["NCCL_SOCKET_IFNAME"]) == ("eth0", "ib0")
+    lines = environment.remarks(run.job, {"NCCL_SOCKET_IFNAME": "ib0", "OMP_NUM_THREADS": "1"})
+    assert lines == ["GLOO_SOCKET_IFNAME=eth0: the interface of 127.0.0.1"]
+
+
+def test_every_default_is_said() -> None:
+    first, second = environment.remarks(JOB, {"https_proxy": "x"})
+    assert first.startswith("OMP_NUM_THREADS=3: the cores of this machine shared by 3 processes")
+    assert second == "not passed on: https_proxy: processes of a job talk directly"
+
+
+def test_only_identity_is_shown_never_secrets() -> None:
+    assert all(name.startswith("FLEET_") for name in environment.identity(RUN, WORKER_0))
+
+
+def test_ipv6_endpoints_have_brackets() -> None:
+    assert environment.joined([("::1", 2), ("a", 3)]) == "[::1]:2,a:3"

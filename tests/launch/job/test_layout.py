@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Machines in order, and who is who on them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetlight.errors import MembershipError
+from fleetlight.launch.job.layout import Layout, Node, check, in_order
+from fleetlight.launch.job.spec import Meeting
+from fleetlight.roles.role import Kind
+
+A = Node(host="10.0.0.1", workers=(("10.0.0.1", 1), ("10.0.0.1", 2)), master_port=9)
+B = Node(host="10.0.0.2", workers=(("10.0.0.2", 1),), servers=(("10.0.0.2", 3),), master_port=8)
+C = Node(host="10.0.0.10", servers=(("10.0.0.10", 3),), master_port=7)
+MEETING = Meeting(master=("10.0.0.2", 6170), min_nodes=3, max_nodes=3)
+
+
+def hosts(nodes: tuple[Node, ...]) -> list[str]:
+    return [node.host for node in nodes]
+
+
+def test_a_node_survives_the_wire() -> None:
+    node = dataclasses.replace(B, agreed=(("torch", "2"),), rank=1, restart=2)
+    assert Node.from_dict(json.loads(json.dumps(node.to_dict()))) == node
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=5))
+def test_every_index_exists_once_and_machines_are_contiguous(counts: list[tuple[int, int]]) -> None:
+    nodes = tuple(
+        Node(host="h", servers=(("h", 1),) * servers, workers=(("h", 2),) * workers)
+        for servers, workers in counts
+    )
+    layouts = [Layout(nodes=nodes, own=own) for own in range(len(nodes))]
+    members = [member for layout in layouts for member in layout.members()]
+    for kind, total in (
+        (Kind.SERVER, sum(s for s, _ in counts)),
+        (Kind.WORKER, sum(w for _, w in counts)),
+    ):
+        found = [member for member in members if member.kind is kind]
+        assert [member.index for member in found] == list(range(total))
+        assert all(member.of == total for member in found)
+
+
+def test_local_ranks_and_devices() -> None:
+    workers = Layout(nodes=(B, A), own=1).members(devices=(3, 5))
+    assert [(w.index, w.local_rank, w.local_size, w.device) for w in workers] == [
+        (1, 0, 2, 3),
+        (2, 1, 2, 5),
+    ]
+    assert (workers[0].title, workers[0].log_name) == ("worker 1 of 3", "workerlog.1")
+
+
+def test_the_master_is_where_worker_0_is() -> None:
+    assert Layout(nodes=(C, A, B)).master == ("10.0.0.1", 9)
+
+
+def test_the_order_of_a_list() -> None:
+    listed = dataclasses.replace(MEETING, hosts=("10.0.0.10", "10.0.0.1", "10.0.0.2"))
+    for nodes in permutations((A, B, C)):
+        assert hosts(in_order(nodes, listed)) == ["10.0.0.10", "10.0.0.1", "10.0.0.2"]
+
+
+def test_without_a_list_the_master_comes_first_then_addresses_as_numbers() -> None:
+    for nodes in permutations((A, B, C)):
+        assert hosts(in_order(nodes, MEETING)) == ["10.0.0.2", "10.0.0.1", "10.0.0.10"]
+
+
+def test_asked_ranks_win() -> None:
+    nodes = [
+        dataclasses.replace(A, rank=2),
+        dataclasses.replace(B, rank=0),
+        dataclasses.replace(C, rank=1),
+    ]
+    assert hosts(in_order(nodes, MEETING)) == ["10.0.0.2", "10.0.0.10", "10.0.0.1"]
+
+
+def test_one_rank_asked_twice() -> None:
+    with pytest.raises(MembershipError, match="two machines say --rank 1"):
+        in_order([dataclasses.replace(one, rank=1) for one in (A, B)], MEETING)
+
+
+def test_a_machine_started_twice_in_place_of_another() -> None:
+    listed = dataclasses.replace(MEETING, hosts=("10.0.0.1", "10.0.0.2"))
+    with pytest.raises(MembershipError, match=r"got the machines 10.0.0.1, 10.0.0.1, expected"):
+        in_order((A, A), listed)
+
+
+def test_what_must_be_the_same_names_both() -> None:
+    one = dataclasses.replace(A, agreed=(("the torch version", "2.13"),))
+    two = dataclasses.replace(B, agreed=(("the torch version", "2.12"),))
+    with pytest.raises(MembershipError, match=r"is 2.13 on 10.0.0.1 but 2.12 on 10.0.0.2"):
+        check([one, two])
+
+
+def test_what_should_be_the_same_is_warned_about() -> None:
+    one = dataclasses.replace(A, noted=(("script", "aa"), ("python version", "3")))
+    two = dataclasses.replace(B, noted=(("script", "bb"), ("python version", "3")))
+    assert check([one, two]) == [
+        "warning: the script is not the same everywhere (10.0.0.1: aa, 10.0.0.2: bb)"
+    ]
+
+
+def test_a_job_needs_workers_and_servers_somewhere() -> None:
+    with pytest.raises(MembershipError, match="no machine has a worker"):
+        check([C])
+    with pytest.raises(MembershipError, match="no machine has a server"):
+        check([dataclasses.replace(A, collective=False)])
+    assert check([dataclasses.replace(one, collective=False) for one in (A, C)]) == []
+
+
+def test_a_late_machine_counts_starts_like_the_others() -> None:
+    layout = Layout(nodes=(dataclasses.replace(A, restart=3, failures=1), B))
+    assert (layout.restart, layout.failures) == (3, 1)

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options and a machine become a job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetlight.errors import ConfigError
+from fleetlight.launch.inventory import Machine
+from fleetlight.launch.job.options import Options
+from fleetlight.launch.job.plan import plan
+from fleetlight.launch.job.spec import JobSpec
+
+ADDRESSES = (("lo", "127.0.0.1"), ("eth0", "10.0.0.1"))
+CPU = Machine(cores=8, addresses=ADDRESSES)
+GPU = Machine(cores=8, gpus=4, addresses=ADDRESSES)
+
+
+def job(machine: Machine = CPU, **flags: Any) -> JobSpec:
+    return plan(Options(script="t.py", **flags), machine)
+
+
+def test_no_flags_on_cpus_is_one_worker() -> None:
+    found = job()
+    assert (found.worker.count, found.server.count, found.collective) == (1, 0, True)
+    assert found.worker.devices == ()
+
+
+def test_no_flags_with_gpus_is_one_worker_each() -> None:
+    found = job(GPU)
+    assert found.worker.devices == (0, 1, 2, 3)
+    assert (found.worker.count, found.worker.resources.gpus) == (4, 1)
+
+
+def test_chosen_gpus() -> None:
+    assert job(GPU, gpus=(1, 3)).worker.devices == (1, 3)
+    assert job(GPU, gpus=(1, 3), nproc_per_node=2).worker.count == 2
+
+
+def test_fewer_processes_than_gpus_take_the_first() -> None:
+    assert job(GPU, nproc_per_node=2).worker.devices == (0, 1)
+
+
+def test_more_processes_than_gpus_use_cpus_and_say_so() -> None:
+    found = job(GPU, nproc_per_node=5)
+    assert found.worker.devices == ()
+    assert "5 workers do not fit on 4 GPUs" in found.notes[0]
+
+
+def test_servers_and_workers() -> None:
+    found = job(server_num=2, worker_num=3)
+    assert (found.server.count, found.worker.count, found.collective) == (2, 3, False)
+
+
+def test_workers_of_a_server_job_take_the_named_gpus() -> None:
+    found = job(GPU, server_num=1, gpus=(2, 0))
+    assert found.worker.devices == (2, 0)
+    assert found.worker.count == 2
+    assert found.server.devices == ()
+
+
+def test_a_server_job_without_gpus_uses_cpus_and_says_so() -> None:
+    found = job(CPU, server_num=1, gpus=(0, 1))
+    assert (found.worker.count, found.worker.devices) == (2, ())
+    assert "no GPU, workers use CPUs" in found.notes[0]
+
+
+def test_listed_processes() -> None:
+    found = job(servers=("127.0.0.1:5000",), workers=("127.0.0.1:5001", "127.0.0.1:5002"))
+    assert found.server.endpoints == (("127.0.0.1", 5000),)
+    assert found.worker.count == 2
+
+
+@given(cores=st.integers(1, 256), workers=st.integers(1, 64), servers=st.integers(1, 64))
+def test_cores_are_shared_and_nobody_gets_none(cores: int, workers: int, servers: int) -> None:
+    found = job(Machine(cores=cores), worker_num=workers, server_num=servers)
+    cpus = found.worker.resources.cpus
+    assert cpus == found.server.resources.cpus >= 1
+    assert cpus == 1 or cpus * (workers + servers) <= cores
+
+
+def test_fixed_ports_leave_room_for_the_meeting() -> None:
+    assert job(start_port=7000).start_port == 7000
+    assert job(ips=("10.0.0.1", "10.0.0.2"), start_port=7000).start_port == 7001
+    assert job(nnodes=(2, 2), master=("10.0.0.1", 7000), start_port=7000).start_port == 7000
+
+
+def test_the_interface_of_the_own_address() -> None:
+    assert job().interface == "lo"
+    assert job(ips=("10.0.0.1", "10.0.0.2")).interface == "eth0"
+
+
+def test_among_several_machines_one_may_have_only_servers() -> None:
+    found = job(ips=("10.0.0.1", "10.0.0.2"), server_num=2, worker_num=0)
+    assert (found.server.count, found.worker.count) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags", "message"),
+    [
+        (CPU, {"gpus": (0, 1)}, "this machine has no GPU; use --nproc_per_node 2"),
+        (GPU, {"gpus": (3, 4)}, "numbered 0 to 3; there is no GPU 4"),
+        (GPU, {"gpus": (0, 1), "nproc_per_node": 3}, "names 2 GPUs but --nproc_per_node says 3"),
+        (GPU, {"gpus": (0,), "server_num": 1, "worker_num": 2}, "one GPU for each worker"),
+        (CPU, {"worker_num": 2}, "say --server_num N; .* use --nproc_per_node 2"),
+        (CPU, {"server_num": 2}, "needs workers: say --worker_num"),
+        (CPU, {"server_num": 0, "worker_num": 2}, "needs servers"),
+        (CPU, {"server_num": 1, "worker_num": 1, "nproc_per_node": 2}, "with servers use --worker"),
+        (
+            CPU,
+            {"server_num": 0, "worker_num": 0, "ips": ("10.0.0.1", "10.0.0.2")},
+            "would run nothing",
+        ),
+    ],
+)
+def test_what_cannot_run_is_said(machine: Machine, flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        job(machine, **flags)
+
+
+def test_the_command() -> None:
+    assert job(arguments=("--lr", "3")).command == ("t.py", "--lr", "3")
+    assert job(module=True).command == ("-m", "t.py")

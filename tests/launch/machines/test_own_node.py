@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a machine brings."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+
+from fleetlight.launch.inventory import version_of
+from fleetlight.launch.job.spec import JobSpec, Meeting, RoleSpec
+from fleetlight.launch.machines.own_node import described, offer, script_hash
+from fleetlight.roles.role import Kind
+
+
+def job(script: str = "t.py", **more: object) -> JobSpec:
+    return JobSpec(
+        script=script,
+        worker=RoleSpec(kind=Kind.WORKER, count=2),
+        server=RoleSpec(kind=Kind.SERVER, count=1),
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def test_every_process_and_the_master_have_a_port_of_their_own() -> None:
+    with contextlib.ExitStack() as held:
+        node, reservations = offer(job(), held, restart=2, failures=1)
+        ports = [port for _, port in (*node.workers, *node.servers)] + [node.master_port]
+        assert sorted(ports) == sorted(one.port for one in reservations)
+        assert len(set(ports)) == 4
+        assert (node.restart, node.failures) == (2, 1)
+
+
+def test_listed_endpoints_are_held_too() -> None:
+    with contextlib.ExitStack() as held:
+        _, [reservation, *_] = offer(job(), held)
+        port = reservation.port
+    listed = RoleSpec(kind=Kind.WORKER, count=1, endpoints=(("127.0.0.1", port),))
+    with contextlib.ExitStack() as held:
+        node, reservations = offer(JobSpec(script="t.py", worker=listed), held)
+        assert node.workers == (("127.0.0.1", port),)
+        assert port in [one.port for one in reservations]
+
+
+def test_a_script_is_known_by_its_bytes(tmp_path: pathlib.Path) -> None:
+    one, same, other = (tmp_path / name for name in ("1.py", "2.py", "3.py"))
+    one.write_text("a")
+    same.write_text("a")
+    other.write_text("b")
+    assert script_hash(job(str(one))) == script_hash(job(str(same))) != script_hash(job(str(other)))
+    assert script_hash(job(str(tmp_path / "none"))) == "unreadable"
+    assert script_hash(job("pkg.train", is_module=True)) == "pkg.train"
+
+
+def test_what_launchers_compare() -> None:
+    meeting = Meeting(master=("h", 1), min_nodes=2, max_nodes=3, rank=1)
+    with contextlib.ExitStack() as held:
+        node = described(offer(job(), held)[0], job(max_restarts=4), meeting)
+    agreed = dict(node.agreed)
+    assert agreed["the number of machines"] == "2:3"
+    assert agreed["--max_restarts"] == "4"
+    assert agreed["the torch version"] == version_of("torch") != "not installed"
+    assert node.rank == 1

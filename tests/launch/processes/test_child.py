@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One child process."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import sys
+from collections.abc import Iterator
+
+import pytest
+from tests.launch.workplace import is_running, wait_until
+
+from fleetlight.errors import LaunchError
+from fleetlight.launch.processes.child import Child, Keeper
+
+
+@pytest.fixture
+def keeper() -> Iterator[Keeper]:
+    with Keeper() as handle:
+        yield handle
+
+
+@pytest.fixture
+def output(tmp_path: pathlib.Path) -> Iterator[int]:
+    descriptor = os.open(tmp_path / "out", os.O_WRONLY | os.O_CREAT)
+    yield descriptor
+    os.close(descriptor)
+
+
+def child(code: str, output: int, keeper: Keeper) -> Child:
+    return Child(["-c", code], os.environ, output, keeper)
+
+
+def ended(one: Child) -> int:
+    wait_until(lambda: one.poll() is not None, "the child to end")
+    status = one.poll()
+    assert status is not None
+    return status
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [("pass", 0), ("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", -9)],
+)
+def test_how_it_ended(code: str, status: int, output: int, keeper: Keeper) -> None:
+    one = child(code, output, keeper)
+    assert ended(one) == status
+    one.end()
+    assert one.poll() == status
+
+
+def test_it_leads_its_own_group_and_reads_nothing(
+    output: int, keeper: Keeper, tmp_path: pathlib.Path
+) -> None:
+    one = child("import os, sys; print(os.getpgid(0), repr(sys.stdin.read()))", output, keeper)
+    assert ended(one) == 0
+    one.end()
+    assert (tmp_path / "out").read_text() == f"{one.pid} ''\n"
+
+
+def test_an_ended_child_keeps_its_number_until_it_is_collected(output: int, keeper: Keeper) -> None:
+    one = child("pass", output, keeper)
+    ended(one)
+    os.kill(one.pid, 0)  # still there, as a zombie
+    one.end()
+    with pytest.raises(ProcessLookupError):
+        os.kill(one.pid, 0)
+
+
+GRANDCHILD = """
+import pathlib, subprocess
+process = subprocess.Popen(["sleep", "60"])
+pathlib.Path("{file}").write_text(f"{{process.pid}}\\n")
+"""
+
+
+def test_its_end_includes_what_it_started(
+    output: int, keeper: Keeper, tmp_path: pathlib.Path
+) -> None:
+    file = tmp_path / "pid"
+    one = child(GRANDCHILD.format(file=file), output, keeper)
+    ended(one)
+    grandchild = int(file.read_text())
+    assert is_running(grandchild)
+    one.end()
+    wait_until(lambda: not is_running(grandchild), "the grandchild to end")
+
+
+def test_signals_reach_it(output: int, keeper: Keeper) -> None:
+    one = child("import time; time.sleep(60)", output, keeper)
+    one.signal(signal.SIGTERM)
+    assert ended(one) == -signal.SIGTERM
+    one.end()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="descriptors are listed in /proc")
+def test_it_inherits_no_descriptor_of_the_launcher(
+    output: int, keeper: Keeper, tmp_path: pathlib.Path
+) -> None:
+    code = "import os; print(sorted(map(int, os.listdir('/proc/self/fd')))[:-1])"
+    one = child(code, output, keeper)
+    assert ended(one) == 0
+    one.end()
+    assert (tmp_path / "out").read_text() == "[0, 1, 2]\n"
+
+
+def test_what_cannot_be_started_is_said(output: int, keeper: Keeper) -> None:
+    with pytest.raises(LaunchError, match="cannot start"):
+        Child(["x" * 10_000_000], os.environ, output, keeper)

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Interrupts are noted."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from fleetlight.launch.processes.interrupts import Interrupted, Interrupts
+
+
+def test_signals_are_noted_in_order_and_handlers_come_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with Interrupts() as interrupts:
+        interrupts.check()
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+        assert interrupts.seen == [signal.SIGTERM, signal.SIGINT]
+        with pytest.raises(Interrupted, match="interrupted by SIGTERM"):
+            interrupts.check()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_nohup_is_respected() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupts() as interrupts:
+            signal.raise_signal(signal.SIGHUP)
+            assert interrupts.seen == []
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program that leaves nothing behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from fleetlight.launch.processes import keeper
+from fleetlight.launch.processes.keeper import keep, kill
+
+
+def test_it_keeps_what_was_added_and_not_dropped() -> None:
+    assert keep([b"add 5\n", b"add 6\n", b"drop 5\n", b"drop 9\n"]) == {6}
+
+
+def test_a_group_that_is_gone_is_no_error() -> None:
+    process = subprocess.Popen(["true"], start_new_session=True)
+    process.wait()
+    kill([process.pid])
+
+
+def test_when_the_pipe_closes_it_kills_the_groups_left() -> None:
+    stay, go = (
+        subprocess.Popen(["sleep", "60"], start_new_session=True),
+        subprocess.Popen(["sleep", "60"], start_new_session=True),
+    )
+    orders = f"add {stay.pid}\nadd {go.pid}\ndrop {stay.pid}\n"
+    subprocess.run(
+        [sys.executable, "-I", "-S", keeper.__file__], input=orders.encode(), timeout=60, check=True
+    )
+    assert go.wait(timeout=60) == -9
+    assert stay.poll() is None
+    stay.kill()
+    stay.wait(timeout=60)

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pseudo terminal of worker 0."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from fleetlight.launch.processes.terminal import PtyFollower, plain
+
+
+@pytest.mark.parametrize(
+    ("written", "logged"),
+    [
+        (b"plain", b"plain"),
+        (b"\x1b[1;31mred\x1b[0m", b"red"),
+        (b"\x1b]0;title\x07text", b"text"),
+        (b"\r 10%\r 20%\r100%", b"100%"),
+        (b"windows\r", b"windows"),
+        (b"\x1b[2K\r\x1b[?25lbar\x1b[?25h", b"bar"),
+    ],
+)
+def test_a_logged_line_is_as_it_looked_in_the_end(written: bytes, logged: bytes) -> None:
+    assert plain(written) == logged
+
+
+CODE = """
+import os, sys
+print(sys.stdout.isatty(), os.get_terminal_size().columns)
+sys.stdout.write("\\r50%")
+sys.stdout.write("\\r\\x1b[1m100%\\x1b[0m\\nno end of line")
+"""
+
+
+def test_a_process_sees_a_terminal_and_its_last_words_are_kept(tmp_path: pathlib.Path) -> None:
+    shown: list[bytes] = []
+    log = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
+    follower = PtyFollower(log, shown.append, lambda: (77, 33))
+    process = subprocess.Popen(
+        [sys.executable, "-c", CODE], stdout=follower.slave, stderr=follower.slave
+    )
+    follower.started()
+    assert process.wait(timeout=60) == 0
+    follower.close()
+    assert b"".join(shown).startswith(b"True 77\n\r50%\r\x1b[1m100%\x1b[0m\nno end of line")
+    assert (tmp_path / "log").read_text() == "True 77\n100%\nno end of line\n"

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is decided, step by step, without processes or clocks."""
+
+from __future__ import annotations
+
+import signal
+
+from fleetlight.launch.job.layout import Member
+from fleetlight.launch.processes.reason import Exit
+from fleetlight.launch.processes.watch import (
+    LEAVE_S,
+    SETTLE_S,
+    UNKILLABLE_S,
+    Elsewhere,
+    Phase,
+    Seen,
+    Verdict,
+    Watch,
+)
+from fleetlight.roles.role import Kind
+
+W0, W1 = (Member(kind=Kind.WORKER, index=n, of=2, local_rank=n, local_size=2) for n in (0, 1))
+S0 = Member(kind=Kind.SERVER, index=0, of=1, local_rank=0, local_size=1)
+GRACE_S = 3.0
+
+
+def ended(member: Member, status: int = 0, at: float = 0.0, error: str | None = None) -> Exit:
+    return Exit(member=member, status=status, at=at, error=error)
+
+
+def watch(*members: Member) -> Watch:
+    return Watch(members, GRACE_S)
+
+
+def test_all_workers_done_is_success() -> None:
+    one = watch(W0, W1)
+    assert one.step(Seen(now=0)) is None
+    assert one.step(Seen(now=1, exits=[ended(W0)])) is None
+    assert not one.is_over
+    assert one.step(Seen(now=2, exits=[ended(W0), ended(W1)])) is None
+    assert one.is_over
+    assert one.verdict is Verdict.SUCCESS
+
+
+def test_a_certain_failure_ends_the_others_at_once() -> None:
+    one = watch(W0, W1)
+    killed = ended(W1, -signal.SIGKILL)
+    assert one.step(Seen(now=0, exits=[killed])) == signal.SIGTERM
+    assert one.failure is killed
+    late = ended(W0, -signal.SIGTERM)
+    one.step(Seen(now=1, exits=[killed, late]))
+    assert one.is_over
+    assert (one.verdict, one.failure) == (Verdict.FAILED, killed)
+
+
+def test_an_unclear_failure_waits_for_a_better_culprit() -> None:
+    one = watch(W0, W1)
+    unclear, cause = ended(W0, 1, at=1.0), ended(W1, 1, at=0.5, error="ValueError")
+    assert one.step(Seen(now=1, exits=[unclear])) is None
+    assert one.phase is Phase.SETTLING
+    one.step(Seen(now=1.1, exits=[unclear, cause]))
+    assert one.failure is cause
+
+
+def test_an_unclear_failure_is_taken_when_nobody_else_fails() -> None:
+    one = watch(W0, W1)
+    unclear = ended(W0, 1)
+    one.step(Seen(now=0, exits=[unclear]))
+    assert one.step(Seen(now=SETTLE_S, exits=[unclear])) == signal.SIGTERM
+    assert one.failure is unclear
+
+
+def test_sigkill_follows_after_the_grace_period_and_only_once() -> None:
+    one = watch(W0, W1)
+    exits = [ended(W0, -9)]
+    assert one.step(Seen(now=0, exits=exits)) == signal.SIGTERM
+    assert one.step(Seen(now=GRACE_S - 0.1, exits=exits)) is None
+    assert one.step(Seen(now=GRACE_S, exits=exits)) == signal.SIGKILL
+    assert one.step(Seen(now=GRACE_S + 1, exits=exits)) is None
+    one.step(Seen(now=GRACE_S + UNKILLABLE_S, exits=exits))
+    assert one.is_over
+
+
+def test_a_failing_exit_is_answered_within_five_seconds() -> None:
+    assert SETTLE_S + GRACE_S < 5
+
+
+def test_an_interrupt_is_passed_on_and_a_second_one_kills() -> None:
+    one = watch(W0)
+    assert one.step(Seen(now=0, interrupts=[signal.SIGINT])) == signal.SIGINT
+    assert one.step(Seen(now=0.1, interrupts=[signal.SIGINT])) is None
+    two = [signal.SIGINT, signal.SIGINT]
+    assert one.step(Seen(now=0.2, interrupts=two)) == signal.SIGKILL
+    one.step(Seen(now=0.3, interrupts=two, exits=[ended(W0, -9)]))
+    assert (one.verdict, one.signal) == (Verdict.INTERRUPTED, signal.SIGINT)
+    assert one.failure is None
+
+
+def test_servers_may_end_by_themselves() -> None:
+    one = watch(S0, W0)
+    assert one.step(Seen(now=0, exits=[ended(W0)])) is None
+    assert one.phase is Phase.LEAVING
+    one.step(Seen(now=1, exits=[ended(W0), ended(S0)]))
+    assert one.is_over
+    assert (one.verdict, one.ended_servers) == (Verdict.SUCCESS, False)
+
+
+def test_servers_that_stay_are_ended_and_that_is_no_failure() -> None:
+    one = watch(S0, W0)
+    one.step(Seen(now=0, exits=[ended(W0)]))
+    assert one.step(Seen(now=LEAVE_S, exits=[ended(W0)])) == signal.SIGTERM
+    one.step(Seen(now=LEAVE_S + 1, exits=[ended(W0), ended(S0, -15)]))
+    assert one.is_over
+    assert (one.verdict, one.ended_servers) == (Verdict.SUCCESS, True)
+
+
+def test_a_server_that_fails_fails_the_job() -> None:
+    for exits in ([ended(S0, -9)], [ended(W0), ended(S0, -9)]):
+        one = watch(S0, W0)
+        one.step(Seen(now=0, exits=exits))
+        assert one.verdict is Verdict.FAILED
+        assert one.failure is not None
+        assert one.failure.member is S0
+
+
+def test_a_server_that_is_done_early_is_no_failure() -> None:
+    one = watch(S0, W0)
+    assert one.step(Seen(now=0, exits=[ended(S0)])) is None
+    assert one.phase is Phase.RUNNING
+
+
+def test_the_end_waits_for_the_other_machines() -> None:
+    one = watch(S0, W0)
+    done = [ended(W0)]
+    assert one.step(Seen(now=0, exits=done, elsewhere=Elsewhere.RUNNING)) is None
+    assert one.phase is Phase.RUNNING
+    one.step(Seen(now=1, exits=done, elsewhere=Elsewhere.DONE))
+    assert one.phase is Phase.LEAVING
+
+
+def test_another_machine_ends_this_one() -> None:
+    one = watch(W0)
+    assert one.step(Seen(now=0, elsewhere=Elsewhere.STOP)) == signal.SIGTERM
+    one.step(Seen(now=1, exits=[ended(W0, -15)], elsewhere=Elsewhere.STOP))
+    assert one.is_over
+    assert (one.verdict, one.failure) == (Verdict.STOPPED, None)
+
+
+def test_the_own_failure_is_told_also_when_others_stopped() -> None:
+    one = watch(W0)
+    failed = ended(W0, 3)
+    one.step(Seen(now=0, exits=[failed], elsewhere=Elsewhere.STOP))
+    assert (one.verdict, one.failure) == (Verdict.FAILED, failed)

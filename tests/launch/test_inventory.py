@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Facts about machines, real and made up."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+
+import pytest
+
+from fleetlight.errors import ConfigError
+from fleetlight.launch import inventory
+from fleetlight.launch.inventory import Machine
+from fleetlight.roles import address
+
+LINUX_ONLY = pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's tables")
+
+
+def test_cores_are_those_this_process_may_use() -> None:
+    assert 1 <= inventory.cores() <= (os.cpu_count() or 1)
+
+
+def test_a_container_limit_counts(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "cpu.max"
+    file.write_text("250000 100000\n")
+    assert inventory._cpu_limit(file) == 2
+    file.write_text("max 100000\n")
+    assert inventory._cpu_limit(file) is None
+    assert inventory._cpu_limit(tmp_path / "none") is None
+
+
+@LINUX_ONLY
+def test_the_loopback_interface_is_found() -> None:
+    assert inventory.look({}).interface("127.0.0.2") == "lo"
+
+
+def test_gpus_are_counted_by_their_device_files(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "dev").mkdir()
+    assert inventory.gpus({}, tmp_path) == 0
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / "dev" / name).touch()
+    assert inventory.gpus({}, tmp_path) == 2
+    (tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0").mkdir(parents=True)
+    assert inventory.gpus({}, tmp_path) == 1
+
+
+def test_gpus_are_asked_from_the_driver_tool(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'GPU 0: A'\necho 'GPU 1: B'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    assert inventory.gpus({}, tmp_path) == 2
+
+
+@pytest.mark.parametrize(("visible", "count"), [("", 0), ("1", 1), ("0,1", 2), ("-1", 0)])
+def test_hidden_gpus_do_not_count(tmp_path: pathlib.Path, visible: str, count: int) -> None:
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidia0", "nvidia1", "nvidia2"):
+        (tmp_path / "dev" / name).touch()
+    assert inventory.gpus({"CUDA_VISIBLE_DEVICES": visible}, tmp_path) == count
+
+
+def test_owning_an_address() -> None:
+    own = Machine(addresses=(("lo", "127.0.0.1"), ("eth0", "10.0.0.1")))
+    assert own.owns("10.0.0.1")
+    assert own.owns("127.0.0.9")
+    assert not own.owns("10.0.0.10")
+    assert not Machine(addresses=(("eth0", "10.0.0.10"),)).owns("10.0.0.1")
+    assert own.interface("10.0.0.1") == "eth0"
+    assert own.interface("10.0.0.7") is None
+    assert own.outside_addresses == ["10.0.0.1"]
+
+
+def test_names_are_resolved() -> None:
+    own = Machine(addresses=(("eth0", "10.0.0.1"),), resolve={"me": "10.0.0.1"}.__getitem__)
+    assert own.owns("me")
+
+
+def test_the_route_to_loopback_is_loopback() -> None:
+    assert inventory.route("127.0.0.1") == "127.0.0.1"
+
+
+def test_no_route_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(address, "find_route", lambda host: None)
+    with pytest.raises(
+        ConfigError, match=r"no route from this machine to 198\.51\.100\.1; .*--host"
+    ):
+        inventory.route("198.51.100.1")
+
+
+def test_an_unknown_name_is_said() -> None:
+    with pytest.raises(ConfigError, match=r"cannot find the address of host 'no\.such\.invalid'"):
+        inventory.resolve("no.such.invalid")
+
+
+def test_a_package_that_is_not_there() -> None:
+    assert inventory.version_of("no-such-package-anywhere") == "not installed"

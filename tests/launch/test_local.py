@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real jobs on this machine: how they are started, watched and ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+from tests.launch.workplace import DEADLINE_S, Workplace, is_running, wait_until
+
+pytestmark = pytest.mark.multiprocess
+
+REPORT = """
+    import json, os, pathlib, sys
+    role, index = os.environ["FLEET_ROLE"], os.environ["FLEET_INDEX"]
+    pathlib.Path(f"{role}.{index}").write_text(json.dumps(dict(os.environ)) + "\\n")
+    print("I am", role, index, *sys.argv[1:])
+"""
+
+#: says on which process it is and waits to be ended
+STAY = """
+    import os, pathlib, time
+    pathlib.Path("pid." + os.environ["FLEET_INDEX"]).write_text(f"{os.getpid()}\\n")
+    time.sleep(600)
+"""
+
+
+def last_line(output: str) -> str:
+    return output.splitlines()[-1]
+
+
+def test_a_collective_job(place: Workplace) -> None:
+    code, output = place.run("--nproc_per_node", "2", place.script(REPORT), "--lr", "3")
+    assert code == 0
+    assert "\nI am worker 0 --lr 3\n" in output
+    assert "I am worker 1" not in output
+    assert place.log("workerlog.1") == "I am worker 1 --lr 3\n"
+    assert "-----------  Configuration Arguments" in output
+    assert "| FLEET_WORKER_NUM       | 2 " in output
+    assert last_line(output).startswith("fleetrun: done: all 2 workers exited with code 0 after")
+    seen = [json.loads((place.path / f"worker.{n}").read_text()) for n in (0, 1)]
+    assert [one["RANK"] for one in seen] == ["0", "1"]
+    assert len({one["FLEET_WORKER_ENDPOINTS"] for one in seen}) == 1
+    assert not {"http_proxy", "FLEET_DEVICE"} & set(seen[0])
+
+
+def test_a_parameter_server_job(place: Workplace) -> None:
+    script = place.script(REPORT)
+    code, output = place.run("--server_num", "2", "--worker_num", "1", "--tee", script)
+    assert code == 0
+    for name in ("server 0", "server 1", "worker 0"):
+        assert f"[{name}] I am {name}\n" in output
+    server = json.loads(place.log("../server.1"))
+    assert server["FLEET_SERVER_ENDPOINTS"].split(",")[1] in place.log("endpoints.log")
+    assert "RANK" not in server
+    assert "servers ended by themselves" in last_line(output)
+
+
+def test_servers_are_ended_when_the_workers_are_done(
+    place: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = place.script("""
+        import os, time
+        time.sleep(600 if os.environ["FLEET_ROLE"] == "server" else 0)
+    """)
+    code, output = place.run("--server_num", "1", "--worker_num", "1", script)
+    assert code == 0
+    assert last_line(output).endswith("; servers ended")
+
+
+@pytest.mark.parametrize(
+    ("failing", "code", "reason"),
+    [
+        ("raise ValueError('bad batch')", 1, "exited with code 1 after .*: ValueError: bad batch"),
+        ("print('no data'); sys.exit(3)", 3, "exited with code 3 .*: last line: no data"),
+        ("os.kill(os.getpid(), 9)", 137, r"was killed by SIGKILL \(often: out of memory\)"),
+        ("os.abort()", 134, "was killed by SIGABRT"),
+    ],
+)
+def test_the_first_failure_ends_the_job_and_is_told(
+    failing: str, code: int, reason: str, place: Workplace
+) -> None:
+    script = place.script(f"""
+        import os, sys, time
+        if os.environ["FLEET_INDEX"] == "1":
+            {failing}
+        time.sleep(600)
+    """)
+    found, output = place.run("--nproc_per_node", "3", script)
+    assert found == code
+    line = last_line(output)
+    assert re.search(f"^fleetrun: failed: worker 1 of 3 {reason}", line), line
+    assert line.endswith("(log: log/workerlog.1)")
+
+
+def test_a_server_that_dies_ends_the_job(place: Workplace) -> None:
+    script = place.script("""
+        import os, sys, time
+        if os.environ["FLEET_ROLE"] == "server":
+            sys.exit(7)
+        time.sleep(600)
+    """)
+    code, output = place.run("--server_num", "1", "--worker_num", "1", script)
+    assert code == 7
+    assert "failed: server 0 of 1 exited with code 7" in last_line(output)
+
+
+def test_a_consequence_is_not_blamed(place: Workplace) -> None:
+    script = place.script("""
+        import json, os, pathlib, sys, time
+        def leave(error, consequence):
+            told = {"time": time.time(), "error": error, "consequence": consequence}
+            pathlib.Path(os.environ["FLEET_ERROR_FILE"]).write_text(json.dumps(told))
+            sys.exit(1)
+        if os.environ["FLEET_INDEX"] == "0":
+            pathlib.Path("lost").touch()
+            leave("PeerLostError: worker 1", True)
+        while not os.path.exists("lost"):
+            time.sleep(0.001)
+        time.sleep(0.2)
+        leave("ValueError: the cause", False)
+    """)
+    _, output = place.run("--nproc_per_node", "2", script)
+    assert "worker 1 of 2 exited with code 1" in last_line(output)
+    assert "ValueError: the cause" in last_line(output)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_an_interrupt_ends_everything(number: signal.Signals, code: int, place: Workplace) -> None:
+    job = place.start("--nproc_per_node", "2", place.script(STAY))
+    pids = [int(place.wait_for(f"pid.{n}")) for n in (0, 1)]
+    job.process.send_signal(number)
+    found, output = job.end()
+    assert found == code
+    assert f"fleetrun was interrupted by {number.name}" in last_line(output)
+    assert not any(map(is_running, pids))
+
+
+#: notes signals instead of ending
+STUBBORN = """
+    import os, pathlib, signal, time
+    def note(number, frame):
+        pathlib.Path("noted").write_text(f"{number}\\n")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, note)
+    pathlib.Path("pid." + os.environ["FLEET_INDEX"]).write_text(f"{os.getpid()}\\n")
+    while True:
+        time.sleep(600)
+"""
+
+
+def test_who_ignores_signals_is_killed_after_the_grace_period(place: Workplace) -> None:
+    job = place.start("--grace_s", "0.2", place.script(STUBBORN))
+    pid = int(place.wait_for("pid.0"))
+    job.process.send_signal(signal.SIGTERM)
+    assert job.end()[0] == 143
+    assert place.wait_for("noted") == "15\n"
+    assert not is_running(pid)
+
+
+def test_a_second_interrupt_kills_at_once(place: Workplace) -> None:
+    job = place.start("--grace_s", "500", place.script(STUBBORN))
+    place.wait_for("pid.0")
+    job.process.send_signal(signal.SIGINT)
+    assert place.wait_for("noted") == "2\n"
+    job.process.send_signal(signal.SIGINT)
+    assert job.end()[0] == 130
+
+
+FAMILY = """
+    import os, pathlib, subprocess, sys, time
+    child = subprocess.Popen(["sleep", "600"])
+    pathlib.Path("pids").write_text(f"{os.getpid()} {child.pid}\\n")
+    time.sleep(float(sys.argv[1]))
+"""
+
+
+def test_when_fleetrun_is_killed_no_process_survives_it(place: Workplace) -> None:
+    job = place.start(place.script(FAMILY), "600")
+    pids = [int(word) for word in place.wait_for("pids").split()]
+    assert all(map(is_running, pids))
+    job.process.kill()
+    wait_until(lambda: not any(map(is_running, pids)), "child and grandchild to end")
+
+
+def test_what_a_worker_leaves_behind_ends_with_the_job(place: Workplace) -> None:
+    code, _ = place.run(place.script(FAMILY), "0")
+    assert code == 0
+    _, grandchild = place.wait_for("pids").split()
+    wait_until(lambda: not is_running(int(grandchild)), "the grandchild to end")
+
+
+def test_restarts(place: Workplace) -> None:
+    script = place.script("""
+        import os, sys
+        restart = os.environ["FLEET_RESTART"]
+        print("start", restart, os.environ["FLEET_MASTER"])
+        sys.exit(5 if restart in "01" and os.environ["FLEET_INDEX"] == "1" else 0)
+    """)
+    code, output = place.run("--nproc_per_node", "2", "--max_restarts", "2", script)
+    assert code == 0, output
+    assert "starting all again (restart 2, 0 more left)" in output
+    log = place.log("workerlog.0").splitlines()
+    assert [line for line in log if line.startswith("---")] == [
+        "--- restart 1 ---",
+        "--- restart 2 ---",
+    ]
+    assert len({line for line in log if line.startswith("start")}) == 3
+
+
+def test_restarts_end(place: Workplace) -> None:
+    script = place.script("raise SystemExit(5)")
+    code, output = place.run("--max_restarts", "1", script)
+    assert code == 5
+    assert output.count("starting all again") == 1
+
+
+def test_two_jobs_in_one_folder_do_not_disturb_each_other(place: Workplace) -> None:
+    script = place.script("""
+        import os, pathlib, sys, time
+        pathlib.Path(sys.argv[1]).write_text(os.environ["FLEET_WORKER_ENDPOINTS"] + "\\n")
+        while not (os.path.exists("one") and os.path.exists("two")):
+            time.sleep(0.01)
+        print("I am", sys.argv[1])
+    """)
+    first = place.start("--nproc_per_node", "2", script, "one")
+    place.wait_for("one")
+    code, output = place.run("--nproc_per_node", "2", script, "two")
+    assert (code, first.end()[0]) == (0, 0)
+    assert "log is in use by another fleetrun: logs of this run go to log-2" in output
+    assert place.log("workerlog.0") == "I am one\n"
+    assert place.log("workerlog.0", "log-2") == "I am two\n"
+    ports = [(place.path / name).read_text().strip().split(",") for name in ("one", "two")]
+    assert not set(ports[0]) & set(ports[1])
+
+
+def test_old_logs_are_kept_apart(place: Workplace) -> None:
+    script = place.script("print('run')")
+    place.run(script)
+    _, output = place.run(script)
+    assert "fleetrun: logs of an earlier run moved to log/old/" in output
+    assert place.log("workerlog.0") == "run\n"
+    assert len(list(place.path.glob("log/old/*/workerlog.0"))) == 1
+
+
+def test_everything_a_worker_printed_is_shown(place: Workplace) -> None:
+    script = place.script("for n in range(50_000): print('line', n)")
+    _, output = place.run(script)
+    assert sum(1 for line in output.splitlines() if line.startswith("line ")) == 50_000
+
+
+def test_output_is_shown_while_the_job_runs(place: Workplace) -> None:
+    script = place.script("""
+        import os, time
+        print("ready")
+        while not os.path.exists("go"):
+            time.sleep(0.01)
+    """)
+    job = place.start(script)
+    assert job.process.stdout is not None
+    assert any(line == "ready\n" for line in job.process.stdout)
+    place.script("", "go")
+    assert job.end()[0] == 0
+
+
+def test_a_reader_that_goes_away_does_not_end_the_job(place: Workplace) -> None:
+    script = place.script("""
+        import pathlib
+        for n in range(50_000): print("line", n)
+        pathlib.Path("done").write_text("yes\\n")
+    """)
+    job = place.start(script)
+    assert job.process.stdout is not None
+    job.process.stdout.close()
+    assert job.process.wait(timeout=DEADLINE_S) == 0
+    assert place.wait_for("done") == "yes\n"
+
+
+def test_on_a_terminal_worker_0_has_one_too(place: Workplace) -> None:
+    script = place.script("""
+        import sys
+        sys.stdout.write("\\r 50%")
+        sys.stdout.write("\\r\\x1b[1m100%\\x1b[0m " + str(sys.stdout.isatty()) + "\\n")
+    """)
+    shown = run_on_terminal(place, "--nproc_per_node", "2", script)
+    assert b"\r 50%\r\x1b[1m100%\x1b[0m True\r\n" in shown
+    assert place.log("workerlog.0") == "100% True\n"
+    assert "False" in place.log("workerlog.1")
+
+
+def run_on_terminal(place: Workplace, *arguments: str) -> bytes:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fleetlight.launch", *arguments],
+        cwd=place.path,
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    shown = b""
+    try:
+        while data := os.read(ours, 1 << 16):
+            shown += data
+    except OSError:  # the terminal's other end is closed: everything has been read
+        pass
+    finally:
+        os.close(ours)
+    assert process.wait(timeout=DEADLINE_S) == 0
+    return shown
+
+
+def test_a_module_can_be_run(place: Workplace) -> None:
+    place.script("import sys; print('module', sys.argv[1:])", "mine.py")
+    code, output = place.run("-m", "mine", "x")
+    assert code == 0
+    assert "module ['x']" in output
+
+
+def test_gpus_for_a_server_job_on_a_machine_without_any(place: Workplace) -> None:
+    hidden = {"CUDA_VISIBLE_DEVICES": ""}
+    script = place.script(REPORT)
+    code, output = place.run("--gpus", "0,1", "--server_num", "1", script, **hidden)
+    assert code == 0
+    assert "fleetrun: --gpus 0,1: this machine has no GPU, workers use CPUs" in output
+    assert (place.path / "worker.1").exists()

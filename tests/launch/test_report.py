@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sentences of a job."""
+
+from __future__ import annotations
+
+import pathlib
+import signal
+
+import pytest
+
+from fleetlight.launch import report
+from fleetlight.launch.job.environment import Run
+from fleetlight.launch.job.layout import Layout, Member, Node
+from fleetlight.launch.job.spec import JobSpec
+from fleetlight.launch.machines.peers import Conclusion, Next
+from fleetlight.launch.processes.logs import LogFolder
+from fleetlight.launch.processes.reason import Failure
+from fleetlight.launch.processes.watch import Watch
+
+ONE = Node(host="a", workers=(("a", 1), ("a", 2)), servers=(("a", 3),))
+TWO = Node(host="b", workers=(("b", 1),))
+FAILURE = Failure(what="worker 1 of 2 exited with code 3", code=3, after_s=2.0, error="E: x")
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def started(layout: Layout) -> str:
+    run = Run(job=JobSpec(script="t.py"), layout=layout, log_dir=str(pathlib.Path.cwd() / "log"),
+              error_dir="/e")  # fmt: skip
+    members: list[Member] = layout.members()
+    return report.started(run, members)
+
+
+def test_what_is_started_and_where_its_output_is() -> None:
+    assert started(Layout(nodes=(ONE,))) == (
+        "starting server 0 of 1 and workers 0 to 1 of 2; "
+        "logs: log/serverlog.N, log/workerlog.N, log/endpoints.log"
+    )
+    assert started(Layout(nodes=(ONE, TWO), own=1)) == (
+        "starting worker 2 of 3 on node 1 (b); logs: log/workerlog.N, log/endpoints.log"
+    )
+
+
+def test_the_end() -> None:
+    done = Watch([], grace_s=1)
+    assert report.end(Layout(nodes=(TWO,)), done, None, 1.0) == (
+        "done: the worker exited with code 0 after 1.0 s"
+    )
+    assert report.end(Layout(nodes=(ONE, TWO)), done, None, 1.0) == (
+        "done: all 3 workers on 2 machines exited with code 0 after 1.0 s; "
+        "servers ended by themselves"
+    )
+    done.ended_servers = True
+    assert report.end(Layout(nodes=(ONE,)), done, None, 1.0).endswith("; servers ended")
+    assert report.end(Layout(nodes=(ONE,)), done, FAILURE, 9.0) == (
+        "failed: worker 1 of 2 exited with code 3 after 2.0 s: E: x"
+    )
+
+
+def test_an_interrupt_is_never_restarted() -> None:
+    told = report.interrupted(signal.SIGINT, 1.5, "node 0 (a)")
+    assert str(told) == "node 0 (a): fleetrun was interrupted by SIGINT after 1.5 s"
+    assert (told.code, told.may_restart) == (130, False)
+
+
+def test_why_it_starts_again() -> None:
+    failed = Conclusion(next=Next.RESTART, failure=FAILURE)
+    assert report.restarting(failed, 2, 1).endswith(
+        "E: x; starting all again (restart 2, 1 more left)"
+    )
+    lost = Conclusion(next=Next.REGROUP, failure=Failure(what="node 1 (b) went away", code=1))
+    assert report.restarting(lost, 1, 0).startswith("node 1 (b) went away; starting again with")
+    assert "another machine has come" in report.restarting(Conclusion(next=Next.REGROUP), 1, 0)
+
+
+def test_surprises_about_the_log_folder() -> None:
+    here = pathlib.Path.cwd()
+    assert report.folder(LogFolder(here / "log"), "log") == []
+    moved = LogFolder(here / "log", moved_to=here / "log/old/1")
+    assert report.folder(moved, "log") == ["logs of an earlier run moved to log/old/1"]
+    (line,) = report.folder(LogFolder(here / "log-2"), "log")
+    assert line == "log is in use by another fleetrun: logs of this run go to log-2"

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starting real jobs of small scripts that do not import torch."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Sequence
+
+from fleetlight.errors import LaunchError
+from fleetlight.launch.processes.ports import reserve
+
+#: every wait in these tests ends here; only a broken launcher gets near it
+DEADLINE_S = 60.0
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Look again and again, because the condition is made true by another process."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {DEADLINE_S} s for {what}"
+        time.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+    """False for a process that has gone or is only waiting to be collected."""
+    try:
+        state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def free_ports(hosts: Sequence[str], count: int) -> int:
+    """The first of `count` neighbouring ports that are free right now on all hosts.
+
+    Below those the system gives out itself; every test process looks in a place of its own.
+    """
+    first = 10240 + os.getpid() % 1000 * 20
+    for start in [*range(first, 30240, count), *range(10240, first, count)]:
+        with contextlib.suppress(LaunchError), contextlib.ExitStack() as held:
+            for host in hosts:
+                for reservation in reserve(host, count, start):
+                    held.callback(reservation.close)
+            return start
+    raise AssertionError("no free ports")
+
+
+@dataclasses.dataclass
+class Job:
+    """A running fleetrun."""
+
+    process: subprocess.Popen[str]
+
+    def end(self) -> tuple[int, str]:
+        """Exit code and everything that was printed."""
+        output, _ = self.process.communicate(timeout=DEADLINE_S)
+        return self.process.returncode, output
+
+
+class Workplace:
+    """A folder with scripts, where jobs are started."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+        self.jobs: list[Job] = []
+        #: what stands before the command, to start it somewhere else
+        self.prefix: tuple[str, ...] = ()
+
+    def script(self, text: str, name: str = "train.py") -> str:
+        """Write a script; its name."""
+        (self.path / name).write_text(textwrap.dedent(text))
+        return name
+
+    def start(self, *arguments: str, **environment: str) -> Job:
+        """Start fleetrun here."""
+        process = subprocess.Popen(
+            [*self.prefix, sys.executable, "-m", "fleetlight.launch", *arguments],
+            cwd=self.path,
+            env={**os.environ, "PYTHONWARNINGS": "", **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.jobs.append(Job(process))
+        return self.jobs[-1]
+
+    def run(self, *arguments: str, **environment: str) -> tuple[int, str]:
+        """Run fleetrun here to its end."""
+        return self.start(*arguments, **environment).end()
+
+    def log(self, name: str, folder: str = "log") -> str:
+        """One log of the last run."""
+        return (self.path / folder / name).read_text()
+
+    def wait_for(self, name: str) -> str:
+        """The content of a file that a script writes, once it is there."""
+        file = self.path / name
+        wait_until(lambda: file.exists() and file.read_text().endswith("\n"), str(file))
+        return file.read_text()
