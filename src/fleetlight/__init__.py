@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Distributed training for PyTorch: `import fleetlight as fleet`.
+
+The public names stand in `fleetlight.fleet.api`. They are loaded when the first of them is used,
+so that the launcher, which needs none, does not wait for torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fleetlight.fleet.api import *  # noqa: F403
+
+__version__ = "0.1.0"
+
+#: names of the API that come with parameter servers and static programs
+_LATER = {
+    "CountFilterEntry",
+    "ProbabilityEntry",
+    "ShowClickEntry",
+    "init_server",
+    "nn",
+    "run_server",
+    "shrink",
+    "static",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(f"module 'fleetlight' has no attribute {name!r}")
+    from fleetlight.fleet import api
+
+    if name in _LATER:
+        raise AttributeError(f"fleetlight.{name} is not yet available in this version")
+    if name not in api.__all__:
+        raise AttributeError(f"module 'fleetlight' has no attribute {name!r}")
+    value = globals()[name] = getattr(api, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    from fleetlight.fleet import api
+
+    return sorted({*globals(), *api.__all__})

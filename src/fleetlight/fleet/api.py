@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The public names, all of them; `import fleetlight as fleet` shows them as `fleet.<name>`."""
+
+from __future__ import annotations
+
+from fleetlight import data, errors
+from fleetlight.fleet import metrics, util
+from fleetlight.fleet.collectives import all_gather, all_reduce, barrier_worker
+from fleetlight.fleet.identity import (
+    is_first_worker,
+    is_server,
+    is_worker,
+    local_rank,
+    node_num,
+    server_endpoints,
+    server_index,
+    server_num,
+    worker_endpoints,
+    worker_index,
+    worker_num,
+)
+from fleetlight.fleet.lifecycle import init, init_worker, stop_worker
+from fleetlight.fleet.model import distributed_model, no_sync
+from fleetlight.fleet.optimizer import clip_grad_norm_, distributed_optimizer
+from fleetlight.fleet.persistables import (
+    load_inference_model,
+    load_persistables,
+    save_inference_model,
+    save_persistables,
+)
+from fleetlight.fleet.progress import progress
+from fleetlight.fleet.sharding import shard
+from fleetlight.roles import Role, RoleMaker, UserDefinedRoleMaker
+from fleetlight.roles import RoleMaker as PaddleCloudRoleMaker
+from fleetlight.strategy import DistributedStrategy
+
+__all__ = [
+    "DistributedStrategy",
+    "PaddleCloudRoleMaker",
+    "Role",
+    "RoleMaker",
+    "UserDefinedRoleMaker",
+    "all_gather",
+    "all_reduce",
+    "barrier_worker",
+    "clip_grad_norm_",
+    "data",
+    "distributed_model",
+    "distributed_optimizer",
+    "errors",
+    "init",
+    "init_worker",
+    "is_first_worker",
+    "is_server",
+    "is_worker",
+    "load_inference_model",
+    "load_persistables",
+    "local_rank",
+    "metrics",
+    "no_sync",
+    "node_num",
+    "progress",
+    "save_inference_model",
+    "save_persistables",
+    "server_endpoints",
+    "server_index",
+    "server_num",
+    "shard",
+    "stop_worker",
+    "util",
+    "worker_endpoints",
+    "worker_index",
+    "worker_num",
+]

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collective operations for scripts: on tensors, arrays and numbers alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fleetlight.errors import ConfigError
+from fleetlight.fleet.context import current
+
+_Back = Callable[[Tensor], Any]
+
+
+def barrier_worker() -> None:
+    """Wait until every worker is here; afterwards all workers are equal."""
+    context = current()
+    context.group.barrier("barrier_worker")
+    for model in context.models:
+        model.share_buffers()
+
+
+def all_reduce(value: Any, op: str = "sum") -> Any:
+    """`value` (a tensor, an array, a number) reduced over all workers by sum, max or min.
+
+    All must give the same dtype and shape. A sum of truths is their number.
+    """
+    group = current().group
+    if op == "sum" and isinstance(value, (bool, np.bool_)):
+        value = int(value)
+    tensor, back = _as_tensor(value)
+    group.check_alike(tensor, "all_reduce")
+    return back(group.all_reduce(tensor.clone(), op))
+
+
+def all_gather(value: Any) -> list[Any]:
+    """Everybody's `value`, in the order of the workers; dtypes and shapes must be alike."""
+    group = current().group
+    tensor, back = _as_tensor(value)
+    group.check_alike(tensor, "all_gather")
+    return [back(one) for one in group.all_gather(tensor)]
+
+
+def _as_tensor(value: Any) -> tuple[Tensor, _Back]:
+    """The value as a tensor, and the way back to its own type."""
+    if isinstance(value, Tensor):
+        return value.detach(), lambda tensor: tensor
+    if isinstance(value, np.ndarray):
+        # a copy, since torch takes no array that must not be written
+        return torch.from_numpy(np.array(value, order="C")), lambda tensor: tensor.numpy()
+    if isinstance(value, (bool, np.bool_)):
+        return torch.tensor(int(value)), lambda tensor: type(value)(tensor.item())
+    if isinstance(value, (int, np.integer)):
+        kind = value.dtype if isinstance(value, np.integer) else None
+        return _whole(int(value)), lambda tensor: _int_of(tensor, kind)
+    if isinstance(value, (float, np.floating)):
+        return torch.tensor(float(value), dtype=torch.float64), _float_of(value)
+    raise ConfigError(f"got a {type(value).__name__}, expected a tensor, a NumPy array or a number")
+
+
+def _whole(value: int) -> Tensor:
+    if not -(2**63) <= value < 2**63:
+        raise ConfigError(f"got {value}, expected an integer of 64 bits")
+    return torch.tensor(value, dtype=torch.int64)
+
+
+def _int_of(tensor: Tensor, kind: np.dtype[Any] | None) -> Any:
+    """A Python integer, or one of NumPy: of its own type as long as the result fits."""
+    number = int(tensor)
+    if kind is None:
+        return number
+    fits = np.iinfo(kind).min <= number <= np.iinfo(kind).max
+    return kind.type(number) if fits else np.int64(number)
+
+
+def _float_of(value: Any) -> _Back:
+    """NumPy's own types come back as themselves."""
+    kind = type(value) if isinstance(value, np.floating) else float
+    return lambda tensor: kind(tensor.item())

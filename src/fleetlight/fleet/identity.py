@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who this process is, and who the others are."""
+
+from __future__ import annotations
+
+from fleetlight.fleet.context import current
+from fleetlight.roles import endpoint_text
+
+
+def is_worker() -> bool:
+    """True in a process that trains."""
+    return current().role.is_worker
+
+
+def is_server() -> bool:
+    """True in a parameter server."""
+    return current().role.is_server
+
+
+def is_first_worker() -> bool:
+    """True in worker 0 only."""
+    return is_worker() and worker_index() == 0
+
+
+def worker_index() -> int:
+    """The number of this worker, from 0."""
+    return current().role.index or 0
+
+
+def worker_num() -> int:
+    """How many workers the job has."""
+    return current().role.worker_num
+
+
+def worker_endpoints() -> list[str]:
+    """`host:port` of each worker, where the launcher said so; else their hosts."""
+    context = current()
+    if context.role.worker_endpoints:
+        return [endpoint_text(endpoint) for endpoint in context.role.worker_endpoints]
+    return [hello.address for _, hello in sorted(context.group.hellos.items())]
+
+
+def server_index() -> int:
+    """The number of this server, from 0."""
+    return current().role.index or 0
+
+
+def server_num() -> int:
+    """How many parameter servers the job has."""
+    return current().role.server_num
+
+
+def server_endpoints() -> list[str]:
+    """`host:port` of each parameter server."""
+    return [endpoint_text(endpoint) for endpoint in current().role.server_endpoints]
+
+
+def local_rank() -> int:
+    """The number of this worker among those of its host, from 0."""
+    return current().role.local_rank or 0
+
+
+def node_num() -> int:
+    """How many hosts the job runs on."""
+    return current().role.node_num or 1

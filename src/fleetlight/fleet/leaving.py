@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a process ends: an error or a non-zero `sys.exit` is told to the launcher and the others."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, NoReturn
+
+from fleetlight.errors import PeerError
+from fleetlight.fleet.context import current_or_none, set_current
+from fleetlight.observe import log
+from fleetlight.roles import Role
+
+
+class Exit(SystemExit):
+    """What `sys.exit` raises in a job: it notices when the interpreter ends for it.
+
+    No hook is called for SystemExit, and most of them are caught or mean success. But before the
+    interpreter ends for one it asks for its `code`, and then no Python function is running.
+    """
+
+    @property
+    def code(self) -> Any:  # type: ignore[override]
+        """As in SystemExit."""
+        status = self.args[0] if self.args else None
+        if sys._getframe().f_back is None and status not in (None, 0) and _ending is not None:
+            _ending.fail(
+                f"SystemExit: {status}",
+                code=status if isinstance(status, int) else 1,
+                consequence=False,
+            )
+        return status
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SystemExit, self.args
+
+
+def watch_the_end(role: Role) -> None:
+    """From now on a bad end of this process is told, and ends it without waiting for anybody.
+
+    A SystemExit not made by `sys.exit`, or by one that was looked up earlier, is like the end of
+    the script: the others are told that this worker left.
+    """
+    global _ending
+    if _ending is None:
+        sys.excepthook = _hook_before(sys.excepthook)
+        sys.exit = _exit_before(sys.exit)
+    _ending = _Ending(role)
+
+
+def _hook_before(before: Callable[..., Any]) -> Callable[..., None]:
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before(kind, error, trace)
+        if _ending is not None:
+            text = f"{kind.__name__}: {error}".strip(": ")
+            _ending.fail(text, code=1, consequence=isinstance(error, PeerError))
+
+    return hook
+
+
+def _exit_before(before: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
+    @functools.wraps(before)
+    def leave(status: Any = None, /) -> NoReturn:
+        if threading.current_thread() is not threading.main_thread():
+            before(status)
+        raise Exit(*(() if status is None else (status,)))
+
+    return leave
+
+
+class _Ending:
+    """Tells of the bad end of the process that made it; children it forks end on their own."""
+
+    def __init__(self, role: Role) -> None:
+        self._role = role
+        self._pid = os.getpid()
+
+    def fail(self, error: str, *, code: int, consequence: bool) -> None:
+        """Tell the launcher and the other workers."""
+        if os.getpid() != self._pid:
+            return
+        if self._role.error_file:
+            _leave_word(self._role.error_file, error, consequence)
+        context = current_or_none()
+        if context is None:
+            return
+        set_current(None)
+        context.group.fail(error)
+        if not context.group.alone:
+            # threads of torch may wait in a collective that never finishes, and would be joined
+            atexit.register(_end_at_once, code)
+
+
+_ending: _Ending | None = None
+
+
+def _leave_word(path: str, error: str, consequence: bool) -> None:
+    word: dict[str, Any] = {"time": time.time(), "error": error, "consequence": consequence}
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(word, file)
+    except OSError as problem:
+        log.logger.warning("the launcher's error file %s cannot be written: %s", path, problem)
+
+
+def _end_at_once(code: int) -> None:
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code & 0xFF)

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From `fleet.init` to the end of the process, good or bad."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+
+import fleetlight
+from fleetlight.collective.forming import form
+from fleetlight.collective.registration import Scheduler
+from fleetlight.errors import ConfigError, NotAvailableError, RoleError
+from fleetlight.fleet.context import Context, current, current_or_none, set_current
+from fleetlight.fleet.leaving import watch_the_end
+from fleetlight.observe import log
+from fleetlight.roles import Kind, Role, RoleMaker
+from fleetlight.strategy import DistributedStrategy, JobFacts, set_current_job
+
+
+def init(
+    role_maker: RoleMaker | None = None,
+    is_collective: bool = False,
+    strategy: DistributedStrategy | None = None,
+) -> None:
+    """Find out who this process is, and meet the others of the job.
+
+    In a scheduler process it serves the job and ends the process; it does not return.
+    """
+    _check_call(role_maker, is_collective, strategy)
+    maker = role_maker or RoleMaker(is_collective)
+    strategy = strategy or DistributedStrategy()
+    role = maker.role
+    deadline_s, deadline_from = _deadline(role, strategy)
+    _configure_log(role)
+    if role.kind is Kind.SCHEDULER:
+        sys.exit(Scheduler(role, deadline_s).run())
+    _check_mode(role, is_collective or maker.is_collective)
+    watch_the_end(role)
+    role, group = form(role, fleetlight.__version__, deadline_s)
+    _configure_log(role)
+    set_current(Context(role=role, group=group, strategy=strategy))
+    set_current_job(
+        JobFacts(
+            is_collective=True,
+            worker_num=role.worker_num,
+            node_num=role.node_num or 1,
+            backend=group.backend,
+            deadline_s=deadline_s,
+            deadline_from=deadline_from,
+        )
+    )
+    atexit.register(_leave_at_the_end, os.getpid())
+
+
+def init_worker() -> None:
+    """Agree with the other workers on the model now, rather than at the first forward."""
+    for model in current().models:
+        model.freeze()
+
+
+def stop_worker() -> None:
+    """Leave the job. Called at the end of the process when the script does not; twice is fine."""
+    global _left
+    context = current_or_none()
+    if context is None:
+        return
+    set_current(None)
+    _left = not context.group.alone
+    for model in context.models:
+        model.close()
+    context.group.leave()
+
+
+#: True once this process has left a job of several workers
+_left = False
+
+
+def _leave_at_the_end(pid: int) -> None:
+    # a child that the script has forked is no member of the job
+    if os.getpid() == pid:
+        stop_worker()
+
+
+def _check_call(role_maker: object, is_collective: object, strategy: object) -> None:
+    """Tell apart the three arguments, which are easily given in each other's place."""
+    if current_or_none() is not None:
+        raise ConfigError("fleet.init was called twice in this process; call it once, at the start")
+    if _left:
+        raise ConfigError(
+            "fleet.init after fleet.stop_worker: this process has left its job, and the other "
+            "workers do not wait for it again; start a new process"
+        )
+    expected = {
+        "role_maker": (role_maker, RoleMaker),
+        "is_collective": (is_collective, bool),
+        "strategy": (strategy, DistributedStrategy),
+    }
+    for name, (value, kind) in expected.items():
+        if (value is None and name != "is_collective") or isinstance(value, kind):
+            continue
+        meant = next((n for n, (_, k) in expected.items() if isinstance(value, k)), None)
+        instead = f"; write fleet.init({meant}={_shown(value)})" if meant else ""
+        raise ConfigError(
+            f"fleet.init: {name} is a {type(value).__name__}, expected a {kind.__name__}{instead}"
+        )
+
+
+def _shown(value: object) -> str:
+    return repr(value) if isinstance(value, bool) else "..."
+
+
+def _deadline(role: Role, strategy: DistributedStrategy) -> tuple[float, str]:
+    """How long to wait for a peer, and who says so."""
+    if role.deadline_s is not None and not strategy.said("deadline_s"):
+        # the scheduler's variable of one dialect says the same
+        other = " or MS_TOPO_TIMEOUT" if role.dialect.startswith("MS") else ""
+        return role.deadline_s, f"FLEET_DEADLINE_S{other}"
+    return strategy.deadline_s, "the strategy" if strategy.said("deadline_s") else "the default"
+
+
+def _check_mode(role: Role, is_collective: bool) -> None:
+    if is_collective and role.server_num:
+        raise RoleError(
+            f"fleet.init(is_collective=True), but the job has {role.server_num} parameter servers "
+            f"({role.dialect}); start it without servers, or call fleet.init()"
+        )
+    if not is_collective:
+        raise NotAvailableError(
+            "training with parameter servers is not yet available in this version; "
+            "for data-parallel training call fleet.init(is_collective=True)"
+        )
+
+
+def _configure_log(role: Role) -> None:
+    name = role.kind.value if role.index is None else f"{role.kind.value} {role.index}"
+    quiet = role.kind is Kind.WORKER and role.index not in (0, None)
+    log.configure(name, logging.WARNING if quiet else logging.INFO)

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics over all workers: each gives its part, everybody gets the whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fleetlight.errors import ConfigError
+from fleetlight.fleet.context import current
+from fleetlight.observe import metrics as _metrics
+
+
+def sum(value: Any) -> Any:
+    """The sum of everybody's value, element by element."""
+    return _metrics.sum(value, _reduce)
+
+
+def max(value: Any) -> Any:
+    """The largest of everybody's value, element by element."""
+    return _metrics.max(value, _reduce)
+
+
+def min(value: Any) -> Any:
+    """The smallest of everybody's value, element by element."""
+    return _metrics.min(value, _reduce)
+
+
+def acc(correct: Any, total: Any) -> float:
+    """Accuracy: all correct answers over all answers."""
+    return _metrics.acc(correct, total, _reduce)
+
+
+def mae(abserr: Any, total: Any) -> float:
+    """Mean absolute error from everybody's sum of absolute errors and number of samples."""
+    return _metrics.mae(abserr, total, _reduce)
+
+
+def rmse(sqrerr: Any, total: Any) -> float:
+    """Root mean squared error from everybody's sum of squared errors and number of samples."""
+    return _metrics.rmse(sqrerr, total, _reduce)
+
+
+def auc(
+    scores: Any = None, labels: Any = None, *, stat_pos: Any = None, stat_neg: Any = None
+) -> float:
+    """Area under the ROC curve, exact, ties included, of all workers' scores and labels.
+
+    With `stat_pos` and `stat_neg`, histograms of the scores of either class, as Fleet has it.
+    """
+    if (stat_pos is None) != (stat_neg is None) or (scores is None) != (labels is None):
+        raise ConfigError("auc: give scores and labels, or stat_pos and stat_neg")
+    if (stat_pos is None) == (scores is None):
+        raise ConfigError("auc: give either scores and labels, or stat_pos and stat_neg")
+    if stat_pos is not None:
+        return _metrics.auc_from_histograms(stat_pos, stat_neg, _reduce)
+    return _metrics.auc(scores, labels, _reduce, _gather)
+
+
+def _reduce(values: NDArray[Any], op: str) -> NDArray[Any]:
+    reduced: NDArray[Any] = current().group.all_reduce(torch.from_numpy(values.copy()), op).numpy()
+    return reduced
+
+
+def _gather(values: NDArray[Any]) -> list[NDArray[Any]]:
+    parts = current().group.gather_bytes(values.tobytes(), "gathering a metric")
+    return [np.frombuffer(part, dtype=values.dtype) for part in parts]

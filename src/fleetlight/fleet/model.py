@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`distributed_model`: registers a module; at the first forward the workers agree on it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import types
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from fleetlight.collective.batch_norm import synchronise_batch_norm
+from fleetlight.collective.buckets import BucketLimits
+from fleetlight.collective.codec import Codec
+from fleetlight.collective.replica import Reduction, Replica
+from fleetlight.errors import PlanError, did_you_mean
+from fleetlight.fleet.context import Context, current
+from fleetlight.observe.log import logger
+from fleetlight.strategy import DistributedStrategy
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def distributed_model(model: Module) -> Module:
+    """Register the model whose workers train together; answers the same module."""
+    context = current()
+    if not isinstance(model, nn.Module):
+        raise PlanError(
+            f"distributed_model: got a {type(model).__name__}, expected a torch.nn.Module"
+        )
+    if any(model is plan.module for plan in context.models):
+        raise PlanError("distributed_model was called twice with the same model")
+    if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+        raise PlanError(
+            f"distributed_model: got a {type(model).__name__}; pass the model inside it, "
+            "Fleetlight takes its place"
+        )
+    _refuse_shared_parameters(model, context)
+    context.models.append(ModelPlan(model, context))
+    return model
+
+
+def _refuse_shared_parameters(model: nn.Module, context: Context) -> None:
+    known = {id(p) for plan in context.models for p in plan.module.parameters()}
+    for name, parameter in model.named_parameters():
+        if id(parameter) in known:
+            raise PlanError(
+                f"distributed_model: {name} is also a parameter of a model registered before; "
+                "register the module that holds both instead"
+            )
+
+
+@contextlib.contextmanager
+def no_sync() -> Iterator[None]:
+    """Inside the block gradients stay local and add up; the next backward outside reduces them."""
+    context = current()
+    context.holds += 1
+    try:
+        yield
+    finally:
+        context.holds -= 1
+
+
+@contextlib.contextmanager
+def as_plain_module(module: nn.Module) -> Iterator[None]:
+    """Inside the block the module has its own `forward`, as torch.export wants it."""
+    entry = module.__dict__.pop("forward", None)
+    try:
+        yield
+    finally:
+        if entry is not None:
+            module.__dict__["forward"] = entry
+
+
+class ModelPlan:
+    """A registered model, before and after the workers have agreed on it."""
+
+    def __init__(self, module: nn.Module, context: Context) -> None:
+        self.module = module
+        self.replica: Replica | None = None
+        self._context = context
+        self._weight = 1.0
+        self.frozen = False
+        self._entry = Entry(self, module)
+        module.forward = self._entry
+
+    def freeze(self) -> None:
+        """Agree on the model with the other workers and apply the strategy; once."""
+        if self.frozen:
+            return
+        self.frozen = True
+        strategy, group = self._context.strategy, self._context.group
+        if not group.alone:
+            self._warn_of_other_device()
+            self._replicate()
+        if strategy.recompute:
+            _recompute(self.module, strategy.recompute_configs.checkpoints)
+        if strategy.amp:
+            dtype = getattr(torch, strategy.amp_configs.dtype)
+            self._entry.inner = _autocast(self._entry.inner, group.device.type, dtype)
+
+    def _warn_of_other_device(self) -> None:
+        kinds = {parameter.device.type for parameter in self.module.parameters()}
+        mine = self._context.group.device
+        if mine.type == "cuda" and kinds == {"cpu"}:
+            logger.warning(
+                "this worker has %s, but the model is on the CPU: move it with model.cuda() before "
+                "the optimizer is made",
+                mine,
+            )
+
+    def _replicate(self) -> None:
+        strategy, group = self._context.strategy, self._context.group
+        self.replica = Replica(self.module, group, reduction_of(strategy))
+        self.replica.reducer.weight = self._weight
+        if strategy.sync_batch_norm:
+            synchronise_batch_norm(self.module, group, self.replica.reducer)
+
+    def replicate_again(self) -> None:
+        """Parameters were added, frozen or unfrozen: agree anew. All workers come here alike."""
+        if self.replica is not None:
+            self.replica.close()
+            self._replicate()
+            self.replica.mark_unreduced()
+
+    def weigh(self, weight: float) -> None:
+        """What the coming gradients of this worker weigh: 1 usually."""
+        self._weight = weight
+        if self.replica is not None:
+            self.replica.reducer.weight = weight
+
+    @property
+    def reduces(self) -> bool:
+        """True when the coming backward is to be reduced."""
+        return not self._context.holds
+
+    def share_buffers(self) -> None:
+        """Give worker 0's buffers to everybody."""
+        self._context.group.broadcast(list(self.module.buffers()), "buffers of the model")
+
+    def close(self) -> None:
+        """Let go of the module; its forward is its own again."""
+        self.module.__dict__.pop("forward", None)
+        if self.replica is not None:
+            self.replica.close()
+            self.replica = None
+
+
+class Entry:
+    """Stands in for the module's `forward`, so that calls of any kind pass by the plan.
+
+    A deep copy or a pickle of the module, such as a moving average, gets its plain forward.
+    """
+
+    def __init__(self, plan: ModelPlan, module: nn.Module) -> None:
+        self.inner = module.forward
+        self._plan = plan
+        functools.update_wrapper(self, self.inner)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        plan = self._plan
+        plan.freeze()
+        replica = plan.replica
+        if replica is None or not (torch.is_grad_enabled() and plan.module.training):
+            return self.inner(*args, **kwargs)
+        reduces = plan.reduces
+        replica.before_forward((args, kwargs), reduces)
+        output = self.inner(*args, **kwargs)
+        return replica.after_forward(output, reduces)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return _plain_forward(memo[id(self._plan.module)])
+
+    def __reduce__(self) -> Any:
+        return _plain_forward, (self._plan.module,)
+
+
+def _plain_forward(module: nn.Module) -> Any:
+    return types.MethodType(type(module).forward, module)
+
+
+def reduction_of(strategy: DistributedStrategy) -> Reduction:
+    """What a strategy says about the reduction of gradients."""
+    return Reduction(
+        limits=BucketLimits.of(
+            fuse=strategy.fuse_all_reduce_ops,
+            mib=strategy.fuse_grad_size_in_MB,
+            count=strategy.fuse_grad_size_in_num,
+        ),
+        codec=Codec.of(strategy.fp16_allreduce),
+        average=strategy.gradient_scale == "mean",
+        synchronous=strategy.sync_nccl_allreduce,
+        communicators=strategy.nccl_comm_num,
+        shared_memory=strategy.shared_memory,
+        find_unused=strategy.find_unused_parameters,
+    )
+
+
+def _recompute(module: nn.Module, names: list[str]) -> None:
+    """The named modules compute their activations again in backward."""
+    from torch.utils.checkpoint import checkpoint
+
+    known = dict(module.named_modules())
+    for name in names:
+        if name not in known:
+            raise PlanError(
+                f"recompute_configs.checkpoints: the model has no module {name!r}; "
+                f"{did_you_mean(name, filter(None, known))}"
+            )
+        child = known[name]
+        child.forward = functools.partial(checkpoint, child.forward, use_reentrant=False)
+    logger.info("recompute: %d modules keep no activations", len(names))
+
+
+def _autocast(inner: Any, device: str, dtype: torch.dtype) -> Any:
+    """Autocast around a forward; what comes out is float32 again, for the loss."""
+
+    @functools.wraps(inner)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device, dtype):
+            output = inner(*args, **kwargs)
+        return tree_map(_as_float, output)
+
+    return forward
+
+
+def _as_float(value: Any) -> Any:
+    narrow = isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+    return value.float() if narrow else value

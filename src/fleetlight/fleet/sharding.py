@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fleet.shard`: each worker its own part of the records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from fleetlight.data.loader import ShardLoader
+from fleetlight.fleet.context import Context, current
+from fleetlight.observe.log import logger
+
+
+def shard(loader: DataLoader[Any], tail: str = "join") -> ShardLoader:
+    """The same loader for this worker's part; its batch size is per worker.
+
+    At step i the workers together hold block i (workers x batch size) of the epoch's order.
+    The last, short block: `tail="join"` splits it (gradients are weighed by the samples),
+    `"drop"` leaves it out, `"pad"` fills it from the beginning.
+    """
+    context = current()
+    sharded = ShardLoader(
+        loader,
+        worker=context.group.index,
+        workers=context.group.size,
+        seed=context.strategy.seed,
+        tail=tail,
+        on_share=_weights(context),
+    )
+    context.loaders.append(sharded)
+    return sharded
+
+
+class Weights:
+    """Tells the reducers what this worker's next gradients weigh.
+
+    Shares of the samples are handed out as `(mine, total)`; None: every worker weighs the same.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self.now: tuple[int, int] | None = None
+        self._has_warned = False
+
+    def __call__(self, share: tuple[int, int] | None) -> tuple[int, int] | None:
+        """Set the share of the batch handed out now; answers the one before."""
+        before, self.now = self.now, share
+        if share is not None and not self._context.models:
+            self._warn_once()
+        weight = 1.0
+        if share is not None:
+            mine, total = share
+            averages = self._context.strategy.gradient_scale == "mean"
+            weight = mine * self._context.group.size / total if averages else float(mine > 0)
+        for plan in self._context.models:
+            plan.weigh(weight)
+        return before
+
+    def _warn_once(self) -> None:
+        if not self._has_warned and not self._context.group.alone:
+            logger.warning(
+                "a sharded loader is read, but no model is registered: without "
+                "model = fleet.distributed_model(model) each worker trains its own"
+            )
+        self._has_warned = True
+
+    def __reduce__(self) -> Any:
+        # a loader sent to a loading process takes no part in the job there
+        return _nothing, ()
+
+
+def _weights(context: Context) -> Weights:
+    """One for all loaders of a job: the batch handed out last is the one that is trained on."""
+    if context.weights is None:
+        context.weights = Weights(context)
+    return context.weights
+
+
+def _nothing() -> Any:
+    return lambda share: None

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every example as its readers run it: the plain twin, ours alone, ours as a job of two."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fleetlight as fleet
+
+pytestmark = pytest.mark.multiprocess
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHON": sys.executable}
+FLEETRUN = [sys.executable, "-m", "fleetlight.launch", "--nproc_per_node", "2"]
+
+MNIST = ["--limit", "64", "--epochs", "2", "--show_every", "1"]
+RANDOM = ["--rows", "256", "--batch", "32", "--size", "64"]
+RESNET = ["--limit", "8", "--batch", "8", "--size", "32", "--epochs", "2", "--no-augment"]
+CIFAR = ["--batch", "8", "--size", "32", "--epochs", "2", "--no-augment"]
+
+
+def start(*command: object, **environment: object) -> subprocess.Popen[str]:
+    """A command in the current directory, both outputs in one pipe."""
+    return subprocess.Popen(
+        [str(word) for word in command],
+        env=ENVIRONMENT | {name: str(value) for name, value in environment.items()},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def ended(process: subprocess.Popen[str], code: int = 0) -> str:
+    """What it printed; it must have ended with `code`."""
+    try:
+        output, _ = process.communicate(timeout=100)
+    finally:
+        process.kill()
+    assert process.returncode == code, output
+    return output
+
+
+def run(*command: object, **environment: object) -> str:
+    return ended(start(*command, **environment))
+
+
+def twins(name: str, *arguments: object) -> tuple[str, str]:
+    """What the plain script and ours print, each as one process, with the same arguments."""
+    scripts = [EXAMPLES / name / f"train_{kind}.py" for kind in ("torch", "fleet")]
+    plain, ours = [start(sys.executable, script, *arguments) for script in scripts]
+    return ended(plain), ended(ours)
+
+
+def numbers(pattern: str, output: str) -> list[float]:
+    found = [float(number) for number in re.findall(pattern, output)]
+    assert found, output
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_mnist_mlp_alone_is_its_plain_twin() -> None:
+    # each epoch is one batch, so that the order of the records does not matter
+    plain, ours = twins("mnist_mlp", *MNIST, "--out", "out")
+    losses = numbers(r"loss (\S+)", plain)
+    assert numbers(r"loss (\S+)", ours) == pytest.approx(losses, abs=1e-4)
+    assert len(losses) == 2
+    assert losses[1] < losses[0]
+    assert numbers(r"test accuracy (\S+),", ours) == numbers(r"test accuracy (\S+),", plain)
+
+
+def test_mnist_mlp_by_two_workers_learns_and_leaves_a_model() -> None:
+    script = EXAMPLES / "mnist_mlp/train_fleet.py"
+    output = run(*FLEETRUN, script, "--limit", 3000, "--batch", 32, "--out", "out")
+    assert "(generated stand-in)" in output
+    assert "all_reduce: 6 -> 1 (25 MiB)" in output
+    # far above chance, a tenth: the generated images are noisy
+    assert numbers(r"test accuracy (\S+),", output)[0] > 0.4
+    assert numbers(r"speed (\d+) examples/s", output)[0] > 0
+    assert Path("out/checkpoint/manifest.json").is_file()
+    model = fleet.load_inference_model("out/inference")
+    assert model(torch.zeros(5, 1, 28, 28)).shape == (5, 10)
+
+
+def test_random_mlp_alone_is_its_plain_twin() -> None:
+    plain, ours = twins("random_mlp", *RANDOM)
+    costs = numbers(r"cost (\S+)", plain)
+    assert numbers(r"cost (\S+)", ours) == pytest.approx(costs, abs=2e-6)
+    assert len(costs) == 4
+
+
+def test_random_mlp_by_two_workers_tells_what_its_settings_do() -> None:
+    output = run(*FLEETRUN, EXAMPLES / "random_mlp/train_fleet.py", *RANDOM)
+    assert "! nccl_comm_num = 2: the workers of one host sum in shared memory" in output
+    assert "* fuse_all_reduce_ops = True" in output
+    assert "! fetch_frequency = 2" in output
+    assert "! execution_strategy = {num_threads: 3, num_iteration_per_drop_scope: 30}" in output
+    # half the steps of one process, every second one shown
+    assert len(numbers(r"cost (\S+)", output)) == 2
+
+
+def test_resnet50_alone_is_its_plain_twin() -> None:
+    plain, ours = twins("resnet50", *RESNET)
+    losses = numbers(r"loss: (\S+),", plain)
+    assert numbers(r"loss: (\S+),", ours) == pytest.approx(losses, rel=1e-3)
+    assert len(losses) == 2
+
+
+def test_resnet50_by_two_workers_reports_every_five_batches() -> None:
+    script = EXAMPLES / "resnet50/train_fleet.py"
+    output = run(
+        *FLEETRUN, script, *["--limit", "24", "--batch", "2", "--size", "32", "--epochs", "1"]
+    )
+    assert "all_reduce: 161 -> 5 (25 MiB)" in output
+    report = r"^\[Epoch 0, batch (\d)\] loss: \d+\.\d{5}, acc1: [01]\.\d{5}, acc5: [01]\.\d{5}$"
+    assert re.findall(report, output, re.MULTILINE) == ["0", "5"]
+
+
+def test_cifar10_alone_is_its_plain_twin() -> None:
+    plain, ours = twins("cifar10_cpu", *CIFAR, "--data", cifar10_records(8))
+    losses = numbers(r"loss is (\S+)", plain)
+    assert numbers(r"loss is (\S+)", ours) == pytest.approx(losses, rel=1e-3)
+    assert len(losses) == 2
+
+
+def test_run_sh_trains_with_a_scheduler_and_two_workers() -> None:
+    data = cifar10_records(8)
+    arguments = [data, 2, "--batch", 2, "--size", 32, "--epochs", 1]
+    output = run("bash", EXAMPLES / "cifar10_cpu/run.sh", *arguments, MS_SCHED_PORT=free_port())
+    assert "all 2 workers finished" in output
+    for worker in range(2):
+        log = Path(f"log/worker_{worker}.txt").read_text()
+        assert f"worker {worker} of 2" in log
+        assert "epoch: 1 step: 2, loss is " in log
+        assert "epoch: 1 step: 3" not in log
+    assert "all 2 workers have left" in Path("log/scheduler.txt").read_text()
+
+
+def test_run_sh_ends_all_processes_when_one_fails() -> None:
+    python = script(
+        """
+        [ "${MS_NODE_ID:-}" = 1 ] || exec sleep 60
+        echo the reason
+        exit 3
+        """
+    )
+    run_sh = start("bash", EXAMPLES / "cifar10_cpu/run.sh", "", 3, PYTHON=python)
+    output = ended(run_sh, code=3)
+    assert "the reason" in output
+    pids = [int(pid) for pid in re.findall(r"started, pid (\d+)", output)]
+    assert len(pids) == 4
+    assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
+
+
+def test_run_sh_without_arguments_says_how_it_is_used() -> None:
+    assert "usage: bash run.sh" in ended(start("bash", EXAMPLES / "cifar10_cpu/run.sh"), code=2)
+
+
+def cifar10_records(count: int) -> Path:
+    """A folder with one file in CIFAR-10's binary form."""
+    records = np.random.default_rng(0).integers(256, size=(count, 3073), dtype=np.uint8)
+    records[:, 0] %= 10
+    folder = Path("cifar-10-batches-bin").absolute()
+    folder.mkdir()
+    (folder / "data_batch_1.bin").write_bytes(records.tobytes())
+    return folder
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def script(body: str) -> Path:
+    """A program for run.sh to start in place of Python."""
+    path = Path("program").absolute()
+    path.write_text(f"#!/usr/bin/env bash\n{body}")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ends of a process, good and bad: what the launcher and the other workers are told."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.workers import environment, reserved_port
+
+pytestmark = pytest.mark.multiprocess
+
+
+def run_script(body: str, index: int, workers: int, port: int, word: Path) -> Any:
+    code = f"import fleetlight as fleet\nfleet.init(is_collective=True)\n{body}"
+    env = {**os.environ, **environment(index, workers, port), "FLEET_ERROR_FILE": str(word)}
+    return subprocess.Popen(
+        [sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def run_both(bodies: tuple[str, str], tmp_path: Path) -> tuple[list[int], list[str], list[Any]]:
+    """Exit codes, outputs and last words (None: there is none) of two workers."""
+    holder, port = reserved_port()
+    words = [tmp_path / "0.json", tmp_path / "1.json"]
+    with holder:
+        processes = [run_script(bodies[i], i, 2, port, words[i]) for i in range(2)]
+        outputs = [p.communicate(timeout=60)[0].decode() for p in processes]
+    told = [json.loads(w.read_text()) if w.exists() else None for w in words]
+    return [p.returncode for p in processes], outputs, told
+
+
+def test_the_last_word_tells_cause_from_consequence(tmp_path: Path) -> None:
+    holder, port = reserved_port()
+    words = [tmp_path / "0.json", tmp_path / "1.json"]
+    with holder:
+        processes = [
+            run_script("fleet.barrier_worker()", 0, 2, port, words[0]),
+            run_script("raise KeyError('on purpose')", 1, 2, port, words[1]),
+        ]
+        outputs = [p.communicate(timeout=60)[0].decode() for p in processes]
+    assert [p.returncode for p in processes] == [1, 1], outputs
+    victim, culprit = (json.loads(word.read_text()) for word in words)
+    assert culprit["error"] == "KeyError: 'on purpose'"
+    assert culprit["consequence"] is False
+    assert victim["consequence"] is True
+    assert "worker 1" in victim["error"]
+    assert "KeyError: 'on purpose'" in victim["error"]
+    assert culprit["time"] < victim["time"]
+
+
+WAIT = "fleet.barrier_worker()"
+EXITS = [
+    (0, "import sys; sys.exit(3)", 3, "SystemExit: 3"),
+    (1, "import sys; sys.exit(3)", 3, "SystemExit: 3"),
+    (1, "import sys; sys.exit('no data')", 1, "SystemExit: no data"),
+    (1, "import argparse; argparse.ArgumentParser().error('x')", 2, "SystemExit: 2"),
+]
+
+
+@pytest.mark.parametrize(("culprit", "body", "code", "text"), EXITS)
+def test_an_exit_with_an_error_is_a_failure(
+    tmp_path: Path, culprit: int, body: str, code: int, text: str
+) -> None:
+    bodies = (body, WAIT) if culprit == 0 else (WAIT, body)
+    codes, outputs, words = run_both(bodies, tmp_path)
+    assert codes[culprit] == code, outputs
+    assert codes[1 - culprit] == 1, outputs
+    assert words[culprit]["error"] == text
+    assert words[culprit]["consequence"] is False
+    assert words[1 - culprit]["consequence"] is True
+    if culprit == 1:
+        # worker 0 keeps what is said, so it is there to hear it
+        assert "worker 1 (pid" in words[0]["error"]
+        assert text in words[0]["error"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "import sys; sys.exit()",
+        "import sys; sys.exit(0)",
+        # one that is caught ends nothing, whoever looks at its code
+        "import sys\ntry: sys.exit(3)\nexcept SystemExit as e: assert e.code == 3",
+        # nor does one in a thread, and nobody hears of it
+        "import sys, threading\none = threading.Thread(target=sys.exit, args=(3,))\n"
+        "one.start()\none.join()",
+        # nor the one of a child
+        "import os, sys\nif os.fork() == 0: sys.exit(3)\nos.wait()",
+    ],
+    ids=["nothing", "zero", "caught", "thread", "child"],
+)
+def test_an_exit_without_an_error_is_the_end_of_the_script(tmp_path: Path, body: str) -> None:
+    total = "print('sum', fleet.all_reduce(fleet.worker_index() + 1), flush=True)\n"
+    codes, outputs, words = run_both((total + body, total + body), tmp_path)
+    assert codes == [0, 0], outputs
+    assert words == [None, None]
+    assert all("sum 3" in text and "Traceback" not in text for text in outputs)
+
+
+def test_an_own_systemexit_ends_the_job_as_well(tmp_path: Path) -> None:
+    codes, outputs, words = run_both((WAIT, "raise SystemExit(3)"), tmp_path)
+    assert codes == [1, 3], outputs
+    assert words[0]["consequence"] is True
+    assert "worker 1" in words[0]["error"]
+
+
+def test_a_script_that_just_ends_is_ended_properly(tmp_path: Path) -> None:
+    holder, port = reserved_port()
+    with holder:
+        body = "print('sum', fleet.all_reduce(fleet.worker_index() + 1))"
+        processes = [run_script(body, i, 2, port, tmp_path / f"{i}.json") for i in range(2)]
+        outputs = [p.communicate(timeout=60)[0].decode() for p in processes]
+    assert [p.returncode for p in processes] == [0, 0], outputs
+    assert all("sum 3" in text for text in outputs)
+    assert not list(tmp_path.iterdir())
+    assert not any("Traceback" in text or "terminate" in text for text in outputs)
+
+
+def test_a_script_may_destroy_the_process_group_itself(tmp_path: Path) -> None:
+    body = "import torch.distributed as dist\nfleet.barrier_worker()\ndist.destroy_process_group()"
+    codes, outputs, words = run_both((body, body), tmp_path)
+    assert codes == [0, 0], outputs
+    assert words == [None, None]
+    assert not any("Traceback" in text for text in outputs)

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fleet.init` and `fleet.stop_worker`: modes, arguments, who is who."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.workers import run_workers
+
+import fleetlight as fleet
+from fleetlight.errors import ConfigError, NotAvailableError, RoleError
+from fleetlight.fleet.context import current_or_none
+
+
+def test_before_init_everything_says_what_to_do() -> None:
+    assert current_or_none() is None
+    for call in (fleet.worker_index, fleet.barrier_worker, fleet.is_first_worker):
+        with pytest.raises(ConfigError, match=r"call fleet\.init"):
+            call()
+    fleet.stop_worker()
+
+
+def test_parameter_servers_are_not_there_yet() -> None:
+    with pytest.raises(NotAvailableError, match=r"fleet\.init\(is_collective=True\)"):
+        fleet.init()
+
+
+def test_collective_with_servers_is_refused() -> None:
+    maker = fleet.UserDefinedRoleMaker(
+        worker_endpoints=["127.0.0.1:1"], server_endpoints=["127.0.0.1:2"]
+    )
+    with pytest.raises(RoleError, match="the job has 1 parameter servers"):
+        fleet.init(maker, is_collective=True)
+
+
+def identity() -> Any:
+    with pytest.raises(ConfigError, match="called twice"):
+        fleet.init(is_collective=True)
+    facts = (
+        fleet.worker_index(),
+        fleet.worker_num(),
+        fleet.local_rank(),
+        fleet.node_num(),
+        fleet.is_worker(),
+        fleet.is_server(),
+        fleet.is_first_worker(),
+        fleet.server_num(),
+        fleet.server_endpoints(),
+        len(fleet.worker_endpoints()),
+    )
+    fleet.stop_worker()
+    fleet.stop_worker()
+    return facts
+
+
+@pytest.mark.multiprocess
+def test_who_is_who() -> None:
+    zero, one = run_workers(identity)
+    assert zero == (0, 2, 0, 1, True, False, True, 0, [], 2)
+    assert one == (1, 2, 1, 1, True, False, False, 0, [], 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (
+            (True,),
+            r"is a bool, expected a RoleMaker; write fleet\.init\(is_collective=True",
+        ),
+        ((fleet.DistributedStrategy(),), r"role_maker is a .*; write fleet\.init\(strategy="),
+        ((None, True, {"amp": True}), "strategy is a dict, expected a DistributedStrategy"),
+        ((None, fleet.DistributedStrategy()), r"is_collective .*; write fleet\.init\(strategy="),
+        ((None, True, fleet.RoleMaker(env={})), r"strategy .*; write fleet\.init\(role_maker="),
+    ],
+)
+def test_arguments_in_each_others_place(arguments: tuple[Any, ...], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        fleet.init(*arguments)
+
+
+def init_again() -> str:
+    fleet.stop_worker()
+    with pytest.raises(ConfigError) as caught:
+        fleet.init(is_collective=True)
+    return str(caught.value)
+
+
+@pytest.mark.multiprocess
+def test_who_has_left_does_not_come_again() -> None:
+    for text in run_workers(init_again):
+        assert "this process has left its job" in text
+
+
+def deadline() -> str:
+    return fleet.DistributedStrategy().explain()
+
+
+@pytest.mark.multiprocess
+def test_the_deadline_of_the_environment_is_explained() -> None:
+    for text in run_workers(deadline, deadline_s=17.0):
+        assert "17 s are in force, from FLEET_DEADLINE_S" in text

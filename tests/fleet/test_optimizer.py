@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The registered optimizer: merging, minimize, mixed precision, clipping, schedulers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.workers import run_workers
+from torch import nn
+from torch.nn import functional as F
+
+import fleetlight as fleet
+from fleetlight.errors import PlanError, StrategyError
+
+pytestmark = pytest.mark.multiprocess
+
+
+def records() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(24, 6, generator=generator).double()
+    return x, torch.randint(0, 3, (24,), generator=generator)
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 3)).double()
+
+
+def my_part(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.chunk(fleet.worker_num())[fleet.worker_index()]
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def merged(avg: bool, model_first: bool) -> Any:
+    strategy = fleet.DistributedStrategy(gradient_merge=True)
+    strategy.gradient_merge_configs = {"k_steps": 3, "avg": avg}
+    model = network()
+    optimizer: Any = torch.optim.Adam(model.parameters(), lr=0.01)
+    if model_first:
+        model = fleet.distributed_model(model)
+    optimizer = fleet.distributed_optimizer(optimizer, strategy)
+    if not model_first:
+        model = fleet.distributed_model(model)
+    x, y = records()
+    for _ in range(2):
+        for part in range(3):
+            xs, ys = my_part(x[part * 8 : part * 8 + 8]), my_part(y[part * 8 : part * 8 + 8])
+            F.cross_entropy(model(xs), ys).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return flat(model)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("avg", [True, False])
+def test_three_backwards_make_one_step(workers: int, avg: bool) -> None:
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    x, y = records()
+    for _ in range(2):
+        optimizer.zero_grad()
+        (F.cross_entropy(model(x), y) * (1 if avg else 3)).backward()
+        optimizer.step()
+    for result in run_workers(merged, workers, avg, workers == 1):
+        torch.testing.assert_close(result, flat(model), rtol=0, atol=1e-12)
+
+
+def minimized() -> Any:
+    model = fleet.distributed_model(network())
+    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    assert isinstance(optimizer, torch.optim.SGD)
+    x, y = my_part(records()[0]), my_part(records()[1])
+    for _ in range(3):
+        optimizer.minimize(F.cross_entropy(model(x), y))
+        optimizer.zero_grad()
+        scheduler.step()
+    return flat(model), optimizer.param_groups[0]["lr"]
+
+
+def test_minimize_is_backward_and_step() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    x, y = records()
+    for _ in range(3):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        scheduler.step()
+    for result, lr in run_workers(minimized):
+        torch.testing.assert_close(result, flat(model), rtol=0, atol=1e-12)
+        assert lr == 0.0125
+
+
+def autocast(dtype: str) -> Any:
+    strategy = fleet.DistributedStrategy(amp=True, amp_configs={"dtype": dtype})
+    model = fleet.distributed_model(network().float())
+    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), 0.1), strategy)
+    kinds = []
+    model[0].register_forward_hook(lambda m, a, out: kinds.append(str(out.dtype)))
+    x, y = my_part(records()[0]).float(), my_part(records()[1])
+    for _ in range(3):
+        output = model(x)
+        optimizer.minimize(F.cross_entropy(output, y))
+        optimizer.zero_grad()
+    return set(kinds), str(output.dtype), flat(model)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_amp_computes_narrow_from_the_first_forward_on(dtype: str) -> None:
+    results = run_workers(autocast, 2, dtype)
+    for kinds, output, end in results:
+        assert kinds == {f"torch.{dtype}"}
+        assert output == "torch.float32"
+        assert torch.equal(end, results[0][2])
+        assert end.isfinite().all()
+        assert not torch.equal(end.double(), flat(network()))
+
+
+def infinite_on_one() -> Any:
+    model = fleet.distributed_model(network().float())
+    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), 0.1))
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    before = flat(model)
+    loss = model(torch.ones(2, 6)).sum()
+    if fleet.worker_index() == 1:
+        loss = loss * float("inf")
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    return torch.equal(before, flat(model)), scaler.get_scale()
+
+
+def test_an_infinity_of_one_worker_skips_the_step_of_all() -> None:
+    assert run_workers(infinite_on_one) == [(True, 2.0), (True, 2.0)]
+
+
+def clipped() -> Any:
+    model = fleet.distributed_model(network())
+    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), 0.1))
+    F.cross_entropy(model(my_part(records()[0])) * 50, my_part(records()[1])).backward()
+    norm = fleet.clip_grad_norm_(model, 0.5)
+    optimizer.step()
+    return float(norm), flat(model)
+
+
+def test_clipping_sees_the_reduced_gradient() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    F.cross_entropy(model(records()[0]) * 50, records()[1]).backward()
+    norm = float(nn.utils.clip_grad_norm_(model.parameters(), 0.5))
+    optimizer.step()
+    for mine, end in run_workers(clipped):
+        assert mine == pytest.approx(norm, abs=1e-12)
+        torch.testing.assert_close(end, flat(model), rtol=0, atol=1e-12)
+
+
+def recomputed() -> Any:
+    strategy = fleet.DistributedStrategy(recompute=True, recompute_configs={"checkpoints": ["0"]})
+    model = fleet.distributed_model(network())
+    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), 0.1), strategy)
+    calls: list[int] = []
+    model[0].register_forward_hook(lambda *_: None)
+    inner = model[0].weight.register_hook(lambda g: calls.append(1))
+    F.cross_entropy(model(my_part(records()[0])), my_part(records()[1])).backward()
+    inner.remove()
+    optimizer.step()
+    return flat(model), len(calls)
+
+
+def test_recompute_changes_no_result() -> None:
+    model = network()
+    F.cross_entropy(model(records()[0]), records()[1]).backward()
+    torch.optim.SGD(model.parameters(), 0.1).step()
+    for result, _ in run_workers(recomputed):
+        torch.testing.assert_close(result, flat(model), rtol=0, atol=1e-12)
+
+
+def misuse() -> None:
+    model = fleet.distributed_model(network())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    fleet.distributed_optimizer(optimizer)
+    with pytest.raises(PlanError, match="twice"):
+        fleet.distributed_optimizer(optimizer)
+    with pytest.raises(PlanError, match="twice"):
+        fleet.distributed_model(model)
+    with pytest.raises(PlanError, match=r"expected a torch\.optim\.Optimizer"):
+        fleet.distributed_optimizer(model)  # type: ignore[type-var]
+    with pytest.raises(PlanError, match=r"expected a torch\.nn\.Module"):
+        fleet.distributed_model(optimizer)  # type: ignore[type-var]
+    model(records()[0])
+    late = torch.optim.SGD(model.parameters(), 0.1)
+    strategy = fleet.DistributedStrategy(nccl_comm_num=2)
+    with pytest.raises(StrategyError, match="after the first forward"):
+        fleet.distributed_optimizer(late, strategy)
+
+
+def test_misuse_is_told() -> None:
+    run_workers(misuse, 1)

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes wrong on one worker ends the job, and the last line says what it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.multiprocess.test_dialects import BIN, SCRIPT, finish, start
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(180)]
+
+
+@pytest.mark.parametrize(
+    ("accident", "code", "parts"),
+    [
+        ("raise", 1, ["worker 1 of 2", "ValueError: on purpose", "workerlog.1"]),
+        ("exit", 3, ["worker 1 of 2", "exited with code 3", "workerlog.1"]),
+        ("kill", 137, ["worker 1 of 2", "killed by SIGKILL (often: out of memory)"]),
+    ],
+)
+def test_the_first_failure_is_told(
+    tmp_path: Path, accident: str, code: int, parts: list[str]
+) -> None:
+    command = [str(BIN / "fleetrun"), "--nproc_per_node", "2", SCRIPT, accident]
+    codes, text = finish([start(command, cwd=tmp_path)])
+    assert codes == [code], text
+    last = text.strip().splitlines()[-1]
+    assert all(part in last for part in parts), last
+
+
+def test_a_stopped_worker_is_named_at_the_deadline(tmp_path: Path) -> None:
+    command = [str(BIN / "fleetrun"), "--nproc_per_node", "2", SCRIPT, "stop"]
+    codes, text = finish([start(command, {"FLEET_DEADLINE_S": "4"}, cwd=tmp_path)])
+    assert codes == [1], text
+    last = text.strip().splitlines()[-1]
+    assert "worker 1" in last, text
+    assert "has been silent for" in last, text

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the documentation shows must exist, parse, run and be what the examples really are."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+TWINS = ("train_torch.py", "train_fleet.py")
+PAIRS = sorted(path.parent for path in (ROOT / "examples").glob("*/train_torch.py"))
+
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The fenced blocks of one language."""
+    return [body for kind, body in _FENCED.findall(page.read_text()) if kind == language]
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page as links name them."""
+    headings = re.findall(r"^#+ (.+)$", _FENCED.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", text).strip().lower().replace(" ", "-") for text in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in _LINK.findall(_FENCED.sub("", page.read_text())):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), f"{relative(page)} links to {link}"
+        assert not anchor or anchor in anchors(target), f"{relative(page)} links to {link}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_python_compiles(page: Path) -> None:
+    for block in blocks(page, "python"):
+        ast.parse(block, relative(page))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_toml_parses(page: Path) -> None:
+    for block in blocks(page, "toml"):
+        tomllib.loads(block)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_fences_are_closed(page: Path) -> None:
+    fences = re.findall(r"^```", page.read_text(), re.MULTILINE)
+    assert len(fences) % 2 == 0
+
+
+@pytest.mark.parametrize("example", PAIRS, ids=relative)
+def test_page_shows_the_difference_of_the_pair(example: Path) -> None:
+    plain, ours = [(example / name).read_text().splitlines() for name in TWINS]
+    lines = difflib.unified_diff(plain, ours, TWINS[0], TWINS[1], n=1, lineterm="")
+    difference = "\n".join(lines)
+    page = ROOT / "docs" / "examples" / f"{example.name}.md"
+    assert blocks(page, "diff") == [difference + "\n"], f"the diff is now:\n{difference}"
+
+
+@pytest.mark.multiprocess
+def test_quick_start_trains_the_same_weights_alone_and_in_a_job(tmp_path: Path) -> None:
+    plain, ours = blocks(ROOT / "docs" / "quickstart.md", "python")[:2]
+    assert "fleet" not in plain
+    (tmp_path / "train.py").write_text(ours)
+    job = [sys.executable, "-m", "fleetlight.launch", "--nproc_per_node", "2", "train.py"]
+    alone = weights([sys.executable, "train.py"], tmp_path)
+    assert weights(job, tmp_path) == pytest.approx(alone, rel=1e-5)
+
+
+def weights(command: list[str], folder: Path) -> list[float]:
+    """What the quick start's script prints last."""
+    output = subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=True,
+        text=True,
+        capture_output=True,
+        timeout=100,
+    ).stdout
+    return [float(number) for number in re.findall(r"worker 0: weights (\S+)", output)]

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The public names, pinned: adding or losing one is a decision, not an accident."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import fleetlight as fleet
+from fleetlight.fleet import api
+
+PUBLIC = [
+    "DistributedStrategy",
+    "PaddleCloudRoleMaker",
+    "Role",
+    "RoleMaker",
+    "UserDefinedRoleMaker",
+    "all_gather",
+    "all_reduce",
+    "barrier_worker",
+    "clip_grad_norm_",
+    "data",
+    "distributed_model",
+    "distributed_optimizer",
+    "errors",
+    "init",
+    "init_worker",
+    "is_first_worker",
+    "is_server",
+    "is_worker",
+    "load_inference_model",
+    "load_persistables",
+    "local_rank",
+    "metrics",
+    "no_sync",
+    "node_num",
+    "progress",
+    "save_inference_model",
+    "save_persistables",
+    "server_endpoints",
+    "server_index",
+    "server_num",
+    "shard",
+    "stop_worker",
+    "util",
+    "worker_endpoints",
+    "worker_index",
+    "worker_num",
+]
+
+
+def test_public_names() -> None:
+    assert sorted(api.__all__) == sorted(PUBLIC)
+    assert set(PUBLIC) <= set(dir(fleet))
+
+
+def test_every_name_is_there_and_documented() -> None:
+    for name in PUBLIC:
+        assert getattr(fleet, name).__doc__, name
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    assert not hasattr(fleet, "no_such_name")
+
+
+def test_import_is_light() -> None:
+    code = (
+        "import sys, fleetlight, fleetlight.cli.fleetrun;"
+        "heavy = {'torch', 'numpy', 'numba', 'rich', 'sklearn'} & set(sys.modules);"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_version_is_that_of_the_changelog() -> None:
+    from pathlib import Path
+
+    changelog = (Path(__file__).parent.parent / "CHANGELOG.md").read_text()
+    assert f"## {fleet.__version__}" in changelog
+
+
+def test_a_name_of_a_later_version_says_so() -> None:
+    with pytest.raises(AttributeError, match="init_server is not yet available in this version"):
+        _ = fleet.init_server
+    assert not hasattr(fleet, "nn")

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a function in several real worker processes that form a job.
+
+The processes are forked from a server that has imported torch once, so that a test with two
+workers takes a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import socket
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+_context = multiprocessing.get_context("forkserver")
+# torch._dynamo is what the first optimizer of a process imports
+_context.set_forkserver_preload(
+    ["torch", "torch._dynamo", "torch.export", "torch.utils.checkpoint", "fleetlight.fleet.api"]
+)
+
+LIMIT_S = 60.0
+
+
+class WorkerFailedError(AssertionError):
+    """At least one worker raised; the text has its traceback."""
+
+
+def reserved_port() -> tuple[socket.socket, int]:
+    """A port of the loopback that nobody else gets as long as the socket lives."""
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    return holder, int(holder.getsockname()[1])
+
+
+def environment(index: int, workers: int, port: int, deadline_s: float = 20.0) -> dict[str, str]:
+    """What a launcher would set for one worker."""
+    return {
+        "FLEET_ROLE": "worker",
+        "FLEET_INDEX": str(index),
+        "FLEET_WORKER_NUM": str(workers),
+        "FLEET_MASTER": f"127.0.0.1:{port}",
+        "FLEET_DEADLINE_S": str(deadline_s),
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def run_workers(
+    function: Callable[..., Any], workers: int = 2, *args: Any, deadline_s: float = 20.0
+) -> list[Any]:
+    """Call `function(*args)` in each worker, after `fleet.init`; answers what they returned."""
+    return run_processes(_in_job, [(function, args)] * workers, deadline_s=deadline_s)
+
+
+def run_processes(
+    function: Callable[..., Any], each: list[tuple[Any, ...]], deadline_s: float = 20.0
+) -> list[Any]:
+    """Call `function(*each[i])` in process i with the environment of worker i."""
+    holder, port = reserved_port()
+    running = []
+    for index, args in enumerate(each):
+        mine, theirs = _context.Pipe(duplex=False)
+        env = environment(index, len(each), port, deadline_s)
+        process = _context.Process(target=_main, args=(theirs, env, function, args), daemon=False)
+        process.start()
+        theirs.close()
+        running.append((process, mine))
+    try:
+        answers = [_answer(index, pipe) for index, (_, pipe) in enumerate(running)]
+    finally:
+        for process, pipe in running:
+            process.join(timeout=10)
+            if process.is_alive():
+                process.kill()
+            pipe.close()
+        holder.close()
+    errors = [text for kind, text in answers if kind == "error"]
+    if errors:
+        raise WorkerFailedError("\n".join(errors))
+    return [value for _, value in answers]
+
+
+def _answer(index: int, pipe: Any) -> tuple[str, Any]:
+    try:
+        if pipe.poll(LIMIT_S):
+            answer: tuple[str, Any] = pickle.loads(pipe.recv_bytes())
+            return answer
+    except EOFError:
+        return "error", f"worker {index} died without a word"
+    return "error", f"worker {index} gave no answer within {LIMIT_S} s"
+
+
+def _main(
+    pipe: Any, env: dict[str, str], function: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
+    os.environ.update(env)
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        # plain pickle: torch's would share memory with a process that is about to end
+        pipe.send_bytes(pickle.dumps(("value", function(*args))))
+    except BaseException:
+        text = f"worker {env['FLEET_INDEX']}:\n{traceback.format_exc()}"
+        pipe.send_bytes(pickle.dumps(("error", text)))
+    pipe.close()
+    # as at the end of a script; what failed has been told
+    os._exit(0)
+
+
+def _in_job(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    import fleetlight as fleet
+
+    fleet.init(is_collective=True)
+    value = function(*args)
+    fleet.stop_worker()
+    return value
