@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One job of a benchmark: commands started together, timed, ended, their results read.
+
+Each process that trains prints one line `RESULT {json}` with at least `steps` and `seconds` (and
+`cpu_seconds`), on its output or into a log file below the folder it was started in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import resource
+import shlex
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+from benchmarks import machine
+
+ROOT = Path(__file__).resolve().parent.parent
+MARK = "RESULT "
+
+
+class BenchmarkError(Exception):
+    """A job failed, ran past its deadline or printed no result."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """One command of a job and the variables it gets besides ours."""
+
+    argv: Sequence[str]
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """Commands started together; `results` lines of result are expected of them."""
+
+    name: str
+    commands: Sequence[Command]
+    results: int = 2
+    deadline_s: float = 600.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One job from its first start to its last end."""
+
+    wall_s: float
+    cpu_s: float
+    foreign: float | None
+    results: list[dict[str, Any]]
+
+    @property
+    def rate(self) -> float:
+        """Steps per second of the slowest process."""
+        return float(min(result["steps"] / result["seconds"] for result in self.results))
+
+    @property
+    def cpu_ms(self) -> float:
+        """CPU milliseconds of a step in one process, on average."""
+        spent = [1e3 * r.get("cpu_seconds", 0.0) / r["steps"] for r in self.results]
+        return float(sum(spent) / len(spent))
+
+
+def result(**facts: Any) -> None:
+    """Print the line a job's process reports its measurement with."""
+    print(MARK + json.dumps(facts), flush=True)
+
+
+def workers(argv: Sequence[str], count: int = 2) -> list[Command]:
+    """`count` workers of one job on this machine, told who they are as torchrun does."""
+    common = {"WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    return [
+        Command(argv, {key: str(v) for key, v in {**common, "RANK": i, "LOCAL_RANK": i}.items()})
+        for i in range(count)
+    ]
+
+
+def free_port() -> int:
+    """A port nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def run(job: Job) -> Run:
+    """Run a job once, in an empty folder, each process on one thread."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, cpu = Path(name), _children_cpu_s()
+        with machine.Meter() as meter:
+            _finish(job, _start(job, folder), folder)
+        found = _results(folder)
+        if len(found) != job.results:
+            raise BenchmarkError(
+                f"{job.name}: got {len(found)} {MARK}lines, expected {job.results}; "
+                f"its output ends:\n{_tail(folder)}"
+            )
+    cpu = _children_cpu_s() - cpu
+    share = machine.foreign_share(meter.wall_s, meter.busy_s, cpu)
+    return Run(meter.wall_s, cpu, share, found)
+
+
+def environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """What every process of every job gets: one thread, and this package on its path."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    return {**os.environ, **threads, "PYTHONPATH": path, **extra}
+
+
+def _start(job: Job, folder: Path) -> list[subprocess.Popen[bytes]]:
+    started = []
+    for index, command in enumerate(job.commands):
+        with (folder / f"process{index}.log").open("wb") as out:
+            started.append(
+                subprocess.Popen(
+                    command.argv,
+                    cwd=folder,
+                    env=environment(command.environment),
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            )
+    return started
+
+
+def _finish(job: Job, processes: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
+    """Wait for every process; the first failure or the deadline ends them all."""
+    with futures.ThreadPoolExecutor(len(processes)) as pool:
+        # A thread per process: waitpid returns at once, Popen.wait(timeout) only every 50 ms.
+        ends = [pool.submit(_ended_well, process) for process in processes]
+        try:
+            _, late = futures.wait(ends, job.deadline_s, futures.FIRST_EXCEPTION)
+        finally:
+            failed = [end for end in ends if end.done() and end.exception()]
+            _stop(processes)
+    if failed:
+        raise BenchmarkError(f"{job.name}: {failed[0].exception()}; it ends:\n{_tail(folder)}")
+    if late:
+        raise BenchmarkError(
+            f"{job.name}: not finished after {job.deadline_s:g} s; it ends:\n{_tail(folder)}"
+        )
+
+
+def _ended_well(process: subprocess.Popen[bytes]) -> None:
+    code = process.wait()
+    if code:
+        raise BenchmarkError(f"exit code {code} of `{shlex.join(map(str, process.args))}`")  # type: ignore[arg-type]
+
+
+def _stop(processes: Sequence[subprocess.Popen[bytes]], grace_s: float = 10.0) -> None:
+    """End what still runs: SIGTERM first, because a launcher ends its own children on it."""
+    alive = [process for process in processes if process.poll() is None]
+    for process in alive:
+        process.terminate()
+    for process in alive:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(grace_s)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _lines(folder: Path) -> Iterator[str]:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and "log" in path.name:
+            yield from path.read_text(errors="replace").splitlines()
+
+
+def _results(folder: Path) -> list[dict[str, Any]]:
+    # A launcher may show a worker's line and keep it in a log too: the same line counts once.
+    found = dict.fromkeys(line[len(MARK) :] for line in _lines(folder) if line.startswith(MARK))
+    return [json.loads(text) for text in found]
+
+
+def _tail(folder: Path, lines: int = 15) -> str:
+    parts = []
+    for path in sorted(folder.rglob("*log*")):
+        if path.is_file():
+            last = path.read_text(errors="replace").splitlines()[-lines:]
+            parts.append("\n".join([f"--- {path.relative_to(folder)}", *last]))
+    return "\n".join(parts)
+
+
+def _children_cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
