@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which server keeps what. Pure: every process computes the same from the plan.
+
+Rows go by the virtual bucket of their id, dense parameters go whole to the server that has least so
+far, and a large one is cut where its rule works element by element.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+
+from fleetlight.ps.plan import Plan
+
+#: parameters above this many elements are cut, if they may be
+CUT_ABOVE = 1 << 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """Elements `start:stop` of a flattened parameter, and where they lie in their block."""
+
+    parameter: int
+    start: int
+    stop: int
+    offset: int
+
+    @property
+    def size(self) -> int:
+        """How many elements it has."""
+        return self.stop - self.start
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """All pieces of one optimizer and dtype on one server: one flat array on the wire."""
+
+    server: int
+    optimizer: int
+    dtype: str
+    pieces: tuple[Piece, ...]
+
+    @property
+    def size(self) -> int:
+        """How many elements it has."""
+        return sum(piece.size for piece in self.pieces)
+
+
+class Placement:
+    """Where the dense parameters of a plan are kept."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._by_server: list[list[Block]] = _blocks(plan) if plan.serves_dense else []
+        self._server_num = plan.server_num
+
+    def blocks_of(self, server: int, optimizer: int | None = None) -> list[Block]:
+        """The blocks of a server (of one optimizer), in the order in which they travel."""
+        if not self._by_server:
+            return []
+        blocks = self._by_server[server]
+        return [b for b in blocks if optimizer is None or b.optimizer == optimizer]
+
+
+def _blocks(plan: Plan) -> list[list[Block]]:
+    """Largest first, each to the server that has least; an optimizer's pieces stay in order."""
+    loads = [0] * plan.server_num
+    placed: list[dict[tuple[int, str], list[tuple[int, int, int]]]]
+    placed = [{} for _ in range(plan.server_num)]
+    sizes = [math.prod(dense.shape) for dense in plan.dense]
+    for number in sorted(range(len(plan.dense)), key=lambda n: (-sizes[n], n)):
+        dense = plan.dense[number]
+        for start, stop in _cuts(plan, dense.optimizer, sizes[number]):
+            server = loads.index(min(loads))
+            loads[server] += stop - start
+            key = dense.optimizer, dense.dtype
+            placed[server].setdefault(key, []).append((number, start, stop))
+    return [
+        [_block(server, *key, sorted(spans)) for key, spans in sorted(blocks.items())]
+        for server, blocks in enumerate(placed)
+    ]
+
+
+def _cuts(plan: Plan, optimizer: int, size: int) -> list[tuple[int, int]]:
+    """The spans a parameter of `size` elements is cut into: equal ones, one for each server."""
+    if plan.server_num == 1 or size <= CUT_ABOVE or not plan.optimizers[optimizer].elementwise:
+        return [(0, size)]
+    bounds = [size * n // plan.server_num for n in range(plan.server_num + 1)]
+    return list(itertools.pairwise(bounds))
+
+
+def _block(server: int, optimizer: int, dtype: str, spans: list[tuple[int, int, int]]) -> Block:
+    pieces, offset = [], 0
+    for number, start, stop in spans:
+        pieces.append(Piece(number, start, stop, offset))
+        offset += stop - start
+    return Block(server, optimizer, dtype, tuple(pieces))

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Update`: what one step of an optimizer brings to the servers, before it is split among them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+
+@dataclasses.dataclass
+class TableGradients:
+    """Gradients of distinct ids of one table; the ids are grouped by server."""
+
+    ids: Ids
+    #: where the ids of server i start; one more entry than servers
+    starts: NDArray[np.int64]
+    gradients: Floats
+    #: how often each id was shown and clicked, for tables that count it
+    shows: Floats | None = None
+    clicks: Floats | None = None
+
+
+@dataclasses.dataclass
+class Update:
+    """One step of one optimizer on this worker."""
+
+    optimizer: int
+    #: the worker's step, from 0
+    step: int
+    #: hyper-parameters of each param group, as they were for these gradients
+    options: list[dict[str, Any]]
+    #: by number of the table in the plan
+    tables: dict[int, TableGradients]
+    #: by number of the parameter in the plan; None where backward left no gradient
+    dense: dict[int, NDArray[Any] | None]
+    #: the loss scaler found an infinity: nobody makes this step
+    skip: bool = False
+    #: `version` of each server's values that the gradients were made with
+    seen: tuple[int, ...] = ()
