@@ -25,7 +25,7 @@ bench: $(VENV)/.ready  ## one benchmark: make bench NAME=eager_vs_ddp ARGS=...
 	$(BIN)/python -m benchmarks.$(NAME) $(ARGS)
 
 docs: $(VENV)/.ready  ## the documentation as a site in site/, warnings are errors
-	$(BIN)/pip install --quiet '.[docs]'
+	$(BIN)/pip install --quiet --editable '.[docs]'
 	$(BIN)/mkdocs build --strict --quiet
 
 clean:

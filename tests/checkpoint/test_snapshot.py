@@ -56,6 +56,22 @@ def test_a_detached_snapshot_does_not_follow_training(tmp_path: Path) -> None:
     assert worker.tensors["r"].item() == 1
 
 
+def test_a_detached_snapshot_keeps_extra_as_it_was() -> None:
+    extra: dict[str, Any] = {"rates": [0.1, (2, math.inf)]}
+    frozen = checkpoint.Snapshot(model=checkpoint.ModelState({}, {}), extra=extra).detached()
+    extra["rates"].append(0.2)
+    assert frozen.extra == {"rates": [0.1, (2, math.inf)]}
+
+
+def test_what_cannot_be_saved_is_refused_when_it_is_detached() -> None:
+    empty = torch.nn.Linear(2, 2, device="meta")
+    with pytest.raises(CheckpointError, match=r"'weight' cannot be saved: got a .* on meta"):
+        checkpoint.Snapshot(model=checkpoint.model_state(empty)).detached()
+    strange = checkpoint.Snapshot(model=checkpoint.ModelState({}, {}), extra={"best": print})
+    with pytest.raises(CheckpointError, match=r"extra\.best cannot be saved: got a"):
+        strange.detached()
+
+
 @pytest.mark.parametrize("ranks", [[1], [0, 0], [1, 0], [0, 2]])
 def test_a_worker_missing_or_twice_is_refused(tmp_path: Path, ranks: list[int]) -> None:
     checkpoint.write(tmp_path, snapshot(1))

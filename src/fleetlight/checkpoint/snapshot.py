@@ -16,8 +16,8 @@ from fleetlight.checkpoint.manifest import VERSION, Manifest, TensorEntry, encod
 from fleetlight.checkpoint.model import ModelState
 from fleetlight.checkpoint.optimizer import OptimizerState
 from fleetlight.checkpoint.store import Directory, Generation, new_generation
-from fleetlight.checkpoint.tensors import describe_tensors, write_tensors
-from fleetlight.checkpoint.values import pack
+from fleetlight.checkpoint.tensors import describe_tensors, refuse_unstorable, write_tensors
+from fleetlight.checkpoint.values import pack, unpack
 from fleetlight.checkpoint.worker import WorkerState, write_worker
 from fleetlight.errors import CheckpointError
 
@@ -41,7 +41,10 @@ class Snapshot:
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def detached(self) -> Snapshot:
-        """A copy on the CPU, to be written while training changes the original."""
+        """A copy on the CPU, to be written while training changes the original.
+
+        What cannot be saved is refused here already, not when it is written.
+        """
         return dataclasses.replace(
             self,
             model=dataclasses.replace(self.model, tensors=_copies(self.model.tensors)),
@@ -50,6 +53,7 @@ class Snapshot:
                 for optimizer in self.optimizers
             ],
             workers=[WorkerState.from_bytes(worker.to_bytes()) for worker in self.workers],
+            extra={key: unpack(_pack_extra(key, v), {}) for key, v in self.extra.items()},
         )
 
 
@@ -79,6 +83,8 @@ def package_version() -> str:
 
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    for name, tensor in tensors.items():
+        refuse_unstorable(name, tensor)
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 

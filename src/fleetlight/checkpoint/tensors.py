@@ -46,7 +46,7 @@ def write_tensors(
 ) -> None:
     """Write a safetensors file; tensors may share memory, be on any device and have any strides."""
     for name, tensor in tensors.items():
-        _refuse_unstorable(name, tensor)
+        refuse_unstorable(name, tensor)
     # The widest first, so that every tensor is aligned in a file that is mapped into memory.
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     out.write(_header(names, tensors, {"format": "pt", **(metadata or {})}))
@@ -77,7 +77,8 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _refuse_unstorable(name: str, tensor: Tensor) -> None:
+def refuse_unstorable(name: str, tensor: Tensor) -> None:
+    """Raise for a tensor that a file cannot hold."""
     if name == "__metadata__":
         raise CheckpointError("a tensor named '__metadata__' cannot be saved; rename it")
     if torch.nn.parameter.is_lazy(tensor):

@@ -81,7 +81,7 @@ def test_flags_of_other_launchers_name_the_replacement(flag: str, message: str) 
         parse([flag, "1", "t.py"])
 
 
-@pytest.mark.parametrize("words", [["--ssl", "dir"], ["--dashboard"], ["--dashboard=80"]])
+@pytest.mark.parametrize("words", [["--dashboard"], ["--dashboard=80"]])
 def test_flags_of_a_later_version_are_refused_not_ignored(words: list[str]) -> None:
     with pytest.raises(NotAvailableError, match="not yet available"):
         parse([*words, "t.py"])

@@ -122,5 +122,15 @@ def test_only_identity_is_shown_never_secrets() -> None:
     assert all(name.startswith("FLEET_") for name in environment.identity(RUN, WORKER_0))
 
 
+def test_the_folder_of_certificates_is_passed_on() -> None:
+    assert "FLEET_SSL" not in environment.of_member(RUN, WORKER_0, {})
+    assert environment.of_member(RUN, WORKER_0, {"FLEET_SSL": "/a"})["FLEET_SSL"] == "/a"
+    run = dataclasses.replace(RUN, job=dataclasses.replace(JOB, ssl="/certs"))
+    for member in (SERVER, WORKER_0):
+        found = environment.of_member(run, member, {"FLEET_SSL": "/a"})
+        assert found["FLEET_SSL"] == "/certs"
+    assert environment.identity(run, WORKER_0)["FLEET_SSL"] == "/certs"
+
+
 def test_ipv6_endpoints_have_brackets() -> None:
     assert environment.joined([("::1", 2), ("a", 3)]) == "[::1]:2,a:3"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from fleetlight.launch.inventory import Machine
 from fleetlight.launch.job.options import Options
 from fleetlight.launch.job.plan import plan
 from fleetlight.launch.job.spec import JobSpec
+from fleetlight.security.certificates import make
 
 ADDRESSES = (("lo", "127.0.0.1"), ("eth0", "10.0.0.1"))
 CPU = Machine(cores=8, addresses=ADDRESSES)
@@ -54,6 +56,28 @@ def test_more_processes_than_gpus_use_cpus_and_say_so() -> None:
 def test_servers_and_workers() -> None:
     found = job(server_num=2, worker_num=3)
     assert (found.server.count, found.worker.count, found.collective) == (2, 3, False)
+
+
+def test_certificates_are_looked_at_and_found_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path / "certs")
+    monkeypatch.chdir(tmp_path)
+    assert job(server_num=1, worker_num=1, ssl="certs").ssl == str(tmp_path / "certs")
+    assert job(server_num=1, worker_num=1).ssl is None
+    (tmp_path / "certs" / "client.key").unlink()
+    with pytest.raises(ConfigError, match=r"certs/client\.key is missing"):
+        job(server_num=1, worker_num=1, ssl="certs")
+
+
+def test_collective_traffic_between_machines_is_not_said_to_be_encrypted(tmp_path: Path) -> None:
+    make(tmp_path / "certs")
+    several: dict[str, Any] = {"ssl": str(tmp_path / "certs"), "ips": ("10.0.0.1", "10.0.0.2")}
+    with pytest.raises(ConfigError, match="Gloo or NCCL, which cannot encrypt"):
+        job(**several)
+    assert any(
+        "is not encrypted" in note for note in job(**several, server_num=1, worker_num=1).notes
+    )
 
 
 def test_workers_of_a_server_job_take_the_named_gpus() -> None:

@@ -17,5 +17,5 @@ def test_every_refusal_names_the_flag_and_says_what_to_do(flag: str) -> None:
 
 
 def test_later_flags_have_their_own_error() -> None:
-    assert isinstance(refusal("--ssl"), NotAvailableError)
+    assert isinstance(refusal("--dashboard"), NotAvailableError)
     assert not isinstance(refusal("--xpus"), NotAvailableError)

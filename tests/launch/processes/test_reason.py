@@ -115,6 +115,7 @@ def test_the_most_telling_line(log: str, found: str, tmp_path: pathlib.Path) -> 
     [
         (3, "step\nno data\n", "last line: no data"),
         (3, "", ""),
+        (3, "no data\n[fleet worker 0] saved ckpt at step 3\n", ""),
         (-signal.SIGKILL, "step\nno data\n", ""),
         (-signal.SIGABRT, "terminate called after x\n  what(): y\n", "terminate called after x"),
     ],
@@ -124,6 +125,12 @@ def test_a_last_line_is_no_reason_for_a_signal(
 ) -> None:
     (tmp_path / "log").write_text(log)
     assert failure_of(exit_of(1, status, 0), tmp_path / "log", after_s=1.0).error == error
+
+
+def test_an_exit_code_is_not_told_twice(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "log").write_text("step\n")
+    one = exit_of(1, 3, 0, error="exited with code 3")
+    assert str(failure_of(one, tmp_path / "log", after_s=1.0)).count("exited with code 3") == 1
 
 
 def test_a_long_line_is_cut(tmp_path: pathlib.Path) -> None:

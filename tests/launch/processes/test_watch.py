@@ -8,6 +8,7 @@ import signal
 from fleetlight.launch.job.layout import Member
 from fleetlight.launch.processes.reason import Exit
 from fleetlight.launch.processes.watch import (
+    EXIT_S,
     LEAVE_S,
     SETTLE_S,
     UNKILLABLE_S,
@@ -51,6 +52,24 @@ def test_a_certain_failure_ends_the_others_at_once() -> None:
     one.step(Seen(now=1, exits=[killed, late]))
     assert one.is_over
     assert (one.verdict, one.failure) == (Verdict.FAILED, killed)
+
+
+def test_who_is_about_to_exit_may_be_the_culprit() -> None:
+    one = watch(W0, W1)
+    unclear, cause = ended(W0, 1, at=1.0), ended(W1, 3, at=0.5)
+    assert one.step(Seen(now=1, exits=[unclear], leaving=True)) is None
+    assert one.step(Seen(now=1 + EXIT_S - 0.1, exits=[unclear], leaving=True)) is None
+    one.step(Seen(now=1 + EXIT_S - 0.05, exits=[unclear, cause]))
+    assert one.is_over
+    assert one.failure is cause
+
+
+def test_nobody_is_about_to_exit_for_long() -> None:
+    one = watch(W0, W1)
+    unclear = ended(W0, 1)
+    one.step(Seen(now=1, exits=[unclear], leaving=True))
+    assert one.step(Seen(now=1 + EXIT_S, exits=[unclear], leaving=True)) == signal.SIGTERM
+    assert one.failure is unclear
 
 
 def test_an_unclear_failure_waits_for_a_better_culprit() -> None:

@@ -164,6 +164,7 @@ def _add_running(group: argparse._ArgumentGroup) -> None:
     add("--tee", action="store_true", help="show the output of all processes, prefixed")
     add("--deadline_s", type=_seconds, metavar="S", help="time for the machines to meet (300)")
     add("--grace_s", type=_seconds, metavar="S", help="time between SIGTERM and SIGKILL (3)")
+    add("--ssl", metavar="DIR", help="TLS to the servers, with the certificates in DIR")
     add("--version", action=_Version, nargs=0, help="show the version and exit")
     add("-m", "--module", action="store_true", help="the script is a module name, as python -m")
 

@@ -85,6 +85,7 @@ def identity(run: Run, member: Member) -> dict[str, str]:
         "FLEET_NODE_NUM": str(len(layout.nodes)),
         "FLEET_HOST": layout.node.host,
         **device,
+        **({} if run.job.ssl is None else {"FLEET_SSL": run.job.ssl}),
         "FLEET_RESTART": str(run.restart),
         "FLEET_ERROR_FILE": run.error_file(member),
         "FLEET_LOG_DIR": run.log_dir,

@@ -34,6 +34,7 @@ class Options:
     deadline_s: float = 300.0
     grace_s: float = 3.0
     use_paddlecloud: bool = False
+    ssl: str | None = None
 
 
 def from_cloud(options: Options, environment: Mapping[str, str]) -> Options:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import pathlib
+
 from fleetlight.errors import ConfigError
 from fleetlight.launch.inventory import Machine
 from fleetlight.launch.job.options import Options
@@ -38,6 +40,7 @@ def plan(options: Options, machine: Machine) -> JobSpec:
         tee=options.tee,
         deadline_s=options.deadline_s,
         grace_s=options.grace_s,
+        ssl=_encryption(options, place, notes),
         notes=tuple(notes),
     )
 
@@ -46,6 +49,30 @@ def asks_for_servers(options: Options) -> bool:
     """True for a parameter-server job."""
     counts = (options.server_num, options.worker_num)
     return any(count is not None for count in counts) or bool(options.servers or options.workers)
+
+
+def _encryption(options: Options, place: Place, notes: list[str]) -> str | None:
+    """The folder of certificates, once it is known that they are there and of use."""
+    if options.ssl is None:
+        return None
+    several = place.meeting is not None and place.meeting.max_nodes > 1
+    if several and not asks_for_servers(options):
+        raise ConfigError(
+            f"--ssl {options.ssl}: workers of a collective job send their gradients by Gloo or "
+            "NCCL, which cannot encrypt; leave --ssl out and put the machines into an encrypted "
+            "network (WireGuard, IPsec)"
+        )
+    if several:
+        notes.append(
+            "--ssl encrypts what workers and servers say; the launchers' own meeting point, where "
+            "addresses and exit codes pass, is not encrypted"
+        )
+    from fleetlight.security.folder import CLIENT, SERVER, Folder
+
+    folder = pathlib.Path(options.ssl).absolute()
+    for side in (SERVER, CLIENT):
+        Folder(folder, side).check()
+    return str(folder)
 
 
 def _with_resources(role: RoleSpec, cpus: int) -> RoleSpec:

@@ -36,7 +36,6 @@ _FOREIGN = {
 
 #: flags of a later version
 _LATER = {
-    "--ssl": "encrypted connections are",
     "--dashboard": "the dashboard is",
 }
 

@@ -75,6 +75,8 @@ class JobSpec:
     tee: bool = False
     deadline_s: float = 300.0
     grace_s: float = 3.0
+    #: the folder of certificates, as every process of this machine finds it
+    ssl: str | None = None
     #: every guess that was made, to be shown to the user
     notes: tuple[str, ...] = ()
 

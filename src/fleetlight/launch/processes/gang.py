@@ -13,7 +13,7 @@ from fleetlight.launch.job.environment import Run
 from fleetlight.launch.job.layout import Member
 from fleetlight.launch.processes.child import Child, Keeper
 from fleetlight.launch.processes.logs import FileFollower, LogFolder
-from fleetlight.launch.processes.reason import Exit, read_error_file
+from fleetlight.launch.processes.reason import Exit, is_leaving, read_error_file
 from fleetlight.launch.processes.terminal import PtyFollower
 from fleetlight.launch.screen import Prefixed, Screen
 from fleetlight.roles.role import Kind
@@ -97,6 +97,11 @@ class Gang:
             if status is not None and member not in self._exits:
                 self._exits[member] = self._exit(member, status)
         return list(self._exits.values())
+
+    def somebody_leaves(self) -> bool:
+        """True while a process whose end was not seen has said that it is about to exit."""
+        running = (member for member in self._children if member not in self._exits)
+        return any(is_leaving(self.run.error_file(member)) for member in running)
 
     def _exit(self, member: Member, status: int) -> Exit:
         at, error, consequence = read_error_file(self.run.error_file(member))

@@ -109,7 +109,7 @@ def failure_of(one: Exit, log: pathlib.Path, *, after_s: float, node: str = "") 
 
 def _why(one: Exit, log: pathlib.Path) -> str:
     if one.error:
-        return _short(one.error)
+        return _short(one.error) if one.error != how(one.status) else ""
     # To a signal the process had nothing to say: its last line is not the reason.
     return last_error(log) or ("" if one.status < 0 else _last_line(log))
 
@@ -146,6 +146,14 @@ def read_error_file(path: str) -> tuple[float | None, str | None, bool]:
         return None, None, False
 
 
+def is_leaving(path: str) -> bool:
+    """True for the error file of a process that has said: only my exit code is still to come."""
+    try:
+        return json.loads(pathlib.Path(path).read_text()).get("leaving") is True
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
 def last_error(log: pathlib.Path) -> str:
     """The last exception of the last run in a log; empty when there is none."""
     lines = _lines(log)
@@ -155,8 +163,9 @@ def last_error(log: pathlib.Path) -> str:
 
 
 def _last_line(log: pathlib.Path) -> str:
-    lines = _lines(log)
-    return f"last line: {_short(lines[-1])}" if lines else ""
+    # a line of our own, such as "saved ckpt", is no reason either
+    last = next(reversed(_lines(log)), "[fleet ")
+    return "" if last.startswith("[fleet ") else f"last line: {_short(last)}"
 
 
 def _lines(log: pathlib.Path) -> list[str]:

@@ -41,6 +41,7 @@ def _look(gang: Gang, ask: Ask, interrupts: Interrupts) -> Seen:
     return Seen(
         now=time.monotonic(),
         exits=exits,
+        leaving=any(one.status for one in exits) and gang.somebody_leaves(),
         interrupts=list(interrupts.seen),
         elsewhere=ask(ended == workers),
     )

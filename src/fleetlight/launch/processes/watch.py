@@ -20,6 +20,8 @@ from fleetlight.roles.role import Kind
 
 #: how long others may take to fail too, before the first failure is chosen
 SETTLE_S = 1.8
+#: as long as one is about to exit, perhaps with the code that is the reason
+EXIT_S = 4.0
 #: how long servers may take to end by themselves when all workers have
 LEAVE_S = 5.0
 #: how long the system may take to end a killed process; beyond that it is left to it
@@ -61,6 +63,8 @@ class Seen:
 
     now: float
     exits: Sequence[Exit] = ()
+    #: True while a process that runs has said that it is about to exit
+    leaving: bool = False
     interrupts: Sequence[int] = ()
     elsewhere: Elsewhere = Elsewhere.DONE
 
@@ -115,7 +119,8 @@ class Watch:
     def _settle(self, seen: Seen) -> int | None:
         first = first_failure(seen.exits)
         assert first is not None
-        if first.is_certain or self._all_exited(seen) or seen.now - self._since >= SETTLE_S:
+        patience_s = EXIT_S if seen.leaving else SETTLE_S
+        if first.is_certain or self._all_exited(seen) or seen.now - self._since >= patience_s:
             self.failure = first
             return self._begin_end(Verdict.FAILED, seen)
         return None

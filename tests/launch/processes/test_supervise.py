@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop around `Watch`, with real processes."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+import pytest
+from tests.launch.processes.test_gang import HERE, Paper
+
+from fleetlight.launch.job.environment import Run
+from fleetlight.launch.job.layout import Layout, Node
+from fleetlight.launch.job.spec import JobSpec
+from fleetlight.launch.processes import watch
+from fleetlight.launch.processes.child import Keeper
+from fleetlight.launch.processes.gang import Gang
+from fleetlight.launch.processes.interrupts import Interrupts
+from fleetlight.launch.processes.logs import claim
+from fleetlight.launch.processes.supervise import supervise
+from fleetlight.launch.processes.watch import Elsewhere
+
+#: worker 1 says that it is about to exit, and does when worker 0 has long failed for that
+SCRIPT = """
+import json, os, pathlib, sys, time
+index = int(os.environ["FLEET_INDEX"])
+def tell(**word):
+    pathlib.Path(os.environ["FLEET_ERROR_FILE"]).write_text(json.dumps({"time": 1.0, **word}))
+def wait_for(name):
+    while not os.path.exists(name):
+        time.sleep(0.001)
+os.chdir(os.path.dirname(__file__))
+if index == 0:
+    wait_for("leaving")
+    tell(error="PeerLostError: worker 1 left", consequence=True)
+    sys.exit(1)
+tell(leaving=True)
+pathlib.Path("leaving").touch()
+wait_for("looked")
+sys.exit(3)
+"""
+
+
+@pytest.mark.multiprocess
+def test_the_code_of_one_that_is_about_to_exit_is_waited_for(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "SETTLE_S", 0.0)
+    monkeypatch.setattr(watch, "EXIT_S", 60.0)
+    (tmp_path / "t.py").write_text(SCRIPT)
+    node = Node(host=HERE, workers=((HERE, 1), (HERE, 2)), servers=(), master_port=4)
+    job = JobSpec(script=str(tmp_path / "t.py"), collective=True)
+    run = Run(job=job, layout=Layout(nodes=(node,)), log_dir=str(tmp_path), error_dir=str(tmp_path))
+    logs = claim(str(tmp_path / "log"), "a")
+    with Keeper() as keeper, Interrupts() as interrupts:
+        gang = Gang(run, folder=logs, keeper=keeper, screen=Paper(), outside=os.environ)
+        failures: list[bool] = []
+
+        def ask(_: bool) -> Elsewhere:
+            failures.extend(bool(one.status) for one in gang.exits())
+            if len(failures) == 3:
+                (tmp_path / "looked").touch()
+            return Elsewhere.DONE
+
+        gang.start()
+        found = supervise(gang, ask, interrupts)
+    logs.close()
+    assert found.failure is not None
+    assert (found.failure.member.index, found.failure.status) == (1, 3)
