@@ -75,6 +75,42 @@ def test_all_workers_equal_one_process(sizes: list[int]) -> None:
             torch.testing.assert_close(result[name], value, rtol=0, atol=1e-11, msg=name)
 
 
+def alone() -> Any:
+    """The whole model is one batch norm; parameters are frozen on the way."""
+    strategy = fleet.DistributedStrategy(sync_batch_norm=True)
+    model = nn.BatchNorm1d(8).double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = fleet.distributed_optimizer(optimizer, strategy)
+    model = fleet.distributed_model(model)
+    return normalise(model, optimizer, rows().chunk(fleet.worker_num())[fleet.worker_index()])
+
+
+def rows() -> torch.Tensor:
+    return torch.randn(12, 8, generator=torch.Generator().manual_seed(2)).double() * 3 + 1
+
+
+def normalise(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> Any:
+    first = None
+    for step in range(4):
+        model.bias.requires_grad_(step < 2)
+        optimizer.zero_grad()
+        y = model(x)
+        first = y.detach().clone() if first is None else first
+        (y - x.tanh()).pow(2).sum(1).mean().backward()
+        optimizer.step()
+    return first, state(model)
+
+
+def test_a_model_that_is_one_batch_norm() -> None:
+    model = nn.BatchNorm1d(8).double()
+    first, after = normalise(model, torch.optim.SGD(model.parameters(), 0.1), rows())
+    results = run_workers(alone)
+    torch.testing.assert_close(torch.cat([y for y, _ in results]), first, rtol=0, atol=1e-12)
+    for _, result in results:
+        for name, value in after.items():
+            torch.testing.assert_close(result[name], value, rtol=0, atol=1e-12, msg=name)
+
+
 def narrow(dtype: torch.dtype) -> Any:
     """More values in a channel than float16 can count, far from zero, in a small part each."""
     strategy = fleet.DistributedStrategy(sync_batch_norm=True)

@@ -13,7 +13,7 @@ import torch
 from tests.workers import WorkerFailedError, run_workers
 
 import fleetlight as fleet
-from fleetlight.collective.group import Group
+from fleetlight.collective.group import Group, is_network_error
 from fleetlight.errors import CheckpointError, ConfigError, DeadlineError, PeerError
 from fleetlight.fleet.context import current
 
@@ -32,6 +32,22 @@ def test_alone_everything_is_its_own_answer() -> None:
 def test_an_unknown_operation_is_refused() -> None:
     with pytest.raises(ConfigError, match="sum, max, min"):
         Group().all_reduce(torch.ones(1), "product")
+
+
+@pytest.mark.parametrize(
+    ("text", "of_the_network"),
+    [
+        ("[/x/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:9887", True),
+        ("[/x/gloo/gloo/transport/tcp/buffer.cc:78] Timed out waiting 3000ms for recv", True),
+        ("[/x/gloo/gloo/transport/tcp/pair.cc:537] Read error: No route to host", True),
+        # a peer sends tensors of another size
+        ("[enforce fail at /x/gloo/gloo/transport/tcp/pair.cc:460] op.nbytes. 4 vs 8", True),
+        ("ProcessGroupGloo::allgather: invalid output tensor list at index 0", False),
+        ("The size of tensor a (2) must match the size of tensor b (3)", False),
+    ],
+)
+def test_a_failed_network_is_told_from_a_wrong_argument(text: str, of_the_network: bool) -> None:
+    assert is_network_error(RuntimeError(text)) is of_the_network
 
 
 def exchange() -> Any:

@@ -4,6 +4,10 @@
 from __future__ import annotations
 
 import torch.distributed as dist
+
+# Defaults of its functions hold the process group there is when it is imported, and with it all
+# connections. torch's optimizers import it; better now, while there is none.
+import torch.distributed.nn.functional  # noqa: F401
 from torch._C._distributed_c10d import (
     GradBucket,
     Logger,
@@ -15,7 +19,7 @@ from torch._C._distributed_c10d import (
     _register_comm_hook,
 )
 
-from fleetlight.collective.sockets import bounded_connections
+from fleetlight.sockets.descriptors import bounded_connections
 
 #: how long the store may take to answer what it can answer at once
 REPLY_S = 5.0

@@ -14,7 +14,6 @@ import torch.distributed as dist
 from fleetlight.collective import membership
 from fleetlight.collective.c10d import PrefixStore, Store
 from fleetlight.collective.diagnosis import first_sentence
-from fleetlight.collective.forking import keep_port_from_children, kept_from_children
 from fleetlight.collective.group import Group
 from fleetlight.collective.liveness import Liveness
 from fleetlight.collective.meeting import Patience, gather, join, serve, surviving_store
@@ -24,6 +23,7 @@ from fleetlight.errors import MembershipError, RoleError
 from fleetlight.observe.log import logger
 from fleetlight.roles.address import choose_interface, route_to
 from fleetlight.roles.role import Endpoint, Kind, Role
+from fleetlight.sockets.forking import keep_port_from_children, kept_from_children
 
 
 def form(role: Role, version: str, deadline_s: float) -> tuple[Role, Group]:
@@ -77,14 +77,8 @@ def _meet(role: Role, patience: Patience) -> Store:
     if role.index == 0 and not role.master_is_outside:
         store = serve(master, patience)
     else:
-        store = join(master, patience, _host_of(role))
+        store = join(master, patience, role.master_keeper or "worker 0")
     return PrefixStore(f"fleet/{role.restart}", store)
-
-
-def _host_of(role: Role) -> str:
-    if not role.master_is_outside:
-        return "worker 0"
-    return "the scheduler" if role.dialect.startswith("MS") else "the launcher's store"
 
 
 def _master(role: Role) -> Endpoint:

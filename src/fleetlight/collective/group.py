@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -13,7 +14,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fleetlight.collective.c10d import _broadcast_coalesced, world
-from fleetlight.collective.forking import kept_from_children
 from fleetlight.collective.liveness import Liveness
 from fleetlight.collective.membership import Hello
 from fleetlight.collective.shared_memory import SharedMemoryError
@@ -24,12 +24,15 @@ from fleetlight.errors import (
     PeerError,
     PlanError,
 )
+from fleetlight.sockets.forking import kept_from_children
 
 #: how long a finished worker keeps its connections for what is on its way
 _LINGER_S = 2.0
 _ASK_EVERY_S = 0.02
 #: how long a worker may be silent before nobody waits for it at the end
 _SILENCE_S = 5.0
+
+_OF_THE_NETWORK = re.compile(r"/gloo/\S+:\d+\]|\b(connection|timed out|timeout)\b", re.IGNORECASE)
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
@@ -277,7 +280,8 @@ def _from_told(text: str, index: int) -> Exception:
 
 def is_network_error(error: BaseException) -> bool:
     """True for what gloo, NCCL and the store raise when a peer or the network fails."""
+    # NCCL and the store have types. Gloo raises plain RuntimeErrors without an errno; what sets
+    # them apart from torch's own about wrong arguments is the place in gloo's sources.
     if isinstance(error, (dist.DistError, SharedMemoryError)):
         return True
-    text = str(error).lower()
-    return any(sign in text for sign in ("gloo", "nccl", "connection", "timed out", "timeout"))
+    return _OF_THE_NETWORK.search(str(error)) is not None

@@ -19,11 +19,11 @@ import torch.distributed as dist
 from fleetlight.collective.c10d import REPLY_S, Store, TCPStore
 from fleetlight.collective.diagnosis import first_sentence
 from fleetlight.collective.membership import Hello, decode, missing_text
-from fleetlight.collective.sockets import bounded_connections
 from fleetlight.errors import DeadlineError, MembershipError, PeerLostError
 from fleetlight.observe.log import logger
 from fleetlight.roles.address import is_loopback, resolve
 from fleetlight.roles.role import Endpoint
+from fleetlight.sockets.descriptors import bounded_connections
 
 _ASK_EVERY_S = 0.05
 _SAY_EVERY_S = 3.0

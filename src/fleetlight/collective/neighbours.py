@@ -9,11 +9,11 @@ import socket
 import struct
 import sys
 
-from fleetlight.collective.forking import kept_from_children
 from fleetlight.collective.group import Group
 from fleetlight.collective.shared_memory import SharedMemory
-from fleetlight.collective.sockets import bound_waits
 from fleetlight.observe.log import logger
+from fleetlight.sockets.descriptors import bound_waits
+from fleetlight.sockets.forking import kept_from_children
 
 _HELLO = struct.Struct("<I")
 #: connecting to a neighbour takes no time, or it is not to be had

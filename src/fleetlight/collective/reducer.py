@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
 from fleetlight.collective.codec import Codec
+from fleetlight.collective.position import PACKED_BYTES, UNKNOWN, Position, check_equally_far
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,11 +27,14 @@ class Bucket:
 class Route(Protocol):
     """A way for tensors to be summed over the workers."""
 
-    def start(self, index: int, tensor: Tensor) -> Future[Any]:
-        """Begin to sum a tensor, in place."""
+    def start(self, index: int, tensor: Tensor, position: Position) -> Future[Any]:
+        """Begin to sum a tensor, in place; tell the others where this worker is."""
 
     def finish(self) -> None:
         """Bring everything started to its end, as far as that takes this worker's doing."""
+
+    def positions(self) -> Mapping[int, Position]:
+        """Where the workers were when they began; asked once, when all the sums are there."""
 
 
 class ProcessGroups:
@@ -37,13 +42,20 @@ class ProcessGroups:
 
     def __init__(self, groups: Sequence[dist.ProcessGroup]) -> None:
         self._groups = groups
+        self._stamps: Tensor | None = None
 
-    def start(self, index: int, tensor: Tensor) -> Future[Any]:
-        """Hand the tensor to a process group, which works on a thread of its own."""
+    def start(self, index: int, tensor: Tensor, position: Position) -> Future[Any]:
+        """Hand the tensor to a process group, which works on a thread of its own.
+
+        The first one takes the positions along. Not on GPUs: to read them would be to wait.
+        """
         group = self._groups[index % len(self._groups)]
         if tensor.is_sparse or tensor.is_complex():
             work = dist.all_reduce(tensor, group=group, async_op=True)
             assert work is not None
+        elif self._stamps is None and tensor.device.type == "cpu":
+            self._stamps = _stamps(position, group.rank(), group.size(), tensor.dtype)
+            work = group.allreduce_coalesced([tensor, self._stamps])
         else:
             # the same call without the checks around it, which cost as much
             work = group.allreduce([tensor])
@@ -51,6 +63,22 @@ class ProcessGroups:
 
     def finish(self) -> None:
         """Nothing to do: the threads of the process group finish."""
+
+    def positions(self) -> Mapping[int, Position]:
+        """What the first tensor brought along."""
+        stamps, self._stamps = self._stamps, None
+        if stamps is None:
+            return {}
+        rows = stamps.to(torch.uint8).tolist()
+        return {index: Position.unpacked(bytes(row)) for index, row in enumerate(rows)}
+
+
+def _stamps(position: Position, index: int, size: int, dtype: torch.dtype) -> Tensor:
+    """A row for each worker. Only its own is not zero, so the sum over the workers has them all,
+    and it is exact: every narrow type holds the values of a byte."""
+    stamps = torch.zeros(size, PACKED_BYTES, dtype=dtype)
+    stamps[index] = torch.tensor(list(position.packed()), dtype=dtype)
+    return stamps
 
 
 class Reducer:
@@ -72,6 +100,8 @@ class Reducer:
         self._scale = 1.0 / size
         #: what the current batch of this worker weighs: 1 usually, 0 where it does not count
         self.weight = 1.0
+        #: behind which batch this worker is
+        self.position = UNKNOWN
         self._groups = ProcessGroups(groups)
         self._route: Route = shared_memory or self._groups
         self._codec = codec or Codec()
@@ -87,8 +117,10 @@ class Reducer:
         """Start the reduction of one bucket; the future holds its buffer, reduced."""
         buffer = bucket.buffer.mul_(self._scale)
         sent = self._codec.encode(buffer)
-        started = self._route_for(sent).start(bucket.index, sent)
-        future = cast("Future[Tensor]", started.then(self._finishing(sent, buffer)))
+        started = self._route_for(sent).start(bucket.index, sent, self.position)
+        future = cast(
+            "Future[Tensor]", started.then(_finishing(sent, buffer, self._codec, self.failures))
+        )
         if self._synchronous:
             self.finish()
             future.wait()
@@ -106,16 +138,27 @@ class Reducer:
         except RuntimeError as error:
             self.failures.append(error)
 
-    def _finishing(self, sent: Tensor, buffer: Tensor) -> Callable[[Future[Any]], Tensor]:
-        """What is done with a bucket when it is back, on whatever thread brings it."""
+    def check_positions(self) -> None:
+        """See that all workers trained on the same block; when all reductions are finished."""
+        check_equally_far(self._route.positions())
 
-        def finish(done: Future[Any]) -> Tensor:
-            try:
-                done.value()
-            except RuntimeError as error:
-                # a future's error would reach the user as the text of another one
-                self.failures.append(error)
-                return buffer
-            return self._codec.decode(sent, buffer)
 
-        return finish
+def _finishing(
+    sent: Tensor, buffer: Tensor, codec: Codec, failures: list[RuntimeError]
+) -> Callable[[Future[Any]], Tensor]:
+    """What is done with a bucket when it is back, on whatever thread brings it.
+
+    That thread may be the last to let go of this function, so it must not hold the process
+    groups: one that is freed on a thread of its own ends the process.
+    """
+
+    def finish(done: Future[Any]) -> Tensor:
+        try:
+            done.value()
+        except RuntimeError as error:
+            # a future's error would reach the user as the text of another one
+            failures.append(error)
+            return buffer
+        return codec.decode(sent, buffer)
+
+    return finish

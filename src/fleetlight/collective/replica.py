@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -130,20 +131,21 @@ class Replica:
         return future
 
     def _finish_backward(self) -> None:
-        with self._group.named(_OPERATION):
-            self.reducer.finish()
-            for future in self._futures:
-                future.wait()
+        self._settle(self._futures, _OPERATION)
         self._futures.clear()
         self._dirty = self._dirty and not self._is_complete
-        self._raise_failure(_OPERATION)
 
-    def _raise_failure(self, operation: str) -> None:
-        if self.reducer.failures:
-            failure = self.reducer.failures[0]
-            self.reducer.failures.clear()
-            with self._group.named(operation):
+    def _settle(self, reductions: Sequence[Future[Tensor]], operation: str) -> None:
+        """Wait for what has been started, and see that it is what it should be."""
+        with self._group.named(operation):
+            self.reducer.finish()
+            for reduction in reductions:
+                reduction.wait()
+            if self.reducer.failures:
+                failure = self.reducer.failures[0]
+                self.reducer.failures.clear()
                 raise failure
+        self.reducer.check_positions()
 
     def _report(self, buckets: int) -> None:
         final = self._seen_backward or not (self._buckets and self._buckets.regroups)
@@ -198,18 +200,18 @@ class Replica:
         grads = [_gradient(p) for p, some in zip(tensors, used, strict=True) if some]
         sizes = [g.numel() * g.element_size() for g in grads]
         kinds = [(g.dtype, g.device) for g in grads]
-        for number, indices in enumerate(assign(sizes, kinds, self._reduction.limits)):
-            self._reduce_together(number, [grads[i] for i in indices])
+        buckets = [
+            [grads[i] for i in indices] for indices in assign(sizes, kinds, self._reduction.limits)
+        ]
+        flats = [torch.cat([g.reshape(-1) for g in bucket]) for bucket in buckets]
+        started = [self.reducer.reduce(Bucket(i, flat)) for i, flat in enumerate(flats)]
+        self._settle(started, "all_reduce of late gradients")
+        if expected and not self._reported:
+            self._seen_backward = True  # these buckets are the final ones
+            self._report(len(buckets))
+        for bucket, flat in zip(buckets, flats, strict=True):
+            _copy_back(flat, bucket)
         self._dirty = False
-
-    def _reduce_together(self, number: int, grads: list[Tensor]) -> None:
-        flat = torch.cat([g.reshape(-1) for g in grads])
-        reduced = self.reducer.reduce(Bucket(number, flat))
-        self.reducer.finish()
-        reduced.wait()
-        self._raise_failure("all_reduce of late gradients")
-        parts = torch.split(flat, [g.numel() for g in grads])
-        torch._foreach_copy_(grads, [part.view_as(g) for part, g in zip(parts, grads, strict=True)])
 
     # -- leaving
 
@@ -230,6 +232,11 @@ def _sparse_names(module: nn.Module) -> set[str]:
         for name, child in module.named_modules()
         if isinstance(child, (nn.Embedding, nn.EmbeddingBag)) and child.sparse
     }
+
+
+def _copy_back(flat: Tensor, grads: list[Tensor]) -> None:
+    parts = torch.split(flat, [g.numel() for g in grads])
+    torch._foreach_copy_(grads, [part.view_as(g) for part, g in zip(parts, grads, strict=True)])
 
 
 def _gradient(parameter: Tensor) -> Tensor:

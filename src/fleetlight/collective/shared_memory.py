@@ -20,15 +20,18 @@ import os
 import socket
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.futures import Future
 
+from fleetlight.collective.position import PACKED_BYTES, UNKNOWN, Position
+
 _ALIGN = 64
 _FIRST_BYTES = 1 << 20
-#: kind, round, number of tensors, their bytes, checksum of their sizes and types
+#: kind, round, number of tensors, their bytes, checksum of their sizes and types; the sender's
+#: position comes behind it
 _MESSAGE = struct.Struct("<cxxxIIIQ")
 _ARRIVED, _REDUCED = b"A", b"R"
 
@@ -50,9 +53,11 @@ class SharedMemory:
         self._round = 0
         self._used = 0
         self._started: list[tuple[Tensor, int, Future[Tensor]]] = []
+        self._positions = {index: UNKNOWN}
 
-    def start(self, index: int, tensor: Tensor) -> Future[Tensor]:
+    def start(self, index: int, tensor: Tensor, position: Position = UNKNOWN) -> Future[Tensor]:
         """Put a tensor where the others can read it; its future is done by `finish`."""
+        self._positions[self._index] = position
         place = self._used
         self._used += -(-tensor.nbytes // _ALIGN) * _ALIGN
         if self._used > self._mine.half:
@@ -79,6 +84,10 @@ class SharedMemory:
             self._round, self._used = self._round + 1, 0
             for tensor, _, future in started:
                 future.set_result(tensor)
+
+    def positions(self) -> Mapping[int, Position]:
+        """Where the workers were in the round that has ended."""
+        return self._positions
 
     def close(self) -> None:
         """Let go of sockets and memory."""
@@ -136,16 +145,18 @@ class SharedMemory:
         self._announced = True
         for index, peer in self._peers.items():
             with _named(index):
-                answer, fds, _, _ = socket.recv_fds(peer, _MESSAGE.size, 1)
+                answer, fds, _, _ = socket.recv_fds(peer, len(message), 1)
             if fds:
                 self._arenas[index] = Arena.of(fds[0])
-            _check_same(index, answer, message)
+            _check_same(index, answer[: _MESSAGE.size], message[: _MESSAGE.size])
+            self._positions[index] = Position.unpacked(answer[-PACKED_BYTES:])
 
     def _message(self, kind: bytes, tensors: Sequence[Tensor]) -> bytes:
         layout = ",".join(f"{tensor.dtype}{tensor.numel()}" for tensor in tensors)
         checksum = zlib.crc32(layout.encode())
         size = sum(tensor.nbytes for tensor in tensors)
-        return _MESSAGE.pack(kind, self._round & 0xFFFFFFFF, len(tensors), checksum, size)
+        what = _MESSAGE.pack(kind, self._round & 0xFFFFFFFF, len(tensors), checksum, size)
+        return what + self._positions[self._index].packed()
 
 
 class Arena:

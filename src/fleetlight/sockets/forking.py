@@ -12,7 +12,7 @@ import os
 import socket
 from collections.abc import Iterator
 
-from fleetlight.collective.sockets import open_sockets
+from fleetlight.sockets.descriptors import open_sockets
 
 _inodes: set[str] = set()
 _ports: set[int] = set()
@@ -26,6 +26,11 @@ def kept_from_children() -> Iterator[None]:
         yield
     finally:
         _inodes.update(set(open_sockets().values()) - before)
+
+
+def keep_from_children(endpoint: socket.socket) -> None:
+    """This one socket is closed in every later fork."""
+    _inodes.add(f"socket:[{os.fstat(endpoint.fileno()).st_ino}]")
 
 
 def keep_port_from_children(port: int) -> None:

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reducer: what is still on its way when the job is left."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.futures import Future
+
+from fleetlight.collective.position import Position
+from fleetlight.collective.reducer import Bucket, Reducer
+
+
+class Slow:
+    """A route that never comes to an end."""
+
+    def start(self, index: int, tensor: Tensor, position: Position) -> Future[Any]:
+        return Future()
+
+    def finish(self) -> None:
+        pass
+
+    def positions(self) -> Mapping[int, Position]:
+        return {}
+
+
+def test_a_bucket_on_its_way_holds_no_process_group() -> None:
+    """The thread of a process group may be the last to let go of it, and would wait for itself."""
+    reducer = Reducer(2, [], shared_memory=Slow())
+    future = reducer.reduce(Bucket(0, torch.ones(3)))
+    gone = weakref.ref(reducer)
+    del reducer
+    assert gone() is None
+    assert not future.done()
