@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of rows by id, and what workers do with batches of ids: the arithmetic of sparse training.
+
+Compiled by numba when first used; `twins` holds the same in plain NumPy, slow and readable.
+"""
+
+from fleetlight.kernels.bags import gather_bags, spread_bags, weight_grads
+from fleetlight.kernels.bucket_order import BucketOrder
+from fleetlight.kernels.dedup import Deduped, dedup, member
+from fleetlight.kernels.first_values import Initializer, first_values, table_seed
+from fleetlight.kernels.gathering import gather, sum_by
+from fleetlight.kernels.hashing import BUCKETS, buckets, servers_of, splitmix64
+from fleetlight.kernels.rules import RULES, Rule, rule_named
+from fleetlight.kernels.table import RowTable
+
+__all__ = [
+    "BUCKETS",
+    "RULES",
+    "BucketOrder",
+    "Deduped",
+    "Initializer",
+    "RowTable",
+    "Rule",
+    "buckets",
+    "dedup",
+    "first_values",
+    "gather",
+    "gather_bags",
+    "member",
+    "rule_named",
+    "servers_of",
+    "splitmix64",
+    "spread_bags",
+    "sum_by",
+    "table_seed",
+    "weight_grads",
+]

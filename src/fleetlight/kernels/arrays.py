@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arrays kernels work on: one name for the type checker, the reader and numba.
+
+All are contiguous. Those that a kernel only reads may be read-only: arrays over received bytes
+are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fleetlight.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# only read
+Ids: TypeAlias = NDArray[np.int64]
+Positions: TypeAlias = NDArray[np.int32]
+Values: TypeAlias = NDArray[np.float32]  #: one dimension
+Grid: TypeAlias = NDArray[np.float32]  #: two dimensions
+Doubles: TypeAlias = NDArray[np.float64]
+
+# written
+Bools: TypeAlias = NDArray[np.bool_]
+Int32s: TypeAlias = NDArray[np.int32]
+Int64s: TypeAlias = NDArray[np.int64]
+Uint32s: TypeAlias = NDArray[np.uint32]
+Uint64s: TypeAlias = NDArray[np.uint64]
+Floats: TypeAlias = NDArray[np.float32]  #: one dimension
+Matrix: TypeAlias = NDArray[np.float32]  #: two dimensions
+Choices: TypeAlias = NDArray[np.int32]  #: two dimensions
+
+#: name: numba's element type, dimensions, only read
+_ARRAYS = {
+    "Ids": ("int64", 1, True),
+    "Positions": ("int32", 1, True),
+    "Values": ("float32", 1, True),
+    "Grid": ("float32", 2, True),
+    "Doubles": ("float64", 1, True),
+    "Bools": ("boolean", 1, False),
+    "Int32s": ("int32", 1, False),
+    "Int64s": ("int64", 1, False),
+    "Uint32s": ("uint32", 1, False),
+    "Uint64s": ("uint64", 1, False),
+    "Floats": ("float32", 1, False),
+    "Matrix": ("float32", 2, False),
+    "Choices": ("int32", 2, False),
+}
+_SCALARS = {"int": "int64", "float": "float64", "bool": "boolean", "None": "void"}
+
+
+def numba_type(annotation: str, types: Any) -> Any:
+    """The type of `numba.types` that an annotation of a kernel stands for."""
+    if annotation in _SCALARS:
+        return getattr(types, _SCALARS[annotation])
+    element, dimensions, readonly = _ARRAYS[annotation]
+    return types.Array(getattr(types, element), dimensions, "C", readonly=readonly)
+
+
+def as_ids(ids: ArrayLike) -> Ids:
+    """Ids as a contiguous int64 vector; other integer types are widened."""
+    array = np.asarray(ids)
+    if array.dtype.kind not in "iu" and array.size:
+        raise ConfigError(f"ids are {array.dtype}, expected integers: convert them to int64")
+    return np.ascontiguousarray(array, np.int64).reshape(-1)
+
+
+def as_positions(positions: ArrayLike) -> Positions:
+    """Positions as a contiguous int32 vector."""
+    return np.ascontiguousarray(positions, np.int32).reshape(-1)
+
+
+def as_grid(values: ArrayLike, columns: int, what: str, rows: int | None = None) -> Grid:
+    """Values as a contiguous float32 matrix of so many columns, and of `rows` rows if known."""
+    array = np.ascontiguousarray(values, np.float32)
+    if array.ndim != 2 or array.shape[1] != columns or (rows is not None and len(array) != rows):
+        wanted = f"[{'any' if rows is None else rows}, {columns}]"
+        raise ConfigError(f"{what} have the shape {list(array.shape)}, expected {wanted}")
+    return array
+
+
+def room(out: Matrix | None, shape: Sequence[int]) -> Matrix:
+    """`out` when it can hold a result of this shape, a new array when there is none."""
+    if out is None:
+        return np.empty(shape, np.float32)
+    if out.shape != tuple(shape) or out.dtype != np.float32 or not out.flags.c_contiguous:
+        told = f"{out.dtype}{list(out.shape)}"
+        raise ConfigError(f"out is {told}, expected a contiguous float32{list(shape)}")
+    return out

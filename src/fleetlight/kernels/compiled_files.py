@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where compiled kernels are kept, so that only the first process of a machine compiles.
+
+numba's own choice of a folder is for all functions of a program and is made by environment
+variables; this one is ours alone. The folder's name says what it was compiled from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import os
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_SOURCES = Path(__file__).parent
+#: longer than the slowest kernel compiles; after that compiling twice is better than waiting
+LOCK_WAIT_S = 60.0
+
+
+def keep(dispatcher: Any, prefetch: bool) -> None:
+    """Let numba read and write this function's code in our folder; without one it only compiles."""
+    from numba.core import caching
+
+    folder = place()
+    if folder is None:
+        return
+    where = folder / ("prefetch" if prefetch else "plain")
+
+    class Locator(caching._CacheLocator):
+        """Answers numba's questions about the folder; the file name is the kernel's."""
+
+        _py_file = str(_SOURCES)
+
+        def get_cache_path(self) -> str:
+            return str(where)
+
+        def get_source_stamp(self) -> str:
+            return where.parent.name
+
+        def get_disambiguator(self) -> str:
+            return "kernel"
+
+        @classmethod
+        def from_function(cls, py_func: Any, py_file: str) -> Any:
+            return cls()
+
+    implementation = type(
+        "Implementation", (caching.CompileResultCacheImpl,), {"_locator_classes": [Locator]}
+    )
+    cache = type("Cache", (caching.FunctionCache,), {"_impl_class": implementation})
+    dispatcher._cache = cache(dispatcher.py_func)
+
+
+@contextlib.contextmanager
+def one_process_at_a_time() -> Iterator[None]:
+    """Hold the folder's lock: who comes second finds the code of the first."""
+    folder = place()
+    if folder is None:
+        yield
+        return
+    with open(folder / "lock", "w") as file:
+        _take(file.fileno(), time.monotonic() + LOCK_WAIT_S)
+        yield
+
+
+@functools.cache
+def place() -> Path | None:
+    """The first folder that can be used: beside the sources, at home, in the temporary folder."""
+    for parent in _candidates():
+        folder = parent / f"kernels-{_stamp()}"
+        with contextlib.suppress(OSError, RuntimeError):
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+            return folder
+    return None
+
+
+def _candidates() -> Iterator[Path]:
+    yield _SOURCES / "__pycache__"
+    with contextlib.suppress(RuntimeError):  # nobody knows a home
+        yield Path.home() / ".cache" / "fleetlight"
+    with contextlib.suppress(OSError):
+        yield _own_temporary()
+
+
+def _own_temporary() -> Path:
+    """A folder in the temporary one that nobody else can write to: code is loaded from it."""
+    folder = Path(tempfile.gettempdir()) / f"fleetlight-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o022
+    if not private or found.st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to somebody else")
+    return folder
+
+
+@functools.cache
+def _stamp() -> str:
+    """Changes whenever code compiled earlier may no longer fit."""
+    import numba
+
+    digest = hashlib.sha256(f"{numba.__version__} {sys.version}".encode())
+    for source in sorted(_SOURCES.glob("*.py")):
+        digest.update(source.name.encode() + source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _take(file: int, deadline: float) -> None:
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return None
+        except OSError:  # a file system without locks
+            return None
+        time.sleep(0.02)

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Zeroed memory for tables: on huge pages where it is large, and reserved without being used.
+
+A random access to a table that is spread over 4 KiB pages costs twice: for the data and for where
+the page is. Only the part of an array that has been touched counts as used memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+#: below this an array stays on ordinary pages, so that a hundred small tables stay small
+HUGE_PAGES_FROM = 2 << 20
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+#: promise nothing for pages that are not touched (Linux; Python names it from 3.13 on)
+_NO_RESERVE = 0x4000
+
+
+def zeros(count: int, dtype: DTypeLike) -> NDArray[Any]:
+    """An array of zeros that will be used in full, on huge pages when it is large."""
+    size = count * np.dtype(dtype).itemsize
+    if size < 2 * HUGE_PAGES_FROM:
+        return np.zeros(count, dtype)
+    return np.frombuffer(_mapped(size, _PRIVATE, 0), dtype, count)
+
+
+def reserve(count: int, dtype: DTypeLike) -> NDArray[Any] | None:
+    """An array of zeros that costs nothing until it is touched; None where the system refuses."""
+    size = count * np.dtype(dtype).itemsize
+    try:
+        return np.frombuffer(_mapped(size, _PRIVATE | _NO_RESERVE, HUGE_PAGES_FROM), dtype, count)
+    except (OSError, OverflowError, ValueError, MemoryError):
+        return None
+
+
+def worth_reserving() -> int:
+    """More bytes than one table can ever use on this machine."""
+    return 2 * int(os.sysconf("SC_PHYS_PAGES")) * mmap.PAGESIZE
+
+
+def _mapped(size: int, flags: int, huge_from: int) -> mmap.mmap:
+    memory = mmap.mmap(-1, max(size, mmap.PAGESIZE), flags=flags)
+    if size > huge_from and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE, huge_from)
+    return memory

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A table: rows that come into being when their id is first seen, and learn by a rule."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fleetlight.errors import ConfigError
+from fleetlight.kernels import probing, row_access
+from fleetlight.kernels.arrays import (
+    Doubles,
+    Grid,
+    Ids,
+    Int32s,
+    Int64s,
+    Matrix,
+    as_grid,
+    as_ids,
+    room,
+)
+from fleetlight.kernels.bucket_order import BucketOrder, bucket_order
+from fleetlight.kernels.dedup import collect
+from fleetlight.kernels.first_values import Initializer, as_int64
+from fleetlight.kernels.gathering import sum_by
+from fleetlight.kernels.index import Index
+from fleetlight.kernels.rules import HYPER, Rule, rule_named
+from fleetlight.kernels.slab import FREED, FRESH, LIVE, TOP, Slab
+from fleetlight.kernels.updates import UPDATES
+
+
+class RowTable:
+    """Rows of [weights | state | meta] by id.
+
+    Not for two threads at a time: the caller holds a lock. Kernels let go of the GIL, so threads
+    that use other tables run meanwhile. Views of `rows` are good until the table grows.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        rule: Rule | str,
+        seed: int = 0,
+        initializer: Initializer | None = None,
+        meta_width: int = 0,
+        capacity_hint: int = 0,
+    ) -> None:
+        if dim < 1 or meta_width < 0:
+            raise ConfigError(f"dim={dim}, meta_width={meta_width}: expected dim >= 1, meta >= 0")
+        self.dim = dim
+        self.rule = rule_named(rule) if isinstance(rule, str) else rule
+        self.seed = seed
+        self.initializer = initializer or Initializer()
+        self.meta_width = meta_width
+        self.state_width = self.rule.state_width(dim)
+        self.width = dim + self.state_width + meta_width
+        self._slab = Slab(self.width)
+        self._index = Index(capacity_hint)
+        self._update = UPDATES[self.rule.name]
+
+    def __len__(self) -> int:
+        return int(self._slab.counters[LIVE])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory in use."""
+        return self._slab.nbytes + self._index.nbytes
+
+    @property
+    def rows(self) -> Matrix:
+        """Rows by number, those of removed ids among them."""
+        return self._slab.rows
+
+    @property
+    def numbers(self) -> Int32s:
+        """The numbers of all rows in use, ascending."""
+        used = np.ones(int(self._slab.counters[TOP]), np.bool_)
+        used[self._slab.freed[: self._slab.counters[FREED]]] = False
+        return np.flatnonzero(used).astype(np.int32)
+
+    def pull(self, ids: ArrayLike, out: Matrix | None = None, insert: bool = True) -> Matrix:
+        """The weights of each id; unknown ids read their first value, and get a row if `insert`."""
+        ids = as_ids(ids)
+        out = room(out, (len(ids), self.dim))
+        numbers = self._locate(ids, insert)
+        row_access.read(self._slab.flat, self.width, numbers, out)
+        if not insert:
+            row_access.read_unknown(numbers, ids, *self._first(), out)
+        return out
+
+    def push(
+        self, ids: ArrayLike, grads: ArrayLike, hyper: Doubles, distinct: bool = False
+    ) -> None:
+        """Change the row of each id once, by the sum of its gradients."""
+        ids = as_ids(ids)
+        grads = as_grid(grads, self.dim, "gradients", rows=len(ids))
+        if len(hyper) != HYPER:
+            raise ConfigError(f"{len(hyper)} hyper-parameters, expected what rule.hyper() gives")
+        if not distinct:
+            ids, grads = _coalesced(ids, grads)
+        numbers = self._locate(ids, insert=True)
+        flat = grads.reshape(-1)
+        self._update(self._slab.flat, self.width, numbers, flat, self.dim, hyper)
+
+    def find(self, ids: ArrayLike) -> Int64s:
+        """The row number of each id, -1 where there is none."""
+        return self._locate(as_ids(ids), insert=False)
+
+    def insert(self, ids: ArrayLike) -> Int64s:
+        """The row number of each id; unknown ids get a row with their first values."""
+        return self._locate(as_ids(ids), insert=True)
+
+    def ids_of(self, numbers: ArrayLike) -> Ids:
+        """The ids of rows in use."""
+        numbers = as_ids(numbers)
+        ids = np.empty(len(numbers), np.int64)
+        index, slab = self._index, self._slab
+        top = int(slab.counters[TOP])
+        read = probing.ids_of(numbers, index.slots, index.old, slab.homes, top, ids)
+        if read < len(numbers):
+            raise ConfigError(
+                f"row {numbers[read]} of {top} holds no id: it was removed or never used"
+            )
+        return ids
+
+    def remove(self, numbers: ArrayLike) -> int:
+        """Forget rows; their places are used for new ids. How many of them were in use."""
+        numbers = as_ids(numbers)
+        index, slab = self._index, self._slab
+        slab.make_room_to_free(len(numbers))
+        return probing.forget(
+            numbers, index.slots, index.old, slab.homes, slab.freed, slab.counters
+        )
+
+    def load(self, ids: ArrayLike, full_rows: ArrayLike) -> None:
+        """Set whole rows: weights, state and meta data."""
+        ids = as_ids(ids)
+        values = as_grid(full_rows, self.width, "rows", rows=len(ids))
+        row_access.write(self._slab.flat, self.width, self._locate(ids, insert=True), values)
+
+    def in_bucket_order(self) -> BucketOrder:
+        """All rows as a checkpoint lists them."""
+        return bucket_order(self._index.slots, self._index.old, self._index.moved, len(self))
+
+    def _locate(self, ids: Ids, insert: bool) -> Int64s:
+        self._index.advance(len(ids))
+        numbers = np.empty(len(ids), np.int64)
+        fresh = np.empty(len(ids) if insert else 0, np.int64)
+        done = self._go_through(ids, numbers, insert, fresh)
+        while done < len(ids):
+            self._grow()
+            done += self._go_through(ids[done:], numbers[done:], insert, fresh)
+        return numbers
+
+    def _go_through(self, ids: Ids, numbers: Int64s, insert: bool, fresh: Int64s) -> int:
+        """Locate ids as far as there is room, and begin the rows of those that are new."""
+        index, slab = self._index, self._slab
+        done = probing.locate(
+            ids,
+            numbers,
+            index.slots,
+            index.old,
+            slab.homes,
+            slab.freed,
+            slab.counters,
+            index.limit,
+            slab.capacity,
+            insert,
+            fresh,
+        )
+        new = fresh[: slab.counters[FRESH]]
+        if len(new):
+            index.prepare(len(self), len(new))
+            state, initial = self.state_width, self.rule.initial
+            first = self._first()
+            row_access.begin(
+                slab.flat, self.width, numbers, ids, new, self.dim, *first, state, initial
+            )
+        return done
+
+    def _grow(self) -> None:
+        if len(self) >= self._index.limit:
+            self._index.grow()
+        else:
+            self._slab.grow()
+
+    def _first(self) -> tuple[int, bool, float, float]:
+        """What kernels need to know to make first values."""
+        how = self.initializer
+        return as_int64(self.seed), how.is_normal, how.offset, how.step
+
+
+def _coalesced(ids: Ids, grads: Grid) -> tuple[Ids, Grid]:
+    unique, inverse = collect(ids)
+    if len(unique) == len(ids):
+        return ids, grads
+    return unique, sum_by(grads, inverse, len(unique))

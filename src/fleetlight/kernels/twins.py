@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels once more, in plain NumPy: slow, readable, and what the tests compare with."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetlight.kernels.arrays import (
+    Bools,
+    Choices,
+    Floats,
+    Grid,
+    Ids,
+    Int32s,
+    Matrix,
+    Positions,
+    Uint64s,
+    Values,
+)
+from fleetlight.kernels.dedup import Deduped
+from fleetlight.kernels.first_values import NORMAL_BITS, NORMAL_MEAN, UNIFORM_BITS, Initializer
+
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+
+
+def mix(words: Uint64s) -> Uint64s:
+    """One step of splitmix64 for each word."""
+    z = words + _GAMMA
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def splitmix64(ids: Ids) -> Uint64s:
+    """The hash of each id."""
+    return mix(ids.astype(np.uint64))
+
+
+def buckets(ids: Ids) -> Int32s:
+    """The top 14 bits of each hash."""
+    return (splitmix64(ids) >> np.uint64(50)).astype(np.int32)
+
+
+def servers_of(ids: Ids, servers: int) -> Int32s:
+    """Server s owns the buckets from s/servers to (s+1)/servers of all."""
+    return (buckets(ids).astype(np.int64) * servers // 2**14).astype(np.int32)
+
+
+def first_values(ids: Ids, dim: int, seed: int, initializer: Initializer) -> Matrix:
+    """The first row of each id, from one or three random words a value."""
+    streams = mix(splitmix64(ids) ^ np.uint64(seed % 2**64))
+    columns = np.arange(dim, dtype=np.uint64)
+    if initializer.kind in ("zeros", "constant"):
+        value = initializer.a if initializer.kind == "constant" else 0.0
+        return np.full((len(ids), dim), value, np.float32)
+    if initializer.kind == "uniform":
+        words = mix(streams[:, None] + columns * _GAMMA)
+        numbers = words >> np.uint64(64 - UNIFORM_BITS)
+        step = (initializer.b - initializer.a) / 2**UNIFORM_BITS
+        return (numbers.astype(np.float64) * step + initializer.a).astype(np.float32)
+    places = columns[:, None] * np.uint64(3) + np.arange(3, dtype=np.uint64)
+    words = mix(streams[:, None, None] + places * _GAMMA)
+    sixteens = words[..., None] >> np.array([0, 16, 32, 48], np.uint64) & np.uint64(0xFFFF)
+    numbers = sixteens.astype(np.int64).sum((2, 3)) - NORMAL_MEAN
+    step = initializer.b / 2**NORMAL_BITS
+    return (numbers.astype(np.float64) * step + initializer.a).astype(np.float32)
+
+
+def dedup(ids: Ids, servers: int) -> Deduped:
+    """Distinct ids by server, in order of first appearance inside."""
+    unique = np.array(list(dict.fromkeys(ids.tolist())), np.int64)
+    owners = servers_of(unique, servers)
+    grouped = unique[np.argsort(owners, kind="stable")]
+    place = {one: k for k, one in enumerate(grouped.tolist())}
+    inverse = np.array([place[one] for one in ids.tolist()], np.int32)
+    starts = np.searchsorted(np.sort(owners), np.arange(servers + 1)).astype(np.int64)
+    return Deduped(grouped, inverse, starts)
+
+
+def member(ids: Ids, of: Ids) -> Bools:
+    """Which ids are among `of`."""
+    return np.isin(ids, of)
+
+
+def gather(rows: Grid, inverse: Positions) -> Matrix:
+    """The row of each sample."""
+    return rows[inverse]
+
+
+def sum_by(grads: Grid, inverse: Positions, count: int) -> Matrix:
+    """Gradients added to the row of their id, one sample after the other."""
+    sums = np.zeros((count, grads.shape[1]), np.float32)
+    for row, grad in zip(inverse, grads, strict=True):
+        sums[row] += grad
+    return sums
+
+
+def gather_bags(
+    rows: Grid, inverse: Positions, offsets: Ids, weights: Values | None, mode: str
+) -> tuple[Matrix, Choices | None]:
+    """Each bag reduced by itself."""
+    bags = np.zeros((len(offsets) - 1, rows.shape[1]), np.float32)
+    chosen = np.full(bags.shape, -1, np.int32)
+    for b, inside in enumerate(_bags(offsets)):
+        members = rows[inverse[inside]]
+        if not len(members):
+            continue
+        if mode == "max":
+            bags[b] = members.max(0)
+            chosen[b] = inverse[inside][members.argmax(0)]
+        else:
+            shares = np.ones(len(members)) if weights is None else weights[inside]
+            bags[b] = shares @ members / (len(members) if mode == "mean" else 1)
+    return bags, chosen if mode == "max" else None
+
+
+def spread_bags(
+    grads: Grid,
+    inverse: Positions,
+    offsets: Ids,
+    weights: Values | None,
+    mode: str,
+    count: int,
+    chosen: Choices | None,
+) -> Matrix:
+    """Each bag's gradient to each of its members, or to the chosen one of each column."""
+    out = np.zeros((count, grads.shape[1]), np.float32)
+    for b, inside in enumerate(_bags(offsets)):
+        if mode == "max" and chosen is not None:
+            for c in np.flatnonzero(chosen[b] >= 0):
+                out[chosen[b, c], c] += grads[b, c]
+            continue
+        length = inside.stop - inside.start
+        for i in range(inside.start, inside.stop):
+            share = 1.0 if weights is None else weights[i]
+            out[inverse[i]] += grads[b] * share / (length if mode == "mean" else 1)
+    return out
+
+
+def weight_grads(grads: Grid, rows: Grid, inverse: Positions, offsets: Ids) -> Floats:
+    """The product of each member with its bag's gradient."""
+    bag = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    return np.asarray((grads[bag] * rows[inverse]).sum(1), np.float32)
+
+
+def update(
+    rule: str, weights: Matrix, state: Matrix, grads: Grid, hyper: NDArray[np.float64]
+) -> tuple[Matrix, Matrix]:
+    """Weights and state of rows after one step of a rule, in double precision."""
+    w, s, (h0, h1, h2, h3, h4) = weights.astype(np.float64), state.astype(np.float64), hyper
+    if rule == "add":
+        return _single(w + grads), state
+    g = grads + h1 * w
+    if rule == "sgd":
+        return _single(w - h0 * g), state
+    if rule == "momentum":
+        s = h2 * s + g
+        return _single(w - h0 * (g + h2 * s if h3 else s)), _single(s)
+    if rule in ("adagrad", "rowwise_adagrad"):
+        s = s + (g * g if rule == "adagrad" else (g * g).mean(1, keepdims=True))
+        return _single(w - h0 * g / (np.sqrt(s) + h2)), _single(s)
+    mean, square = np.split(s, 2, axis=1)
+    mean, square = h2 * mean + (1 - h2) * g, h3 * square + (1 - h3) * g * g
+    return _single(w - h0 * mean / (np.sqrt(square) + h4)), _single(np.hstack([mean, square]))
+
+
+def _single(values: NDArray[np.float64]) -> Matrix:
+    return values.astype(np.float32)
+
+
+def _bags(offsets: Ids) -> list[slice]:
+    return [slice(int(a), int(b)) for a, b in itertools.pairwise(offsets)]

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where compiled code is kept, and that it is found again."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fleetlight
+from fleetlight.kernels import compiled_files
+
+PROGRAM = """
+from fleetlight.kernels import compiled_files, hashing
+hashing.splitmix64([1, 2])
+dispatcher = hashing._hash._ready
+print(compiled_files.place(), sum(dispatcher.stats.cache_hits.values()))
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A copy of the package with nothing compiled, in a folder of its own."""
+    source = Path(fleetlight.__file__).parent
+    ignore = shutil.ignore_patterns("__pycache__")
+    for name in ("__init__.py", "errors.py"):
+        (tmp_path / "site" / "fleetlight").mkdir(parents=True, exist_ok=True)
+        shutil.copy(source / name, tmp_path / "site" / "fleetlight" / name)
+    kernels = tmp_path / "site" / "fleetlight" / "kernels"
+    shutil.copytree(source / "kernels", kernels, ignore=ignore)
+    return tmp_path / "site"
+
+
+def run(package: Path, **environment: str) -> tuple[str, int]:
+    """Where a process keeps its code, and whether it found the kernel there."""
+    kept = {key: os.environ[key] for key in ("PATH",)}
+    found = {**kept, "PYTHONPATH": str(package), "PYTHONDONTWRITEBYTECODE": "1", **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=found, check=True, capture_output=True, text=True,
+        timeout=100,
+    )  # fmt: skip
+    place, hits = done.stdout.rsplit(maxsplit=1)
+    return place, int(hits)
+
+
+@pytest.fixture
+def unwritable(package: Path) -> Path:
+    """The package where nobody, not even root, can make a folder of compiled code."""
+    (package / "fleetlight" / "kernels" / "__pycache__").write_text("in the way")
+    return package
+
+
+def test_beside_the_sources_and_found_again(package: Path) -> None:
+    place, hits = run(package)
+    assert place.startswith(str(package / "fleetlight" / "kernels" / "__pycache__" / "kernels-"))
+    assert hits == 0
+    assert run(package) == (place, 1)
+
+
+def test_at_home_when_the_sources_are_read_only(unwritable: Path, tmp_path: Path) -> None:
+    place, _ = run(unwritable, HOME=str(tmp_path / "home"))
+    assert place.startswith(str(tmp_path / "home" / ".cache" / "fleetlight" / "kernels-"))
+
+
+def test_in_an_own_temporary_folder_without_a_home(unwritable: Path, tmp_path: Path) -> None:
+    place, _ = run(unwritable, HOME="/dev/null", TMPDIR=str(tmp_path))
+    assert place.startswith(str(tmp_path / f"fleetlight-{os.getuid()}" / "kernels-"))
+    assert (tmp_path / f"fleetlight-{os.getuid()}").stat().st_mode & 0o077 == 0
+
+
+def test_code_of_others_is_not_loaded(unwritable: Path, tmp_path: Path) -> None:
+    folder = tmp_path / f"fleetlight-{os.getuid()}"
+    folder.mkdir()
+    folder.chmod(0o777)
+    assert run(unwritable, HOME="/dev/null", TMPDIR=str(tmp_path)) == ("None", 0)
+
+
+def test_other_sources_have_another_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen = set()
+    for text in ("one", "two"):
+        (tmp_path / "kernel.py").write_text(text)
+        monkeypatch.setattr(compiled_files, "_SOURCES", tmp_path)
+        seen.add(compiled_files._stamp.__wrapped__())
+    assert len(seen) == 2
+
+
+def test_processes_take_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(compiled_files, "place", lambda: tmp_path)
+    with (
+        compiled_files.one_process_at_a_time(),
+        open(tmp_path / "lock") as other,
+        pytest.raises(BlockingIOError),
+    ):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with open(tmp_path / "lock") as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_process_that_never_ends_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(compiled_files, "place", lambda: tmp_path)
+    monkeypatch.setattr(compiled_files, "LOCK_WAIT_S", 0.0)
+    with open(tmp_path / "lock", "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with compiled_files.one_process_at_a_time():
+            pass
+
+
+def test_without_any_folder_kernels_still_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_files, "place", lambda: None)
+    with compiled_files.one_process_at_a_time():
+        compiled_files.keep(None, True)

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Distinct ids of a batch by server."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from tests.kernels.batches import id_batches, same
+
+from fleetlight.errors import ConfigError
+from fleetlight.kernels import dedup, member, twins
+
+
+@settings(deadline=None)
+@given(id_batches, st.integers(1, 5))
+def test_equals_the_twin(ids: NDArray[np.int64], servers: int) -> None:
+    ours, twin = dedup(ids, servers), twins.dedup(ids, servers)
+    assert same(ours.ids, twin.ids)
+    assert same(ours.inverse, twin.inverse)
+    assert same(ours.starts, twin.starts)
+
+
+@settings(deadline=None)
+@given(id_batches, id_batches)
+def test_member_equals_the_twin(ids: NDArray[np.int64], of: NDArray[np.int64]) -> None:
+    assert same(member(ids, of), twins.member(ids, of))
+
+
+def test_a_large_batch() -> None:
+    ids = np.random.default_rng(0).zipf(1.2, 50_000)
+    deduped = dedup(ids, 3)
+    assert (deduped.ids[deduped.inverse] == ids).all()
+    assert len(deduped.ids) == len(np.unique(ids))
+    parts = [deduped.ids[deduped.of_server(s)] for s in range(3)]
+    assert all((twins.servers_of(part, 3) == s).all() for s, part in enumerate(parts))
+    assert sum(map(len, parts)) == len(deduped.ids)
+
+
+def test_ids_with_one_hash_bucket_are_told_apart() -> None:
+    # the low bits of the hash choose the slot of the scratch table: all of these want the same one
+    candidates = np.arange(3_000_000)
+    ids = candidates[twins.splitmix64(candidates) & np.uint64(0xFFFF) == 0]
+    assert len(ids) > 20
+    twice = np.concatenate([ids, ids[::-1]])
+    assert same(dedup(twice).inverse, twins.dedup(twice, 1).inverse)
+
+
+def test_read_only_and_narrow_ids_are_taken() -> None:
+    received = np.frombuffer(np.arange(4).tobytes(), np.int64)
+    assert dedup(received).ids.tolist() == [0, 1, 2, 3]
+    assert dedup(np.array([[3, 3], [1, 2]], np.int32)).inverse.tolist() == [0, 0, 1, 2]
+
+
+def test_floats_are_no_ids() -> None:
+    with pytest.raises(ConfigError, match="ids are float32, expected integers"):
+        dedup(np.ones(3, np.float32))
