@@ -80,7 +80,7 @@ class Workers:
     """`number` workers that each shard their own loader, as their processes would."""
 
     def __init__(self, make: Make, number: int, *, tail: str = "join", seed: int = 0) -> None:
-        self.told: list[list[tuple[int, int]]] = [[] for _ in range(number)]
+        self.told: list[list[Any]] = [[] for _ in range(number)]
         self.loaders = [
             ShardLoader(
                 make(),
@@ -112,7 +112,7 @@ class Workers:
         return self
 
     def _step(self, worker: int, batch: Any) -> Step:
-        mine, total = self.told[worker][-1]
+        mine, total, *_ = self.told[worker][-1]
         assert self.loaders[worker].counted == mine
         return Step(numbers_in(batch), mine, total)
 

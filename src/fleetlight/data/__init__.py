@@ -1,24 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records for training: sharding over workers, and readers of well-known data sets."""
+"""Records for training: sharding over workers, readers of well-known data sets, made-up ones."""
 
 from __future__ import annotations
 
+from fleetlight.data.click_log import ClickLog
+from fleetlight.data.file_stream import FileStream
+from fleetlight.data.hashing import hash_column, stable_hash
 from fleetlight.data.loader import ShardLoader
 from fleetlight.data.readers import (
     CIFAR10,
     MNIST,
+    Adult,
+    Criteo,
     Flowers102,
     ImageDataset,
     ImageFolder,
+    LibSVM,
+    MovieLens,
     RandomTable,
+    Rating,
+    SparseRows,
 )
+from fleetlight.data.record import Record
+from fleetlight.data.words import Corpus, Pairs, SkipGram, Vocabulary
 
 __all__ = [
     "CIFAR10",
     "MNIST",
+    "Adult",
+    "ClickLog",
+    "Corpus",
+    "Criteo",
+    "FileStream",
     "Flowers102",
     "ImageDataset",
     "ImageFolder",
+    "LibSVM",
+    "MovieLens",
+    "Pairs",
     "RandomTable",
+    "Rating",
+    "Record",
     "ShardLoader",
+    "SkipGram",
+    "SparseRows",
+    "Vocabulary",
+    "hash_column",
+    "stable_hash",
 ]

@@ -4,16 +4,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from fleetlight.data.sources import MapSource, Share, StreamSource, source_of
 from fleetlight.errors import CheckpointError, ConfigError
 
-#: told before each batch: how many of its samples count, and how many do on all workers
-ShareOf = tuple[int, int] | None
-OnShare = Callable[[ShareOf], ShareOf]
+
+class BatchShare(NamedTuple):
+    """What is told of each batch before it is handed out."""
+
+    #: how many of its samples count, and how many do on all workers
+    mine: int
+    total: int
+    #: the position behind it
+    epoch: int
+    consumed: int
+
+
+#: answers what it was told before; None: no batch is in hand
+OnShare = Callable[["BatchShare | None"], "BatchShare | None"]
 
 # not in_order: batches must come in the order in which they are counted
 _KEPT = (
@@ -123,7 +134,7 @@ class ShardLoader(DataLoader[Any]):
         self._source.begin(self.epoch, self._seed)
         for batch, mine, total in self._source.deal(super().__iter__()):
             self.counted = mine
-            self._on_share((mine, total))
+            self._on_share(BatchShare(mine, total, self.epoch, self.consumed))
             yield batch
             if self._iteration is not me:
                 raise ConfigError(

@@ -1,17 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """Readers of well-known data sets from local files. Nothing here ever downloads anything.
 
-Every reader is a map-style `torch.utils.data.Dataset` of `(image, label)` pairs: images are float32
-`[C, H, W]` in 0..1 made from uint8 when asked for, labels are ints from 0.
+Readers of images are map-style data sets of `(image, label)` pairs: images are float32 `[C, H, W]`
+in 0..1 made from uint8 when asked for, labels are ints from 0. Readers of tables are map-style data
+sets of named tuples, held in memory; their `parse` works on the lines of a `FileStream` too.
 """
 
 from __future__ import annotations
 
+from fleetlight.data.readers.adult import Adult
 from fleetlight.data.readers.cifar10 import CIFAR10
+from fleetlight.data.readers.criteo import Criteo
 from fleetlight.data.readers.dataset import ImageDataset
 from fleetlight.data.readers.flowers import Flowers102
 from fleetlight.data.readers.folder import ImageFolder
+from fleetlight.data.readers.libsvm import LibSVM, SparseRows
 from fleetlight.data.readers.mnist import MNIST
+from fleetlight.data.readers.movielens import MovieLens, Rating
 from fleetlight.data.readers.random_table import RandomTable
 
-__all__ = ["CIFAR10", "MNIST", "Flowers102", "ImageDataset", "ImageFolder", "RandomTable"]
+__all__ = [
+    "CIFAR10",
+    "MNIST",
+    "Adult",
+    "Criteo",
+    "Flowers102",
+    "ImageDataset",
+    "ImageFolder",
+    "LibSVM",
+    "MovieLens",
+    "RandomTable",
+    "Rating",
+    "SparseRows",
+]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fleetlight.errors import DataError
 
-_GZIP_MAGIC = b"\x1f\x8b"
+GZIP_MAGIC = b"\x1f\x8b"
 
 
 def first_file(folders: Iterable[Path], names: Iterable[str]) -> Path | None:
@@ -24,6 +24,6 @@ def contents(path: Path) -> bytes:
     """The bytes of a file, unpacked when they are gzip, whatever the file is called."""
     try:
         raw = path.read_bytes()
-        return gzip.decompress(raw) if raw.startswith(_GZIP_MAGIC) else raw
+        return gzip.decompress(raw) if raw.startswith(GZIP_MAGIC) else raw
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read ({error}); get the file again") from error

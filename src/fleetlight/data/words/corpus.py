@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Corpus`: a text as the ids of its words."""
+
+from __future__ import annotations
+
+import collections
+import os
+import re
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetlight.data.readers.absent import refuse_absent
+from fleetlight.data.readers.lines import Paths, existing, lines_of, located
+from fleetlight.data.words.made_up import topic_text
+from fleetlight.data.words.vocabulary import Vocabulary
+from fleetlight.errors import DataError
+
+#: stands between two lines
+LINE_END = -1
+_WORD = re.compile(r"\w+(?:['’]\w+)*")
+#: lines, words and topics of the stand-in
+_STAND_IN = (20_000, 2_000, 20)
+
+
+def words_of(line: str) -> list[str]:
+    """Letters and digits, in lower case; apostrophes inside a word stay."""
+    return _WORD.findall(line.lower())
+
+
+class Corpus:
+    """Texts as ids of words, in memory: 4 bytes for each.
+
+    Words seen less than `min_count` times, or not among the `limit` most frequent, are left out.
+    `vocabulary` gives the words instead, such as those of an earlier run. `split` cuts a line into
+    words.
+    """
+
+    def __init__(
+        self,
+        files: Paths,
+        *,
+        min_count: int = 5,
+        limit: int | None = None,
+        vocabulary: Vocabulary | None = None,
+        split: Callable[[str], Iterable[str]] = words_of,
+        stand_in: bool = False,
+        seed: int = 0,
+    ) -> None:
+        #: True when the files were absent and this text was made up
+        self.generated = _is_absent(files)
+        self.name = "text (generated stand-in)" if self.generated else "text"
+        if self.generated:
+            refuse_absent("text", Path(str(files)), (), stand_in)
+            words, numbers = _made_up(seed)
+        else:
+            words, numbers = _read(existing(files), split)
+        if vocabulary is None:
+            counts = np.bincount(numbers[numbers >= 0], minlength=len(words)).tolist()
+            vocabulary = Vocabulary.ranked(words, counts, min_count, limit)
+        self.vocabulary = vocabulary
+        #: ids of words, and `LINE_END` between lines
+        self.tokens: NDArray[np.int32] = _renumbered(numbers, vocabulary.ids(words))
+        if not len(self):
+            raise DataError(f"{self.name}: no word of {files} is seen {min_count} times or more")
+
+    def __len__(self) -> int:
+        """How many words it has, without those left out."""
+        return int(np.count_nonzero(self.tokens >= 0))
+
+    def __repr__(self) -> str:
+        return f"<{self.name}: {len(self)} words, {len(self.vocabulary)} different>"
+
+
+def _is_absent(files: Paths) -> bool:
+    """A name or pattern for which there is nothing; files in a list must be there."""
+    if not isinstance(files, (str, os.PathLike)):
+        return False
+    try:
+        existing(files)
+    except DataError:
+        return True
+    return False
+
+
+def _read(
+    files: Sequence[str], split: Callable[[str], Iterable[str]]
+) -> tuple[list[str], NDArray[np.int32]]:
+    """The different words, and the text as their places in that list."""
+    places: collections.defaultdict[str, int] = collections.defaultdict()
+    places.default_factory = places.__len__
+    text = array("i")
+
+    def number(lines: list[bytes]) -> None:
+        numbers = [places[word] for word in split(lines[0].decode())]
+        text.extend(numbers)
+        text.append(LINE_END)
+
+    for file in files:
+        for line in lines_of(file):
+            located(number, [line])
+    return list(places), np.frombuffer(text, np.int32)
+
+
+def _made_up(seed: int) -> tuple[list[str], NDArray[np.int32]]:
+    words, lines = topic_text(*_STAND_IN, seed)
+    ended = np.column_stack([lines, np.full(len(lines), LINE_END)])
+    return words, ended.ravel().astype(np.int32)
+
+
+def _renumbered(numbers: NDArray[np.int32], ids: NDArray[np.int64]) -> NDArray[np.int32]:
+    """The same text in other numbers, without the words that have none."""
+    left_out = -2
+    # the last place is that of LINE_END, which is -1
+    new = np.append(np.where(ids < 0, left_out, ids), LINE_END).astype(np.int32)
+    renumbered = new[numbers]
+    kept: NDArray[np.int32] = renumbered[renumbered != left_out]
+    return kept

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Criteo's logs."""
+
+from __future__ import annotations
+
+import gzip
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from fleetlight.data import ClickLog, Criteo, FileStream, stable_hash
+from fleetlight.errors import DataError
+
+COUNTS = ["3", "-2", "", "0", *["7"] * 9]
+CATEGORIES = ["05db9164", "", *[f"{i:08x}" for i in range(24)]]
+
+
+def line(label: str = "1", counts: list[str] = COUNTS, ids: list[str] = CATEGORIES) -> str:
+    return "\t".join([label, *counts, *ids]) + "\n"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "train.txt").write_text(line() + line("0", ["1"] * 13, [""] * 26))
+    return tmp_path
+
+
+def test_records(root: Path) -> None:
+    data = Criteo(root)
+    assert (len(data), data.generated, data.name) == (2, False, "Criteo")
+    dense, ids, label = data[0]
+    expected = [math.log(4), -math.log(3), 0, 0, *[math.log(8)] * 9]
+    assert dense.tolist() == pytest.approx(expected)
+    assert (dense.dtype, ids.dtype, label.dtype) == (torch.float32, torch.int64, torch.float32)
+    assert ids[0] == stable_hash(["05db9164"], "C1")
+    assert ids[25] == stable_hash(["00000017"], "C26")
+    assert (label, data[1].label) == (1, 0)
+
+
+def test_a_missing_category_is_an_id_of_its_column(root: Path) -> None:
+    ids = Criteo(root)[1].ids
+    assert ids[1] == stable_hash([""], "C2") == Criteo(root)[0].ids[1]
+    assert len(ids.unique()) == 26
+
+
+def test_packed_and_by_the_name_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "some.tsv.gz"
+    path.write_bytes(gzip.compress((line() * 3).encode()))
+    assert len(Criteo(path)) == 3
+
+
+def test_streamed_it_is_the_same(root: Path) -> None:
+    (batch,) = FileStream(root / "train.txt", Criteo.parse).loader(10)
+    whole = Criteo(root).batch([0, 1])
+    assert all(torch.equal(a, b) for a, b in zip(batch, whole, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (line()[:-10], "got 39 fields between .*, expected 40: label to C26"),
+        (line("2"), "got another label than 0 or 1"),
+        (line(counts=["1", "x", *["0"] * 11]), "got 'x' as I2, expected a number"),
+        (line(""), "got '' as label, expected a number"),
+    ],
+)
+def test_a_bad_line_is_named(root: Path, bad: str, message: str) -> None:
+    path = root / "train.txt"
+    path.write_text(line() + bad.rstrip("\n") + "\n" + line())
+    with pytest.raises(DataError, match=rf"{path}, line 2: {message}"):
+        Criteo(root)
+
+
+def test_stand_in(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"train\.txt or day_0 or part-0.*stand_in=True"):
+        Criteo(tmp_path)
+    data = Criteo(tmp_path, stand_in=True, seed=2)
+    assert data.generated
+    assert "stand-in" in data.name
+    assert len(data) == 100_000
+    expected = ClickLog(1, seed=2)[0]
+    assert all(torch.equal(a, b) for a, b in zip(data[0], expected, strict=True))

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Texts as ids of words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fleetlight.data import Corpus, Vocabulary
+from fleetlight.errors import DataError
+
+TEXT = "The cat, the dog.\nIt's the DOG's cat: a cat\n\nxyz\n"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "text.txt").write_text(TEXT)
+    return tmp_path / "text.txt"
+
+
+def text_of(corpus: Corpus) -> str:
+    words = [*corpus.vocabulary.words, "|"]
+    return " ".join(words[token] for token in corpus.tokens)
+
+
+def test_words_and_lines(path: Path) -> None:
+    corpus = Corpus(path, min_count=1)
+    assert text_of(corpus) == "the cat the dog | it's the dog's cat a cat | xyz |"
+    assert corpus.vocabulary.words[:3] == ["cat", "the", "a"]
+    assert repr(corpus) == "<text: 11 words, 7 different>"
+
+
+def test_rare_words_are_left_out(path: Path) -> None:
+    assert text_of(Corpus(path, min_count=2)) == "the cat the | the cat cat | |"
+    assert text_of(Corpus(path, min_count=1, limit=1)) == "cat | cat cat | |"
+
+
+def test_the_words_of_an_earlier_run(path: Path) -> None:
+    corpus = Corpus(path, vocabulary=Vocabulary(["dog", "cat", "cow"], [5, 5, 5]))
+    assert (corpus.tokens >= 0).sum() == len(corpus) == 4
+    assert text_of(corpus) == "cat dog | cat cat | |"
+
+
+def test_own_ways_to_split(path: Path) -> None:
+    assert text_of(Corpus(path, min_count=1, split=str.split)).startswith("The cat, the dog. |")
+
+
+def test_several_files(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "more.txt").write_text("the cow\n")
+    assert text_of(Corpus([path, tmp_path / "more.txt"], min_count=1)).endswith("| the cow |")
+    assert len(Corpus(f"{tmp_path}/*.txt", min_count=1)) == 13
+
+
+def test_bytes_that_are_no_text(path: Path) -> None:
+    path.write_bytes(b"fine\nna\xefve\n")
+    with pytest.raises(DataError, match=r"text\.txt, line 2: UnicodeDecodeError"):
+        Corpus(path)
+
+
+def test_nothing_left(path: Path) -> None:
+    with pytest.raises(DataError, match=r"no word of .* is seen 9 times or more"):
+        Corpus(path, min_count=9)
+
+
+def test_stand_in(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"text: nothing found in .*gone.*stand_in=True"):
+        Corpus(tmp_path / "gone")
+    with pytest.raises(DataError, match="is not a file"):
+        Corpus([tmp_path / "gone"], stand_in=True)
+    corpus = Corpus(tmp_path / "gone", stand_in=True)
+    assert corpus.generated
+    assert repr(corpus) == "<text (generated stand-in): 400000 words, 2000 different>"
+    assert corpus.vocabulary.words[0].endswith("_0")
