@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import sys
 import types
 
@@ -38,6 +39,23 @@ def test_export(exported: list[tuple[str, str]], capsys: pytest.CaptureFixture[s
     assert exported == [("ckpt", "out.safetensors")]
     assert main(["export", "broken", "out.safetensors"]) == 1
     assert "error: no manifest in broken" in capsys.readouterr().err
+
+
+def test_cert(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(tmp_path / "certs")
+    assert main(["cert", folder, "--host", "a.b", "--host", "10.0.0.9", "--days", "3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.rpartition("/")[2] for line in lines[:-1]] == [
+        "ca.pem",
+        "server.pem",
+        "server.key",
+        "client.pem",
+        "client.key",
+    ]
+    assert lines[-1].endswith(f"fleetrun --ssl {folder} ...")
+    assert main(["cert", folder]) == 1
+    assert "already holds" in capsys.readouterr().err
+    assert main(["cert", folder, "--replace"]) == 0
 
 
 def test_a_command_is_needed() -> None:

@@ -29,7 +29,11 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
         (["--nproc_per_nodes=2", "t.py"], 2, "did you mean '--nproc_per_node'"),
         (["--gpus", "0,1", "t.py"], 2, "this machine has no GPU; use --nproc_per_node 2"),
         (["--ips", "203.0.113.1,203.0.113.2", "t.py"], 2, "none of the machines"),
-        (["--ssl", "dir", "t.py"], 2, "not yet available"),
+        (
+            ["--ssl", "dir", "--server_num", "1", "--worker_num", "1", "t.py"],
+            2,
+            "dir is not a folder",
+        ),
         (["--log_dir", "t.py/log", "t.py"], 1, "cannot write logs"),
         (["--use_paddlecloud", "t.py"], 2, "PADDLE_TRAINERS"),
     ],

@@ -31,6 +31,18 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("dirname", metavar="DIR", help="the folder save_persistables wrote")
     export.add_argument("out", metavar="OUT.safetensors", help="the file to write")
     export.set_defaults(command=_export)
+    cert = commands.add_parser("cert", help="certificates for encrypted connections (--ssl)")
+    cert.add_argument("folder", metavar="DIR", help="the folder to write them to")
+    cert.add_argument(
+        "--host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name or address of a machine that runs servers, beside this one; may be repeated",
+    )
+    cert.add_argument("--days", type=int, default=365, help="how long they are valid (365)")
+    cert.add_argument("--replace", action="store_true", help="make all anew where there are some")
+    cert.set_defaults(command=_cert)
     return parser
 
 
@@ -48,6 +60,15 @@ def _export(found: argparse.Namespace) -> int:
 
     export(found.dirname, found.out)
     print(f"wrote {found.out}")
+    return 0
+
+
+def _cert(found: argparse.Namespace) -> int:
+    from fleetlight.security.certificates import make
+
+    for path in make(found.folder, found.host, found.days, replace=found.replace):
+        print(f"wrote {path}")
+    print(f"copy the folder to every machine of the job, then: fleetrun --ssl {found.folder} ...")
     return 0
 
 

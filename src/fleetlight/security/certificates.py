@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the certificates of a job: a CA, one certificate for servers, one for clients.
+
+The CA's key is forgotten as soon as it has signed: nobody can steal it, and new certificates are
+made by making all of them anew.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fleetlight.errors import ConfigError
+from fleetlight.roles.address import own_addresses
+from fleetlight.security.folder import CLIENT, SERVER
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+_MOST_DAYS = 36_500
+#: clocks of other machines may be behind
+_BEFORE = datetime.timedelta(hours=1)
+#: who may read what; keys are for the owner only
+_FILE, _KEY, _FOLDER = 0o644, 0o600, 0o700
+
+
+def default_hosts() -> list[str]:
+    """The names and addresses of this machine."""
+    own = [address for _, address in own_addresses()]
+    names = ["localhost", platform.node(), "127.0.0.1", "::1", *own]
+    return list(dict.fromkeys(name for name in names if name))
+
+
+def make(
+    folder: str | Path, hosts: Sequence[str] = (), days: int = 365, *, replace: bool = False
+) -> list[Path]:
+    """Write ca.pem and a certificate and key for each side; the files written.
+
+    `hosts` are the names and addresses of the machines that servers run on, beside this one.
+    """
+    _check_installed()
+    if not 0 < days <= _MOST_DAYS:
+        raise ConfigError(f"--days: got {days}, expected 1 to {_MOST_DAYS}")
+    target = Path(folder)
+    named = list(dict.fromkeys([*default_hosts(), *map(_checked_host, hosts)]))
+    files = _signed(named, days)
+    existing = [name for name in files if (target / name).exists()]
+    if existing and not replace:
+        raise ConfigError(
+            f"{target} already holds {', '.join(existing)}; choose another folder, or say "
+            "--replace to make all of them anew (running jobs keep what they have read)"
+        )
+    target.mkdir(mode=_FOLDER, parents=True, exist_ok=True)
+    for name, data in files.items():
+        _write(target / name, data, _KEY if name.endswith(".key") else _FILE)
+    return [target / name for name in files]
+
+
+def _check_installed() -> None:
+    try:
+        import cryptography  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            "making certificates needs the package cryptography: pip install 'fleetlight[tls]' "
+            "(only this command needs it, running a job does not)"
+        ) from None
+
+
+def _checked_host(host: str) -> str:
+    name = host.strip("[]")
+    if not name or (any(c in ":/@" or c.isspace() for c in name) and not _address(name)):
+        raise ConfigError(f"--host: got {host!r}, expected a host name or an address, no port")
+    return name
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
+def _signed(hosts: Sequence[str], days: int) -> dict[str, bytes]:
+    """The content of every file."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    ca_key = ec.generate_private_key(ec.SECP256R1())
+    authority = _authority(ca_key, days)
+    files = {"ca.pem": authority.public_bytes(serialization.Encoding.PEM)}
+    for side in (SERVER, CLIENT):
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate = _certificate(side, key, authority, ca_key, hosts)
+        files[f"{side}.pem"] = certificate.public_bytes(serialization.Encoding.PEM)
+        files[f"{side}.key"] = key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    return files
+
+
+def _authority(key: ec.EllipticCurvePrivateKey, days: int) -> x509.Certificate:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+
+    now = datetime.datetime.now(datetime.timezone.utc)
+    name = _name("authority")
+    return (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _BEFORE)
+        .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+
+
+def _certificate(
+    side: str,
+    key: ec.EllipticCurvePrivateKey,
+    authority: x509.Certificate,
+    ca_key: ec.EllipticCurvePrivateKey,
+    hosts: Sequence[str],
+) -> x509.Certificate:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    purpose = {SERVER: ExtendedKeyUsageOID.SERVER_AUTH, CLIENT: ExtendedKeyUsageOID.CLIENT_AUTH}
+    signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
+    return (
+        x509.CertificateBuilder()
+        .subject_name(_name(side))
+        .issuer_name(authority.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(authority.not_valid_before_utc)
+        .not_valid_after(authority.not_valid_after_utc)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([purpose[side]]), critical=False)
+        .add_extension(_names(hosts), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(signer, critical=False)
+        .sign(ca_key, hashes.SHA256())
+    )
+
+
+def _name(what: str) -> x509.Name:
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"fleetlight {what}")])
+
+
+def _names(hosts: Sequence[str]) -> x509.SubjectAlternativeName:
+    from cryptography import x509
+
+    return x509.SubjectAlternativeName(
+        [
+            x509.IPAddress(address) if (address := _address(host)) else x509.DNSName(host)
+            for host in hosts
+        ]
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _write(path: Path, data: bytes, mode: int) -> None:
+    """A file that is never there with wider permissions or half its content."""
+    fresh = path.with_name(path.name + ".new")
+    fresh.unlink(missing_ok=True)
+    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(data)
+    os.replace(fresh, path)

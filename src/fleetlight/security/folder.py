@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folder of certificates that `strategy.ssl` names: its files, each checked by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import logging
+import os
+import ssl
+from pathlib import Path
+
+from fleetlight.errors import ConfigError
+from fleetlight.security.validity import validity
+
+SERVER, CLIENT = "server", "client"
+
+# the logger of `observe`, which lies on the same floor
+_logger = logging.getLogger("fleetlight")
+
+
+@dataclasses.dataclass(frozen=True)
+class Folder:
+    """Where the files of one side are."""
+
+    path: Path
+    side: str
+
+    @property
+    def ca(self) -> Path:
+        """The certificate that signed all others."""
+        return self.path / "ca.pem"
+
+    @property
+    def certificate(self) -> Path:
+        """This side's certificate."""
+        return self.path / f"{self.side}.pem"
+
+    @property
+    def key(self) -> Path:
+        """The key of this side's certificate."""
+        return self.path / f"{self.side}.key"
+
+    def check(self) -> None:
+        """Refuse a folder with which no connection could come about, naming the file."""
+        if not self.path.is_dir():
+            raise ConfigError(f"ssl: {self.path} is not a folder; {self._remedy()}")
+        for file in (self.ca, self.certificate, self.key):
+            _read(file, self._remedy())
+        for file in (self.ca, self.certificate):
+            self._check_validity(file)
+        if mode := self.key.stat().st_mode & 0o077:
+            _logger.warning(
+                "%s can be read by others (mode %o): chmod 600 %s",
+                self.key,
+                mode | (self.key.stat().st_mode & 0o700),
+                self.key,
+            )
+
+    def _check_validity(self, file: Path) -> None:
+        try:
+            first, last = validity(ssl.PEM_cert_to_DER_cert(_certificate_of(file)))
+        except ValueError as error:
+            raise ConfigError(
+                f"ssl: {file} holds no certificate ({error}); {self._remedy()}"
+            ) from None
+        now = datetime.datetime.now(datetime.timezone.utc)
+        if now > last:
+            raise ConfigError(f"ssl: {file} expired on {last:%Y-%m-%d}; {self._remedy()}")
+        if now < first:
+            raise ConfigError(
+                f"ssl: {file} is valid from {first:%Y-%m-%d %H:%M} UTC on, and the clock of this "
+                f"machine says {now:%Y-%m-%d %H:%M} UTC; set the clock"
+            )
+
+    def _remedy(self) -> str:
+        return f"`fleetlight cert {self.path}` makes all files (--replace: anew)"
+
+
+def _read(file: Path, remedy: str) -> str:
+    try:
+        return file.read_text(encoding="ascii", errors="replace")
+    except FileNotFoundError:
+        raise ConfigError(f"ssl: {file} is missing; {remedy}") from None
+    except OSError as error:
+        raise ConfigError(
+            f"ssl: {file} cannot be read: {os.strerror(error.errno or 0)}; let the user who runs "
+            "the job read it"
+        ) from None
+
+
+def _certificate_of(file: Path) -> str:
+    """The first certificate of a PEM file, which may hold words and others after it."""
+    begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+    _, _, rest = _read(file, "").partition(begin)
+    body, found, _ = rest.partition(end)
+    if not found:
+        raise ValueError(f"there is no {begin}")
+    return begin + body + end
