@@ -70,12 +70,16 @@ class Pull(_Message, frozen=True):
     repeatable: ClassVar[bool] = True
     tables: list[TablePull]
     dense: bool
-    #: wait until every worker has had this many pushes applied
+    #: wait until every worker has had this many steps applied since the phase began
     at_least: int = 0
+    #: counts the barriers the worker has passed
+    phase: int = 0
     #: the worker's step, for admission by chance
     step: int = 0
     #: keep the ids until the worker's next push, whose answer brings the rows changed meanwhile
     ahead: bool = False
+    #: the worker's number for the ids kept ahead: the answer says which list it speaks of
+    batch: int = 0
 
 
 class Pulled(_Message, frozen=True):
@@ -83,7 +87,7 @@ class Pulled(_Message, frozen=True):
 
     #: pushes applied on this server so far
     version: int
-    #: the fewest pushes applied of any worker
+    #: the fewest steps applied of any worker since the phase began
     slowest: int
 
 
@@ -146,7 +150,7 @@ class Pushed(_Message, frozen=True):
     """Arrays: D (of all optimizers) if wanted; then for each of `changed`: positions, rows.
 
     `changed` are tables with rows pulled ahead that this step changed; positions are those in the
-    list of ids pulled ahead.
+    list of ids pulled ahead, whose number is in `batches`.
     """
 
     version: int
@@ -155,6 +159,7 @@ class Pushed(_Message, frozen=True):
     #: the square of the norm of held gradients on this server
     square: float = 0.0
     changed: list[int] = []
+    batches: list[int] = []
 
 
 class Exchange(_Message, frozen=True):
@@ -223,8 +228,15 @@ class TableFile(msgspec.Struct, frozen=True):
     sha256: str
 
 
+class Cut(_Message, frozen=True):
+    """Hold on to everything as it is now, for the next Save and Fetch. Answer: Done.
+
+    That is quick, so that training goes on while Save writes what was held on to.
+    """
+
+
 class Save(_Message, frozen=True):
-    """Write the tables into a folder (of the server), or stream them. Answer: Saved."""
+    """Write the tables into a folder (of the server), as they are or were cut. Answer: Saved."""
 
     folder: str
     #: a file name in the folder that worker 0 wrote: proves that the folder is the same
@@ -241,16 +253,19 @@ class Saved(_Message, frozen=True):
 
 
 class Fetch(_Message, frozen=True):
-    """State of the dense blocks. Answer: Fetched."""
+    """State of the dense blocks, as it is or was cut. Answer: Fetched."""
 
     repeatable: ClassVar[bool] = True
 
 
 class Fetched(_Message, frozen=True):
-    """Arrays: D; then the tensors of `state`, whose entries are (parameter, name, kind)."""
+    """Arrays: D; then the tensors of `state`, whose entries are (piece, name, kind).
+
+    Pieces are counted over the server's blocks; `scalars` has one entry for each.
+    """
 
     state: list[tuple[int, str, str]]
-    scalars: list[dict[str, float]]
+    scalars: list[dict[str, bool | int | float | None]]
 
 
 class Load(_Message, frozen=True):
@@ -265,7 +280,7 @@ class Restore(_Message, frozen=True):
     """Dense values and state, as Fetched gives them; only the pieces of this server."""
 
     state: list[tuple[int, str, str]]
-    scalars: list[dict[str, float]]
+    scalars: list[dict[str, bool | int | float | None]]
 
 
 class Shrink(_Message, frozen=True):
@@ -313,6 +328,16 @@ class Failure(_Message, frozen=True):
 
 Message = (
     Hello | Welcome | Join | Fill | Pull | Pulled | Push | Apply | Pushed | Exchange | Exchanged
-    | EndPhase | Meet | Met | Leave | Beat | Save | Saved | Fetch | Fetched | Load | Restore
+    | EndPhase | Meet | Met | Leave | Beat | Cut | Save | Saved | Fetch | Fetched | Load | Restore
     | Shrink | Shrunk | Ask | Counted | Done | Failure
 )  # fmt: skip
+
+
+def encode_failure(failure: Failure) -> bytes:
+    """A failure as bytes, for workers that tell each other."""
+    return msgspec.json.encode(failure)
+
+
+def decode_failure(data: bytes) -> Failure:
+    """The way back."""
+    return msgspec.json.decode(data, type=Failure)

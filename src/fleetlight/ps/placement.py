@@ -15,6 +15,8 @@ from fleetlight.ps.plan import Plan
 
 #: parameters above this many elements are cut, if they may be
 CUT_ABOVE = 1 << 16
+#: cuts lie where a vector register begins: torch rounds what is left over in another way
+CUT_UNIT = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,11 +84,12 @@ def _blocks(plan: Plan) -> list[list[Block]]:
 
 
 def _cuts(plan: Plan, optimizer: int, size: int) -> list[tuple[int, int]]:
-    """The spans a parameter of `size` elements is cut into: equal ones, one for each server."""
+    """The spans a parameter of `size` elements is cut into: alike, one for each server."""
     if plan.server_num == 1 or size <= CUT_ABOVE or not plan.optimizers[optimizer].elementwise:
         return [(0, size)]
-    bounds = [size * n // plan.server_num for n in range(plan.server_num + 1)]
-    return list(itertools.pairwise(bounds))
+    units = size // CUT_UNIT
+    cuts = [units * n // plan.server_num * CUT_UNIT for n in range(plan.server_num)]
+    return list(itertools.pairwise([*cuts, size]))
 
 
 def _block(server: int, optimizer: int, dtype: str, spans: list[tuple[int, int, int]]) -> Block:

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sync: a step waits for the gradients of all workers, and its answer brings the new values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fleetlight.errors import ConfigError
+from fleetlight.ps.client import Client, Parcel, Values
+from fleetlight.ps.communicator.base import Communicator, clip_factor
+from fleetlight.ps.live import Live
+from fleetlight.ps.update import Update
+
+
+class Sync(Communicator):
+    """Equal to training with all batches in one process."""
+
+    def __init__(self, client: Client, live: Live) -> None:
+        super().__init__(client, live)
+        #: what the servers hold of an optimizer's step, and the factor they are to apply it with
+        self._held: dict[int, tuple[Parcel, float]] = {}
+
+    def step(self, update: Update) -> bool:
+        """Push and take the values that come of it."""
+        held = self._held.pop(update.optimizer, None)
+        if held is None:
+            update.seen = tuple(self.versions)
+            parcel = self.client.parcel(update, self.live)
+            values = self.client.push(parcel, phase=self.phase)
+        else:
+            parcel, factor = held
+            values = self.client.apply(parcel, phase=self.phase, factor=factor)
+        self.steps += 1
+        self._take(values)
+        return values.applied
+
+    def clip(self, updates: Sequence[Update], max_norm: float, norm_type: float) -> float:
+        """The norm of the gradient of all workers together: known to the servers only."""
+        if norm_type != 2:
+            raise ConfigError(
+                f"clip_grad_norm_: got norm_type={norm_type:g}, expected 2: in sync mode the norm "
+                "is put together from those of the servers"
+            )
+        square, parcels = 0.0, []
+        for update in updates:
+            update.seen = tuple(self.versions)
+            parcel = self.client.parcel(update, self.live)
+            values = self.client.push(parcel, phase=self.phase, hold=True, wants_dense=False)
+            square += values.square
+            parcels.append(parcel)
+        total = math.sqrt(square)
+        factor = clip_factor(total, max_norm)
+        self._held.update({parcel.optimizer: (parcel, factor) for parcel in parcels})
+        return total
+
+    def _take(self, values: Values) -> None:
+        self.note(values)
+        self.client.unpack(values, self.live)

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Live`: the dense parameters of the model in training, as flat arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fleetlight.ps.placement import Block
+
+#: how the dtypes of torch are called on the wire, and what NumPy holds them in
+NAMES: dict[torch.dtype, str] = {
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+}
+
+
+class Live:
+    """Reads and writes pieces of the user's parameters; on the thread that trains only."""
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self._parameters = list(parameters)
+        self._views = [_view(parameter) for parameter in self._parameters]
+
+    def pack(
+        self, block: Block, values: dict[int, NDArray[Any] | None] | None = None
+    ) -> NDArray[Any]:
+        """The pieces of a block in one new array: of the parameters, or of `values` by number.
+
+        Where a value is None its piece is zero.
+        """
+        packed = np.empty(block.size, numpy_dtype(block.dtype))
+        for piece in block.pieces:
+            target = packed[piece.offset : piece.offset + piece.size]
+            flat = self.flat(piece.parameter) if values is None else values.get(piece.parameter)
+            if flat is None:
+                target[:] = 0
+            else:
+                target[:] = flat[piece.start : piece.stop]
+        return packed
+
+    def unpack(self, block: Block, values: NDArray[Any]) -> None:
+        """Put the pieces of a block into the parameters."""
+        for piece in block.pieces:
+            arrived = values[piece.offset : piece.offset + piece.size]
+            view = self._views[piece.parameter]
+            if view is not None:
+                view[piece.start : piece.stop] = arrived
+            else:
+                self._put(piece.parameter, piece.start, piece.stop, arrived)
+
+    def flat(self, number: int) -> NDArray[Any]:
+        """All values of a parameter; a view where that is possible."""
+        view = self._views[number]
+        return flat_array(self._parameters[number]) if view is None else view
+
+    def _put(self, number: int, start: int, stop: int, values: NDArray[Any]) -> None:
+        """A parameter elsewhere, or not laid out in order."""
+        parameter = self._parameters[number].detach()
+        arrived = as_tensor(values, parameter.dtype)
+        if start == 0 and stop == parameter.numel():
+            parameter.copy_(arrived.view(parameter.shape))
+            return
+        whole = parameter.reshape(-1).to("cpu", copy=True)
+        whole[start:stop] = arrived
+        parameter.copy_(whole.view(parameter.shape))
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """What NumPy holds a dtype of torch in: bfloat16 travels as its bits."""
+    return np.dtype(np.uint16 if name == "bfloat16" else name)
+
+
+def flat_array(tensor: Tensor) -> NDArray[Any]:
+    """A tensor's values in order; a view where that is possible."""
+    flat = tensor.detach().reshape(-1).to("cpu")
+    array: NDArray[Any] = (
+        flat.view(torch.uint16) if flat.dtype == torch.bfloat16 else flat
+    ).numpy()
+    return array
+
+
+def as_tensor(values: NDArray[Any], dtype: torch.dtype) -> Tensor:
+    """The way back of `flat_array`."""
+    # what has arrived may be read-only, which torch cannot express
+    tensor = torch.from_numpy(values if values.flags.writeable else values.copy())
+    return tensor.view(torch.bfloat16) if dtype == torch.bfloat16 else tensor
+
+
+def bfloat16_sum(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """The sum of bfloat16 values that are held as their bits."""
+    total = as_tensor(arrays[0], torch.bfloat16)
+    for array in arrays[1:]:
+        total += as_tensor(array, torch.bfloat16)
+    return arrays[0]
+
+
+def _view(parameter: Tensor) -> NDArray[Any] | None:
+    in_order = parameter.device.type == "cpu" and parameter.is_contiguous()
+    return flat_array(parameter) if in_order else None

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Meetings`: what all workers do together at one server, one after another. Pure.
+
+Each worker counts its meetings; those with the same number belong together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Generic, TypeVar
+
+from fleetlight.errors import PeerError, ProtocolError
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass
+class _Meeting(Generic[T]):
+    operation: str
+    #: by worker: what it brought
+    brought: dict[int, T] = dataclasses.field(default_factory=dict)
+
+
+class Meetings(Generic[T]):
+    """Who has come to which meeting with what."""
+
+    def __init__(self, worker_num: int) -> None:
+        self._worker_num = worker_num
+        self._open: dict[int, _Meeting[T]] = {}
+        #: what was brought to the last complete meeting: somebody may ask again
+        self._last: tuple[int, list[T]] | None = None
+        self._broken: PeerError | None = None
+
+    def enter(self, worker: int, meeting: int, operation: str, brought: T) -> None:
+        """A worker has come; coming again to the same meeting changes nothing."""
+        self._check_open()
+        if self._last is not None and meeting <= self._last[0]:
+            self._check_last(worker, meeting)
+            return
+        there = self._open.setdefault(meeting, _Meeting(operation))
+        if there.operation != operation:
+            self.give_up(ProtocolError(self._differ(meeting, there, worker, operation)))
+        self._check_open()
+        there.brought[worker] = brought
+        if len(there.brought) == self._worker_num:
+            self._last = meeting, [there.brought[w] for w in range(self._worker_num)]
+            del self._open[meeting]
+
+    def result(self, meeting: int) -> list[T] | None:
+        """What everybody brought, in the order of the workers; None while somebody is missing."""
+        if self._last is not None and self._last[0] == meeting:
+            return self._last[1]
+        self._check_open()
+        return None
+
+    def missing(self, meeting: int) -> list[int]:
+        """Who has not come."""
+        there = self._open.get(meeting)
+        came = there.brought if there is not None else {}
+        return [worker for worker in range(self._worker_num) if worker not in came]
+
+    def give_up(self, error: PeerError) -> None:
+        """There will be no more meetings, and `error` is why; the first reason stays."""
+        self._broken = self._broken or error
+
+    def _check_open(self) -> None:
+        if self._broken is not None:
+            raise type(self._broken)(*self._broken.args)
+
+    def _check_last(self, worker: int, meeting: int) -> None:
+        assert self._last is not None
+        if meeting < self._last[0]:
+            raise ProtocolError(
+                f"worker {worker} came to meeting {meeting}, but all have been to {self._last[0]}"
+            )
+
+    def _differ(self, meeting: int, there: _Meeting[T], worker: int, operation: str) -> str:
+        first = min(there.brought)
+        return (
+            f"worker {first} waits in {there.operation!r}, but worker {worker} came with "
+            f"{operation!r} (meeting {meeting}); every worker must make the same calls in the "
+            "same order"
+        )

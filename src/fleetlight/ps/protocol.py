@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frames: how a message and its arrays lie on the wire. Pure: bytes in, bytes out, no sockets.
+
+    prefix   24 bytes    magic, version, length of the header, length of the body, checksum
+    header   msgpack     number of the request, the message, dtype and shape of each array
+    body     raw bytes   the arrays one after another, each at a multiple of 8
+
+All numbers are little-endian. The magic and the version keep their places for ever, so that two
+versions can name each other. Whatever the bytes are, reading them ends in a frame or in a
+`ProtocolError`, and no memory is taken before the lengths have been compared with the limits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import struct
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Generic, Literal, TypeVar, cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetlight.errors import PlanError, ProtocolError
+
+M = TypeVar("M")
+Array = NDArray[Any]
+#: what a socket takes: bytes, or a view of an array's memory
+Buffer = bytes | memoryview
+
+MAGIC = b"\xf1EET"
+VERSION = 1
+HEADER_LIMIT = 4 << 20
+BODY_LIMIT = 8 << 30
+ARRAY_LIMIT = 1 << 16
+ALIGNMENT = 8
+
+#: bfloat16, which NumPy does not know: `array.view(BFLOAT16)` marks the bits of a uint16 array
+BFLOAT16: np.dtype[Any] = np.dtype([("bfloat16", "<u2")])
+DTYPES: dict[str, np.dtype[Any]] = {
+    "bool": np.dtype("?"),
+    "uint8": np.dtype("u1"),
+    "int32": np.dtype("<i4"),
+    "int64": np.dtype("<i8"),
+    "uint64": np.dtype("<u8"),
+    "float16": np.dtype("<f2"),
+    "bfloat16": BFLOAT16,
+    "float32": np.dtype("<f4"),
+    "float64": np.dtype("<f8"),
+}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_PADDING = bytes(ALIGNMENT)
+
+#: magic, version, zero, bytes of the header, bytes of the body; the checksum of these follows
+_LENGTHS = struct.Struct("<4sHHIQ")
+_CHECKSUM = struct.Struct("<I")
+PREFIX_BYTES = _LENGTHS.size + _CHECKSUM.size
+
+#: how the first bytes of others look
+_STRANGERS = {
+    b"\x16\x03": "a TLS hello; one side uses ssl and the other does not",
+    b"\x15\x03": "a TLS alert; one side uses ssl and the other does not",
+    b"HTTP/": "an HTTP answer",
+    b"SSH-": "an SSH hello",
+    **{verb + b" ": "an HTTP request" for verb in (b"GET", b"HEAD", b"POST", b"PUT", b"OPTIONS")},
+}
+
+_Dimension = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+_DtypeName = Literal[
+    "bool", "uint8", "int32", "int64", "uint64", "float16", "bfloat16", "float32", "float64"
+]
+
+
+class ArraySpec(msgspec.Struct, frozen=True, array_like=True):
+    """An array as the header describes it."""
+
+    dtype: _DtypeName
+    shape: Annotated[tuple[_Dimension, ...], msgspec.Meta(max_length=8)]
+
+
+class Envelope(msgspec.Struct, Generic[M], frozen=True, array_like=True):
+    """The header of a frame."""
+
+    request: Annotated[int, msgspec.Meta(ge=0)]
+    message: M
+    arrays: Annotated[tuple[ArraySpec, ...], msgspec.Meta(max_length=ARRAY_LIMIT)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Prefix:
+    """How long the two parts of a frame are that follow its prefix."""
+
+    header: int
+    body: int
+
+    def pack(self) -> bytes:
+        """The bytes that open a frame."""
+        lengths = _LENGTHS.pack(MAGIC, VERSION, 0, self.header, self.body)
+        return lengths + _CHECKSUM.pack(zlib.crc32(lengths))
+
+    @classmethod
+    def parse(cls, data: bytes, body_limit: int = BODY_LIMIT) -> Prefix:
+        """Read and check what opens a frame."""
+        check_start(data)
+        if len(data) != PREFIX_BYTES:
+            raise ProtocolError(
+                f"a frame ended after {len(data)} of its first {PREFIX_BYTES} bytes"
+            )
+        _, _, _, header, body = _LENGTHS.unpack_from(data)
+        if _CHECKSUM.unpack_from(data, _LENGTHS.size)[0] != zlib.crc32(data[: _LENGTHS.size]):
+            raise ProtocolError("the first bytes of a frame do not fit their checksum")
+        for name, size, limit in (("header", header, HEADER_LIMIT), ("body", body, body_limit)):
+            if size > limit:
+                raise ProtocolError(
+                    f"a frame has a {name} of {size} bytes; at most {limit} are taken"
+                )
+        return cls(header, body)
+
+
+def check_start(data: bytes) -> None:
+    """Refuse what cannot become a frame, as early as its first bytes tell."""
+    if not data.startswith(MAGIC[: len(data)]):
+        raise ProtocolError(f"expected a Fleetlight frame, got {_described(data)}")
+    if len(data) >= 6:
+        (version,) = struct.unpack_from("<H", data, len(MAGIC))
+        if version != VERSION:
+            raise ProtocolError(
+                f"the other side speaks version {version} of the protocol, this one speaks "
+                f"{VERSION}; install the same version of fleetlight everywhere"
+            )
+
+
+def _described(data: bytes) -> str:
+    for start, name in _STRANGERS.items():
+        if data.startswith(start):
+            return name
+    return f"bytes that start with {data[:8]!r}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where an array lies in the body."""
+
+    offset: int
+    nbytes: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Header(Generic[M]):
+    """What a frame says, and where its arrays will be."""
+
+    request: int
+    message: M
+    places: tuple[Place, ...]
+
+
+class Codec(Generic[M]):
+    """Turns messages of one tagged union into frames and back."""
+
+    def __init__(self, union: Any, body_limit: int = BODY_LIMIT) -> None:
+        self.body_limit = body_limit
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[Envelope[M]]
+        self._decoder = msgspec.msgpack.Decoder(Envelope[union])
+
+    def encode(self, request: int, message: M, arrays: Sequence[Array] = ()) -> list[Buffer]:
+        """A frame as buffers to be sent in this order; arrays are not copied."""
+        specs = tuple(_spec(number, array) for number, array in enumerate(arrays))
+        body, size = _laid_out(arrays)
+        header = self._encoder.encode(Envelope(request, message, specs))
+        self._check_sizes(len(specs), len(header), size)
+        return [Prefix(len(header), size).pack() + header, *body]
+
+    def _check_sizes(self, arrays: int, header: int, body: int) -> None:
+        what = (
+            ("arrays", arrays, ARRAY_LIMIT),
+            ("bytes of header", header, HEADER_LIMIT),
+            ("bytes of arrays", body, self.body_limit),
+        )
+        for name, size, limit in what:
+            if size > limit:
+                raise PlanError(
+                    f"a message has {size} {name}, and at most {limit} fit into one frame"
+                )
+
+    def decode_header(self, prefix: Prefix, data: bytes | bytearray | memoryview) -> Header[M]:
+        """What the header of a frame says, checked against the length of the body."""
+        if len(data) != prefix.header:
+            raise ProtocolError(f"a header ended after {len(data)} of {prefix.header} bytes")
+        try:
+            envelope = self._decoder.decode(data)
+        except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+            raise ProtocolError(f"the header of a frame makes no sense: {error}") from None
+        places, size = _places(envelope.arrays)
+        if size != prefix.body:
+            raise ProtocolError(
+                f"a frame has a body of {prefix.body} bytes, but its arrays need {size}"
+            )
+        return Header(envelope.request, envelope.message, places)
+
+
+def views(places: Iterable[Place], body: NDArray[np.uint8]) -> list[Array]:
+    """The arrays of a frame: views of the memory it was received into."""
+    return [
+        body[place.offset : place.offset + place.nbytes].view(place.dtype).reshape(place.shape)
+        for place in places
+    ]
+
+
+def _spec(number: int, array: Array) -> ArraySpec:
+    name = _NAMES.get(array.dtype)
+    if name is None or array.ndim > 8:
+        raise PlanError(
+            f"array {number} of a message is {array.ndim}-dimensional {array.dtype}; what travels "
+            f"has at most 8 dimensions and is one of {', '.join(DTYPES)}"
+        )
+    return ArraySpec(cast(_DtypeName, name), array.shape)
+
+
+def _laid_out(arrays: Iterable[Array]) -> tuple[list[Buffer], int]:
+    """The memory of the arrays with what fills the gaps between them, and how much it is."""
+    parts: list[Buffer] = []
+    size = 0
+    for array in arrays:
+        if not array.nbytes:
+            continue
+        if gap := -size % ALIGNMENT:
+            parts.append(_PADDING[:gap])
+        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        parts.append(flat.data)
+        size += gap + array.nbytes
+    return parts, size
+
+
+def _places(specs: Iterable[ArraySpec]) -> tuple[tuple[Place, ...], int]:
+    """Where each array lies, and the length of the body; as `_laid_out` does it."""
+    places, end = [], 0
+    for spec in specs:
+        dtype = DTYPES[spec.dtype]
+        if math.prod(max(1, n) for n in spec.shape) > 1 << 50:
+            raise ProtocolError(f"a frame announces an array of shape {spec.shape}")
+        nbytes = math.prod(spec.shape) * dtype.itemsize
+        offset = end + -end % ALIGNMENT if nbytes else 0
+        places.append(Place(offset, nbytes, dtype, spec.shape))
+        end = offset + nbytes if nbytes else end
+    return tuple(places), end

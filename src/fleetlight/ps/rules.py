@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the servers do with gradients, read off the user's torch optimizers.
+
+A table has a rule for its rows; dense parameters are stepped by the optimizer's own class. Learning
+rates and the like are sent along with each gradient, so schedulers stay on the workers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fleetlight.errors import PlanError, did_you_mean
+from fleetlight.ps.plan import OptimizerPlan, RulePlan
+
+#: rules that a layer may name itself, with what torch sets where the user says nothing
+OWN_RULES: Mapping[str, Mapping[str, float]] = {
+    "sgd": {"weight_decay": 0.0},
+    "momentum": {"momentum": 0.9, "nesterov": 0.0, "weight_decay": 0.0},
+    "adagrad": {
+        "eps": 1e-10,
+        "lr_decay": 0.0,
+        "initial_accumulator_value": 0.0,
+        "weight_decay": 0.0,
+    },
+    "rowwise_adagrad": {
+        "eps": 1e-10,
+        "lr_decay": 0.0,
+        "initial_accumulator_value": 0.0,
+        "weight_decay": 0.0,
+    },
+    "adam": {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0},
+}
+WHAT_WORKS = (
+    "a table works with torch.optim.SGD, Adagrad, SparseAdam or Adam, or with its layer's own "
+    f"optimizer=, one of {', '.join(OWN_RULES)}"
+)
+#: options that a rule has no place for, and what each must be
+_PLAIN = {
+    "maximize": False,
+    "dampening": 0,
+    "amsgrad": False,
+    "decoupled_weight_decay": False,
+    "differentiable": False,
+}
+#: their steps treat every element by itself, so a parameter may be cut into pieces
+_ELEMENTWISE: frozenset[type] = frozenset({
+    torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam,
+    torch.optim.RAdam, torch.optim.Adagrad, torch.optim.RMSprop, torch.optim.Rprop,
+    torch.optim.ASGD, torch.optim.Adadelta,
+})  # fmt: skip
+#: where a step is computed; the process that steps decides that
+_PLACES = frozenset({"foreach", "fused", "capturable", "differentiable"})
+_NOT_OPTIONS = frozenset({"params", "param_names"})
+
+
+def rule_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], table: str) -> RulePlan:
+    """The rule of a table whose `weight` is in that param group."""
+    kind = user_class(optimizer)
+    read = _READERS.get(kind)
+    if read is None:
+        raise PlanError(f"table {table!r} is in the optimizer {class_path(kind)}; {WHAT_WORKS}")
+    _refuse_options(f"table {table!r} in {class_path(kind)}", group)
+    return read(group)
+
+
+def own_rule(name: str, table: str) -> RulePlan:
+    """The rule that a layer names itself; of the param group it takes the learning rate only."""
+    if name not in OWN_RULES:
+        raise PlanError(
+            f"table {table!r}: got optimizer={name!r}, {did_you_mean(str(name), OWN_RULES)}"
+        )
+    return RulePlan(name, dict(OWN_RULES[name]))
+
+
+def push_options(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The hyper-parameters of a param group as they travel: plain numbers, words and lists."""
+    return {
+        key: _plain(value)
+        for key, value in group.items()
+        if key not in _NOT_OPTIONS and key not in _PLACES and _travels(value)
+    }
+
+
+def rule_options(rule: RulePlan, group: Mapping[str, Any]) -> dict[str, Any]:
+    """What a rule goes by in one push: the options of the group as pushed, and its own fixed ones.
+
+    A scheduler may have changed them since the rule was chosen, so they are looked at again.
+    """
+    options = {**group, **rule.options}
+    if "lr" not in options:
+        raise PlanError(
+            f"a push for the rule {rule.name!r} has no learning rate: the param group of the "
+            f"table's weight has {', '.join(sorted(group)) or 'no options'}; expected 'lr'"
+        )
+    if "weight_decay" not in rule.options:  # else it is a layer's own, which goes by itself
+        _refuse_options(f"a push for the rule {rule.name!r}", group)
+        if rule.name == "sgd" and group.get("momentum"):
+            raise PlanError(
+                f"a push has momentum={group['momentum']!r}, but the table was planned with 0 and "
+                "keeps no momentum; set it before init_server and init_worker"
+            )
+    if "beta1" in rule.options:
+        options["betas"] = rule.options["beta1"], rule.options["beta2"]
+    return options
+
+
+def optimizer_plan(optimizer: torch.optim.Optimizer) -> OptimizerPlan:
+    """How an optimizer is stepped on the servers; an error for one that cannot be."""
+    kind = user_class(optimizer)
+    for reason in _obstacles(optimizer, kind):
+        raise PlanError(
+            f"the optimizer {class_path(kind)} cannot step on parameter servers: {reason}. "
+            "Take one that steps from gradients alone, such as those of torch.optim except LBFGS, "
+            "or train with is_collective=True"
+        )
+    return OptimizerPlan(class_path(kind), len(optimizer.param_groups), kind in _ELEMENTWISE)
+
+
+def user_class(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
+    """The class that the user took or wrote."""
+    bases = type(optimizer).__mro__
+    return next(base for base in bases if not base.__module__.startswith("fleetlight."))
+
+
+def class_path(kind: type) -> str:
+    """`torch.optim.adamw.AdamW` for AdamW."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _sgd(group: Mapping[str, Any]) -> RulePlan:
+    if not group["momentum"]:
+        return RulePlan("sgd", {})
+    return RulePlan("momentum", {"nesterov": float(group["nesterov"])})
+
+
+def _adagrad(group: Mapping[str, Any]) -> RulePlan:
+    start = float(group["initial_accumulator_value"])
+    return RulePlan("adagrad", {"initial_accumulator_value": start})
+
+
+def _adam(group: Mapping[str, Any]) -> RulePlan:
+    return RulePlan("adam", {})
+
+
+_READERS: dict[type, Callable[[Mapping[str, Any]], RulePlan]] = {
+    torch.optim.SGD: _sgd,
+    torch.optim.Adagrad: _adagrad,
+    torch.optim.SparseAdam: _adam,
+    torch.optim.Adam: _adam,
+}
+
+
+def _refuse_options(who: str, group: Mapping[str, Any]) -> None:
+    for key, plain in _PLAIN.items():
+        if group.get(key, plain) != plain:
+            raise PlanError(
+                f"{who} has {key}={group[key]!r}, expected {plain!r}: the rules of tables do not "
+                f"know it; {WHAT_WORKS}"
+            )
+
+
+def _obstacles(
+    optimizer: torch.optim.Optimizer, kind: type[torch.optim.Optimizer]
+) -> Iterator[str]:
+    """Why the servers could not step it with the gradients they get."""
+    needed = [
+        parameter.name
+        for parameter in list(inspect.signature(kind.step).parameters.values())[1:]
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    if needed:
+        yield (
+            f"its step() needs {', '.join(needed)}, to compute the loss of the whole model again, "
+            "which is on the workers"
+        )
+    parameters = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for name, value in vars(optimizer).items():
+        if name in ("param_groups", "state", "defaults"):
+            continue
+        if isinstance(value, torch.optim.Optimizer):
+            yield f"it holds another optimizer in {name!r}, whose parameters would stay behind"
+        elif any(id(item) in parameters for item in _contents(value)):
+            yield f"it holds parameters in {name!r}, which would stay behind"
+
+
+def _contents(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return [*value.keys(), *value.values()]
+    return list(value) if isinstance(value, (list, tuple, set, frozenset)) else [value]
+
+
+def _travels(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(_travels(item) for item in value)
+    if isinstance(value, Tensor):
+        return value.numel() == 1
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.item()
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`HighWater`: which pushes are applied already, so that one sent again is applied once. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from fleetlight.errors import ProtocolError
+
+#: worker, incarnation, the last sequence number applied
+Mark = tuple[int, int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Life:
+    incarnation: int
+    sequence: int
+
+
+class HighWater:
+    """The last sequence number of each worker; its pushes come in order, so one number is enough.
+
+    A worker that was started again counts anew; its earlier lives are refused from then on.
+    """
+
+    def __init__(self, epoch: int = 0, marks: Iterable[Mark] = ()) -> None:
+        self.epoch = epoch
+        self._lives = {worker: _Life(life, sequence) for worker, life, sequence in marks}
+
+    def is_new(self, worker: int, incarnation: int, epoch: int, sequence: int) -> bool:
+        """False when the push has been applied; an error when it may not be applied at all."""
+        if epoch != self.epoch:
+            raise ProtocolError(
+                f"worker {worker} pushed for epoch {epoch}, but this server is in epoch "
+                f"{self.epoch}: a checkpoint was loaded in between, every worker must take part"
+            )
+        life = self._lives.get(worker)
+        if life is None or life.incarnation < incarnation:
+            return True
+        if life.incarnation > incarnation:
+            raise ProtocolError(
+                f"worker {worker} has been started again (life {life.incarnation}), "
+                f"but its life {incarnation} still pushes; end the older process"
+            )
+        return sequence > life.sequence
+
+    def applied(self, worker: int, incarnation: int, sequence: int) -> None:
+        """The push is part of the values from now on."""
+        self._lives[worker] = _Life(incarnation, sequence)
+
+    def begin(self, epoch: int) -> None:
+        """A checkpoint was loaded: what was made for the values before is refused."""
+        if epoch <= self.epoch:
+            raise ProtocolError(
+                f"a checkpoint was to begin epoch {epoch}, but this server is in epoch "
+                f"{self.epoch}; epochs only grow"
+            )
+        self.epoch = epoch
+
+    def marks(self) -> list[Mark]:
+        """The numbers to keep with the values."""
+        return [(w, life.incarnation, life.sequence) for w, life in sorted(self._lives.items())]

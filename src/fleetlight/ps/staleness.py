@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far workers are apart, and how old the values were that a gradient was made with. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+
+#: of so many of its own pushes a server knows when they were applied
+_REMEMBERED = 4096
+
+
+class Clocks:
+    """Steps of each worker that are applied, counted from the last barrier on.
+
+    A worker that has ended a phase or left holds nobody up: it makes no more step.
+    """
+
+    def __init__(self, worker_num: int) -> None:
+        #: the phase in which a worker pushed last, and its steps in that phase
+        self._applied = dict.fromkeys(range(worker_num), (0, 0))
+        #: the last phase each worker has ended; a worker that has left is not in it
+        self._ended = dict.fromkeys(range(worker_num), -1)
+
+    def advance(self, worker: int, phase: int, steps: int = 1) -> None:
+        """So many more steps of the worker are applied."""
+        self._applied[worker] = phase, self._steps(worker, phase) + steps
+
+    def end(self, worker: int, phase: int) -> None:
+        """The worker makes no more step in this phase."""
+        if worker in self._ended:
+            self._ended[worker] = max(self._ended[worker], phase)
+
+    def leave(self, worker: int) -> None:
+        """The worker makes no more step at all."""
+        self._ended.pop(worker, None)
+
+    def slowest(self, phase: int) -> int:
+        """The fewest steps of any worker that goes on; of all when none does."""
+        going_on = self._going_on(phase) or list(self._applied)
+        return min(self._steps(worker, phase) for worker in going_on)
+
+    def may(self, phase: int, at_least: int) -> bool:
+        """True when every worker that goes on has had so many steps applied."""
+        return not self.behind(phase, at_least)
+
+    def behind(self, phase: int, at_least: int) -> list[int]:
+        """Who goes on and has had fewer steps applied."""
+        return [w for w in self._going_on(phase) if self._steps(w, phase) < at_least]
+
+    def _going_on(self, phase: int) -> list[int]:
+        return [worker for worker, ended in self._ended.items() if ended < phase]
+
+    def _steps(self, worker: int, phase: int) -> int:
+        of, steps = self._applied[worker]
+        return steps if of == phase else 0
+
+
+class Versions:
+    """Counts what is applied to a server's values, and how late each push came."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        #: staleness -> how many pushes had it
+        self.staleness: Counter[int] = Counter()
+        self._own: dict[int, deque[int]] = {}
+
+    def applied(self, pushes: Iterable[tuple[int, int]]) -> None:
+        """One change of the values, made of pushes (worker, the version it had seen)."""
+        pushes = list(pushes)
+        for worker, seen in pushes:
+            self.staleness[self._missed(worker, seen)] += 1
+        self.version += 1
+        for worker, _ in pushes:
+            own = self._own.setdefault(worker, deque(maxlen=_REMEMBERED))
+            own.append(self.version)
+
+    def _missed(self, worker: int, seen: int) -> int:
+        """Changes since `seen` that the worker's own pushes were not part of."""
+        own = 0
+        for version in reversed(self._own.get(worker, ())):
+            if version <= seen:
+                break
+            own += 1
+        return max(0, self.version - seen - own)

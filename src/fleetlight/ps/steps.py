@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`StepGroups`: the pushes of all workers that make one step together. Pure.
+
+Steps are matched by their order within a phase (what lies between two barriers), not by the
+workers' own step counters, which differ once a worker has had less data than another.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Generic, TypeVar
+
+from fleetlight.errors import ProtocolError
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Complete(Generic[T]):
+    """All pushes of one step are there."""
+
+    optimizer: int
+    #: the largest of the workers' step counters
+    step: int
+    #: by worker, in their order
+    contributions: dict[int, T]
+
+
+@dataclasses.dataclass
+class _Position:
+    """How far a worker is with an optimizer in a phase."""
+
+    phase: int
+    pushes: int
+    step: int
+    #: True when its last step was not applied, so that it may come again
+    again: bool = False
+
+
+@dataclasses.dataclass
+class _Group(Generic[T]):
+    contributions: dict[int, T] = dataclasses.field(default_factory=dict)
+    step: int = 0
+
+
+class StepGroups(Generic[T]):
+    """Which pushes belong together, and when nobody is missing any more."""
+
+    def __init__(self, worker_num: int, consecutive: bool = True) -> None:
+        #: False: the step counters may jump
+        self._consecutive = consecutive
+        #: the last phase each worker has ended; a worker that has left is not in it
+        self._ended = dict.fromkeys(range(worker_num), -1)
+        self._positions: dict[tuple[int, int], _Position] = {}
+        self._groups: dict[tuple[int, int, int], _Group[T]] = {}
+
+    def add(
+        self, optimizer: int, worker: int, phase: int, step: int, contribution: T
+    ) -> Complete[T] | None:
+        """A push has come; answers its group when that is complete now."""
+        self._check_phase(worker, phase)
+        position = self._positions.get((optimizer, worker))
+        if position is None or position.phase < phase:
+            position = _Position(phase, 0, step)
+        else:
+            self._check_step(optimizer, worker, position, phase, step)
+        self._positions[optimizer, worker] = _Position(phase, position.pushes + 1, step)
+        key = optimizer, phase, position.pushes
+        group = self._groups.setdefault(key, _Group())
+        group.contributions[worker] = contribution
+        group.step = max(group.step, step)
+        return self._take(key)
+
+    def undone(self, complete: Complete[T]) -> None:
+        """The step was not applied: its workers may push the same step counter again."""
+        for worker in complete.contributions:
+            self._positions[complete.optimizer, worker].again = True
+
+    def end(self, worker: int, phase: int) -> list[Complete[T]]:
+        """The worker makes no more step in this phase; answers what this completes."""
+        if worker in self._ended:
+            self._ended[worker] = max(self._ended[worker], phase)
+        return self._completed()
+
+    def leave(self, worker: int) -> list[Complete[T]]:
+        """The worker makes no more step at all; answers what this completes."""
+        self._ended.pop(worker, None)
+        return self._completed()
+
+    def missing(self, optimizer: int, worker: int) -> list[int]:
+        """Whom the group waits for that a worker has pushed to."""
+        for (of, phase, _), group in self._groups.items():
+            if of == optimizer and worker in group.contributions:
+                return [w for w in self._expected(phase) if w not in group.contributions]
+        return []
+
+    def clear(self) -> None:
+        """Forget every step; the workers begin anew."""
+        self._positions.clear()
+        self._groups.clear()
+
+    def _expected(self, phase: int) -> list[int]:
+        return [worker for worker, ended in self._ended.items() if ended < phase]
+
+    def _completed(self) -> list[Complete[T]]:
+        taken = [self._take(key) for key in sorted(self._groups)]
+        return [complete for complete in taken if complete is not None]
+
+    def _take(self, key: tuple[int, int, int]) -> Complete[T] | None:
+        group = self._groups[key]
+        if any(worker not in group.contributions for worker in self._expected(key[1])):
+            return None
+        del self._groups[key]
+        return Complete(key[0], group.step, dict(sorted(group.contributions.items())))
+
+    def _check_phase(self, worker: int, phase: int) -> None:
+        ended = self._ended.get(worker)
+        if ended is None:
+            raise ProtocolError(f"worker {worker} pushed a step after it had left")
+        if phase <= ended:
+            raise ProtocolError(
+                f"worker {worker} pushed a step of phase {phase}, but it has ended phase {ended}; "
+                "after a barrier the next phase begins"
+            )
+
+    def _check_step(
+        self, optimizer: int, worker: int, position: _Position, phase: int, step: int
+    ) -> None:
+        if phase < position.phase:
+            raise ProtocolError(
+                f"worker {worker} pushed a step of phase {phase} after one of {position.phase}"
+            )
+        allowed = {position.step + 1} | ({position.step} if position.again else set())
+        if self._consecutive and step not in allowed:
+            raise ProtocolError(
+                f"worker {worker} pushed step {step} of optimizer {optimizer} after step "
+                f"{position.step}, expected step {position.step + 1}; every step is pushed once "
+                "and in order"
+            )

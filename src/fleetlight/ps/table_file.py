@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The file of a table: safetensors, in bucket order, written and read in pieces.
+
+Its tensors are `ids`, `buckets` (where each bucket begins), `weights`, a `state.<name>` for each
+thing the rule keeps, and `meta` where sightings are counted. A table can be larger than what is
+left of the memory, so each piece is written to its place in every tensor at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetlight.errors import CorruptCheckpointError
+from fleetlight.kernels import BUCKETS, Rule
+from fleetlight.ps.update import Floats, Ids
+
+#: how torch calls what a rule keeps for each weight or row, in the order it is kept
+STATE_NAMES: Mapping[str, tuple[str, ...]] = {
+    "sgd": (),
+    "momentum": ("momentum_buffer",),
+    "adagrad": ("sum",),
+    "rowwise_adagrad": ("sum",),
+    "adam": ("exp_avg", "exp_avg_sq"),
+    "add": (),
+}
+WEIGHTS, META = "weights", "meta"
+_IDS, _BUCKETS = "ids", "buckets"
+_CODES: Mapping[str, np.dtype[Any]] = {"I64": np.dtype("<i8"), "F32": np.dtype("<f4")}
+_READ_BYTES = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """Floats `start:stop` of every row, a tensor of their own in the file."""
+
+    name: str
+    start: int
+    stop: int
+
+
+def columns_of(dim: int, rule: Rule, meta_width: int) -> list[Column]:
+    """What a row [weights | state | meta] consists of."""
+    width = dim if rule.per_weight else rule.per_row
+    states = [(f"state.{name}", width) for name in STATE_NAMES[rule.name]]
+    meta = [(META, meta_width)] if meta_width else []
+    columns, start = [], 0
+    for name, size in [(WEIGHTS, dim), *states, *meta]:
+        columns.append(Column(name, start, start + size))
+        start += size
+    return columns
+
+
+def write_table(
+    path: Path,
+    columns: Iterable[Column],
+    starts: NDArray[np.int64],
+    pieces: Iterable[tuple[Ids, Floats]],
+    about: Mapping[str, str],
+) -> tuple[int, str]:
+    """Write rows that come piece by piece; answers the size and the checksum of the file."""
+    rows = int(starts[-1])
+    shapes: dict[str, tuple[str, list[int]]] = {
+        _IDS: ("I64", [rows]),
+        _BUCKETS: ("I64", [len(starts)]),
+    }
+    columns = list(columns)
+    shapes |= {c.name: ("F32", [rows, c.stop - c.start]) for c in columns}
+    header, offsets, size = _header(shapes, about)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        _write_at(fd, 0, np.frombuffer(header, np.uint8))
+        _write_at(fd, offsets[_BUCKETS], starts)
+        done = 0
+        for ids, values in pieces:
+            _write_at(fd, offsets[_IDS] + 8 * done, ids)
+            for column in columns:
+                part = np.ascontiguousarray(values[:, column.start : column.stop])
+                _write_at(fd, offsets[column.name] + 4 * done * part.shape[1], part)
+            done += len(ids)
+        os.fsync(fd)
+        return size, _checksum(fd)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise
+    finally:
+        os.close(fd)
+
+
+class TableReader:
+    """A table's file, mapped into memory: pages are read when they are touched."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            header, data = _mapped(path)
+            self.about: dict[str, str] = header.pop("__metadata__", {})
+            self._tensors = {name: _tensor(data, entry) for name, entry in header.items()}
+            self._starts = self._tensors[_BUCKETS]
+            ids = self._tensors[_IDS]
+            if self._starts.shape != (BUCKETS + 1,) or self._starts[-1] != len(ids):
+                raise ValueError("its index does not fit its ids")
+            if (np.diff(self._starts) < 0).any() or self._starts[0] != 0:
+                raise ValueError("its index is not in order")
+            if any(len(t) != len(ids) for n, t in self._tensors.items() if n != _BUCKETS):
+                raise ValueError("its tensors have different numbers of rows")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise CorruptCheckpointError(
+                f"{path} is not the file of a table: {error}; load another checkpoint"
+            ) from error
+
+    def width(self, column: str) -> int | None:
+        """How many floats of a row the file has under that name; None where it has none."""
+        tensor = self._tensors.get(column)
+        return None if tensor is None else int(tensor.shape[1])
+
+    def span(self, buckets: range) -> tuple[int, int]:
+        """Which rows are in these buckets."""
+        return int(self._starts[buckets.start]), int(self._starts[buckets.stop])
+
+    def pieces(
+        self, buckets: range, columns: Iterable[Column], blank: Floats, rows: int
+    ) -> Iterator[tuple[Ids, Floats]]:
+        """The rows of these buckets, `rows` at a time; what the file lacks is as in `blank`."""
+        known = [c for c in columns if c.name in self._tensors]
+        first, last = self.span(buckets)
+        for start in range(first, last, rows):
+            stop = min(start + rows, last)
+            values = np.tile(blank, (stop - start, 1))
+            for column in known:
+                values[:, column.start : column.stop] = self._tensors[column.name][start:stop]
+            yield np.array(self._tensors[_IDS][start:stop]), values
+
+
+def _header(
+    shapes: Mapping[str, tuple[str, list[int]]], about: Mapping[str, str]
+) -> tuple[bytes, dict[str, int], int]:
+    """The header, where each tensor begins in the file, and the size of the file."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt", **about}}
+    relative, end = {}, 0
+    for name, (code, shape) in shapes.items():
+        relative[name] = end
+        end += int(np.prod(shape)) * _CODES[code].itemsize
+        entries[name] = {"dtype": code, "shape": shape, "data_offsets": [relative[name], end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    header = len(text).to_bytes(8, "little") + text
+    return header, {n: len(header) + at for n, at in relative.items()}, len(header) + end
+
+
+def _write_at(fd: int, offset: int, array: NDArray[Any]) -> None:
+    if not array.size:
+        return
+    view = np.ascontiguousarray(array).data.cast("B")
+    while view:
+        done = os.pwrite(fd, view, offset)
+        offset += done
+        view = view[done:]
+
+
+def _checksum(fd: int) -> str:
+    """Of the whole file; made at the end, because its tensors grew side by side."""
+    digest, offset = hashlib.sha256(), 0
+    buffer = memoryview(bytearray(_READ_BYTES))
+    while size := os.preadv(fd, [buffer], offset):
+        digest.update(buffer[:size])
+        offset += size
+    return digest.hexdigest()
+
+
+def _mapped(path: Path) -> tuple[dict[str, Any], NDArray[np.uint8]]:
+    """The header of a safetensors file, and the data behind it."""
+    data: NDArray[np.uint8] = np.asarray(np.memmap(path, np.uint8, "r"))
+    length = int.from_bytes(data[:8].tobytes(), "little")
+    if len(data) < 8 + length:
+        raise ValueError(f"it has {len(data)} bytes, less than its header")
+    header = json.loads(data[8 : 8 + length].tobytes())
+    return header, data[8 + length :]
+
+
+def _tensor(data: NDArray[np.uint8], entry: Mapping[str, Any]) -> NDArray[Any]:
+    start, stop = entry["data_offsets"]
+    if not 0 <= start <= stop <= len(data):
+        raise ValueError(f"it was truncated: it has {len(data)} bytes of data, not {stop}")
+    values = data[start:stop].view(_CODES[entry["dtype"]])
+    return np.reshape(values, entry["shape"])

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carries messages and arrays between workers and servers: sockets, TLS, deadlines, reconnecting.
+
+A connection has one request in flight. Whoever wants more opens more connections: that needs no
+bookkeeping, cannot fill both buffers and stand still, and never has two threads in one TLS session.
+"""
+
+from fleetlight.ps.transport.channel import SocketChannel, connect_all
+from fleetlight.ps.transport.interface import (
+    Answer,
+    Channel,
+    Connection,
+    Handler,
+    MemoryChannel,
+    Reply,
+)
+from fleetlight.ps.transport.listener import Listener
+
+__all__ = [
+    "Answer",
+    "Channel",
+    "Connection",
+    "Handler",
+    "Listener",
+    "MemoryChannel",
+    "Reply",
+    "SocketChannel",
+    "connect_all",
+]

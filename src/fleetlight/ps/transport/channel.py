@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client's connection to a server: found with patience, and mended once when it breaks."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import ssl
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from fleetlight.errors import DeadlineError, PeerError, PeerLostError, ProtocolError
+from fleetlight.ps.messages import Failure, Message
+from fleetlight.ps.protocol import Array
+from fleetlight.ps.transport.calling import NotReadyError, call_up
+from fleetlight.ps.transport.failures import error_of
+from fleetlight.ps.transport.frames import Frame, Frames
+from fleetlight.ps.transport.interface import Answer
+from fleetlight.roles.role import Endpoint, endpoint_text
+
+#: how often to try a server that does not listen yet, how long a try may take, how often to tell
+_TRY_EVERY_S = 0.1
+_TRY_S = 5.0
+_TELL_EVERY_S = 5.0
+#: a peer that has closed the connection said why just before, or not at all
+_LAST_WORDS_S = 1.0
+
+
+@dataclasses.dataclass
+class _Request:
+    """What was asked and not yet answered."""
+
+    number: int
+    message: Message
+    arrays: Sequence[Array]
+    tries: int = 1
+
+    @property
+    def operation(self) -> str:
+        """How errors call it."""
+        return type(self.message).__name__.lower()
+
+
+def may_repeat(message: Message, tries: int, reconnect_s: float) -> bool:
+    """Whether a request that lost its connection goes out again over a new one.
+
+    Once, and only what does no harm when it was carried out the first time: pulls, and pushes,
+    which carry a number by which the server knows those that it has applied.
+    """
+    return message.repeatable and tries == 1 and reconnect_s > 0
+
+
+class SocketChannel:
+    """A channel over TCP, with or without TLS; `connect_all` or `connect` opens it."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        name: str,
+        *,
+        deadline_s: float,
+        tls: ssl.SSLContext | None = None,
+        greeting: Callable[[], Message] | None = None,
+        reconnect_s: float = 5.0,
+    ) -> None:
+        """`deadline_s` is how long the server may be silent; `reconnect_s` how long it may be away.
+
+        `greeting` makes the first words on every connection, also on one that replaces another;
+        `welcome` is the latest answer to them.
+        """
+        self.peer = f"{name} ({endpoint_text(endpoint)})"
+        self.welcome: Answer | None = None
+        self._endpoint, self._tls, self._greeting = endpoint, tls, greeting
+        self._deadline_s, self._reconnect_s = deadline_s, reconnect_s
+        self._numbers = itertools.count(1)
+        self._frames: Frames | None = None
+        self._request: _Request | None = None
+
+    @classmethod
+    def connect(
+        cls,
+        endpoint: Endpoint,
+        name: str,
+        *,
+        deadline_s: float,
+        tls: ssl.SSLContext | None = None,
+        greeting: Callable[[], Message] | None = None,
+        reconnect_s: float = 5.0,
+        not_ready: Callable[[list[str]], None] | None = None,
+    ) -> SocketChannel:
+        """A channel to a server that may still have to start."""
+        channel = cls(
+            endpoint,
+            name,
+            deadline_s=deadline_s,
+            tls=tls,
+            greeting=greeting,
+            reconnect_s=reconnect_s,
+        )
+        connect_all([channel], deadline_s, not_ready)
+        return channel
+
+    def open(self, limit_s: float) -> None:
+        """Try once to connect and to be welcomed."""
+        self._drop()
+        frames = Frames(call_up(self._endpoint, self.peer, limit_s, self._tls), self._deadline_s)
+        try:
+            if self._greeting is not None:
+                self.welcome = self._greet(frames, self._greeting())
+        except BaseException:
+            frames.wire.close()
+            raise
+        self._frames = frames
+
+    def send(self, message: Message, arrays: Sequence[Array] = ()) -> None:
+        """Send a request; the one before must have been answered."""
+        assert self._request is None, f"{self.peer}: one request in flight per channel"
+        self._request = request = _Request(next(self._numbers), message, arrays)
+        with self._broken_by_errors():
+            try:
+                self._transmit(request)
+            except PeerLostError as lost:
+                self._mend(request, lost)
+
+    def receive(self, deadline_s: float | None = None) -> Answer:
+        """The answer to what was sent; a `Failure` is raised as the error it names."""
+        request = self._request
+        assert request is not None, f"{self.peer}: nothing was sent"
+        limit_s = self._deadline_s if deadline_s is None else deadline_s
+        with self._broken_by_errors():
+            try:
+                frame = self._reply(request, limit_s)
+            except PeerLostError as lost:
+                self._mend(request, lost)
+                frame = self._reply(request, limit_s)
+        self._request = None
+        return self._answer(frame)
+
+    def call(
+        self, message: Message, arrays: Sequence[Array] = (), deadline_s: float | None = None
+    ) -> Answer:
+        """Both."""
+        self.send(message, arrays)
+        return self.receive(deadline_s)
+
+    def close(self) -> None:
+        """Hang up; twice is fine."""
+        self._drop()
+
+    @contextlib.contextmanager
+    def _broken_by_errors(self) -> Iterator[None]:
+        """A connection on which something went wrong may hold a late answer: hang up."""
+        try:
+            yield
+        except BaseException:
+            self._request = None
+            self._drop()
+            raise
+
+    def _drop(self) -> None:
+        if self._frames is not None:
+            self._frames.wire.close()
+            self._frames = None
+
+    def _greet(self, frames: Frames, greeting: Message) -> Answer:
+        request = _Request(next(self._numbers), greeting, ())
+        frames.send(request.number, greeting, (), request.operation)
+        return self._answer(self._next(frames, request, self._deadline_s))
+
+    def _transmit(self, request: _Request) -> None:
+        if self._frames is None:
+            raise PeerLostError(
+                f"{self.peer}: the connection was closed before {request.operation}"
+            )
+        try:
+            self._frames.send(request.number, request.message, request.arrays, request.operation)
+        except PeerLostError:
+            self._hear_last_words(self._frames, request)
+            raise
+
+    def _hear_last_words(self, frames: Frames, request: _Request) -> None:
+        """A server that refuses a frame says why and hangs up while we are still sending it."""
+        try:
+            frame = frames.receive(request.operation, start_s=_LAST_WORDS_S)
+        except PeerError:
+            return
+        if frame is not None and isinstance(frame.message, Failure):
+            raise error_of(frame.message, self.peer)
+
+    def _reply(self, request: _Request, limit_s: float) -> Frame:
+        assert self._frames is not None
+        return self._next(self._frames, request, limit_s)
+
+    def _next(self, frames: Frames, request: _Request, limit_s: float) -> Frame:
+        frame = frames.receive(request.operation, start_s=limit_s)
+        if frame is None:
+            raise frames.wire.lost(request.operation, "it closed the connection")
+        if frame.request == 0 and isinstance(frame.message, Failure):
+            # it could not read the request, so it does not know its number, and hangs up
+            raise error_of(frame.message, self.peer)
+        if frame.request != request.number:
+            raise ProtocolError(
+                f"{self.peer} answered request {frame.request}, expected {request.number}"
+            )
+        return frame
+
+    def _answer(self, frame: Frame) -> Answer:
+        if isinstance(frame.message, Failure):
+            raise error_of(frame.message, self.peer)
+        return Answer(frame.message, frame.arrays)
+
+    def _mend(self, request: _Request, lost: PeerLostError) -> None:
+        """Connect again and repeat the request under the same number, where that is right."""
+        if not may_repeat(request.message, request.tries, self._reconnect_s):
+            raise lost
+        request.tries += 1
+        try:
+            connect_all([self], self._reconnect_s)
+        except DeadlineError as error:
+            raise PeerLostError(f"{lost}; {error}") from None
+        self._transmit(request)
+
+
+def connect_all(
+    channels: Sequence[SocketChannel],
+    deadline_s: float,
+    not_ready: Callable[[list[str]], None] | None = None,
+) -> None:
+    """Open channels to servers that may still have to start.
+
+    While some are missing, `not_ready` is told every few seconds which.
+    """
+    end = time.monotonic() + deadline_s
+    tell_at = time.monotonic() + _TRY_EVERY_S
+    missing = dict.fromkeys(channels, "")
+    while True:
+        for channel in list(missing):
+            try:
+                channel.open(max(_TRY_EVERY_S, min(_TRY_S, end - time.monotonic())))
+                del missing[channel]
+            except (NotReadyError, PeerLostError) as error:
+                missing[channel] = str(error)
+        if not missing:
+            return
+        now = time.monotonic()
+        if now >= end:
+            raise DeadlineError(_not_ready_text(missing, deadline_s))
+        if not_ready is not None and now >= tell_at:
+            not_ready([channel.peer for channel in missing])
+            tell_at = now + _TELL_EVERY_S
+        time.sleep(_TRY_EVERY_S)
+
+
+def _not_ready_text(missing: dict[SocketChannel, str], deadline_s: float) -> str:
+    told = "; ".join(f"{channel.peer}: {why}" for channel, why in missing.items())
+    return f"not ready within {deadline_s:g} s: {told}; look whether they run and what they log"

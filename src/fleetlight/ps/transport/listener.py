@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server's door: takes connections in, bounded, and closes them all at the end."""
+
+from __future__ import annotations
+
+import errno
+import selectors
+import socket
+import ssl
+import threading
+import time
+
+from fleetlight.errors import ConfigError
+from fleetlight.observe.log import logger
+from fleetlight.ps.transport.interface import Handler
+from fleetlight.ps.transport.options import family
+from fleetlight.ps.transport.session import Limits, Session
+from fleetlight.roles.role import Endpoint, endpoint_text
+from fleetlight.sockets.forking import keep_from_children, keep_port_from_children
+
+_BACKLOG = 1024
+#: what accept says when the process or the system has no room for another connection
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_NO_ROOM_S = 0.5
+
+
+class Listener:
+    """Listens at one address and has a thread for each connection."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        handler: Handler,
+        *,
+        tls: ssl.SSLContext | None = None,
+        limits: Limits | None = None,
+        name: str = "server",
+    ) -> None:
+        self._handler, self._tls, self._limits = handler, tls, limits or Limits()
+        self._socket = _listening(endpoint)
+        host, port = self._socket.getsockname()[:2]
+        #: where it listens; the port is the real one where 0 was asked for
+        self.address: Endpoint = (host, port)
+        keep_port_from_children(port)
+        self._sessions: set[Session] = set()
+        self._lock = threading.Lock()
+        self._stopping = False
+        self._wake, self._waked = socket.socketpair()
+        for end in (self._wake, self._waked):
+            keep_from_children(end)
+        self._thread = threading.Thread(target=self._accept, name=f"fleet-{name}", daemon=True)
+        self._thread.start()
+
+    def stop(self, within_s: float = 5.0) -> None:
+        """Close everything and wait for the threads; twice is fine."""
+        end = time.monotonic() + within_s
+        with self._lock:
+            if self._stopping:
+                return
+            self._stopping = True
+            sessions = list(self._sessions)
+        self._wake.close()
+        self._thread.join(max(0.0, end - time.monotonic()))
+        self._socket.close()
+        self._waked.close()
+        for session in sessions:
+            session.interrupt()
+        for session in sessions:
+            if session is threading.current_thread():
+                continue  # a handler that stops its own server
+            session.join(max(0.0, end - time.monotonic()))
+            if session.is_alive():
+                logger.warning("%s is still at work after %g s", session.connection.peer, within_s)
+
+    def _accept(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._socket, selectors.EVENT_READ)
+            selector.register(self._waked, selectors.EVENT_READ)
+            while not self._stopping:
+                selector.select()
+                try:
+                    accepted, caller = self._socket.accept()
+                except OSError as error:
+                    self._complain(error)
+                else:
+                    self._take_in(accepted, caller)
+
+    def _complain(self, error: OSError) -> None:
+        """A caller may be gone again, and that is all; without room nobody can be taken in."""
+        if error.errno in _NO_ROOM:
+            logger.warning("no further connection can be taken in: %s", error.strerror)
+            # the caller still waits at the door, so the selector would come back at once
+            time.sleep(_NO_ROOM_S)
+
+    def _take_in(self, accepted: socket.socket, caller: tuple[str, int]) -> None:
+        session = Session(
+            accepted,
+            endpoint_text((caller[0], caller[1])),
+            self._handler,
+            tls=self._tls,
+            limits=self._limits,
+            ended=self._forget,
+        )
+        with self._lock:
+            refused = self._stopping or len(self._sessions) >= self._limits.connections
+            if not refused:
+                self._sessions.add(session)
+        if refused:
+            self._turn_away(session, accepted)
+            return
+        try:
+            session.start()
+        except RuntimeError:  # the system gives no further thread
+            self._forget(session)
+            self._turn_away(session, accepted)
+
+    def _turn_away(self, session: Session, accepted: socket.socket) -> None:
+        accepted.close()
+        if not self._stopping:
+            peer, count = session.connection.peer, len(self._sessions)
+            logger.warning("%s was turned away: there are %d connections already", peer, count)
+
+    def _forget(self, session: Session) -> None:
+        with self._lock:
+            self._sessions.discard(session)
+
+
+def _listening(endpoint: Endpoint) -> socket.socket:
+    """A listening socket on that address and no other."""
+    listening = socket.socket(family(endpoint[0]), socket.SOCK_STREAM)
+    try:
+        # the launcher holds the port for us with a socket that is bound and does not listen
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(endpoint)
+        listening.listen(_BACKLOG)
+        listening.setblocking(False)
+    except OSError as error:
+        listening.close()
+        raise ConfigError(
+            f"cannot listen at {endpoint_text(endpoint)}: {error.strerror}; the address must be "
+            "one of this machine, and the port free"
+        ) from None
+    return listening

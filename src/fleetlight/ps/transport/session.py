@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One connection of a server: a thread that reads a request, has it handled, and answers."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+
+from fleetlight.errors import (
+    FleetError,
+    MembershipError,
+    PeerError,
+    PeerLostError,
+    PlanError,
+    ProtocolError,
+)
+from fleetlight.observe.log import logger
+from fleetlight.ps.protocol import BODY_LIMIT, MAGIC
+from fleetlight.ps.transport.failures import failure_of
+from fleetlight.ps.transport.frames import Frame, Frames
+from fleetlight.ps.transport.interface import Connection, Handler, Reply
+from fleetlight.ps.transport.options import prepare
+from fleetlight.ps.transport.tls import TlsWire
+from fleetlight.ps.transport.wire import Wire
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What a server grants to those who connect."""
+
+    connections: int = 1024
+    #: how long a stranger may take for the first frame
+    first_s: float = 20.0
+    #: the first frame is a greeting
+    first_bytes: int = 1 << 20
+    #: how long a peer may be silent in the middle of a frame, or not take in its answer
+    silence_s: float = 300.0
+    body: int = BODY_LIMIT
+
+
+class Session(threading.Thread):
+    """The thread of one connection. What goes wrong in it ends it and hurts nobody else."""
+
+    def __init__(
+        self,
+        accepted: socket.socket,
+        caller: str,
+        handler: Handler,
+        *,
+        tls: ssl.SSLContext | None,
+        limits: Limits,
+        ended: Callable[[Session], None],
+    ) -> None:
+        super().__init__(name=f"fleet-{caller}", daemon=True)
+        self.connection = Connection(caller, self.interrupt)
+        self._caller = caller
+        self._handler, self._tls, self._limits, self._ended = handler, tls, limits, ended
+        self._wire = Wire(accepted, caller)
+        self._accepted = accepted
+        self._is_known = False
+        self._is_interrupted = False
+
+    def interrupt(self) -> None:
+        """From another thread: end the connection."""
+        self._is_interrupted = True
+        self._wire.interrupt()
+
+    def run(self) -> None:
+        """Serve until the peer hangs up."""
+        error: PeerError | None = None
+        try:
+            self._serve()
+        except PeerError as found:
+            error = found
+        except OSError as found:
+            error = PeerLostError(f"lost {self._caller}: {found.strerror or found}")
+        finally:
+            self._wire.close()
+            self._ended(self)
+            self._tell(error)
+
+    def _tell(self, error: PeerError | None) -> None:
+        if self._is_known:
+            self._handler.gone(self.connection, error)
+        elif error is not None and not (self._is_interrupted and isinstance(error, PeerLostError)):
+            logger.warning("closed a connection: %s", error)
+
+    def _serve(self) -> None:
+        prepare(self._accepted)
+        until = time.monotonic() + self._limits.first_s
+        if self._tls is not None:
+            self._secure(self._tls)
+        frames = Frames(self._wire, self._limits.silence_s)
+        frame = self._request(frames, until=until, body_limit=self._limits.first_bytes)
+        while frame is not None:
+            self._is_known = True
+            self._answer(frames, frame)
+            # its memory may serve the next one
+            del frame
+            frame = self._request(frames, body_limit=self._limits.body)
+
+    def _request(self, frames: Frames, *, until: float = math.inf, body_limit: int) -> Frame | None:
+        try:
+            return frames.receive("a request", until=until, body_limit=body_limit)
+        except ProtocolError as error:
+            self._refuse(frames, error)
+            raise
+
+    def _answer(self, frames: Frames, frame: Frame) -> None:
+        message, arrays = self._handled(frame)
+        try:
+            frames.send(frame.request, message, arrays, "a reply")
+        except PlanError as error:
+            # what does not fit into a frame is found out before any byte is sent
+            frames.send(frame.request, failure_of(error), (), "a reply")
+
+    def _handled(self, frame: Frame) -> Reply:
+        try:
+            return self._handler(self.connection, frame.message, frame.arrays)
+        except FleetError as error:
+            return failure_of(error), ()
+        except Exception as error:
+            operation = type(frame.message).__name__.lower()
+            logger.exception("%s of %s failed", operation, self.connection.peer)
+            return failure_of(error), ()
+
+    def _secure(self, tls: ssl.SSLContext) -> None:
+        """Put the connection inside TLS, once both sides have shown who they are."""
+        self._accepted.settimeout(self._limits.first_s)
+        if self._accepted.recv(1, socket.MSG_PEEK) == MAGIC[:1]:
+            error = MembershipError(
+                f"{self._caller} came without TLS, and this server takes only clients with a "
+                "certificate; give --ssl DIR (strategy.ssl) to all processes of the job"
+            )
+            self._refuse(Frames(self._wire, self._limits.first_s), error)
+            raise error
+        self._wire = wire = TlsWire(self._accepted, self._caller)
+        try:
+            wire.shake_hands(tls, self._limits.first_s)
+        except MembershipError:
+            # the client has been told why, and shall have time to read it
+            wire.linger()
+            raise
+
+    def _refuse(self, frames: Frames, error: PeerError) -> None:
+        """Say why, for the case that it is one of ours, and hang up."""
+        with contextlib.suppress(PeerError):
+            frames.send(0, failure_of(error), (), "a refusal")
+            frames.wire.linger()

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A wire inside TLS.
+
+OpenSSL works on memory here and never sees the socket. So deadlines and interruptions are those of
+a plain wire, the kernel is asked once for many records instead of twice for each, and no socket
+object carries a session that two threads could enter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import time
+from collections.abc import Sequence
+from typing import cast
+
+from fleetlight.errors import MembershipError, PeerError, PeerLostError
+from fleetlight.ps.transport.wire import Wire
+from fleetlight.security.refusals import explain
+
+#: how much is encrypted before it is sent, and how much at most is read before it is decrypted
+_BATCH_BYTES = 256 << 10
+#: no record of TLS is longer
+_RECORD_BYTES = 17 << 10
+_HANDSHAKE = "the TLS handshake"
+
+
+class TlsWire(Wire):
+    """A TLS connection; one thread at a time uses it, for whatever."""
+
+    def __init__(self, connected: socket.socket, peer: str) -> None:
+        super().__init__(connected, peer)
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._scratch = memoryview(bytearray(_BATCH_BYTES))
+        #: encrypted bytes on their way, and how many plain ones they stand for
+        self._unsent = memoryview(b"")
+        self._stands_for = 0
+
+    def shake_hands(self, tls: ssl.SSLContext, limit_s: float, host: str | None = None) -> None:
+        """Open the session; `host` is whom a client calls, None on the server's side."""
+        until = time.monotonic() + limit_s
+        self._look_every(limit_s)
+        self._session = tls.wrap_bio(
+            self._incoming, self._outgoing, server_side=host is None, server_hostname=host
+        )
+        try:
+            while not self._has_shaken_hands(until):
+                pass
+        except ssl.SSLError as error:
+            # the alert tells the other side
+            with contextlib.suppress(PeerError):
+                self._flush(until)
+            raise self._failed(error, _HANDSHAKE) from None
+        self._flush(until)
+
+    def _has_shaken_hands(self, until: float) -> bool:
+        try:
+            self._session.do_handshake()
+        except ssl.SSLWantReadError:
+            self._flush(until)
+            self._wait(_HANDSHAKE, until - time.monotonic(), self._fetch, 0)
+            return False
+        return True
+
+    def _flush(self, until: float) -> None:
+        """Send what OpenSSL wants to say on its own account."""
+        self._unsent = memoryview(self._outgoing.read())
+        while self._unsent:
+            self._wait(_HANDSHAKE, until - time.monotonic(), self._send, ())
+
+    def _receive_some(self, into: memoryview) -> int:
+        return self._receive_all(into)
+
+    def _receive_all(self, into: memoryview) -> int:
+        """What comes at one time."""
+        count = 0
+        while count < len(into):
+            try:
+                read = self._session.read(len(into) - count, into[count:])
+                count += cast(int, read)
+            except ssl.SSLWantReadError:
+                if count:
+                    break
+                self._fetch(len(into))
+            except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+                break
+        return count
+
+    def _fetch(self, wanted: int) -> int:
+        """Read encrypted bytes, for at least one record if that many plain ones are wanted.
+
+        Of a record that has come in part, the rest may be all that is still to come: only beyond
+        it can the kernel be told to wait for more.
+        """
+        sure = min(_BATCH_BYTES, wanted - _RECORD_BYTES)
+        if sure > 0:
+            count = self._socket.recv_into(self._scratch[:sure], flags=socket.MSG_WAITALL)
+        else:
+            count = self._socket.recv_into(self._scratch)
+        if count:
+            self._incoming.write(self._scratch[:count])
+        else:
+            self._incoming.write_eof()
+        return count
+
+    def _send(self, buffers: Sequence[memoryview]) -> int:
+        if not self._unsent:
+            self._stands_for = self._encrypt(buffers)
+            self._unsent = memoryview(self._outgoing.read())
+        self._unsent = self._unsent[self._socket.send(self._unsent) :]
+        return 0 if self._unsent else self._stands_for
+
+    def _encrypt(self, buffers: Sequence[memoryview]) -> int:
+        """Encrypt a batch; how many plain bytes it holds."""
+        count = 0
+        for buffer in buffers:
+            done = 0
+            while done < len(buffer):
+                if count >= _BATCH_BYTES:
+                    return count
+                written = self._session.write(buffer[done : done + _BATCH_BYTES])
+                done, count = done + written, count + written
+        return count
+
+    def _failed(self, error: OSError, operation: str) -> PeerLostError | MembershipError:
+        if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+            return MembershipError(f"no connection with {self.peer}: {explain(error)}")
+        return super()._failed(error, operation)

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A connected socket that moves whole buffers, or says who was silent for how long."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from fleetlight.errors import DeadlineError, MembershipError, PeerLostError
+from fleetlight.ps.protocol import Buffer
+from fleetlight.sockets.descriptors import bound_waits
+
+T = TypeVar("T")
+
+#: how many buffers the kernel takes at once
+_IOV_MAX = 1024
+#: the kernel hands a wait back to us at least this often, so that we can look at the clock
+_LONGEST_STEP_S = 5.0
+_SHORTEST_STEP_S = 0.02
+#: how long to wait for a peer to take in the last words before the connection is closed
+_LINGER_S = 1.0
+
+
+class Wire:
+    """A plain TCP connection."""
+
+    def __init__(self, connected: socket.socket, peer: str) -> None:
+        self._socket = connected
+        self.peer = peer
+        self._step_s = 0.0
+
+    def read(
+        self, into: memoryview, operation: str, silence_s: float = math.inf, until: float = math.inf
+    ) -> int:
+        """Wait for some bytes; 0 is the end of the connection.
+
+        The wait ends after `silence_s`, or at the time `until` on the monotonic clock.
+        """
+        silence_s = min(silence_s, until - time.monotonic())
+        self._look_every(silence_s)
+        return self._wait(operation, silence_s, self._receive_some, into)
+
+    def read_all(
+        self, into: memoryview, operation: str, silence_s: float, until: float = math.inf
+    ) -> None:
+        """Fill `into`; `silence_s` counts from the last byte that came."""
+        while into:
+            left = min(silence_s, until - time.monotonic())
+            self._look_every(left)
+            count = self._wait(operation, left, self._receive_all, into)
+            if count == 0:
+                raise self.lost(operation, "it closed the connection in the middle of a frame")
+            into = into[count:]
+
+    def write(self, buffers: Sequence[Buffer], operation: str, silence_s: float) -> None:
+        """Send all buffers; `silence_s` counts from the last byte that the peer took."""
+        self._look_every(silence_s)
+        rest = [memoryview(buffer) for buffer in buffers]
+        while rest:
+            rest = _without(rest, self._wait(operation, silence_s, self._send, rest))
+
+    def close(self) -> None:
+        """Close at once; twice is fine."""
+        self._socket.close()
+
+    def interrupt(self) -> None:
+        """From another thread: let whatever waits on this connection wait no longer."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def linger(self) -> None:
+        """Close, but let the peer read the last words first.
+
+        A socket that is closed while bytes are coming in resets the connection, and what was said
+        before may never be read.
+        """
+        end = time.monotonic() + _LINGER_S
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+            while (left := end - time.monotonic()) > 0:
+                self._socket.settimeout(left)
+                if not self._socket.recv(1 << 16):
+                    break
+        self.close()
+
+    def lost(self, operation: str, why: str) -> PeerLostError:
+        """The error for a peer that went away."""
+        return PeerLostError(f"lost {self.peer} during {operation}: {why}")
+
+    def _receive_some(self, into: memoryview) -> int:
+        return self._socket.recv_into(into)
+
+    def _receive_all(self, into: memoryview) -> int:
+        """As many as come within a step."""
+        return self._socket.recv_into(into, flags=socket.MSG_WAITALL)
+
+    def _send(self, buffers: Sequence[memoryview]) -> int:
+        return self._socket.sendmsg(buffers[:_IOV_MAX])
+
+    def _look_every(self, silence_s: float) -> None:
+        step = min(_LONGEST_STEP_S, max(_SHORTEST_STEP_S, silence_s / 4))
+        if step != self._step_s:
+            self._step_s = step
+            # A timeout of Python's would make the socket non-blocking, and add a system call to
+            # each read and write; these are the kernel's.
+            self._socket.settimeout(None)
+            bound_waits(self._socket, step)
+
+    def _wait(self, operation: str, silence_s: float, act: Callable[[T], int], on: T) -> int:
+        """Repeat what the kernel has given up after a step, until there is no more time."""
+        began = time.monotonic()
+        while True:
+            try:
+                return act(on)
+            except BlockingIOError:
+                silent = time.monotonic() - began
+                if silent >= silence_s:
+                    raise DeadlineError(
+                        f"{self.peer} was silent for {silent:.1f} s during {operation}"
+                    ) from None
+            except OSError as error:
+                raise self._failed(error, operation) from None
+
+    def _failed(self, error: OSError, operation: str) -> PeerLostError | MembershipError:
+        return self.lost(operation, error.strerror or str(error))
+
+
+def _without(buffers: list[memoryview], sent: int) -> list[memoryview]:
+    """What is left of the buffers after so many bytes."""
+    for number, buffer in enumerate(buffers):
+        if sent < len(buffer):
+            return [buffer[sent:], *buffers[number + 1 :]]
+        sent -= len(buffer)
+    return []

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A handler that remembers, servers that misbehave, and strangers."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from fleetlight.errors import PeerError
+from fleetlight.ps.messages import Ask, Beat, Done, Fetch, Message, Pull, Pulled
+from fleetlight.ps.protocol import Array
+from fleetlight.ps.transport import Connection, Listener, Reply, SocketChannel
+from fleetlight.ps.transport.frames import Frames
+from fleetlight.ps.transport.session import Limits
+from fleetlight.ps.transport.wire import Wire
+from fleetlight.roles.role import Endpoint
+
+#: far more than anything here takes
+LIMIT_S = 20.0
+PULL = Pull([], dense=False)
+
+
+class Desk:
+    """Answers a pull with the arrays it got, anything else with Done, and keeps a diary."""
+
+    def __init__(self) -> None:
+        self.seen: list[Message] = []
+        self.connections: list[Connection] = []
+        self.ends: list[PeerError | None] = []
+        self.ended = threading.Event()
+        #: called for an Ask
+        self.on_ask: Callable[[Connection], None] = lambda connection: None
+        #: raised for a Beat
+        self.error: Exception | None = None
+
+    def __call__(self, connection: Connection, message: Message, arrays: Sequence[Array]) -> Reply:
+        self.seen.append(message)
+        self.connections.append(connection)
+        if isinstance(message, Ask):
+            self.on_ask(connection)
+        if isinstance(message, Beat) and self.error is not None:
+            raise self.error
+        if isinstance(message, Fetch):
+            return Done(), [np.zeros(2, np.complex64)]
+        if isinstance(message, Pull):
+            return Pulled(1, 1), arrays
+        return Done(), ()
+
+    def gone(self, connection: Connection, error: PeerError | None) -> None:
+        self.ends.append(error)
+        self.ended.set()
+
+
+@contextlib.contextmanager
+def listening(handler: Any, tls: Any = None, **limits: Any) -> Iterator[Listener]:
+    listener = Listener(("127.0.0.1", 0), handler, tls=tls, limits=Limits(**limits))
+    try:
+        yield listener
+    finally:
+        listener.stop()
+    for thread in threading.enumerate():
+        if thread is listener._thread or getattr(thread, "_handler", None) is handler:
+            thread.join(LIMIT_S)
+            assert not thread.is_alive(), thread.name
+
+
+@contextlib.contextmanager
+def connected(address: Endpoint, **options: Any) -> Iterator[SocketChannel]:
+    channel = SocketChannel.connect(
+        address, "server 0", **{"deadline_s": LIMIT_S, "reconnect_s": 1.0, **options}
+    )
+    try:
+        yield channel
+    finally:
+        channel.close()
+
+
+def stranger(address: Endpoint) -> socket.socket:
+    """A plain socket that is connected to a server."""
+    return socket.create_connection(address, timeout=LIMIT_S)
+
+
+def heard(connection: socket.socket) -> bytes:
+    """All that comes until the other side hangs up."""
+    parts = []
+    with contextlib.suppress(ConnectionResetError):
+        while part := connection.recv(1 << 16):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def told(raw: socket.socket) -> Message:
+    """The message that a plain socket gets."""
+    frame = Frames(Wire(raw, "the server"), LIMIT_S).receive("a test")
+    assert frame is not None
+    return frame.message
+
+
+@contextlib.contextmanager
+def scripted(*acts: Callable[[socket.socket, Frames], object]) -> Iterator[Endpoint]:
+    """A server that plays one act for each connection, one after another, and hangs up."""
+    door = socket.create_server(("127.0.0.1", 0))
+    door.settimeout(LIMIT_S)
+
+    def play() -> None:
+        for act in acts:
+            raw, _ = door.accept()
+            with raw:
+                act(raw, Frames(Wire(raw, "the client"), LIMIT_S))
+
+    thread = threading.Thread(target=play)
+    thread.start()
+    try:
+        yield door.getsockname()
+    finally:
+        thread.join(LIMIT_S)
+        door.close()

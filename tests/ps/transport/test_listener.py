@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server's door: strangers are turned away, and nobody else notices."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.ps.transport.doubles import (
+    LIMIT_S,
+    PULL,
+    Desk,
+    connected,
+    heard,
+    listening,
+    stranger,
+    told,
+)
+from tests.workers import run_processes
+
+from fleetlight.errors import ConfigError, DeadlineError, PeerLostError, PlanError, ProtocolError
+from fleetlight.launch.processes.ports import Reservation
+from fleetlight.ps.messages import Ask, Beat, Done, Failure, Fetch, Leave, Pulled
+from fleetlight.ps.protocol import MAGIC, Prefix
+from fleetlight.ps.transport import Connection, Listener, SocketChannel
+from fleetlight.ps.transport.session import Session
+from fleetlight.sockets.descriptors import open_sockets
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
+    class Lines(list[str]):
+        def __iter__(self) -> Iterator[str]:
+            return iter(record.getMessage() for record in caplog.records)
+
+        def __len__(self) -> int:
+            return len(caplog.records)
+
+    with caplog.at_level(logging.INFO, "fleetlight"):
+        yield Lines()
+
+
+GARBAGE = {
+    "http": (b"GET / HTTP/1.0\r\n\r\n" + bytes(50), "HTTP request"),
+    "short": (b"hi\n", "bytes that start with b'hi"),
+    "tls": (b"\x16\x03\x01" + bytes(100), "TLS hello"),
+    "version": (MAGIC + b"\x09\x00" + bytes(30), "version 9"),
+    "checksum": (MAGIC + b"\x01\x00" + bytes(30), "checksum"),
+    "oversized": (Prefix(10, 1 << 41).pack(), "a body of 2199023255552 bytes"),
+    "large greeting": (Prefix(10, 2 << 20).pack(), "a body of 2097152 bytes; at most 1048576"),
+    "header": (Prefix(40, 0).pack() + b"\xc1" * 40, "makes no sense"),
+}
+
+
+@pytest.mark.parametrize("kind", GARBAGE)
+def test_garbage_ends_its_connection_with_one_line_and_hurts_nobody(
+    kind: str, lines: list[str]
+) -> None:
+    data, name = GARBAGE[kind]
+    desk = Desk()
+    with listening(desk) as server, connected(server.address) as channel:
+        channel.call(PULL)
+        with stranger(server.address) as raw:
+            raw.sendall(data)
+            answer = told(raw)
+            assert isinstance(answer, Failure)
+            assert name in answer.text
+            heard(raw)
+        assert channel.call(PULL).message == Pulled(1, 1)
+    (line,) = lines
+    assert line.startswith("closed a connection: 127.0.0.1:")
+    assert name in line
+    # strangers never reach the handler
+    assert desk.seen == [PULL, PULL]
+    assert desk.ends == [None]
+
+
+def test_garbage_of_a_known_peer_ends_only_its_connection() -> None:
+    desk = Desk()
+    with listening(desk) as server, connected(server.address) as channel:
+        channel.call(PULL)
+        assert channel._frames is not None
+        channel._frames.wire._socket.sendall(b"rubbish that is longer than a prefix")
+        assert desk.ended.wait(LIMIT_S)
+        assert "expected a Fleetlight frame" in str(desk.ends[0])
+        with pytest.raises(ProtocolError, match=r"server 0 .* expected a Fleetlight frame"):
+            channel.call(PULL)
+        assert channel.call(PULL).message == Pulled(1, 1), "over a new connection"
+
+
+@pytest.mark.parametrize("start", [b"", MAGIC[:2], Prefix(100, 0).pack()])
+def test_who_says_nothing_or_half_is_dropped(start: bytes, lines: list[str]) -> None:
+    with listening(Desk(), first_s=0.2) as server, stranger(server.address) as raw:
+        raw.sendall(start)
+        assert heard(raw) == b""
+    (line,) = lines
+    assert "was silent for 0." in line
+
+
+def test_who_dribbles_is_dropped_too(lines: list[str]) -> None:
+    """A byte now and then does not buy a stranger more time."""
+    with listening(Desk(), first_s=0.3) as server, stranger(server.address) as raw:
+        raw.settimeout(0.05)
+        data, sent = Prefix(1 << 20, 0).pack() + bytes(1 << 20), 0
+        while sent < 1000 and still_open(raw):
+            raw.send(data[sent : sent + 1])
+            sent += 1
+        assert sent < 1000
+    assert "was silent" in next(iter(lines))
+
+
+def still_open(raw: socket.socket) -> bool:
+    """Wait a moment for the other side to hang up."""
+    try:
+        return raw.recv(1) != b""
+    except TimeoutError:
+        return True
+    except ConnectionResetError:
+        return False
+
+
+def test_a_worker_that_computes_for_long_is_not_dropped() -> None:
+    """The limits are for strangers and for halves of frames, not for the time between two."""
+    with (
+        listening(Desk(), first_s=0.1, silence_s=0.1) as server,
+        connected(server.address) as channel,
+    ):
+        channel.call(PULL)
+        with stranger(server.address) as raw:
+            heard(raw)  # which takes longer than both limits
+        assert channel.call(PULL).message == Pulled(1, 1)
+
+
+def test_a_peer_that_stops_in_the_middle_of_a_frame_is_dropped() -> None:
+    desk = Desk()
+    with listening(desk, silence_s=0.2) as server, connected(server.address) as channel:
+        channel.call(PULL)
+        assert channel._frames is not None
+        channel._frames.wire._socket.sendall(Prefix(100, 0).pack() + b"x")
+        assert desk.ended.wait(LIMIT_S)
+        assert isinstance(desk.ends[0], DeadlineError)
+
+
+def test_the_end_is_told_with_its_kind() -> None:
+    desk = Desk()
+    with listening(desk) as server:
+        with connected(server.address) as channel:
+            channel.call(Leave())
+        assert desk.ended.wait(LIMIT_S)
+        desk.ended.clear()
+        with connected(server.address) as channel:
+            channel.call(PULL)
+            assert channel._frames is not None
+            channel._frames.wire._socket.sendall(MAGIC)
+        assert desk.ended.wait(LIMIT_S)
+    assert desk.ends[0] is None
+    assert isinstance(desk.ends[1], PeerLostError)
+
+
+def test_the_handler_can_hang_up_and_remember() -> None:
+    desk = Desk()
+
+    def hang_up(connection: Connection) -> None:
+        connection.note = "worker 3"
+        connection.close()
+
+    desk.on_ask = hang_up
+    with listening(desk) as server, connected(server.address, reconnect_s=0) as channel:
+        with pytest.raises(PeerLostError):
+            channel.call(Ask())
+        assert desk.ended.wait(LIMIT_S)
+    assert desk.connections[0].note == "worker 3"
+
+
+def test_what_a_handler_raises_reaches_the_client_and_the_log(lines: list[str]) -> None:
+    desk = Desk()
+    with listening(desk) as server, connected(server.address) as channel:
+        desk.error = ZeroDivisionError("in the table")
+        with pytest.raises(Exception, match="ZeroDivisionError: in the table") as caught:
+            channel.call(Beat(1))
+        assert type(caught.value).__name__ == "PeerError"
+        with pytest.raises(PlanError, match="complex64"):
+            channel.call(Fetch())
+        assert channel.call(PULL).message == Pulled(1, 1)
+    (line,) = lines
+    assert line.startswith("beat of 127.0.0.1:")
+
+
+def test_the_number_of_connections_is_bounded(lines: list[str]) -> None:
+    with (
+        listening(Desk(), connections=2) as server,
+        connected(server.address) as one,
+        connected(server.address) as two,
+    ):
+        assert one.call(PULL).message == two.call(PULL).message
+        with stranger(server.address) as raw:
+            assert heard(raw) == b""
+        assert one.call(PULL).message == Pulled(1, 1)
+    (line,) = lines
+    assert "was turned away: there are 2 connections already" in line
+
+
+def test_many_connections_at_once() -> None:
+    def work(number: int, channel: SocketChannel) -> bool:
+        arrays = [np.full(1000, number)]
+        return all((channel.call(PULL, arrays).arrays[0] == number).all() for _ in range(20))
+
+    with listening(Desk()) as server, ThreadPoolExecutor(40) as pool:
+        channels = [
+            SocketChannel.connect(server.address, "server 0", deadline_s=LIMIT_S) for _ in range(40)
+        ]
+        assert all(pool.map(work, range(40), channels))
+        for channel in channels:
+            channel.close()
+
+
+def test_stop_ends_everything_and_can_be_called_twice() -> None:
+    started = threading.Event()
+    release = threading.Event()
+    desk = Desk()
+
+    def busy(connection: Connection) -> None:
+        started.set()
+        release.wait(LIMIT_S)
+
+    desk.on_ask = busy
+    with listening(desk) as server:
+        idle, asking = (
+            SocketChannel.connect(server.address, "s", deadline_s=LIMIT_S, reconnect_s=0)
+            for _ in range(2)
+        )
+        idle.call(PULL)
+        asking.send(Ask())
+        assert started.wait(LIMIT_S)
+        release.set()
+        server.stop()
+        server.stop()
+        # answered or not: the handler may have been quicker
+        with contextlib.suppress(PeerLostError):
+            asking.receive()
+        asking.close()
+        with pytest.raises(PeerLostError):
+            idle.call(PULL)
+        with pytest.raises(ConnectionRefusedError):
+            stranger(server.address)
+
+
+def test_a_handler_may_stop_its_own_server() -> None:
+    desk = Desk()
+    with listening(desk) as server, connected(server.address, reconnect_s=0) as channel:
+        desk.on_ask = lambda connection: server.stop()
+        with pytest.raises(PeerLostError):
+            channel.call(Ask())
+
+
+def test_stop_does_not_wait_for_ever_for_a_handler(lines: list[str]) -> None:
+    release, started = threading.Event(), threading.Event()
+    desk = Desk()
+
+    def busy(connection: Connection) -> None:
+        started.set()
+        release.wait(LIMIT_S)
+
+    desk.on_ask = busy
+    with listening(desk) as server, connected(server.address) as channel:
+        channel.send(Ask())
+        assert started.wait(LIMIT_S)
+        server.stop(within_s=0.1)
+        assert "is still at work after 0.1 s" in next(iter(lines))
+        release.set()
+        assert desk.ended.wait(LIMIT_S)
+
+
+def test_it_takes_the_port_that_the_launcher_holds() -> None:
+    held = Reservation("127.0.0.1")
+    server = Listener(("127.0.0.1", held.port), Desk())
+    try:
+        assert server.address == ("127.0.0.1", held.port)
+        with connected(server.address) as channel:
+            assert channel.call(Leave()).message == Done()
+    finally:
+        server.stop()
+        held.close()
+
+
+def test_it_listens_at_the_chosen_address_only() -> None:
+    with listening(Desk()) as server, pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", server.address[1]), timeout=LIMIT_S)
+
+
+def test_an_address_that_is_not_ours_or_taken_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"cannot listen at 203.0.113.7:1: .*one of this machine"):
+        Listener(("203.0.113.7", 1), Desk())
+    with listening(Desk()) as server, pytest.raises(ConfigError, match="port free"):
+        Listener(server.address, Desk())
+
+
+def test_no_thread_to_be_had_hurts_only_the_caller(
+    lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(session: Session) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with listening(Desk()) as server, connected(server.address) as channel:
+        channel.call(PULL)
+        with monkeypatch.context() as patched:
+            patched.setattr(Session, "start", fail)
+            with stranger(server.address) as raw:
+                assert heard(raw) == b""
+        assert channel.call(PULL).message == Pulled(1, 1)
+        with connected(server.address) as another:
+            assert another.call(PULL).message == Pulled(1, 1)
+    assert "was turned away: there are 1 connections already" in next(iter(lines))
+
+
+def inherited() -> tuple[int, list[int]]:
+    """TCP sockets of a process with a server and a client, and of children it forks."""
+    from torch.utils.data import DataLoader
+
+    with listening(Desk()) as server, connected(server.address) as channel:
+        channel.call(PULL)
+        own = connections()
+        loader = DataLoader(Spy(), num_workers=2, multiprocessing_context="fork", batch_size=None)
+        theirs = [int(count) for count in loader]
+        channel.call(PULL)
+    return own, theirs
+
+
+class Spy:
+    """Records that tell how many connections the loading process has."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        return connections()
+
+
+def connections() -> int:
+    count = 0
+    for fd in open_sockets():
+        with socket.socket(fileno=os.dup(fd)) as copy:
+            count += copy.family == socket.AF_INET
+    return count
+
+
+@pytest.mark.multiprocess
+def test_loading_processes_inherit_no_connection() -> None:
+    results: list[Any] = run_processes(inherited, [()])
+    ((own, theirs),) = results
+    assert own == 3, "the door and both ends of the connection"
+    assert theirs == [0, 0]
