@@ -53,6 +53,12 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), f"{relative(page)} links to {link}"
 
 
+def test_the_site_shows_every_page() -> None:
+    shown = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    pages = [str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")]
+    assert sorted(shown) == sorted(pages)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_python_compiles(page: Path) -> None:
     for block in blocks(page, "python"):

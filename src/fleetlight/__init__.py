@@ -14,17 +14,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-#: names of the API that come with parameter servers and static programs
-_LATER = {
-    "CountFilterEntry",
-    "ProbabilityEntry",
-    "ShowClickEntry",
-    "init_server",
-    "nn",
-    "run_server",
-    "shrink",
-    "static",
-}
+#: names of the API that come with static programs
+_LATER = {"shrink", "static"}
 
 
 def __getattr__(name: str) -> Any:

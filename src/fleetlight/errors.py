@@ -7,12 +7,15 @@ FleetError
 │   ├── StrategyError                a strategy field: unknown name, wrong type, wrong value
 │   └── NotAvailableError            a known setting that this version does not implement yet
 ├── PlanError (RuntimeError)         model, optimizer and job do not fit together
+│   └── DivergedError                the workers do not take the same steps
 ├── PeerError (RuntimeError)         another process of the job
 │   ├── DeadlineError (TimeoutError)       did not answer in time
 │   ├── PeerLostError (ConnectionError)    went away
+│   ├── ProtocolError                      speaks another language, or another version of ours
 │   └── MembershipError                    never came, or does not belong here
 ├── CheckpointError (RuntimeError)   a checkpoint could not be written or read
 │   └── CorruptCheckpointError       its bytes are not those that were written
+├── GradientError (ArithmeticError)  a gradient is NaN or infinite
 ├── DataError (ValueError)           a data file or record is not what its format says
 └── LaunchError (RuntimeError)       fleetrun could not start or keep the job
 
@@ -49,6 +52,10 @@ class PlanError(FleetError, RuntimeError):
     """Model, optimizer and job do not fit together."""
 
 
+class DivergedError(PlanError):
+    """The workers no longer take the same steps on the same model."""
+
+
 class PeerError(FleetError, RuntimeError):
     """Another process of the job is the cause; this one only noticed it."""
 
@@ -61,6 +68,10 @@ class PeerLostError(PeerError, ConnectionError):
     """A peer went away without saying goodbye."""
 
 
+class ProtocolError(PeerError):
+    """What came over a connection is not what Fleetlight of this version says."""
+
+
 class MembershipError(PeerError):
     """The job could not be formed: somebody is missing or does not fit."""
 
@@ -71,6 +82,10 @@ class CheckpointError(FleetError, RuntimeError):
 
 class CorruptCheckpointError(CheckpointError):
     """The bytes of a checkpoint are not those that were written."""
+
+
+class GradientError(FleetError, ArithmeticError):
+    """A gradient holds values that are not finite."""
 
 
 class DataError(FleetError, ValueError):

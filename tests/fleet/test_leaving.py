@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -56,10 +57,10 @@ def test_the_last_word_tells_cause_from_consequence(tmp_path: Path) -> None:
 
 WAIT = "fleet.barrier_worker()"
 EXITS = [
-    (0, "import sys; sys.exit(3)", 3, "SystemExit: 3"),
-    (1, "import sys; sys.exit(3)", 3, "SystemExit: 3"),
+    (0, "import sys; sys.exit(3)", 3, "exited with code 3"),
+    (1, "exit(3)", 3, "exited with code 3"),
     (1, "import sys; sys.exit('no data')", 1, "SystemExit: no data"),
-    (1, "import argparse; argparse.ArgumentParser().error('x')", 2, "SystemExit: 2"),
+    (1, "import argparse; argparse.ArgumentParser().error('x')", 2, "exited with code 2"),
 ]
 
 
@@ -99,15 +100,51 @@ def test_an_exit_without_an_error_is_the_end_of_the_script(tmp_path: Path, body:
     total = "print('sum', fleet.all_reduce(fleet.worker_index() + 1), flush=True)\n"
     codes, outputs, words = run_both((total + body, total + body), tmp_path)
     assert codes == [0, 0], outputs
-    assert words == [None, None]
+    assert [word["leaving"] for word in words] == [True, True]
     assert all("sum 3" in text and "Traceback" not in text for text in outputs)
 
 
-def test_an_own_systemexit_ends_the_job_as_well(tmp_path: Path) -> None:
-    codes, outputs, words = run_both((WAIT, "raise SystemExit(3)"), tmp_path)
-    assert codes == [1, 3], outputs
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_an_own_systemexit_ends_the_job_as_well(tmp_path: Path, culprit: int) -> None:
+    # what making an optimizer imports: its functions keep the process group of that moment
+    body = "import torch.distributed.nn.functional\nraise SystemExit(3)"
+    codes, outputs, words = run_both((body, WAIT) if culprit == 0 else (WAIT, body), tmp_path)
+    assert (codes[culprit], codes[1 - culprit]) == (3, 1), outputs
+    assert words[1 - culprit]["consequence"] is True
+    assert re.match(f"PeerLostError: .* worker {culprit} .*left", words[1 - culprit]["error"])
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "text"),
+    [("raise KeyError('x')", 1, "KeyError: 'x'"), ("sys.exit(3)", 3, "exited with code 3")],
+)
+def test_a_thread_of_the_script_does_not_hold_a_failure_up(
+    tmp_path: Path, body: str, code: int, text: str
+) -> None:
+    thread = "import sys, threading\nthreading.Thread(target=threading.Event().wait).start()\n"
+    codes, outputs, words = run_both((WAIT, thread + body), tmp_path)
+    assert codes == [1, code], outputs
+    assert "without waiting for threads: Thread-" in outputs[1]
+    assert words[1]["error"] == text
     assert words[0]["consequence"] is True
-    assert "worker 1" in words[0]["error"]
+
+
+FAILED_SAVE = """
+import torch
+fleet.distributed_model(torch.nn.Linear(1, 1))
+fleet.save_persistables(__import__("os").environ["FLEET_ERROR_FILE"] + "/x", background=True)
+"""
+
+
+def test_a_save_that_failed_is_told_when_the_script_just_ends(tmp_path: Path) -> None:
+    holder, port = reserved_port()
+    (tmp_path / "0.json").write_text("in the way")
+    with holder:
+        process = run_script(FAILED_SAVE, 0, 1, port, tmp_path / "0.json")
+        output = process.communicate(timeout=60)[0].decode()
+    assert process.returncode == 1, output
+    assert "failed in the background" in output
+    assert json.loads((tmp_path / "0.json").read_text())["error"].startswith("CheckpointError: ")
 
 
 def test_a_script_that_just_ends_is_ended_properly(tmp_path: Path) -> None:
@@ -118,7 +155,7 @@ def test_a_script_that_just_ends_is_ended_properly(tmp_path: Path) -> None:
         outputs = [p.communicate(timeout=60)[0].decode() for p in processes]
     assert [p.returncode for p in processes] == [0, 0], outputs
     assert all("sum 3" in text for text in outputs)
-    assert not list(tmp_path.iterdir())
+    assert [json.loads(w.read_text())["leaving"] for w in tmp_path.iterdir()] == [True, True]
     assert not any("Traceback" in text or "terminate" in text for text in outputs)
 
 
@@ -126,5 +163,5 @@ def test_a_script_may_destroy_the_process_group_itself(tmp_path: Path) -> None:
     body = "import torch.distributed as dist\nfleet.barrier_worker()\ndist.destroy_process_group()"
     codes, outputs, words = run_both((body, body), tmp_path)
     assert codes == [0, 0], outputs
-    assert words == [None, None]
+    assert [word["leaving"] for word in words] == [True, True]
     assert not any("Traceback" in text for text in outputs)

@@ -9,8 +9,10 @@ import pytest
 from tests.workers import run_workers
 
 import fleetlight as fleet
-from fleetlight.errors import ConfigError, NotAvailableError, RoleError
+from fleetlight.errors import ConfigError, RoleError
 from fleetlight.fleet.context import current_or_none
+from fleetlight.fleet.lifecycle import _deadline
+from fleetlight.roles import Role
 
 
 def test_before_init_everything_says_what_to_do() -> None:
@@ -21,8 +23,14 @@ def test_before_init_everything_says_what_to_do() -> None:
     fleet.stop_worker()
 
 
-def test_parameter_servers_are_not_there_yet() -> None:
-    with pytest.raises(NotAvailableError, match=r"fleet\.init\(is_collective=True\)"):
+def test_workers_without_servers_need_to_say_that_they_are_collective(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FLEET_ROLE", "worker")
+    monkeypatch.setenv("FLEET_INDEX", "0")
+    monkeypatch.setenv("FLEET_WORKER_NUM", "2")
+    monkeypatch.setenv("FLEET_MASTER", "127.0.0.1:4711")
+    with pytest.raises(RoleError, match=r"fleet\.init\(is_collective=True\)"):
         fleet.init()
 
 
@@ -100,3 +108,10 @@ def deadline() -> str:
 def test_the_deadline_of_the_environment_is_explained() -> None:
     for text in run_workers(deadline, deadline_s=17.0):
         assert "17 s are in force, from FLEET_DEADLINE_S" in text
+
+
+def test_the_variable_of_a_dialect_is_named() -> None:
+    role = Role(dialect="any", deadline_s=9.0, deadline_variable="ANY_TIMEOUT")
+    assert _deadline(role, fleet.DistributedStrategy()) == (9.0, "ANY_TIMEOUT")
+    assert _deadline(role, fleet.DistributedStrategy(deadline_s=3)) == (3.0, "the strategy")
+    assert _deadline(role.replace(deadline_s=None), fleet.DistributedStrategy())[1] == "the default"

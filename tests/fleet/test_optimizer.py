@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The registered optimizer: merging, minimize, mixed precision, clipping, schedulers."""
+"""The registered optimizer: minimize, mixed precision, clipping, schedulers."""
 
 from __future__ import annotations
 
@@ -34,40 +34,6 @@ def my_part(tensor: torch.Tensor) -> torch.Tensor:
 
 def flat(model: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
-
-
-def merged(avg: bool, model_first: bool) -> Any:
-    strategy = fleet.DistributedStrategy(gradient_merge=True)
-    strategy.gradient_merge_configs = {"k_steps": 3, "avg": avg}
-    model = network()
-    optimizer: Any = torch.optim.Adam(model.parameters(), lr=0.01)
-    if model_first:
-        model = fleet.distributed_model(model)
-    optimizer = fleet.distributed_optimizer(optimizer, strategy)
-    if not model_first:
-        model = fleet.distributed_model(model)
-    x, y = records()
-    for _ in range(2):
-        for part in range(3):
-            xs, ys = my_part(x[part * 8 : part * 8 + 8]), my_part(y[part * 8 : part * 8 + 8])
-            F.cross_entropy(model(xs), ys).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    return flat(model)
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("avg", [True, False])
-def test_three_backwards_make_one_step(workers: int, avg: bool) -> None:
-    model = network()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    x, y = records()
-    for _ in range(2):
-        optimizer.zero_grad()
-        (F.cross_entropy(model(x), y) * (1 if avg else 3)).backward()
-        optimizer.step()
-    for result in run_workers(merged, workers, avg, workers == 1):
-        torch.testing.assert_close(result, flat(model), rtol=0, atol=1e-12)
 
 
 def minimized() -> Any:

@@ -238,6 +238,61 @@ def test_a_save_may_take_longer_than_the_deadline(tmp_path: Path) -> None:
     assert answers == ["saved", "saved"]
 
 
+def save_in_background(dirname: str) -> Any:
+    """The file is written only after three more steps."""
+    model, optimizer, loader = build()
+    train(2, model, optimizer, loader)
+    write, go = checkpoint.write, threading.Event()
+
+    def held_back(*args: Any) -> Any:
+        assert go.wait(30), "the save did not go on in the background"
+        return write(*args)
+
+    checkpoint.write = held_back
+    extra = {"epochs": [1]}
+    fleet.save_persistables(dirname, extra=extra, background=True)
+    extra["epochs"].append(2)
+    saved = [p.detach().clone() for p in model.parameters()]
+    train(3, model, optimizer, loader)
+    moved = not any(torch.equal(a, b) for a, b in zip(saved, model.parameters(), strict=True))
+    early = Path(dirname, "manifest.json").exists()
+    go.set()
+    loaded = fleet.load_persistables(dirname)
+    same = all(torch.equal(a, b) for a, b in zip(saved, model.parameters(), strict=True))
+    return early, moved, loaded, same, current().step
+
+
+def test_a_save_in_the_background_is_that_of_the_call(tmp_path: Path) -> None:
+    answers = run_workers(save_in_background, 2, str(tmp_path / "ckpt"))
+    assert answers == [(False, True, {"epochs": [1]}, True, 2)] * 2
+
+
+def fail_in_background(dirname: str) -> list[str]:
+    """Two saves that fail: one is raised by the next save, one by the end of the job."""
+    build()
+    texts = []
+    zero = fleet.is_first_worker()
+    for end in (lambda: fleet.save_persistables(dirname), fleet.stop_worker):
+        if zero:
+            Path(dirname).write_text("in the way")
+        fleet.save_persistables(dirname, background=True)
+        try:
+            end()
+            texts.append("")
+        except CheckpointError as error:
+            texts.append(str(error))
+        if zero:
+            Path(dirname).unlink()
+    return texts
+
+
+def test_a_failure_in_the_background_is_raised_later(tmp_path: Path) -> None:
+    zero, one = run_workers(fail_in_background, 2, str(tmp_path / "ckpt"))
+    failed = f"the save into {tmp_path / 'ckpt'} at step 0 failed in the background: "
+    assert [text.startswith(failed) for text in zero] == [True, True], zero
+    assert [text.startswith(f"on worker 0: {failed}") for text in one] == [True, False], one
+
+
 def save_without_optimizer(dirname: str) -> list[str]:
     fleet.distributed_model(nn.Linear(2, 2))
     said: list[str] = []

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import fleetlight as fleet
-from fleetlight.errors import ConfigError
+from fleetlight.errors import ConfigError, DivergedError
 
 pytestmark = pytest.mark.multiprocess
 
@@ -68,25 +69,76 @@ def test_files_are_dealt_out() -> None:
     assert [zero[2], one[2], two[2]] == [["a"], ["b"], []]
 
 
-def metrics() -> Any:
-    index = fleet.worker_index()
-    scores = [[0.1, 0.4, 0.35], [0.8]][index]
-    labels = [[0, 0, 1], [1]][index]
-    return (
-        fleet.metrics.auc(scores, labels),
-        fleet.metrics.acc(3 + index, 4),
-        fleet.metrics.sum(index + 1),
-        fleet.metrics.max(torch.tensor([index, 5])).tolist(),
-        fleet.metrics.mae(1.0, 2),
-        fleet.metrics.rmse(8.0, 1),
+def linear(strategy: dict[str, Any]) -> tuple[Any, Any, nn.Module, torch.optim.Optimizer]:
+    """A loader of 8 steps, one to validate with, a model and its optimizer."""
+    model = fleet.distributed_model(nn.Linear(4, 2).double())
+    optimizer = fleet.distributed_optimizer(
+        torch.optim.SGD(model.parameters(), 0.1), fleet.DistributedStrategy(**strategy)
     )
+    workers = fleet.worker_num()
+    train = fleet.shard(DataLoader(records(8 * workers), batch_size=1, shuffle=True))
+    return train, fleet.shard(DataLoader(records(3 * workers))), model, optimizer
 
 
-def test_metrics_are_global() -> None:
-    for auc, acc, total, largest, mae, rmse in run_workers(metrics):
-        assert auc == 0.75
-        assert acc == 7 / 8
-        assert total == 3
-        assert largest == [1, 5]
-        assert mae == 0.5
-        assert rmse == pytest.approx(8**0.5)
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Any, y: Any) -> None:
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def skip_one(strategy: dict[str, Any]) -> str:
+    train, _, model, optimizer = linear(strategy)
+    try:
+        for i, (x, y) in enumerate(train):
+            if i == 3 and fleet.worker_index() == 1:
+                continue
+            step(model, optimizer, x, y)
+    except DivergedError as error:
+        return str(error)
+    return "nothing was told"
+
+
+@pytest.mark.parametrize(
+    ("workers", "strategy", "told"),
+    [
+        (2, {}, "worker 0 at 8 of epoch 0, worker 1 at 10 of epoch 0"),
+        (3, {}, "workers 0, 2 at 12 of epoch 0, worker 1 at 15 of epoch 0"),
+        (2, {"shared_memory": False}, "worker 0 at 8 of epoch 0, worker 1 at 10 of epoch 0"),
+        (
+            2,
+            {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2}},
+            "worker 0 at 8 of epoch 0, worker 1 at 10 of epoch 0",
+        ),
+    ],
+    ids=["shared_memory", "three", "process_groups", "merged"],
+)
+def test_a_batch_that_one_worker_skips_is_told(
+    workers: int, strategy: dict[str, Any], told: str
+) -> None:
+    for text in run_workers(skip_one, workers, strategy):
+        assert told in text
+
+
+def together() -> int:
+    """Worker 0 validates alone in the middle; later a thread reads ahead on one of them."""
+    train, valid, model, optimizer = linear({})
+    steps = 0
+    for i, (x, y) in enumerate(train):
+        if i == 2 and fleet.is_first_worker():
+            for vx, _ in valid:
+                model.eval()(vx)
+            model.train()
+        step(model, optimizer, x, y)
+        steps += 1
+    iterator = iter(train)
+    next(iterator)
+    if fleet.worker_index() == 1:
+        reader = threading.Thread(target=lambda: next(iterator))
+        reader.start()
+        reader.join()
+    step(model, optimizer, *records(4)[:])
+    return steps
+
+
+def test_loops_of_one_worker_alone_are_no_skipped_batches() -> None:
+    assert run_workers(together) == [8, 8]

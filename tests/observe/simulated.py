@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fleetlight.errors import ConfigError
 from fleetlight.observe.metrics import Gather, Reduce
 
 OPS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
@@ -31,18 +32,21 @@ class Job:
         return [future.exception() or future.result() for future in futures]
 
     def _worker(self, body: Body, rank: int) -> Any:
-        def gather(array: np.ndarray) -> list[np.ndarray]:
-            assert array.ndim == 1
+        def exchange(array: np.ndarray) -> list[np.ndarray]:
             self._slots[rank] = array
             self._barrier.wait()
             gathered = list(self._slots)
             self._barrier.wait()
             return gathered
 
+        def gather(array: np.ndarray) -> list[np.ndarray]:
+            assert array.ndim == 1
+            return exchange(array)
+
         def reduce(array: np.ndarray, op: str) -> np.ndarray:
-            gathered = gather(array)
-            # What a real all-reduce takes for granted.
-            assert len({(part.size, part.dtype) for part in gathered}) == 1
+            gathered = exchange(array)
+            if len({(part.shape, part.dtype) for part in gathered}) > 1:
+                raise ConfigError("not alike")
             return functools.reduce(OPS[op], gathered)
 
         return body(rank, reduce, gather)

@@ -132,6 +132,7 @@ def test_our_settings_hold_in_every_dialect(env: dict[str, str]) -> None:
     ours = {"FLEET_DEADLINE_S": "12.5", "FLEET_HOST": "10.1.1.1", "FLEET_ERROR_FILE": "e.json"}
     role = from_environment({**env, **ours})
     assert (role.deadline_s, role.address, role.error_file) == (12.5, "10.1.1.1", "e.json")
+    assert role.deadline_variable == "FLEET_DEADLINE_S"
     with pytest.raises(RoleError, match="FLEET_DEADLINE_S='0'"):
         from_environment({**env, "FLEET_DEADLINE_S": "0"})
 

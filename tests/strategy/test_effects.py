@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fleetlight.errors import StrategyError
 from fleetlight.strategy import DistributedStrategy, JobFacts
 from fleetlight.strategy.effects import effect_of
 from fleetlight.strategy.settings import rules_of
@@ -161,8 +162,47 @@ def test_explain_is_one_line_for_each_field() -> None:
     assert [line[3:].split()[0] for line in lines] == strategy.keys()
     assert " * sync_batch_norm = True: statistics over the batches of all workers" in lines
     assert any(line.startswith(" ! fetch_frequency = 5: ") for line in lines)
-    assert "   a_sync = False: not yet available in this version" in lines
+    assert "   localsgd = False: not yet available in this version" in lines
+    assert "   a_sync = False: a collective job has no parameter servers" in lines
     assert legend.startswith("* takes effect")
+
+
+@pytest.mark.parametrize(
+    ("settings", "active", "sentence"),
+    [
+        ({}, True, "sync: a step waits for the gradients of all workers"),
+        ({"a_sync": True}, True, "async: a push is applied when it arrives"),
+        ({"a_sync": True, "a_sync_configs": {"staleness": 3}}, True, "more than 3 steps ahead"),
+        ({"a_sync": True, "a_sync_configs": {"k_steps": 40}}, True, "exchange every 40 steps"),
+    ],
+)
+def test_the_modes_of_parameter_servers(settings: Any, active: bool, sentence: str) -> None:
+    got, why = effect("a_sync", SERVERS, **settings)
+    assert got is active
+    assert sentence in why
+    assert effect("a_sync", FOUR, **settings)[0] is False
+
+
+@pytest.mark.parametrize(
+    ("a_sync", "configs", "sentence"),
+    [
+        (False, {"staleness": 2}, "a_sync is off, so staleness"),
+        (True, {"k_steps": 4, "max_merge": 2}, "GeoSGD, which has no use for max_merge"),
+        (True, {"cache_rows": 5}, "only workers of GeoSGD"),
+    ],
+)
+def test_settings_of_the_exchange_that_mean_nothing(
+    a_sync: bool, configs: Any, sentence: str
+) -> None:
+    active, why = effect("a_sync_configs", SERVERS, a_sync=a_sync, a_sync_configs=configs)
+    assert not active
+    assert sentence in why
+
+
+def test_settings_of_the_exchange_that_count_in_every_mode() -> None:
+    configs = {"dense": "allreduce", "on_nonfinite": "skip"}
+    for a_sync in (False, True):
+        assert effect("a_sync_configs", SERVERS, a_sync=a_sync, a_sync_configs=configs)[0]
 
 
 def test_explain_names_the_kind_of_job() -> None:
@@ -192,3 +232,35 @@ def test_the_deadline_in_force_and_where_it_comes_from() -> None:
     assert not active
     assert "in force are 20 s" in why
     assert effect("deadline_s", job, deadline_s=20)[0]
+
+
+def test_encryption_between_workers_and_servers() -> None:
+    assert effect("ssl", SERVERS) == (True, "connections are not encrypted")
+    active, why = effect("ssl", SERVERS, ssl="certs")
+    assert active
+    assert "TLS 1.3" in why
+    begun = JobFacts(is_collective=False, server_num=1, deadline_s=3.0, ssl="certs")
+    assert effect("ssl", begun, ssl="certs")[0]
+    active, why = effect("ssl", begun, ssl="others")
+    assert not active
+    assert "only when given to fleet.init; in force is 'certs'" in why
+
+
+def test_encryption_that_a_collective_job_cannot_have_is_refused_across_hosts() -> None:
+    one_host = JobFacts(worker_num=4)
+    strategy = DistributedStrategy(ssl="certs")
+    strategy.check(one_host)
+    (sentence,) = strategy.inert(one_host)
+    assert "stays on this host, and is not encrypted" in sentence
+    with pytest.raises(StrategyError, match="across 2 hosts, and neither Gloo nor NCCL"):
+        strategy.check(FOUR)
+    DistributedStrategy().check(FOUR)
+
+
+def test_encryption_with_servers_that_keep_only_tables_is_refused_across_hosts() -> None:
+    job = JobFacts(is_collective=False, worker_num=4, server_num=2, node_num=2)
+    strategy = DistributedStrategy(ssl="certs", a_sync=True)
+    strategy.check(job)
+    strategy.a_sync_configs.dense = "allreduce"
+    with pytest.raises(StrategyError, match="WireGuard, IPsec"):
+        strategy.check(job)

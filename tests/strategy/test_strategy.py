@@ -49,7 +49,15 @@ FIELDS = {
     "deadline_s": 300.0,
 }
 CONFIGS = {
-    "a_sync_configs": {"k_steps", "staleness", "send_queue_size", "max_merge"},
+    "a_sync_configs": {
+        "k_steps",
+        "staleness",
+        "send_queue_size",
+        "max_merge",
+        "dense",
+        "on_nonfinite",
+        "cache_rows",
+    },
     "localsgd_configs": {"k_steps", "begin_step"},
     "adaptive_localsgd_configs": {"init_k_steps", "begin_step"},
     "diloco_configs": {"k_steps", "outer_lr", "outer_momentum"},
@@ -62,11 +70,6 @@ CONFIGS = {
 
 #: a value other than the default for each setting that is not yet available
 LATER: dict[str, Any] = {
-    "a_sync": True,
-    "a_sync_configs.k_steps": 400,
-    "a_sync_configs.staleness": 4,
-    "a_sync_configs.send_queue_size": 8,
-    "a_sync_configs.max_merge": 2,
     "localsgd": True,
     "localsgd_configs.k_steps": 4,
     "localsgd_configs.begin_step": 10,
@@ -84,7 +87,6 @@ LATER: dict[str, Any] = {
     "dgc_configs.rampup_step": 2,
     "dgc_configs.sparsity": [0.5],
     "durability": "log",
-    "ssl": "certs",
 }
 
 
@@ -240,7 +242,9 @@ def test_not_yet_available_by_its_alias(name: str, tmp_path: Path) -> None:
 
 
 def test_what_comes_later_may_be_set_to_its_default() -> None:
-    strategy = DistributedStrategy(a_sync=False, localsgd_configs=LocalSGDConfigs(), ssl=None)
+    strategy = DistributedStrategy(
+        a_sync=False, localsgd_configs=LocalSGDConfigs(), durability="none"
+    )
     assert strategy == DistributedStrategy()
 
 
@@ -256,6 +260,14 @@ def test_flags_give_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "fuse_grad_size_in_MB = 16.0 (from FLAGS_fuse_parameter_memory_size)" in (
         strategy.explain()
     )
+
+
+def test_fleetrun_gives_the_folder_of_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLEET_SSL", "/certs")
+    assert DistributedStrategy().ssl == "/certs"
+    assert "ssl = '/certs' (from FLEET_SSL)" in DistributedStrategy().explain()
+    assert DistributedStrategy(ssl="mine").ssl == "mine"
+    assert DistributedStrategy(ssl=None).ssl is None
 
 
 @pytest.mark.parametrize(("text", "value"), [("0", False), ("True", True), ("false", False)])

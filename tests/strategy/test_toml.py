@@ -27,6 +27,8 @@ def values_of(rules: Rules) -> st.SearchStrategy[Any]:
         return st.integers(min_value=int(rules.minimum or 0))
     if rules.kind is float:
         return st.floats(0, rules.maximum, exclude_min=True, allow_nan=False, allow_infinity=False)
+    if rules.kind is str:
+        return st.text()
     assert rules.kind is list
     return st.lists(st.text())
 

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from fleetlight import data, errors
-from fleetlight.fleet import metrics, util
+from fleetlight.fleet import metrics, nn, util
+from fleetlight.fleet.clipping import clip_grad_norm_
 from fleetlight.fleet.collectives import all_gather, all_reduce, barrier_worker
 from fleetlight.fleet.identity import (
     is_first_worker,
@@ -19,9 +20,8 @@ from fleetlight.fleet.identity import (
     worker_index,
     worker_num,
 )
-from fleetlight.fleet.lifecycle import init, init_worker, stop_worker
-from fleetlight.fleet.model import distributed_model, no_sync
-from fleetlight.fleet.optimizer import clip_grad_norm_, distributed_optimizer
+from fleetlight.fleet.lifecycle import init, init_server, init_worker, run_server, stop_worker
+from fleetlight.fleet.model import no_sync
 from fleetlight.fleet.persistables import (
     load_inference_model,
     load_persistables,
@@ -29,16 +29,21 @@ from fleetlight.fleet.persistables import (
     save_persistables,
 )
 from fleetlight.fleet.progress import progress
+from fleetlight.fleet.registering import distributed_model, distributed_optimizer
 from fleetlight.fleet.sharding import shard
+from fleetlight.ps.entries import CountFilterEntry, ProbabilityEntry, ShowClickEntry
 from fleetlight.roles import Role, RoleMaker, UserDefinedRoleMaker
 from fleetlight.roles import RoleMaker as PaddleCloudRoleMaker
 from fleetlight.strategy import DistributedStrategy
 
 __all__ = [
+    "CountFilterEntry",
     "DistributedStrategy",
     "PaddleCloudRoleMaker",
+    "ProbabilityEntry",
     "Role",
     "RoleMaker",
+    "ShowClickEntry",
     "UserDefinedRoleMaker",
     "all_gather",
     "all_reduce",
@@ -49,6 +54,7 @@ __all__ = [
     "distributed_optimizer",
     "errors",
     "init",
+    "init_server",
     "init_worker",
     "is_first_worker",
     "is_server",
@@ -57,9 +63,11 @@ __all__ = [
     "load_persistables",
     "local_rank",
     "metrics",
+    "nn",
     "no_sync",
     "node_num",
     "progress",
+    "run_server",
     "save_inference_model",
     "save_persistables",
     "server_endpoints",

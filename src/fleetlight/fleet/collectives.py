@@ -19,7 +19,10 @@ _Back = Callable[[Tensor], Any]
 def barrier_worker() -> None:
     """Wait until every worker is here; afterwards all workers are equal."""
     context = current()
-    context.group.barrier("barrier_worker")
+    if context.session is not None:
+        context.session.barrier(context)
+    else:
+        context.group.barrier("barrier_worker")
     for model in context.models:
         model.share_buffers()
 

@@ -4,18 +4,26 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from fleetlight.collective.group import Group
 from fleetlight.errors import ConfigError
+from fleetlight.fleet.saving import BackgroundSave
+from fleetlight.ps.crew import Crew
 from fleetlight.roles import Role
 from fleetlight.strategy import DistributedStrategy
 
 if TYPE_CHECKING:
     from fleetlight.data.loader import ShardLoader
+    from fleetlight.fleet.joining import Service
     from fleetlight.fleet.model import ModelPlan
     from fleetlight.fleet.optimizer import OptimizerPlan
+    from fleetlight.fleet.session import Session
     from fleetlight.fleet.sharding import Weights
+
+
+#: the workers and what they do together: among themselves, or by way of the servers
+Peers: TypeAlias = Group | Crew
 
 
 @dataclasses.dataclass
@@ -23,17 +31,27 @@ class Context:
     """One per process, from `fleet.init` to its end."""
 
     role: Role
-    group: Group
+    group: Peers
     strategy: DistributedStrategy
     models: list[ModelPlan] = dataclasses.field(default_factory=list)
     optimizers: list[OptimizerPlan] = dataclasses.field(default_factory=list)
     loaders: list[ShardLoader] = dataclasses.field(default_factory=list)
+    saving: BackgroundSave = dataclasses.field(default_factory=BackgroundSave)
+    #: this worker's part in a job with parameter servers
+    session: Session | None = None
+    #: what this process is, when it is a parameter server
+    service: Service | None = None
     #: what the batches of the loaders weigh
     weights: Weights | None = None
     #: how many reasons there are to keep gradients local for now
     holds: int = 0
     #: optimizer steps made so far
     step: int = 0
+
+    @property
+    def is_served(self) -> bool:
+        """True in a job with parameter servers, in either kind of process."""
+        return self.session is not None or self.service is not None
 
 
 _context: Context | None = None
@@ -43,7 +61,8 @@ def current() -> Context:
     """The context; there is none before `fleet.init`."""
     if _context is None:
         raise ConfigError(
-            "Fleetlight is not initialised; call fleet.init(is_collective=True) first"
+            "Fleetlight is not initialised; call fleet.init() first, or "
+            "fleet.init(is_collective=True) for training without parameter servers"
         )
     return _context
 

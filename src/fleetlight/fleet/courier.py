@@ -10,15 +10,15 @@ from pathlib import Path
 import msgspec
 
 from fleetlight.checkpoint import read
-from fleetlight.collective.group import Group
 from fleetlight.errors import CheckpointError
+from fleetlight.fleet.context import Peers
 
 _OPERATION = "load_persistables"
 #: what is in memory of a file at any time
 _CHUNK = 64 << 20
 
 
-def carry_checkpoint(group: Group, dirname: Path, temporary: Path) -> Path:
+def carry_checkpoint(group: Peers, dirname: Path, temporary: Path) -> Path:
     """Where this worker finds the checkpoint: `dirname`, or a copy of worker 0's in `temporary`.
 
     The path may not be shared, or may hold something older on another machine: the manifest
@@ -66,7 +66,7 @@ class _Parcel:
             )
 
 
-def _names(group: Group, dirname: Path) -> list[str]:
+def _names(group: Peers, dirname: Path) -> list[str]:
     """The files of worker 0's checkpoint, whose bytes it has checked."""
     names: list[str] = []
 
@@ -78,7 +78,7 @@ def _names(group: Group, dirname: Path) -> list[str]:
     return msgspec.json.decode(told, type=list[str])
 
 
-def _chunks_of(group: Group, path: Path, parcel: _Parcel) -> Iterator[bytes]:
+def _chunks_of(group: Peers, path: Path, parcel: _Parcel) -> Iterator[bytes]:
     """The chunks of worker 0's file, on everybody; an empty one ends it."""
     source = _read(path, parcel) if group.index == 0 else iter(())
     while chunk := group.broadcast_bytes(next(source, b""), _OPERATION):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import atexit
+import builtins
 import functools
 import json
 import logging
@@ -20,9 +21,12 @@ from fleetlight.fleet.context import current_or_none, set_current
 from fleetlight.observe import log
 from fleetlight.roles import Role
 
+#: how long threads of a script that failed may still run
+_THREADS_S = 1.0
+
 
 class Exit(SystemExit):
-    """What `sys.exit` raises in a job: it notices when the interpreter ends for it.
+    """What `sys.exit` and `exit` raise in a job: it notices when the interpreter ends for it.
 
     No hook is called for SystemExit, and most of them are caught or mean success. But before the
     interpreter ends for one it asks for its `code`, and then no Python function is running.
@@ -33,11 +37,10 @@ class Exit(SystemExit):
         """As in SystemExit."""
         status = self.args[0] if self.args else None
         if sys._getframe().f_back is None and status not in (None, 0) and _ending is not None:
-            _ending.fail(
-                f"SystemExit: {status}",
-                code=status if isinstance(status, int) else 1,
-                consequence=False,
-            )
+            if isinstance(status, int):
+                _ending.fail(f"exited with code {status}", code=status, consequence=False)
+            else:
+                _ending.fail(f"SystemExit: {status}", code=1, consequence=False)
         return status
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -47,14 +50,31 @@ class Exit(SystemExit):
 def watch_the_end(role: Role) -> None:
     """From now on a bad end of this process is told, and ends it without waiting for anybody.
 
-    A SystemExit not made by `sys.exit`, or by one that was looked up earlier, is like the end of
-    the script: the others are told that this worker left.
+    A SystemExit that the script raises itself is like its end: the others are told that this
+    worker left, and the launcher waits for the exit code.
     """
     global _ending
     if _ending is None:
         sys.excepthook = _hook_before(sys.excepthook)
         sys.exit = _exit_before(sys.exit)
+        for name in {"exit", "quit"} & set(vars(builtins)):
+            setattr(builtins, name, _exit_before(getattr(builtins, name)))
     _ending = _Ending(role)
+
+
+def tell_leaving(role: Role) -> None:
+    """Tell the launcher that the script is over, and only its exit code is still to come.
+
+    Others who miss this worker may be gone before it comes.
+    """
+    if role.error_file:
+        _leave_word(role.error_file, leaving=True)
+
+
+def end_badly(error: Exception) -> NoReturn:
+    """At the end of the script, where raising would change nothing: as if it had raised `error`."""
+    sys.excepthook(type(error), error, error.__traceback__)
+    _end_at_once(1)
 
 
 def _hook_before(before: Callable[..., Any]) -> Callable[..., None]:
@@ -89,7 +109,7 @@ class _Ending:
         if os.getpid() != self._pid:
             return
         if self._role.error_file:
-            _leave_word(self._role.error_file, error, consequence)
+            _leave_word(self._role.error_file, error=error, consequence=consequence)
         context = current_or_none()
         if context is None:
             return
@@ -98,21 +118,32 @@ class _Ending:
         if not context.group.alone:
             # threads of torch may wait in a collective that never finishes, and would be joined
             atexit.register(_end_at_once, code)
+            # so would threads of the script, and before that is called
+            threading.Thread(target=_end_soon, args=(code,), daemon=True).start()
 
 
 _ending: _Ending | None = None
 
 
-def _leave_word(path: str, error: str, consequence: bool) -> None:
-    word: dict[str, Any] = {"time": time.time(), "error": error, "consequence": consequence}
+def _leave_word(path: str, **word: Any) -> None:
     try:
         with open(path, "w", encoding="utf-8") as file:
-            json.dump(word, file)
+            json.dump({"time": time.time(), **word}, file)
     except OSError as problem:
         log.logger.warning("the launcher's error file %s cannot be written: %s", path, problem)
 
 
-def _end_at_once(code: int) -> None:
+def _end_soon(code: int) -> None:
+    """The others of the job wait for what this process holds, and it only for its threads."""
+    time.sleep(_THREADS_S)
+    main = threading.main_thread()
+    names = [t.name for t in threading.enumerate() if not t.daemon and t is not main]
+    if names:
+        log.logger.warning("failed, and ends without waiting for threads: %s", ", ".join(names))
+    _end_at_once(code)
+
+
+def _end_at_once(code: int) -> NoReturn:
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

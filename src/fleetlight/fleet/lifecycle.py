@@ -11,10 +11,14 @@ import sys
 import fleetlight
 from fleetlight.collective.forming import form
 from fleetlight.collective.registration import Scheduler
-from fleetlight.errors import ConfigError, NotAvailableError, RoleError
+from fleetlight.errors import CheckpointError, ConfigError, RoleError
 from fleetlight.fleet.context import Context, current, current_or_none, set_current
-from fleetlight.fleet.leaving import watch_the_end
+from fleetlight.fleet.joining import Service, join_servers
+from fleetlight.fleet.leaving import end_badly, tell_leaving, watch_the_end
+from fleetlight.fleet.session import drawn_of
 from fleetlight.observe import log
+from fleetlight.observe.log import logger
+from fleetlight.ps.messages import Counted
 from fleetlight.roles import Kind, Role, RoleMaker
 from fleetlight.strategy import DistributedStrategy, JobFacts, set_current_job
 
@@ -36,36 +40,98 @@ def init(
     _configure_log(role)
     if role.kind is Kind.SCHEDULER:
         sys.exit(Scheduler(role, deadline_s).run())
-    _check_mode(role, is_collective or maker.is_collective)
+    is_collective = is_collective or maker.is_collective
+    _check_mode(role, is_collective)
     watch_the_end(role)
-    role, group = form(role, fleetlight.__version__, deadline_s)
+    if is_collective:
+        role, group = form(role, fleetlight.__version__, deadline_s)
+        context = Context(role=role, group=group, strategy=strategy)
+    else:
+        context = join_servers(role, strategy, deadline_s)
     _configure_log(role)
-    set_current(Context(role=role, group=group, strategy=strategy))
+    set_current(context)
     set_current_job(
         JobFacts(
-            is_collective=True,
+            is_collective=is_collective,
             worker_num=role.worker_num,
+            server_num=role.server_num,
             node_num=role.node_num or 1,
-            backend=group.backend,
+            backend=context.group.backend,
             deadline_s=deadline_s,
             deadline_from=deadline_from,
+            ssl=strategy.ssl,
         )
     )
+    strategy.check()
     atexit.register(_leave_at_the_end, os.getpid())
 
 
 def init_worker() -> None:
-    """Agree with the other workers on the model now, rather than at the first forward."""
-    for model in current().models:
+    """Agree with the others on the model now, rather than at the first forward."""
+    context = current()
+    if context.service is not None:
+        raise RoleError("fleet.init_worker was called in a parameter server; see fleet.is_server()")
+    if context.session is not None:
+        context.session.open(context)
+    for model in context.models:
         model.freeze()
 
 
+def init_server(dirname: str | os.PathLike[str] | None = None) -> None:
+    """Make this server's tables, and load a checkpoint's values into them."""
+    context = current()
+    drawn = drawn_of(context)
+    service = _service(context, "init_server")
+    service.server.open(drawn.plan, drawn.optimizers, drawn.dense)
+
+
+def run_server() -> None:
+    """Serve until every worker has left."""
+    context = current()
+    service = _service(context, "run_server")
+    try:
+        service.server.wait()
+        logger.info("%s", _served(service.server.counted()))
+    finally:
+        service.stop()
+    set_current(None)
+
+
+def _service(context: Context, name: str) -> Service:
+    if context.service is None:
+        raise RoleError(
+            f"fleet.{name} was called in a worker; call it only where fleet.is_server() is true"
+        )
+    return context.service
+
+
+def _served(counted: Counted) -> str:
+    """What a server says at the end."""
+    rows = ", ".join(
+        f"{name}: {number:,} rows, {counted.nbytes[name] / 2**20:,.1f} MiB"
+        for name, number in counted.rows.items()
+    )
+    return f"all workers have left after {counted.pushes:,} pushes; {rows or 'no tables'}"
+
+
 def stop_worker() -> None:
-    """Leave the job. Called at the end of the process when the script does not; twice is fine."""
-    global _left
+    """Leave the job, once a save in the background is on disk, and raise if that has failed.
+
+    Called at the end of the process when the script does not; twice is fine.
+    """
     context = current_or_none()
     if context is None:
         return
+    try:
+        context.saving.finish()
+        if context.session is not None:
+            context.session.stop()
+    finally:
+        _leave(context)
+
+
+def _leave(context: Context) -> None:
+    global _left
     set_current(None)
     _left = not context.group.alone
     for model in context.models:
@@ -79,8 +145,14 @@ _left = False
 
 def _leave_at_the_end(pid: int) -> None:
     # a child that the script has forked is no member of the job
-    if os.getpid() == pid:
+    context = current_or_none()
+    if os.getpid() != pid or context is None:
+        return
+    tell_leaving(context.role)
+    try:
         stop_worker()
+    except CheckpointError as error:
+        end_badly(error)
 
 
 def _check_call(role_maker: object, is_collective: object, strategy: object) -> None:
@@ -114,9 +186,7 @@ def _shown(value: object) -> str:
 def _deadline(role: Role, strategy: DistributedStrategy) -> tuple[float, str]:
     """How long to wait for a peer, and who says so."""
     if role.deadline_s is not None and not strategy.said("deadline_s"):
-        # the scheduler's variable of one dialect says the same
-        other = " or MS_TOPO_TIMEOUT" if role.dialect.startswith("MS") else ""
-        return role.deadline_s, f"FLEET_DEADLINE_S{other}"
+        return role.deadline_s, role.deadline_variable or role.dialect
     return strategy.deadline_s, "the strategy" if strategy.said("deadline_s") else "the default"
 
 
@@ -125,11 +195,6 @@ def _check_mode(role: Role, is_collective: bool) -> None:
         raise RoleError(
             f"fleet.init(is_collective=True), but the job has {role.server_num} parameter servers "
             f"({role.dialect}); start it without servers, or call fleet.init()"
-        )
-    if not is_collective:
-        raise NotAvailableError(
-            "training with parameter servers is not yet available in this version; "
-            "for data-parallel training call fleet.init(is_collective=True)"
         )
 
 

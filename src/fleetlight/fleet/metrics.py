@@ -61,7 +61,10 @@ def auc(
 
 
 def _reduce(values: NDArray[Any], op: str) -> NDArray[Any]:
-    reduced: NDArray[Any] = current().group.all_reduce(torch.from_numpy(values.copy()), op).numpy()
+    group, tensor = current().group, torch.from_numpy(values.copy())
+    # not every worker may be computing the same metric
+    group.check_alike(tensor, "reducing a metric")
+    reduced: NDArray[Any] = group.all_reduce(tensor, op).numpy()
     return reduced
 
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`distributed_model`: registers a module; at the first forward the workers agree on it."""
+"""A registered model; at its first forward the workers agree on it."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import types
-from collections.abc import Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,42 +16,13 @@ from torch.utils._pytree import tree_map
 from fleetlight.collective.batch_norm import synchronise_batch_norm
 from fleetlight.collective.buckets import BucketLimits
 from fleetlight.collective.codec import Codec
+from fleetlight.collective.group import Group
+from fleetlight.collective.position import UNKNOWN, Position
 from fleetlight.collective.replica import Reduction, Replica
 from fleetlight.errors import PlanError, did_you_mean
 from fleetlight.fleet.context import Context, current
 from fleetlight.observe.log import logger
 from fleetlight.strategy import DistributedStrategy
-
-Module = TypeVar("Module", bound=nn.Module)
-
-
-def distributed_model(model: Module) -> Module:
-    """Register the model whose workers train together; answers the same module."""
-    context = current()
-    if not isinstance(model, nn.Module):
-        raise PlanError(
-            f"distributed_model: got a {type(model).__name__}, expected a torch.nn.Module"
-        )
-    if any(model is plan.module for plan in context.models):
-        raise PlanError("distributed_model was called twice with the same model")
-    if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
-        raise PlanError(
-            f"distributed_model: got a {type(model).__name__}; pass the model inside it, "
-            "Fleetlight takes its place"
-        )
-    _refuse_shared_parameters(model, context)
-    context.models.append(ModelPlan(model, context))
-    return model
-
-
-def _refuse_shared_parameters(model: nn.Module, context: Context) -> None:
-    known = {id(p) for plan in context.models for p in plan.module.parameters()}
-    for name, parameter in model.named_parameters():
-        if id(parameter) in known:
-            raise PlanError(
-                f"distributed_model: {name} is also a parameter of a model registered before; "
-                "register the module that holds both instead"
-            )
 
 
 @contextlib.contextmanager
@@ -84,8 +55,10 @@ class ModelPlan:
         self.replica: Replica | None = None
         self._context = context
         self._weight = 1.0
+        self._position = UNKNOWN
         self.frozen = False
-        self._entry = Entry(self, module)
+        self._forward = module.forward
+        self._entry = Entry(self, self._forward)
         module.forward = self._entry
 
     def freeze(self) -> None:
@@ -93,15 +66,18 @@ class ModelPlan:
         if self.frozen:
             return
         self.frozen = True
-        strategy, group = self._context.strategy, self._context.group
-        if not group.alone:
-            self._warn_of_other_device()
-            self._replicate()
+        for optimizer in self._context.optimizers:
+            optimizer.freeze()
+        strategy = self._context.strategy
+        self._agree()
         if strategy.recompute:
             _recompute(self.module, strategy.recompute_configs.checkpoints)
-        if strategy.amp:
-            dtype = getattr(torch, strategy.amp_configs.dtype)
-            self._entry.inner = _autocast(self._entry.inner, group.device.type, dtype)
+        self._renew_entry()
+
+    def _agree(self) -> None:
+        if not self._context.group.alone:
+            self._warn_of_other_device()
+            self._replicate()
 
     def _warn_of_other_device(self) -> None:
         kinds = {parameter.device.type for parameter in self.module.parameters()}
@@ -115,23 +91,46 @@ class ModelPlan:
 
     def _replicate(self) -> None:
         strategy, group = self._context.strategy, self._context.group
+        assert isinstance(group, Group), "servers keep the parameters, not replicas"
         self.replica = Replica(self.module, group, reduction_of(strategy))
-        self.replica.reducer.weight = self._weight
+        self.weigh(self._weight, self._position)
         if strategy.sync_batch_norm:
-            synchronise_batch_norm(self.module, group, self.replica.reducer)
+            # the whole model may be one batch norm, whose forward the entry stands in for
+            with as_plain_module(self.module):
+                synchronise_batch_norm(self.module, group, self.replica.reducer)
+                self._forward = self.module.__dict__.get("forward", self._forward)
+
+    def _renew_entry(self) -> None:
+        """The entry calls the forward as it is now, narrow if the strategy says so."""
+        strategy, forward = self._context.strategy, self._forward
+        if strategy.amp:
+            dtype = getattr(torch, strategy.amp_configs.dtype)
+            forward = _autocast(forward, self._context.group.device.type, dtype)
+        self._entry.inner = forward
+
+    def run(self, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A forward of the module, prepared for the backward that may follow."""
+        replica = self.replica
+        if replica is None or not (torch.is_grad_enabled() and self.module.training):
+            return inner(*args, **kwargs)
+        reduces = self.reduces
+        replica.before_forward((args, kwargs), reduces)
+        return replica.after_forward(inner(*args, **kwargs), reduces)
 
     def replicate_again(self) -> None:
         """Parameters were added, frozen or unfrozen: agree anew. All workers come here alike."""
         if self.replica is not None:
             self.replica.close()
             self._replicate()
+            self._renew_entry()
             self.replica.mark_unreduced()
 
-    def weigh(self, weight: float) -> None:
-        """What the coming gradients of this worker weigh: 1 usually."""
-        self._weight = weight
+    def weigh(self, weight: float, position: Position = UNKNOWN) -> None:
+        """What the coming gradients of this worker weigh, 1 usually, and where they come from."""
+        self._weight, self._position = weight, position
         if self.replica is not None:
             self.replica.reducer.weight = weight
+            self.replica.reducer.position = position
 
     @property
     def reduces(self) -> bool:
@@ -156,21 +155,14 @@ class Entry:
     A deep copy or a pickle of the module, such as a moving average, gets its plain forward.
     """
 
-    def __init__(self, plan: ModelPlan, module: nn.Module) -> None:
-        self.inner = module.forward
+    def __init__(self, plan: ModelPlan, forward: Any) -> None:
+        self.inner = forward
         self._plan = plan
         functools.update_wrapper(self, self.inner)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        plan = self._plan
-        plan.freeze()
-        replica = plan.replica
-        if replica is None or not (torch.is_grad_enabled() and plan.module.training):
-            return self.inner(*args, **kwargs)
-        reduces = plan.reduces
-        replica.before_forward((args, kwargs), reduces)
-        output = self.inner(*args, **kwargs)
-        return replica.after_forward(output, reduces)
+        self._plan.freeze()
+        return self._plan.run(self.inner, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return _plain_forward(memo[id(self._plan.module)])

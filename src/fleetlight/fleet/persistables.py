@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,19 @@ Directory = str | os.PathLike[str]
 
 
 def save_persistables(
-    dirname: Directory, *others: Any, extra: Mapping[str, Any] | None = None
+    dirname: Directory,
+    *others: Any,
+    extra: Mapping[str, Any] | None = None,
+    background: bool = False,
 ) -> None:
     """Save model, optimizer, positions of the loaders and random numbers; every worker calls it.
 
     Worker 0 writes; nobody else needs the path. A failed save leaves the checkpoint that was
     there before, and is an error on every worker. `extra` comes back from `load_persistables`.
+
+    With `background=True` the values are those at the call, and are written while training goes
+    on. The next save or load, `stop_worker` and the end of the script wait for the write, and
+    raise its failure.
     """
     _refuse_old_form("save_persistables", dirname, others)
     context = current()
@@ -43,22 +50,17 @@ def save_persistables(
     context.group.assemble("save_persistables")
     workers = context.group.gather_bytes(_worker_state(context).to_bytes(), "save_persistables")
 
-    def write() -> None:
-        snapshot = Snapshot(
-            model=checkpoint.model_state(model),
-            optimizers=[
-                checkpoint.optimizer_state(plan.optimizer, _names(model))
-                for plan in context.optimizers
-            ],
-            workers=[WorkerState.from_bytes(data) for data in workers],
-            seed=context.strategy.seed,
-            step=context.step,
-            extra=extra or {},
-        )
-        checkpoint.write(dirname, snapshot)
-        logger.info("saved %s at step %d", dirname, context.step)
+    def save() -> None:
+        context.saving.finish()
+        snapshot = _snapshot(context, model, workers, extra or {})
+        if not background:
+            _write(dirname, snapshot)
+            return
+        # the script may change its working directory meanwhile
+        write = functools.partial(_write, Path(dirname).absolute(), snapshot.detached())
+        context.saving.start(write, f"save into {dirname} at step {context.step}")
 
-    context.group.together(write if context.group.index == 0 else None, "save_persistables")
+    context.group.together(save if context.group.index == 0 else None, "save_persistables")
 
 
 def load_persistables(dirname: Directory, *others: Any) -> dict[str, Any]:
@@ -70,6 +72,8 @@ def load_persistables(dirname: Directory, *others: Any) -> dict[str, Any]:
     context = current()
     model = _model(context)
     context.group.assemble("load_persistables")
+    # what is to be read may still be under way
+    context.group.together(context.saving.finish, "load_persistables")
     with tempfile.TemporaryDirectory(prefix="fleet-load-") as temporary:
         path = carry_checkpoint(context.group, Path(dirname), Path(temporary))
         found: list[Checkpoint] = []
@@ -124,6 +128,26 @@ def _model(context: Context) -> nn.Module:
 
 def _names(model: nn.Module) -> dict[nn.Parameter, str]:
     return {parameter: name for name, parameter in model.named_parameters()}
+
+
+def _snapshot(
+    context: Context, model: nn.Module, workers: Sequence[bytes], extra: Mapping[str, Any]
+) -> Snapshot:
+    return Snapshot(
+        model=checkpoint.model_state(model),
+        optimizers=[
+            checkpoint.optimizer_state(plan.optimizer, _names(model)) for plan in context.optimizers
+        ],
+        workers=[WorkerState.from_bytes(data) for data in workers],
+        seed=context.strategy.seed,
+        step=context.step,
+        extra=extra,
+    )
+
+
+def _write(dirname: Directory, snapshot: Snapshot) -> None:
+    checkpoint.write(dirname, snapshot)
+    logger.info("saved %s at step %d", dirname, snapshot.step)
 
 
 def _worker_state(context: Context) -> WorkerState:

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from torch.utils.data import DataLoader
 
-from fleetlight.data.loader import ShardLoader
+from fleetlight.collective.position import UNKNOWN, Position
+from fleetlight.data.loader import BatchShare, ShardLoader
 from fleetlight.fleet.context import Context, current
 from fleetlight.observe.log import logger
 
@@ -33,29 +35,31 @@ def shard(loader: DataLoader[Any], tail: str = "join") -> ShardLoader:
 
 
 class Weights:
-    """Tells the reducers what this worker's next gradients weigh.
+    """Tells the reducers what this worker's next gradients weigh, and where they come from.
 
-    Shares of the samples are handed out as `(mine, total)`; None: every worker weighs the same.
+    It is told the share of each batch handed out; of None, every worker weighs the same.
     """
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self.now: tuple[int, int] | None = None
+        self.now: BatchShare | None = None
         self._has_warned = False
 
-    def __call__(self, share: tuple[int, int] | None) -> tuple[int, int] | None:
+    def __call__(self, share: BatchShare | None) -> BatchShare | None:
         """Set the share of the batch handed out now; answers the one before."""
         before, self.now = self.now, share
         if share is not None and not self._context.models:
             self._warn_once()
-        weight = 1.0
-        if share is not None:
-            mine, total = share
-            averages = self._context.strategy.gradient_scale == "mean"
-            weight = mine * self._context.group.size / total if averages else float(mine > 0)
         for plan in self._context.models:
-            plan.weigh(weight)
+            plan.weigh(self._weight_of(share), _position_of(share))
         return before
+
+    def _weight_of(self, share: BatchShare | None) -> float:
+        if share is None:
+            return 1.0
+        if self._context.strategy.gradient_scale == "mean":
+            return share.mine * self._context.group.size / share.total
+        return float(share.mine > 0)
 
     def _warn_once(self) -> None:
         if not self._has_warned and not self._context.group.alone:
@@ -68,6 +72,13 @@ class Weights:
     def __reduce__(self) -> Any:
         # a loader sent to a loading process takes no part in the job there
         return _nothing, ()
+
+
+def _position_of(share: BatchShare | None) -> Position:
+    """Where the worker is; nobody knows when a thread reads ahead of the training."""
+    if share is None or threading.current_thread() is not threading.main_thread():
+        return UNKNOWN
+    return Position(share.epoch, share.consumed)
 
 
 def _weights(context: Context) -> Weights:

@@ -2,9 +2,10 @@
 """Metrics over all workers, exact: sums of counts, never averages of averages.
 
 Every function takes what this worker has and how the workers talk: `reduce(array, op)` gives the
-element-wise sum, max or min over the workers, `gather(array)` the 1-d arrays of all of them. All
-workers call the same function, and all get the same result; bad input on one of them is an error
-on all, because a worker that raised alone would leave the others waiting.
+element-wise sum, max or min over the workers and raises on all of them where shapes or types
+differ, `gather(array)` gives the 1-d arrays of all of them. All workers call the same function, and
+all get the same result; bad input on one of them is an error on all, because a worker that raised
+alone would leave the others waiting.
 """
 
 from __future__ import annotations
@@ -110,8 +111,7 @@ def _elementwise(value: object, op: str, reduce: Reduce) -> Number | NDArray[Any
             f"{op}: got {array.size} values here, {-smallest_negated} to {largest} on other "
             "workers; expected the same number everywhere"
         )
-    flat = array.ravel().astype(np.float64 if is_float else np.int64)
-    result = np.asarray(reduce(flat, op)).reshape(array.shape)
+    result = np.asarray(reduce(array.astype(np.float64 if is_float else np.int64), op))
     number: Number | NDArray[Any] = result.item() if result.ndim == 0 else result
     return number
 

@@ -65,8 +65,10 @@ def _fact(role: Role, name: str) -> str:
 def with_common(role: Role, env: Environment | None = None) -> Role:
     """The role with the settings of ours that hold in every dialect."""
     v = Variables(os.environ if env is None else env, own.NAME)
+    seconds = v.seconds_or("FLEET_DEADLINE_S", None)
+    if seconds is not None:
+        role = role.replace(deadline_s=seconds, deadline_variable="FLEET_DEADLINE_S")
     return role.replace(
-        deadline_s=v.seconds_or("FLEET_DEADLINE_S", role.deadline_s),
         address=v.get("FLEET_HOST") or role.address,
         error_file=v.get("FLEET_ERROR_FILE"),
     )

@@ -31,8 +31,8 @@ class Role:
     dialect: str = "single"
     #: where the job meets: the host of worker 0 (or of the scheduler, or of an outside agent)
     master: Endpoint | None = None
-    #: True when somebody other than worker 0 serves the meeting point
-    master_is_outside: bool = False
+    #: who serves the meeting point, when somebody other than worker 0 does
+    master_keeper: str | None = None
     worker_endpoints: tuple[Endpoint, ...] = ()
     server_endpoints: tuple[Endpoint, ...] = ()
     local_rank: int | None = None
@@ -47,8 +47,9 @@ class Role:
     node_id: str | None = None
     #: how often the launcher has restarted the job
     restart: int = 0
-    #: how long the job may take to form, when the dialect says so
+    #: how long the job may take to form, when a variable says so, and which one
     deadline_s: float | None = None
+    deadline_variable: str | None = None
     #: where this process leaves its last error for the launcher
     error_file: str | None = None
 
@@ -98,6 +99,11 @@ class Role:
     def is_server(self) -> bool:
         """True in a parameter server."""
         return self.kind is Kind.SERVER
+
+    @property
+    def master_is_outside(self) -> bool:
+        """True when somebody other than worker 0 serves the meeting point."""
+        return self.master_keeper is not None
 
     def placed(self) -> Role:
         """A worker's role with its place among the hosts of `worker_endpoints`, in their order."""

@@ -10,23 +10,29 @@ from fleetlight.strategy.settings import Settings, setting
 
 @dataclass(init=False, eq=False, repr=False)
 class ASyncConfigs(Settings):
-    """How workers and parameter servers exchange when `a_sync` is on."""
+    """How workers and parameter servers exchange."""
 
-    k_steps: int = setting(
-        0, "0: every step; above 0: GeoSGD, every k steps", minimum=0, available=False
-    )
+    k_steps: int = setting(0, "0: every step; above 0: GeoSGD, every k steps", minimum=0)
     staleness: int | None = setting(
         None,
         "how many steps a worker may be ahead of the slowest",
         kind=int,
         minimum=0,
         optional=True,
-        available=False,
     )
-    send_queue_size: int = setting(
-        16, "pushes that may wait to be sent", minimum=1, available=False
+    send_queue_size: int = setting(16, "pushes that may wait to be sent", minimum=1)
+    max_merge: int = setting(1, "queued pushes that may travel as one", minimum=1)
+    dense: str = setting(
+        "servers", "who keeps dense parameters in step", choices=("servers", "allreduce")
     )
-    max_merge: int = setting(1, "queued pushes that may travel as one", minimum=1, available=False)
+    on_nonfinite: str = setting(
+        "refuse",
+        "what a gradient with NaN or infinity does to its push",
+        choices=("refuse", "skip", "apply"),
+    )
+    cache_rows: int = setting(
+        4_000_000, "rows of a table that a worker of GeoSGD keeps at most", minimum=1
+    )
 
 
 @dataclass(init=False, eq=False, repr=False)

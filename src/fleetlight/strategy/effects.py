@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from fleetlight.errors import StrategyError
 from fleetlight.strategy.job import JobFacts
 from fleetlight.strategy.settings import Settings, default_of, rules_of
 
@@ -168,8 +169,70 @@ def _deadline(strategy: DistributedStrategy, job: JobFacts) -> Effect:
     return True, f"{job.deadline_s:g} s are in force, from {job.deadline_from}; it {what}"
 
 
+def check(strategy: DistributedStrategy, job: JobFacts) -> None:
+    """Raise where going on would silently send in the clear what was to be encrypted."""
+    averages = job.is_collective or strategy.a_sync_configs.dense == "allreduce"
+    if strategy.ssl and averages and job.worker_num > 1 and job.node_num > 1:
+        raise StrategyError(
+            f"strategy.ssl = {strategy.ssl!r}: the workers of this job all-reduce across "
+            f"{job.node_num} hosts, and neither Gloo nor NCCL can encrypt; leave ssl out and put "
+            "the hosts into an encrypted network (WireGuard, IPsec), or train with parameter "
+            "servers that keep the dense parameters too"
+        )
+
+
+def _ssl(strategy: DistributedStrategy, job: JobFacts) -> Effect:
+    if not strategy.ssl:
+        return True, "connections are not encrypted"
+    if job.is_collective:
+        return False, "what a collective job sends stays on this host, and is not encrypted"
+    if job.deadline_s is not None and job.ssl != strategy.ssl:
+        force = f"in force is {job.ssl!r}" if job.ssl else "connections are not encrypted"
+        return False, f"it takes effect only when given to fleet.init; {force}"
+    return True, "TLS 1.3 between workers and servers; both sides show a certificate"
+
+
+_NO_SERVERS = "a collective job has no parameter servers"
+
+
+def _a_sync(strategy: DistributedStrategy, job: JobFacts) -> Effect:
+    configs = strategy.a_sync_configs
+    if job.is_collective:
+        return False, _NO_SERVERS
+    if not strategy.a_sync:
+        return True, "sync: a step waits for the gradients of all workers"
+    if configs.k_steps:
+        return (
+            True,
+            f"GeoSGD: workers train by themselves and exchange every {configs.k_steps} steps",
+        )
+    if configs.staleness is None:
+        return True, "async: a push is applied when it arrives"
+    return True, f"async: no worker gets more than {configs.staleness} steps ahead of the slowest"
+
+
+#: settings of the exchange, and why one means nothing in a mode
+_EXCHANGE_ALWAYS = ("dense", "on_nonfinite")
+_EXCHANGE_GEO = ("k_steps", "cache_rows", "on_nonfinite")
+
+
+def _a_sync_configs(strategy: DistributedStrategy, job: JobFacts) -> Effect:
+    configs = strategy.a_sync_configs
+    if job.is_collective:
+        return False, _NO_SERVERS
+    changed = [name for name, _ in configs.changed()]
+    if not strategy.a_sync and (idle := [n for n in changed if n not in _EXCHANGE_ALWAYS]):
+        return False, f"a_sync is off, so {', '.join(idle)} would never be looked at"
+    if configs.k_steps and (idle := [n for n in changed if n not in _EXCHANGE_GEO]):
+        return False, f"k_steps makes it GeoSGD, which has no use for {', '.join(idle)}"
+    if strategy.a_sync and not configs.k_steps and "cache_rows" in changed:
+        return False, "only workers of GeoSGD (k_steps above 0) keep rows"
+    return True, "how workers and servers exchange"
+
+
 _RULES: dict[str, Rule] = {
-    "a_sync_configs": _follows("a_sync", ""),
+    "a_sync": _a_sync,
+    "a_sync_configs": _a_sync_configs,
     "localsgd_configs": _follows("localsgd", ""),
     "adaptive_localsgd_configs": _follows("adaptive_localsgd", ""),
     "diloco_configs": _follows("diloco", ""),
@@ -239,6 +302,9 @@ _RULES: dict[str, Rule] = {
         "eager PyTorch has no executor: OMP_NUM_THREADS or torch.set_num_threads set the threads "
         "of an operator, and memory is freed at once by reference counts"
     ),
-    "seed": _always("order of records; torch's own generators are not touched"),
+    "ssl": _ssl,
+    "seed": _always(
+        "order of records and first values of rows; torch's own generators are not touched"
+    ),
     "deadline_s": _deadline,
 }

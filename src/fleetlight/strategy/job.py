@@ -18,6 +18,8 @@ class JobFacts:
     #: the deadline in force and who says so; None before `fleet.init`
     deadline_s: float | None = None
     deadline_from: str = ""
+    #: the folder of certificates that connections were opened with
+    ssl: str | None = None
 
     @property
     def reduces_gradients(self) -> bool:

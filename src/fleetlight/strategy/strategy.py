@@ -23,13 +23,14 @@ from fleetlight.strategy.configs import (
     RecomputeConfigs,
 )
 from fleetlight.strategy.job import JobFacts, current_job
-from fleetlight.strategy.settings import Settings, nested, setting
+from fleetlight.strategy.settings import Settings, nested, rules_of, setting
 
-#: Fleet's tuning variables and the setting each one gives a default to
+#: variables and the setting each one gives a default to: Fleet's for tuning, and fleetrun's --ssl
 FLAGS: Mapping[str, str] = {
     "FLAGS_fuse_parameter_memory_size": "fuse_grad_size_in_MB",
     "FLAGS_fuse_parameter_groups_size": "fuse_grad_size_in_num",
     "FLAGS_sync_nccl_allreduce": "sync_nccl_allreduce",
+    "FLEET_SSL": "ssl",
 }
 
 
@@ -44,7 +45,7 @@ class DistributedStrategy(Settings):
         "exec_strategy": "execution_strategy",
     }
 
-    a_sync: bool = setting(False, "parameter servers apply a push when it arrives", available=False)
+    a_sync: bool = setting(False, "parameter servers apply a push when it arrives")
     a_sync_configs: ASyncConfigs = nested(ASyncConfigs, "GeoSGD, staleness, queues")
     localsgd: bool = setting(False, "average parameters every k steps", available=False)
     localsgd_configs: LocalSGDConfigs = nested(LocalSGDConfigs, "when LocalSGD averages")
@@ -98,7 +99,7 @@ class DistributedStrategy(Settings):
         available=False,
     )
     ssl: str | None = setting(
-        None, "folder of certificates for every port", kind=str, optional=True, available=False
+        None, "folder of certificates for every port", kind=str, optional=True
     )
     seed: int = setting(0, "seed of tables and of the order of records", minimum=0)
     deadline_s: float = setting(
@@ -120,6 +121,10 @@ class DistributedStrategy(Settings):
         """One sentence for each setting that somebody made and that has no effect here."""
         return effects.inert(self, job or current_job())
 
+    def check(self, job: JobFacts | None = None) -> None:
+        """Refuse what this job cannot do and must not pretend to do."""
+        effects.check(self, job or current_job())
+
     def to_file(self, path: str | Path) -> None:
         """Write all settings that differ from their defaults, as TOML."""
         Path(path).write_text(toml.dumps(self), encoding="utf-8")
@@ -134,15 +139,15 @@ class DistributedStrategy(Settings):
 
 
 def _read_flags(strategy: DistributedStrategy) -> dict[str, str]:
-    """Apply Fleet's tuning variables as defaults; returns {setting: variable}."""
+    """Apply the variables of FLAGS as defaults; returns {setting: variable}."""
     used: dict[str, str] = {}
     for variable, name in FLAGS.items():
         text = os.environ.get(variable, "").strip()
         if not text:
             continue
         try:
-            value = _parse_flag(text, type(getattr(strategy, name)))
-            if value < 0:
+            value = _parse_flag(text, rules_of(strategy, name).kind)
+            if not isinstance(value, str) and value < 0:
                 continue  # Fleet's way of leaving the choice to the framework
             setattr(strategy, name, value)
         except (ValueError, StrategyError) as error:

@@ -14,7 +14,8 @@ from fleetlight.roles.dialects import mindspore
 def test_a_worker_gets_its_index_from_the_scheduler() -> None:
     role = mindspore.read(MINDSPORE)
     assert (role.kind, role.index, role.worker_num, role.server_num) == (Kind.WORKER, None, 8, 0)
-    assert (role.master, role.master_is_outside) == (("127.0.0.1", 8118), True)
+    assert (role.master, role.master_keeper) == (("127.0.0.1", 8118), "the scheduler")
+    assert role.master_is_outside
 
 
 def test_the_scheduler_serves_the_meeting_point() -> None:
@@ -33,6 +34,7 @@ def test_what_may_be_said_besides() -> None:
     extra = {"MS_NODE_ID": "7", "MS_WORKER_IP": "10.0.0.3", "MS_TOPO_TIMEOUT": "90"}
     role = mindspore.read({**MINDSPORE, **extra})
     assert (role.node_id, role.address, role.deadline_s) == ("7", "10.0.0.3", 90.0)
+    assert role.deadline_variable == "MS_TOPO_TIMEOUT"
 
 
 @pytest.mark.parametrize("name", MINDSPORE)

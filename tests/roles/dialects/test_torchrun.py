@@ -17,7 +17,8 @@ def without(name: str) -> dict[str, str]:
 def test_everything_said_is_read() -> None:
     role = torchrun.read(TORCHRUN)
     assert (role.index, role.worker_num, role.server_num) == (3, 4, 0)
-    assert (role.master, role.master_is_outside) == (("node1", 29500), True)
+    assert (role.master, role.master_keeper) == (("node1", 29500), "the launcher's store")
+    assert role.master_is_outside
     assert (role.local_rank, role.local_size, role.node_rank, role.node_num) == (1, 2, 1, 2)
     assert role.restart == 1
 

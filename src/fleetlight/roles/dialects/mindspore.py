@@ -31,8 +31,9 @@ def read(env: Environment) -> Role:
         worker_num=v.number("MS_WORKER_NUM"),
         server_num=v.number_or("MS_SERVER_NUM", 0) or 0,
         master=v.endpoint("MS_SCHED_HOST", "MS_SCHED_PORT"),
-        master_is_outside=kind is not Kind.SCHEDULER,
+        master_keeper=None if kind is Kind.SCHEDULER else "the scheduler",
         address=v.get("MS_WORKER_IP"),
         node_id=v.get("MS_NODE_ID"),
         deadline_s=v.seconds_or("MS_TOPO_TIMEOUT", None),
+        deadline_variable="MS_TOPO_TIMEOUT",
     )

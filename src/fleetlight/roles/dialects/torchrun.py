@@ -20,13 +20,14 @@ def read(env: Environment) -> Role:
     worker_num = v.number("WORLD_SIZE")
     # a lone worker meets nobody
     meets = worker_num > 1 or (v.any("MASTER_ADDR") and v.any("MASTER_PORT"))
+    # torchrun's agent keeps the store itself; its workers only connect to it
+    has_agent = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return Role(
         dialect=NAME,
         index=v.number("RANK"),
         worker_num=worker_num,
         master=v.endpoint("MASTER_ADDR", "MASTER_PORT") if meets else None,
-        # torchrun's agent keeps the store itself; its workers only connect to it
-        master_is_outside=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        master_keeper="the launcher's store" if has_agent else None,
         local_rank=v.number_or("LOCAL_RANK", None),
         local_size=v.number_or("LOCAL_WORLD_SIZE", None),
         node_rank=v.number_or("GROUP_RANK", None),

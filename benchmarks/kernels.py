@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tables of a parameter server do in a second of one core, and what a row costs.
+
+A table of 10 million ids is much larger than any cache, so what is measured is how well the waiting
+for memory is hidden. Ids come uniformly, which no cache helps with, or as in click logs: the r-th
+most frequent with a probability that falls as r**-1.05. Hot ids lie anywhere among the rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks import jobs, machine, report
+from fleetlight import kernels
+
+CLAIM = (
+    "One core serves a table of 10 million ids (dimension 16, Adagrad, batches of 20,000) at 40 M "
+    "ids/s pulled and 12 M pushed as ids come in click logs, 13 M and 6.5 M where they come "
+    "uniformly. An id costs at most 160 bytes, 176 with four floats of meta data. At 50 million "
+    "ids (dimension 8) an id takes at most twice as long as at 1 million."
+)
+DIM, BATCH, ZIPF = 16, 20_000, 1.05
+PULL = {"zipf": 40.0, "uniform": 13.0}
+PUSH = {"zipf": 12.0, "uniform": 6.5}
+DEDUP = 80.0
+BYTES = {0: 160, 4: 176}
+SCALE = 2.0
+_STRIDE = 2_654_435_761  # a prime: steps of it visit every row in an order without pattern
+
+Ids = NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """A table with all ids in it, and batches of them."""
+
+    table: kernels.RowTable
+    batches: dict[str, list[Ids]]
+    rss_bytes: int  #: by how much the process grew
+
+
+def resident_ids(ranks: Ids) -> Ids:
+    """The ids of some ranks: the hash is a bijection, so they are distinct and have no pattern."""
+    return kernels.splitmix64(ranks).view(np.int64)
+
+
+def prepare(ids: int, dim: int, meta: int, batches: int) -> Work:
+    """Fill a table and draw batches."""
+    before = resident_bytes()
+    how = kernels.Initializer("uniform", -0.05, 0.05)
+    table = kernels.RowTable(dim, "adagrad", 1, how, meta)
+    for start in range(0, ids, BATCH):
+        # as arriving rows do, one batch after the other: the index grows on the way
+        table.insert(resident_ids(np.arange(start, min(start + BATCH, ids)) * _STRIDE % ids))
+    grown = resident_bytes() - before
+    return Work(table, {kind: draw(kind, ids, batches) for kind in PULL}, grown)
+
+
+def draw(kind: str, ids: int, count: int) -> list[Ids]:
+    """Batches of ids, the same in every run."""
+    rng = np.random.default_rng(0)
+    if kind == "uniform":
+        return [resident_ids(rng.integers(0, ids, BATCH)) for _ in range(count)]
+    chances = np.cumsum(np.arange(1, ids + 1, dtype=np.float64) ** -ZIPF)
+    chances /= chances[-1]
+    return [resident_ids(np.searchsorted(chances, rng.random(BATCH))) for _ in range(count)]
+
+
+def resident_bytes() -> int:
+    """Memory this process holds."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def rate(call: Callable[[Ids], object], batches: Sequence[Ids]) -> float:
+    """Million ids per CPU second."""
+    before = time.process_time()
+    for batch in batches:
+        call(batch)
+    return BATCH * len(batches) / (time.process_time() - before) / 1e6
+
+
+def calls(table: kernels.RowTable) -> dict[str, Callable[[Ids], object]]:
+    """What is measured, by name."""
+    grads = np.random.default_rng(1).normal(size=(BATCH, table.dim)).astype(np.float32)
+    hyper = table.rule.hyper({"lr": 0.01})
+    out = np.empty((BATCH, table.dim), np.float32)
+    return {
+        "pull": functools.partial(table.pull, out=out),
+        "push": functools.partial(table.push, grads=grads, hyper=hyper),
+        "dedup for 2 servers": functools.partial(kernels.dedup, servers=2),
+    }
+
+
+def measure(work: Work, rounds: int) -> dict[tuple[str, str], report.Spread]:
+    """The rates of all calls on all kinds of batches, in turn."""
+    todo = [(call, kind) for call in calls(work.table) for kind in work.batches]
+    rates: dict[tuple[str, str], list[float]] = {what: [] for what in todo}
+    by_name = calls(work.table)
+    for call, kind in todo:
+        by_name[call](work.batches[kind][0])  # compiles
+    for _ in range(rounds):
+        for call, kind in todo:
+            rates[call, kind].append(rate(by_name[call], work.batches[kind]))
+    return {what: report.Spread.of(seen) for what, seen in rates.items()}
+
+
+def rates_section(work: Work, rounds: int) -> str:
+    """Rates beside what they must reach."""
+    bars = {
+        **{("pull", kind): bar for kind, bar in PULL.items()},
+        **{("push", kind): bar for kind, bar in PUSH.items()},
+        ("dedup for 2 servers", "zipf"): DEDUP,
+    }
+    rows = []
+    for (call, kind), spread in measure(work, rounds).items():
+        bar = bars.get((call, kind))
+        verdict = "-" if bar is None else f"{bar:g}: {_met(spread.median >= bar)}"
+        rows.append((f"{call}, {kind}", str(spread), verdict))
+    return report.table(("batches of 20,000", "M ids/s: median (min..max)", "at least"), rows)
+
+
+def bytes_section(ids: int, first: Work) -> str:
+    """Bytes of an id, as the table counts them and as the process grew."""
+    rows = []
+    for meta, bar in BYTES.items():
+        work = first if meta == 0 else prepare(ids, DIM, meta, 1)
+        counted, grown = work.table.nbytes / ids, work.rss_bytes / ids
+        verdict = f"{bar}: {_met(counted <= bar)}"
+        rows.append((str(meta), f"{counted:.1f}", f"{grown:.1f}", verdict))
+    head = ("floats of meta data", "bytes per id", "growth of the process per id", "at most")
+    return report.table(head, rows)
+
+
+def scale_section(sizes: Sequence[int], rounds: int) -> str:
+    """Time of an id in tables of growing size."""
+    rows, smallest = [], {}
+    for size in sizes:
+        work = prepare(size, 8, 0, 25)
+        for (call, kind), spread in measure(work, rounds).items():
+            if call.startswith("dedup"):
+                continue
+            nanoseconds = 1e3 / spread.median
+            ratio = nanoseconds / smallest.setdefault((call, kind), nanoseconds)
+            verdict = "-" if size < sizes[-1] else f"{SCALE:g}: {_met(ratio <= SCALE)}"
+            what = (f"{size / 1e6:g} M", f"{call}, {kind}", f"{nanoseconds:.1f}", f"{ratio:.2f}")
+            rows.append((*what, verdict))
+        del work
+    head = ("ids", "batches of 20,000", "ns per id", f"of that at {sizes[0] / 1e6:g} M", "at most")
+    return report.table(head, rows)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and write the result page."""
+    options = _parse(argv)
+    cores = os.sched_getaffinity(0)
+    with machine.Meter() as meter:
+        used = time.process_time()
+        os.sched_setaffinity(0, {max(cores)})
+        prepare(1, DIM, 0, 1)  # compiles, which needs memory too
+        work = prepare(options.ids, DIM, 0, 50)
+        sections = [
+            f"## {options.ids:,} ids, one core\n\n{rates_section(work, options.rounds)}",
+            f"## Memory\n\n{bytes_section(options.ids, work)}",
+        ]
+        del work
+        if options.scale:
+            scaled = scale_section([10**6 * millions for millions in options.scale], options.rounds)
+            sections.append(f"## Size, dimension 8\n\n{scaled}")
+        os.sched_setaffinity(0, cores)
+        used = time.process_time() - used
+    foreign = machine.foreign_share(meter.wall_s, meter.busy_s, used)
+    sections.append(f"Rounds: {options.rounds}. {report.foreign_line([foreign])}")
+    print("\n\n".join(sections))
+    if options.write:
+        path = report.write("kernels", CLAIM, sections)
+        print(f"\nwritten: {path.relative_to(jobs.ROOT)}")
+    return 0
+
+
+def _met(reached: bool) -> str:
+    return "met" if reached else "missed"
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ids", type=int, default=10_000_000)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--scale", type=int, nargs="*", default=[1, 10, 50], help="millions of ids")
+    parser.add_argument("--no-write", dest="write", action="store_false", help="print only")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

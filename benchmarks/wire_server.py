@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server's side of the benchmark `wire`, a process of its own.
+
+Its first line of output says where it listens. Then it answers one word a line: `cpu` with the CPU
+seconds it has used, `kernel` with the seconds that a pull takes without any network.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from benchmarks.wire_sizes import DENSE_BYTES, DIM, IDS, RESIDENT, batches, plan, prepare_raw
+from fleetlight.errors import PeerError
+from fleetlight.kernels import Initializer, RowTable, rule_named
+from fleetlight.ps import messages as m
+from fleetlight.ps.protocol import Array
+from fleetlight.ps.server import Server
+from fleetlight.ps.transport import Connection, Listener, Reply
+from fleetlight.security.context import server_context
+
+_LOOPBACK = ("127.0.0.1", 0)
+
+
+class Sizes:
+    """Answers at once with as many bytes as a server would: what is left is the wire."""
+
+    def __init__(self) -> None:
+        self._rows = np.ones((IDS, DIM), np.float32)
+        self._dense = np.ones(DENSE_BYTES // 4, np.float32)
+
+    def __call__(
+        self, connection: Connection, message: m.Message, arrays: Sequence[Array]
+    ) -> Reply:
+        if isinstance(message, m.Pull):
+            return m.Pulled(0, 0), [self._dense if message.dense else self._rows]
+        return m.Done(), ()
+
+    def gone(self, connection: Connection, error: PeerError | None) -> None:
+        pass
+
+
+def serve_raw(door: socket.socket) -> None:
+    """Ids in, rows out, by bare socket calls."""
+    connection, _ = door.accept()
+    prepare_raw(connection)
+    ids, rows = bytearray(8 * IDS), bytes(4 * IDS * DIM)
+    while connection.recv_into(ids, flags=socket.MSG_WAITALL) == len(ids):
+        connection.sendall(rows)
+
+
+def open_server() -> Server:
+    """A real one, with a table of Adagrad."""
+    server = Server(0, 1, 1, version="benchmark", deadline_s=60.0)
+    server.open(plan(), [], [])
+    return server
+
+
+def kernel_s(table: RowTable, rounds: int) -> float:
+    """The median time of a pull of a batch."""
+    times = []
+    for ids in batches(rounds):
+        began = time.perf_counter()
+        table.pull(ids)
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def main() -> int:
+    """Serve until the input ends."""
+    door = socket.create_server(_LOOPBACK)
+    threading.Thread(target=serve_raw, args=(door,), daemon=True).start()
+    table = RowTable(DIM, rule_named("adagrad", {}), 0, Initializer("uniform", -0.1, 0.1))
+    table.insert(np.arange(RESIDENT))
+    sizes = Sizes()
+    listeners = {
+        "plain": Listener(_LOOPBACK, sizes),
+        "TLS": Listener(_LOOPBACK, sizes, tls=server_context(sys.argv[1])),
+        "server": Listener(_LOOPBACK, open_server()),
+    }
+    ports = {name: listener.address[1] for name, listener in listeners.items()}
+    print(json.dumps({**ports, "raw": door.getsockname()[1]}), flush=True)
+    for line in sys.stdin:
+        answer = time.process_time() if line.strip() == "cpu" else kernel_s(table, 200)
+        print(json.dumps(answer), flush=True)
+    for listener in listeners.values():
+        listener.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`strategy.gradient_merge`: k backwards make one optimizer step."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fleetlight.errors import PlanError
+from fleetlight.fleet.context import Context
+
+
+class GradientMerge:
+    """Lets k steps make one.
+
+    Each step takes the gradients it finds as one part of k and puts them aside, where no
+    `zero_grad` reaches them. The last one gives all parts back, to be reduced as a whole.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, context: Context) -> None:
+        configs = context.strategy.gradient_merge_configs
+        self._optimizer = optimizer
+        self._context = context
+        self._k = configs.k_steps
+        self._average = configs.avg
+        self._parts: dict[Tensor, Tensor] = {}
+        self._done = 0
+        self._is_whole = False
+        self._takes_scaler = False
+        # no backward is reduced for itself
+        context.holds += 1
+
+    def step(self, step: Callable[[], Any], args: Any, kwargs: Any) -> Any:
+        """In place of the optimizer's own `step`, which is called when the k-th part is there."""
+        self._refuse(args, kwargs)
+        # torch's schedulers warn when they come before the first step
+        self._optimizer._opt_called = True  # type: ignore[attr-defined]
+        if self.is_between():
+            self._done += 1
+            self._put_aside()
+            return None
+        self.complete()
+        result = step()
+        self._restart()
+        return result
+
+    def is_between(self) -> bool:
+        """True when the backward just made is not the last of its k."""
+        return self._done < self._k - 1
+
+    def complete(self) -> None:
+        """Make the gradients those of all k parts; once, and only behind the last backward."""
+        if self.is_between() or self._is_whole:
+            return
+        self._is_whole = True
+        self._put_aside()
+        for parameter, gradient in self._parts.items():
+            parameter.grad = gradient.mul_(1.0 / self._k) if self._average else gradient
+        self._parts.clear()
+        for plan in self._context.models:
+            if plan.replica is not None:
+                plan.replica.mark_unreduced()
+
+    @contextlib.contextmanager
+    def last_step(self) -> Iterator[None]:
+        """Around the step of a loss scaler that knows of the merge. It may skip the step."""
+        self._takes_scaler = True
+        try:
+            yield
+        finally:
+            self._takes_scaler = False
+            self._restart()
+
+    def _restart(self) -> None:
+        self._done = 0
+        self._is_whole = False
+
+    @torch.no_grad()
+    def _put_aside(self) -> None:
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    part = self._parts.get(parameter)
+                    grad = parameter.grad
+                    self._parts[parameter] = grad if part is None else _sum(part, grad)
+                    parameter.grad = None
+
+    def _refuse(self, args: Any, kwargs: Any) -> None:
+        if args or kwargs:
+            raise PlanError(
+                "gradient_merge: step was called with a closure, which makes its own backwards; "
+                "use one of the two"
+            )
+        if not self._takes_scaler and _inside_scaler():
+            raise PlanError(
+                "gradient_merge: a GradScaler would leave out parts of the gradient, and not the "
+                "same on all workers; use strategy.amp and optimizer.minimize(loss), or "
+                "fleet.no_sync()"
+            )
+
+
+def _sum(part: Tensor, grad: Tensor) -> Tensor:
+    """Both added up, in place of one of them: a sparse one takes nothing dense."""
+    if part.is_sparse and not grad.is_sparse:
+        part, grad = grad, part
+    return part.add_(grad)
+
+
+def _inside_scaler() -> bool:
+    """True when a GradScaler is among the callers."""
+    frame = sys._getframe(2)
+    for _ in range(6):
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+        if isinstance(frame.f_locals.get("self"), torch.amp.GradScaler):
+            return True
+    return False

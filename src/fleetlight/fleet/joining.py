@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Takes this process into a job with parameter servers: as a server, as a worker, or as both."""
+
+from __future__ import annotations
+
+import dataclasses
+import ssl
+import time
+from collections.abc import Sequence
+
+import fleetlight
+from fleetlight.collective.group import Group
+from fleetlight.errors import PlanError, RoleError
+from fleetlight.fleet.context import Context
+from fleetlight.fleet.session import Session
+from fleetlight.observe.log import logger
+from fleetlight.ps import messages as m
+from fleetlight.ps.client import AHEAD, PULL, Client
+from fleetlight.ps.crew import Crew
+from fleetlight.ps.server import Server
+from fleetlight.ps.transport.channel import SocketChannel, connect_all
+from fleetlight.ps.transport.interface import Channel, MemoryChannel
+from fleetlight.ps.transport.listener import Listener
+from fleetlight.roles import Role, endpoint_text
+from fleetlight.security.context import client_context, server_context
+from fleetlight.strategy import DistributedStrategy
+
+
+@dataclasses.dataclass
+class Service:
+    """A server process: what it answers with, and its door."""
+
+    server: Server
+    listener: Listener
+
+    def stop(self) -> None:
+        """Serve no more."""
+        self.server.close()
+        self.listener.stop()
+
+
+def join_servers(role: Role, strategy: DistributedStrategy, deadline_s: float) -> Context:
+    """The context of this process in a job with parameter servers, or of one process alone."""
+    if role.is_server:
+        return _serve(role, strategy, deadline_s)
+    if role.server_num:
+        return _work(role, strategy, deadline_s)
+    if role.worker_num > 1:
+        raise RoleError(
+            f"fleet.init(): the job has {role.worker_num} workers and no parameter servers "
+            f"({role.dialect}); start it with servers (fleetrun --server_num 2 --worker_num "
+            f"{role.worker_num}), or call fleet.init(is_collective=True)"
+        )
+    return _alone(role, strategy, deadline_s)
+
+
+def _serve(role: Role, strategy: DistributedStrategy, deadline_s: float) -> Context:
+    """Listen from now on: workers can meet before the server knows what is trained."""
+    index = _index(role)
+    server = _server(role, index, role.server_num, deadline_s)
+    tls = server_context(strategy.ssl) if strategy.ssl else None
+    listener = Listener(_endpoints(role)[index], server, tls=tls, name=f"server {index}")
+    where = endpoint_text(listener.address)
+    logger.info("server %d of %d listens at %s", index, role.server_num, where)
+    service = Service(server, listener)
+    return Context(
+        role=role, group=Group(deadline_s=deadline_s), strategy=strategy, service=service
+    )
+
+
+def _work(role: Role, strategy: DistributedStrategy, deadline_s: float) -> Context:
+    connector = _Connector(role, strategy, deadline_s)
+    client = Client(_index(role), role.worker_num, role.server_num, connector.connect)
+    crew = Crew(client, deadline_s)
+    session = Session(client, None)
+    return Context(role=role, group=crew, strategy=strategy, session=session)
+
+
+def _alone(role: Role, strategy: DistributedStrategy, deadline_s: float) -> Context:
+    """One process: its server is an object, reached by calls in place of a network."""
+    server = _server(role, 0, 1, deadline_s)
+
+    def connect(lane: str) -> Sequence[Channel]:
+        channel = MemoryChannel(server)
+        channel.call(_hello(role, 0, 1, lane, incarnation=1))
+        return [channel]
+
+    client = Client(0, 1, 1, connect)
+    crew = Crew(client, deadline_s)
+    session = Session(client, server)
+    return Context(role=role, group=crew, strategy=strategy, session=session)
+
+
+class _Connector:
+    """Opens lanes to the servers of a job."""
+
+    def __init__(self, role: Role, strategy: DistributedStrategy, deadline_s: float) -> None:
+        self._role = role
+        self._deadline_s = deadline_s
+        self._endpoints = _endpoints(role)
+        self._tls: ssl.SSLContext | None = client_context(strategy.ssl) if strategy.ssl else None
+        # a later life of the same worker has a larger number
+        self._incarnation = time.time_ns() // 1000
+
+    def connect(self, lane: str) -> Sequence[Channel]:
+        """A channel to each server, all welcomed; waits for those that still have to start."""
+        channels = [
+            SocketChannel(
+                endpoint,
+                f"server {server}",
+                deadline_s=self._deadline_s,
+                tls=self._tls,
+                greeting=lambda server=server: _hello(  # type: ignore[misc]
+                    self._role, server, len(self._endpoints), lane, self._incarnation
+                ),
+            )
+            for server, endpoint in enumerate(self._endpoints)
+        ]
+        connect_all(channels, self._deadline_s, _tell_not_ready)
+        return channels
+
+
+def _tell_not_ready(missing: list[str]) -> None:
+    logger.info("not ready endpoints: %s", missing)
+
+
+def _hello(role: Role, server: int, server_num: int, lane: str, incarnation: int) -> m.Hello:
+    return m.Hello(
+        fleetlight=fleetlight.__version__,
+        worker=_index(role),
+        worker_num=role.worker_num,
+        server=server,
+        server_num=server_num,
+        incarnation=incarnation,
+        lane=PULL if lane == AHEAD else lane,
+    )
+
+
+def _server(role: Role, index: int, server_num: int, deadline_s: float) -> Server:
+    return Server(
+        index,
+        server_num,
+        role.worker_num,
+        version=fleetlight.__version__,
+        deadline_s=deadline_s,
+    )
+
+
+def _endpoints(role: Role) -> Sequence[tuple[str, int]]:
+    if not role.server_endpoints:
+        raise RoleError(
+            f"{role.dialect}: the job has {role.server_num} parameter servers, but nothing says "
+            "where they listen; give their host:port (FLEET_SERVER_ENDPOINTS, or "
+            "PADDLE_PSERVERS_IP_PORT_LIST)"
+        )
+    return role.server_endpoints
+
+
+def _index(role: Role) -> int:
+    if role.index is None:
+        raise PlanError(f"{role.dialect}: nothing says which {role.kind.value} this process is")
+    return role.index

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Moves `nn.Embedding(sparse=True)` and `nn.EmbeddingBag(sparse=True)` onto tables.
+
+The module and its Parameter object stay; the rows go to the servers, and the module's forward reads
+them from there.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fleetlight.errors import ConfigError, PlanError
+from fleetlight.kernels.bags import Mode
+from fleetlight.ps.embedding import bag_bounds, ids_of
+from fleetlight.ps.handle import TableHandle, Visit
+from fleetlight.ps.lookup import embed, embed_bags
+from fleetlight.ps.update import Floats, Ids
+
+Movable = nn.Embedding | nn.EmbeddingBag
+
+
+def is_movable(module: nn.Module) -> bool:
+    """True for torch's own layers that ask for sparse gradients."""
+    return isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
+
+
+def refuse_unmovable(path: str, module: nn.Module) -> None:
+    """Some options of torch's layers need all rows at hand."""
+    assert isinstance(module, (nn.Embedding, nn.EmbeddingBag))
+    options = {
+        "max_norm": module.max_norm is not None,
+        "scale_grad_by_freq": bool(module.scale_grad_by_freq),
+    }
+    for option, is_set in options.items():
+        if is_set:
+            raise PlanError(
+                f"{path}: {type(module).__name__} with {option} cannot be moved to the parameter "
+                f"servers; leave {option} out, or build it with sparse=False to keep it on the "
+                "workers"
+            )
+
+
+def rows_of(module: Movable) -> Floats:
+    """The rows a module holds before it is moved."""
+    rows: Floats = module.weight.detach().to("cpu", torch.float32).contiguous().numpy()
+    return rows
+
+
+class MovedForward:
+    """Stands in for the forward of a moved layer."""
+
+    def __init__(self, module: Movable, handle: TableHandle) -> None:
+        self._module = module
+        self._handle = handle
+        module.weight.data = module.weight.data.new_empty(0, module.embedding_dim)
+        module.forward = self  # type: ignore[assignment]
+
+    def __call__(self, ids: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        flat = ids_of(ids, type(self._module).__name__)
+        self._check_range(flat)
+        if isinstance(self._module, nn.EmbeddingBag):
+            return self._bags(flat, ids, *args, **kwargs)
+        visit = self._visit(flat)
+        out = embed(self._module.weight, visit, None, self._trained(visit))
+        return out.view(*ids.shape, self._module.embedding_dim)
+
+    def _bags(
+        self, flat: Ids, ids: Tensor, offsets: Tensor | None = None, weights: Tensor | None = None
+    ) -> Tensor:
+        module = self._module
+        assert isinstance(module, nn.EmbeddingBag)
+        bounds = bag_bounds(ids, offsets, module.include_last_offset)
+        weights = None if weights is None else weights.reshape(-1)
+        if module.padding_idx is not None:
+            real = flat != module.padding_idx
+            bounds = np.concatenate(([0], np.cumsum(real)))[bounds].astype(np.int64)
+            flat = flat[real]
+            weights = None if weights is None else weights[torch.from_numpy(real)]
+        return embed_bags(module.weight, weights, self._visit(flat), bounds, _mode(module), None)
+
+    def _visit(self, flat: Ids) -> Visit:
+        trains = torch.is_grad_enabled() and self._module.weight.requires_grad
+        return self._handle.visit(flat, trains)
+
+    def _trained(self, visit: Visit) -> Any:
+        """The row of padding is read like any other, but never changed."""
+        padding = self._module.padding_idx
+        return None if padding is None else visit.wanted.ids != padding
+
+    def _check_range(self, flat: Ids) -> None:
+        rows = self._module.num_embeddings
+        if len(flat) and (flat.min() < 0 or flat.max() >= rows):
+            wrong = flat[(flat < 0) | (flat >= rows)][0]
+            raise ConfigError(
+                f"{self._handle.plan.name}: got id {wrong}, expected 0 to {rows - 1}; for ids of "
+                "any size use fleet.nn.SparseEmbedding"
+            )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MovedForward:
+        copy = object.__new__(MovedForward)
+        copy._module, copy._handle = memo[id(self._module)], self._handle
+        return copy
+
+
+def _mode(module: nn.EmbeddingBag) -> Mode:
+    mode: Any = module.mode
+    return cast(Mode, mode)

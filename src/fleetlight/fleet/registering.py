@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`distributed_model` and `distributed_optimizer`: they only record, in either order."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from fleetlight.errors import PlanError, StrategyError
+from fleetlight.fleet.context import Context, current
+from fleetlight.fleet.model import ModelPlan
+from fleetlight.fleet.optimizer import OptimizerPlan
+from fleetlight.fleet.served import ServedModel, ServedOptimizer
+from fleetlight.observe.log import logger
+from fleetlight.strategy import DistributedStrategy
+
+Module = TypeVar("Module", bound=nn.Module)
+Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
+
+
+def distributed_model(model: Module) -> Module:
+    """Register the model whose workers train together; answers the same module."""
+    context = current()
+    if not isinstance(model, nn.Module):
+        raise PlanError(
+            f"distributed_model: got a {type(model).__name__}, expected a torch.nn.Module"
+        )
+    if any(model is plan.module for plan in context.models):
+        raise PlanError("distributed_model was called twice with the same model")
+    if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+        raise PlanError(
+            f"distributed_model: got a {type(model).__name__}; pass the model inside it, "
+            "Fleetlight takes its place"
+        )
+    _refuse_shared_parameters(model, context)
+    kind = ServedModel if context.is_served else ModelPlan
+    context.models.append(kind(model, context))
+    return model
+
+
+def _refuse_shared_parameters(model: nn.Module, context: Context) -> None:
+    known = {id(p) for plan in context.models for p in plan.module.parameters()}
+    for name, parameter in model.named_parameters():
+        if id(parameter) in known:
+            raise PlanError(
+                f"distributed_model: {name} is also a parameter of a model registered before; "
+                "register the module that holds both instead"
+            )
+
+
+def distributed_optimizer(
+    optimizer: Optimizer, strategy: DistributedStrategy | None = None
+) -> Optimizer:
+    """Register the optimizer of the model; answers the same object, with `minimize(loss)`.
+
+    A strategy given here takes the place of the one given to `fleet.init`.
+    """
+    context = current()
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise PlanError(
+            f"distributed_optimizer: got a {type(optimizer).__name__}, "
+            "expected a torch.optim.Optimizer"
+        )
+    if any(optimizer is plan.optimizer for plan in context.optimizers):
+        raise PlanError("distributed_optimizer was called twice with the same optimizer")
+    if strategy is not None:
+        _take_strategy(context, strategy)
+    context.strategy.check()
+    for sentence in context.strategy.inert():
+        logger.warning("%s", sentence)
+    kind = ServedOptimizer if context.is_served else OptimizerPlan
+    context.optimizers.append(kind(optimizer, context))
+    return optimizer
+
+
+def _take_strategy(context: Context, strategy: DistributedStrategy) -> None:
+    if strategy is context.strategy:
+        return
+    if any(plan.frozen for plan in context.models):
+        raise StrategyError(
+            "distributed_optimizer(strategy=...) came after the first forward of the model, when "
+            "the workers had agreed on another strategy; call it before"
+        )
+    if strategy.deadline_s != context.strategy.deadline_s and strategy.said("deadline_s"):
+        logger.warning("strategy.deadline_s takes effect only when given to fleet.init")
+    if strategy.seed != context.strategy.seed and context.loaders:
+        logger.warning("strategy.seed takes effect only when given before fleet.shard")
+    context.strategy = strategy

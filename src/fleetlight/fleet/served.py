@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models and optimizers of a job with parameter servers: gradients go there, values come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fleetlight.collective.sink import through_sink
+from fleetlight.errors import PlanError
+from fleetlight.fleet.context import Context
+from fleetlight.fleet.model import ModelPlan
+from fleetlight.fleet.optimizer import OptimizerPlan
+from fleetlight.fleet.session import Session
+from fleetlight.ps.plan import GEO
+
+
+class ServedModel(ModelPlan):
+    """A registered model whose values are kept by parameter servers."""
+
+    def _agree(self) -> None:
+        """Open the session; in a server nothing is to be opened by a forward."""
+        if self._context.session is not None:
+            self._context.session.open(self._context)
+
+    def run(self, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A forward: with the values that have arrived, and gradients weighed by the batch."""
+        session = self._context.session
+        if session is None:
+            raise PlanError("the model was called in a parameter server; servers do not train")
+        if torch.is_grad_enabled() and self.module.training:
+            session.communicator.before_forward()
+            output = inner(*args, **kwargs)
+            return output if self._weight == 1.0 else through_sink(output, self._weight)
+        return inner(*args, **kwargs)
+
+
+class ServedOptimizer(OptimizerPlan):
+    """A registered optimizer whose steps are made on the servers.
+
+    torch's own `step` still runs, so that schedulers and hooks see what they expect, but finds no
+    gradients: they are put aside while it runs. Under GeoSGD it steps the worker's own values.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, context: Context) -> None:
+        super().__init__(optimizer, context)
+        self._aside: list[tuple[nn.Parameter, Tensor]] = []
+        self._steps = 0
+        # a loss scaler then leaves it to the step what to do about an infinity, since a step that
+        # one worker leaves out must be left out by all
+        optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+
+    @property
+    def steps(self) -> int:
+        """How many steps it has made."""
+        return self._steps
+
+    @steps.setter
+    def steps(self, value: int) -> None:
+        self._steps = value
+
+    def _before_step(self, _: Any, args: Any, kwargs: Any) -> Any:
+        for plan in self._context.models:
+            plan.freeze()
+        session = self._session()
+        changed = _closure_called(args, kwargs)
+        skip = self._unscale()
+        update = session.collect(self.optimizer, self._steps)
+        update.skip = skip
+        if session.drawn.plan.mode == GEO:
+            self._put_aside(everything=skip)
+            self._pending = update
+        else:
+            session.step(update)
+            self._put_aside(everything=True)
+        return changed
+
+    def _after_step(self, *_: Any) -> None:
+        for parameter, gradient in self._aside:
+            parameter.grad = gradient
+        self._aside.clear()
+        session = self._session()
+        if session.drawn.plan.mode == GEO:
+            session.step(self._pending)
+        self._steps += 1
+        self._context.step += 1
+
+    def update(self) -> Any:
+        """The gradients as they stand, before the step."""
+        return self._session().collect(self.optimizer, self._steps)
+
+    def _session(self) -> Session:
+        session = self._context.session
+        if session is None:
+            raise PlanError("optimizer.step was called in a parameter server; servers do not train")
+        return session
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def _put_aside(self, *, everything: bool) -> None:
+        """Hide the gradients that torch's own step must not see: those of tables, or all."""
+        tables = self._session().drawn
+        hidden = {id(w) for n in range(len(tables.layers)) for w in tables.weights(n)}
+        for parameter in self._parameters():
+            if parameter.grad is not None and (everything or id(parameter) in hidden):
+                self._aside.append((parameter, parameter.grad))
+                parameter.grad = None
+
+    def _unscale(self) -> bool:
+        """Undo a scaler's scale where it has not been; True when it found an infinity."""
+        found = getattr(self.optimizer, "found_inf", None)
+        scale = getattr(self.optimizer, "grad_scale", None)
+        if found is None:
+            return False
+        if scale is not None:
+            grads = [p.grad for p in self._parameters() if p.grad is not None]
+            torch._amp_foreach_non_finite_check_and_unscale_(grads, found, 1.0 / scale)
+        # torch's own step takes no notice of a scaler here; the scaler deletes them afterwards
+        self.optimizer.found_inf = self.optimizer.grad_scale = None  # type: ignore[attr-defined]
+        return bool(found.item())
+
+
+def _closure_called(args: Any, kwargs: Any) -> Any:
+    """Call a closure now, since torch's step would only after the gradients were needed."""
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        loss = closure()
+    return (args[0], lambda: loss), {k: v for k, v in kwargs.items() if k != "closure"}

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Session`: a worker's part in a job with parameter servers, from the first forward to the end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fleetlight.errors import PlanError
+from fleetlight.fleet.moving import MovedForward, is_movable, rows_of
+from fleetlight.fleet.planning import Drawn, draw
+from fleetlight.observe.log import logger
+from fleetlight.ps.client import Client
+from fleetlight.ps.communicator import Communicator, open_communicator
+from fleetlight.ps.embedding import TableLayer
+from fleetlight.ps.handle import TableHandle
+from fleetlight.ps.live import Live, flat_array
+from fleetlight.ps.rules import push_options
+from fleetlight.ps.server import Server
+from fleetlight.ps.table_gradient import TableGradient
+from fleetlight.ps.update import Floats, Ids, TableGradients, Update
+
+if TYPE_CHECKING:
+    from fleetlight.fleet.context import Context
+
+
+class Session:
+    """Knows the plan and moves values between the user's objects and the communicator."""
+
+    def __init__(self, client: Client, embedded: Server | None) -> None:
+        self.client = client
+        #: the server of a job of one process
+        self.embedded = embedded
+        self._drawn: Drawn | None = None
+        self._communicator: Communicator | None = None
+        self._live: Live | None = None
+        #: what each optimizer's gradients were clipped as, until its step
+        self._clipped: dict[int, Update] = {}
+
+    @property
+    def is_open(self) -> bool:
+        """True once the plan is agreed on and the first values are in place."""
+        return self._communicator is not None
+
+    @property
+    def drawn(self) -> Drawn:
+        """The plan and its objects."""
+        assert self._drawn is not None, "the session is not open"
+        return self._drawn
+
+    @property
+    def communicator(self) -> Communicator:
+        """What pulls and pushes."""
+        assert self._communicator is not None, "the session is not open"
+        return self._communicator
+
+    @property
+    def live(self) -> Live:
+        """The dense parameters in training."""
+        assert self._live is not None, "the session is not open"
+        return self._live
+
+    def open(self, context: Context) -> None:
+        """Agree on the plan with the servers and bring the first values into place; once."""
+        if self.is_open:
+            return
+        self._drawn = drawn = drawn_of(context)
+        if self.embedded is not None:
+            self.embedded.open(drawn.plan, drawn.optimizers, drawn.dense)
+        self.client.join(drawn.plan)
+        self._live = Live([parameter.detach() for parameter in drawn.dense])
+        if context.group.index == 0:
+            self.client.fill(_first_rows(drawn), self._live)
+        context.group.barrier("init_worker")
+        configs = context.strategy.a_sync_configs
+        self._communicator = open_communicator(
+            self.client,
+            self._live,
+            queue_size=configs.send_queue_size,
+            max_merge=configs.max_merge,
+            cache_rows=configs.cache_rows,
+        )
+        self._hand_out()
+        self._communicator.start()
+        logger.info("%s", _told(drawn))
+
+    def _hand_out(self) -> None:
+        """Give each layer the way to its table."""
+        servers = self.drawn.plan.server_num
+        for number, layers in enumerate(self.drawn.layers):
+            handle = TableHandle(number, self.drawn.plan.tables[number], servers, self.communicator)
+            for layer in layers:
+                if isinstance(layer, TableLayer):
+                    layer.handle = handle
+                elif is_movable(layer):
+                    MovedForward(layer, handle)  # type: ignore[arg-type]
+
+    def collect(self, optimizer: torch.optim.Optimizer, step: int) -> Update:
+        """What a step of this optimizer brings: gradients as they stand, and its settings."""
+        drawn = self.drawn
+        number = _number(drawn.optimizers, optimizer)
+        return Update(
+            optimizer=number,
+            step=step,
+            options=[push_options(group) for group in optimizer.param_groups],
+            tables=self._table_gradients(number),
+            dense={
+                index: _flat_gradient(parameter)
+                for index, parameter in enumerate(drawn.dense)
+                if drawn.plan.dense[index].optimizer == number
+            },
+        )
+
+    def _table_gradients(self, optimizer: int) -> dict[int, TableGradients]:
+        plan, found = self.drawn.plan, {}
+        for number, table in enumerate(plan.tables):
+            if table.optimizer != optimizer:
+                continue
+            grads = [weight.grad for weight in self.drawn.weights(number)]
+            parts = [part for g in grads if isinstance(g, TableGradient) for part in g.parts]
+            merged = TableGradient(torch.empty(0), parts).merged(plan.server_num)
+            if merged is not None:
+                found[number] = merged
+        return found
+
+    def step(self, update: Update) -> bool:
+        """Send an update; False when somebody's infinity made it a skip for all."""
+        clipped = self._clipped.pop(update.optimizer, None)
+        return self.communicator.step(update if clipped is None else clipped)
+
+    def barrier(self, context: Context) -> None:
+        """Leave all workers equal."""
+        if self.is_open:
+            self.communicator.settle()
+        context.group.barrier("barrier_worker")
+        if self.is_open:
+            self.communicator.resume()
+
+    def stop(self) -> None:
+        """Let everything this worker has brought be applied, and say what was done."""
+        if self.is_open:
+            self.communicator.stop()
+            logger.info("%s", _figures(self.communicator.figures()))
+
+    def clip(self, updates: list[Update], max_norm: float, norm_type: float) -> float:
+        """The norm of all gradients; the coming steps apply them scaled to `max_norm`."""
+        total = self.communicator.clip(updates, max_norm, norm_type)
+        self._clipped.update({update.optimizer: update for update in updates})
+        return total
+
+
+def drawn_of(context: Context) -> Drawn:
+    """The plan of what the script has registered in this process."""
+    if not context.models:
+        raise PlanError(
+            "training with parameter servers needs to know the model; add "
+            "model = fleet.distributed_model(model) before fleet.init_worker() and "
+            "fleet.init_server()"
+        )
+    modules = [plan.module for plan in context.models]
+    return draw(
+        modules[0] if len(modules) == 1 else nn.ModuleList(modules),
+        [plan.optimizer for plan in context.optimizers],
+        context.strategy,
+        worker_num=context.role.worker_num,
+        server_num=max(1, context.role.server_num),
+    )
+
+
+def _first_rows(drawn: Drawn) -> dict[int, tuple[Ids, Floats]]:
+    """The rows of layers that are moved onto tables."""
+    rows: dict[int, tuple[Ids, Floats]] = {}
+    for number, layers in enumerate(drawn.layers):
+        if is_movable(layers[0]):
+            values = rows_of(layers[0])  # type: ignore[arg-type]
+            rows[number] = np.arange(len(values), dtype=np.int64), values
+    return rows
+
+
+def _number(optimizers: list[torch.optim.Optimizer], optimizer: torch.optim.Optimizer) -> int:
+    return next(n for n, one in enumerate(optimizers) if one is optimizer)
+
+
+def _flat_gradient(parameter: nn.Parameter) -> NDArray[Any] | None:
+    gradient = parameter.grad
+    if gradient is None:
+        return None
+    if gradient.is_sparse:
+        gradient = gradient.to_dense()
+    return flat_array(gradient)
+
+
+def _told(drawn: Drawn) -> str:
+    plan = drawn.plan
+    mode = {
+        "sync": "sync",
+        "async": "async" if plan.staleness is None else f"async, staleness {plan.staleness}",
+        "geo": f"geo, k={plan.k_steps}",
+    }[plan.mode]
+    elements = sum(parameter.numel() for parameter in drawn.dense)
+    tables = ", ".join(f"{t.name} ({t.dim}, {t.rule.name})" for t in plan.tables) or "none"
+    return (
+        f"{mode}: {plan.worker_num} workers, {plan.server_num} servers; "
+        f"{elements:,} dense elements; tables: {tables}"
+    )
+
+
+def _figures(figures: dict[str, float]) -> str:
+    return "done: " + ", ".join(f"{name} {value:,.6g}" for name, value in figures.items())
