@@ -45,7 +45,10 @@ class Replica:
         agreement.check_same_module(module, group)
         self._group = group
         self._reduction = reduction
-        self._parameters = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+        # one without elements stands for a table, whose rows are elsewhere
+        self._parameters = [
+            (n, p) for n, p in module.named_parameters() if p.requires_grad and p.numel()
+        ]
         #: where the buffers are, not which: a forward may put new tensors there
         self._buffers = [
             (part, name) for part in module.modules() for name in part._buffers if name

@@ -33,6 +33,10 @@ class Service:
     server: Server
     listener: Listener
 
+    def fail(self, error: str) -> None:
+        """Tell whoever waits or calls why nothing more comes."""
+        self.server.close(error)
+
     def stop(self) -> None:
         """Serve no more."""
         self.server.close()

@@ -136,6 +136,10 @@ def _leave(context: Context) -> None:
     _left = not context.group.alone
     for model in context.models:
         model.close()
+    if context.session is not None:
+        context.session.leave()
+    if context.service is not None:
+        context.service.stop()
     context.group.leave()
 
 

@@ -89,9 +89,13 @@ class ModelPlan:
                 mine,
             )
 
+    def _dense_group(self) -> Group:
+        """The workers that average the gradients of dense parameters."""
+        assert isinstance(self._context.group, Group)
+        return self._context.group
+
     def _replicate(self) -> None:
-        strategy, group = self._context.strategy, self._context.group
-        assert isinstance(group, Group), "servers keep the parameters, not replicas"
+        strategy, group = self._context.strategy, self._dense_group()
         self.replica = Replica(self.module, group, reduction_of(strategy))
         self.weigh(self._weight, self._position)
         if strategy.sync_batch_norm:

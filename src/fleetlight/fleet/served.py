@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fleetlight.collective.group import Group
 from fleetlight.collective.sink import through_sink
 from fleetlight.errors import PlanError
 from fleetlight.fleet.context import Context
@@ -23,8 +24,17 @@ class ServedModel(ModelPlan):
 
     def _agree(self) -> None:
         """Open the session; in a server nothing is to be opened by a forward."""
-        if self._context.session is not None:
-            self._context.session.open(self._context)
+        session = self._context.session
+        if session is not None:
+            session.open(self._context)
+            if session.dense_group is not None:
+                self._replicate()
+
+    def _dense_group(self) -> Group:
+        session = self._context.session
+        assert session is not None
+        assert session.dense_group is not None
+        return session.dense_group
 
     def run(self, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A forward: with the values that have arrived, and gradients weighed by the batch."""
@@ -33,6 +43,8 @@ class ServedModel(ModelPlan):
             raise PlanError("the model was called in a parameter server; servers do not train")
         if torch.is_grad_enabled() and self.module.training:
             session.communicator.before_forward()
+            if self.replica is not None:
+                return super().run(inner, args, kwargs)
             output = inner(*args, **kwargs)
             return output if self._weight == 1.0 else through_sink(output, self._weight)
         return inner(*args, **kwargs)
@@ -67,6 +79,11 @@ class ServedOptimizer(OptimizerPlan):
             plan.freeze()
         session = self._session()
         changed = _closure_called(args, kwargs)
+        if self.merge is not None:
+            self.merge.complete()
+        for plan in self._context.models:
+            if plan.replica is not None:
+                plan.replica.ensure_reduced(expected=self.merge is not None)
         skip = self._unscale()
         update = session.collect(self.optimizer, self._steps)
         update.skip = skip
@@ -74,8 +91,8 @@ class ServedOptimizer(OptimizerPlan):
             self._put_aside(everything=skip)
             self._pending = update
         else:
-            session.step(update)
-            self._put_aside(everything=True)
+            applied = session.step(update)
+            self._put_aside(everything=session.drawn.plan.serves_dense or not applied)
         return changed
 
     def _after_step(self, *_: Any) -> None:

@@ -10,6 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+import fleetlight
+from fleetlight.collective.forming import form
+from fleetlight.collective.group import Group
 from fleetlight.errors import PlanError
 from fleetlight.fleet.moving import MovedForward, is_movable, rows_of
 from fleetlight.fleet.planning import Drawn, draw
@@ -35,6 +38,8 @@ class Session:
         self.client = client
         #: the server of a job of one process
         self.embedded = embedded
+        #: the workers that average dense gradients among themselves, when the servers do not
+        self.dense_group: Group | None = None
         self._drawn: Drawn | None = None
         self._communicator: Communicator | None = None
         self._live: Live | None = None
@@ -75,6 +80,10 @@ class Session:
         self._live = Live([parameter.detach() for parameter in drawn.dense])
         if context.group.index == 0:
             self.client.fill(_first_rows(drawn), self._live)
+        if not drawn.plan.serves_dense and context.role.worker_num > 1:
+            self.dense_group = form(context.role, fleetlight.__version__, context.group.deadline_s)[
+                1
+            ]
         context.group.barrier("init_worker")
         configs = context.strategy.a_sync_configs
         self._communicator = open_communicator(
@@ -111,7 +120,7 @@ class Session:
             dense={
                 index: _flat_gradient(parameter)
                 for index, parameter in enumerate(drawn.dense)
-                if drawn.plan.dense[index].optimizer == number
+                if drawn.plan.serves_dense and drawn.plan.dense[index].optimizer == number
             },
         )
 
@@ -146,8 +155,23 @@ class Session:
             self.communicator.stop()
             logger.info("%s", _figures(self.communicator.figures()))
 
+    def leave(self) -> None:
+        """Part from the workers that averaged with this one."""
+        if self.dense_group is not None:
+            self.dense_group.leave()
+
+    def fail(self, error: str) -> None:
+        """The same after an error, which they are told."""
+        if self.dense_group is not None:
+            self.dense_group.fail(error)
+
     def clip(self, updates: list[Update], max_norm: float, norm_type: float) -> float:
         """The norm of all gradients; the coming steps apply them scaled to `max_norm`."""
+        if not self.drawn.plan.serves_dense:
+            raise PlanError(
+                "clip_grad_norm_: with dense='allreduce' the dense gradients are not where those of "
+                "tables are; clip the dense ones with torch.nn.utils.clip_grad_norm_"
+            )
         total = self.communicator.clip(updates, max_norm, norm_type)
         self._clipped.update({update.optimizer: update for update in updates})
         return total
