@@ -81,9 +81,8 @@ class Session:
         if context.group.index == 0:
             self.client.fill(_first_rows(drawn), self._live)
         if not drawn.plan.serves_dense and context.role.worker_num > 1:
-            self.dense_group = form(context.role, fleetlight.__version__, context.group.deadline_s)[
-                1
-            ]
+            limit_s = context.group.deadline_s
+            self.dense_group = form(context.role, fleetlight.__version__, limit_s)[1]
         context.group.barrier("init_worker")
         configs = context.strategy.a_sync_configs
         self._communicator = open_communicator(
@@ -169,7 +168,7 @@ class Session:
         """The norm of all gradients; the coming steps apply them scaled to `max_norm`."""
         if not self.drawn.plan.serves_dense:
             raise PlanError(
-                "clip_grad_norm_: with dense='allreduce' the dense gradients are not where those of "
+                "clip_grad_norm_: with dense='allreduce' dense gradients are not where those of "
                 "tables are; clip the dense ones with torch.nn.utils.clip_grad_norm_"
             )
         total = self.communicator.clip(updates, max_norm, norm_type)
