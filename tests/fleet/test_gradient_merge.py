@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -145,7 +146,10 @@ def set_late(scheduler_first: bool) -> Any:
         optimizer.zero_grad()
         schedulers[0].step()
 
-    return train(model, optimizer, clear)
+    with warnings.catch_warnings():
+        # torch warns of a scheduler that comes before the first step
+        warnings.simplefilter("error")
+        return train(model, optimizer, clear)
 
 
 @pytest.mark.parametrize("scheduler_first", [True, False])
@@ -218,17 +222,16 @@ def test_the_merged_gradient_is_clipped() -> None:
 
 def overflow() -> Any:
     """The first part of the first step is infinite on one worker."""
-    strategy = merging(k_steps=2)
+    strategy = merging()
     strategy.amp = True
     strategy.amp_configs = {"dtype": "float16", "init_loss_scaling": 4.0}
     model = fleet.distributed_model(network().float())
     optimizer: Any = torch.optim.SGD(model.parameters(), 0.1)
     optimizer = fleet.distributed_optimizer(optimizer, strategy)
-    x, y = records()[0].float(), records()[1]
     ends = []
     for step in range(2):
-        for part in range(2):
-            loss = F.cross_entropy(model(x), y)
+        for part, (x, y) in enumerate(parts()):
+            loss = F.cross_entropy(model(x.float()), y)
             if fleet.worker_index() == 1 and (step, part) == (0, 0):
                 loss = loss * float("inf")
             optimizer.minimize(loss)
@@ -238,10 +241,12 @@ def overflow() -> Any:
 
 
 def test_a_skipped_step_ends_its_parts() -> None:
+    model = network()
+    F.cross_entropy(model(records()[0]), records()[1]).backward()
+    torch.optim.SGD(model.parameters(), 0.1).step()
     for first, second in run_workers(overflow):
         assert torch.equal(first.double(), flat(network()))
-        assert second.isfinite().all()
-        assert not torch.equal(first, second)
+        torch.testing.assert_close(second.double(), flat(model), rtol=0, atol=1e-3)
 
 
 def refused() -> None:
