@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -195,15 +196,38 @@ def test_values_do_not_change_under_who_sends_them() -> None:
         sent[0] = 1
 
 
-def test_a_gradient_is_used_where_it_arrived() -> None:
+def test_what_arrives_is_not_changed() -> None:
+    """Nor may torch complain of memory that nobody may write to."""
     params = parameters()
     dense = DenseServers(params, [torch.optim.SGD(params, 1.0)], 1)
     (server,) = dense.servers
     gradient = np.ones_like(server.values()[0])
     gradient.flags.writeable = False
     before = server.values()[0]
-    server.step(0, [{"lr": 0.5}], (), [gradient])
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        torch.set_warn_always(True)
+        try:
+            server.step(0, [{"lr": 0.5}], (), [gradient])
+        finally:
+            torch.set_warn_always(False)
+    assert not told
     assert np.array_equal(server.values()[0], before - 0.5)
+
+
+def test_going_back_forgets_what_came_after() -> None:
+    params = parameters()
+    dense = DenseServers(params, [torch.optim.Adam(params, 0.1)], 1)
+    (server,) = dense.servers
+    start = server.state()
+    ends = []
+    for _ in range(2):
+        server.restore(start)
+        for step in range(3):
+            set_gradients(params, step)
+            dense.step()
+        ends.append(server.values()[0])
+    assert np.array_equal(*ends)
 
 
 def test_geo_adds_differences_and_keeps_no_state() -> None:

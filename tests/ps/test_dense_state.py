@@ -17,6 +17,7 @@ from torch import nn
 from fleetlight.errors import CheckpointError
 from fleetlight.ps.dense_state import ELEMENTS, ODD, DenseState, PieceState, part, whole
 from fleetlight.ps.messages import Fetched, Message
+from fleetlight.ps.plan import GEO
 
 
 def sent(state: DenseState) -> DenseState:
@@ -74,6 +75,20 @@ def test_the_whole_is_by_parameter() -> None:
     np.testing.assert_allclose(average, params[1].grad.reshape(-1) * 0.1, rtol=1e-5)
     kind, step = kept.state[1].tensors["step"]
     assert (kind, step.shape, float(step)) == (ODD, (), 1.0)
+
+
+def test_what_was_trained_by_geo_goes_on_in_other_modes() -> None:
+    """There is no state of optimizers then: what they begin with stays."""
+    params = parameters()
+    geo = DenseServers(params, [OTHERS["Adagrad"](params)], 2, GEO)
+    dense = DenseServers(params, [OTHERS["Adagrad"](params)], 3)
+    kept = whole(geo.plan, geo.placement, [server.state() for server in geo.servers])
+    for number, server in enumerate(dense.servers):
+        server.restore(part(dense.plan, dense.placement, number, kept))
+    train(dense, range(3))
+    dense.take()
+    for ours, plain in zip(params, trained_plainly(OTHERS["Adagrad"], 3), strict=True):
+        assert torch.equal(ours, plain)
 
 
 def test_numbers_keep_their_type() -> None:

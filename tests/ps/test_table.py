@@ -361,23 +361,40 @@ def test_rows_of_a_table_without_entry_are_let_in(tmp_path: Path) -> None:
     assert np.array_equal(read(strict, ids), before - 0.5)
 
 
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
-        (table_plan("adam", dim=4), "its rows have 3 weights, expected 4"),
-        (table_plan("adagrad"), "its rule is 'adam', expected 'adagrad'"),
-    ],
-)
-def test_files_of_other_tables_are_refused(other: Any, message: str, tmp_path: Path) -> None:
+def test_files_of_other_tables_are_refused(tmp_path: Path) -> None:
     table, ids = trained()
     saved(table, tmp_path)
-    loading = Table(other, 7)
+    loading = Table(table_plan("adam", dim=4), 7)
     loading.pull(ids[:5], insert=True)
+    message = "its rows have 3 weights, expected 4"
     with pytest.raises(
         CheckpointError, match=rf"t.safetensors does not fit table 'emb': {message}"
     ):
         loading.load([tmp_path / "t.safetensors"], ALL)
     assert len(loading) == 5
+
+
+@pytest.mark.parametrize(("before", "after"), [("adam", "adagrad"), ("rowwise_adagrad", "adagrad")])
+def test_another_rule_takes_the_weights_and_begins_its_state_anew(
+    before: str, after: str, tmp_path: Path
+) -> None:
+    table, ids = trained(before)
+    saved(table, tmp_path)
+    other = make(after)
+    other.load([tmp_path / "t.safetensors"], ALL)
+    assert np.array_equal(read(other, ids), read(table, ids))
+    assert (saved(other, tmp_path / "other")["state.sum"] == 0).all()
+
+
+def test_a_cut_that_is_dropped_holds_on_to_nothing(tmp_path: Path) -> None:
+    table, _ids = trained()
+    before = table.nbytes
+    snapshot = table.cut()
+    assert table.nbytes > before
+    table.drop_cut()
+    assert table.nbytes == before
+    with pytest.raises(CheckpointError, match="was cut anew or loaded before"):
+        table.save(snapshot, 0, tmp_path, "t.safetensors")
 
 
 def test_ids_that_come_twice_are_refused(tmp_path: Path) -> None:

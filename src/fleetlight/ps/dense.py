@@ -273,4 +273,4 @@ def _tensor(array: Array, like: Tensor, block: Block) -> Tensor:
             f"server {block.server}: dense values of optimizer {block.optimizer} came as "
             f"{array.dtype}{list(array.shape)}, expected {block.dtype}[{block.size}]"
         )
-    return as_tensor(array if array.flags.writeable else array.copy(), like.dtype)
+    return as_tensor(array, like.dtype)

@@ -138,9 +138,8 @@ def tensor_of(array: Array) -> Tensor:
     """An array of state as a tensor over the same memory; 16 bits are those of a bfloat16."""
     if array.dtype.names:  # as it is marked on the wire
         array = array.view(np.uint16)
-    array = array if array.flags.writeable else array.copy()
-    bits = array.dtype == np.uint16
-    return as_tensor(array, torch.bfloat16) if bits else torch.from_numpy(array)
+    # as_tensor looks at the dtype for this one case only
+    return as_tensor(array, torch.bfloat16 if array.dtype == np.uint16 else torch.float32)
 
 
 def _pieces(
