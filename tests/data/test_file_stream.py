@@ -102,6 +102,16 @@ def test_epochs_are_mixed_differently(files: list[str]) -> None:
     assert max(first[:200]) - min(first[:200]) < sum(COUNTS) / 2
 
 
+def test_loading_processes_that_live_on_hear_of_the_epoch(files: list[str]) -> None:
+    data = stream(files, shuffle=200)
+    loader = data.loader(64, num_workers=1, persistent_workers=True)
+    epochs = []
+    for epoch in (0, 1, 0):
+        data.set_epoch(epoch)
+        epochs.append(list(loader))
+    assert epochs[0] == epochs[2] != epochs[1]
+
+
 def test_a_bad_line_is_named(files: list[str]) -> None:
     path = Path(files[2])
     path.write_text(path.read_text().replace("3000\n", "three\n"))

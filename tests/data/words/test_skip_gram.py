@@ -77,6 +77,10 @@ def test_negatives_are_drawn_by_frequency_and_are_not_the_context(long: Corpus) 
     rare = slice(20, 50)  # contexts are hardly ever rare, so these are not redrawn
     got = counts[rare].numpy() / counts[rare].sum().item()
     assert got == pytest.approx(weights[rare] / weights[rare].sum(), rel=0.1)
+    # beside the most frequent word, the others keep their shares
+    beside = torch.bincount(pairs.negatives[pairs.context == 0].ravel(), minlength=50)[1:10]
+    shares = weights[1:] / weights[1:].sum()
+    assert (beside / beside.sum()).numpy() == pytest.approx(shares[:9] / shares[:9].sum(), rel=0.15)
 
 
 def test_seed_and_epoch_decide(long: Corpus) -> None:
@@ -106,12 +110,12 @@ def test_shared_by_workers(long: Corpus, processes: dict[str, Any]) -> None:
         return DataLoader(SkipGram(long, window=2), 5_000, collate_fn=list, **processes)
 
     alone, two = Workers(make, 1), Workers(make, 2)
-    epochs = []
-    for _ in range(2):
-        pairs = sorted(counting(alone.epoch()))
-        assert pairs == sorted(counting(two.epoch()))
-        epochs.append(pairs)
-    assert epochs[0] != epochs[1]
+    for epoch in range(2):
+        data = SkipGram(long, window=2)
+        data.set_epoch(epoch)
+        pairs = sorted(data)
+        assert sorted(counting(alone.epoch())) == pairs
+        assert sorted(counting(two.epoch())) == pairs
 
 
 @in_processes
