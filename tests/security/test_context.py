@@ -54,3 +54,7 @@ def test_neither_side_does_without_a_certificate(certificates: Path, make_contex
     context = make_context(certificates)  # type: ignore[operator]
     assert context.verify_mode == ssl.CERT_REQUIRED
     assert context.minimum_version == ssl.TLSVersion.TLSv1_3
+
+
+def test_no_session_is_resumed(certificates: Path) -> None:
+    assert server_context(certificates).num_tickets == 0

@@ -211,11 +211,10 @@ def test_garbage_for_an_answer_is_a_protocol_error_of_that_server() -> None:
 def test_the_reason_of_a_refusal_is_heard_even_while_sending() -> None:
     def refuse(raw: socket.socket, frames: Frames) -> None:
         frames.send(0, Failure("MembershipError", "worker 5 is not of this job"), (), "a refusal")
-        frames.wire.linger()
 
     with (
         scripted(refuse) as address,
-        connected(address) as channel,
+        connected(address, reconnect_s=0) as channel,
         pytest.raises(MembershipError, match=r"server 0 .*: worker 5 is not of this job"),
     ):
         channel.call(PULL, [np.zeros(256 << 20, np.uint8)])

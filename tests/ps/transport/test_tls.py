@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from tests.ps.transport.doubles import (
 from fleetlight.errors import DeadlineError, MembershipError, PeerLostError
 from fleetlight.ps.messages import Ask, Beat, Done, Leave, Pulled
 from fleetlight.ps.transport import Listener, SocketChannel, connect_all
+from fleetlight.ps.transport.tls import _BATCH_BYTES, _RECORD_BYTES, TlsWire
 from fleetlight.security.context import client_context, server_context
 
 SIZES = [0, 1, 16383, 16384, 16385, 300_000, 5 << 20]
@@ -66,6 +67,33 @@ def test_arrays_of_any_size_there_and_back(server: Listener, certificates: Path,
             assert answer.message == Pulled(1, 1)
             for mine, back in zip(sent, answer.arrays, strict=True):
                 np.testing.assert_array_equal(mine, back)
+
+
+def test_large_arrays_neither_stall_nor_fill_the_memory(
+    server: Listener, certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel is told to wait only for what is sure to come, or it would wait in vain."""
+    fetched, batches = [], []
+    fetch, encrypt = TlsWire._fetch, TlsWire._encrypt
+
+    def watched_fetch(wire: TlsWire, wanted: int) -> int:
+        count = fetch(wire, wanted)
+        sure = min(_BATCH_BYTES, wanted - _RECORD_BYTES)
+        fetched.append(sure <= 0 or count == sure)
+        return count
+
+    def watched_encrypt(wire: TlsWire, buffers: Sequence[memoryview]) -> int:
+        batches.append(encrypt(wire, buffers))
+        return batches[-1]
+
+    monkeypatch.setattr(TlsWire, "_fetch", watched_fetch)
+    monkeypatch.setattr(TlsWire, "_encrypt", watched_encrypt)
+    with connected(server.address, tls=client_context(certificates)) as channel:
+        channel.call(Leave())
+        channel.call(PULL, [np.zeros(1 << 20, np.uint8), np.zeros(333_333, np.uint8)])
+    assert all(fetched)
+    assert len(batches) > 10
+    assert max(batches) < _BATCH_BYTES + _RECORD_BYTES
 
 
 def test_what_is_on_the_wire_is_not_readable(certificates: Path) -> None:

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`FLEET_SSL`, as `fleetrun --ssl` sets it, encrypts a job with parameter servers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.workers import reserved_port, run_processes
+
+import fleetlight as fleet
+from fleetlight.errors import MembershipError
+from fleetlight.ps.messages import Ask
+from fleetlight.ps.transport import SocketChannel
+from fleetlight.security.certificates import make
+
+pytestmark = pytest.mark.multiprocess
+
+
+def train(kind: str, port: int, folder: str) -> Any:
+    """One server or the one worker; the worker answers what a client without TLS is told."""
+    os.environ.update(
+        FLEET_ROLE=kind,
+        FLEET_INDEX="0",
+        FLEET_WORKER_NUM="1",
+        FLEET_SERVER_NUM="1",
+        FLEET_SERVER_ENDPOINTS=f"127.0.0.1:{port}",
+        FLEET_SSL=folder,
+    )
+    fleet.init()
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model = fleet.distributed_model(model)
+    optimizer = fleet.distributed_optimizer(optimizer)
+    if fleet.is_server():
+        fleet.init_server()
+        fleet.run_server()
+        return None
+    fleet.init_worker()
+    before = model.weight.detach().clone()
+    model(torch.ones(4, 2)).sum().backward()
+    optimizer.step()
+    fleet.barrier_worker()
+    told = refusal(port)
+    moved = not torch.equal(before, model.weight)
+    fleet.stop_worker()
+    return moved, told
+
+
+def refusal(port: int) -> str:
+    channel = SocketChannel.connect(("127.0.0.1", port), "server 0", deadline_s=20.0)
+    try:
+        channel.call(Ask())
+    except MembershipError as error:
+        return str(error)
+    finally:
+        channel.close()
+    return "it was let in"
+
+
+def test_a_job_trains_and_lets_nobody_else_in(tmp_path: Path) -> None:
+    make(tmp_path / "certs")
+    holder, port = reserved_port()
+    with holder:
+        each = [(kind, port, str(tmp_path / "certs")) for kind in ("server", "worker")]
+        _, (moved, told) = run_processes(train, each)
+    assert moved
+    assert "takes only clients with a certificate; give --ssl DIR" in told

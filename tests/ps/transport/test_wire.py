@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A connected socket: what is said last is heard, and what is sent in pieces arrives whole."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from tests.ps.transport.doubles import LIMIT_S
+
+from fleetlight.errors import DeadlineError, PeerLostError
+from fleetlight.ps.transport.wire import Wire, _without
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Both ends of a TCP connection: this side's and the peer's."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        theirs = socket.create_connection(door.getsockname(), timeout=LIMIT_S)
+        mine, _ = door.accept()
+    with mine, theirs:
+        yield mine, theirs
+
+
+def test_last_words_are_heard_by_a_peer_that_is_still_talking(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    mine, theirs = pair
+    theirs.sendall(bytes(100_000))
+    wire = Wire(mine, "the peer")
+    wire.write([b"because"], "a refusal", LIMIT_S)
+    hanging_up = threading.Thread(target=wire.linger)
+    hanging_up.start()
+    theirs.sendall(bytes(100_000))
+    # an end, not a reset, which might have taken the words with it
+    words = b""
+    while part := theirs.recv(100):
+        words += part
+    assert words == b"because"
+    theirs.close()
+    hanging_up.join(LIMIT_S)
+    assert mine.fileno() == -1
+
+
+def test_lingering_ends_without_the_peer(pair: tuple[socket.socket, socket.socket]) -> None:
+    mine, _ = pair
+    Wire(mine, "the peer").linger()
+    assert mine.fileno() == -1
+
+
+def test_a_wait_can_be_interrupted_by_another_thread(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    mine, _ = pair
+    wire = Wire(mine, "the peer")
+    ended: list[int] = []
+    waiting = threading.Thread(
+        target=lambda: ended.append(wire.read(memoryview(bytearray(1)), "x"))
+    )
+    waiting.start()
+    wire.interrupt()
+    waiting.join(LIMIT_S)
+    assert ended == [0]
+
+
+def test_a_time_that_is_over_ends_a_wait_even_if_bytes_came(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    mine, theirs = pair
+    theirs.sendall(b"abc")
+    wire = Wire(mine, "the peer")
+    with pytest.raises(DeadlineError, match=r"the peer was silent for .* s during a test"):
+        wire.read_all(memoryview(bytearray(4)), "a test", LIMIT_S, until=time.monotonic() + 0.05)
+
+
+def test_a_frame_cut_short_is_a_loss(pair: tuple[socket.socket, socket.socket]) -> None:
+    mine, theirs = pair
+    theirs.sendall(b"abc")
+    theirs.close()
+    with pytest.raises(PeerLostError, match=r"lost the peer during a test: .* middle of a frame"):
+        Wire(mine, "the peer").read_all(memoryview(bytearray(4)), "a test", LIMIT_S)
+
+
+@pytest.mark.parametrize("sent", range(8))
+def test_what_is_left_to_send(sent: int) -> None:
+    buffers = [memoryview(b"ab"), memoryview(b""), memoryview(b"cdefg")]
+    assert b"".join(_without(buffers, sent)) == b"abcdefg"[sent:]
