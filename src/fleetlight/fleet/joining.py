@@ -15,15 +15,19 @@ from fleetlight.fleet.context import Context
 from fleetlight.fleet.session import Session
 from fleetlight.observe.log import logger
 from fleetlight.ps import messages as m
-from fleetlight.ps.client import AHEAD, PULL, Client
+from fleetlight.ps.client import CONTROL, PULL, PUSH, Client
 from fleetlight.ps.crew import Crew
 from fleetlight.ps.server import Server
 from fleetlight.ps.transport.channel import SocketChannel, connect_all
 from fleetlight.ps.transport.interface import Channel, MemoryChannel
 from fleetlight.ps.transport.listener import Listener
+from fleetlight.ps.transport.session import Limits
 from fleetlight.roles import Role, endpoint_text
 from fleetlight.security.context import client_context, server_context
 from fleetlight.strategy import DistributedStrategy
+
+#: how much longer a worker listens than the server it has asked may wait for others
+_GRACE_S = 5.0
 
 
 @dataclasses.dataclass
@@ -63,7 +67,13 @@ def _serve(role: Role, strategy: DistributedStrategy, deadline_s: float) -> Cont
     index = _index(role)
     server = _server(role, index, role.server_num, deadline_s)
     tls = server_context(strategy.ssl) if strategy.ssl else None
-    listener = Listener(_endpoints(role)[index], server, tls=tls, name=f"server {index}")
+    listener = Listener(
+        _endpoints(role)[index],
+        server,
+        tls=tls,
+        limits=Limits(silence_s=deadline_s),
+        name=f"server {index}",
+    )
     where = endpoint_text(listener.address)
     logger.info("server %d of %d listens at %s", index, role.server_num, where)
     service = Service(server, listener)
@@ -112,7 +122,8 @@ class _Connector:
             SocketChannel(
                 endpoint,
                 f"server {server}",
-                deadline_s=self._deadline_s,
+                # the server names whoever it waits for, if it is given the time to say so
+                deadline_s=self._deadline_s + _GRACE_S,
                 tls=self._tls,
                 greeting=lambda server=server: _hello(  # type: ignore[misc]
                     self._role, server, len(self._endpoints), lane, self._incarnation
@@ -136,7 +147,7 @@ def _hello(role: Role, server: int, server_num: int, lane: str, incarnation: int
         server=server,
         server_num=server_num,
         incarnation=incarnation,
-        lane=PULL if lane == AHEAD else lane,
+        lane=lane if lane in (CONTROL, PUSH) else PULL,
     )
 
 
