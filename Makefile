@@ -8,8 +8,10 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 
 .PHONY: demo test check bench docs clean
 
-demo: $(VENV)/.ready  ## a real distributed run: 2 workers train an MLP on this machine
-	$(BIN)/fleetrun --nproc_per_node 2 --log_dir log/demo examples/mnist_mlp/train_fleet.py
+demo: $(VENV)/.ready  ## a real distributed run: Wide&Deep on 2 parameter servers and 2 workers
+	$(BIN)/fleetrun --server_num 2 --worker_num 2 --log_dir log/demo \
+	  examples/wide_deep/train_fleet.py --samples 800000
+	@echo "demo: the logs are log/demo/workerlog.0, workerlog.1, serverlog.0 and serverlog.1"
 
 test: $(VENV)/.ready  ## the whole suite, two tests at a time
 	$(PYTEST) -n 2 --dist worksteal

@@ -10,20 +10,35 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks import machine, report
-from benchmarks.jobs import ROOT, Command, Job, Run, run
+from benchmarks.jobs import ROOT, BenchmarkError, Command, Job, Run, run
 
 
 def rounds(
-    make: Mapping[str, Callable[[], Job]], count: int, idle_s: float = 0.0
+    make: Mapping[str, Callable[[], Job]], count: int, idle_s: float = 0.0, attempts: int = 1
 ) -> dict[str, list[Run]]:
-    """`count` rounds; `make[name]()` gives a fresh job (ports differ from run to run)."""
+    """`count` rounds; `make[name]()` gives a fresh job (ports differ from run to run).
+
+    A job that fails is told of and made anew, `attempts` times in all: a long comparison need not
+    end with a peer that now and then does not start.
+    """
     runs: dict[str, list[Run]] = {name: [] for name in make}
     for number in range(count):
         for name in _turned(list(make), number):
-            machine.wait_until_idle(idle_s)
-            runs[name].append(run(make[name]()))
+            runs[name].append(_run(make[name], idle_s, attempts))
             print(f"round {number + 1}/{count} {name}: {_line(runs[name][-1])}", flush=True)
     return runs
+
+
+def _run(make: Callable[[], Job], idle_s: float, attempts: int) -> Run:
+    for attempt in range(1, attempts + 1):
+        machine.wait_until_idle(idle_s)
+        try:
+            return run(make())
+        except BenchmarkError as error:
+            if attempt == attempts:
+                raise
+            print(f"attempt {attempt} failed: {error}", flush=True)
+    raise ValueError(f"got {attempts} attempts, expected at least 1")
 
 
 def series(runs: Mapping[str, Sequence[Run]]) -> dict[str, report.Series]:

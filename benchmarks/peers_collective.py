@@ -108,7 +108,7 @@ def _agreed(one: jobs.Run) -> None:
         raise jobs.BenchmarkError(f"the workers' parameters differ: {one.results}")
 
 
-def _interpreter(text: str) -> str:
+def interpreter(text: str) -> str:
     """An absolute path, because jobs start in a folder of their own."""
     found = shutil.which(os.path.expanduser(text))
     if found is None:
@@ -122,7 +122,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["mlp", "resnet50"])
     for peer in ("paddle", "mindspore"):
         words = f"interpreter that has {peer}; left out when not given"
-        parser.add_argument(f"--{peer}", type=_interpreter, metavar="PYTHON", help=words)
+        parser.add_argument(f"--{peer}", type=interpreter, metavar="PYTHON", help=words)
     parser.add_argument("--idle_s", type=float, default=0.0, help="wait for an idle machine first")
     parser.add_argument(
         "--torch", nargs="+", choices=("fleetlight", "ddp"), default=["fleetlight", "ddp"]

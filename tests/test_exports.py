@@ -49,6 +49,7 @@ PUBLIC = [
     "server_index",
     "server_num",
     "shard",
+    "shrink",
     "stop_worker",
     "util",
     "worker_endpoints",

@@ -60,27 +60,69 @@ def run_processes(
 ) -> list[Any]:
     """Call `function(*each[i])` in process i with the environment of worker i."""
     holder, port = reserved_port()
+    running = [
+        _started(environment(index, len(each), port, deadline_s), function, args)
+        for index, args in enumerate(each)
+    ]
+    answers = _answers(running)
+    holder.close()
+    errors = [text for kind, text in answers if kind == "error"]
+    if errors:
+        raise WorkerFailedError("\n".join(errors))
+    return [value for _, value in answers]
+
+
+def run_job(
+    server: Callable[[], Any],
+    worker: Callable[[], Any],
+    *,
+    servers: int = 2,
+    workers: int = 2,
+    deadline_s: float = 20.0,
+) -> list[tuple[str, Any]]:
+    """A job with parameter servers; ("value", its answer) or ("error", a traceback) of each.
+
+    The servers come first. Each function is called after `fleet.init` and leaves the job itself.
+    """
+    held = [reserved_port() for _ in range(servers + 1)]
+    endpoints = ",".join(f"127.0.0.1:{port}" for _, port in held[1:])
+    job = {"FLEET_SERVER_NUM": str(servers), "FLEET_SERVER_ENDPOINTS": endpoints}
+    roles = [("server", n) for n in range(servers)] + [("worker", n) for n in range(workers)]
     running = []
-    for index, args in enumerate(each):
-        mine, theirs = _context.Pipe(duplex=False)
-        env = environment(index, len(each), port, deadline_s)
-        process = _context.Process(target=_main, args=(theirs, env, function, args), daemon=False)
-        process.start()
-        theirs.close()
-        running.append((process, mine))
+    for kind, index in roles:
+        env = environment(index, workers, held[0][1], deadline_s) | job | {"FLEET_ROLE": kind}
+        args = (server if kind == "server" else worker,)
+        running.append(_started(env, _in_served_job, args))
+    answers = _answers(running)
+    for holder, _ in held:
+        holder.close()
+    return answers
+
+
+def _in_served_job(function: Callable[[], Any]) -> Any:
+    import fleetlight as fleet
+
+    fleet.init()
+    return function()
+
+
+def _started(env: dict[str, str], function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    mine, theirs = _context.Pipe(duplex=False)
+    process = _context.Process(target=_main, args=(theirs, env, function, args), daemon=False)
+    process.start()
+    theirs.close()
+    return process, mine
+
+
+def _answers(running: list[Any]) -> list[tuple[str, Any]]:
     try:
-        answers = [_answer(index, pipe) for index, (_, pipe) in enumerate(running)]
+        return [_answer(index, pipe) for index, (_, pipe) in enumerate(running)]
     finally:
         for process, pipe in running:
             process.join(timeout=10)
             if process.is_alive():
                 process.kill()
             pipe.close()
-        holder.close()
-    errors = [text for kind, text in answers if kind == "error"]
-    if errors:
-        raise WorkerFailedError("\n".join(errors))
-    return [value for _, value in answers]
 
 
 def _answer(index: int, pipe: Any) -> tuple[str, Any]:
@@ -104,7 +146,7 @@ def _main(
         # plain pickle: torch's would share memory with a process that is about to end
         pipe.send_bytes(pickle.dumps(("value", function(*args))))
     except BaseException:
-        text = f"worker {env['FLEET_INDEX']}:\n{traceback.format_exc()}"
+        text = f"{env['FLEET_ROLE']} {env['FLEET_INDEX']}:\n{traceback.format_exc()}"
         pipe.send_bytes(pickle.dumps(("error", text)))
     pipe.close()
     # as at the end of a script; what failed has been told

@@ -15,18 +15,20 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 #: names of the API that come with static programs
-_LATER = {"shrink", "static"}
+_LATER = {"static"}
 
 
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(f"module 'fleetlight' has no attribute {name!r}")
+    from fleetlight.errors import did_you_mean
     from fleetlight.fleet import api
 
     if name in _LATER:
         raise AttributeError(f"fleetlight.{name} is not yet available in this version")
     if name not in api.__all__:
-        raise AttributeError(f"module 'fleetlight' has no attribute {name!r}")
+        near = did_you_mean(name, api.__all__)
+        raise AttributeError(f"module 'fleetlight' has no attribute {name!r}; {near}")
     value = globals()[name] = getattr(api, name)
     return value
 

@@ -49,3 +49,26 @@ def test_any_commands_can_be_compared(
     assert written[0] == "pair"
     assert "| two / one | 3.00 (3.00..3.00) | - | 3.000 3.000 |" in written[1]
     assert "written: page.md" in capsys.readouterr().out
+
+
+def test_a_job_that_fails_is_made_anew_as_often_as_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made: list[int] = []
+
+    def make() -> jobs.Job:
+        made.append(len(made))
+        return jobs.Job(f"job {made[-1]}", [])
+
+    def run(job: jobs.Job) -> jobs.Run:
+        if job.name == "job 0":
+            raise jobs.BenchmarkError("it did not start")
+        return jobs.Run(1.0, 1.0, 0.0, [{"steps": 10, "seconds": 2.0}])
+
+    monkeypatch.setattr(harness, "run", run)
+    with pytest.raises(jobs.BenchmarkError):
+        harness.rounds({"a": make}, 1)
+    made.clear()
+    assert len(harness.rounds({"a": make}, 1, attempts=2)["a"]) == 1
+    assert made == [0, 1]
+    assert "attempt 1 failed: it did not start" in capsys.readouterr().out

@@ -6,14 +6,12 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-import msgspec
 import pytest
 import safetensors.torch
 import torch
 from tests.checkpoint.states import snapshot, whole_step
 
 from fleetlight import checkpoint
-from fleetlight.checkpoint.manifest import encode
 from fleetlight.errors import CheckpointError, CorruptCheckpointError
 
 FILES = ["model.safetensors", "optimizer.safetensors", "worker-00000.json"]
@@ -77,14 +75,6 @@ def test_workers_of_then(tmp_path: Path) -> None:
     assert [worker.values["r"] for worker in found.workers()] == [0, 1, 2]
     assert found.worker(3) is None
     assert found.optimizers() == []
-
-
-def test_tables_are_not_silently_left_out(tmp_path: Path) -> None:
-    manifest = checkpoint.write(tmp_path, snapshot(1))
-    with_tables = msgspec.structs.replace(manifest, tables=[{"name": "ids"}])
-    (tmp_path / "manifest.json").write_bytes(encode(with_tables))
-    with pytest.raises(CheckpointError, match="1 parameter-server tables, which this version"):
-        checkpoint.read(tmp_path)
 
 
 def test_export_is_a_plain_state_dict(tmp_path: Path) -> None:

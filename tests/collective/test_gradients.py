@@ -73,6 +73,19 @@ def in_eval_mode(model: nn.Sequential, x: torch.Tensor, y: torch.Tensor) -> None
     model.train()
 
 
+def parts_alone(model: nn.Sequential, x: torch.Tensor, y: torch.Tensor) -> None:
+    F.cross_entropy(model[2](model[1](model[0](x))), y).backward()
+
+
+def assigned(model: nn.Sequential, x: torch.Tensor, y: torch.Tensor) -> None:
+    parameters = list(model.parameters())
+    # of a sum the gradient is one number, expanded
+    loss = F.cross_entropy(model(x), y) + parameters[3].sum()
+    for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+        p.grad = g
+    fleet.clip_grad_norm_(parameters, 0.5)
+
+
 def accumulated(model: nn.Sequential, x: torch.Tensor, y: torch.Tensor) -> None:
     for scale in (1, 2, 3):
         F.cross_entropy(model(scale * x), y).backward()
@@ -86,6 +99,8 @@ WAYS: Ways = {
         a_part_after_the_whole,
         no_sync_afterwards,
         in_eval_mode,
+        parts_alone,
+        assigned,
         accumulated,
     )
 }
@@ -126,7 +141,7 @@ def summed(way: str) -> torch.Tensor:
     return flat(model)
 
 
-@pytest.mark.parametrize("way", ["two_forwards", "accumulated"])
+@pytest.mark.parametrize("way", ["two_forwards", "accumulated", "in_eval_mode"])
 def test_sums_are_summed_once(way: str) -> None:
     [plain] = run_workers(summed, 1, way)
     for result in run_workers(train, 2, way, "sum"):

@@ -8,9 +8,11 @@ import torch
 from tests.workers import run_workers
 
 from fleetlight.collective.position import (
+    BLANK,
     PACKED_BYTES,
     UNKNOWN,
     Position,
+    Stamp,
     check_equally_far,
 )
 from fleetlight.collective.reducer import Bucket, Reducer
@@ -20,10 +22,10 @@ from fleetlight.fleet.context import current
 FAR = Position(2**40 + 7, 2**62 + 1)
 
 
-def test_a_position_is_packed_and_unpacked() -> None:
-    for position in (FAR, UNKNOWN, Position(0, 0)):
-        assert len(position.packed()) == PACKED_BYTES
-        assert Position.unpacked(position.packed()) == position
+def test_a_stamp_is_packed_and_unpacked() -> None:
+    for stamp in (Stamp(FAR, 2**32 - 1), Stamp(UNKNOWN, 7), BLANK):
+        assert len(stamp.packed()) == PACKED_BYTES
+        assert Stamp.unpacked(stamp.packed()) == stamp
 
 
 def test_workers_at_one_position_or_without_one_are_equally_far() -> None:
@@ -46,13 +48,13 @@ def through_process_groups(dtype: torch.dtype) -> list[bool]:
     reducer = Reducer(group.size, group.communicators(2))
     told = []
     for mine in (FAR, Position(0, group.index)):
-        reducer.position = mine
+        reducer.stamp = Stamp(mine)
         buckets = [Bucket(i, torch.ones(3, dtype=dtype)) for i in range(3)]
         for future in [reducer.reduce(bucket) for bucket in buckets]:
             future.wait()
         assert all(bool((bucket.buffer == 1).all()) for bucket in buckets)
         try:
-            reducer.check_positions()
+            check_equally_far({i: stamp.position for i, stamp in reducer.stamps().items()})
         except DivergedError:
             told.append(True)
         else:

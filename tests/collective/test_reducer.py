@@ -11,20 +11,20 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from fleetlight.collective.position import Position
+from fleetlight.collective.position import Stamp
 from fleetlight.collective.reducer import Bucket, Reducer
 
 
 class Slow:
     """A route that never comes to an end."""
 
-    def start(self, index: int, tensor: Tensor, position: Position) -> Future[Any]:
+    def start(self, index: int, tensor: Tensor, stamp: Stamp) -> Future[Any]:
         return Future()
 
     def finish(self) -> None:
         pass
 
-    def positions(self) -> Mapping[int, Position]:
+    def stamps(self) -> Mapping[int, Stamp]:
         return {}
 
 

@@ -13,8 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetlight.collective.position import Position
+from fleetlight.collective.position import Position, Stamp
 from fleetlight.collective.shared_memory import SharedMemory, SharedMemoryError
+from fleetlight.errors import DivergedError
 from fleetlight.sockets.descriptors import bound_waits
 
 
@@ -102,22 +103,22 @@ def test_an_arena_grows_in_the_middle_of_a_round(size: int) -> None:
 
 
 def test_workers_that_do_different_things_are_told() -> None:
-    with pytest.raises(SharedMemoryError, match=r"reduces 1 tensors of \d+ bytes in round 0, this"):
+    with pytest.raises(DivergedError, match=r"reduces 1 tensor of \d+ bytes in round 0, this"):
         together(mesh(2), [[[torch.ones(3)]], [[torch.ones(4)]]])
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_positions_come_with_the_sums(size: int) -> None:
+def test_stamps_come_with_the_sums(size: int) -> None:
     workers = mesh(size)
-    places = {i: Position(1, 10 * i) for i in range(size)}
-    for worker, place in zip(workers, places.values(), strict=True):
-        worker.start(0, torch.ones(3), place)
+    stamps = {i: Stamp(Position(1, 10 * i), i) for i in range(size)}
+    for worker, stamp in zip(workers, stamps.values(), strict=True):
+        worker.start(0, torch.ones(3), stamp)
     threads = [threading.Thread(target=worker.finish) for worker in workers]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(timeout=60)
-    assert [worker.positions() for worker in workers] == [places] * size
+    assert [worker.stamps() for worker in workers] == [stamps] * size
     for worker in workers:
         worker.close()
 

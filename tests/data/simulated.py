@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -79,7 +79,9 @@ class Step:
 class Workers:
     """`number` workers that each shard their own loader, as their processes would."""
 
-    def __init__(self, make: Make, number: int, *, tail: str = "join", seed: int = 0) -> None:
+    def __init__(
+        self, make: Make, number: int, *, tail: str = "join", seed: int = 0, announce: Any = None
+    ) -> None:
         self.told: list[list[Any]] = [[] for _ in range(number)]
         self.loaders = [
             ShardLoader(
@@ -89,6 +91,7 @@ class Workers:
                 seed=seed,
                 tail=tail,
                 on_share=lambda share, told=self.told[worker]: told.append(share),
+                announce=announce,
             )
             for worker in range(number)
         ]
@@ -115,6 +118,20 @@ class Workers:
         mine, total, *_ = self.told[worker][-1]
         assert self.loaders[worker].counted == mine
         return Step(numbers_in(batch), mine, total)
+
+
+class Announced:
+    """Remembers what it is told of batches to come."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[Any]] = []
+        self.active = True
+
+    def wanted(self) -> bool:
+        return self.active
+
+    def __call__(self, batches: Sequence[Any]) -> None:
+        self.batches.append([numbers_in(batch) for batch in batches])
 
 
 def numbers_in(batch: Any) -> list[int]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.data.simulated import (
+    Announced,
     Numbers,
     Ragged,
     Stream,
@@ -61,13 +62,15 @@ def test_going_on_is_exact_at_every_step(make: Any, processes: dict[str, Any]) -
         assert after.epoch() == (epochs[1][done:] or epochs[2])
 
 
+@pytest.mark.parametrize("announce", [None, Announced()], ids=["", "one_ahead"])
 @pytest.mark.parametrize("tail", ["join", "pad", "drop"])
-def test_going_on_with_each_tail(tail: str) -> None:
+def test_going_on_with_each_tail(tail: str, announce: Any) -> None:
+    """A batch loaded ahead is not counted before it is handed out."""
     for make in (indexed, streamed, batched):
         original = Workers(make, 2, tail=tail)
         whole, second = original.epoch(), original.epoch()
         for done in range(len(whole) + 1):
-            before = Workers(make, 2, tail=tail)
+            before = Workers(make, 2, tail=tail, announce=announce)
             before.epoch(done)
             after = Workers(make, 2, tail=tail).load(before.loaders[0].state_dict())
             assert after.epoch() == (whole[done:] or second)
@@ -267,3 +270,33 @@ def test_a_list_of_indices_may_be_a_sampler() -> None:
     batches = BatchSampler(SequentialSampler(range(4)), 2, False)
     in_order = DataLoader(Numbers(4), batch_sampler=batches)
     assert counting(Workers(lambda: in_order, 1).epoch()) == [0, 1, 2, 3]
+
+
+# --- one batch ahead
+
+
+def test_the_next_batch_is_announced_before_each_is_handed_out() -> None:
+    announced = Announced()
+    loader = single(plain(2, 5), announce=announced)
+    handed: list[list[int]] = []
+    for batch in loader:
+        handed.append(numbers_in(batch))
+        assert announced.batches[-1][0] == handed[-1]
+        assert loader.consumed == min(2 * len(handed), 6)
+    assert announced.batches == [[[0, 1], [2, 3]], [[2, 3], [4]], [[4]]]
+    announced.active = False
+    assert [numbers_in(batch) for batch in loader] == handed
+    assert len(announced.batches) == 3
+
+
+def test_a_record_that_cannot_be_read_spoils_its_own_batch_only() -> None:
+    class Broken(Numbers):
+        def __getitem__(self, index: int) -> Any:
+            if index == 3:
+                raise OSError("record 3")
+            return super().__getitem__(index)
+
+    iterator = iter(single(DataLoader(Broken(6), batch_size=2), announce=Announced()))
+    assert numbers_in(next(iterator)) == [0, 1]
+    with pytest.raises(OSError, match="record 3"):
+        next(iterator)

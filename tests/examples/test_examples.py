@@ -3,74 +3,24 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tests.examples.running import EXAMPLES, FLEETRUN, ended, numbers, run, start, twins
 
 import fleetlight as fleet
 
 pytestmark = pytest.mark.multiprocess
 
-ROOT = Path(__file__).parents[2]
-EXAMPLES = ROOT / "examples"
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHON": sys.executable}
-FLEETRUN = [sys.executable, "-m", "fleetlight.launch", "--nproc_per_node", "2"]
-
 MNIST = ["--limit", "64", "--epochs", "2", "--show_every", "1"]
 RANDOM = ["--rows", "256", "--batch", "32", "--size", "64"]
 RESNET = ["--limit", "8", "--batch", "8", "--size", "32", "--epochs", "2", "--no-augment"]
 CIFAR = ["--batch", "8", "--size", "32", "--epochs", "2", "--no-augment"]
-
-
-def start(*command: object, **environment: object) -> subprocess.Popen[str]:
-    """A command in the current directory, both outputs in one pipe."""
-    return subprocess.Popen(
-        [str(word) for word in command],
-        env=ENVIRONMENT | {name: str(value) for name, value in environment.items()},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def ended(process: subprocess.Popen[str], code: int = 0) -> str:
-    """What it printed; it must have ended with `code`."""
-    try:
-        output, _ = process.communicate(timeout=100)
-    finally:
-        process.kill()
-    assert process.returncode == code, output
-    return output
-
-
-def run(*command: object, **environment: object) -> str:
-    return ended(start(*command, **environment))
-
-
-def twins(name: str, *arguments: object) -> tuple[str, str]:
-    """What the plain script and ours print, each as one process, with the same arguments."""
-    scripts = [EXAMPLES / name / f"train_{kind}.py" for kind in ("torch", "fleet")]
-    plain, ours = [start(sys.executable, script, *arguments) for script in scripts]
-    return ended(plain), ended(ours)
-
-
-def numbers(pattern: str, output: str) -> list[float]:
-    found = [float(number) for number in re.findall(pattern, output)]
-    assert found, output
-    return found
-
-
-@pytest.fixture(autouse=True)
-def _in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def test_mnist_mlp_alone_is_its_plain_twin() -> None:

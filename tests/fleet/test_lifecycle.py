@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.workers import run_workers
+import torch
+from tests.workers import run_processes, run_workers
 
 import fleetlight as fleet
-from fleetlight.errors import ConfigError, RoleError
-from fleetlight.fleet.context import current_or_none
+from fleetlight.errors import CheckpointError, ConfigError, RoleError
+from fleetlight.fleet.context import current, current_or_none
 from fleetlight.fleet.lifecycle import _deadline
 from fleetlight.roles import Role
 
@@ -98,6 +100,29 @@ def init_again() -> str:
 def test_who_has_left_does_not_come_again() -> None:
     for text in run_workers(init_again):
         assert "this process has left its job" in text
+
+
+def stop_after_a_failed_save(path: str) -> list[str]:
+    """The save in the background fails; the session ends nevertheless, and the job is left."""
+    fleet.init()
+    model = fleet.distributed_model(torch.nn.Linear(2, 1))
+    fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    fleet.init_worker()
+    session = current().session
+    assert session is not None
+    ended, stop = [], session.stop
+    session.stop = lambda: (stop(), ended.append("stopped"))  # type: ignore[assignment, func-returns-value]
+    fleet.save_persistables(path, background=True)
+    with pytest.raises(CheckpointError, match="failed in the background"):
+        fleet.stop_worker()
+    return [*ended, str(current_or_none())]
+
+
+@pytest.mark.multiprocess
+def test_a_failed_save_does_not_keep_a_worker(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    path = str(tmp_path / "file")
+    assert run_processes(stop_after_a_failed_save, [(path,)]) == [["stopped", "None"]]
 
 
 def deadline() -> str:

@@ -56,6 +56,35 @@ def test_short_blocks_and_fillers_change_nothing(count: int, batch_norm: bool) -
     assert sum(sum(counted) for _, counted in results) == 2 * count
 
 
+def train_chain(count: int, scale: str) -> Any:
+    """Two models, one behind the other, and a penalty on the gradient between them."""
+    torch.manual_seed(0)
+    first = nn.Linear(4, 6).double()
+    second = nn.Sequential(nn.Tanh(), nn.Linear(6, 2)).double()
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.02)
+    strategy = fleet.DistributedStrategy(gradient_scale=scale)
+    optimizer = fleet.distributed_optimizer(optimizer, strategy)
+    first, second = fleet.distributed_model(first), fleet.distributed_model(second)
+    reduction: Any = {"mean": torch.mean, "sum": torch.sum}[scale]
+    loader = fleet.shard(DataLoader(records(count), batch_size=6 // fleet.worker_num()))
+    for x, y in loader:
+        hidden = first(x)
+        output = second(hidden)
+        loss = reduction(F.cross_entropy(output, y, reduction="none"))
+        [slope] = torch.autograd.grad(output.square().sum(), hidden, create_graph=True)
+        optimizer.zero_grad()
+        (loss + reduction(slope.square().sum(1))).backward()
+        optimizer.step()
+    return torch.cat([p.detach().reshape(-1) for m in (first, second) for p in m.parameters()])
+
+
+@pytest.mark.parametrize(("count", "scale"), [(26, "mean"), (13, "mean"), (26, "sum")])
+def test_the_weight_of_a_batch_counts_once_in_a_chain_of_models(count: int, scale: str) -> None:
+    [plain] = run_workers(train_chain, 1, count, scale)
+    for result in run_workers(train_chain, 3, count, scale):
+        torch.testing.assert_close(result, plain, rtol=0, atol=1e-11)
+
+
 def files() -> Any:
     with pytest.raises(ConfigError, match="expected a list"):
         fleet.util.get_file_shard("abc")

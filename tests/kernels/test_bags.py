@@ -87,3 +87,11 @@ def test_the_first_of_equal_values_is_chosen() -> None:
     _, chosen = gather_bags(np.ones((3, 1)), [2, 0, 1], [0, 3], mode="max")
     assert chosen is not None
     assert chosen.tolist() == [[2]]
+
+
+def test_not_a_number_is_not_hidden_by_a_maximum() -> None:
+    rows = np.array([[1], [np.nan], [2]], np.float32)
+    bags, chosen = gather_bags(rows, [0, 1, 2], [0, 3], mode="max")
+    assert np.isnan(bags[0, 0])
+    assert chosen is not None
+    assert chosen.tolist() == [[1]]

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numba
 import pytest
 
 import fleetlight
@@ -80,13 +81,16 @@ def test_code_of_others_is_not_loaded(unwritable: Path, tmp_path: Path) -> None:
     assert run(unwritable, HOME="/dev/null", TMPDIR=str(tmp_path)) == ("None", 0)
 
 
-def test_other_sources_have_another_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_other_sources_and_another_numba_have_another_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(compiled_files, "_SOURCES", tmp_path)
     seen = set()
-    for text in ("one", "two"):
+    for text, version in (("one", "1.0"), ("two", "1.0"), ("two", "2.0")):
         (tmp_path / "kernel.py").write_text(text)
-        monkeypatch.setattr(compiled_files, "_SOURCES", tmp_path)
+        monkeypatch.setattr(numba, "__version__", version)
         seen.add(compiled_files._stamp.__wrapped__())
-    assert len(seen) == 2
+    assert len(seen) == 3
 
 
 def test_processes_take_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -29,18 +29,18 @@ def test_no_operation_moves_more_than_its_share(monkeypatch: pytest.MonkeyPatch)
     while len(table._index.old):
         seen.append(table._index.moved)
         table.pull(np.arange(20))
-    assert np.diff(seen).tolist() == [10 + 4 * 20] * (len(seen) - 1)
+    assert np.diff(seen).tolist() == [8 * (10 + 4 * 20)] * (len(seen) - 1)
     assert (table.find(np.arange(800)) == np.arange(800)).all()
 
 
 def test_growing_is_done_before_the_next_growth() -> None:
-    # per inserted id, the moves of one operation must outrun the filling of the larger index
-    assert index_module._MOVES_FOR_EACH * index_module.LOAD > 1
+    # lines moved for each id outrun the ids that fill the larger index, four to a line
+    assert index_module._MOVES_FOR_EACH * 4 * index_module.LOAD > 1
 
 
 def test_removed_while_growing(monkeypatch: pytest.MonkeyPatch) -> None:
     table = growing_table(monkeypatch)
-    table._index._move(512)
+    table._index._move(100)
     assert table.remove(np.arange(0, 800, 2)) == 400
     assert table.remove(np.arange(0, 800, 2)) == 0
     assert (table.find(np.arange(0, 800, 2)) == -1).all()
@@ -62,7 +62,10 @@ def test_the_next_index_is_ready_before_it_is_needed(monkeypatch: pytest.MonkeyP
     before = index.nbytes
     index.prepare(int(index.limit * 0.89), 1000)
     assert index.nbytes == before
-    for live in range(int(index.limit * 0.9) + 1, index.limit, 100):
+    first = int(index.limit * 0.9) + 1
+    index.prepare(first, 100)
+    assert index.nbytes == before + 100 * 64 * 8
+    for live in range(first, index.limit, 100):
         index.prepare(live, 100)
     assert index.nbytes == 3 * before
     slots = len(index.slots)
@@ -75,3 +78,12 @@ def test_the_next_index_is_ready_before_it_is_needed(monkeypatch: pytest.MonkeyP
 def test_no_larger_than_asked_for() -> None:
     assert Index().limit == 716
     assert 10_000_000 <= Index(10_000_000).limit < 12_000_000
+
+
+def test_a_table_makes_its_next_index_ready() -> None:
+    table = RowTable(1, "sgd")
+    ready = []
+    for start in range(0, 714, 7):
+        table.insert(np.arange(start, start + 7))
+        ready.append(table._index.nbytes)
+    assert ready[0] < ready[-1] == 3 * ready[0]

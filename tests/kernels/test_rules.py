@@ -49,7 +49,7 @@ def test_equals_torch_on_sparse_gradients(
         reference.zero_grad()
         table.push(ids, grads, table.rule.hyper(reference.param_groups[0], step))
     expected = embedding.weight.detach().numpy()
-    np.testing.assert_allclose(table.pull(np.arange(ROWS)), expected, rtol=2e-5, atol=1e-6)
+    np.testing.assert_allclose(table.pull(np.arange(ROWS)), expected, rtol=2e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("options", [{}, {"nesterov": True}, {"weight_decay": 0.1}])

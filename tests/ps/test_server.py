@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+import torch
 from tests.ps.serving import (
+    OPTIONS,
     Worker,
     closed_server,
     hello,
@@ -29,6 +32,10 @@ from fleetlight.errors import (
     ProtocolError,
 )
 from fleetlight.ps import messages as m
+from fleetlight.ps import server as server_module
+from fleetlight.ps.live import as_tensor, flat_array
+from fleetlight.ps.plan import DensePlan
+from fleetlight.ps.server import Server
 from fleetlight.ps.transport import Connection, Listener, SocketChannel
 
 
@@ -43,7 +50,7 @@ def test_join_waits_for_the_plan_and_compares_it() -> None:
     worker = Worker(server, 0, 1)
     the_plan = plan(workers=1)
     joined, _ = together(lambda: worker.say(m.Join(the_plan)), lambda: open_up(server, the_plan))
-    assert joined == (m.Done(), [])
+    assert joined == (m.Welcome(0, 0), [])
 
 
 def test_another_plan_is_refused_with_the_first_difference() -> None:
@@ -56,7 +63,7 @@ def test_another_plan_is_refused_with_the_first_difference() -> None:
 
 def test_join_does_not_wait_for_ever() -> None:
     worker = Worker(closed_server(1, deadline_s=0.05), 0, 1)
-    with pytest.raises(DeadlineError, match=r"joining waited 0\.05 s for the server itself"):
+    with pytest.raises(DeadlineError, match=r"joining waited 0\.05 s for server 0, .*init_server"):
         worker.say(m.Join(plan(workers=1)))
 
 
@@ -137,14 +144,60 @@ def test_a_worker_that_does_not_come_is_named() -> None:
 
 
 def test_a_worker_that_is_elsewhere_is_named_with_its_place() -> None:
-    server = opened(plan(), deadline_s=0.3)
+    server = opened(plan("async"), deadline_s=0.3)
     first, second = team(server)
     second.say(m.Beat(41))
-    answers = together(lambda: first.push(0), lambda: second.meet(0, "auc", deadline_s=0.5))
+    first.push(0)
+    answers = together(
+        lambda: first.pull(0, [1], at_least=1), lambda: second.meet(0, "auc", deadline_s=0.5)
+    )
     assert isinstance(answers[0], DeadlineError)
-    assert "step 0 of optimizer 0 waited 0.3 s for worker 1 (it is in auc)" in str(answers[0])
+    assert "every worker waited 0.3 s for worker 1 (it is in auc)" in str(answers[0])
     with pytest.raises(DeadlineError, match=r"worker 1 \(silent for 0 s, last at step 41\)"):
-        first.push(1)
+        first.pull(0, [1], at_least=1)
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_meeting_that_waits_for_a_step_that_waits_for_the_meeting(held: bool) -> None:
+    server = opened(plan(workers=3))
+    workers = team(server, 3)
+    begin, *_ = together(*[lambda w=w: w.push(0, hold=held) for w in workers])
+    assert isinstance(begin, tuple)
+    met, stepped, left = together(
+        lambda: workers[0].meet(0, "metrics.sum"),
+        lambda: workers[1].apply(0, 1.0) if held else workers[1].push(1),
+        lambda: left_with_error(server, workers[0]),
+    )
+    assert isinstance(met, MembershipError)
+    assert "metrics.sum of worker 0 would wait for worker 1" in str(met)
+    assert "fleet.barrier_worker() first" in str(met)
+    assert "worker 0 failed: uneven" in str(stepped)
+    # who comes to the meeting later is told, too
+    with pytest.raises(PeerLostError):
+        workers[2].meet(0, "metrics.sum")
+    assert left is None
+
+
+def left_with_error(server: Server, worker: Worker) -> None:
+    """What a worker does when a meeting of its has failed."""
+    with server._news:
+        assert server._news.wait_for(lambda: server._meetings._broken is not None, 20)
+    worker.say(m.Leave("uneven"), lane="pull")
+
+
+def test_a_meeting_may_wait_for_a_step_of_those_that_go_on() -> None:
+    workers = team(opened(plan(workers=3)), 3)
+    workers[0].say(m.EndPhase(0))
+
+    def last(worker: Worker) -> Any:
+        worker.push(0)
+        worker.say(m.EndPhase(0))
+        return worker.meet(0, "barrier", worker.index)
+
+    met = together(
+        lambda: workers[0].meet(0, "barrier"), lambda: last(workers[1]), lambda: last(workers[2])
+    )
+    assert [[int(array[0]) for array in each] for each in met] == [[0, 1, 2]] * 3
 
 
 @pytest.mark.parametrize("operation", ["push", "meet", "pull"])
@@ -205,6 +258,28 @@ def test_over_sockets_a_worker_that_hangs_up_is_lost() -> None:
             server.wait()
         first.close()
     finally:
+        listener.stop()
+
+
+def test_bfloat16_travels_over_sockets() -> None:
+    the_plan = plan("async", 1, dense=[DensePlan("bias", (3,), "bfloat16", 0, 0)])
+    server = closed_server(1)
+    weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    server.open(the_plan, [torch.optim.SGD([weight], lr=1.0)], [weight])
+    listener = Listener(("127.0.0.1", 0), server)
+    greeting = partial(hello, 0, "control", 1)
+    channel = SocketChannel.connect(listener.address, "server 0", deadline_s=20, greeting=greeting)
+    try:
+        push = m.Push(0, 0, 0, 0, 0, OPTIONS, [], dense=True)
+        gradient = flat_array(torch.tensor([1.0, 0.5, -2.0], dtype=torch.bfloat16))
+        [array] = channel.call(push, [gradient]).arrays
+        assert as_tensor(array, torch.bfloat16).tolist() == [0.0, 0.5, 3.0]
+        fetched = channel.call(m.Fetch())
+        assert isinstance(fetched.message, m.Fetched)
+        restore = m.Restore(fetched.message.state, fetched.message.scalars)
+        assert channel.call(restore, fetched.arrays).message == m.Done()
+    finally:
+        channel.close()
         listener.stop()
 
 
@@ -274,3 +349,23 @@ def test_tables_shrink() -> None:
     worker = Worker(opened(plan(workers=1)), 0, 1)
     with pytest.raises(PlanError, match="users"):
         worker.say(m.Shrink(0, 3, 0.0, 1.0))
+
+
+def test_whoever_joins_while_a_checkpoint_is_read_is_told_to_ask_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Reading may take longer than any deadline, so no answer may wait for its end."""
+    monkeypatch.setattr(server_module, "_LOADING_S", 0.01)
+    server, the_plan = closed_server(1), plan(workers=1)
+    worker = Worker(server, 0, 1)
+    answers = []
+
+    def values() -> Any:
+        answers.append(worker.say(m.Join(the_plan))[0])
+        yield m.Fill([0], False, loaded=True), [ids_of([1]), rows_of([5])]
+
+    weight = torch.nn.Parameter(torch.ones(3))
+    server.open(the_plan, [torch.optim.SGD([weight], lr=1.0)], [weight], values())
+    answers.append(worker.say(m.Join(the_plan))[0])
+    assert answers == [m.Done(), m.Welcome(0, 0)]
+    assert worker.pull(0, [1]) == [5]

@@ -87,6 +87,25 @@ def test_a_step_that_was_not_applied_may_come_again() -> None:
         groups.add(0, 0, 0, 0, "a")
 
 
+def test_a_step_that_was_applied_after_all_may_not_come_again() -> None:
+    groups: StepGroups[str] = StepGroups(1)
+    complete = groups.add(0, 0, 0, 0, "a")
+    assert complete is not None
+    groups.undone(complete)
+    groups.done(complete)
+    with pytest.raises(ProtocolError):
+        groups.add(0, 0, 0, 0, "a")
+
+
+def test_whom_a_worker_waits_for_is_known_by_optimizer() -> None:
+    groups: StepGroups[str] = StepGroups(3)
+    groups.add(0, 1, 0, 0, "a")
+    groups.add(2, 1, 0, 0, "b")
+    groups.add(2, 0, 0, 0, "c")
+    assert groups.awaited_by(1) == {0: [0, 2], 2: [2]}
+    assert groups.awaited_by(2) == {}
+
+
 def test_some_streams_may_leave_steps_out() -> None:
     groups: StepGroups[str] = StepGroups(1, consecutive=False)
     assert groups.add(0, 0, 0, 3, "a") is not None

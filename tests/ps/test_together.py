@@ -141,6 +141,58 @@ def test_held_gradients_are_applied_times_a_factor() -> None:
     assert workers[0].pull(0, [1]) == [-3]
 
 
+@pytest.mark.parametrize("refusal", ["", "worker 1 has NaN"])
+def test_held_gradients_that_are_not_finite_are_refused_when_they_are_applied(refusal: str) -> None:
+    """Not before: a loss scaler may still have the step skipped."""
+    workers = team(opened(plan()))
+    bad = {} if refusal else {0: ([1], [np.inf])}
+
+    def hold(step: int) -> list[Any]:
+        return together(
+            lambda: workers[0].push(step, {0: ([1], [1])}, hold=True),
+            lambda: workers[1].push(step, bad, hold=True, refusal=refusal),
+        )
+
+    assert [answer[0].square for answer in hold(0)] == [math.inf] * 2
+    skipped = both(workers, lambda w: w.apply(0, 0.0, skip=w.index == 1))
+    assert [answer[0].applied for answer in skipped] == [False, False]
+    assert [answer[0].square for answer in hold(0)] == [math.inf] * 2
+    for answer in together(*[lambda w=w: w.apply(0, 0.0) for w in workers]):
+        assert isinstance(answer, GradientError)
+        assert (refusal or "worker 1 pushed a gradient (step 0) of table 'users'") in str(answer)
+    assert workers[0].pull(0, [1]) == [0]
+    # the same step can be made again
+    both(workers, lambda w: w.push(0, {0: ([1], [1])}))
+    assert workers[0].pull(0, [1]) == [-1]
+
+
+def test_a_refusal_of_a_worker_is_an_error_for_all() -> None:
+    workers = team(opened(plan()))
+    answers = together(
+        lambda: workers[0].push(0, {0: ([1], [1])}, [1, 1, 1]),
+        lambda: workers[1].push(0, refusal="worker 1 has NaN"),
+    )
+    assert [str(answer) for answer in answers] == ["worker 1 has NaN"] * 2
+    assert all(isinstance(answer, GradientError) for answer in answers)
+    assert (workers[0].pull(0, [1]), workers[0].dense()) == ([0], [1, 1, 1])
+
+
+def test_gradients_that_are_held_may_be_replaced() -> None:
+    """By another clipping, or by a step that is not clipped."""
+    workers = team(opened(plan()))
+    for value in (100, 2):
+        both(workers, lambda w, v=value: w.push(0, {0: ([1], [v])}, hold=True))
+    both(workers, lambda w: w.apply(0, 0.5))
+    assert workers[0].pull(0, [1]) == [-1]
+    with pytest.raises(ProtocolError, match=r"pushed step 0 .* expected step 1"):
+        workers[0].push(0)
+    both(workers, lambda w: w.push(1, {0: ([1], [100])}, hold=True))
+    both(workers, lambda w: w.push(1, {0: ([1], [3])}))
+    assert workers[0].pull(0, [1]) == [-4]
+    with pytest.raises(ProtocolError, match="none are held"):
+        workers[0].apply(1, 1.0)
+
+
 def test_a_held_step_may_be_dropped() -> None:
     workers = team(opened(plan()))
     both(workers, lambda w: w.push(0, {0: ([1], [1])}, hold=True))

@@ -207,7 +207,7 @@ def test_settings_of_the_exchange_that_count_in_every_mode() -> None:
 
 def test_explain_names_the_kind_of_job() -> None:
     head = DistributedStrategy().explain(SERVERS).splitlines()[0]
-    assert head == "job: parameter-server, 2 servers, 4 workers on 1 hosts, gloo"
+    assert head == "job: parameter-server, 2 servers, 4 workers on 1 host, gloo"
 
 
 def test_shared_memory_takes_the_place_of_process_groups() -> None:

@@ -5,8 +5,16 @@ This package knows nothing of processes. Who calls it has gathered the state alr
 which process writes.
 """
 
+from fleetlight.checkpoint.differences import refuse_differences
+from fleetlight.checkpoint.files import Sink
 from fleetlight.checkpoint.inference import InferenceModel, load_inference, save_inference
-from fleetlight.checkpoint.manifest import Manifest
+from fleetlight.checkpoint.manifest import (
+    FileEntry,
+    HighWaterEntry,
+    Manifest,
+    TableEntry,
+    TableFileEntry,
+)
 from fleetlight.checkpoint.model import (
     ModelState,
     fitted_model_state,
@@ -15,24 +23,32 @@ from fleetlight.checkpoint.model import (
 )
 from fleetlight.checkpoint.optimizer import (
     OptimizerState,
+    class_name,
     fitted_optimizer_state,
     load_optimizer_state,
     optimizer_state,
 )
 from fleetlight.checkpoint.reader import Checkpoint, export, read
 from fleetlight.checkpoint.rng import RngState, rng_state, set_rng_state
-from fleetlight.checkpoint.snapshot import Snapshot, write
+from fleetlight.checkpoint.snapshot import SavedTables, Snapshot, write
 from fleetlight.checkpoint.worker import WorkerState
 
 __all__ = [
     "Checkpoint",
+    "FileEntry",
+    "HighWaterEntry",
     "InferenceModel",
     "Manifest",
     "ModelState",
     "OptimizerState",
     "RngState",
+    "SavedTables",
+    "Sink",
     "Snapshot",
+    "TableEntry",
+    "TableFileEntry",
     "WorkerState",
+    "class_name",
     "export",
     "fitted_model_state",
     "fitted_optimizer_state",
@@ -42,6 +58,7 @@ __all__ = [
     "model_state",
     "optimizer_state",
     "read",
+    "refuse_differences",
     "rng_state",
     "save_inference",
     "set_rng_state",

@@ -58,8 +58,36 @@ class OptimizerEntry(msgspec.Struct, frozen=True, rename={"class_name": "class"}
     state: dict[str, dict[str, Any]]
 
 
+class TableFileEntry(msgspec.Struct, frozen=True):
+    """What one server wrote of a table."""
+
+    name: str
+    server: int
+    rows: int
+
+
+class TableEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A table of the parameter servers."""
+
+    name: str
+    dim: int
+    rows: int
+    #: how its rows are updated, and what was fixed about that
+    rule: str
+    options: dict[str, float]
+    #: kind and two numbers: what a row is when its id is first seen
+    initializer: tuple[str, float, float]
+    #: kind and number: which ids get a row that is trained
+    entry: tuple[str, float] | None
+    #: above 0: a layer of torch that was moved onto the table; its ids are 0..ids-1
+    ids: int
+    #: the parameters of the model that stand for it, which have no elements
+    weights: list[str]
+    files: list[TableFileEntry]
+
+
 class HighWaterEntry(msgspec.Struct, frozen=True):
-    """The last push of a worker that a server had applied (reserved for parameter servers)."""
+    """The last push of a worker that a server had applied."""
 
     worker: int
     incarnation: int
@@ -97,7 +125,7 @@ class Manifest(Stamp, frozen=True, kw_only=True):
     aliases: dict[str, str]
     model_extra: dict[str, Any]
     optimizers: list[OptimizerEntry]
-    tables: list[Any] = []
+    tables: list[TableEntry] = []
     high_water: list[HighWaterEntry] = []
     extra: dict[str, Any] = {}
 

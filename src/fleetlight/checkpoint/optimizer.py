@@ -8,7 +8,7 @@ change a run that resumes. Here names decide, and every dtype and number comes b
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -30,10 +30,15 @@ class OptimizerState:
     tensors: Mapping[str, Tensor]
 
 
-def optimizer_state(optimizer: torch.optim.Optimizer, names: Names) -> OptimizerState:
+def optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    names: Names,
+    state: Mapping[Tensor, Mapping[str, Any]] | None = None,
+) -> OptimizerState:
     """All state and hyper-parameters of an optimizer; `names` says what its parameters are called.
 
     Works for every optimizer whose state is tensors, numbers, strings and containers of these.
+    `state` takes the place of the optimizer's own, where somebody else keeps it.
     """
     tensors: dict[str, Tensor] = {}
     groups = [
@@ -41,12 +46,12 @@ def optimizer_state(optimizer: torch.optim.Optimizer, names: Names) -> Optimizer
         for index, group in enumerate(optimizer.param_groups)
     ]
     params = {_name(p, names, "state"): p for g in optimizer.param_groups for p in g["params"]}
-    state = {
+    packed = {
         (name := _name(param, names, "state")): _pack_state(name, values, tensors)
-        for param, values in optimizer.state.items()
+        for param, values in (optimizer.state if state is None else state).items()
     }
     shapes = {name: tuple(param.shape) for name, param in params.items()}
-    return OptimizerState(OptimizerEntry(_class_name(optimizer), shapes, groups, state), tensors)
+    return OptimizerState(OptimizerEntry(class_name(optimizer), shapes, groups, packed), tensors)
 
 
 def load_optimizer_state(
@@ -57,28 +62,36 @@ def load_optimizer_state(
 
 
 def fitted_optimizer_state(
-    optimizer: torch.optim.Optimizer, names: Names, state: OptimizerState
+    optimizer: torch.optim.Optimizer,
+    names: Names,
+    state: OptimizerState,
+    elsewhere: Collection[Tensor] = (),
 ) -> Callable[[], None]:
-    """Compare `state` with the optimizer; answers what puts it in, or raises."""
-    refuse_differences("optimizer", list(_differences(optimizer, names, state.entry)))
+    """Compare `state` with the optimizer; answers what puts it in, or raises.
+
+    The state of parameters that are kept `elsewhere` is neither compared nor changed.
+    """
+    others = {id(param) for param in elsewhere}
+    refuse_differences("optimizer", list(_differences(optimizer, names, state.entry, others)))
     options = [_options_for(group, names, state) for group in optimizer.param_groups]
     values = {
         param: _values_for(param, names[param], saved, state)
         for group, saved in zip(optimizer.param_groups, options, strict=True)
         for param in group["params"]
-        if names[param] in state.entry.state
+        if names[param] in state.entry.state and id(param) not in others
     }
 
     def load() -> None:
         for group, saved in zip(optimizer.param_groups, options, strict=True):
             _load_options(group, saved)
+        kept = {param: one for param, one in optimizer.state.items() if id(param) in others}
         optimizer.state.clear()
-        optimizer.state.update(values)
+        optimizer.state.update({**kept, **values})
 
     return load
 
 
-def _class_name(optimizer: torch.optim.Optimizer) -> str:
+def class_name(optimizer: torch.optim.Optimizer) -> str:
     """The user's class: one that this package derived from it saves and loads the same state."""
     for base in type(optimizer).__mro__:
         if not base.__module__.startswith("fleetlight."):
@@ -116,15 +129,15 @@ def _pack_state(
 
 
 def _differences(
-    optimizer: torch.optim.Optimizer, names: Names, saved: OptimizerEntry
+    optimizer: torch.optim.Optimizer, names: Names, saved: OptimizerEntry, others: Collection[int]
 ) -> Iterator[str]:
-    if _class_name(optimizer) != saved.class_name:
-        yield f"it is {_class_name(optimizer)} here, but {saved.class_name} in the checkpoint"
-    live = {
-        _name(param, names, f"param_groups.{index}"): tuple(param.shape)
-        for index, group in enumerate(optimizer.param_groups)
-        for param in group["params"]
-    }
+    if class_name(optimizer) != saved.class_name:
+        yield f"it is {class_name(optimizer)} here, but {saved.class_name} in the checkpoint"
+    live = {}
+    for index, group in enumerate(optimizer.param_groups):
+        for param in group["params"]:
+            name, shape = _name(param, names, f"param_groups.{index}"), tuple(param.shape)
+            live[name] = saved.shapes.get(name, shape) if id(param) in others else shape
     yield from compare(live, saved.shapes, "parameter")
 
 

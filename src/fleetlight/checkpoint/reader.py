@@ -10,12 +10,18 @@ import msgspec
 from torch import Tensor
 
 from fleetlight.checkpoint import files
-from fleetlight.checkpoint.manifest import MANIFEST, Manifest
+from fleetlight.checkpoint.manifest import MANIFEST, Manifest, TableEntry
 from fleetlight.checkpoint.model import ModelState
 from fleetlight.checkpoint.optimizer import OptimizerState
 from fleetlight.checkpoint.snapshot import FORMAT, MODEL_FILE, optimizer_file
-from fleetlight.checkpoint.store import Directory, read_manifest, verified
-from fleetlight.checkpoint.tensors import read_tensors, write_tensors
+from fleetlight.checkpoint.store import (
+    Directory,
+    generation_folder,
+    read_manifest,
+    verified,
+)
+from fleetlight.checkpoint.tables import TableOnDisk, whole
+from fleetlight.checkpoint.tensors import Streamed, read_tensors, write_tensors
 from fleetlight.checkpoint.values import unpack
 from fleetlight.checkpoint.worker import WorkerState, read_worker, record_file, tensor_file
 from fleetlight.errors import CheckpointError
@@ -64,9 +70,30 @@ class Checkpoint:
         states = (self.worker(rank) for rank in range(self.manifest.workers))
         return [state for state in states if state is not None]
 
-    def paths(self) -> list[Path]:
+    def table(self, entry: TableEntry) -> TableOnDisk:
+        """The rows of a table."""
+        names = (file.name for file in entry.files)
+        return TableOnDisk(entry, [self._tensors(name) for name in names])
+
+    def moved_weights(self) -> dict[str, Tensor]:
+        """The weights of layers of torch that were tables when this was saved."""
+        return {
+            name: whole(self.table(entry).dense())
+            for entry in self.manifest.tables
+            if entry.ids
+            for name in entry.weights
+        }
+
+    @property
+    def folder(self) -> Path:
+        """Where the files of the generation that counts are."""
+        return generation_folder(self.directory, self.manifest.generation)
+
+    def paths(self, *, tables: bool = True) -> list[Path]:
         """Where its files are, the manifest first, relative to the directory."""
-        files = (verified(self.directory, self.manifest, f.name) for f in self.manifest.files)
+        left_out = set() if tables else {f.name for t in self.manifest.tables for f in t.files}
+        names = (file.name for file in self.manifest.files if file.name not in left_out)
+        files = (verified(self.directory, self.manifest, name) for name in names)
         return [Path(MANIFEST), *(path.relative_to(self.directory) for path in files)]
 
     def verify(self) -> None:
@@ -80,30 +107,39 @@ class Checkpoint:
 
 def read(dirname: Directory) -> Checkpoint:
     """The checkpoint in `dirname`. Reads the manifest only."""
-    manifest = read_manifest(dirname, Manifest, FORMAT)
-    if manifest.tables:
-        raise CheckpointError(
-            f"{dirname} holds {len(manifest.tables)} parameter-server tables, which this version "
-            f"cannot load; upgrade Fleetlight"
-        )
-    return Checkpoint(Path(dirname), manifest)
+    return Checkpoint(Path(dirname), read_manifest(dirname, Manifest, FORMAT))
 
 
 def export(dirname: Directory, out: Directory) -> Path:
     """Write the model of a checkpoint as one safetensors file that plain PyTorch loads.
 
     The names are those of `model.state_dict()`; tied tensors stand under each of their names.
-    Extra state goes into the file's metadata as JSON.
+    Extra state goes into the file's metadata as JSON. A table becomes `<table>.ids`, ascending, and
+    `<table>.weight`, their rows; one of a layer of torch is its whole weight again.
     """
-    path, state = Path(out), read(dirname).model()
-    tied = {second: state.tensors[first] for second, first in state.aliases.items()}
+    path, saved = Path(out), read(dirname)
+    state, tables = saved.model(), _tables(saved)
+    tensors = {**state.tensors, **tables}
+    tied = {second: tensors[first] for second, first in state.aliases.items()}
     extra = {"extra_state": msgspec.json.encode(state.extra).decode()} if state.extra else {}
     try:
         with files.replacing(path) as sink:
-            write_tensors(sink, {**state.tensors, **tied}, extra)
+            write_tensors(sink, {**tensors, **tied}, extra)
     except OSError as error:
         raise CheckpointError(
             f"could not export to {path}: {error.strerror or error}; expected a file name in an "
             f"existing directory that can be written"
         ) from error
     return path
+
+
+def _tables(saved: Checkpoint) -> dict[str, Tensor | Streamed]:
+    """Tables as they are exported."""
+    tensors: dict[str, Tensor | Streamed] = {}
+    for entry in saved.manifest.tables:
+        table = saved.table(entry)
+        if entry.ids:
+            tensors |= dict.fromkeys(entry.weights, table.dense())
+        else:
+            tensors |= {f"{entry.name}.ids": table.ids, f"{entry.name}.weight": table.weight()}
+    return tensors

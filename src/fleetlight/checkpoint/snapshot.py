@@ -5,14 +5,23 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fleetlight.checkpoint.manifest import VERSION, Manifest, TensorEntry, encode
+from fleetlight.checkpoint.manifest import (
+    VERSION,
+    FileEntry,
+    HighWaterEntry,
+    Manifest,
+    TableEntry,
+    TensorEntry,
+    encode,
+)
 from fleetlight.checkpoint.model import ModelState
 from fleetlight.checkpoint.optimizer import OptimizerState
 from fleetlight.checkpoint.store import Directory, Generation, new_generation
@@ -25,6 +34,15 @@ FORMAT = "fleetlight-checkpoint"
 MODEL_FILE = "model.safetensors"
 
 
+@dataclasses.dataclass(frozen=True)
+class SavedTables:
+    """The tables of parameter servers, and the files that somebody wrote for them."""
+
+    tables: Sequence[TableEntry] = ()
+    files: Sequence[FileEntry] = ()
+    high_water: Sequence[HighWaterEntry] = ()
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Snapshot:
     """The state of a job between two steps."""
@@ -33,6 +51,8 @@ class Snapshot:
     optimizers: Sequence[OptimizerState] = ()
     workers: Sequence[WorkerState] = ()
     server_num: int = 0
+    #: has the tables written into a folder
+    save_tables: Callable[[Path], SavedTables] | None = None
     seed: int = 0
     #: how often the job's servers were loaded from a checkpoint; frames of older epochs are refused
     epoch: int = 0
@@ -64,7 +84,10 @@ def write(dirname: Directory, snapshot: Snapshot) -> Manifest:
     """
     with new_generation(dirname, FORMAT) as generation:
         tensors = _write_files(generation, snapshot)
-        manifest = _manifest(generation, snapshot, tensors)
+        save_tables = snapshot.save_tables
+        saved = SavedTables() if save_tables is None else save_tables(generation.path)
+        generation.files += saved.files
+        manifest = _manifest(generation, snapshot, tensors, saved)
         generation.publish(encode(manifest))
     return manifest
 
@@ -114,7 +137,9 @@ def _write_model(generation: Generation, model: ModelState) -> list[TensorEntry]
     ]
 
 
-def _manifest(generation: Generation, snapshot: Snapshot, tensors: list[TensorEntry]) -> Manifest:
+def _manifest(
+    generation: Generation, snapshot: Snapshot, tensors: list[TensorEntry], saved: SavedTables
+) -> Manifest:
     return Manifest(
         format=FORMAT,
         version=VERSION,
@@ -133,6 +158,8 @@ def _manifest(generation: Generation, snapshot: Snapshot, tensors: list[TensorEn
         aliases=dict(snapshot.model.aliases),
         model_extra=dict(snapshot.model.extra),
         optimizers=[optimizer.entry for optimizer in snapshot.optimizers],
+        tables=list(saved.tables),
+        high_water=list(saved.high_water),
         extra={key: _pack_extra(key, value) for key, value in snapshot.extra.items()},
     )
 

@@ -42,7 +42,7 @@ class Generation:
 
     def __init__(self, root: Path) -> None:
         self.number = max(_folders(root), default=0) + 1
-        self.path = _folder(root, self.number)
+        self.path = generation_folder(root, self.number)
         self.files: list[FileEntry] = []
         self.published = False
         os.mkdir(self.path)
@@ -99,7 +99,7 @@ def read_manifest(dirname: Directory, kind: type[AnyManifest], format_name: str)
 
 def verified(dirname: Directory, manifest: AnyManifest, name: str) -> Path:
     """The path of a file of the manifest's generation, after checking its bytes."""
-    path = _folder(Path(dirname), manifest.generation) / name
+    path = generation_folder(Path(dirname), manifest.generation) / name
     expected = next((entry for entry in manifest.files if entry.name == name), None)
     if expected is None:
         raise CorruptCheckpointError(f"{Path(dirname) / MANIFEST} names no file {name!r}")
@@ -154,7 +154,7 @@ def _explained(root: Path) -> Iterator[None]:
         raise CheckpointError(
             f"could not save into {root}: {error.strerror or error}{where}; {kept}. "
             f"Make room or choose a directory that can be written, and save again"
-        ) from error
+        ) from None
 
 
 @contextlib.contextmanager
@@ -226,7 +226,8 @@ def _named(root: Path) -> int | None:
         return None
 
 
-def _folder(root: Path, number: int) -> Path:
+def generation_folder(root: Path, number: int) -> Path:
+    """Where a generation is."""
     return root / f"generation-{number:06d}"
 
 
@@ -239,7 +240,7 @@ def _remove_leftovers(root: Path, keep: int) -> None:
     """Remove what no manifest names. Failing here costs space only; the next save tries again."""
     for number in _folders(root):
         if number != keep:
-            shutil.rmtree(_folder(root, number), ignore_errors=True)
+            shutil.rmtree(generation_folder(root, number), ignore_errors=True)
     for path in root.glob(f".{MANIFEST}.*.new"):
         with contextlib.suppress(OSError):
             path.unlink()

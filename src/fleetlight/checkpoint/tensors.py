@@ -8,8 +8,10 @@ from the bytes as they pass.
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,18 +43,40 @@ CODES: Mapping[torch.dtype, str] = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class Streamed:
+    """A tensor that never is in memory as a whole: its values come in pieces."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    pieces: Callable[[], Iterator[Tensor]]
+
+    def numel(self) -> int:
+        """As of a tensor."""
+        return math.prod(self.shape)
+
+    def element_size(self) -> int:
+        """As of a tensor."""
+        return self.dtype.itemsize
+
+
 def write_tensors(
-    out: Writable, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+    out: Writable,
+    tensors: Mapping[str, Tensor | Streamed],
+    metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Write a safetensors file; tensors may share memory, be on any device and have any strides."""
     for name, tensor in tensors.items():
-        refuse_unstorable(name, tensor)
+        if isinstance(tensor, Tensor):
+            refuse_unstorable(name, tensor)
     # The widest first, so that every tensor is aligned in a file that is mapped into memory.
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     out.write(_header(names, tensors, {"format": "pt", **(metadata or {})}))
     for name in names:
-        if tensors[name].numel():
-            out.write(_raw(tensors[name]))
+        tensor = tensors[name]
+        for piece in (tensor,) if isinstance(tensor, Tensor) else tensor.pieces():
+            if piece.numel():
+                out.write(_raw(piece))
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -95,7 +119,9 @@ def refuse_unstorable(name: str, tensor: Tensor) -> None:
         )
 
 
-def _header(names: list[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+def _header(
+    names: list[str], tensors: Mapping[str, Tensor | Streamed], metadata: Mapping[str, str]
+) -> bytes:
     """The length-prefixed JSON header, padded so that the data starts aligned."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     offset = 0

@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What workers must agree on before they train, and how the first difference is told."""
+"""What workers must agree on, and how the first difference is told.
+
+Models are compared before the first forward. So are the terms on which a worker trains: named
+values, such as the settings of a strategy. Those that may change while it trains, such as learning
+rates, are compared at every step, by a checksum that travels with the gradients.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,14 +19,17 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten
 
 from fleetlight.collective.group import Group
-from fleetlight.errors import PlanError
+from fleetlight.collective.position import Stamp
+from fleetlight.errors import DivergedError, PlanError
 from fleetlight.observe.log import logger
 
 Entry = tuple[str, str]
+#: names and values; a mapping stands for its items
+Terms = Sequence[tuple[str, object]]
 
 
-def check_same_module(module: nn.Module, group: Group) -> None:
-    """Every worker must have built the same model; else name the first difference."""
+def check_same_module(module: nn.Module, group: Group, terms: Terms = ()) -> None:
+    """Every worker must train the same model on the same terms; else name the first difference."""
     if group.alone:
         return
     lazy = [name for name, p in module.named_parameters() if is_lazy(p)]
@@ -29,17 +38,66 @@ def check_same_module(module: nn.Module, group: Group) -> None:
             f"{lazy[0]} has no shape yet (a lazy module); run one batch through the model before "
             "its first forward that trains, under torch.no_grad() and before distributed_model"
         )
-    mine = msgspec.json.encode(describe(module))
+    mine = msgspec.json.encode((entries_of(terms), describe(module)))
     digests = group.gather_bytes(hashlib.sha256(mine).digest(), "comparing the models")
     if len(set(digests)) == 1:
         return
     everybody = group.gather_bytes(mine, "comparing the models")
-    decoded = [msgspec.json.decode(data, type=list[Entry]) for data in everybody]
-    other = next(i for i, entries in enumerate(decoded) if entries != decoded[0])
-    raise PlanError(
-        f"the workers built different models: {first_difference(decoded[0], decoded[other], other)}"
-        "; build the same model from the same script and settings everywhere"
+    decoded = [
+        msgspec.json.decode(data, type=tuple[list[Entry], list[Entry]]) for data in everybody
+    ]
+    for kind, remedy in enumerate(_DIFFERENT):
+        entries = [one[kind] for one in decoded]
+        if difference := _difference(entries):
+            raise PlanError(remedy.format(difference))
+
+
+_DIFFERENT = (
+    "the workers train on different terms: {}; give the same settings on all workers",
+    "the workers built different models: {}; build the same model from the same script and "
+    "settings everywhere",
+)
+
+
+def checksum(terms: Terms) -> int:
+    """A fingerprint of terms, the same wherever they are the same."""
+    return zlib.crc32(repr(terms).encode())
+
+
+def check_same_terms(stamps: Mapping[int, Stamp], terms: Terms, group: Group) -> None:
+    """The checksums that came with the gradients must be the same; else name the difference.
+
+    All workers have the same stamps, so all of them come here for the same reason.
+    """
+    if len({stamp.terms for stamp in stamps.values()}) <= 1:
+        return
+    everybody = group.gather_bytes(
+        msgspec.json.encode(entries_of(terms)), "telling how workers differ"
     )
+    decoded = [msgspec.json.decode(data, type=list[Entry]) for data in everybody]
+    raise DivergedError(
+        f"the workers no longer train alike: {_difference(decoded) or 'nobody can say how'}; all "
+        "must make the same forwards and steps, with the same settings"
+    )
+
+
+def _difference(everybody: Sequence[Sequence[Entry]]) -> str:
+    """How the first worker that differs from worker 0 does; empty when none does."""
+    for index, entries in enumerate(everybody):
+        if list(entries) != list(everybody[0]):
+            return first_difference(everybody[0], entries, index)
+    return ""
+
+
+def entries_of(terms: Terms) -> list[Entry]:
+    """Terms in the form in which they are compared one by one."""
+    entries: list[Entry] = []
+    for name, value in terms:
+        if isinstance(value, Mapping):
+            entries += [(f"{key} of {name}", repr(one)) for key, one in value.items()]
+        else:
+            entries.append((name, repr(value)))
+    return entries
 
 
 def describe(module: nn.Module) -> list[Entry]:

@@ -73,6 +73,11 @@ def join(endpoint: Endpoint, patience: Patience, host_name: str) -> Store:
     host, port = endpoint
     while not _answers(endpoint):
         if not patience.wait(lambda: f"not ready endpoints: ['{host}:{port}'] ({host_name})"):
+            if resolve(host) is None:
+                raise MembershipError(
+                    f"the name {host!r}, at which {host_name} is to be met, cannot be resolved on "
+                    "this machine; give the address, or a name that every machine knows"
+                )
             raise MembershipError(
                 f"{host_name} did not listen at {host}:{port} within "
                 f"{patience.deadline_s:g} s; is it started, and is the address reachable from here?"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far the loaders of the workers are, and what is said when they are not equally far. Pure.
+"""What a worker tells of itself beside its gradients, and what is said when workers differ. Pure.
 
 A worker that skips a batch alone goes on with the block after the one the others train on, and
 nothing would ever tell: the gradients have the right shapes. So each worker's position travels
-with its gradients.
+with its gradients, and a checksum of the terms that it trains on (see `agreement`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from fleetlight.errors import DivergedError
 
-_PACKED = struct.Struct("<qq")
+_PACKED = struct.Struct("<qqI")
 
 
 class Position(NamedTuple):
@@ -23,18 +23,30 @@ class Position(NamedTuple):
     epoch: int
     consumed: int
 
-    def packed(self) -> bytes:
-        """As `PACKED_BYTES` bytes."""
-        return _PACKED.pack(*self)
-
-    @classmethod
-    def unpacked(cls, data: bytes) -> Position:
-        """What `packed` has made of a position."""
-        return cls(*_PACKED.unpack(data))
-
 
 #: of a worker whose batches come from elsewhere; it contradicts nobody
 UNKNOWN = Position(-1, -1)
+
+
+class Stamp(NamedTuple):
+    """What travels beside the gradients of a worker."""
+
+    position: Position = UNKNOWN
+    #: checksum of the terms
+    terms: int = 0
+
+    def packed(self) -> bytes:
+        """As `PACKED_BYTES` bytes."""
+        return _PACKED.pack(*self.position, self.terms)
+
+    @classmethod
+    def unpacked(cls, data: bytes) -> Stamp:
+        """What `packed` has made of a stamp."""
+        epoch, consumed, terms = _PACKED.unpack(data)
+        return cls(Position(epoch, consumed), terms)
+
+
+BLANK = Stamp()
 
 PACKED_BYTES = _PACKED.size
 
@@ -50,7 +62,8 @@ def check_equally_far(positions: Mapping[int, Position]) -> None:
     ]
     raise DivergedError(
         f"the workers train on different blocks of records: {', '.join(told)}. A batch that one "
-        'worker skips all must skip: skip = fleet.all_reduce(skip, "max") tells them'
+        'worker skips all must skip: skip = fleet.all_reduce(skip, "max") tells them; and batches '
+        "must have one size on all"
     )
 
 

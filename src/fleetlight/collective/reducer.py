@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from fleetlight.collective.codec import Codec
-from fleetlight.collective.position import PACKED_BYTES, UNKNOWN, Position, check_equally_far
+from fleetlight.collective.position import BLANK, PACKED_BYTES, Stamp
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,14 +27,14 @@ class Bucket:
 class Route(Protocol):
     """A way for tensors to be summed over the workers."""
 
-    def start(self, index: int, tensor: Tensor, position: Position) -> Future[Any]:
-        """Begin to sum a tensor, in place; tell the others where this worker is."""
+    def start(self, index: int, tensor: Tensor, stamp: Stamp) -> Future[Any]:
+        """Begin to sum a tensor, in place; give the others this worker's stamp."""
 
     def finish(self) -> None:
         """Bring everything started to its end, as far as that takes this worker's doing."""
 
-    def positions(self) -> Mapping[int, Position]:
-        """Where the workers were when they began; asked once, when all the sums are there."""
+    def stamps(self) -> Mapping[int, Stamp]:
+        """The stamps of the workers; asked once, when all the sums are there."""
 
 
 class ProcessGroups:
@@ -44,17 +44,17 @@ class ProcessGroups:
         self._groups = groups
         self._stamps: Tensor | None = None
 
-    def start(self, index: int, tensor: Tensor, position: Position) -> Future[Any]:
+    def start(self, index: int, tensor: Tensor, stamp: Stamp) -> Future[Any]:
         """Hand the tensor to a process group, which works on a thread of its own.
 
-        The first one takes the positions along. Not on GPUs: to read them would be to wait.
+        The first one takes the stamps along. Not on GPUs: to read them would be to wait.
         """
         group = self._groups[index % len(self._groups)]
         if tensor.is_sparse or tensor.is_complex():
             work = dist.all_reduce(tensor, group=group, async_op=True)
             assert work is not None
         elif self._stamps is None and tensor.device.type == "cpu":
-            self._stamps = _stamps(position, group.rank(), group.size(), tensor.dtype)
+            self._stamps = _stamps(stamp, group.rank(), group.size(), tensor.dtype)
             work = group.allreduce_coalesced([tensor, self._stamps])
         else:
             # the same call without the checks around it, which cost as much
@@ -64,20 +64,20 @@ class ProcessGroups:
     def finish(self) -> None:
         """Nothing to do: the threads of the process group finish."""
 
-    def positions(self) -> Mapping[int, Position]:
+    def stamps(self) -> Mapping[int, Stamp]:
         """What the first tensor brought along."""
         stamps, self._stamps = self._stamps, None
         if stamps is None:
             return {}
         rows = stamps.to(torch.uint8).tolist()
-        return {index: Position.unpacked(bytes(row)) for index, row in enumerate(rows)}
+        return {index: Stamp.unpacked(bytes(row)) for index, row in enumerate(rows)}
 
 
-def _stamps(position: Position, index: int, size: int, dtype: torch.dtype) -> Tensor:
+def _stamps(stamp: Stamp, index: int, size: int, dtype: torch.dtype) -> Tensor:
     """A row for each worker. Only its own is not zero, so the sum over the workers has them all,
     and it is exact: every narrow type holds the values of a byte."""
     stamps = torch.zeros(size, PACKED_BYTES, dtype=dtype)
-    stamps[index] = torch.tensor(list(position.packed()), dtype=dtype)
+    stamps[index] = torch.tensor(list(stamp.packed()), dtype=dtype)
     return stamps
 
 
@@ -100,8 +100,8 @@ class Reducer:
         self._scale = 1.0 / size
         #: what the current batch of this worker weighs: 1 usually, 0 where it does not count
         self.weight = 1.0
-        #: behind which batch this worker is
-        self.position = UNKNOWN
+        #: what the others are told of this worker
+        self.stamp = BLANK
         self._groups = ProcessGroups(groups)
         self._route: Route = shared_memory or self._groups
         self._codec = codec or Codec()
@@ -117,7 +117,7 @@ class Reducer:
         """Start the reduction of one bucket; the future holds its buffer, reduced."""
         buffer = bucket.buffer.mul_(self._scale)
         sent = self._codec.encode(buffer)
-        started = self._route_for(sent).start(bucket.index, sent, self.position)
+        started = self._route_for(sent).start(bucket.index, sent, self.stamp)
         future = cast(
             "Future[Tensor]", started.then(_finishing(sent, buffer, self._codec, self.failures))
         )
@@ -138,9 +138,9 @@ class Reducer:
         except RuntimeError as error:
             self.failures.append(error)
 
-    def check_positions(self) -> None:
-        """See that all workers trained on the same block; when all reductions are finished."""
-        check_equally_far(self._route.positions())
+    def stamps(self) -> Mapping[int, Stamp]:
+        """What the workers told of themselves; when all reductions are finished."""
+        return self._route.stamps()
 
 
 def _finishing(

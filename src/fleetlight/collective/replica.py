@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from torch.futures import Future
 
 from fleetlight.collective import agreement
+from fleetlight.collective.agreement import Terms
 from fleetlight.collective.buckets import MIB, BucketLimits, assign
 from fleetlight.collective.codec import Codec
 from fleetlight.collective.ddp import BackwardBuckets
 from fleetlight.collective.group import Group
 from fleetlight.collective.neighbours import shared_memory_of
+from fleetlight.collective.position import UNKNOWN, Position, Stamp, check_equally_far
 from fleetlight.collective.reducer import Bucket, Reducer
 from fleetlight.collective.sink import outputs_of, through_sink
 from fleetlight.errors import PlanError
@@ -41,9 +43,21 @@ class Reduction:
 class Replica:
     """Keeps one module alike on all workers. Making it is a meeting of all of them."""
 
-    def __init__(self, module: nn.Module, group: Group, reduction: Reduction) -> None:
-        agreement.check_same_module(module, group)
+    def __init__(
+        self,
+        module: nn.Module,
+        group: Group,
+        reduction: Reduction,
+        *,
+        settings: Terms = (),
+        terms: Callable[[], Terms] = tuple,
+    ) -> None:
+        """`settings` are compared once, `terms` whenever gradients are reduced."""
+        agreement.check_same_module(module, group, settings)
         self._group = group
+        self._terms = terms
+        #: behind which batch this worker is
+        self.position: Position = UNKNOWN
         self._reduction = reduction
         # one without elements stands for a table, whose rows are elsewhere
         self._parameters = [
@@ -69,6 +83,8 @@ class Replica:
         self._warned_late = False
         self._is_complete = False
         self._futures: list[Future[Tensor]] = []
+        #: how many times gradients have been reduced
+        self.reductions = 0
         #: True when some gradient has changed since all were reduced
         self._dirty = False
         self._accumulating = [
@@ -102,16 +118,19 @@ class Replica:
                 self._reported = False
         self._group.broadcast(self._live_buffers(), "buffers of the model")
 
+    @property
+    def factor(self) -> float:
+        """How many times as large gradients are inside the model, for the mean to be right."""
+        weight = self.reducer.weight
+        # the mean over the workers of gradients as many times as large is their sum
+        return weight if self._reduction.average else weight * self._group.size
+
     def after_forward(self, output: Any, reduces: bool) -> Any:
         """Called with the output of a forward that trains; answers what the caller gets."""
-        factor = self.reducer.weight
-        if not self._reduction.average and factor:
-            # the mean over the workers of gradients as many times as large is their sum
-            factor *= self._group.size
         find_unused = self._reduction.find_unused and reduces
         if reduces and self._buckets is not None:
             self._buckets.after_forward(outputs_of(output) if find_unused else [])
-        return through_sink(output, factor) if find_unused or factor != 1.0 else output
+        return through_sink(output) if find_unused else output
 
     def _live_buffers(self) -> list[Tensor]:
         found = (part._buffers.get(name) for part, name in self._buffers)
@@ -126,6 +145,7 @@ class Replica:
             # a callback of the engine raises our own error out of backward(), type and all;
             # what a future raises would arrive as the text of a RuntimeError
             torch.autograd.Variable._execution_engine.queue_callback(self._finish_backward)
+            self._renew_stamp()
         future = self.reducer.reduce(Bucket(index, buffer))
         self._futures.append(future)
         self._is_complete = is_last
@@ -136,7 +156,12 @@ class Replica:
     def _finish_backward(self) -> None:
         self._settle(self._futures, _OPERATION)
         self._futures.clear()
-        self._dirty = self._dirty and not self._is_complete
+        if self._is_complete:
+            self._dirty = False
+            self.reductions += 1
+
+    def _renew_stamp(self) -> None:
+        self.reducer.stamp = Stamp(self.position, agreement.checksum(self._terms()))
 
     def _settle(self, reductions: Sequence[Future[Tensor]], operation: str) -> None:
         """Wait for what has been started, and see that it is what it should be."""
@@ -148,7 +173,9 @@ class Replica:
                 failure = self.reducer.failures[0]
                 self.reducer.failures.clear()
                 raise failure
-        self.reducer.check_positions()
+        stamps = self.reducer.stamps()
+        check_equally_far({index: stamp.position for index, stamp in stamps.items()})
+        agreement.check_same_terms(stamps, self._terms(), self._group)
 
     def _report(self, buckets: int) -> None:
         final = self._seen_backward or not (self._buckets and self._buckets.regroups)
@@ -161,19 +188,22 @@ class Replica:
 
     # -- around the optimizer's step
 
-    def ensure_reduced(self, *, expected: bool = False) -> None:
+    def ensure_reduced(self, *, expected: bool = False, used: int = -1) -> None:
         """See that the gradients about to be used are reduced; reduce them now if need be.
 
         Reducing again what has been reduced leaves it as it is, see `Reducer`. `expected`: the
-        gradients were held back on purpose.
+        gradients were held back on purpose. `used`: `reductions` when gradients were used last. If
+        none came since, those that are there were assigned, which no hook tells.
         """
         if self._buckets is not None and self._buckets.unfinished():
             raise PlanError(self._unused_text())
+        if used == self.reductions:
+            self.mark_unreduced()
         if self._dirty:
             self._reduce_late(expected)
 
     def mark_unreduced(self) -> None:
-        """Some gradients came about before this replica was made."""
+        """The gradients that are there came about behind this replica's back."""
         self._dirty = any(p.grad is not None for _, p in self._parameters)
 
     def _unused_text(self) -> str:
@@ -186,13 +216,15 @@ class Replica:
             "give them requires_grad_(False)"
         )
 
+    @torch.no_grad()
     def _reduce_late(self, expected: bool) -> None:
         """Gradients that came about without the module's own forward, or after it."""
         if not expected and not self._warned_late:
             self._warned_late = True
             logger.warning(
                 "gradients were not reduced during backward (was the model called as a whole, "
-                "outside no_sync?); reducing them before the step, without overlap"
+                "outside no_sync, and its gradients made by backward()?); reducing them before the "
+                "step, without overlap"
             )
         if not expected:
             # only some workers may be here; who is not must not be met in another collective
@@ -207,6 +239,7 @@ class Replica:
             [grads[i] for i in indices] for indices in assign(sizes, kinds, self._reduction.limits)
         ]
         flats = [torch.cat([g.reshape(-1) for g in bucket]) for bucket in buckets]
+        self._renew_stamp()
         started = [self.reducer.reduce(Bucket(i, flat)) for i, flat in enumerate(flats)]
         self._settle(started, "all_reduce of late gradients")
         if expected and not self._reported:
@@ -215,6 +248,7 @@ class Replica:
         for bucket, flat in zip(buckets, flats, strict=True):
             _copy_back(flat, bucket)
         self._dirty = False
+        self.reductions += 1
 
     # -- leaving
 
@@ -248,4 +282,7 @@ def _gradient(parameter: Tensor) -> Tensor:
         parameter.grad = torch.zeros_like(parameter)
     elif parameter.grad.is_sparse:
         parameter.grad = parameter.grad.to_dense()
+    elif 0 in parameter.grad.stride():
+        # assigned, and expanded from fewer elements: nothing could be written there
+        parameter.grad = parameter.grad.clone()
     return parameter.grad

@@ -26,18 +26,19 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from fleetlight.collective.position import PACKED_BYTES, UNKNOWN, Position
+from fleetlight.collective.position import BLANK, PACKED_BYTES, Stamp
+from fleetlight.errors import DivergedError
 
 _ALIGN = 64
 _FIRST_BYTES = 1 << 20
 #: kind, round, number of tensors, their bytes, checksum of their sizes and types; the sender's
-#: position comes behind it
+#: stamp comes behind it
 _MESSAGE = struct.Struct("<cxxxIIIQ")
 _ARRIVED, _REDUCED = b"A", b"R"
 
 
 class SharedMemoryError(RuntimeError):
-    """A peer of the same host went away, was late, or does not do the same."""
+    """A peer of the same host went away or was late."""
 
 
 class SharedMemory:
@@ -53,11 +54,11 @@ class SharedMemory:
         self._round = 0
         self._used = 0
         self._started: list[tuple[Tensor, int, Future[Tensor]]] = []
-        self._positions = {index: UNKNOWN}
+        self._stamps = {index: BLANK}
 
-    def start(self, index: int, tensor: Tensor, position: Position = UNKNOWN) -> Future[Tensor]:
+    def start(self, index: int, tensor: Tensor, stamp: Stamp = BLANK) -> Future[Tensor]:
         """Put a tensor where the others can read it; its future is done by `finish`."""
-        self._positions[self._index] = position
+        self._stamps[self._index] = stamp
         place = self._used
         self._used += -(-tensor.nbytes // _ALIGN) * _ALIGN
         if self._used > self._mine.half:
@@ -85,9 +86,9 @@ class SharedMemory:
             for tensor, _, future in started:
                 future.set_result(tensor)
 
-    def positions(self) -> Mapping[int, Position]:
-        """Where the workers were in the round that has ended."""
-        return self._positions
+    def stamps(self) -> Mapping[int, Stamp]:
+        """What the workers told of themselves in the round that has ended."""
+        return self._stamps
 
     def close(self) -> None:
         """Let go of sockets and memory."""
@@ -149,14 +150,14 @@ class SharedMemory:
             if fds:
                 self._arenas[index] = Arena.of(fds[0])
             _check_same(index, answer[: _MESSAGE.size], message[: _MESSAGE.size])
-            self._positions[index] = Position.unpacked(answer[-PACKED_BYTES:])
+            self._stamps[index] = Stamp.unpacked(answer[-PACKED_BYTES:])
 
     def _message(self, kind: bytes, tensors: Sequence[Tensor]) -> bytes:
         layout = ",".join(f"{tensor.dtype}{tensor.numel()}" for tensor in tensors)
         checksum = zlib.crc32(layout.encode())
         size = sum(tensor.nbytes for tensor in tensors)
         what = _MESSAGE.pack(kind, self._round & 0xFFFFFFFF, len(tensors), checksum, size)
-        return what + self._positions[self._index].packed()
+        return what + self._stamps[self._index].packed()
 
 
 class Arena:
@@ -206,15 +207,16 @@ def _check_same(index: int, theirs: bytes, mine: bytes) -> None:
     if not theirs:
         raise SharedMemoryError(f"connection closed by worker {index}")
     if theirs != mine:
-        raise SharedMemoryError(
-            f"worker {index} reduces {_told(theirs)}, this worker {_told(mine)}: they do not run "
-            "the same steps on the same model"
+        raise DivergedError(
+            f"the workers reduce different gradients: worker {index} reduces {_told(theirs)}, this "
+            f"worker {_told(mine)}; they must make the same forwards, backwards and steps on the "
+            "same model"
         )
 
 
 def _told(message: bytes) -> str:
     _, round_, count, _, size = _MESSAGE.unpack(message)
-    return f"{count} tensors of {size} bytes in round {round_}"
+    return f"{count} tensor{'s' * (count != 1)} of {size} bytes in round {round_}"
 
 
 @contextlib.contextmanager

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An autograd node behind a model's outputs, through which all their gradients pass.
+"""Autograd nodes around a model's forward, through which the gradients of its outputs pass.
 
-It scales them, when a batch counts for more or less than usual. And it makes backward visit every
+They scale them, when a batch counts for more or less than usual; what leaves the model through its
+inputs is scaled back, since the model before it does the same. And they make backward visit every
 output: with `find_unused_parameters`, torch's reducer takes every parameter an output reaches for
 used and waits for its gradient; an output that the loss ignores would never send one, but through
 the node it sends an undefined gradient, which the reducer accepts.
@@ -10,6 +11,7 @@ the node it sends an undefined gradient, which the reducer accepts.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,13 +24,40 @@ class _Sink(torch.autograd.Function):
     def forward(ctx: Any, factor: float, *outputs: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.factor = factor
-        return tuple(output.view_as(output) for output in outputs)
+        # no views: torch refuses to change those in place
+        return tuple(output.clone() for output in outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         if ctx.factor == 1.0:
             return (None, *gradients)
-        return (None, *(g if g is None else g * ctx.factor for g in gradients))
+        return (None, *(g if g is None else _Times.apply(ctx.factor, g) for g in gradients))  # type: ignore[no-untyped-call]
+
+
+class _Times(torch.autograd.Function):
+    """A gradient on its way into a model or out of it, times a factor.
+
+    Other gradients come back here when a loss was made of it, a gradient penalty. They go the other
+    way, and are to be as many times as large inside: they have become so by what they met there.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, factor: float, gradient: Tensor) -> Tensor:
+        return gradient * factor
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        return None, gradient
+
+
+def weighed(forward: Callable[..., Any], args: Any, kwargs: Any, factor: float) -> Any:
+    """Call a forward so that its gradients inside are `factor` times what they are outside."""
+    if factor == 1.0:
+        return forward(*args, **kwargs)
+    if factor:
+        args = [through_sink(value, 1 / factor) for value in args]
+        kwargs = {name: through_sink(value, 1 / factor) for name, value in kwargs.items()}
+    return through_sink(forward(*args, **kwargs), factor)
 
 
 def outputs_of(output: Any) -> list[Tensor]:

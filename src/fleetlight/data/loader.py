@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
@@ -25,6 +25,26 @@ class BatchShare(NamedTuple):
 
 #: answers what it was told before; None: no batch is in hand
 OnShare = Callable[["BatchShare | None"], "BatchShare | None"]
+
+
+class Announce(Protocol):
+    """Whoever wants to know a batch before it is handed out."""
+
+    def wanted(self) -> bool:
+        """True when batches are to be loaded one ahead; asked at the begin of an epoch."""
+
+    def __call__(self, batches: Sequence[Any]) -> None:
+        """The batch that is handed out now, and the next one unless it is the last."""
+
+
+class _Loaded(NamedTuple):
+    """A batch, how many of its samples count here and in all, and the position behind it."""
+
+    batch: Any
+    mine: int
+    total: int
+    position: dict[str, Any]
+
 
 # not in_order: batches must come in the order in which they are counted
 _KEPT = (
@@ -56,17 +76,21 @@ class ShardLoader(DataLoader[Any]):
         seed: int,
         tail: str,
         on_share: OnShare,
+        announce: Announce | None = None,
     ) -> None:
         _refuse_sharded(loader)
         self._share = Share(worker, workers, tail)
         self._seed = seed
         self._on_share = on_share
+        self._announce = announce
         self.epoch = 0
         #: samples of the current batch that count; fewer than its size in a filler only
         self.counted = 0
         #: the iteration that hands out batches now; an older one must not
         self._iteration: object = None
         self._source = source_of(loader, self._share)
+        #: behind the batch handed out last; the source may be further
+        self._position = self._source.position
         super().__init__(**_arguments(loader), **self._source.arguments())
         # torch holds that a loader with a batch sampler has no batch size; its readers hold not
         self.__dict__["batch_size"] = loader.batch_size
@@ -86,10 +110,15 @@ class ShardLoader(DataLoader[Any]):
         """What happens to the last, short block."""
         return self._share.tail
 
+    def settings(self) -> dict[str, object]:
+        """What must be the same on all workers, for each record to be dealt out once."""
+        own = {"batch_size": self.batch_size, "seed": self._seed, "tail": self.tail}
+        return {**own, **self._source.settings()}
+
     @property
     def consumed(self) -> int:
         """Samples (or batches of an own batch sampler) handed out on all workers this epoch."""
-        return int(self._source.position["consumed"])
+        return int(self._position["consumed"])
 
     @property
     def samples_per_step(self) -> int | None:
@@ -106,6 +135,7 @@ class ShardLoader(DataLoader[Any]):
     def _enter(self, epoch: int) -> None:
         self.epoch, self._iteration = epoch, None
         self._source.position = {}
+        self._position = self._source.position
 
     def __len__(self) -> int:
         return self._source.steps()
@@ -113,7 +143,7 @@ class ShardLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if self._iteration is not None:
             self._enter(self.epoch + 1)
-        is_resumed = any(self._source.position.values())
+        is_resumed = any(self._position.values())
         # a loop inside another one's, such as a validation, leaves the outer batch its weight
         before = self._on_share(None)
         try:
@@ -132,8 +162,8 @@ class ShardLoader(DataLoader[Any]):
     def _deal(self) -> Iterator[Any]:
         me = self._iteration = object()
         self._source.begin(self.epoch, self._seed)
-        for batch, mine, total in self._source.deal(super().__iter__()):
-            self.counted = mine
+        for batch, mine, total, position in self._announced(self._loaded()):
+            self.counted, self._position = mine, position
             self._on_share(BatchShare(mine, total, self.epoch, self.consumed))
             yield batch
             if self._iteration is not me:
@@ -142,9 +172,33 @@ class ShardLoader(DataLoader[Any]):
                     "at once call fleet.shard twice"
                 )
 
+    def _loaded(self) -> Iterator[_Loaded]:
+        for dealt in self._source.deal(super().__iter__()):
+            yield _Loaded(*dealt, self._source.position)
+
+    def _announced(self, loaded: Iterator[_Loaded]) -> Iterator[_Loaded]:
+        """The same; where that is wanted the next one is loaded before each is handed out."""
+        announce = self._announce
+        if announce is None or not announce.wanted():
+            yield from loaded
+            return
+        now = next(loaded, None)
+        while now is not None:
+            error, coming = None, None
+            try:
+                coming = next(loaded, None)
+            except Exception as problem:
+                # it belongs to the next batch
+                error = problem
+            announce([now.batch] if coming is None else [now.batch, coming.batch])
+            yield now
+            if error is not None:
+                raise error
+            now = coming
+
     def state_dict(self) -> dict[str, Any]:
         """The position: which epoch, and how far into it all workers together are."""
-        return {"epoch": self.epoch, "seed": self._seed, **self._source.position}
+        return {"epoch": self.epoch, "seed": self._seed, **self._position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a position; the next iteration continues its epoch."""
@@ -152,6 +206,7 @@ class ShardLoader(DataLoader[Any]):
         if missing:
             raise CheckpointError(f"a loader's position lacks {sorted(missing)}, got {dict(state)}")
         self._source.position = state
+        self._position = self._source.position
         self.epoch, self._seed = int(state["epoch"]), int(state["seed"])
         self._iteration = None
         if self._source.is_at_end():

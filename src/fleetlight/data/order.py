@@ -38,7 +38,7 @@ class Blocks:
 
     def __post_init__(self) -> None:
         if self.tail not in TAILS:
-            raise ConfigError(f"tail={self.tail!r}, expected one of {', '.join(TAILS)}")
+            raise ConfigError(f"fleet.shard: tail={self.tail!r}, expected one of {', '.join(TAILS)}")
 
     @property
     def block(self) -> int:

@@ -47,6 +47,10 @@ class Source(abc.ABC):
     def steps(self) -> int:
         """Steps of a whole epoch."""
 
+    @abc.abstractmethod
+    def settings(self) -> dict[str, object]:
+        """What it deals out and how: the same on all workers."""
+
     def is_at_end(self) -> bool:
         """True when the position is known to be behind the last batch of an epoch."""
         return False
@@ -112,6 +116,9 @@ class IndexedSource(Source):
     def steps(self) -> int:
         return self.blocks(len(self._sampler)).steps()
 
+    def settings(self) -> dict[str, object]:
+        return {"records": _length(self._sampler), "sampler": type(self._sampler).__name__}
+
     def is_at_end(self) -> bool:
         blocks = self.blocks(len(self._sampler))
         return self._consumed > 0 and blocks.steps(self._consumed) == 0
@@ -160,6 +167,9 @@ class MapSource(IndexedSource):
         super().__init__(loader.sampler, share)
         self._size = loader.batch_size or 1
         self._drop = loader.drop_last
+
+    def settings(self) -> dict[str, object]:
+        return {**super().settings(), "drop_last": self._drop}
 
     def blocks(self, length: int) -> Blocks:
         return self._share.cut(length, self._size, drop=self._drop)
@@ -216,6 +226,13 @@ class StreamSource(Source):
         length = len(self._dataset)  # type: ignore[arg-type]
         return dataclasses.replace(self._blocks, length=length).steps()
 
+    def settings(self) -> dict[str, object]:
+        return {
+            "records": _length(self._dataset),
+            "num_workers": self._processes,
+            "drop_last": self._blocks.tail == "drop",
+        }
+
     def begin(self, epoch: int, seed: int) -> None:
         self._stream.start_at(epoch, seed, self._turn, self._taken)
 
@@ -251,6 +268,14 @@ class ShardBatches(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         return iter(self.now)
+
+
+def _length(records: Any) -> int | None:
+    """How many there are, if that is known."""
+    try:
+        return len(records)
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -20,17 +20,14 @@ from fleetlight.fleet.identity import (
     worker_index,
     worker_num,
 )
+from fleetlight.fleet.inference import load_inference_model, save_inference_model
 from fleetlight.fleet.lifecycle import init, init_server, init_worker, run_server, stop_worker
 from fleetlight.fleet.model import no_sync
-from fleetlight.fleet.persistables import (
-    load_inference_model,
-    load_persistables,
-    save_inference_model,
-    save_persistables,
-)
+from fleetlight.fleet.persistables import load_persistables, save_persistables
 from fleetlight.fleet.progress import progress
 from fleetlight.fleet.registering import distributed_model, distributed_optimizer
 from fleetlight.fleet.sharding import shard
+from fleetlight.fleet.shrinking import shrink
 from fleetlight.ps.entries import CountFilterEntry, ProbabilityEntry, ShowClickEntry
 from fleetlight.roles import Role, RoleMaker, UserDefinedRoleMaker
 from fleetlight.roles import RoleMaker as PaddleCloudRoleMaker
@@ -74,6 +71,7 @@ __all__ = [
     "server_index",
     "server_num",
     "shard",
+    "shrink",
     "stop_worker",
     "util",
     "worker_endpoints",

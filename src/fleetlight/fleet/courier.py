@@ -18,11 +18,11 @@ _OPERATION = "load_persistables"
 _CHUNK = 64 << 20
 
 
-def carry_checkpoint(group: Peers, dirname: Path, temporary: Path) -> Path:
+def carry_checkpoint(group: Peers, dirname: Path, temporary: Path, *, tables: bool = True) -> Path:
     """Where this worker finds the checkpoint: `dirname`, or a copy of worker 0's in `temporary`.
 
     The path may not be shared, or may hold something older on another machine: the manifest
-    tells, since it has the checksum of every other file.
+    tells, since it has the checksum of every other file. Without `tables` their files stay.
     """
     digests = group.gather_bytes(_manifest_digest(dirname), _OPERATION)
     if len(set(digests)) == 1 or not digests[0]:
@@ -30,7 +30,7 @@ def carry_checkpoint(group: Peers, dirname: Path, temporary: Path) -> Path:
         return dirname
     lacks = digests[group.index] != digests[0]
     parcel = _Parcel(temporary if lacks else None)
-    for name in _names(group, dirname):
+    for name in _names(group, dirname, tables):
         parcel.take(name, _chunks_of(group, dirname / name, parcel))
     group.together(parcel.check, _OPERATION)
     return temporary if lacks else dirname
@@ -66,12 +66,12 @@ class _Parcel:
             )
 
 
-def _names(group: Peers, dirname: Path) -> list[str]:
+def _names(group: Peers, dirname: Path, tables: bool) -> list[str]:
     """The files of worker 0's checkpoint, whose bytes it has checked."""
     names: list[str] = []
 
     def find() -> None:
-        names.extend(str(path) for path in read(dirname).paths())
+        names.extend(str(path) for path in read(dirname).paths(tables=tables))
 
     group.together(find if group.index == 0 else None, _OPERATION)
     told = group.broadcast_bytes(msgspec.json.encode(names), _OPERATION)

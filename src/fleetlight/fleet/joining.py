@@ -30,6 +30,10 @@ from fleetlight.strategy import DistributedStrategy
 _GRACE_S = 5.0
 
 
+#: how long a server may be away before a worker gives it up
+_AWAY_S = 5.0
+
+
 @dataclasses.dataclass
 class Service:
     """A server process: what it answers with, and its door."""
@@ -124,6 +128,8 @@ class _Connector:
                 f"server {server}",
                 # the server names whoever it waits for, if it is given the time to say so
                 deadline_s=self._deadline_s + _GRACE_S,
+                # the other servers hear nothing meanwhile, and must not take that for silence
+                reconnect_s=min(_AWAY_S, self._deadline_s / 2),
                 tls=self._tls,
                 greeting=lambda server=server: _hello(  # type: ignore[misc]
                     self._role, server, len(self._endpoints), lane, self._incarnation

@@ -9,6 +9,7 @@ import functools
 import json
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -23,6 +24,8 @@ from fleetlight.roles import Role
 
 #: how long threads of a script that failed may still run
 _THREADS_S = 1.0
+#: what Python's exit code is after Ctrl-C, as a shell counts: 128 and the number of the signal
+_INTERRUPTED = 128 + signal.SIGINT
 
 
 class Exit(SystemExit):
@@ -82,7 +85,8 @@ def _hook_before(before: Callable[..., Any]) -> Callable[..., None]:
         before(kind, error, trace)
         if _ending is not None:
             text = f"{kind.__name__}: {error}".strip(": ")
-            _ending.fail(text, code=1, consequence=isinstance(error, PeerError))
+            code = _INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1
+            _ending.fail(text, code=code, consequence=isinstance(error, PeerError))
 
     return hook
 

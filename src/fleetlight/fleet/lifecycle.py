@@ -4,21 +4,24 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import sys
+from pathlib import Path
 
 import fleetlight
 from fleetlight.collective.forming import form
 from fleetlight.collective.registration import Scheduler
-from fleetlight.errors import CheckpointError, ConfigError, RoleError
+from fleetlight.errors import ConfigError, FleetError, RoleError
+from fleetlight.fleet import account
 from fleetlight.fleet.context import Context, current, current_or_none, set_current
 from fleetlight.fleet.joining import Service, join_servers
 from fleetlight.fleet.leaving import end_badly, tell_leaving, watch_the_end
-from fleetlight.fleet.session import drawn_of
+from fleetlight.fleet.served_loading import open_loaded
+from fleetlight.fleet.session import Session, drawn_of
 from fleetlight.observe import log
 from fleetlight.observe.log import logger
-from fleetlight.ps.messages import Counted
 from fleetlight.roles import Kind, Role, RoleMaker
 from fleetlight.strategy import DistributedStrategy, JobFacts, set_current_job
 
@@ -82,16 +85,24 @@ def init_server(dirname: str | os.PathLike[str] | None = None) -> None:
     context = current()
     drawn = drawn_of(context)
     service = _service(context, "init_server")
-    service.server.open(drawn.plan, drawn.optimizers, drawn.dense)
+    if dirname is None:
+        service.server.open(drawn.plan, drawn.optimizers, drawn.dense)
+    else:
+        open_loaded(service.server, drawn, Path(dirname))
 
 
 def run_server() -> None:
     """Serve until every worker has left."""
     context = current()
     service = _service(context, "run_server")
+    if not service.server.is_open:
+        raise ConfigError(
+            "fleet.run_server was called before fleet.init_server; workers would wait for tables "
+            "that nobody makes"
+        )
     try:
         service.server.wait()
-        logger.info("%s", _served(service.server.counted()))
+        logger.info("%s", account.of_server(service.server.counted()))
     finally:
         service.stop()
     set_current(None)
@@ -105,15 +116,6 @@ def _service(context: Context, name: str) -> Service:
     return context.service
 
 
-def _served(counted: Counted) -> str:
-    """What a server says at the end."""
-    rows = ", ".join(
-        f"{name}: {number:,} rows, {counted.nbytes[name] / 2**20:,.1f} MiB"
-        for name, number in counted.rows.items()
-    )
-    return f"all workers have left after {counted.pushes:,} pushes; {rows or 'no tables'}"
-
-
 def stop_worker() -> None:
     """Leave the job, once a save in the background is on disk, and raise if that has failed.
 
@@ -122,12 +124,20 @@ def stop_worker() -> None:
     context = current_or_none()
     if context is None:
         return
-    try:
-        context.saving.finish()
+    with contextlib.ExitStack() as ending:
+        ending.callback(_leave, context)
         if context.session is not None:
-            context.session.stop()
-    finally:
-        _leave(context)
+            ending.callback(_stop_session, context.session)
+        context.saving.finish()
+
+
+def _stop_session(session: Session) -> None:
+    """The last pushes; when they fail, the others are told before this worker leaves."""
+    try:
+        session.stop()
+    except Exception as error:
+        session.client.part(f"{type(error).__name__}: {error}")
+        raise
 
 
 def _leave(context: Context) -> None:
@@ -155,7 +165,7 @@ def _leave_at_the_end(pid: int) -> None:
     tell_leaving(context.role)
     try:
         stop_worker()
-    except CheckpointError as error:
+    except FleetError as error:
         end_badly(error)
 
 

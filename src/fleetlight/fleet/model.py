@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -19,8 +19,10 @@ from fleetlight.collective.codec import Codec
 from fleetlight.collective.group import Group
 from fleetlight.collective.position import UNKNOWN, Position
 from fleetlight.collective.replica import Reduction, Replica
-from fleetlight.errors import PlanError, did_you_mean
+from fleetlight.collective.sink import weighed
+from fleetlight.errors import DeadlineError, PlanError, did_you_mean
 from fleetlight.fleet.context import Context, current
+from fleetlight.fleet.terms import settings_of, terms_of
 from fleetlight.observe.log import logger
 from fleetlight.strategy import DistributedStrategy
 
@@ -53,6 +55,8 @@ class ModelPlan:
     def __init__(self, module: nn.Module, context: Context) -> None:
         self.module = module
         self.replica: Replica | None = None
+        #: how many reductions there had been when an optimizer stepped last
+        self.stepped = 0
         self._context = context
         self._weight = 1.0
         self._position = UNKNOWN
@@ -69,7 +73,12 @@ class ModelPlan:
         for optimizer in self._context.optimizers:
             optimizer.freeze()
         strategy = self._context.strategy
-        self._agree()
+        try:
+            self._agree()
+        except Exception:
+            # the next forward says so again
+            self.frozen = False
+            raise
         if strategy.recompute:
             _recompute(self.module, strategy.recompute_configs.checkpoints)
         self._renew_entry()
@@ -77,7 +86,8 @@ class ModelPlan:
     def _agree(self) -> None:
         if not self._context.group.alone:
             self._warn_of_other_device()
-            self._replicate()
+            with _saying_who_meets():
+                self._replicate()
 
     def _warn_of_other_device(self) -> None:
         kinds = {parameter.device.type for parameter in self.module.parameters()}
@@ -96,7 +106,15 @@ class ModelPlan:
 
     def _replicate(self) -> None:
         strategy, group = self._context.strategy, self._dense_group()
-        self.replica = Replica(self.module, group, reduction_of(strategy))
+        self.replica = Replica(
+            self.module,
+            group,
+            reduction_of(strategy),
+            settings=settings_of(self._context),
+            terms=functools.partial(terms_of, self._context),
+        )
+        # a part of it may have been trained before its own forward was called
+        self.replica.mark_unreduced()
         self.weigh(self._weight, self._position)
         if strategy.sync_batch_norm:
             # the whole model may be one batch norm, whose forward the entry stands in for
@@ -115,31 +133,40 @@ class ModelPlan:
     def run(self, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A forward of the module, prepared for the backward that may follow."""
         replica = self.replica
-        if replica is None or not (torch.is_grad_enabled() and self.module.training):
+        if replica is None or not torch.is_grad_enabled():
             return inner(*args, **kwargs)
+        if not self.module.training:
+            return weighed(inner, args, kwargs, replica.factor)
         reduces = self.reduces
         replica.before_forward((args, kwargs), reduces)
-        return replica.after_forward(inner(*args, **kwargs), reduces)
+        return replica.after_forward(weighed(inner, args, kwargs, replica.factor), reduces)
 
     def replicate_again(self) -> None:
         """Parameters were added, frozen or unfrozen: agree anew. All workers come here alike."""
         if self.replica is not None:
+            done = self.replica.reductions
             self.replica.close()
             self._replicate()
+            # the count goes on, so that what was used before is not taken for used again
+            self.replica.reductions = done + 1
             self._renew_entry()
-            self.replica.mark_unreduced()
 
     def weigh(self, weight: float, position: Position = UNKNOWN) -> None:
         """What the coming gradients of this worker weigh, 1 usually, and where they come from."""
         self._weight, self._position = weight, position
         if self.replica is not None:
             self.replica.reducer.weight = weight
-            self.replica.reducer.position = position
+            self.replica.position = position
 
     @property
     def reduces(self) -> bool:
         """True when the coming backward is to be reduced."""
         return not self._context.holds
+
+    def has_any_of(self, parameters: Iterable[Tensor]) -> bool:
+        """True when some of these are parameters of the model."""
+        mine = {id(p) for p in self.module.parameters()}
+        return any(id(p) in mine for p in parameters)
 
     def share_buffers(self) -> None:
         """Give worker 0's buffers to everybody."""
@@ -151,6 +178,18 @@ class ModelPlan:
         if self.replica is not None:
             self.replica.close()
             self.replica = None
+
+
+@contextlib.contextmanager
+def _saying_who_meets() -> Iterator[None]:
+    """An absent worker is often one that does not evaluate where another does."""
+    try:
+        yield
+    except DeadlineError as error:
+        raise DeadlineError(
+            f"{error}. At the first forward of a model all workers meet; where only some of them "
+            "call it first, let all call fleet.init_worker() before"
+        ) from None
 
 
 class Entry:

@@ -57,24 +57,30 @@ class MovedForward:
         self._module = module
         self._handle = handle
         module.weight.data = module.weight.data.new_empty(0, module.embedding_dim)
-        module.forward = self  # type: ignore[assignment]
+        module.forward = self  # type: ignore[method-assign]
 
-    def __call__(self, ids: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        flat = ids_of(ids, type(self._module).__name__)
+    def __call__(
+        self,
+        input: Tensor,
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+    ) -> Tensor:
+        """The parameters are called as torch calls them."""
+        module = self._module
+        flat = ids_of(input, type(module).__name__)
+        self._handle.reached(flat)
         self._check_range(flat)
-        if isinstance(self._module, nn.EmbeddingBag):
-            return self._bags(flat, ids, *args, **kwargs)
+        if isinstance(module, nn.EmbeddingBag):
+            bounds = bag_bounds(input, offsets, module.include_last_offset)
+            weights = None if per_sample_weights is None else per_sample_weights.reshape(-1)
+            return self._bags(module, flat, bounds, weights)
         visit = self._visit(flat)
-        out = embed(self._module.weight, visit, None, self._trained(visit))
-        return out.view(*ids.shape, self._module.embedding_dim)
+        out = embed(module.weight, visit, None, self._trained(visit))
+        return out.view(*input.shape, module.embedding_dim)
 
     def _bags(
-        self, flat: Ids, ids: Tensor, offsets: Tensor | None = None, weights: Tensor | None = None
+        self, module: nn.EmbeddingBag, flat: Ids, bounds: Ids, weights: Tensor | None
     ) -> Tensor:
-        module = self._module
-        assert isinstance(module, nn.EmbeddingBag)
-        bounds = bag_bounds(ids, offsets, module.include_last_offset)
-        weights = None if weights is None else weights.reshape(-1)
         if module.padding_idx is not None:
             real = flat != module.padding_idx
             bounds = np.concatenate(([0], np.cumsum(real)))[bounds].astype(np.int64)

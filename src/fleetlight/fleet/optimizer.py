@@ -32,6 +32,8 @@ class OptimizerPlan:
         self._frozen = False
         self.merge: GradientMerge | None = None
         self._models: list[ModelPlan] = []
+        #: how many reductions of each model there had been at the last step
+        self._used: dict[ModelPlan, int] = {}
         self._stand_in_for_step()
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
@@ -71,6 +73,11 @@ class OptimizerPlan:
 
     def _minimize(self, loss: Tensor, *_: Any) -> None:
         """Backward and step, in Fleet's word; `zero_grad` remains the caller's."""
+        if not isinstance(loss, Tensor):
+            raise PlanError(
+                f"minimize: got a {type(loss).__name__}, expected the loss as a tensor, on which "
+                "backward() can be called"
+            )
         self.freeze()
         scaler = self._scaler_or_none()
         if scaler is None:
@@ -102,10 +109,11 @@ class OptimizerPlan:
         return self._scaler
 
     def _before_step(self, _: Any, args: Any, kwargs: Any) -> Any:
-        self._make_ready()
+        # with a closure, those that are there were used before, and will be made anew
+        self._make_ready(takes_assigned=_closure_in(args, kwargs) is None)
         return self._with_common_loss(args, kwargs)
 
-    def _make_ready(self) -> None:
+    def _make_ready(self, *, takes_assigned: bool = True) -> None:
         """Behind this, the gradients are those of all workers and of all merged backwards."""
         for plan in self._context.models:
             plan.freeze()  # also when its own forward was never called
@@ -116,7 +124,8 @@ class OptimizerPlan:
             self.merge.complete()
         for plan in self._models:
             if plan.replica is not None:
-                plan.replica.ensure_reduced(expected=self.merge is not None)
+                used = self._used.get(plan, 0) if takes_assigned else -1
+                plan.replica.ensure_reduced(expected=self.merge is not None, used=used)
 
     def _trainable(self) -> set[int]:
         return {
@@ -137,8 +146,7 @@ class OptimizerPlan:
     def _with_common_loss(self, args: Any, kwargs: Any) -> Any:
         """Optimizers that decide by the loss of a closure must see the same loss everywhere."""
         group = self._context.group
-        # torch hands its hooks the optimizer itself as the first of the arguments
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        closure = _closure_in(args, kwargs)
         if closure is None or group.alone:
             return None
 
@@ -153,6 +161,9 @@ class OptimizerPlan:
     def _after_step(self, *_: Any) -> None:
         context = self._context
         context.step += 1
+        for plan in self._models:
+            if plan.replica is not None:
+                self._used[plan] = plan.stepped = plan.replica.reductions
         if context.group.liveness is not None:
             context.group.liveness.step = context.step
 
@@ -172,3 +183,8 @@ class OptimizerPlan:
                 "would differ between workers; add model = fleet.distributed_model(model) for each "
                 "model they come from"
             )
+
+
+def _closure_in(args: Any, kwargs: Any) -> Any:
+    # torch hands its hooks the optimizer itself as the first of the arguments
+    return kwargs.get("closure", args[1] if len(args) > 1 else None)

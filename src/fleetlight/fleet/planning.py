@@ -62,6 +62,7 @@ def draw(
         for name, parameter in model.named_parameters()
         if id(parameter) not in ours and id(parameter) in owners
     ]
+    _refuse_strangers(model, optimizers)
     configs = strategy.a_sync_configs
     plan = Plan(
         mode=mode_of(strategy),
@@ -77,6 +78,19 @@ def draw(
         on_nonfinite=configs.on_nonfinite,
     )
     return Drawn(plan, list(layers.values()), [parameter for _, parameter in dense], optimizers)
+
+
+def _refuse_strangers(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+    """A parameter outside every registered model would never be trained."""
+    known = {id(parameter) for parameter in model.parameters()}
+    stepped = [p for o in optimizers for group in o.param_groups for p in group["params"]]
+    strangers = sum(p.requires_grad and id(p) not in known for p in stepped)
+    if strangers:
+        raise PlanError(
+            f"{strangers} parameters of the optimizer belong to no distributed model, so nobody "
+            "would train them; add model = fleet.distributed_model(model) for each model they come "
+            "from"
+        )
 
 
 def mode_of(strategy: DistributedStrategy) -> str:

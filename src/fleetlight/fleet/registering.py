@@ -24,9 +24,7 @@ def distributed_model(model: Module) -> Module:
     """Register the model whose workers train together; answers the same module."""
     context = current()
     if not isinstance(model, nn.Module):
-        raise PlanError(
-            f"distributed_model: got a {type(model).__name__}, expected a torch.nn.Module"
-        )
+        raise PlanError(f"distributed_model: got {_said(model)}, expected a torch.nn.Module")
     if any(model is plan.module for plan in context.models):
         raise PlanError("distributed_model was called twice with the same model")
     if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
@@ -34,10 +32,27 @@ def distributed_model(model: Module) -> Module:
             f"distributed_model: got a {type(model).__name__}; pass the model inside it, "
             "Fleetlight takes its place"
         )
+    _refuse_late(context, "distributed_model")
     _refuse_shared_parameters(model, context)
     kind = ServedModel if context.is_served else ModelPlan
     context.models.append(kind(model, context))
     return model
+
+
+def _refuse_late(context: Context, name: str) -> None:
+    """The plan of a job with parameter servers is drawn once."""
+    if context.session is not None and context.session.is_open:
+        raise PlanError(
+            f"{name} came after fleet.init_worker() or the first forward, when the servers had "
+            "made their tables; call it before"
+        )
+
+
+def _said(value: object) -> str:
+    """What somebody gave us, in the words of an error."""
+    if isinstance(value, type):
+        return f"the class {value.__name__} itself"
+    return f"a {type(value).__name__}"
 
 
 def _refuse_shared_parameters(model: nn.Module, context: Context) -> None:
@@ -60,11 +75,11 @@ def distributed_optimizer(
     context = current()
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise PlanError(
-            f"distributed_optimizer: got a {type(optimizer).__name__}, "
-            "expected a torch.optim.Optimizer"
+            f"distributed_optimizer: got {_said(optimizer)}, expected a torch.optim.Optimizer"
         )
     if any(optimizer is plan.optimizer for plan in context.optimizers):
         raise PlanError("distributed_optimizer was called twice with the same optimizer")
+    _refuse_late(context, "distributed_optimizer")
     if strategy is not None:
         _take_strategy(context, strategy)
     context.strategy.check()
@@ -76,6 +91,11 @@ def distributed_optimizer(
 
 
 def _take_strategy(context: Context, strategy: DistributedStrategy) -> None:
+    if not isinstance(strategy, DistributedStrategy):
+        raise StrategyError(
+            f"distributed_optimizer: the strategy is {_said(strategy)}, expected a "
+            "DistributedStrategy; of a dict one is made with DistributedStrategy(**settings)"
+        )
     if strategy is context.strategy:
         return
     if any(plan.frozen for plan in context.models):

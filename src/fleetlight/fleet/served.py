@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from fleetlight.collective.group import Group
-from fleetlight.collective.sink import through_sink
+from fleetlight.collective.sink import weighed
 from fleetlight.errors import PlanError
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.model import ModelPlan
 from fleetlight.fleet.optimizer import OptimizerPlan
 from fleetlight.fleet.session import Session
+from fleetlight.ps.crew import Crew
 from fleetlight.ps.plan import GEO
 
 
@@ -37,17 +38,13 @@ class ServedModel(ModelPlan):
         return session.dense_group
 
     def run(self, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A forward: with the values that have arrived, and gradients weighed by the batch."""
+        """A forward, its gradients weighed by the batch. Values change within a step only."""
         session = self._context.session
         if session is None:
             raise PlanError("the model was called in a parameter server; servers do not train")
-        if torch.is_grad_enabled() and self.module.training:
-            session.communicator.before_forward()
-            if self.replica is not None:
-                return super().run(inner, args, kwargs)
-            output = inner(*args, **kwargs)
-            return output if self._weight == 1.0 else through_sink(output, self._weight)
-        return inner(*args, **kwargs)
+        if self.replica is not None or not torch.is_grad_enabled():
+            return super().run(inner, args, kwargs)
+        return weighed(inner, args, kwargs, self._weight)
 
 
 class ServedOptimizer(OptimizerPlan):
@@ -61,6 +58,8 @@ class ServedOptimizer(OptimizerPlan):
         super().__init__(optimizer, context)
         self._aside: list[tuple[nn.Parameter, Tensor]] = []
         self._steps = 0
+        #: False when the step was skipped by all for an infinity
+        self._applied = True
         # a loss scaler then leaves it to the step what to do about an infinity, since a step that
         # one worker leaves out must be left out by all
         optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
@@ -91,8 +90,8 @@ class ServedOptimizer(OptimizerPlan):
             self._put_aside(everything=skip)
             self._pending = update
         else:
-            applied = session.step(update)
-            self._put_aside(everything=session.drawn.plan.serves_dense or not applied)
+            self._applied = session.step(update)
+            self._put_aside(everything=session.drawn.plan.serves_dense or not self._applied)
         return changed
 
     def _after_step(self, *_: Any) -> None:
@@ -101,9 +100,14 @@ class ServedOptimizer(OptimizerPlan):
         self._aside.clear()
         session = self._session()
         if session.drawn.plan.mode == GEO:
-            session.step(self._pending)
-        self._steps += 1
-        self._context.step += 1
+            self._applied = session.step(self._pending)
+        # here and nowhere else, as in one process: what forward read, backward finds unchanged
+        session.communicator.refresh()
+        # the bias correction of Adam counts the steps that were made
+        self._steps += self._applied
+        self._context.step += self._applied
+        if isinstance(self._context.group, Crew):
+            self._context.group.step = self._context.step
 
     def update(self) -> Any:
         """The gradients as they stand, before the step."""
@@ -113,6 +117,9 @@ class ServedOptimizer(OptimizerPlan):
         session = self._context.session
         if session is None:
             raise PlanError("optimizer.step was called in a parameter server; servers do not train")
+        if session.is_over:
+            raise PlanError("optimizer.step came after fleet.stop_worker: this worker has left")
+        session.open(self._context)
         return session
 
     def _parameters(self) -> list[nn.Parameter]:
@@ -136,6 +143,10 @@ class ServedOptimizer(OptimizerPlan):
         if scale is not None:
             grads = [p.grad for p in self._parameters() if p.grad is not None]
             torch._amp_foreach_non_finite_check_and_unscale_(grads, found, 1.0 / scale)
+        dense_group = self._session().dense_group
+        if dense_group is not None:
+            # their own steps must be left out together, too
+            dense_group.all_reduce(found, "max")
         # torch's own step takes no notice of a scaler here; the scaler deletes them afterwards
         self.optimizer.found_inf = self.optimizer.grad_scale = None  # type: ignore[attr-defined]
         return bool(found.item())

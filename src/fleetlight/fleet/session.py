@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 import fleetlight
 from fleetlight.collective.forming import form
 from fleetlight.collective.group import Group
 from fleetlight.errors import PlanError
+from fleetlight.fleet import account
 from fleetlight.fleet.moving import MovedForward, is_movable, rows_of
 from fleetlight.fleet.planning import Drawn, draw
 from fleetlight.observe.log import logger
@@ -21,7 +22,8 @@ from fleetlight.ps.client import Client
 from fleetlight.ps.communicator import Communicator, open_communicator
 from fleetlight.ps.embedding import TableLayer
 from fleetlight.ps.handle import TableHandle
-from fleetlight.ps.live import Live, flat_array
+from fleetlight.ps.live import Live, as_tensor, flat_array
+from fleetlight.ps.plan import GEO, SYNC
 from fleetlight.ps.rules import push_options
 from fleetlight.ps.server import Server
 from fleetlight.ps.table_gradient import TableGradient
@@ -40,6 +42,8 @@ class Session:
         self.embedded = embedded
         #: the workers that average dense gradients among themselves, when the servers do not
         self.dense_group: Group | None = None
+        #: True once this worker makes no more step
+        self.is_over = False
         self._drawn: Drawn | None = None
         self._communicator: Communicator | None = None
         self._live: Live | None = None
@@ -77,12 +81,13 @@ class Session:
         if self.embedded is not None:
             self.embedded.open(drawn.plan, drawn.optimizers, drawn.dense)
         self.client.join(drawn.plan)
-        self._live = Live([parameter.detach() for parameter in drawn.dense])
+        self._live = Live(drawn.dense)
         if context.group.index == 0:
             self.client.fill(_first_rows(drawn), self._live)
         if not drawn.plan.serves_dense and context.role.worker_num > 1:
             limit_s = context.group.deadline_s
             self.dense_group = form(context.role, fleetlight.__version__, limit_s)[1]
+        context.group.broadcast(_others(context, drawn), "first values of the model")
         context.group.barrier("init_worker")
         configs = context.strategy.a_sync_configs
         self._communicator = open_communicator(
@@ -98,9 +103,8 @@ class Session:
 
     def _hand_out(self) -> None:
         """Give each layer the way to its table."""
-        servers = self.drawn.plan.server_num
         for number, layers in enumerate(self.drawn.layers):
-            handle = TableHandle(number, self.drawn.plan.tables[number], servers, self.communicator)
+            handle = TableHandle(number, self.drawn.plan.tables[number], self.communicator)
             for layer in layers:
                 if isinstance(layer, TableLayer):
                     layer.handle = handle
@@ -138,7 +142,11 @@ class Session:
     def step(self, update: Update) -> bool:
         """Send an update; False when somebody's infinity made it a skip for all."""
         clipped = self._clipped.pop(update.optimizer, None)
-        return self.communicator.step(update if clipped is None else clipped)
+        if clipped is not None:
+            # gradients that were cleared since are not to be applied, but others wait for the step
+            clipped.skip = update.skip or update.is_empty
+            update = clipped
+        return self.communicator.step(update)
 
     def barrier(self, context: Context) -> None:
         """Leave all workers equal."""
@@ -147,12 +155,20 @@ class Session:
         context.group.barrier("barrier_worker")
         if self.is_open:
             self.communicator.resume()
+            if self.drawn.plan.mode != SYNC:
+                # nobody goes on before all have taken the values: they would not be the same
+                context.group.barrier("barrier_worker")
+            # nobody goes on before everybody has read the values that are the same for all
+            context.group.barrier("barrier_worker")
 
     def stop(self) -> None:
         """Let everything this worker has brought be applied, and say what was done."""
+        self.is_over = True
         if self.is_open:
             self.communicator.stop()
-            logger.info("%s", _figures(self.communicator.figures()))
+            logger.info("%s", account.of_worker(self.communicator.figures()))
+            if self.client.worker == 0:
+                logger.info("%s", account.of_servers(self.client.figures()))
 
     def leave(self) -> None:
         """Part from the workers that averaged with this one."""
@@ -173,7 +189,17 @@ class Session:
             )
         total = self.communicator.clip(updates, max_norm, norm_type)
         self._clipped.update({update.optimizer: update for update in updates})
+        if self.drawn.plan.mode == GEO:
+            self._give_back(updates)
         return total
+
+    def _give_back(self, updates: list[Update]) -> None:
+        """Torch's own step under GeoSGD must see what was scaled, which may be copies."""
+        for update in updates:
+            for number, values in update.dense.items():
+                gradient = self.drawn.dense[number].grad
+                if values is not None and gradient is not None and not gradient.is_sparse:
+                    gradient.copy_(as_tensor(values, gradient.dtype).view(gradient.shape))
 
 
 def drawn_of(context: Context) -> Drawn:
@@ -194,6 +220,14 @@ def drawn_of(context: Context) -> Drawn:
     )
 
 
+def _others(context: Context, drawn: Drawn) -> list[Tensor]:
+    """What no server keeps, and yet begins alike everywhere: frozen parameters and buffers."""
+    kept = {id(parameter) for parameter in drawn.dense}
+    modules = [plan.module for plan in context.models]
+    parameters = [p.detach() for m in modules for p in m.parameters() if id(p) not in kept]
+    return [t for t in (*parameters, *(b for m in modules for b in m.buffers())) if t.numel()]
+
+
 def _first_rows(drawn: Drawn) -> dict[int, tuple[Ids, Floats]]:
     """The rows of layers that are moved onto tables."""
     rows: dict[int, tuple[Ids, Floats]] = {}
@@ -205,7 +239,13 @@ def _first_rows(drawn: Drawn) -> dict[int, tuple[Ids, Floats]]:
 
 
 def _number(optimizers: list[torch.optim.Optimizer], optimizer: torch.optim.Optimizer) -> int:
-    return next(n for n, one in enumerate(optimizers) if one is optimizer)
+    for number, one in enumerate(optimizers):
+        if one is optimizer:
+            return number
+    raise PlanError(
+        "this optimizer was registered after training had begun; call fleet.distributed_optimizer "
+        "before fleet.init_worker() and the first forward"
+    )
 
 
 def _flat_gradient(parameter: nn.Parameter) -> NDArray[Any] | None:
@@ -230,7 +270,3 @@ def _told(drawn: Drawn) -> str:
         f"{mode}: {plan.worker_num} workers, {plan.server_num} servers; "
         f"{elements:,} dense elements; tables: {tables}"
     )
-
-
-def _figures(figures: dict[str, float]) -> str:
-    return "done: " + ", ".join(f"{name} {value:,.6g}" for name, value in figures.items())

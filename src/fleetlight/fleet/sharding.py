@@ -4,22 +4,29 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, Literal
 
 from torch.utils.data import DataLoader
 
 from fleetlight.collective.position import UNKNOWN, Position
 from fleetlight.data.loader import BatchShare, ShardLoader
+from fleetlight.fleet.announcing import Announcer, IdsOf
 from fleetlight.fleet.context import Context, current
 from fleetlight.observe.log import logger
 
 
-def shard(loader: DataLoader[Any], tail: str = "join") -> ShardLoader:
+def shard(
+    loader: DataLoader[Any], tail: str = "join", lookahead: IdsOf | Literal[False] | None = None
+) -> ShardLoader:
     """The same loader for this worker's part; its batch size is per worker.
 
     At step i the workers together hold block i (workers x batch size) of the epoch's order.
     The last, short block: `tail="join"` splits it (gradients are weighed by the samples),
     `"drop"` leaves it out, `"pad"` fills it from the beginning.
+
+    With parameter servers (sync or async) the rows of the batch after the one in hand are pulled
+    ahead: `lookahead(batch)` answers its `{table name: ids}`; without it they are learned for
+    tensors of int64 that come to a table unchanged. `lookahead=False` loads no batch ahead.
     """
     context = current()
     sharded = ShardLoader(
@@ -29,6 +36,7 @@ def shard(loader: DataLoader[Any], tail: str = "join") -> ShardLoader:
         seed=context.strategy.seed,
         tail=tail,
         on_share=_weights(context),
+        announce=None if lookahead is False else Announcer(context, lookahead),
     )
     context.loaders.append(sharded)
     return sharded

@@ -14,8 +14,8 @@ import numpy as np
 from fleetlight.kernels.arrays import Ids, Int32s, Int64s
 from fleetlight.kernels.compiling import kernel, part
 from fleetlight.kernels.hashing import BUCKETS, bucket_of
+from fleetlight.kernels.probing import IDS, WORDS
 
-_ONE, _TWO = np.uint64(1), np.uint64(2)
 #: up to this length, inserting one by one beats splitting
 _SHORT = 24
 
@@ -30,7 +30,7 @@ class BucketOrder:
 
 
 def bucket_order(slots: Int64s, old: Int64s, moved: int, count: int) -> BucketOrder:
-    """The order of `count` rows found in an index, and from slot `moved` on in an older one."""
+    """The order of `count` rows found in an index, and from word `moved` on in an older one."""
     starts = np.zeros(BUCKETS + 2, np.int64)
     parts = (slots, 0), (old, moved)
     for part_of_index, start in parts:
@@ -47,21 +47,23 @@ def bucket_order(slots: Int64s, old: Int64s, moved: int, count: int) -> BucketOr
 @kernel
 def _count(slots: Int64s, start: int, starts: Int64s) -> None:
     """Count the ids of bucket b at b + 2."""
-    for place in range(start, len(slots) // 2):
-        if slots[_TWO * np.uint64(place) + _ONE] > 0:
-            starts[np.uint64(bucket_of(slots[_TWO * np.uint64(place)]) + 2)] += 1
+    for line in range(start, len(slots), WORDS):
+        for at in range(line, line + IDS):
+            if slots[np.uint64(at + IDS)] > 0:
+                starts[np.uint64(bucket_of(slots[np.uint64(at)]) + 2)] += 1
 
 
 @kernel
 def _place(slots: Int64s, start: int, starts: Int64s, rows: Int32s, ids: Int64s) -> None:
     """Put each row where its bucket, which begins at starts[b + 1], has its next place."""
-    for place in range(start, len(slots) // 2):
-        one, row = slots[_TWO * np.uint64(place)], slots[_TWO * np.uint64(place) + _ONE]
-        if row > 0:
-            bucket = np.uint64(bucket_of(one) + 1)
-            at = np.uint64(starts[bucket])
-            rows[at], ids[at] = row - 1, one
-            starts[bucket] += 1
+    for line in range(start, len(slots), WORDS):
+        for at in range(line, line + IDS):
+            one, row = slots[np.uint64(at)], slots[np.uint64(at + IDS)]
+            if row > 0:
+                bucket = np.uint64(bucket_of(one) + 1)
+                to = np.uint64(starts[bucket])
+                rows[to], ids[to] = row - 1, one
+                starts[bucket] += 1
 
 
 @kernel

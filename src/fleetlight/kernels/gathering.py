@@ -35,7 +35,8 @@ def sum_by(grads: ArrayLike, inverse: ArrayLike, count: int, out: Matrix | None 
 def positions_below(inverse: ArrayLike, count: int) -> Positions:
     """Positions as an int32 vector, each of them one of `count` rows."""
     inverse = as_positions(inverse)
-    if len(inverse) and not 0 <= int(inverse.min()) <= int(inverse.max()) < count:
+    # seen without their sign, negative ones are larger than any count
+    if len(inverse) and int(inverse.view(np.uint32).max()) >= count:
         told = f"{inverse.min()}..{inverse.max()}"
         raise ConfigError(f"positions {told} in {count} rows, expected 0..{count - 1}")
     return inverse

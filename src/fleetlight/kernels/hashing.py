@@ -20,16 +20,16 @@ BUCKETS = 1 << 14
 BUCKET_SHIFT = np.uint64(64 - 14)
 
 GAMMA = np.uint64(0x9E3779B97F4A7C15)
-_FIRST = np.uint64(0xBF58476D1CE4E5B9)
-_SECOND = np.uint64(0x94D049BB133111EB)
+FIRST = np.uint64(0xBF58476D1CE4E5B9)
+SECOND = np.uint64(0x94D049BB133111EB)
 
 
 @part
 def mix(word: np.uint64) -> np.uint64:
     """One step of splitmix64: a bijection of 64-bit words."""
     z = word + GAMMA
-    z = (z ^ (z >> np.uint64(30))) * _FIRST
-    z = (z ^ (z >> np.uint64(27))) * _SECOND
+    z = (z ^ (z >> np.uint64(30))) * FIRST
+    z = (z ^ (z >> np.uint64(27))) * SECOND
     return z ^ (z >> np.uint64(31))
 
 

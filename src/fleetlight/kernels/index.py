@@ -2,7 +2,7 @@
 """The memory in which ids are found, and how it grows.
 
 Growing moves no row and stops nobody: the larger index takes new ids at once, every operation moves
-some slots of the old one, and a search that fails in the new one goes on in the old one.
+some lines of the old one, and a search that fails in the new one goes on in the old one.
 
 The system clears memory when it is first touched, and the first ids of a new index would touch all
 of it at once. So the next index is made ready bit by bit before the present one is full.
@@ -14,13 +14,13 @@ import numpy as np
 
 from fleetlight.kernels import memory
 from fleetlight.kernels.arrays import Int64s
-from fleetlight.kernels.probing import migrate
+from fleetlight.kernels.probing import WORDS, migrate
 
 #: how full an index may be: beyond it, searches grow long
 LOAD = 0.7
 _FIRST_SLOTS = 1024
-#: slots of the old index that every operation moves, and for each of its ids
-_MOVES, _MOVES_FOR_EACH = 32768, 4
+#: lines of the old index that every operation moves, and for each of its ids
+_MOVES, _MOVES_FOR_EACH = 8192, 1
 #: the part of the limit from which on the next index is made ready, words for each new id
 _READY_FROM = 0.9
 _READY_FOR_EACH = 2 * 32
@@ -37,7 +37,7 @@ class Index:
         slots = max(_FIRST_SLOTS, 1 << int(hint / LOAD).bit_length())
         self.slots: Int64s = memory.zeros(2 * slots, np.int64)
         self.old: Int64s = _NONE
-        self.moved = 0  #: slots of the old one that were moved
+        self.moved = 0  #: words of the old one that were moved
         self._next: Int64s = _NONE
         self._ready = 0
 
@@ -75,8 +75,8 @@ class Index:
             self._move(_MOVES + _MOVES_FOR_EACH * ids)
 
     def _move(self, count: int) -> None:
-        stop = min(self.moved + count, len(self.old) // 2)
+        stop = min(self.moved + count * WORDS, len(self.old))
         migrate(self.old, self.moved, stop, self.slots)
         self.moved = stop
-        if stop == len(self.old) // 2:
+        if stop == len(self.old):
             self.old, self.moved = _NONE, 0

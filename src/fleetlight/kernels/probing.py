@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which row number an id has: open addressing with linear probing, two words a slot.
+"""Which row number an id has: a hash table of cache lines.
 
-A slot holds an id and its row number plus 1; 0 ends a search. While an index grows there are two.
-What was moved from the old one stays behind, which does no harm, because an id keeps its row
-number; what is removed meanwhile is marked GONE there.
+A line holds up to four ids and behind them their row numbers plus 1, those in use first. An id
+belongs into the line its hash says, or into the first one behind it that had room; so a search ends
+at a line that is not full. Most ids are in the line they belong to, which is one access to memory.
+The four are compared without a branch: a processor that guesses wrong loses more than that takes.
+
+While an index grows there are two. What was moved from the old one stays behind, which does no
+harm, because an id keeps its row number; what is removed meanwhile is marked GONE there.
 """
 
 from __future__ import annotations
@@ -16,29 +20,70 @@ from fleetlight.kernels.hashing import hash_of
 from fleetlight.kernels.prefetching import prefetch
 from fleetlight.kernels.slab import FREED, FRESH, LIVE, TOP
 
+#: ids in a line, and words
+IDS, WORDS = 4, 8
 GONE = -1
 _AHEAD = 32
-_ONE, _TWO = np.uint64(1), np.uint64(2)
+
+_ONE, _TWO, _IDS, _WORDS = np.uint64(1), np.uint64(2), np.uint64(IDS), np.uint64(WORDS)
+_LAST = np.uint64(WORDS - 1)
+_LOW = np.uint64(0xFFFFFFFF)
 
 
 @part
-def seek(slots: Int64s, one: np.int64, place: np.uint64) -> np.uint64:
-    """The slot of an id, looked for from `place` on; or the empty slot that ends the search."""
-    mask = np.uint64(len(slots) // 2 - 1)
-    place &= mask
-    while slots[_TWO * place + _ONE] != 0 and slots[_TWO * place] != one:
-        place = (place + _ONE) & mask
-    return place
+def line_of(slots: Int64s, home: np.uint64) -> np.uint64:
+    """Where the line begins that a hash says."""
+    return (home & np.uint64(len(slots) // WORDS - 1)) * _WORDS
 
 
 @part
-def seek_row(slots: Int64s, row: np.int64, place: np.uint64) -> np.uint64:
-    """The slot of a row number, or the empty slot that ends the search."""
-    mask = np.uint64(len(slots) // 2 - 1)
-    place &= mask
-    while slots[_TWO * place + _ONE] != 0 and slots[_TWO * place + _ONE] != row + 1:
-        place = (place + _ONE) & mask
-    return place
+def line_after(slots: Int64s, line: np.uint64) -> np.uint64:
+    """Where the next line begins; behind the last one is the first."""
+    return (line + _WORDS) & np.uint64(len(slots) - 1)
+
+
+@part
+def search(slots: Int64s, one: np.int64, home: np.uint64) -> np.int64:
+    """The row number plus 1 of an id, 0 if it is unknown."""
+    line = line_of(slots, home)
+    while True:
+        # How many of the first three come before it. The first that is equal counts: places that
+        # are free may hold any id, and stand behind those in use.
+        other = np.uint64(slots[line] != one)
+        at = line + other
+        other &= np.uint64(slots[line + _ONE] != one)
+        at += other
+        other &= np.uint64(slots[line + _TWO] != one)
+        at += other
+        if slots[at] == one:
+            return slots[at + _IDS]
+        if slots[line + _LAST] == 0:
+            return np.int64(0)
+        line = line_after(slots, line)
+
+
+@part
+def search_row(slots: Int64s, row: np.int64, home: np.uint64) -> np.int64:
+    """Where the id of a row number stands, -1 if it does not."""
+    line = line_of(slots, home)
+    while True:
+        for k in range(IDS):
+            if slots[line + np.uint64(k) + _IDS] == row + 1:
+                return np.int64(line + np.uint64(k))
+        if slots[line + _LAST] == 0:
+            return np.int64(-1)
+        line = line_after(slots, line)
+
+
+@part
+def place(slots: Int64s, one: np.int64, row: np.int64, home: np.uint64) -> None:
+    """Put an id that is not there into the first line that has room."""
+    line = line_of(slots, home)
+    while slots[line + _LAST] != 0:
+        line = line_after(slots, line)
+    while slots[line + _IDS] != 0:
+        line += _ONE
+    slots[line], slots[line + _IDS] = one, row + 1
 
 
 @part
@@ -49,96 +94,105 @@ def _take_row(freed: Int32s, capacity: int, counters: Int64s) -> np.int64:
         return np.int64(freed[np.uint64(counters[FREED])])
     if counters[TOP] < capacity:
         counters[TOP] += 1
-        return np.int64(counters[TOP] - 1)
+        return counters[TOP] - 1
     return np.int64(-1)
 
 
 @kernel
-def locate(
+def find(ids: Ids, slots: Int64s, numbers: Int64s, missing: Int64s) -> int:
+    """The row number of each id, -1 for unknown ones; where these are, and how many."""
+    unknown = 0
+    for i in range(len(ids)):
+        numbers[i] = np.int64(hash_of(ids[i]))
+    for i in range(len(ids)):
+        if i + _AHEAD < len(ids):
+            prefetch(slots, line_of(slots, np.uint64(numbers[i + _AHEAD])))
+        found = search(slots, ids[i], np.uint64(numbers[i]))
+        numbers[i] = found - 1
+        # written always and counted sometimes: no branch
+        missing[unknown] = i
+        unknown += np.int64(found == 0)
+    return unknown
+
+
+@kernel
+def find_in_old(ids: Ids, old: Int64s, numbers: Int64s, missing: Ids) -> None:
+    """Look for what is missing in the index that is being moved."""
+    for k in range(len(missing)):
+        if k + _AHEAD < len(missing):
+            prefetch(old, line_of(old, hash_of(ids[np.uint64(missing[k + _AHEAD])])))
+        i = np.uint64(missing[k])
+        found = search(old, ids[i], hash_of(ids[i]))
+        if found > 0:
+            numbers[i] = found - 1
+
+
+@kernel
+def insert(
     ids: Ids,
     numbers: Int64s,
+    missing: Ids,
     slots: Int64s,
-    old: Int64s,
     homes: Uint32s,
     freed: Int32s,
     counters: Int64s,
     limit: int,
     capacity: int,
-    insert: bool,
     fresh: Int64s,
 ) -> int:
-    """The row number of each id, -1 for unknown ones; or with `insert`, a row for these too.
+    """Rows for the ids that are missing; which of them have new ones stands in `fresh`.
 
-    Answers how many ids it got through: fewer than all when the index or the slab is full. Which of
-    them have new rows stands in `fresh`, and how many in `counters`.
+    Answers how many it got through: fewer than all when the index or the slab is full.
     """
-    mask, old_mask = np.uint64(len(slots) // 2 - 1), np.uint64(len(old) // 2 - 1)
     counters[FRESH] = 0
-    for i in range(len(ids)):
-        numbers[i] = np.int64(hash_of(ids[i]))
-    for i in range(len(ids)):
-        if i + _AHEAD < len(ids):
-            soon = np.uint64(numbers[i + _AHEAD])
-            prefetch(slots, _TWO * (soon & mask))
-            if len(old) > 0:
-                prefetch(old, _TWO * (soon & old_mask))
-        home = np.uint64(numbers[i])
-        place = seek(slots, ids[i], home)
-        found = slots[_TWO * place + _ONE]
-        if found == 0 and len(old) > 0:
-            found = old[_TWO * seek(old, ids[i], home) + _ONE]
-        if found <= 0:
-            found = np.int64(0)
-            if insert:
-                if counters[LIVE] >= limit:
-                    return i
-                found = _take_row(freed, capacity, counters) + 1
-                if found == 0:
-                    return i
-                slots[_TWO * place], slots[_TWO * place + _ONE] = ids[i], found
-                homes[np.uint64(found - 1)] = np.uint32(home & np.uint64(0xFFFFFFFF))
-                fresh[np.uint64(counters[FRESH])] = i
-                counters[FRESH] += 1
-                counters[LIVE] += 1
-        numbers[i] = found - 1
-    return len(ids)
+    for k in range(len(missing)):
+        i = np.uint64(missing[k])
+        home = hash_of(ids[i])
+        if numbers[i] < 0:  # not found elsewhere; but it may have come twice
+            numbers[i] = search(slots, ids[i], home) - 1
+        if numbers[i] >= 0:
+            continue
+        row = _take_row(freed, capacity, counters) if counters[LIVE] < limit else np.int64(-1)
+        if row < 0:
+            return k
+        place(slots, ids[i], row, home)
+        numbers[i] = row
+        homes[np.uint64(row)] = np.uint32(home & _LOW)
+        fresh[np.uint64(counters[FRESH])] = missing[k]
+        counters[FRESH] += 1
+        counters[LIVE] += 1
+    return len(missing)
 
 
 @kernel
 def migrate(old: Int64s, start: int, stop: int, slots: Int64s) -> None:
-    """Move the slots from start to stop into the larger index."""
-    mask = np.uint64(len(slots) // 2 - 1)
-    for at in range(start, stop):
-        if at + _AHEAD < stop:
-            soon = np.uint64(at + _AHEAD)
-            prefetch(slots, _TWO * (hash_of(old[_TWO * soon]) & mask))
-        one, row = old[_TWO * np.uint64(at)], old[_TWO * np.uint64(at) + _ONE]
-        if row > 0:
-            place = seek(slots, one, hash_of(one))
-            slots[_TWO * place], slots[_TWO * place + _ONE] = one, row
+    """Move the words from start to stop, whole lines, into the larger index."""
+    for line in range(start, stop, WORDS):
+        for k in range(IDS):
+            at = np.uint64(line + k)
+            if at + _WORDS < np.uint64(stop):
+                prefetch(slots, line_of(slots, hash_of(old[at + _WORDS])))
+            if old[at + _IDS] > 0:
+                place(slots, old[at], old[at + _IDS] - 1, hash_of(old[at]))
 
 
 @kernel
 def ids_of(numbers: Ids, slots: Int64s, old: Int64s, homes: Uint32s, top: int, ids: Int64s) -> int:
     """The id of each row; answers how many were read before one that is not in use."""
-    mask = np.uint64(len(slots) // 2 - 1)
     for i in range(len(numbers)):
         if i + _AHEAD < len(numbers) and 0 <= numbers[i + _AHEAD] < top:
-            prefetch(slots, _TWO * (np.uint64(homes[np.uint64(numbers[i + _AHEAD])]) & mask))
-        row = numbers[i]
-        if not 0 <= row < top:
+            prefetch(slots, line_of(slots, np.uint64(homes[np.uint64(numbers[i + _AHEAD])])))
+        if not 0 <= numbers[i] < top:
             return i
-        home = np.uint64(homes[np.uint64(row)])
-        place = seek_row(slots, row, home)
-        if slots[_TWO * place + _ONE] != 0:
-            ids[i] = slots[_TWO * place]
+        home = np.uint64(homes[np.uint64(numbers[i])])
+        at = search_row(slots, numbers[i], home)
+        if at >= 0:
+            ids[i] = slots[np.uint64(at)]
             continue
-        if len(old) == 0:
+        at = search_row(old, numbers[i], home) if len(old) > 0 else np.int64(-1)
+        if at < 0:
             return i
-        place = seek_row(old, row, home)
-        if old[_TWO * place + _ONE] == 0:
-            return i
-        ids[i] = old[_TWO * place]
+        ids[i] = old[np.uint64(at)]
     return len(numbers)
 
 
@@ -149,36 +203,54 @@ def forget(
     """Remove rows and note them as free; those not in use are passed over. How many there were."""
     before = counters[LIVE]
     for i in range(len(numbers)):
-        row = numbers[i]
-        if not 0 <= row < counters[TOP]:
+        if not 0 <= numbers[i] < counters[TOP]:
             continue
-        home = np.uint64(homes[np.uint64(row)])
-        place = seek_row(slots, row, home)
-        known = slots[_TWO * place + _ONE] != 0
+        home = np.uint64(homes[np.uint64(numbers[i])])
+        at = search_row(slots, numbers[i], home)
+        known = bool(at >= 0)
         if known:
-            _close_gap(slots, place)
-        if len(old) > 0:
-            place = seek_row(old, row, home)
-            if old[_TWO * place + _ONE] != 0:
-                old[_TWO * place + _ONE] = GONE
-                known = True
+            _take_out(slots, np.uint64(at))
+        at = search_row(old, numbers[i], home) if len(old) > 0 else np.int64(-1)
+        if at >= 0:
+            old[np.uint64(at) + _IDS] = GONE
+            known = True
         if known:
-            freed[np.uint64(counters[FREED])] = row
+            freed[np.uint64(counters[FREED])] = numbers[i]
             counters[FREED] += 1
             counters[LIVE] -= 1
     return int(before - counters[LIVE])
 
 
 @part
-def _close_gap(slots: Int64s, gap: np.uint64) -> None:
-    """Empty a slot and move back those behind it that a search would no longer reach."""
-    mask = np.uint64(len(slots) // 2 - 1)
-    place = (gap + _ONE) & mask
-    while slots[_TWO * place + _ONE] != 0:
-        home = hash_of(slots[_TWO * place]) & mask
-        if ((place - home) & mask) >= ((place - gap) & mask):
-            slots[_TWO * gap] = slots[_TWO * place]
-            slots[_TWO * gap + _ONE] = slots[_TWO * place + _ONE]
-            gap = place
-        place = (place + _ONE) & mask
-    slots[_TWO * gap + _ONE] = 0
+def _take_out(slots: Int64s, gap: np.uint64) -> None:
+    """Empty a place and fill its line, if that was full, with an id that belongs there."""
+    mask = np.uint64(len(slots) - 1)
+    line = gap & ~_LAST
+    was_full = _close(slots, line, gap)
+    behind = line
+    while was_full:
+        behind = line_after(slots, behind)
+        last = bool(slots[behind + _LAST] == 0)
+        for k in range(IDS):
+            at = behind + np.uint64(k)
+            home = line_of(slots, hash_of(slots[at]))
+            # it belongs into the line with the gap or before: it was turned away there
+            if slots[at + _IDS] != 0 and ((behind - home) & mask) >= ((behind - line) & mask):
+                slots[line + _LAST - _IDS], slots[line + _LAST] = slots[at], slots[at + _IDS]
+                was_full = _close(slots, behind, at)
+                line, last = behind, False
+                break
+        if last:
+            return
+
+
+@part
+def _close(slots: Int64s, line: np.uint64, gap: np.uint64) -> bool:
+    """Move the last id of a line to a place that has become free; whether the line was full."""
+    was_full = slots[line + _LAST] != 0
+    end = line + _IDS
+    while end > line + _ONE and slots[end - _ONE + _IDS] == 0:
+        end -= _ONE
+    slots[gap], slots[gap + _IDS] = slots[end - _ONE], slots[end - _ONE + _IDS]
+    slots[end - _ONE + _IDS] = 0
+    return bool(was_full)

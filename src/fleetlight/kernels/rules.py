@@ -75,7 +75,8 @@ def _adam(options: Options, step: int) -> tuple[float, ...]:
     first, second = map(float, options.get("betas", (0.9, 0.999)))
     # SparseAdam leaves eps uncorrected, so both corrections go into the rate
     rate = lr * (1 - second**step) ** 0.5 / (1 - first**step)
-    return rate, decay, first, second, float(options.get("eps", 1e-8))
+    # 1 - 0.999 in float32 is off in the fifth digit
+    return rate, decay, 1 - first, 1 - second, float(options.get("eps", 1e-8))
 
 
 def _nothing(options: Options, step: int) -> tuple[float, ...]:

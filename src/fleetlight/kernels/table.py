@@ -143,39 +143,43 @@ class RowTable:
         return bucket_order(self._index.slots, self._index.old, self._index.moved, len(self))
 
     def _locate(self, ids: Ids, insert: bool) -> Int64s:
-        self._index.advance(len(ids))
-        numbers = np.empty(len(ids), np.int64)
-        fresh = np.empty(len(ids) if insert else 0, np.int64)
-        done = self._go_through(ids, numbers, insert, fresh)
-        while done < len(ids):
-            self._grow()
-            done += self._go_through(ids[done:], numbers[done:], insert, fresh)
+        index = self._index
+        index.advance(len(ids))
+        numbers, missing = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
+        missing = missing[: probing.find(ids, index.slots, numbers, missing)]
+        while len(missing):
+            if len(index.old):
+                probing.find_in_old(ids, index.old, numbers, missing)
+            if not insert:
+                break
+            missing = missing[self._insert(ids, numbers, missing) :]
+            if len(missing):
+                self._grow()
         return numbers
 
-    def _go_through(self, ids: Ids, numbers: Int64s, insert: bool, fresh: Int64s) -> int:
-        """Locate ids as far as there is room, and begin the rows of those that are new."""
+    def _insert(self, ids: Ids, numbers: Int64s, missing: Int64s) -> int:
+        """Rows for missing ids as far as there is room; their number."""
         index, slab = self._index, self._slab
-        done = probing.locate(
+        fresh = np.empty(len(missing), np.int64)
+        done = probing.insert(
             ids,
             numbers,
+            missing,
             index.slots,
-            index.old,
             slab.homes,
             slab.freed,
             slab.counters,
             index.limit,
             slab.capacity,
-            insert,
             fresh,
         )
-        new = fresh[: slab.counters[FRESH]]
-        if len(new):
-            index.prepare(len(self), len(new))
-            state, initial = self.state_width, self.rule.initial
-            first = self._first()
-            row_access.begin(
-                slab.flat, self.width, numbers, ids, new, self.dim, *first, state, initial
-            )
+        fresh = fresh[: slab.counters[FRESH]]
+        index.prepare(len(self), len(fresh))
+        state, initial = self.state_width, self.rule.initial
+        first = self._first()
+        row_access.begin(
+            slab.flat, self.width, numbers, ids, fresh, self.dim, *first, state, initial
+        )
         return done
 
     def _grow(self) -> None:

@@ -163,7 +163,7 @@ def update(
         s = s + (g * g if rule == "adagrad" else (g * g).mean(1, keepdims=True))
         return _single(w - h0 * g / (np.sqrt(s) + h2)), _single(s)
     mean, square = np.split(s, 2, axis=1)
-    mean, square = h2 * mean + (1 - h2) * g, h3 * square + (1 - h3) * g * g
+    mean, square = mean + h2 * (g - mean), square + h3 * (g * g - square)
     return _single(w - h0 * mean / (np.sqrt(square) + h4)), _single(np.hstack([mean, square]))
 
 

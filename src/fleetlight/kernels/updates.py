@@ -20,7 +20,6 @@ Numbers: TypeAlias = tuple[np.float32, np.float32, np.float32, np.float32, np.fl
 
 _AHEAD = 32
 _LINE = 16  #: floats in a cache line
-_ONE = np.float32(1)
 
 
 @part
@@ -80,8 +79,8 @@ def _adam(
     for c in range(dim):
         weight, mean, square = slab[at + c], slab[at + dim + c], slab[at + dim + dim + c]
         grad = grads[g + c] + h[1] * weight
-        mean += (grad - mean) * (_ONE - h[2])
-        square += (grad * grad - square) * (_ONE - h[3])
+        mean += (grad - mean) * h[2]
+        square += (grad * grad - square) * h[3]
         slab[at + dim + c] = mean
         slab[at + dim + dim + c] = square
         slab[at + c] = weight - h[0] * mean / (np.float32(math.sqrt(square)) + h[4])

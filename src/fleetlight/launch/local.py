@@ -62,9 +62,9 @@ class _Session:
         self._job, self._screen, self._stack = job, screen, stack
         self._outside = dict(os.environ)
         self._interrupts = stack.enter_context(Interrupts())
-        self._keeper = stack.enter_context(Keeper())
         self._error_dir = tempfile.mkdtemp(prefix="fleetrun-")
         stack.callback(shutil.rmtree, self._error_dir, ignore_errors=True)
+        self._keeper = stack.enter_context(Keeper(self._error_dir))
         self._peers = _peers(job, screen, self._interrupts)
         stack.callback(self._peers.close)
         self._own_id = secrets.token_hex(8)

@@ -12,7 +12,7 @@ from fleetlight.errors import DeadlineError, MembershipError, PeerError, PeerLos
 from fleetlight.ps.roster import ABSENT, HERE, LEFT, LOST, Roster
 
 LONGER = "if they need longer, raise deadline_s of the strategy given to fleet.init"
-#: how often a wait looks whether a worker has fallen silent
+#: how often a wait looks around without being called
 _LOOK_EVERY_S = 1.0
 
 
@@ -78,8 +78,12 @@ class Attendance:
         ready: Callable[[], bool],
         missing: Callable[[], list[int]],
         deadline_s: float | None = None,
+        nobody: str = "the server itself",
     ) -> None:
-        """Until `ready`; called with `news` held. The error names who is missing and how it is."""
+        """Until `ready`; called with `news` held. The error names who is missing and how it is.
+
+        `nobody` is what was waited for where nobody is missing.
+        """
         limit = self.deadline_s if deadline_s is None else deadline_s
         end = self._clock() + limit
         while not ready():
@@ -87,8 +91,9 @@ class Attendance:
             self._check_here(operation, missing())
             left = end - self._clock()
             if left <= 0:
-                raise DeadlineError(self._late(operation, limit, missing()))
-            self.news.wait(left)
+                raise DeadlineError(self._late(operation, limit, missing(), nobody))
+            # not all that makes a wait hopeless is announced
+            self.news.wait(min(left, _LOOK_EVERY_S))
 
     def until_all_left(self) -> None:
         """Until every worker has left; raises when one has failed, once the others know."""
@@ -127,8 +132,8 @@ class Attendance:
                 "make the same calls in the same order"
             )
 
-    def _late(self, operation: str, limit: float, missing: list[int]) -> str:
-        who = ", ".join(self._told(worker) for worker in missing) or "the server itself"
+    def _late(self, operation: str, limit: float, missing: list[int], nobody: str = "") -> str:
+        who = ", ".join(self._told(worker) for worker in missing) or nobody
         return f"{operation} waited {limit:g} s for {who}; {LONGER}"
 
     def _told(self, worker: int) -> str:

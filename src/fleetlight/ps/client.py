@@ -3,7 +3,8 @@
 together; when to ask is the business of a communicator.
 
 A lane is one connection to each server. One thread at a time uses a lane: pushes go by one of them,
-in order, and pulls by others; only the control lane may be used by several threads.
+in order, and pulls by others; only the control lane may be used by several threads. Signs of life
+have a lane to themselves: whatever goes by another may take long.
 """
 
 from __future__ import annotations
@@ -16,19 +17,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetlight.errors import PlanError
+from fleetlight.errors import PeerError, PeerLostError, PlanError
 from fleetlight.kernels import Deduped, dedup
 from fleetlight.ps import messages as m
 from fleetlight.ps.live import Live
+from fleetlight.ps.parcel import Parcel, checked, packed
 from fleetlight.ps.placement import Placement
 from fleetlight.ps.plan import Plan
+from fleetlight.ps.sequences import common_epoch
 from fleetlight.ps.transport.interface import Answer, Channel
 from fleetlight.ps.update import Floats, Ids, TableGradients, Update
 
 Array = NDArray[Any]
 #: opens a lane, and says hello on it: a channel to each server
 Connect = Callable[[str], Sequence[Channel]]
-CONTROL, PUSH, PULL, AHEAD = "control", "push", "pull", "ahead"
+CONTROL, PUSH, PULL, AHEAD, BEAT = "control", "push", "pull", "ahead", "beat"
+#: how long the last words may wait for a lane, and for their answer
+_LANE_S, _LAST_WORDS_S = 1.0, 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,23 +64,6 @@ class Values:
     changed: list[tuple[int, int, int, Array, Array]] = dataclasses.field(default_factory=list)
 
 
-@dataclasses.dataclass
-class Parcel:
-    """An update made ready to be sent: nothing in it is the user's any more."""
-
-    optimizer: int
-    step: int
-    options: list[dict[str, Any]]
-    tables: dict[int, TableGradients]
-    #: the dense blocks of each server
-    blocks: dict[int, list[Array]]
-    absent: list[int]
-    skip: bool = False
-    merged: int = 1
-    #: `version` of each server's values that the gradients were made with
-    seen: tuple[int, ...] = ()
-
-
 class Client:
     """Made before the plan is known: workers can meet from the beginning."""
 
@@ -87,8 +75,8 @@ class Client:
         self.epoch = 0
         self._connect = connect
         self._lanes: dict[str, Sequence[Channel]] = {}
-        #: signs of life share the control lane with everything else that goes by it
-        self._control = threading.Lock()
+        self._closed = False
+        self._control, self._beating = threading.Lock(), threading.Lock()
         self._sequences = [0] * server_num
         self._plan: Plan | None = None
         self._placement: Placement | None = None
@@ -112,14 +100,29 @@ class Client:
                 f"the plan is for {plan.worker_num} workers and {plan.server_num} servers, the job "
                 f"has {self.worker_num} and {self.server_num}"
             )
-        self.everywhere(m.Join(plan))
+        epochs: dict[int, int] = {}
+        while missing := [n for n in range(self.server_num) if n not in epochs]:
+            answers = self.ask(CONTROL, dict.fromkeys(missing, (m.Join(plan), ())))
+            told = {n: answer.message for n, answer in answers.items()}
+            # the others still read a checkpoint
+            epochs |= {n: w.epoch for n, w in told.items() if isinstance(w, m.Welcome)}
+        self.epoch = common_epoch(epochs)
         self._plan, self._placement = plan, Placement(plan)
 
     def open_lane(self, lane: str) -> Sequence[Channel]:
         """The channels of a lane, opened when it is first used."""
-        if lane not in self._lanes:
-            self._lanes[lane] = self._connect(lane)
-        return self._lanes[lane]
+        channels = self._lanes.get(lane)
+        if channels is None:
+            self._check_not_closed()
+            channels = self._lanes[lane] = self._connect(lane)
+            if self._closed:  # meanwhile, by another thread
+                _hang_up(channels)
+        self._check_not_closed()
+        return channels
+
+    def _check_not_closed(self) -> None:
+        if self._closed:
+            raise PeerLostError(f"worker {self.worker} has parted from the servers")
 
     def everywhere(self, message: m.Message, lane: str = CONTROL) -> dict[int, Answer]:
         """The same words to every server."""
@@ -138,14 +141,9 @@ class Client:
         return self._ask(lane, requests, deadline_s)
 
     def beat(self, step: int) -> None:
-        """Give a sign of life, unless the control lane is in use, which is one."""
-        if not self._control.acquire(blocking=False):
-            return
-        try:
-            message = m.Beat(step)
-            self._ask(CONTROL, dict.fromkeys(range(self.server_num), (message, ())), None)
-        finally:
-            self._control.release()
+        """Give a sign of life, whatever other lanes are busy with."""
+        with self._beating:
+            self._ask(BEAT, dict.fromkeys(range(self.server_num), (m.Beat(step), ())), None)
 
     def _ask(
         self,
@@ -244,19 +242,9 @@ class Client:
         return np.concatenate(parts)
 
     def parcel(self, update: Update, live: Live) -> Parcel:
-        """Copy what is dense, which the user's code will go on writing to."""
-        servers = range(self.server_num)
-        blocks = {s: self.placement.blocks_of(s, update.optimizer) for s in servers}
-        return Parcel(
-            optimizer=update.optimizer,
-            step=update.step,
-            options=update.options,
-            tables=update.tables,
-            blocks={s: [live.pack(b, update.dense) for b in mine] for s, mine in blocks.items()},
-            absent=[number for number, values in update.dense.items() if values is None],
-            skip=update.skip,
-            seen=update.seen,
-        )
+        """What is to be sent of an update, which may be that nobody shall make this step."""
+        parcel = packed(update, self.plan, self.placement, live)
+        return checked(parcel, self.plan, self.placement, self.worker)
 
     def push(
         self,
@@ -285,6 +273,7 @@ class Client:
                 dense=bool(blocks),
                 absent=parcel.absent,
                 skip=parcel.skip,
+                refusal=parcel.refusal,
                 wants_dense=wants_dense,
                 hold=hold,
                 merged=parcel.merged,
@@ -380,24 +369,39 @@ class Client:
             self.close()
 
     def part(self, error: str) -> None:
-        """Say why in a hurry: another thread may wait on the control lane, and for long."""
+        """Say why in a hurry: the control lane may be broken, or busy for long."""
         try:
-            if self._control.acquire(timeout=1):
-                message = m.Leave(error)
-                self._ask(CONTROL, dict.fromkeys(range(self.server_num), (message, ())), 5)
+            if not self._said_goodbye(BEAT, self._beating, error):
+                self._said_goodbye(CONTROL, self._control, error)
         finally:
             self.close()
 
+    def _said_goodbye(self, lane: str, lock: threading.Lock, error: str) -> bool:
+        if lane not in self._lanes or not lock.acquire(timeout=_LANE_S):
+            return False
+        message = m.Leave(error)
+        try:
+            self._ask(lane, dict.fromkeys(range(self.server_num), (message, ())), _LAST_WORDS_S)
+        except PeerError:
+            return False
+        finally:
+            lock.release()
+        return True
+
     def close(self) -> None:
-        """Hang up."""
-        for channels in self._lanes.values():
-            for channel in channels:
-                channel.close()
-        self._lanes.clear()
+        """Hang up; other threads that use a lane are told that it is closed."""
+        self._closed = True
+        for channels in list(self._lanes.values()):
+            _hang_up(channels)
 
     def _next(self, server: int) -> int:
         self._sequences[server] += 1
         return self._sequences[server]
+
+
+def _hang_up(channels: Sequence[Channel]) -> None:
+    for channel in channels:
+        channel.close()
 
 
 def _of_server(

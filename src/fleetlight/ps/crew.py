@@ -19,7 +19,7 @@ from torch import Tensor
 from fleetlight.errors import ConfigError, PeerError
 from fleetlight.observe.log import logger
 from fleetlight.ps import messages as m
-from fleetlight.ps.client import CONTROL, Client
+from fleetlight.ps.client import BEAT, CONTROL, Client
 from fleetlight.ps.transport.failures import error_of, failure_of
 
 _OPS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -54,7 +54,8 @@ class Crew:
         self._meetings = 0
         self._over = threading.Event()
         self._beats = threading.Thread(target=self._beat, name="fleet-beat", daemon=True)
-        client.open_lane(CONTROL)
+        for lane in (CONTROL, BEAT):
+            client.open_lane(lane)
         self._beats.start()
 
     @property

@@ -265,8 +265,6 @@ def _refuse_sparse(kind: type, plan: Plan, held: list[_Held]) -> None:
 
 def _tensor(array: Array, like: Tensor, block: Block) -> Tensor:
     """An array that arrived, as a tensor over the same memory."""
-    if array.dtype.names:  # bfloat16 as it is marked on the wire
-        array = array.view(np.uint16)
     expected = np.dtype(np.uint16) if like.dtype == torch.bfloat16 else like.numpy().dtype
     if array.shape != (block.size,) or array.dtype != expected:
         raise PlanError(

@@ -136,8 +136,6 @@ def part(plan: Plan, placement: Placement, server: int, all_: WholeState) -> Den
 
 def tensor_of(array: Array) -> Tensor:
     """An array of state as a tensor over the same memory; 16 bits are those of a bfloat16."""
-    if array.dtype.names:  # as it is marked on the wire
-        array = array.view(np.uint16)
     # as_tensor looks at the dtype for this one case only
     return as_tensor(array, torch.bfloat16 if array.dtype == np.uint16 else torch.float32)
 

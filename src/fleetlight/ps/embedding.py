@@ -18,7 +18,7 @@ from fleetlight.errors import ConfigError, PlanError
 from fleetlight.kernels import sum_by
 from fleetlight.kernels.bags import Mode
 from fleetlight.ps.entries import Entry
-from fleetlight.ps.handle import TableHandle
+from fleetlight.ps.handle import TableHandle, Visit
 from fleetlight.ps.lookup import Counts, embed, embed_bags
 from fleetlight.ps.plan import InitializerPlan
 from fleetlight.ps.update import Floats, Ids
@@ -27,6 +27,8 @@ from fleetlight.ps.update import Floats, Ids
 Initializer = str | tuple[str, float] | tuple[str, float, float]
 DEFAULT: Initializer = ("uniform", -0.05, 0.05)
 _NUMBERS = {"uniform": 2, "normal": 2, "constant": 1, "zeros": 0}
+#: how often each id of a forward was shown and clicked
+Given = tuple[Floats | None, Floats | None]
 COMBINERS = ("sum", "mean", "max")
 
 
@@ -80,20 +82,18 @@ class TableLayer(nn.Module):
     def _inserts(self) -> bool:
         return torch.is_grad_enabled() and self.weight.requires_grad
 
-    def _counts(self, ids: Ids, inverse: Any, count: int, given: tuple[Any, Any]) -> Counts:
+    def _counts(self, visit: Visit, given: Given) -> Counts:
         """Shows and clicks of each distinct id, from those of each id."""
-        if not any(g is not None for g in given):
+        show, click = given
+        if show is None and click is None:
             return None
-        show, click = (_per_id(g, len(ids), n) for g, n in zip(given, _GIVEN, strict=True))
+        ids = len(visit.inverse)
         # whoever gives clicks only means that everything was shown
-        shown = np.ones(len(ids), np.float32) if show is None else show
-        clicked = np.zeros(len(ids), np.float32) if click is None else click
+        shown = np.ones(ids, np.float32) if show is None else show
+        clicked = np.zeros(ids, np.float32) if click is None else click
         both = np.stack([shown, clicked], axis=1)
-        summed = sum_by(both, inverse, count)
+        summed = sum_by(both, visit.inverse, len(visit.wanted.ids))
         return np.ascontiguousarray(summed[:, 0]), np.ascontiguousarray(summed[:, 1])
-
-
-_GIVEN = ("show", "click")
 
 
 class SparseEmbedding(TableLayer):
@@ -108,18 +108,18 @@ class SparseEmbedding(TableLayer):
     ) -> Tensor:
         """Rows of ids of any shape; `show` and `click` are counted by a ShowClickEntry."""
         flat = ids_of(ids, type(self).__name__)
+        self._handle().reached(flat)
         real = None if self.padding_idx is None else flat != self.padding_idx
-        rows = self._rows(flat if real is None or real.all() else flat[real], show, click, real)
+        given = _given(show, click, len(flat), real)
+        rows = self._rows(flat if real is None or real.all() else flat[real], given)
         if real is not None and not real.all():
             where = torch.from_numpy(np.flatnonzero(real)).to(rows.device)
             rows = rows.new_zeros(len(flat), self.dim).index_copy(0, where, rows)
         return rows.view(*ids.shape, self.dim)
 
-    def _rows(self, flat: Ids, show: Any, click: Any, real: NDArray[np.bool_] | None) -> Tensor:
+    def _rows(self, flat: Ids, given: Given) -> Tensor:
         visit = self._handle().visit(flat, self._inserts())
-        given = (_at(show, real), _at(click, real))
-        counts = self._counts(flat, visit.inverse, len(visit.wanted.ids), given)
-        return embed(self.weight, visit, counts, None)
+        return embed(self.weight, visit, self._counts(visit, given), None)
 
 
 class SparseEmbeddingBag(TableLayer):
@@ -151,18 +151,20 @@ class SparseEmbeddingBag(TableLayer):
     ) -> Tensor:
         """Bags are the rows of 2-D ids, or begin at `offsets` of 1-D ids."""
         flat = ids_of(ids, "SparseEmbeddingBag")
+        self._handle().reached(flat)
         bounds = bag_bounds(ids, offsets, self.include_last_offset)
         weights = _weights(per_sample_weights, ids, self.combiner)
         real = None
         if self.padding_idx is not None and (flat == self.padding_idx).any():
             real = flat != self.padding_idx
+        given = _given(show, click, len(flat), real)
+        if real is not None:
             bounds = np.concatenate(([0], np.cumsum(real)))[bounds].astype(np.int64)
             flat = flat[real]
             if weights is not None:
                 weights = weights[torch.from_numpy(real).to(weights.device)]
         visit = self._handle().visit(flat, self._inserts())
-        given = (_at(show, real), _at(click, real))
-        counts = self._counts(flat, visit.inverse, len(visit.wanted.ids), given)
+        counts = self._counts(visit, given)
         return embed_bags(self.weight, weights, visit, bounds, self.combiner, counts)
 
     def extra_repr(self) -> str:
@@ -237,19 +239,19 @@ def _weights(weights: Tensor | None, ids: Tensor, combiner: str) -> Tensor | Non
     return weights.reshape(-1)
 
 
-def _per_id(value: Any, count: int, name: str) -> Floats | None:
-    if value is None:
-        return None
-    if len(value) != count:
-        raise ConfigError(
-            f"{name}: got {len(value)} numbers for {count} ids, expected one for each"
-        )
-    return np.asarray(value, np.float32)
-
-
-def _at(value: Tensor | None, real: NDArray[np.bool_] | None) -> Any:
+def _given(
+    show: Tensor | None, click: Tensor | None, count: int, real: NDArray[np.bool_] | None
+) -> Given:
     """Numbers that came with the ids, without those of padding."""
-    if value is None:
-        return None
-    flat = value.detach().reshape(-1).to("cpu", torch.float32).numpy()
-    return flat if real is None else flat[real]
+    found: list[Floats | None] = []
+    for name, value in (("show", show), ("click", click)):
+        if value is None:
+            found.append(None)
+            continue
+        flat = value.detach().reshape(-1).to("cpu", torch.float32).numpy()
+        if len(flat) != count:
+            raise ConfigError(
+                f"{name}: got {len(flat)} numbers for {count} ids, expected one for each"
+            )
+        found.append(flat if real is None else flat[real])
+    return found[0], found[1]

@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleetlight.errors import CheckpointError, PlanError, ProtocolError
-from fleetlight.kernels import BUCKETS
 from fleetlight.ps.dense import DenseBlocks
 from fleetlight.ps.dense_state import DenseState
 from fleetlight.ps.gradients import Gradients, TablePart, dense_square, square
 from fleetlight.ps.messages import Exchange, Fill, Load, Pull, Push, TableFile
-from fleetlight.ps.placement import Block, Placement
+from fleetlight.ps.placement import Block, Placement, buckets_of
 from fleetlight.ps.plan import GEO, Plan
 from fleetlight.ps.snapshot import Snapshot
 from fleetlight.ps.table import Table
@@ -149,7 +148,7 @@ class Holdings:
     def fill(self, message: Fill, arrays: Sequence[Array]) -> None:
         """Take worker 0's first values, unless a checkpoint has brought better ones."""
         tables, dense = self._rows(message.tables, message.dense, arrays, "the first values")
-        if self._loaded:
+        if self._loaded and not message.loaded:
             return
         for number, part in tables.items():
             self.table(number).fill(part.ids, part.rows)
@@ -174,19 +173,42 @@ class Holdings:
                 ) from error
         return files
 
-    def load(self, message: Load) -> None:
+    def drop_cuts(self) -> None:
+        """Nobody will save what was cut."""
+        for table in self.tables:
+            table.drop_cut()
+
+    def check(self, message: Load, folder: Path) -> None:
+        """Raise where the files of a checkpoint are not there, are damaged or do not fit."""
+        for number, paths in self._paths(message, folder).items():
+            for path in paths:
+                if not path.is_file():
+                    raise CheckpointError(
+                        f"server {self._server} does not see {path}; the folder of a checkpoint "
+                        "must be the same for all processes, use a shared file system or "
+                        'via="worker0"'
+                    )
+                reader = self.tables[number].reader(path)
+                first, stop = reader.span(self._buckets())
+                if first < stop and path.name in message.sums:
+                    reader.compare(*message.sums[path.name])
+
+    def load(self, message: Load, folder: Path) -> None:
         """Read this server's rows out of the files of a checkpoint."""
+        paths = self._paths(message, folder)
+        for number, table in enumerate(self.tables):
+            table.load(paths[number], self._buckets())
+        self._loaded = True
+
+    def _paths(self, message: Load, folder: Path) -> dict[int, list[Path]]:
         paths: dict[int, list[Path]] = {number: [] for number in range(len(self.tables))}
         for number, name in message.files:
             self.table(number)
-            paths[number].append(Path(message.folder) / name)
-        first, stop = (
-            -(-BUCKETS * server // self.plan.server_num)
-            for server in (self._server, self._server + 1)
-        )
-        for number, table in enumerate(self.tables):
-            table.load(paths[number], range(first, stop))
-        self._loaded = True
+            paths[number].append(folder / name)
+        return paths
+
+    def _buckets(self) -> range:
+        return buckets_of(self._server, self.plan.server_num)
 
     def restore(self, state: DenseState) -> None:
         """Take dense values and state out of a checkpoint."""

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from fleetlight.errors import CheckpointError
 from fleetlight.ps.dense_state import DenseState
 from fleetlight.ps.gate import Gate
+from fleetlight.ps.handover import Handover
 from fleetlight.ps.holdings import CutState, Holdings
-from fleetlight.ps.messages import Done, Fetched, Load, Restore, Save, Saved
+from fleetlight.ps.messages import Done, Fetched, Load, Put, Restore, Save, Saved, Take, Taken
 from fleetlight.ps.pushes import Pushes
 from fleetlight.ps.sequences import Mark
 from fleetlight.ps.tickets import Reply
@@ -39,6 +40,7 @@ class Keeping:
         self._holdings = holdings
         self._pushes = pushes
         self._gate = gate
+        self._handover = Handover(server)
         self._lock = threading.Lock()
         self._last: _Cut | None = None
         self._is_writing = False
@@ -52,13 +54,7 @@ class Keeping:
 
     def save(self, message: Save) -> Reply:
         """Write the tables, as they were cut or as they are now."""
-        folder = Path(message.folder)
-        if not (folder / message.token).is_file():
-            raise CheckpointError(
-                f"server {self._server} does not see what worker 0 wrote into {folder}; the folder "
-                "of a checkpoint must be the same for all processes, use a shared file system or "
-                'via="worker0"'
-            )
+        folder = self._folder_for(message)
         with self._lock:
             self._check_idle()
             made, self._last = self._last or self._cut(), None
@@ -67,6 +63,25 @@ class Keeping:
             return Saved(self._holdings.save(made.state, folder), made.marks), []
         finally:
             self._is_writing = False
+
+    def take(self, message: Take) -> Reply:
+        """A piece of what was saved without a folder."""
+        return Taken(), [self._handover.take(message.name, message.offset, message.size)]
+
+    def put(self, message: Put, arrays: Sequence[Array]) -> Reply:
+        """A piece of what is to be loaded without a folder."""
+        for array in arrays:
+            self._handover.put(message.name, message.offset, array)
+        return Done(), []
+
+    def drop(self) -> Reply:
+        """Let go of a cut that nobody will save, and of the temporary folder."""
+        with self._lock:
+            self._last = None
+            if not self._is_writing:
+                self._holdings.drop_cuts()
+                self._handover.clear()
+        return Done(), []
 
     def fetch(self) -> Reply:
         """Dense values and state, as they were cut or as they are now."""
@@ -77,9 +92,13 @@ class Keeping:
 
     def load(self, message: Load) -> Reply:
         """Take over the rows of a checkpoint; what was made for older ones is refused from now."""
+        folder = Path(message.folder) if message.folder else self._handover.folder
+        if message.dry:
+            self._holdings.check(message, folder)
+            return Done(), []
         with self._gate.alone():
             self._pushes.begin(message.epoch)
-            self._holdings.load(message)
+            self._holdings.load(message, folder)
         return Done(), []
 
     def restore(self, message: Restore, arrays: Sequence[Array]) -> Reply:
@@ -90,6 +109,20 @@ class Keeping:
         with self._gate.alone():
             self._holdings.restore(state)
         return Done(), []
+
+    def _folder_for(self, message: Save) -> Path:
+        """Where to save: a folder that is worker 0's, too, or the temporary one."""
+        if not message.folder:
+            self._handover.clear()
+            return self._handover.folder
+        folder = Path(message.folder)
+        if not (folder / message.token).is_file():
+            raise CheckpointError(
+                f"server {self._server} does not see what worker 0 wrote into {folder}; the folder "
+                "of a checkpoint must be the same for all processes, use a shared file system or "
+                'via="worker0"'
+            )
+        return folder
 
     def _check_idle(self) -> None:
         """A table holds on to one cut at a time."""

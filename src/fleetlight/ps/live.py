@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fleetlight.errors import PlanError
 from fleetlight.ps.placement import Block
 
 #: how the dtypes of torch are called on the wire, and what NumPy holds them in
@@ -27,7 +28,9 @@ class Live:
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self._parameters = list(parameters)
+        self._dtypes = [parameter.dtype for parameter in parameters]
         self._views = [_view(parameter) for parameter in self._parameters]
+        self._places = [parameter.data_ptr() for parameter in self._parameters]
 
     def pack(
         self, block: Block, values: dict[int, NDArray[Any] | None] | None = None
@@ -50,7 +53,7 @@ class Live:
         """Put the pieces of a block into the parameters."""
         for piece in block.pieces:
             arrived = values[piece.offset : piece.offset + piece.size]
-            view = self._views[piece.parameter]
+            view = self._view(piece.parameter)
             if view is not None:
                 view[piece.start : piece.stop] = arrived
             else:
@@ -58,8 +61,21 @@ class Live:
 
     def flat(self, number: int) -> NDArray[Any]:
         """All values of a parameter; a view where that is possible."""
-        view = self._views[number]
+        view = self._view(number)
         return flat_array(self._parameters[number]) if view is None else view
+
+    def _view(self, number: int) -> NDArray[Any] | None:
+        """The values in place; looked for anew where the user has moved the parameter."""
+        parameter = self._parameters[number]
+        if parameter.data_ptr() != self._places[number]:
+            if parameter.dtype != self._dtypes[number]:
+                raise PlanError(
+                    f"parameter {number} of the model is {parameter.dtype} now, but the servers "
+                    f"keep it as {self._dtypes[number]}; convert it before fleet.init_worker()"
+                )
+            self._places[number] = parameter.data_ptr()
+            self._views[number] = _view(parameter)
+        return self._views[number]
 
     def _put(self, number: int, start: int, stop: int, values: NDArray[Any]) -> None:
         """A parameter elsewhere, or not laid out in order."""

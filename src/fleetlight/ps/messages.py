@@ -34,7 +34,7 @@ class Hello(_Message, frozen=True):
 
 
 class Welcome(_Message, frozen=True):
-    """The server takes the worker in."""
+    """The server takes the worker in, or into its plan."""
 
     server: int
     #: counts the loads of checkpoints; pushes of an older epoch are refused
@@ -42,7 +42,10 @@ class Welcome(_Message, frozen=True):
 
 
 class Join(_Message, frozen=True):
-    """The worker's plan, once it is known; waits until the server's is too. Answer: Done."""
+    """The worker's plan, once it is known; waits until the server's is too. Answer: Welcome.
+
+    Or Done, while the server reads a checkpoint: then the worker asks again.
+    """
 
     repeatable: ClassVar[bool] = True
     plan: Plan
@@ -54,6 +57,8 @@ class Fill(_Message, frozen=True):
     repeatable: ClassVar[bool] = True
     tables: list[int]
     dense: bool
+    #: the values are a checkpoint's: they count more than those that are there
+    loaded: bool = False
 
 
 class TablePull(msgspec.Struct, frozen=True):
@@ -121,6 +126,8 @@ class Push(_Message, frozen=True):
     absent: list[int] = []
     #: the loss scaler found an infinity: the step is skipped
     skip: bool = False
+    #: why the step must fail, for all workers and on all servers: it comes without gradients
+    refusal: str = ""
     #: answer with dense values
     wants_dense: bool = True
     #: keep the gradients until Apply; answer with the square of their norm
@@ -236,7 +243,10 @@ class Cut(_Message, frozen=True):
 
 
 class Save(_Message, frozen=True):
-    """Write the tables into a folder (of the server), as they are or were cut. Answer: Saved."""
+    """Write the tables into a folder (of the server), as they are or were cut. Answer: Saved.
+
+    Without a folder they go into a temporary one of the server's own, for Take.
+    """
 
     folder: str
     #: a file name in the folder that worker 0 wrote: proves that the folder is the same
@@ -250,6 +260,33 @@ class Saved(_Message, frozen=True):
 
     files: list[TableFile]
     marks: list[tuple[int, int, int]]
+
+
+class Take(_Message, frozen=True):
+    """A piece of a file in the server's temporary folder. Answer: Taken."""
+
+    repeatable: ClassVar[bool] = True
+    name: str
+    offset: int
+    size: int
+
+
+class Taken(_Message, frozen=True):
+    """Arrays: the bytes, fewer than were asked for at the end of the file."""
+
+
+class Put(_Message, frozen=True):
+    """Arrays: the bytes of a piece of a file, for the server's temporary folder. Answer: Done."""
+
+    repeatable: ClassVar[bool] = True
+    name: str
+    offset: int
+
+
+class Drop(_Message, frozen=True):
+    """Let go of the cut and of the temporary folder, if there are any. Answer: Done."""
+
+    repeatable: ClassVar[bool] = True
 
 
 class Fetch(_Message, frozen=True):
@@ -269,11 +306,19 @@ class Fetched(_Message, frozen=True):
 
 
 class Load(_Message, frozen=True):
-    """Read the rows of this server out of a checkpoint's files. Answer: Done."""
+    """Read the rows of this server out of a checkpoint's files. Answer: Done.
+
+    Without a folder the files are those that were Put.
+    """
 
     folder: str
+    #: number of the table, name of the file
     files: list[tuple[int, str]]
     epoch: int
+    #: size and sha256 of files by name; those with rows of this server are compared
+    sums: dict[str, tuple[int, str]] = {}
+    #: only look whether everything is there and fits
+    dry: bool = False
 
 
 class Restore(_Message, frozen=True):
@@ -328,8 +373,8 @@ class Failure(_Message, frozen=True):
 
 Message = (
     Hello | Welcome | Join | Fill | Pull | Pulled | Push | Apply | Pushed | Exchange | Exchanged
-    | EndPhase | Meet | Met | Leave | Beat | Cut | Save | Saved | Fetch | Fetched | Load | Restore
-    | Shrink | Shrunk | Ask | Counted | Done | Failure
+    | EndPhase | Meet | Met | Leave | Beat | Cut | Save | Saved | Take | Taken | Put | Drop | Fetch
+    | Fetched | Load | Restore | Shrink | Shrunk | Ask | Counted | Done | Failure
 )  # fmt: skip
 
 

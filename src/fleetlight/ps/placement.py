@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 import math
 
+from fleetlight.kernels import BUCKETS
 from fleetlight.ps.plan import Plan
 
 #: parameters above this many elements are cut, if they may be
@@ -62,6 +63,12 @@ class Placement:
             return []
         blocks = self._by_server[server]
         return [b for b in blocks if optimizer is None or b.optimizer == optimizer]
+
+
+def buckets_of(server: int, server_num: int) -> range:
+    """The buckets of ids whose rows a server keeps."""
+    first, stop = (-(-BUCKETS * number // server_num) for number in (server, server + 1))
+    return range(first, stop)
 
 
 def _blocks(plan: Plan) -> list[list[Block]]:

@@ -37,8 +37,8 @@ BODY_LIMIT = 8 << 30
 ARRAY_LIMIT = 1 << 16
 ALIGNMENT = 8
 
-#: bfloat16, which NumPy does not know: `array.view(BFLOAT16)` marks the bits of a uint16 array
-BFLOAT16: np.dtype[Any] = np.dtype([("bfloat16", "<u2")])
+#: NumPy does not know bfloat16, and nothing else has 16 bits without a sign: they are its bits
+BFLOAT16: np.dtype[Any] = np.dtype("<u2")
 DTYPES: dict[str, np.dtype[Any]] = {
     "bool": np.dtype("?"),
     "uint8": np.dtype("u1"),

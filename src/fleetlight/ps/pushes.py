@@ -14,7 +14,7 @@ from fleetlight.kernels import member
 from fleetlight.ps.ahead_lists import AheadList, AheadLists
 from fleetlight.ps.attendance import Attendance
 from fleetlight.ps.gate import Gate
-from fleetlight.ps.gradients import Gradients, not_finite
+from fleetlight.ps.gradients import Gradients, not_finite, refusal
 from fleetlight.ps.holdings import Holdings
 from fleetlight.ps.ledger import Entry, Ledger, Peer
 from fleetlight.ps.messages import Apply, Exchange, Exchanged, Push, Pushed
@@ -88,6 +88,10 @@ class Pushes:
             self._news.notify_all()
         self._together.end(worker, phase)
 
+    def awaited_by(self, worker: int) -> dict[int, list[int]]:
+        """By optimizer: whom a worker waits for in a step; called with `news` held."""
+        return self._together.awaited_by(worker)
+
     def leave(self, worker: int) -> None:
         """The worker makes no more step at all."""
         with self._news:
@@ -105,15 +109,14 @@ class Pushes:
     def _push(self, peer: Peer, message: Push, arrays: Sequence[Array]) -> Outcome:
         gradients = self._holdings.gradients(message, arrays, str(peer))
         self._attendance.at_step(peer.worker, message.step)
-        what = f"{peer} pushed a gradient (step {message.step})"
-        refusal = None if message.skip else self._refusal(what, gradients)
+        refused = self._refusal_of(peer, message, gradients)
         if self._plan.mode == SYNC:
-            return self._together.push(peer, message, gradients, refusal)
+            return self._together.push(peer, message, gradients, refused)
         if message.hold:
             raise PlanError(f"{peer} clips by the norm over all servers, which only sync mode does")
-        if refusal is not None and self._plan.on_nonfinite == "refuse":
-            raise refusal
-        return self._push_alone(peer, message, gradients, message.skip or refusal is not None)
+        if refused is not None and self._plan.on_nonfinite == "refuse":
+            raise refused
+        return self._push_alone(peer, message, gradients, message.skip or refused is not None)
 
     def _push_alone(self, peer: Peer, message: Push, gradients: Gradients, skip: bool) -> Outcome:
         entry = Entry(peer, message.sequence, message.phase, message.merged, message.seen)
@@ -124,10 +127,10 @@ class Pushes:
         return Outcome(applied=not skip)
 
     def _exchange(self, peer: Peer, message: Exchange, differences: Gradients) -> list[Array]:
-        refusal = self._refusal(f"{peer} brought a difference (step {message.step})", differences)
+        refused = self._refusal(f"{peer} brought a difference (step {message.step})", differences)
         self._attendance.at_step(peer.worker, message.step)
-        if refusal is not None:
-            raise refusal
+        if refused is not None:
+            raise refused
         with self._gate.passing():
             found = self._holdings.exchange(differences, message.wants)
             self._book(Entry(peer, message.sequence), applied=True)
@@ -141,18 +144,20 @@ class Pushes:
             self.ledger.book([entry], applied)
             self._news.notify_all()
 
+    def _refusal_of(self, peer: Peer, message: Push, gradients: Gradients) -> GradientError | None:
+        if message.skip:
+            return None
+        if message.refusal:
+            return GradientError(message.refusal)
+        # workers look first: they see all of a step, a server only its part
+        return self._refusal(f"{peer} pushed a gradient (step {message.step})", gradients)
+
     def _refusal(self, what: str, gradients: Gradients) -> GradientError | None:
         """Why values that are not finite will not be applied; None where all is well."""
         if self._plan.on_nonfinite == "apply":
             return None
         where = not_finite(gradients, self._plan)
-        if where is None:
-            return None
-        return GradientError(
-            f"{what} of {where} with NaN or infinite values, expected finite ones; nothing of it "
-            "was applied on this server. Clip the gradients or lower the learning rate, or choose "
-            "on_nonfinite 'skip' or 'apply' in the strategy"
-        )
+        return None if where is None else GradientError(refusal(what, where, "on this server"))
 
     def _pushed(self, peer: Peer, message: Push | Apply, outcome: Outcome) -> Reply:
         arrays: list[Array] = self._holdings.dense.values() if message.wants_dense else []

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from fleetlight.errors import ProtocolError
+from fleetlight.errors import PlanError, ProtocolError
 
 #: worker, incarnation, the last sequence number applied
 Mark = tuple[int, int, int]
@@ -61,3 +61,15 @@ class HighWater:
     def marks(self) -> list[Mark]:
         """The numbers to keep with the values."""
         return [(w, life.incarnation, life.sequence) for w, life in sorted(self._lives.items())]
+
+
+def common_epoch(epochs: Mapping[int, int]) -> int:
+    """The epoch of all servers: a checkpoint is loaded by all of them, or by none."""
+    for server, epoch in epochs.items():
+        if epoch != epochs[0]:
+            raise PlanError(
+                f"server 0 is in epoch {epochs[0]}, server {server} in epoch {epoch}: they have "
+                "loaded different checkpoints; give all of them the same, "
+                "fleet.init_server(dirname)"
+            )
+    return epochs[0]

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleetlight.errors import PeerError, PlanError, ProtocolError
+from fleetlight.errors import MembershipError, PeerError, PlanError, ProtocolError
 from fleetlight.observe.log import logger
 from fleetlight.ps import messages as m
 from fleetlight.ps.ahead_lists import AheadList
@@ -36,6 +36,8 @@ Array = NDArray[Any]
 Arrays = Sequence[Array]
 #: a lost connection of this lane is a lost worker; the others may be opened again
 CONTROL = "control"
+#: how often a worker that joins is told that a checkpoint is still being read
+_LOADING_S = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +48,16 @@ class _Service:
     holdings: Holdings
     pushes: Pushes
     keeping: Keeping
+
+    def take(self, message: m.Message, arrays: Arrays) -> None:
+        """Values of a checkpoint, before anybody has joined."""
+        if isinstance(message, m.Load):
+            self.keeping.load(message)
+        elif isinstance(message, m.Restore):
+            self.keeping.restore(message, arrays)
+        else:
+            assert isinstance(message, m.Fill), message
+            self.holdings.fill(message, arrays)
 
 
 class Server:
@@ -72,19 +84,29 @@ class Server:
         self._meetings: Meetings[list[Array]] = Meetings(worker_num)
         self._gate = Gate(deadline_s)
         self._service: _Service | None = None
+        #: the plan is known, and a checkpoint is being read
+        self._is_loading = False
         #: the connection whose loss is the loss of a worker
         self._controls: dict[int, Connection] = {}
         self._handlers = self._all_handlers()
 
     def open(
-        self, plan: Plan, optimizers: Sequence[torch.optim.Optimizer], parameters: Sequence[Tensor]
+        self,
+        plan: Plan,
+        optimizers: Sequence[torch.optim.Optimizer],
+        parameters: Sequence[Tensor],
+        loaded: Iterable[tuple[m.Message, Arrays]] = (),
     ) -> None:
-        """Make the tables and dense blocks; workers may join from now on."""
+        """Make the tables and dense blocks; workers may join once all that is `loaded` is in."""
         holdings = Holdings(plan, self.index, optimizers, parameters)
         pushes = Pushes(holdings, self._attendance, self._gate, self._worker_num)
         keeping = Keeping(self.index, holdings, pushes, self._gate)
+        service = _Service(plan, holdings, pushes, keeping)
+        self._is_loading = True
+        for message, arrays in loaded:
+            service.take(message, arrays)
         with self._news:
-            self._service = _Service(plan, holdings, pushes, keeping)
+            self._service = service
             for worker in self._roster.those("left"):
                 pushes.leave(worker)
             self._news.notify_all()
@@ -121,6 +143,13 @@ class Server:
     def close(self, why: str = "") -> None:
         """Serve no more: whoever waits or calls is told why."""
         self._attendance.close(f"server {self.index} has closed" + (f": {why}" if why else ""))
+        if self._service is not None:
+            self._service.keeping.drop()
+
+    @property
+    def is_open(self) -> bool:
+        """True once it knows what is trained."""
+        return self._service is not None
 
     @property
     def closed(self) -> bool:
@@ -168,10 +197,17 @@ class Server:
             m.Shrink: self._shrink,
             m.Cut: lambda p, message, a: self._serving().keeping.cut(),
             m.Save: lambda p, message, a: self._serving().keeping.save(message),
+            m.Take: lambda p, message, a: self._serving().keeping.take(message),
+            m.Put: lambda p, message, a: self._serving().keeping.put(message, a),
+            m.Drop: lambda p, message, a: self._serving().keeping.drop(),
             m.Fetch: lambda p, message, a: self._serving().keeping.fetch(),
             m.Load: lambda p, message, a: self._serving().keeping.load(message),
             m.Restore: lambda p, message, a: self._serving().keeping.restore(message, a),
         }
+
+    @property
+    def _is_open(self) -> bool:
+        return self._service is not None
 
     def _serving(self) -> _Service:
         """What the server works with; an error where the job is over or has not begun."""
@@ -197,20 +233,31 @@ class Server:
                 self._controls[message.worker] = connection
             self._news.notify_all()
         with self._attendance.during(message.worker, "hello"):
-            epoch = 0 if self._service is None else self._service.pushes.ledger.marks.epoch
-            return m.Welcome(self.index, epoch), []
+            return self._welcome()
+
+    def _welcome(self) -> Reply:
+        epoch = 0 if self._service is None else self._service.pushes.ledger.marks.epoch
+        return m.Welcome(self.index, epoch), []
 
     def _join(self, peer: Peer, message: m.Join, arrays: Arrays) -> Reply:
         with self._news:
             self._attendance.check()
-            self._attendance.wait("joining", lambda: self._service is not None, list)
+            self._attendance.wait(
+                "joining",
+                lambda: self._is_open or self._is_loading,
+                list,
+                nobody=f"server {self.index}, which has not called fleet.init_server() yet",
+            )
+            if not self._news.wait_for(lambda: self._is_open, _LOADING_S):
+                # to be asked again: a large checkpoint takes longer than any deadline
+                return m.Done(), []
         difference = first_difference(self._open_service().plan, message.plan)
         if difference is not None:
             raise PlanError(
                 f"server {self.index} (here) and {peer} (there) do not train the same: "
                 f"{difference}; run the same script with the same settings everywhere"
             )
-        return m.Done(), []
+        return self._welcome()
 
     def _meet(self, peer: Peer, message: m.Meet, arrays: Arrays) -> Reply:
         meeting = message.meeting
@@ -222,7 +269,7 @@ class Server:
                 self._attendance.wait(
                     message.operation,
                     lambda: self._meetings.result(meeting) is not None,
-                    lambda: self._meetings.missing(meeting),
+                    lambda: self._missing(peer, message),
                     message.deadline_s,
                 )
             except PeerError as error:
@@ -232,6 +279,20 @@ class Server:
                 raise
             brought = self._meetings.result(meeting) or []
         return m.Met(), [array for arrays_ in brought for array in arrays_]
+
+    def _missing(self, peer: Peer, message: m.Meet) -> list[int]:
+        """Who has not come; an error when somebody cannot, who waits for this very worker."""
+        missing = self._meetings.missing(message.meeting)
+        if self._service is not None:
+            for worker in missing:
+                awaited = self._service.pushes.awaited_by(worker)
+                if any(peer.worker in workers for workers in awaited.values()):
+                    raise MembershipError(
+                        f"{message.operation} of {peer} would wait for worker {worker}, which "
+                        f"waits for {peer} in a step; call fleet.barrier_worker() first when "
+                        "workers have different numbers of steps"
+                    )
+        return missing
 
     def _beat(self, peer: Peer, message: m.Beat, arrays: Arrays) -> Reply:
         self._attendance.at_step(peer.worker, message.step)

@@ -76,6 +76,11 @@ class StepGroups(Generic[T]):
         for worker in complete.contributions:
             self._positions[complete.optimizer, worker].again = True
 
+    def done(self, complete: Complete[T]) -> None:
+        """It was applied after all."""
+        for worker in complete.contributions:
+            self._positions[complete.optimizer, worker].again = False
+
     def end(self, worker: int, phase: int) -> list[Complete[T]]:
         """The worker makes no more step in this phase; answers what this completes."""
         if worker in self._ended:
@@ -89,10 +94,15 @@ class StepGroups(Generic[T]):
 
     def missing(self, optimizer: int, worker: int) -> list[int]:
         """Whom the group waits for that a worker has pushed to."""
-        for (of, phase, _), group in self._groups.items():
-            if of == optimizer and worker in group.contributions:
-                return [w for w in self._expected(phase) if w not in group.contributions]
-        return []
+        return self.awaited_by(worker).get(optimizer, [])
+
+    def awaited_by(self, worker: int) -> dict[int, list[int]]:
+        """By optimizer: whom a worker that has pushed waits for."""
+        return {
+            optimizer: [w for w in self._expected(phase) if w not in group.contributions]
+            for (optimizer, phase, _), group in self._groups.items()
+            if worker in group.contributions
+        }
 
     def clear(self) -> None:
         """Forget every step; the workers begin anew."""

@@ -19,7 +19,14 @@ from fleetlight.ps.messages import TableFile
 from fleetlight.ps.plan import TablePlan
 from fleetlight.ps.rules import rule_options
 from fleetlight.ps.snapshot import Snapshot
-from fleetlight.ps.table_file import META, WEIGHTS, TableReader, columns_of, write_table
+from fleetlight.ps.table_file import (
+    META,
+    WEIGHTS,
+    Column,
+    TableReader,
+    columns_of,
+    write_table,
+)
 from fleetlight.ps.update import Floats, Ids
 
 #: how many bytes of rows are written, read or looked through while others wait for the lock
@@ -132,6 +139,12 @@ class Table:
             self._snapshot = Snapshot(self._rows)
             return self._snapshot
 
+    def drop_cut(self) -> None:
+        """Nobody will save what was cut."""
+        with self.lock:
+            if not self._saving:
+                self._snapshot = None
+
     def save(self, snapshot: Snapshot, number: int, folder: Path, name: str) -> TableFile:
         """Write what was cut, while training goes on; `number` is the table's in the plan."""
         with self.lock:
@@ -152,9 +165,7 @@ class Table:
 
     def load(self, paths: Sequence[Path], buckets: range) -> None:
         """Have the rows of these buckets that are in the files, and no others."""
-        readers = [TableReader(path) for path in paths]
-        for reader in readers:
-            self._check(reader)
+        readers = [self.reader(path) for path in paths]
         with self._upkeep("load"), self.lock:
             self._refuse_while_saving("loaded")
             count = sum(stop - start for start, stop in (r.span(buckets) for r in readers))
@@ -168,6 +179,12 @@ class Table:
                     f"table {self.plan.name!r}: {count - len(self)} ids are in the files twice; "
                     "load another checkpoint"
                 )
+
+    def reader(self, path: Path) -> TableReader:
+        """A file with rows of this table; an error says why its rows cannot be taken."""
+        reader = TableReader(path)
+        self._check(reader)
+        return reader
 
     def _empty(self, count: int = 0) -> RowTable:
         how = self.plan.initializer
@@ -229,21 +246,18 @@ class Table:
             raise CheckpointError(
                 f"{where}: its rows have {reader.width(WEIGHTS)} weights, expected {self.plan.dim}"
             )
-        rule = reader.about.get("rule")
-        # what adds differences has no state, and can begin anywhere
-        if "add" in (rule, self._rule.name):
-            return
-        if rule != self._rule.name:
-            raise CheckpointError(
-                f"{where}: its rule is {rule!r}, expected {self._rule.name!r}; train on with the "
-                "optimizer it was saved with"
-            )
-        for column in self._columns:
+        for column in self._shared_columns(reader):
             if reader.width(column.name) != column.stop - column.start and column.name != META:
                 raise CheckpointError(
                     f"{where}: its {column.name!r} is {reader.width(column.name)} wide, expected "
                     f"{column.stop - column.start}"
                 )
+
+    def _shared_columns(self, reader: TableReader) -> list[Column]:
+        """What can be taken from a file: under another rule the state begins anew."""
+        if reader.about.get("rule") == self._rule.name:
+            return self._columns
+        return [column for column in self._columns if column.name in (WEIGHTS, META)]
 
     def _take(self, reader: TableReader, buckets: range) -> None:
         blank = np.zeros(self._rows.width, np.float32)
@@ -251,7 +265,8 @@ class Table:
         if self._admission is not None:
             # rows that nobody counted were trained nevertheless
             blank[-admission.META_WIDTH :][admission.LET_IN] = 1
-        for ids, rows in reader.pieces(buckets, self._columns, blank, self._piece()):
+        columns = self._shared_columns(reader)
+        for ids, rows in reader.pieces(buckets, columns, blank, self._piece()):
             self._rows.load(ids, rows)
 
     def _refuse_while_saving(self, what: str) -> None:

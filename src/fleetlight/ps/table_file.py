@@ -124,6 +124,16 @@ class TableReader:
         tensor = self._tensors.get(column)
         return None if tensor is None else int(tensor.shape[1])
 
+    def compare(self, size: int, sha256: str) -> None:
+        """Refuse a file whose bytes are not those that were written."""
+        with open(self.path, "rb") as file:
+            got = os.fstat(file.fileno()).st_size, _checksum(file.fileno())
+        if got != (size, sha256):
+            raise CorruptCheckpointError(
+                f"{self.path} was changed after it was written: got {got[0]} bytes with sha256 "
+                f"{got[1]}, expected {size} with {sha256}; load another checkpoint"
+            )
+
     def span(self, buckets: range) -> tuple[int, int]:
         """Which rows are in these buckets."""
         return int(self._starts[buckets.start]), int(self._starts[buckets.stop])

@@ -58,6 +58,8 @@ class _Held:
     complete: Complete[_Part]
     #: None when the step will be skipped
     gradients: Gradients | None
+    #: why they must not be applied; a loss scaler may yet have the step skipped
+    refusal: GradientError | None
 
 
 class Together:
@@ -122,11 +124,19 @@ class Together:
             steps, releases = self._steps.leave(worker), self._releases.leave(worker)
         self._carry_out_all(steps, releases)
 
+    def awaited_by(self, worker: int) -> dict[int, list[int]]:
+        """By optimizer: whom a worker waits for in a step; called with `news` held."""
+        return {**self._steps.awaited_by(worker), **self._releases.awaited_by(worker)}
+
     def clear(self) -> None:
         """Forget every step; called with `news` held."""
         self._steps.clear()
         self._releases.clear()
         self._held.clear()
+
+    @property
+    def _refuses(self) -> bool:
+        return self._holdings.plan.on_nonfinite == "refuse"
 
     def _outcome(self, part: _Part | _Release, missing: Callable[[int, int], list[int]]) -> Outcome:
         message = part.message
@@ -159,8 +169,12 @@ class Together:
 
     def _carry_out_held(self, complete: Complete[_Release]) -> None:
         releases = list(complete.contributions.values())
-        outcome = self._tried(lambda: self._release(complete, releases))
         with self._news:
+            held = self._held.pop(complete.optimizer)
+        outcome = self._tried(lambda: self._release(held, complete, releases))
+        with self._news:
+            if not isinstance(outcome, Exception) and outcome.applied:
+                self._steps.done(held.complete)
             self._tell(releases, outcome)
 
     def _tried(self, act: Callable[[], Outcome]) -> Outcome | Exception:
@@ -177,8 +191,11 @@ class Together:
 
     def _step(self, complete: Complete[_Part], parts: Sequence[_Part]) -> Outcome:
         hold = _agreed_hold(complete)
+        with self._news:
+            # gradients may be clipped again, or made anew, before they are applied
+            self._held.pop(complete.optimizer, None)
         refusal = next((part.refusal for part in parts if part.refusal is not None), None)
-        if refusal is not None and self._holdings.plan.on_nonfinite == "refuse":
+        if refusal is not None and not hold and self._refuses:
             raise refusal
         skip = refusal is not None or any(part.message.skip for part in parts)
         gradients = None if skip else mean([part.gradients for part in parts])
@@ -198,23 +215,24 @@ class Together:
         if gradients is not None:
             gradients, square = self._holdings.summed(gradients)
         with self._news:
-            self._held[complete.optimizer] = _Held(complete, gradients)
+            self._held[complete.optimizer] = _Held(complete, gradients, refusal)
+            self._steps.undone(complete)
         return Outcome(gradients is not None, square=square)
 
-    def _release(self, complete: Complete[_Release], releases: Sequence[_Release]) -> Outcome:
-        with self._news:
-            held = self._held.pop(complete.optimizer)
+    def _release(
+        self, held: _Held, complete: Complete[_Release], releases: Sequence[_Release]
+    ) -> Outcome:
         factor = _agreed_factor(complete)
-        skip = held.gradients is None or any(release.message.skip for release in releases)
+        skip = any(release.message.skip for release in releases)
+        if held.refusal is not None and not skip and self._refuses:
+            raise held.refusal
+        skip = skip or held.gradients is None
         gradients = None if skip or held.gradients is None else scaled(held.gradients, factor)
         if gradients is not None:
             furthest = max(releases, key=lambda release: release.message.step).message
             self._holdings.step(complete.optimizer, furthest.options, complete.step, gradients)
         parts = held.complete.contributions
         self._book([_entry(parts[r.peer.worker], r.message.sequence) for r in releases], not skip)
-        with self._news:
-            if skip:
-                self._steps.undone(held.complete)
         return _outcome_of(gradients)
 
     def _book(self, entries: Sequence[Entry], applied: bool) -> None:

@@ -55,8 +55,6 @@ class Unpacking:
         for block in blocks:
             what = f"dense values of optimizer {block.optimizer}"
             array = self._next(what)
-            if array.dtype.names:  # bfloat16, as it is marked on the wire
-                array = array.view(np.uint16)
             if array.dtype != numpy_dtype(block.dtype) or array.shape != (block.size,):
                 raise self._unfit(what, array, f"{block.dtype}[{block.size}]")
             found.append(array)

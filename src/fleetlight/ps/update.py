@@ -43,3 +43,8 @@ class Update:
     skip: bool = False
     #: `version` of each server's values that the gradients were made with
     seen: tuple[int, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """True when backward has left no gradient at all."""
+        return not self.tables and all(values is None for values in self.dense.values())

@@ -52,8 +52,14 @@ def effect_of(strategy: DistributedStrategy, name: str, job: JobFacts) -> Effect
 
 
 def _headline(job: JobFacts) -> str:
-    mode = "collective" if job.is_collective else f"parameter-server, {job.server_num} servers"
-    return f"job: {mode}, {job.worker_num} workers on {job.node_num} hosts, {job.backend}"
+    servers = _counted(job.server_num, "server")
+    mode = "collective" if job.is_collective else f"parameter-server, {servers}"
+    workers, hosts = _counted(job.worker_num, "worker"), _counted(job.node_num, "host")
+    return f"job: {mode}, {workers} on {hosts}, {job.backend}"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _was_set(strategy: DistributedStrategy, name: str) -> bool:

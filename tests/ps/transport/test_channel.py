@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import math
 import socket
 import struct
@@ -21,7 +22,7 @@ from fleetlight.errors import (
 )
 from fleetlight.launch.processes.ports import Reservation
 from fleetlight.ps.messages import Ask, Beat, Done, Failure, Leave, Pulled, Save
-from fleetlight.ps.transport import Listener, SocketChannel, connect_all
+from fleetlight.ps.transport import Connection, Listener, SocketChannel, connect_all
 from fleetlight.ps.transport.channel import may_repeat
 from fleetlight.ps.transport.frames import Frames
 
@@ -282,6 +283,30 @@ def test_an_interrupted_wait_leaves_no_half_read_answer(monkeypatch: pytest.Monk
         with pytest.raises(KeyboardInterrupt):
             channel.call(PULL, [np.ones(3)])
         assert channel.call(PULL, [np.zeros(1)]).arrays[0].tolist() == [0.0]
+
+
+def test_a_channel_may_be_closed_while_another_thread_waits_on_it() -> None:
+    """That thread is told, and does not connect again."""
+    desk = Desk()
+    asked, answered = threading.Event(), threading.Event()
+
+    def hold(_: Connection) -> None:
+        asked.set()
+        assert answered.wait(LIMIT_S)
+
+    desk.on_ask = hold
+    with listening(desk) as server, connected(server.address) as channel:
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            waits = pool.submit(channel.call, Ask())
+            assert asked.wait(LIMIT_S)
+            channel.close()
+            assert isinstance(waits.exception(LIMIT_S), PeerLostError)
+            answered.set()
+        with pytest.raises(PeerLostError, match=r"server 0 .*closed before pull"):
+            channel.call(PULL)
+        with pytest.raises(PeerLostError, match="closed during connecting"):
+            connect_all([channel], LIMIT_S)
+    assert [type(message) for message in desk.seen] == [Ask]
 
 
 def test_nothing_waits_longer_than_forever() -> None:

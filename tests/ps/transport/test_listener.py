@@ -261,6 +261,22 @@ def test_a_handler_may_stop_its_own_server() -> None:
             channel.call(Ask())
 
 
+def test_an_answer_under_way_still_goes_out_when_it_stops() -> None:
+    desk = Desk()
+    with listening(desk) as server, connected(server.address, reconnect_s=0) as channel:
+        stopping = threading.Thread(target=server.stop)
+
+        def stop_meanwhile(connection: Connection) -> None:
+            (session,) = server._sessions
+            stopping.start()
+            # the end of what comes in, and not before
+            assert session._accepted.recv(1, socket.MSG_PEEK) == b""
+
+        desk.on_ask = stop_meanwhile
+        assert channel.call(Ask()).message == Done()
+        stopping.join(LIMIT_S)
+
+
 def test_stop_does_not_wait_for_ever_for_a_handler(lines: list[str]) -> None:
     release, started = threading.Event(), threading.Event()
     desk = Desk()

@@ -21,12 +21,13 @@ _KEEPER_DEADLINE_S = 5.0
 
 
 class Keeper:
-    """The handle of the `keeper` program."""
+    """The handle of the `keeper` program; of fleetrun's own `folder` it leaves nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: str = "") -> None:
         # Run by path and isolated: importing the package would cost more than the program.
+        program = str(pathlib.Path(keeper_program.__file__).resolve())
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(pathlib.Path(keeper_program.__file__).resolve())],
+            [sys.executable, "-I", "-S", program, *([folder] if folder else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -3,8 +3,8 @@
 
 It is told on its standard input which process groups exist (`add 123`, `drop 123`). When the other
 end is closed, in whatever way fleetrun ended, it kills the groups still listed, grandchildren
-included. It is run by path, without site packages, and imports almost nothing, so it is there
-within milliseconds.
+included, and removes the folder it was started with, in case fleetrun could not. It is run by path,
+without site packages, and imports almost nothing, so it is there within milliseconds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,19 @@ def kill(groups: Iterable[int]) -> None:
             continue  # already gone, or its number belongs to somebody else by now
 
 
+def remove(folder: str) -> None:
+    """A flat folder of small files, and what is in it."""
+    try:
+        for entry in os.scandir(folder):
+            os.unlink(entry)
+        os.rmdir(folder)
+    except OSError:
+        return  # fleetrun has done it itself
+
+
 if __name__ == "__main__":
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     kill(keep(sys.stdin.buffer))
+    for given in sys.argv[1:]:
+        remove(given)

@@ -182,5 +182,7 @@ def _socket_inodes(pid: str) -> Iterator[str]:
 def _command(pid: str) -> str:
     with contextlib.suppress(OSError):
         words = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        return b" ".join(words).decode(errors="replace").strip()[:80]
+        text = b" ".join(words).decode(errors="replace")
+        # `python -c` may bring lines of its own
+        return " ".join(text.split())[:80]
     return "unknown command"

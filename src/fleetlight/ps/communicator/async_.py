@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetlight.ps.client import Client, Parcel, Values
+from fleetlight.ps.client import Client, Values
 from fleetlight.ps.communicator.base import Communicator
 from fleetlight.ps.live import Live, bfloat16_sum
+from fleetlight.ps.lookahead import LookAhead
+from fleetlight.ps.parcel import Parcel
 from fleetlight.ps.table_gradient import merge
 from fleetlight.ps.update import TableGradients, Update
 
@@ -28,6 +30,8 @@ class Async(Communicator):
 
     def __init__(self, client: Client, live: Live, *, queue_size: int, max_merge: int) -> None:
         super().__init__(client, live)
+        # these rows are as old as they are, which is counted
+        self.ahead = LookAhead(client, self.note)
         self._queue_size = queue_size
         self._max_merge = max_merge
         self._news = threading.Condition()
@@ -49,7 +53,7 @@ class Async(Communicator):
         super().start()
         self._thread.start()
 
-    def before_forward(self) -> None:
+    def refresh(self) -> None:
         """Put the newest dense values into place; wait for others where staleness says so."""
         with self._news:
             self._check()
@@ -57,6 +61,9 @@ class Async(Communicator):
             behind = self._slowest < self.at_least()
         if behind and self.plan.serves_dense and self.plan.dense:
             arrived = self._wait_for_others()
+        self._put_in_place(arrived)
+
+    def _put_in_place(self, arrived: Values | None) -> None:
         if arrived is not None:
             self.note(arrived)
             self.client.unpack(arrived, self.live)
@@ -80,11 +87,9 @@ class Async(Communicator):
 
     def step(self, update: Update) -> bool:
         """Hand the gradients to the sender."""
-        self.steps += 1
-        if update.skip:
-            return False
         update.seen = tuple(self.versions)
-        parcel = self.client.parcel(update, self.live)
+        parcel = _empty(update) if update.skip else self.client.parcel(update, self.live)
+        self.steps += 1
         with self._news:
             self._check()
             start = time.monotonic()
@@ -95,7 +100,9 @@ class Async(Communicator):
             self._queue.append(parcel)
             self._longest = max(self._longest, len(self._queue))
             self._news.notify_all()
-        return True
+        assert self.ahead is not None
+        self.ahead.pushed(update.optimizer)
+        return not parcel.skip
 
     def flush(self) -> None:
         """Wait until the queue is empty and the last push answered."""
@@ -104,6 +111,8 @@ class Async(Communicator):
                 self._check()
                 self._news.wait()
             self._check()
+            arrived, self._arrived = self._arrived, None
+        self._put_in_place(arrived)
 
     def resume(self) -> None:
         """What had arrived before the barrier is older than what is taken now."""
@@ -115,7 +124,7 @@ class Async(Communicator):
     def stop(self) -> None:
         """Send what is left and end the sender."""
         try:
-            self.flush()
+            super().stop()
         finally:
             with self._news:
                 self._stopped = True
@@ -165,6 +174,7 @@ class Async(Communicator):
             self._queue
             and len(parcels) < self._max_merge
             and self._queue[0].optimizer == parcels[0].optimizer
+            and not (self._queue[0].skip or parcels[0].skip)
         ):
             parcels.append(self._queue.popleft())
         return parcels
@@ -184,6 +194,11 @@ class Async(Communicator):
             self._sending = 0
             self._queue.clear()
             self._news.notify_all()
+
+
+def _empty(update: Update) -> Parcel:
+    """A step that is skipped changes nothing, but others may wait until it is made."""
+    return Parcel(update.optimizer, update.step, update.options, {}, {}, [], True, seen=update.seen)
 
 
 def merged(parcels: Sequence[Parcel], servers: int) -> Parcel:

@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from fleetlight.errors import ConfigError
-from fleetlight.kernels import Deduped
+from fleetlight.kernels import Deduped, dedup
 from fleetlight.ps.client import Client, Values, Wanted
 from fleetlight.ps.live import Live
-from fleetlight.ps.update import Floats, Update
+from fleetlight.ps.lookahead import LookAhead
+from fleetlight.ps.update import Floats, Ids, Update
 
 
 class Communicator:
@@ -33,17 +34,41 @@ class Communicator:
         self._before = 0
         #: `version` of each server's values in use
         self.versions = [0] * client.server_num
+        #: rows of the batch to come; None where the worker has rows of its own
+        self.ahead: LookAhead | None = None
+        #: told which ids a layer reads rows of, as they are in the caller's tensor
+        self.reached: Callable[[int, Ids], None] | None = None
 
     def start(self) -> None:
         """Begin, once the first values are on the servers: take the dense ones."""
         self.take_dense()
 
-    def before_forward(self) -> None:
+    def refresh(self) -> None:
         """Put values that have arrived meanwhile into place."""
+
+    def announce(self, ids: Mapping[int, Ids]) -> None:
+        """The ids of each table in the batch that comes after the one handed out now."""
+        if self.ahead is not None:
+            at_least = self.at_least()
+            self.ahead.announce(ids, at_least=at_least, phase=self.phase, step=self.steps)
+
+    def look_up(self, table: int, ids: Ids, insert: bool) -> tuple[Deduped, Floats]:
+        """The distinct ids and their rows."""
+        found = None if self.ahead is None else self.ahead.whole(table, ids, self.at_least())
+        if found is not None:
+            return found
+        wanted = dedup(ids, self.client.server_num)
+        return wanted, self.pull(table, wanted, insert)
 
     def pull(self, table: int, wanted: Deduped, insert: bool) -> Floats:
         """The rows of distinct ids."""
-        return self.fetch([Wanted(table, wanted, insert)])[0]
+
+        def fetch(missing: Deduped) -> Floats:
+            return self.fetch([Wanted(table, missing, insert)])[0]
+
+        if self.ahead is None:
+            return fetch(wanted)
+        return self.ahead.read(table, wanted, fetch, self.at_least())
 
     def fetch(self, wanted: Sequence[Wanted]) -> list[Floats]:
         """Rows from the servers."""
@@ -64,7 +89,8 @@ class Communicator:
     def clip(self, updates: Sequence[Update], max_norm: float, norm_type: float) -> float:
         """The norm of the gradients of this worker; scales them to at most `max_norm`."""
         total = norm_of(updates, norm_type)
-        factor = clip_factor(total, max_norm)
+        # a norm that is not finite is dealt with by the step, which knows whether it is skipped
+        factor = clip_factor(total, max_norm) if math.isfinite(total) else 1.0
         if factor < 1:
             for update in updates:
                 scale(update, factor)
@@ -76,6 +102,7 @@ class Communicator:
     def settle(self) -> None:
         """What comes before a barrier: nothing of this worker is on its way any more."""
         self.flush()
+        self.forget_ahead()
         self.client.end_phase(self.phase)
 
     def resume(self) -> None:
@@ -83,11 +110,20 @@ class Communicator:
         self.phase += 1
         self._before += self.steps
         self.steps = 0
+        # others may have gone on while this worker waited
+        self.forget_ahead()
         self.take_dense()
 
     def stop(self) -> None:
         """The last words of a good run: everything is applied when it returns."""
         self.flush()
+        if self.ahead is not None:
+            self.ahead.stop()
+
+    def forget_ahead(self) -> None:
+        """Rows on the servers may have changed without a push of this worker."""
+        if self.ahead is not None:
+            self.ahead.forget()
 
     def take_dense(self) -> None:
         """The servers' dense values, now."""
@@ -103,7 +139,8 @@ class Communicator:
 
     def figures(self) -> dict[str, float]:
         """What this worker has counted."""
-        return {"steps": float(self._before + self.steps)}
+        ahead = {} if self.ahead is None else self.ahead.figures()
+        return {"steps": float(self._before + self.steps), **ahead}
 
 
 def clip_factor(total: float, max_norm: float) -> float:

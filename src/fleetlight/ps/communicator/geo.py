@@ -36,7 +36,10 @@ _TORCH = {
 
 
 class Geo(Communicator):
-    """Training touches the worker's own rows; one exchange at a time is under way."""
+    """Training touches the worker's own rows; one exchange at a time is under way.
+
+    It does not look ahead: most rows of a batch are here, and the others only now and then.
+    """
 
     def __init__(self, client: Client, live: Live, *, cache_rows: int) -> None:
         super().__init__(client, live)
@@ -65,7 +68,7 @@ class Geo(Communicator):
                     table.rule.name,
                 )
 
-    def before_forward(self) -> None:
+    def refresh(self) -> None:
         """Take in an exchange that has ended."""
         if self._exchange is not None and self._exchange.done():
             self._take_in()

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetlight.kernels import Deduped, RowTable, dedup, rule_named
+from fleetlight.ps.lookahead import part_of
 from fleetlight.ps.plan import TablePlan
 from fleetlight.ps.rules import rule_options
 from fleetlight.ps.update import Floats, Ids, TableGradients
@@ -86,7 +87,12 @@ class LocalRows:
     def learn(self, part: TableGradients, options: Mapping[str, Any], step: int) -> None:
         """Change the rows by the rule of the table."""
         hyper = self._rule.hyper(rule_options(self.plan.rule, options), step + 1)
-        self._rows.push(part.ids, part.gradients, hyper, distinct=True)
+        here = self._rows.find(part.ids) >= 0
+        if here.all():
+            self._rows.push(part.ids, part.gradients, hyper, distinct=True)
+        else:
+            # read so long ago that the row has been sent and forgotten
+            self._rows.push(part.ids[here], part.gradients[here], hyper, distinct=True)
 
     def differences(self) -> TableGradients:
         """What was learned in this window, divided by the workers; begins the next window.
@@ -136,9 +142,3 @@ class LocalRows:
     def _weights(self, numbers: Any) -> Floats:
         weights: Floats = self._rows.rows[numbers, : self.plan.dim]
         return weights
-
-
-def part_of(wanted: Deduped, chosen: NDArray[np.bool_]) -> Deduped:
-    """Some of the distinct ids, still grouped by server."""
-    before = np.concatenate(([0], np.cumsum(chosen)))
-    return Deduped(wanted.ids[chosen], np.empty(0, np.int32), before[wanted.starts])

@@ -7,9 +7,11 @@ import math
 from collections.abc import Sequence
 
 from fleetlight.errors import ConfigError
-from fleetlight.ps.client import Client, Parcel, Values
+from fleetlight.ps.client import Client, Values
 from fleetlight.ps.communicator.base import Communicator, clip_factor
 from fleetlight.ps.live import Live
+from fleetlight.ps.lookahead import LookAhead
+from fleetlight.ps.parcel import Parcel
 from fleetlight.ps.update import Update
 
 
@@ -18,22 +20,33 @@ class Sync(Communicator):
 
     def __init__(self, client: Client, live: Live) -> None:
         super().__init__(client, live)
+        self.ahead = LookAhead(client)
         #: what the servers hold of an optimizer's step, and the factor they are to apply it with
         self._held: dict[int, tuple[Parcel, float]] = {}
 
     def step(self, update: Update) -> bool:
         """Push and take the values that come of it."""
-        held = self._held.pop(update.optimizer, None)
-        if held is None:
-            update.seen = tuple(self.versions)
-            parcel = self.client.parcel(update, self.live)
-            values = self.client.push(parcel, phase=self.phase)
-        else:
-            parcel, factor = held
-            values = self.client.apply(parcel, phase=self.phase, factor=factor)
+        try:
+            values = self._push(update)
+        except Exception:
+            # some servers may have made the step
+            self.forget_ahead()
+            raise
         self.steps += 1
-        self._take(values)
+        self.note(values)
+        self.client.unpack(values, self.live)
+        assert self.ahead is not None
+        self.ahead.pushed(update.optimizer, values.changed)
         return values.applied
+
+    def _push(self, update: Update) -> Values:
+        held = self._held.pop(update.optimizer, None)
+        if held is not None:
+            parcel, factor = held
+            parcel.skip = update.skip
+            return self.client.apply(parcel, phase=self.phase, factor=factor)
+        update.seen = tuple(self.versions)
+        return self.client.push(self.client.parcel(update, self.live), phase=self.phase)
 
     def clip(self, updates: Sequence[Update], max_norm: float, norm_type: float) -> float:
         """The norm of the gradient of all workers together: known to the servers only."""
@@ -53,7 +66,3 @@ class Sync(Communicator):
         factor = clip_factor(total, max_norm)
         self._held.update({parcel.optimizer: (parcel, factor) for parcel in parcels})
         return total
-
-    def _take(self, values: Values) -> None:
-        self.note(values)
-        self.client.unpack(values, self.live)

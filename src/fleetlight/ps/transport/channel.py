@@ -76,6 +76,7 @@ class SocketChannel:
         self._numbers = itertools.count(1)
         self._frames: Frames | None = None
         self._request: _Request | None = None
+        self._closed = False
 
     @classmethod
     def connect(
@@ -108,10 +109,11 @@ class SocketChannel:
         try:
             if self._greeting is not None:
                 self.welcome = self._greet(frames, self._greeting())
+            self._frames = frames
+            self.check_not_closed("connecting")
         except BaseException:
             frames.wire.close()
             raise
-        self._frames = frames
 
     def send(self, message: Message, arrays: Sequence[Array] = ()) -> None:
         """Send a request; the one before must have been answered."""
@@ -145,8 +147,17 @@ class SocketChannel:
         return self.receive(deadline_s)
 
     def close(self) -> None:
-        """Hang up; twice is fine."""
+        """Hang up, from any thread; twice is fine."""
+        self._closed = True
+        if (frames := self._frames) is not None:
+            # the kernel would let a thread that waits on it wait on
+            frames.wire.interrupt()
         self._drop()
+
+    def check_not_closed(self, operation: str) -> None:
+        """Raise when it was closed for good, which another thread may do."""
+        if self._closed:
+            raise PeerLostError(f"{self.peer}: the connection was closed during {operation}")
 
     @contextlib.contextmanager
     def _broken_by_errors(self) -> Iterator[None]:
@@ -159,9 +170,9 @@ class SocketChannel:
             raise
 
     def _drop(self) -> None:
-        if self._frames is not None:
-            self._frames.wire.close()
-            self._frames = None
+        frames, self._frames = self._frames, None
+        if frames is not None:
+            frames.wire.close()
 
     def _greet(self, frames: Frames, greeting: Message) -> Answer:
         request = _Request(next(self._numbers), greeting, ())
@@ -169,14 +180,15 @@ class SocketChannel:
         return self._answer(self._next(frames, request, self._deadline_s))
 
     def _transmit(self, request: _Request) -> None:
-        if self._frames is None:
+        frames = self._frames
+        if frames is None:
             raise PeerLostError(
                 f"{self.peer}: the connection was closed before {request.operation}"
             )
         try:
-            self._frames.send(request.number, request.message, request.arrays, request.operation)
+            frames.send(request.number, request.message, request.arrays, request.operation)
         except PeerLostError:
-            self._hear_last_words(self._frames, request)
+            self._hear_last_words(frames, request)
             raise
 
     def _hear_last_words(self, frames: Frames, request: _Request) -> None:
@@ -189,8 +201,10 @@ class SocketChannel:
             raise error_of(frame.message, self.peer)
 
     def _reply(self, request: _Request, limit_s: float) -> Frame:
-        assert self._frames is not None
-        return self._next(self._frames, request, limit_s)
+        frames = self._frames
+        if frames is None:  # by another thread
+            raise PeerLostError(f"{self.peer}: the connection was closed in {request.operation}")
+        return self._next(frames, request, limit_s)
 
     def _next(self, frames: Frames, request: _Request, limit_s: float) -> Frame:
         frame = frames.receive(request.operation, start_s=limit_s)
@@ -212,7 +226,7 @@ class SocketChannel:
 
     def _mend(self, request: _Request, lost: PeerLostError) -> None:
         """Connect again and repeat the request under the same number, where that is right."""
-        if not may_repeat(request.message, request.tries, self._reconnect_s):
+        if self._closed or not may_repeat(request.message, request.tries, self._reconnect_s):
             raise lost
         request.tries += 1
         try:
@@ -236,6 +250,7 @@ def connect_all(
     missing = dict.fromkeys(channels, "")
     while True:
         for channel in list(missing):
+            channel.check_not_closed("connecting")
             try:
                 channel.open(max(_TRY_EVERY_S, min(_TRY_S, end - time.monotonic())))
                 del missing[channel]

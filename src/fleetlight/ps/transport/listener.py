@@ -63,13 +63,15 @@ class Listener:
         self._thread.join(max(0.0, end - time.monotonic()))
         self._socket.close()
         self._waked.close()
+        # the answer to the goodbye that ended the job may still be on its way
+        for session in sessions:
+            session.finish()
+        _join(sessions, end - within_s / 2)
         for session in sessions:
             session.interrupt()
+        _join(sessions, end)
         for session in sessions:
-            if session is threading.current_thread():
-                continue  # a handler that stops its own server
-            session.join(max(0.0, end - time.monotonic()))
-            if session.is_alive():
+            if session.is_alive() and session is not threading.current_thread():
                 logger.warning("%s is still at work after %g s", session.connection.peer, within_s)
 
     def _accept(self) -> None:
@@ -123,6 +125,14 @@ class Listener:
     def _forget(self, session: Session) -> None:
         with self._lock:
             self._sessions.discard(session)
+
+
+def _join(sessions: list[Session], end: float) -> None:
+    """Wait for the sessions, but not past `end`."""
+    for session in sessions:
+        # a handler may stop its own server
+        if session is not threading.current_thread():
+            session.join(max(0.0, end - time.monotonic()))
 
 
 def _listening(endpoint: Endpoint) -> socket.socket:

@@ -71,6 +71,11 @@ class Session(threading.Thread):
         self._is_interrupted = True
         self._wire.interrupt()
 
+    def finish(self) -> None:
+        """From another thread: take no further request; an answer under way still goes out."""
+        self._is_interrupted = True
+        self._wire.hear_no_more()
+
     def run(self) -> None:
         """Serve until the peer hangs up."""
         error: PeerError | None = None

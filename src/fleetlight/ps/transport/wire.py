@@ -72,6 +72,11 @@ class Wire:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
+    def hear_no_more(self) -> None:
+        """From another thread: whatever reads finds the end; what is being sent still goes out."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RD)
+
     def linger(self) -> None:
         """Close, but let the peer read the last words first.
 

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One process of a timed job: plain torch, or a worker or server of ours.
+
+Who it is comes from the environment. With `--profile FILE` the timed part is profiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import cProfile
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.utils.data import DataLoader
+
+from benchmarks.peers import ps_timed
+from benchmarks.ps_models import MODELS, Bags
+
+Batch = tuple[Tensor, ...]
+
+
+def main() -> None:
+    """Train, report, leave."""
+    options = _parse()
+    os.environ.setdefault("FLEET_DEADLINE_S", "120")
+    if options.core is not None:
+        os.sched_setaffinity(0, {_cores()[options.core]})
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    {"torch": plain_torch, "fleetlight": fleetlight}[options.system](options)
+
+
+def plain_torch(options: argparse.Namespace) -> None:
+    """One process, no fleet."""
+    model = MODELS[options.model](Bags)
+    optimizer = torch.optim.SGD(model.parameters(), lr=ps_timed.LR)
+    train(options, _step(model, optimizer), _batches(options.model, 0), 0, _nothing, _nothing)
+
+
+def fleetlight(options: argparse.Namespace) -> None:
+    """Ours: a server serves, a worker trains."""
+    import fleetlight as fleet
+
+    fleet.init()
+    configs = {"k_steps": options.k_steps} if options.mode == "geo" else {}
+    strategy = fleet.DistributedStrategy(a_sync=options.mode != "sync", a_sync_configs=configs)
+    plain = MODELS[options.model](lambda rows, dim: fleet.nn.SparseEmbedding(dim))
+    model = fleet.distributed_model(plain)
+    optimizer = torch.optim.SGD(model.parameters(), lr=ps_timed.LR)
+    optimizer = fleet.distributed_optimizer(optimizer, strategy)
+    if fleet.is_server():
+        ps_timed.announce_server()
+        fleet.init_server()
+        fleet.run_server()
+        return
+    fleet.init_worker()
+    rank = fleet.worker_index()
+    data = _batches(options.model, rank)
+    batches: Iterable[Batch] = data
+    if options.lookahead:
+        batches = fleet.shard(DataLoader(data, batch_size=1, collate_fn=_first))  # type: ignore[arg-type]
+    # all begin together; a barrier at the end leaves nothing in a queue
+    train(
+        options,
+        _step(model, optimizer),
+        batches,
+        rank,
+        lambda: fleet.all_reduce(1),
+        fleet.barrier_worker,
+    )
+    fleet.stop_worker()
+
+
+def train(
+    options: argparse.Namespace,
+    step: Callable[..., float],
+    batches: Iterable[Batch],
+    rank: int,
+    begin: Callable[[], object],
+    end: Callable[[], object],
+) -> None:
+    """Warm up, time the steps and what is left behind them, report."""
+    endless = _endless(batches)
+    for batch in itertools.islice(endless, options.warmup):
+        step(*batch)
+    begin()
+    with _profiled(options.profile, rank), ps_timed.Window() as window:
+        for batch in itertools.islice(endless, options.steps):
+            loss = step(*batch)
+        end()
+    window.report(options, rank, loss=loss, system=f"{options.system}, torch {torch.__version__}")
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., float]:
+    def step(*batch: Tensor) -> float:
+        loss = binary_cross_entropy_with_logits(model(*batch[:-1]), batch[-1])
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
+def _batches(model: str, rank: int) -> list[Batch]:
+    return [tuple(map(torch.from_numpy, batch)) for batch in ps_timed.batches(model, rank)]
+
+
+def _endless(batches: Iterable[Batch]) -> Iterator[Batch]:
+    while True:
+        yield from batches
+
+
+def _first(batches: list[Batch]) -> Batch:
+    return batches[0]
+
+
+def _nothing() -> None:
+    return None
+
+
+@contextlib.contextmanager
+def _profiled(path: str, rank: int) -> Iterator[None]:
+    if not path:
+        yield
+        return
+    # CPU seconds of the thread that trains
+    with cProfile.Profile(time.thread_time) as profile:
+        yield
+    profile.dump_stats(f"{path}.{rank}")
+
+
+def _cores() -> list[int]:
+    return sorted(os.sched_getaffinity(0))
+
+
+def _parse() -> Any:
+    parser = ps_timed.parser()
+    parser.description = __doc__
+    parser.add_argument("--system", choices=("torch", "fleetlight"), required=True)
+    parser.add_argument("--lookahead", action="store_true", help="pull the next batch's rows ahead")
+    parser.add_argument("--core", type=int, help="stay on this one of the cores, counted from 0")
+    parser.add_argument("--profile", default="", metavar="FILE", help="with FILE.<worker>")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

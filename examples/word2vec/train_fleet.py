@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Word vectors by skip-gram with negative sampling: parameter servers, async or GeoSGD."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+import fleetlight as fleet
+from fleetlight.data import Corpus, SkipGram
+
+
+class WordVectors(nn.Module):
+    """Two vectors for each word: one as the centre of a window, one as a neighbour."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.centre = fleet.nn.SparseEmbedding(dim, initializer=("uniform", -0.5 / dim, 0.5 / dim))
+        self.neighbour = fleet.nn.SparseEmbedding(dim, initializer="zeros")
+
+    def forward(self, centre: Tensor, context: Tensor, negatives: Tensor) -> Tensor:
+        """The loss of a batch: real neighbours should fit the centre, drawn words should not."""
+        words = torch.cat([context.unsqueeze(1), negatives], dim=1)
+        fits = (self.neighbour(words) @ self.centre(centre).unsqueeze(2)).squeeze(2)
+        is_real = torch.zeros_like(fits)
+        is_real[:, 0] = 1
+        losses = F.binary_cross_entropy_with_logits(fits, is_real, reduction="none")
+        return losses.sum(1).mean()
+
+
+def say(text: str) -> None:
+    if fleet.is_first_worker():
+        print(text, flush=True)
+
+
+def main() -> None:
+    args = arguments()
+    fleet.init()
+    strategy = fleet.DistributedStrategy(a_sync=True, a_sync_configs={"k_steps": args.k_steps})
+    torch.manual_seed(0)
+    model = WordVectors(args.dim)
+    # the gradient is a mean: as many times word2vec's rate as there are pairs in a batch
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr * args.batch)
+    model = fleet.distributed_model(model)
+    optimizer = fleet.distributed_optimizer(optimizer, strategy)
+    if fleet.is_server():
+        fleet.init_server()
+        fleet.run_server()
+    else:
+        fleet.init_worker()
+        train(model, optimizer, args)
+        fleet.stop_worker()
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, args: argparse.Namespace) -> None:
+    corpus = Corpus(args.data or "data/text", min_count=args.min_count, stand_in=not args.data)
+    say(f"data: {corpus}")
+    pairs = SkipGram(corpus, window=args.window, negatives=args.negatives)
+    loader = DataLoader(pairs, args.batch, collate_fn=pairs.collate)
+    loader = fleet.shard(loader)
+    start, seen = time.perf_counter(), 0
+    for epoch in range(args.epochs):
+        for step, (centre, context, negatives) in enumerate(loader):
+            loss = model(centre, context, negatives)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            seen += len(centre)
+            if step % args.show_every == 0:
+                say(f"epoch {epoch} step {step} loss {loss.item():.4f}")
+            if args.steps and step + 1 == args.steps:
+                break
+    fleet.barrier_worker()
+    speed = fleet.metrics.sum(seen) / (time.perf_counter() - start)
+    say(f"last loss {loss.item():.4f}, training speed {speed:.0f} pairs/s")
+    show_neighbours(model, corpus, args.ask.split(","))
+
+
+@torch.no_grad()
+def show_neighbours(model: nn.Module, corpus: Corpus, words: list[str]) -> None:
+    """The words whose vectors point most nearly the same way."""
+    vectors = F.normalize(model.centre(torch.arange(len(corpus.vocabulary))), dim=1)
+    for word in words:
+        if word in corpus.vocabulary:
+            likeness = vectors @ vectors[corpus.vocabulary[word]]
+            nearest = likeness.topk(6).indices.tolist()[1:]
+            say(f"{word}: {', '.join(corpus.vocabulary.words[i] for i in nearest)}")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--k_steps", type=int, default=100, help="above 0: GeoSGD, 0: async")
+    parser.add_argument("--data", default="", help="text files, or a pattern (default: generated)")
+    parser.add_argument("--dim", type=int, default=64)
+    parser.add_argument("--window", type=int, default=5)
+    parser.add_argument("--negatives", type=int, default=5)
+    parser.add_argument("--min_count", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=0, help="of each epoch at most (0: all)")
+    parser.add_argument("--batch", type=int, default=512)
+    parser.add_argument("--lr", type=float, default=0.025, help="of one pair, as in word2vec")
+    parser.add_argument("--ask", default="topic0_0,topic7_3", metavar="WORD,WORD")
+    parser.add_argument("--show_every", type=int, default=500, metavar="STEPS")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

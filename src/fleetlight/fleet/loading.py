@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loading a checkpoint: everything is compared on every worker before anything is changed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fleetlight import checkpoint
+from fleetlight.checkpoint import Checkpoint
+from fleetlight.errors import CheckpointError
+from fleetlight.fleet.context import Context
+from fleetlight.fleet.courier import carry_checkpoint
+from fleetlight.fleet.registered import names_of, registered_model
+from fleetlight.fleet.served import ServedOptimizer
+from fleetlight.fleet.served_loading import ServedLoading
+from fleetlight.fleet.served_saving import at_rest
+from fleetlight.fleet.table_files import FOLDER
+from fleetlight.observe.log import logger
+
+
+def load_job(
+    context: Context, dirname: str | os.PathLike[str], via: str = FOLDER
+) -> dict[str, Any]:
+    """What `load_persistables` does, for a worker."""
+    model = registered_model(context)
+    temporary_folder = tempfile.TemporaryDirectory(prefix="fleet-load-")
+    with at_rest(context, everything=True), temporary_folder as temporary:
+        context.group.assemble("load_persistables")
+        # what is to be read may still be under way
+        context.group.together(context.saving.finish, "load_persistables")
+        # servers read the tables, workers only where there are no servers
+        served = context.session is not None
+        path = carry_checkpoint(context.group, Path(dirname), Path(temporary), tables=not served)
+        return _load_from(path, context, model, via)
+
+
+def _load_from(path: Path, context: Context, model: nn.Module, via: str) -> dict[str, Any]:
+    with contextlib.ExitStack() as ending:
+        found: list[Checkpoint] = []
+        steps: list[Callable[[], None]] = []
+
+        def fit() -> None:
+            found.append(checkpoint.read(path))
+            if context.session is None:
+                steps.extend(_fitted(context, model, found[0]))
+                return
+            loading = ServedLoading(context, context.session, found[0], via)
+            ending.callback(loading.end)
+            steps.extend(_fitted_served(context, model, found[0], loading))
+
+        def load() -> None:
+            for step in steps:
+                step()
+
+        # what does not fit on one worker must change nothing on any
+        context.group.together(fit, "load_persistables")
+        context.group.together(load, "load_persistables")
+        return found[0].extra
+
+
+def _fitted(context: Context, model: nn.Module, saved: Checkpoint) -> Iterator[Callable[[], None]]:
+    """Read and compare everything; answers the steps that then put it in place."""
+    optimizers = saved.optimizers()
+    if len(optimizers) != len(context.optimizers):
+        raise CheckpointError(
+            f"{saved.directory} holds {len(optimizers)} optimizers, but this job has "
+            f"{len(context.optimizers)}; register the same ones before loading"
+        )
+    names, tables = names_of(model), saved.moved_weights()
+    _warn_of_tables(context, saved)
+    # what may still refuse comes first: positions can be taken back
+    yield from _fitted_positions(context, saved)
+    state = saved.model()
+    state = dataclasses.replace(state, tensors={**state.tensors, **tables})
+    yield checkpoint.fitted_model_state(model, state)
+    # what a table's rule has kept is not in the optimizer
+    elsewhere = [parameter for parameter, name in names.items() if name in tables]
+    for plan, one in zip(context.optimizers, optimizers, strict=True):
+        yield checkpoint.fitted_optimizer_state(plan.optimizer, names, one, elsewhere)
+    yield from _fitted_rest(context, saved)
+
+
+def _fitted_served(
+    context: Context, model: nn.Module, saved: Checkpoint, loading: ServedLoading
+) -> Iterator[Callable[[], None]]:
+    """The same where parameter servers keep the tables and, mostly, the dense values."""
+    names = names_of(model)
+    yield from _fitted_positions(context, saved)
+    yield checkpoint.fitted_model_state(model, loading.model(model, saved.model()))
+    for number, state in enumerate(saved.optimizers()):
+        yield loading.optimizer(number, names, state)
+    steps = _steps(saved)
+    for number, plan in enumerate(context.optimizers):
+        if isinstance(plan, ServedOptimizer):
+            count = steps[number] if number < len(steps) else saved.manifest.step
+            yield functools.partial(setattr, plan, "steps", count)
+    loading.look()
+    yield loading.load
+    yield from _fitted_rest(context, saved)
+
+
+def _steps(saved: Checkpoint) -> list[int]:
+    """How many steps each optimizer has made; workers whose data ended early made fewer."""
+    each = [worker.values.get("steps", []) for worker in saved.workers()]
+    return [max(counts) for counts in zip(*each, strict=False)]
+
+
+def _fitted_rest(context: Context, saved: Checkpoint) -> Iterator[Callable[[], None]]:
+    yield functools.partial(setattr, context, "step", saved.manifest.step)
+    yield _fitted_rng(context, saved)
+
+
+def _warn_of_tables(context: Context, saved: Checkpoint) -> None:
+    ignored = [entry.name for entry in saved.manifest.tables if not entry.ids]
+    if ignored and context.group.index == 0:
+        logger.warning(
+            "the checkpoint has the tables %s, which need parameter servers: they are not loaded, "
+            "all else is",
+            ", ".join(ignored),
+        )
+
+
+def _fitted_positions(context: Context, saved: Checkpoint) -> Iterator[Callable[[], None]]:
+    """Positions of loaders and loss scales are those of the whole job: worker 0 has saved them."""
+    zero = saved.worker(0)
+    if zero is None:
+        return
+    positions = zero.values.get("loaders", [])
+    if len(positions) != len(context.loaders):
+        logger.warning(
+            "the checkpoint knows the positions of %d loaders, this job has %d sharded so far: "
+            "positions are not restored; call fleet.shard before load_persistables",
+            len(positions),
+            len(context.loaders),
+        )
+    else:
+        yield functools.partial(_load_positions, context, positions)
+    for plan, scaler in zip(context.optimizers, zero.values.get("scalers", []), strict=False):
+        yield functools.partial(plan.load_scaler_state, scaler)
+
+
+def _load_positions(context: Context, positions: list[Any]) -> None:
+    """Give every loader its position, or change none."""
+    before = [loader.state_dict() for loader in context.loaders]
+    try:
+        for loader, position in zip(context.loaders, positions, strict=True):
+            loader.load_state_dict(position)
+    except Exception:
+        for loader, position in zip(context.loaders, before, strict=True):
+            loader.load_state_dict(position)
+        raise
+
+
+def _fitted_rng(context: Context, saved: Checkpoint) -> Callable[[], None]:
+    """Random numbers are each worker's own."""
+    mine = saved.worker(context.group.index)
+    if mine is not None and mine.rng is not None:
+        return functools.partial(checkpoint.set_rng_state, mine.rng)
+    return functools.partial(
+        logger.warning,
+        "the checkpoint has no random-number state for this worker; it keeps its own",
+    )

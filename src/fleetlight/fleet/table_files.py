@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Has the servers write and read the files of tables: in a folder that all see, or by worker 0.
+
+Worker 0 speaks for all workers here, on a lane of its own, so that training can go on meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fleetlight import checkpoint
+from fleetlight.checkpoint import Checkpoint, FileEntry
+from fleetlight.errors import ConfigError, CorruptCheckpointError, PeerError
+from fleetlight.ps import messages as m
+from fleetlight.ps.client import Client
+from fleetlight.ps.placement import buckets_of
+from fleetlight.ps.table_file import TableReader
+
+#: how the files get from the servers into the checkpoint
+FOLDER, WORKER0 = "folder", "worker0"
+LANE = "checkpoint"
+#: of a file in one message
+_PIECE_BYTES = 8 << 20
+#: bytes a second of the slowest disk that is waited for
+_SLOWEST = 4 << 20
+
+Saved = Mapping[int, m.Saved]
+
+
+def check_via(via: str) -> None:
+    """Refuse a way that there is not."""
+    if via not in (FOLDER, WORKER0):
+        raise ConfigError(
+            f'got via={via!r}, expected via="{FOLDER}" (all processes see dirname) or '
+            f'via="{WORKER0}" (only worker 0 does)'
+        )
+
+
+class TableFiles:
+    """Worker 0's way to the servers' files."""
+
+    def __init__(self, client: Client, deadline_s: float) -> None:
+        self._client = client
+        self._deadline_s = deadline_s
+
+    def everywhere(self, message: m.Message, nbytes: int = 0) -> Mapping[int, Any]:
+        """Tell every server; what goes through so many bytes may take its time."""
+        requests = dict.fromkeys(range(self._client.server_num), (message, ()))
+        return self.ask(requests, nbytes)
+
+    def ask(self, requests: Mapping[int, Any], nbytes: int = 0) -> Mapping[int, Any]:
+        """Tell some servers, each something else; their answers' messages."""
+        limit_s = self._deadline_s + nbytes / _SLOWEST
+        answers = self._client.ask(LANE, requests, limit_s)
+        return {server: answer.message for server, answer in answers.items()}
+
+    def drop(self) -> None:
+        """Let the servers forget what nobody will save or load any more, if they can be reached."""
+        with contextlib.suppress(PeerError):
+            self.everywhere(m.Drop())
+
+    def table_bytes(self) -> int:
+        """What the largest server has in its tables."""
+        return max(sum(counted.nbytes.values()) for counted in self._client.figures())
+
+    def save(self, folder: Path, via: str, step: int) -> tuple[Saved, list[FileEntry]]:
+        """Have all tables written into a folder; what each server says, and the files."""
+        if via == WORKER0:
+            saved = self.everywhere(m.Save("", "", step), self.table_bytes())
+            return saved, [self._take(server, f, folder) for server, f in files_of(saved)]
+        token = f"token-{secrets.token_hex(8)}"
+        (folder / token).touch()
+        try:
+            message = m.Save(str(folder.absolute()), token, step)
+            saved = self.everywhere(message, self.table_bytes())
+        finally:
+            (folder / token).unlink()
+        return saved, [FileEntry(f.name, f.bytes, f.sha256) for _, f in files_of(saved)]
+
+    def put(self, saved: Checkpoint, files: Sequence[tuple[int, str]]) -> dict[int, list[str]]:
+        """Bring every server the files with rows of its own; which those are."""
+        brought: dict[int, list[str]] = {n: [] for n in range(self._client.server_num)}
+        for name in dict.fromkeys(name for _, name in files):
+            reader = TableReader(saved.folder / name)
+            for server, names in brought.items():
+                first, stop = reader.span(buckets_of(server, self._client.server_num))
+                if first < stop:
+                    self._put(server, reader.path)
+                    names.append(name)
+        return brought
+
+    def _put(self, server: int, path: Path) -> None:
+        with path.open("rb") as file:
+            for offset in itertools.count(0, _PIECE_BYTES):
+                data = np.frombuffer(file.read(_PIECE_BYTES), np.uint8)
+                if not len(data):
+                    return
+                self._client.ask(LANE, {server: (m.Put(path.name, offset), [data])})
+
+    def _take(self, server: int, file: m.TableFile, folder: Path) -> FileEntry:
+        with checkpoint.Sink(folder / file.name) as sink:
+            for piece in self._pieces(server, file):
+                sink.write(piece)
+            entry = sink.flush()
+        if entry.sha256 != file.sha256:
+            raise CorruptCheckpointError(
+                f"{file.name} was changed on its way from server {server} to {folder}: got "
+                f"{entry.bytes} bytes with sha256 {entry.sha256}, expected {file.bytes} with "
+                f"{file.sha256}; save again"
+            )
+        return entry
+
+    def _pieces(self, server: int, file: m.TableFile) -> Iterator[memoryview]:
+        offset = 0
+        while offset < file.bytes:
+            message = m.Take(file.name, offset, _PIECE_BYTES)
+            [piece] = self._client.ask(LANE, {server: (message, ())})[server].arrays
+            if not len(piece):
+                return
+            offset += len(piece)
+            yield piece.data
+
+
+def files_of(saved: Saved) -> list[tuple[int, m.TableFile]]:
+    """Server and file, for all files."""
+    return [(server, file) for server, one in saved.items() for file in one.files]

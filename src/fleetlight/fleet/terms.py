@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The terms on which a worker trains, which must be the same on all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fleetlight.collective.agreement import Terms
+from fleetlight.fleet.context import Context
+
+#: settings that concern one worker only: how long it waits, where its certificates are
+_OWN = {"deadline_s", "ssl", "execution_strategy", "fetch_frequency"}
+#: entries of an optimizer's groups that change how, not what, it computes
+_HOW = {"params", "foreach", "fused", "capturable", "differentiable"}
+
+
+def settings_of(context: Context) -> Terms:
+    """What stays as it is when training begins: the strategy and the sharded loaders."""
+    settings = [item for item in context.strategy.items() if item[0] not in _OWN]
+    loaders = [
+        (f"sharded loader {number}", loader.settings())
+        for number, loader in enumerate(context.loaders)
+    ]
+    return [*((f"strategy.{name}", value) for name, value in settings), *loaders]
+
+
+def terms_of(context: Context) -> Terms:
+    """What may change while training goes on: the steps made, and what optimizers work with."""
+    terms: list[tuple[str, object]] = [("the number of optimizer steps", context.step)]
+    for number, plan in enumerate(context.optimizers):
+        terms += _of_optimizer(plan.optimizer, number)
+    return terms
+
+
+def _of_optimizer(optimizer: torch.optim.Optimizer, number: int) -> list[tuple[str, object]]:
+    groups = [
+        (f"group {index} of optimizer {number}", _plain_values(group))
+        for index, group in enumerate(optimizer.param_groups)
+    ]
+    return [(f"the class of optimizer {number}", type(optimizer).__name__), *groups]
+
+
+def _plain_values(group: dict[str, Any]) -> dict[str, object]:
+    """The numbers, words and truths of a group; who knows what else users keep there."""
+    values = {name: _plain(value) for name, value in group.items() if name not in _HOW}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _plain(value: Any) -> object:
+    if isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, Tensor) and value.numel() == 1 and value.device.type == "cpu":
+        value = value.item()
+    if isinstance(value, float):
+        # the last digits may differ between kinds of processors, and that does no harm
+        return f"{value:.6g}"
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_plain, value))
+    return None

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inference models of jobs with parameter servers: they compute the same without any server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.served import ASYNC, SYNC, Built, Job, Member, batches, loss_of
+from tests.workers import run_processes
+from torch import Tensor, nn
+
+import fleetlight as fleet
+from fleetlight import checkpoint
+from fleetlight.errors import ConfigError, PlanError
+from fleetlight.fleet.inference import with_frozen_tables
+from fleetlight.fleet.model import as_plain_module
+from fleetlight.ps.embedding import SparseEmbedding, SparseEmbeddingBag
+
+IDS, TARGETS = batches(4, 2)
+
+
+class Every(nn.Module):
+    """Each kind of layer that has a table, one of them in two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = SparseEmbedding(2, padding_idx=0)
+        self.again = nn.ModuleDict({"same": self.one})
+        self.shared = SparseEmbedding(2, table="one")
+        self.bag = SparseEmbeddingBag(3, "mean", initializer=("normal", 0.0, 0.1))
+        self.moved = nn.Embedding(30, 2, sparse=True, padding_idx=1)
+        self.moved_bag = nn.EmbeddingBag(30, 2, mode="sum", sparse=True)
+        self.linear = nn.Linear(3 * 4 * 2 + 3 + 2, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        flat = [self.one(ids), self.again["same"](ids + 1), self.shared(ids), self.moved(ids % 30)]
+        rows = torch.cat([part.flatten(1) for part in flat], 1)
+        both = torch.cat([rows, self.bag(ids), self.moved_bag(ids % 30)], 1)
+        out: Tensor = self.linear(both)
+        return out
+
+
+def build() -> Built:
+    model = Every()
+    # layers of one table are in one group
+    return model, [torch.optim.Adagrad(model.parameters(), lr=0.05)]
+
+
+def train(member: Member) -> None:
+    for step in range(4):
+        member.optimizer.zero_grad()
+        ids, targets = IDS[step, member.index], TARGETS[step, member.index]
+        loss_of(member.model, ids, targets).backward()
+        member.optimizer.step()
+    member.barrier()
+
+
+def export(member: Member, path: Path, rows: Any = "all", module: Any = None) -> None:
+    """As `save_inference_model` does."""
+    model = module or member.model
+    with with_frozen_tables(member.context, model, rows) as frozen, as_plain_module(frozen):
+        checkpoint.save_inference(path, frozen, (IDS[0, 0],))
+
+
+# known ids and unknown ones, in a batch of another size
+QUESTIONS = torch.cat([IDS[1, 1], IDS[2, 0] + 10**12, -IDS[3, 0] - 10**9])
+
+
+@pytest.mark.parametrize("strategy", [SYNC, ASYNC])
+def test_an_exported_model_computes_the_same_without_servers(
+    tmp_path: Path, strategy: dict[str, Any]
+) -> None:
+    def work(member: Member) -> Any:
+        train(member)
+        if member.index == 0:
+            export(member, tmp_path)
+        with torch.no_grad():
+            return member.model.eval()(QUESTIONS)
+
+    expected, _ = Job(build, strategy, workers=2, servers=2).run(work)
+    model = checkpoint.load_inference(tmp_path)
+    torch.testing.assert_close(model(QUESTIONS), expected, rtol=1e-5, atol=1e-6)
+    assert model.manifest.static_because is None
+
+
+def test_training_goes_on_after_an_export(tmp_path: Path) -> None:
+    def work(member: Member) -> Any:
+        train(member)
+        before = list(member.model.named_modules())
+        export(member, tmp_path)
+        same = [a is b for (_, a), (_, b) in zip(before, member.model.named_modules(), strict=True)]
+        train(member)
+        return all(same), member.model.training, [w.shape[0] for w in table_weights(member.model)]
+
+    assert Job(build, SYNC, workers=1, servers=2).run(work) == [(True, True, [0] * 5)]
+
+
+def table_weights(model: nn.Module) -> list[Tensor]:
+    return [p for name, p in model.named_parameters() if not name.startswith("linear")]
+
+
+def test_only_the_rows_of_some_ids(tmp_path: Path) -> None:
+    def work(member: Member) -> Any:
+        train(member)
+        export(member, tmp_path, rows={"one": torch.tensor([1, 2, 10**15])}, module=one(member))
+        with torch.no_grad():
+            return member.model.one(torch.tensor([1, 2]))
+
+    def one(member: Member) -> nn.Module:
+        """A layer alone can be the model."""
+        layer: Any = member.model.one
+        return layer
+
+    [expected] = Job(build, SYNC, workers=1, servers=2).run(work)
+    model = checkpoint.load_inference(tmp_path)
+    held = {name: tuple(t.shape) for name, t in model._module.state_dict().items()}
+    assert held == {"rows.ids": (2,), "rows.rows": (2, 2)}
+    ids = torch.tensor([[1, 2, 0]] * 8)
+    assert torch.equal(model(ids)[0], torch.cat([expected, torch.zeros(1, 2)]))
+
+
+def alone(path: str) -> Any:
+    """A script of one process, with the public functions."""
+    fleet.init()
+    torch.manual_seed(0)
+    layer = fleet.nn.SparseEmbedding(3, entry=fleet.ShowClickEntry())
+    model = fleet.distributed_model(nn.Sequential(layer, nn.Linear(3, 1)))
+    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    model(torch.arange(5)).sum().backward()
+    optimizer.step()
+    fleet.save_inference_model(path, torch.arange(5))
+    with torch.no_grad():
+        expected = model(QUESTIONS.reshape(-1))
+    shrunk = fleet.shrink(score=0.05)
+    fleet.stop_worker()
+    # the job is over, its server gone
+    same = torch.equal(fleet.load_inference_model(path)(QUESTIONS.reshape(-1)), expected)
+    return same, {name: tuple(counts) for name, counts in shrunk.items()}
+
+
+@pytest.mark.multiprocess
+def test_a_script_of_one_process(tmp_path: Path) -> None:
+    [answer] = run_processes(alone, [(str(tmp_path),)])
+    assert answer == (True, {"0": (5, 0)})
+
+
+def test_rows_of_no_table() -> None:
+    def work(member: Member) -> Any:
+        texts = []
+        for rows in ("some", {"on": torch.tensor([1])}):
+            with pytest.raises(ConfigError) as told:
+                export(member, Path("never"), rows=rows)
+            texts.append(str(told.value))
+        return texts
+
+    [(word, name)] = Job(build, SYNC, workers=1, servers=1).run(work)
+    assert "got rows='some', expected \"all\" or the ids" in word
+    assert "rows has 'on', which is no table; did you mean 'one'?" in name
+
+
+def test_before_the_tables_are_open() -> None:
+    member = Job(build, SYNC, workers=2, servers=1).member(0)
+    with pytest.raises(PlanError, match=r"call fleet\.init_worker\(\) on every worker before"):
+        export(member, Path("never"))
+    member.context.group.leave()

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a process comes into a job with parameter servers."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import Any
+
+import pytest
+from tests.workers import reserved_port
+
+import fleetlight
+from fleetlight.errors import DeadlineError, PeerError, PlanError, RoleError
+from fleetlight.fleet.context import Context
+from fleetlight.fleet.joining import join_servers
+from fleetlight.ps import messages as m
+from fleetlight.ps.client import AHEAD, CONTROL, PULL, PUSH
+from fleetlight.ps.crew import Crew
+from fleetlight.roles import Kind, Role
+from fleetlight.strategy import DistributedStrategy
+
+
+def joined(role: Role, deadline_s: float = 20.0) -> Context:
+    return join_servers(role, DistributedStrategy(), deadline_s)
+
+
+def test_one_process_alone_has_a_server_of_its_own() -> None:
+    context = joined(Role())
+    assert context.session is not None
+    assert context.session.embedded is not None
+    assert context.group.alone
+    assert context.is_served
+    context.group.leave()
+    context.session.embedded.wait()
+
+
+def test_workers_without_servers_are_told_what_to_do() -> None:
+    with pytest.raises(RoleError, match=r"2 workers and no parameter servers .*is_collective=True"):
+        joined(Role(worker_num=2))
+
+
+def test_servers_must_have_an_address() -> None:
+    with pytest.raises(RoleError, match="nothing says where they listen; give their host:port"):
+        joined(Role(worker_num=1, server_num=1))
+
+
+def test_a_process_must_have_an_index() -> None:
+    with pytest.raises(PlanError, match="nothing says which server this process is"):
+        joined(Role(kind=Kind.SERVER, index=None, server_num=1))
+
+
+class Job:
+    """A server that listens, and the roles of its workers."""
+
+    def __init__(self, workers: int = 1) -> None:
+        holder, port = reserved_port()
+        with holder:
+            self.roles = [self._role(Kind.WORKER, n, workers, port) for n in range(workers)]
+            self.service = joined(self._role(Kind.SERVER, 0, workers, port)).service
+        assert self.service is not None
+
+    def _role(self, kind: Kind, index: int, workers: int, port: int) -> Role:
+        return Role(
+            kind=kind,
+            index=index,
+            worker_num=workers,
+            server_num=1,
+            server_endpoints=(("127.0.0.1", port),),
+        )
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        assert self.service is not None
+        self.service.stop()
+
+
+def test_workers_meet_before_the_server_knows_what_is_trained() -> None:
+    with Job(2) as job:
+        crews = [joined(role).group for role in job.roles]
+        found: list[Any] = []
+        other = threading.Thread(target=lambda: found.append(crews[1].gather_bytes(b"b", "names")))
+        other.start()
+        assert crews[0].gather_bytes(b"a", "names") == [b"a", b"b"]
+        other.join()
+        assert found == [[b"a", b"b"]]
+        for crew in crews:
+            crew.leave()
+        assert job.service is not None
+        job.service.server.wait()
+
+
+def test_every_lane_is_welcome() -> None:
+    with Job() as job:
+        crew = joined(job.roles[0]).group
+        assert isinstance(crew, Crew)
+        for lane in (CONTROL, PUSH, PULL, AHEAD):
+            [channel] = crew.client.open_lane(lane)
+            assert channel.peer.startswith("server 0")
+        crew.leave()
+
+
+def test_a_server_that_fails_tells_why() -> None:
+    with Job() as job:
+        crew = joined(job.roles[0]).group
+        assert isinstance(crew, Crew)
+        assert job.service is not None
+        job.service.fail("KeyError: 'x'")
+        with pytest.raises(PeerError, match="server 0 has closed: KeyError: 'x'"):
+            crew.client.everywhere(m.EndPhase(0))
+        crew.fail("")
+
+
+def test_a_server_that_never_starts_is_named() -> None:
+    holder, port = reserved_port()
+    with holder:
+        role = Role(server_num=1, server_endpoints=(("127.0.0.1", port),))
+        with pytest.raises(DeadlineError, match=rf"server 0 .*127\.0\.0\.1:{port}"):
+            joined(role, deadline_s=0.3)
+
+
+def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Job() as job:
+        monkeypatch.setattr(fleetlight, "__version__", "0.0")
+        with pytest.raises(PeerError, match=r"0\.0"):
+            joined(job.roles[0])
+
+
+def test_the_port_is_given_back() -> None:
+    with Job() as job:
+        [endpoint] = job.roles[0].server_endpoints
+    with socket.socket() as again:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        again.bind(endpoint)

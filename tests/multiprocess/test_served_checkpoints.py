@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of real jobs with parameter servers, and a job that is killed while it saves."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.workers import WorkerFailedError, reserved_port, run_processes
+from torch import nn
+
+import fleetlight as fleet
+from fleetlight import checkpoint
+from fleetlight.fleet.context import current
+from fleetlight.ps import table
+
+pytestmark = pytest.mark.multiprocess
+
+IDS = torch.arange(40).reshape(10, 2, 2) % 7 * 10**12
+
+
+def join(kind: str, index: int, ports: list[int], workers: int) -> None:
+    os.environ.update(
+        FLEET_ROLE=kind,
+        FLEET_INDEX=str(index),
+        FLEET_WORKER_NUM=str(workers),
+        FLEET_SERVER_NUM=str(len(ports)),
+        FLEET_SERVER_ENDPOINTS=",".join(f"127.0.0.1:{port}" for port in ports),
+    )
+    fleet.init()
+
+
+def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(fleet.nn.SparseEmbedding(3), nn.Flatten(), nn.Linear(6, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    return fleet.distributed_model(model), fleet.distributed_optimizer(optimizer)
+
+
+def train(model: nn.Module, optimizer: Any, steps: range) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        # every worker the same, so that their number does not matter
+        (model(IDS[step]) - 1.0).pow(2).mean().backward()
+        optimizer.step()
+
+
+def values(model: nn.Module) -> list[Any]:
+    fleet.barrier_worker()
+    model.eval()
+    with torch.no_grad():
+        rows = model.get_submodule("0")(torch.arange(-2, 9) * 10**12)
+    model.train()
+    return [rows.tolist(), *(p.tolist() for p in model.parameters())]
+
+
+def save_at_four(dirname: str, *, kind: str) -> Any:
+    model, optimizer = build()
+    if kind == "server":
+        return serve()
+    fleet.init_worker()
+    train(model, optimizer, range(4))
+    fleet.save_persistables(dirname)
+    # only this worker's folder has it in the end: the servers sent it
+    fleet.save_persistables(dirname + "-sent", via="worker0", background=True)
+    train(model, optimizer, range(4, 8))
+    return values(model)
+
+
+def go_on(dirname: str, *, kind: str, at_start: bool) -> Any:
+    model, optimizer = build()
+    if kind == "server":
+        return serve(dirname if at_start else None)
+    if at_start:
+        fleet.init_worker()
+    else:
+        fleet.load_persistables(dirname)
+    at_four = values(model)
+    train(model, optimizer, range(4, 8))
+    return at_four, values(model)
+
+
+def serve(dirname: str | None = None) -> None:
+    fleet.init_server(dirname)
+    fleet.run_server()
+
+
+def take_part(
+    function: Any,
+    kind: str,
+    index: int,
+    ports: list[int],
+    workers: int,
+    args: tuple[Any, ...],
+    facts: dict[str, Any],
+) -> Any:
+    join(kind, index, ports, workers)
+    value = function(*args, kind=kind, **facts)
+    if kind == "worker":
+        fleet.stop_worker()
+    return value
+
+
+def run_job(function: Any, servers: int, workers: int, *args: Any, **facts: Any) -> list[Any]:
+    """What each worker answers."""
+    with contextlib.ExitStack() as stack:
+        ports = []
+        for _ in range(servers):
+            holder, port = reserved_port()
+            stack.enter_context(holder)
+            ports.append(port)
+        each = [(function, "server", n, ports, workers, args, facts) for n in range(servers)]
+        each += [(function, "worker", n, ports, workers, args, facts) for n in range(workers)]
+        return run_processes(take_part, each)[servers:]
+
+
+def close(one: Any, other: Any) -> None:
+    for mine, theirs in zip(one, other, strict=True):
+        torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs), rtol=1e-5, atol=1e-6)
+
+
+def test_two_servers_save_and_others_go_on(tmp_path: Path) -> None:
+    path = str(tmp_path / "ckpt")
+    zero, one = run_job(save_at_four, 2, 2, path)
+    close(zero, one)
+    for name in (path, path + "-sent"):
+        checkpoint.read(name).verify()
+    ((at_four, end),) = run_job(go_on, 1, 1, path, at_start=False)
+    close(end, zero)
+    # a server that begins with a checkpoint has the values; the steps are counted by workers
+    for loaded, _ in run_job(go_on, 2, 1, path + "-sent", at_start=True):
+        close(loaded, at_four)
+
+
+def save_twice(dirname: str) -> None:
+    """One process; the second save is cut short by a death."""
+    fleet.init()
+    model, optimizer = build()
+    train(model, optimizer, range(2))
+    fleet.save_persistables(dirname)
+    train(model, optimizer, range(2, 4))
+    write = table.write_table
+
+    def die(*args: Any) -> Any:
+        write(*args)
+        os._exit(9)
+
+    table.write_table = die
+    fleet.save_persistables(dirname)
+
+
+def load_alone(dirname: str) -> Any:
+    fleet.init()
+    build()
+    fleet.load_persistables(dirname)
+    step = current().step
+    fleet.save_persistables(dirname)
+    fleet.stop_worker()
+    return step
+
+
+def test_a_job_killed_while_it_saves_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    path = str(tmp_path / "ckpt")
+    with pytest.raises(WorkerFailedError, match="died without a word"):
+        run_processes(save_twice, [(path,)])
+    assert checkpoint.read(path).manifest.step == 2
+    assert len(list(Path(path).glob("generation-*"))) == 2
+    assert run_processes(load_alone, [(path,)]) == [2]
+    # and the next save removes what was left behind
+    assert len(list(Path(path).glob("generation-*"))) == 1

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs with parameter servers in real processes: the public functions from begin to end."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.workers import run_job, run_processes
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import fleetlight as fleet
+from fleetlight.fleet.context import current, current_or_none
+from fleetlight.strategy import DistributedStrategy
+
+pytestmark = pytest.mark.multiprocess
+
+IDS = 60
+
+
+def records() -> TensorDataset:
+    random = np.random.default_rng(0)
+    ids = torch.from_numpy(random.zipf(1.3, (96, 3)) % IDS)
+    return TensorDataset(ids, torch.from_numpy(random.standard_normal((96, 1), np.float32)))
+
+
+class Model(nn.Module):
+    """Rows of three ids into a linear layer."""
+
+    def __init__(self, dim: int = 4) -> None:
+        super().__init__()
+        self.emb = fleet.nn.SparseEmbedding(dim)
+        self.linear = nn.Linear(3 * dim, 1)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.linear(self.emb(ids).flatten(1))
+        return out
+
+
+def registered(strategy: DistributedStrategy | None = None, dim: int = 4) -> Any:
+    torch.manual_seed(fleet.worker_index() if fleet.is_worker() else 9)
+    if fleet.worker_num() == 1 or fleet.is_first_worker():
+        torch.manual_seed(0)
+    model = fleet.distributed_model(Model(dim))
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+    return model, fleet.distributed_optimizer(optimizer, strategy)
+
+
+def serve() -> str:
+    registered()
+    fleet.init_server()
+    fleet.run_server()
+    return "served"
+
+
+def trained(global_batch: int = 8) -> Any:
+    model, optimizer = registered()
+    fleet.init_worker()
+    loader = DataLoader(records(), batch_size=global_batch // fleet.worker_num())
+    for _ in range(2):
+        for ids, target in fleet.shard(loader):
+            optimizer.zero_grad()
+            ((model(ids) - target) ** 2).mean().backward()
+            optimizer.step()
+    fleet.barrier_worker()
+    session = current().session
+    assert session is not None
+    ahead = session.communicator.figures().get("rows ahead", 0.0)
+    with torch.no_grad():
+        rows = model.emb(torch.arange(IDS))
+    dense = [p.detach().numpy().tolist() for p in model.linear.parameters()]
+    fleet.stop_worker()
+    fleet.stop_worker()
+    assert current_or_none() is None
+    return rows.numpy().tolist(), dense, ahead
+
+
+def alone() -> Any:
+    """As `python train.py` runs it: nothing in the environment says that there is a job."""
+    for name in [name for name in os.environ if name.startswith("FLEET_")]:
+        del os.environ[name]
+    fleet.init()
+    return trained()
+
+
+def test_servers_and_workers_train_what_one_process_does() -> None:
+    [one] = run_processes(alone, [()])
+    answers = run_job(serve, trained)
+    assert answers[:2] == [("value", "served")] * 2
+    for kind, (rows, dense, ahead) in answers[2:]:
+        assert kind == "value"
+        assert ahead > 0
+        np.testing.assert_allclose(rows, one[0], rtol=1e-5, atol=1e-7)
+        for mine, theirs in zip(dense, one[1], strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-7)
+
+
+def stops_serving() -> str:
+    """Server 1 ends like a process that was killed, once training has begun."""
+    registered()
+    fleet.init_server()
+    if fleet.server_index() == 1:
+        service = current().service
+        assert service is not None
+        server: Any = service.server
+        with server._news:
+            server._news.wait_for(lambda: server._service.pushes.ledger.versions.version > 3, 20)
+        os._exit(9)
+    try:
+        fleet.run_server()
+    except Exception as error:
+        return str(error)
+    return "nobody missed server 1"
+
+
+def goes_on() -> str:
+    model, optimizer = registered()
+    fleet.init_worker()
+    try:
+        for _ in range(100_000):
+            optimizer.zero_grad()
+            model(torch.arange(30).view(10, 3)).sum().backward()
+            optimizer.step()
+    except Exception as error:
+        current().group.fail(str(error))
+        return f"{type(error).__name__}: {error}"
+    return "nothing was noticed"
+
+
+def test_a_server_that_dies_is_named_by_the_workers() -> None:
+    answers = run_job(stops_serving, goes_on, deadline_s=6)
+    assert answers[1][0] == "error"  # it died without a word
+    for kind, text in answers[2:]:
+        assert kind == "value"
+        assert text.startswith(("PeerLostError", "DeadlineError"))
+        assert "server 1" in text
+
+
+def vanishes() -> str:
+    model, optimizer = registered()
+    fleet.init_worker()
+    if fleet.worker_index() == 1:
+        os._exit(9)
+    try:
+        model(torch.arange(3).view(1, 3)).sum().backward()
+        optimizer.step()
+        fleet.barrier_worker()
+    except Exception as error:
+        current().group.fail(str(error))
+        return f"{type(error).__name__}: {error}"
+    return "nothing was noticed"
+
+
+def served_badly() -> str:
+    try:
+        serve()
+    except Exception as error:
+        return str(error)
+    return "nothing was noticed"
+
+
+def test_a_worker_that_dies_is_named_to_the_others() -> None:
+    zero, _, worker, _ = run_job(served_badly, vanishes)
+    assert worker[0] == "value"
+    assert worker[1].startswith("PeerLostError")
+    assert "worker 1" in worker[1]
+    assert "worker 1" in zero[1]
+
+
+def other_script() -> str:
+    registered(dim=5)
+    try:
+        fleet.init_worker()
+    except Exception as error:
+        current().group.fail(str(error))
+        return f"{type(error).__name__}: {error}"
+    return "nothing was noticed"
+
+
+def test_scripts_that_differ_are_refused() -> None:
+    answers = run_job(served_badly, other_script, servers=1, workers=1)
+    assert answers[1][1].startswith("PlanError")
+    assert "plan.tables[emb].dim: 4 here, 5 there" in answers[1][1]

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job with parameter servers in one process: a thread for each worker, servers that are called.
+
+Everything but the sockets is real. Numbers of a job can so be compared in a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fleetlight.fleet.clipping import _clip_served
+from fleetlight.fleet.context import Context
+from fleetlight.fleet.planning import draw
+from fleetlight.fleet.served import ServedModel, ServedOptimizer
+from fleetlight.fleet.session import Session
+from fleetlight.kernels import Initializer, dedup, first_values, table_seed
+from fleetlight.ps import messages as m
+from fleetlight.ps.client import CONTROL, PUSH, Client, Wanted
+from fleetlight.ps.communicator import Communicator
+from fleetlight.ps.crew import Crew
+from fleetlight.ps.embedding import SparseEmbedding
+from fleetlight.ps.server import Server
+from fleetlight.ps.transport.interface import MemoryChannel
+from fleetlight.roles import Role
+from fleetlight.strategy import DistributedStrategy
+
+Built = tuple[nn.Module, list[torch.optim.Optimizer]]
+Build = Callable[[], Built]
+
+#: what a mode is called in a strategy
+SYNC: dict[str, Any] = {"a_sync": False}
+ASYNC: dict[str, Any] = {"a_sync": True}
+
+
+def geo(k: int, **more: Any) -> dict[str, Any]:
+    """The strategy of GeoSGD."""
+    return {"a_sync": True, "a_sync_configs": {"k_steps": k, **more}}
+
+
+@dataclasses.dataclass
+class Member:
+    """One worker, with the objects that its script would have."""
+
+    index: int
+    context: Context
+    model: nn.Module
+    optimizers: list[torch.optim.Optimizer]
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self.optimizers[0]
+
+    @property
+    def session(self) -> Session:
+        assert self.context.session is not None
+        return self.context.session
+
+    @property
+    def communicator(self) -> Communicator:
+        return self.session.communicator
+
+    def barrier(self) -> None:
+        self.session.barrier(self.context)
+
+    def clip(self, max_norm: float, norm_type: float = 2.0) -> float:
+        parameters = [
+            p
+            for o in self.context.optimizers
+            for g in o.optimizer.param_groups
+            for p in g["params"]
+        ]
+        return float(_clip_served(self.context, parameters, max_norm, norm_type))
+
+    def rows(self, ids: Any, table: int = 0) -> Any:
+        """What the servers hold of ids."""
+        distinct = dedup(np.asarray(ids, np.int64), self.session.client.server_num)
+        [rows] = self.session.client.pull([Wanted(table, distinct, insert=False)]).rows
+        return rows[distinct.inverse]
+
+
+class Job:
+    """Servers, and workers that train in threads."""
+
+    def __init__(
+        self, build: Build, strategy: dict[str, Any], *, workers: int, servers: int, **facts: Any
+    ) -> None:
+        self.build = build
+        self.strategy = strategy
+        self.workers = workers
+        self.deadline_s = facts.get("deadline_s", 20.0)
+        self._lock = threading.Lock()
+        self.servers = [
+            Server(i, servers, workers, version="test", deadline_s=self.deadline_s)
+            for i in range(servers)
+        ]
+        for server in self.servers:
+            model, optimizers = self.built()
+            drawn = draw(
+                model,
+                optimizers,
+                DistributedStrategy(**strategy),
+                worker_num=workers,
+                server_num=servers,
+            )
+            server.open(drawn.plan, drawn.optimizers, drawn.dense)
+
+    def built(self) -> Built:
+        with self._lock:
+            torch.manual_seed(0)
+            return self.build()
+
+    def client(self, index: int) -> Client:
+        servers = len(self.servers)
+
+        def connect(lane: str) -> Sequence[MemoryChannel]:
+            channels = [MemoryChannel(s, f"server {s.index}") for s in self.servers]
+            known = lane if lane in (CONTROL, PUSH) else "pull"
+            for server, channel in enumerate(channels):
+                channel.call(m.Hello("test", index, self.workers, server, servers, 1, known))
+            return channels
+
+        return Client(index, self.workers, servers, connect)
+
+    def member(self, index: int) -> Member:
+        """A worker, its session still closed."""
+        model, optimizers = self.built()
+        client = self.client(index)
+        context = Context(
+            role=Role(index=index, worker_num=self.workers, server_num=len(self.servers)),
+            group=Crew(client, self.deadline_s),
+            strategy=DistributedStrategy(**self.strategy),
+            session=Session(client, None),
+        )
+        context.models.append(ServedModel(model, context))
+        context.optimizers.extend(ServedOptimizer(o, context) for o in optimizers)
+        return Member(index, context, model, optimizers)
+
+    def work(self, index: int, train: Callable[[Member], Any]) -> Any:
+        member = self.member(index)
+        try:
+            member.session.open(member.context)
+            value = train(member)
+            member.session.stop()
+        except BaseException as error:
+            member.context.group.fail(str(error))
+            raise
+        member.context.group.leave()
+        return value
+
+    def run(self, train: Callable[[Member], Any]) -> list[Any]:
+        """What `train` answers in each worker; the first error is raised once all have ended."""
+        results = self.tried(train)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return results
+
+    def tried(self, train: Callable[[Member], Any]) -> list[Any]:
+        """The same; an error is answered in the worker's place."""
+        results: list[Any] = [None] * self.workers
+
+        def work(index: int) -> None:
+            try:
+                results[index] = self.work(index, train)
+            except BaseException as error:
+                results[index] = error
+
+        threads = [
+            threading.Thread(target=work, args=(index,), daemon=True)
+            for index in range(self.workers)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(100)
+            assert not thread.is_alive(), "a worker still waits"
+        return results
+
+
+def run(
+    build: Build,
+    train: Callable[[Member], Any],
+    strategy: dict[str, Any] | None = None,
+    *,
+    workers: int = 2,
+    servers: int = 1,
+    **facts: Any,
+) -> list[Any]:
+    """Train in a new job; what `train` answers in each worker."""
+    job = Job(
+        build, SYNC if strategy is None else strategy, workers=workers, servers=servers, **facts
+    )
+    return job.run(train)
+
+
+class Net(nn.Module):
+    """Rows of a few ids into a linear layer; `rows` makes it torch's own, with that many."""
+
+    def __init__(self, dim: int = 4, ids: int = 3, rows: int = 0, **layer: Any) -> None:
+        super().__init__()
+        self.linear = nn.Linear(dim * ids, 1)
+        self.emb: nn.Module = (
+            nn.Embedding(rows, dim, sparse=True) if rows else SparseEmbedding(dim, **layer)
+        )
+
+    def forward(self, ids: Tensor) -> Tensor:
+        out: Tensor = self.linear(self.emb(ids).flatten(1))
+        return out
+
+
+def started(rows: int, dim: int, table: str = "emb", first: int = 0, seed: int = 0) -> Tensor:
+    """Our first values of the ids from `first` on."""
+    ids = np.arange(first, first + rows)
+    values = first_values(ids, dim, table_seed(seed, table), Initializer("uniform", -0.05, 0.05))
+    return torch.from_numpy(values)
+
+
+def loss_of(model: nn.Module, ids: Tensor, target: Tensor) -> Tensor:
+    """A mean over the batch."""
+    loss: Tensor = ((model(ids) - target) ** 2).mean()
+    return loss
+
+
+def batches(steps: int, workers: int, size: int = 8, ids: int = 30, each: int = 3) -> Any:
+    """Zipf ids [steps, workers, size, each] below `ids`, and targets."""
+    random = np.random.default_rng(0)
+    drawn = random.zipf(1.3, (steps, workers, size, each)) % ids
+    targets = random.standard_normal((steps, workers, size, 1), np.float32)
+    return torch.from_numpy(drawn), torch.from_numpy(targets)
