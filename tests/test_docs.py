@@ -20,8 +20,8 @@ else:
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-TWINS = ("train_torch.py", "train_fleet.py")
-PAIRS = sorted(path.parent for path in (ROOT / "examples").glob("*/train_torch.py"))
+PLAIN = "train_torch.py"
+PAIRS = sorted(path.parent for path in (ROOT / "examples").glob(f"*/{PLAIN}"))
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -79,11 +79,16 @@ def test_fences_are_closed(page: Path) -> None:
 
 @pytest.mark.parametrize("example", PAIRS, ids=relative)
 def test_page_shows_the_difference_of_the_pair(example: Path) -> None:
-    plain, ours = [(example / name).read_text().splitlines() for name in TWINS]
-    lines = difflib.unified_diff(plain, ours, TWINS[0], TWINS[1], n=1, lineterm="")
-    difference = "\n".join(lines)
+    plain, *ours = [example / PLAIN, *sorted(set(example.glob("train_*.py")) - {example / PLAIN})]
     page = ROOT / "docs" / "examples" / f"{example.name}.md"
-    assert blocks(page, "diff") == [difference + "\n"], f"the diff is now:\n{difference}"
+    assert ours
+    assert blocks(page, "diff") == [difference(plain, script) for script in ours]
+
+
+def difference(plain: Path, ours: Path) -> str:
+    sides = [path.read_text().splitlines() for path in (plain, ours)]
+    lines = difflib.unified_diff(*sides, plain.name, ours.name, n=1, lineterm="")
+    return "\n".join(lines) + "\n"
 
 
 @pytest.mark.multiprocess
@@ -96,9 +101,28 @@ def test_quick_start_trains_the_same_weights_alone_and_in_a_job(tmp_path: Path) 
     assert weights(job, tmp_path) == pytest.approx(alone, rel=1e-5)
 
 
+@pytest.mark.multiprocess
+def test_first_program_of_the_readme_is_that_of_the_quick_start_and_learns(tmp_path: Path) -> None:
+    shown = blocks(ROOT / "README.md", "python")[0]
+    program = blocks(ROOT / "docs" / "quickstart.md", "python")[2]
+    assert [line for line in shown.splitlines() if line] == [
+        line for line in program.splitlines() if line
+    ]
+    (tmp_path / "clicks.py").write_text(program.replace("00_000", "_000"))
+    job = [sys.executable, "-m", "fleetlight.launch", "--server_num", "2", "--worker_num", "2"]
+    output = printed([*job, "clicks.py"], tmp_path)
+    assert 0.6 < float(re.findall(r"AUC (\S+)", output)[0]) < 0.8
+
+
 def weights(command: list[str], folder: Path) -> list[float]:
     """What the quick start's script prints last."""
-    output = subprocess.run(
+    output = printed(command, folder)
+    return [float(number) for number in re.findall(r"worker 0: weights (\S+)", output)]
+
+
+def printed(command: list[str], folder: Path) -> str:
+    """What a command writes to its standard output."""
+    return subprocess.run(
         command,
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -107,4 +131,3 @@ def weights(command: list[str], folder: Path) -> list[float]:
         capture_output=True,
         timeout=100,
     ).stdout
-    return [float(number) for number in re.findall(r"worker 0: weights (\S+)", output)]

@@ -63,11 +63,10 @@ def test_word2vec_alone_learns_like_its_plain_twin() -> None:
         assert losses[-1] < 3.4
 
 
-@pytest.mark.parametrize("k", [0, 20])
-def test_word2vec_with_two_servers_puts_topics_together(k: int) -> None:
+def test_word2vec_with_two_servers_puts_topics_together() -> None:
     script = EXAMPLES / "word2vec/train_fleet.py"
-    output = run(*SERVED, script, "--k_steps", k, "--steps", 800, "--dim", 16)
-    assert ("exchanges 40" in output) == bool(k)
+    output = run(*SERVED, script, "--k_steps", 20, "--steps", 800, "--dim", 16)
+    assert "exchanges 40" in output
     for topic, neighbours in re.findall(r"^topic(\d+)_\d+: (.*)$", output, re.MULTILINE):
         of_topic = [word for word in neighbours.split(", ") if word.startswith(f"topic{topic}_")]
         assert len(of_topic) >= 4, output

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from torch import nn
 
-from fleetlight import checkpoint
+# not `from fleetlight import`, which asks for the API, and that is being imported
+import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import Checkpoint, ModelState, OptimizerState
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.planning import Drawn
