@@ -70,6 +70,8 @@ def test_every_name_is_there_and_documented() -> None:
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     assert not hasattr(fleet, "no_such_name")
+    with pytest.raises(AttributeError, match="did you mean 'distributed_model'"):
+        _ = fleet.distribute_model
 
 
 def test_import_is_light() -> None:

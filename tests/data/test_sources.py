@@ -293,3 +293,13 @@ def test_a_stream_is_told_the_epoch_in_its_loading_processes(processes: dict[str
     workers = Workers(lambda: DataLoader(Epochs(4), batch_size=2, **processes), 2)
     for epoch in range(3):
         assert set(counting(workers.epoch())) == {epoch}
+
+
+def test_the_settings_that_workers_must_have_alike() -> None:
+    own = {"batch_size": 4, "seed": 0, "tail": "join"}
+    of_records = {"records": 30, "sampler": "SequentialSampler", "drop_last": True}
+    assert single(plain(drop_last=True)).settings() == own | of_records
+    batches = single(DataLoader(Numbers(30), batch_sampler=Ragged())).settings()
+    assert batches["sampler"] == "Ragged"
+    stream = single(DataLoader(Stream(30), batch_size=4)).settings()
+    assert stream == own | {"records": 30, "num_workers": 1, "drop_last": False}

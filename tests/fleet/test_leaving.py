@@ -60,6 +60,7 @@ EXITS = [
     (0, "import sys; sys.exit(3)", 3, "exited with code 3"),
     (1, "exit(3)", 3, "exited with code 3"),
     (1, "import sys; sys.exit('no data')", 1, "SystemExit: no data"),
+    (1, "raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
     (1, "import argparse; argparse.ArgumentParser().error('x')", 2, "exited with code 2"),
 ]
 

@@ -160,6 +160,12 @@ def misuse() -> None:
         fleet.distributed_optimizer(model)  # type: ignore[type-var]
     with pytest.raises(PlanError, match=r"expected a torch\.nn\.Module"):
         fleet.distributed_model(optimizer)  # type: ignore[type-var]
+    with pytest.raises(PlanError, match="got the class Linear itself, expected"):
+        fleet.distributed_model(nn.Linear)  # type: ignore[type-var]
+    with pytest.raises(PlanError, match="got a int, expected the loss as a tensor"):
+        optimizer.minimize(3)  # type: ignore[attr-defined]
+    with pytest.raises(StrategyError, match=r"is a dict, .* with DistributedStrategy\(\*\*sett"):
+        fleet.distributed_optimizer(torch.optim.SGD(model.parameters()), {"amp": True})  # type: ignore[arg-type]
     model(records()[0])
     late = torch.optim.SGD(model.parameters(), 0.1)
     strategy = fleet.DistributedStrategy(nccl_comm_num=2)

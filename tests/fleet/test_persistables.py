@@ -331,6 +331,8 @@ def old_form() -> None:
     build()
     with pytest.raises(ConfigError, match=r"write fleet\.save_persistables\(dirname\)"):
         fleet.save_persistables(object(), "ckpt")
+    with pytest.raises(ConfigError, match=r"got \(NoneType\), expected a folder: write fleet"):
+        fleet.save_persistables(None)  # type: ignore[arg-type]
 
 
 def test_fleets_old_form_is_answered_with_the_new_one() -> None:

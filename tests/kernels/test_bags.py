@@ -18,7 +18,7 @@ lengths = st.lists(st.integers(0, 5), min_size=1, max_size=12)
 MODES = ["sum", "mean", "max"]
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(lengths, st.sampled_from(MODES), st.booleans(), st.integers(1, 18), st.integers(0, 99))
 def test_equal_the_twins(sizes: list[int], mode: str, weighted: bool, dim: int, seed: int) -> None:
     offsets = np.cumsum([0, *sizes])

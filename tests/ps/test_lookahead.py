@@ -187,9 +187,9 @@ def test_a_refused_step_may_have_changed_rows_on_other_servers() -> None:
         announce(worker, [*range(9)])
         pulled(worker)
         worker.optimizer.zero_grad()
-        loss_of(worker.model, torch.tensor([[1, 2, 3]]), torch.ones(1, 1)).backward()
+        loss_of(worker.model, torch.arange(9).view(3, 3), torch.ones(3, 1)).backward()
         grad: Any = worker.model.emb.weight.grad  # type: ignore[union-attr]
-        grad.parts[0].gradients[0] = np.nan
+        grad.parts[0].gradients[-1] = np.nan  # of the last server
         with pytest.raises(GradientError, match="emb"):
             worker.optimizer.step()
         announce(worker)

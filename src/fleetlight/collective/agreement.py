@@ -77,7 +77,7 @@ def check_same_terms(stamps: Mapping[int, Stamp], terms: Terms, group: Group) ->
     decoded = [msgspec.json.decode(data, type=list[Entry]) for data in everybody]
     raise DivergedError(
         f"the workers no longer train alike: {_difference(decoded) or 'nobody can say how'}; all "
-        "must make the same forwards and steps, with the same settings"
+        "must make the same steps, with the same settings"
     )
 
 

@@ -127,7 +127,11 @@ def _not_ready(size: int, here: dict[int, Hello], endpoints: Sequence[str]) -> s
 
 
 def _answers(endpoint: Endpoint) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(endpoint, timeout=1.0):
+    # a ValueError is a name that no resolver takes
+    with (
+        contextlib.suppress(OSError, ValueError),
+        socket.create_connection(endpoint, timeout=1.0),
+    ):
         return True
     return False
 

@@ -38,7 +38,8 @@ class Blocks:
 
     def __post_init__(self) -> None:
         if self.tail not in TAILS:
-            raise ConfigError(f"fleet.shard: tail={self.tail!r}, expected one of {', '.join(TAILS)}")
+            known = ", ".join(TAILS)
+            raise ConfigError(f"fleet.shard: tail={self.tail!r}, expected one of {known}")
 
     @property
     def block(self) -> int:

@@ -56,7 +56,7 @@ def _plain(value: Any) -> object:
         value = value.item()
     if isinstance(value, float):
         # the last digits may differ between kinds of processors, and that does no harm
-        return f"{value:.6g}"
+        return float(f"{value:.6g}")
     if isinstance(value, (tuple, list)):
         return tuple(map(_plain, value))
     return None

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import subprocess
 import sys
 
@@ -18,6 +19,18 @@ def test_a_group_that_is_gone_is_no_error() -> None:
     process = subprocess.Popen(["true"], start_new_session=True)
     process.wait()
     kill([process.pid])
+
+
+def test_it_removes_the_folder_of_a_run_that_could_not(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "error.0").write_text("{}")
+    program = [sys.executable, "-I", "-S", keeper.__file__]
+    for _ in range(2):  # the second time it is gone already
+        subprocess.run([*program, str(folder)], input=b"", timeout=60, check=True)
+        assert not folder.exists()
+    subprocess.run(program, input=b"", timeout=60, check=True)
+    assert tmp_path.exists()
 
 
 def test_when_the_pipe_closes_it_kills_the_groups_left() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import subprocess
 import sys
 
 import pytest
@@ -90,6 +91,18 @@ def test_who_listens(taken: contextlib.closing[socket.socket]) -> None:
         port = server.getsockname()[1]
         assert listener(port).startswith(f"process {os.getpid()} (")
     assert listener(port) == ""
+
+
+@LINUX_ONLY
+def test_a_command_of_several_lines_is_told_in_one() -> None:
+    code = "import socket\nwith socket.create_server(('127.0.0.1', 0)) as s:\n"
+    code += " print(s.getsockname()[1], flush=True)\n input()"
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        told = listener(int(child.stdout.readline()))
+        child.communicate(b"\n", timeout=60)
+    assert told.startswith(f"process {child.pid} ({sys.executable} -c import socket with ")
 
 
 def test_own_addresses() -> None:

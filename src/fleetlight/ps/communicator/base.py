@@ -102,7 +102,6 @@ class Communicator:
     def settle(self) -> None:
         """What comes before a barrier: nothing of this worker is on its way any more."""
         self.flush()
-        self.forget_ahead()
         self.client.end_phase(self.phase)
 
     def resume(self) -> None:

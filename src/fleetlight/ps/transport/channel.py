@@ -150,7 +150,7 @@ class SocketChannel:
         """Hang up, from any thread; twice is fine."""
         self._closed = True
         if (frames := self._frames) is not None:
-            # the kernel would let a thread that waits on it wait on
+            # else a thread that waits on it would notice only when it next looks up
             frames.wire.interrupt()
         self._drop()
 
