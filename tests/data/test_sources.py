@@ -116,7 +116,8 @@ def test_an_empty_data_set_has_no_steps() -> None:
 def test_after_the_last_batch_every_worker_weighs_the_same() -> None:
     workers = Workers(lambda: plain(length=5), 2)
     workers.epoch()
-    assert [told[-2:] for told in workers.told] == [[(3, 5), None], [(2, 5), None]]
+    last = [[share and share[:2] for share in told[-2:]] for told in workers.told]
+    assert last == [[(3, 5), None], [(2, 5), None]]
 
 
 @in_processes

@@ -182,7 +182,7 @@ def test_others_go_on_while_one_waits_at_a_barrier() -> None:
         assert np.array_equal(found, truth)
 
 
-def test_a_refused_step_may_have_changed_rows_on_other_servers() -> None:
+def test_rows_are_right_after_a_step_that_was_refused() -> None:
     def train(worker: Member) -> None:
         announce(worker, [*range(9)])
         pulled(worker)
