@@ -158,8 +158,6 @@ class Session:
             if self.drawn.plan.mode != SYNC:
                 # nobody goes on before all have taken the values: they would not be the same
                 context.group.barrier("barrier_worker")
-            # nobody goes on before everybody has read the values that are the same for all
-            context.group.barrier("barrier_worker")
 
     def stop(self) -> None:
         """Let everything this worker has brought be applied, and say what was done."""
