@@ -28,8 +28,8 @@ from benchmarks import jobs, machine, report
 from benchmarks.wire_sizes import DENSE_BYTES, DIM, IDS, batches, plan, prepare_raw
 from fleetlight.kernels import dedup
 from fleetlight.ps import messages as m
-from fleetlight.ps.client import Client, Wanted
 from fleetlight.ps.transport import SocketChannel
+from fleetlight.ps.worker.client import Client, Wanted
 from fleetlight.security.certificates import make
 from fleetlight.security.context import client_context
 

@@ -21,9 +21,9 @@ from benchmarks.wire_sizes import DENSE_BYTES, DIM, IDS, RESIDENT, batches, plan
 from fleetlight.errors import PeerError
 from fleetlight.kernels import Initializer, RowTable, rule_named
 from fleetlight.ps import messages as m
-from fleetlight.ps.protocol import Array
-from fleetlight.ps.server import Server
+from fleetlight.ps.server.server import Server
 from fleetlight.ps.transport import Connection, Listener, Reply
+from fleetlight.ps.transport.protocol import Array
 from fleetlight.security.context import server_context
 
 _LOOPBACK = ("127.0.0.1", 0)

@@ -22,12 +22,12 @@ from fleetlight.fleet.served import ServedModel, ServedOptimizer
 from fleetlight.fleet.session import Session
 from fleetlight.kernels import Initializer, dedup, first_values, table_seed
 from fleetlight.ps import messages as m
-from fleetlight.ps.client import CONTROL, PUSH, Client, Wanted
-from fleetlight.ps.communicator import Communicator
-from fleetlight.ps.crew import Crew
-from fleetlight.ps.embedding import SparseEmbedding
-from fleetlight.ps.server import Server
+from fleetlight.ps.layers.embedding import SparseEmbedding
+from fleetlight.ps.server.server import Server
 from fleetlight.ps.transport.interface import MemoryChannel
+from fleetlight.ps.worker.client import CONTROL, PUSH, Client, Wanted
+from fleetlight.ps.worker.communicator import Communicator
+from fleetlight.ps.worker.crew import Crew
 from fleetlight.roles import Role
 from fleetlight.strategy import DistributedStrategy
 

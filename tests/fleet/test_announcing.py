@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from fleetlight.data.loader import ShardLoader
 from fleetlight.errors import ConfigError, PlanError
 from fleetlight.fleet.announcing import Announcer
-from fleetlight.ps.embedding import SparseEmbedding
+from fleetlight.ps.layers.embedding import SparseEmbedding
 
 IDS = torch.arange(24).view(8, 3)
 

@@ -17,7 +17,7 @@ from fleetlight import checkpoint
 from fleetlight.errors import ConfigError, PlanError
 from fleetlight.fleet.inference import with_frozen_tables
 from fleetlight.fleet.model import as_plain_module
-from fleetlight.ps.embedding import SparseEmbedding, SparseEmbeddingBag
+from fleetlight.ps.layers.embedding import SparseEmbedding, SparseEmbeddingBag
 
 IDS, TARGETS = batches(4, 2)
 

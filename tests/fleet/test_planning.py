@@ -12,8 +12,8 @@ from torch import nn
 
 from fleetlight.errors import PlanError
 from fleetlight.fleet.planning import Drawn, draw, mode_of
-from fleetlight.ps.embedding import SparseEmbedding, SparseEmbeddingBag
-from fleetlight.ps.entries import CountFilterEntry
+from fleetlight.ps.layers.embedding import SparseEmbedding, SparseEmbeddingBag
+from fleetlight.ps.layers.entries import CountFilterEntry
 from fleetlight.ps.plan import EntryPlan, InitializerPlan, RulePlan
 from fleetlight.strategy import DistributedStrategy
 

@@ -22,10 +22,10 @@ from fleetlight.fleet.planning import draw
 from fleetlight.fleet.served_loading import open_loaded
 from fleetlight.fleet.table_files import check_via
 from fleetlight.ps import messages as m
-from fleetlight.ps.embedding import SparseEmbedding
-from fleetlight.ps.entries import CountFilterEntry
-from fleetlight.ps.holdings import Holdings
-from fleetlight.ps.server import Server
+from fleetlight.ps.layers.embedding import SparseEmbedding
+from fleetlight.ps.layers.entries import CountFilterEntry
+from fleetlight.ps.server.server import Server
+from fleetlight.ps.tables.holdings import Holdings
 from fleetlight.strategy import DistributedStrategy
 
 IDS, TARGETS = batches(8, 2)

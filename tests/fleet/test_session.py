@@ -13,7 +13,7 @@ from torch import nn
 
 from fleetlight.errors import GradientError, PeerLostError, PlanError
 from fleetlight.fleet.session import drawn_of
-from fleetlight.ps.embedding import SparseEmbedding
+from fleetlight.ps.layers.embedding import SparseEmbedding
 
 ONE = torch.tensor([[1, 2, 3]])
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from fleetlight.errors import ConfigError, PlanError
 from fleetlight.fleet import shrinking
 from fleetlight.fleet.shrinking import Shrunk
-from fleetlight.ps.embedding import SparseEmbedding
-from fleetlight.ps.entries import ShowClickEntry
+from fleetlight.ps.layers.embedding import SparseEmbedding
+from fleetlight.ps.layers.entries import ShowClickEntry
 
 
 class Two(nn.Module):

@@ -16,7 +16,7 @@ from torch import nn
 import fleetlight as fleet
 from fleetlight import checkpoint
 from fleetlight.fleet.context import current
-from fleetlight.ps import table
+from fleetlight.ps.tables import table
 
 pytestmark = pytest.mark.multiprocess
 

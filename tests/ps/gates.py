@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from fleetlight.ps.client import Client
+from fleetlight.ps.worker.client import Client
 
 LIMIT_S = 20
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from fleetlight.kernels import Deduped, dedup
-from fleetlight.ps.embedding import TableLayer
-from fleetlight.ps.handle import TableHandle
+from fleetlight.ps.layers.embedding import TableLayer
+from fleetlight.ps.layers.handle import TableHandle
+from fleetlight.ps.layers.table_gradient import TableGradient
 from fleetlight.ps.plan import InitializerPlan, RulePlan, TablePlan
-from fleetlight.ps.table_gradient import TableGradient
 
 ROWS, DIM = 10, 3
 

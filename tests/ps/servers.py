@@ -11,11 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fleetlight.ps.dense import DenseBlocks
-from fleetlight.ps.live import NAMES, Live
+from fleetlight.ps.dtypes import NAMES
 from fleetlight.ps.placement import Placement
 from fleetlight.ps.plan import SYNC, DensePlan, Plan
-from fleetlight.ps.rules import optimizer_plan, push_options
+from fleetlight.ps.tables.dense import DenseBlocks
+from fleetlight.ps.tables.rules import optimizer_plan, push_options
+from fleetlight.ps.worker.live import Live
 
 
 def plan_of(

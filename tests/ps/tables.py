@@ -13,7 +13,7 @@ import safetensors.numpy
 
 from fleetlight.kernels import BUCKETS
 from fleetlight.ps.plan import EntryPlan, InitializerPlan, RulePlan, TablePlan
-from fleetlight.ps.table import Table
+from fleetlight.ps.tables.table import Table
 from fleetlight.ps.update import Floats, Ids
 
 LR = {"lr": 0.5}

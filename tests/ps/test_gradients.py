@@ -10,8 +10,15 @@ import pytest
 import torch
 from tests.ps.serving import ids_of, plan, rows_of
 
-from fleetlight.ps.gradients import Gradients, TablePart, dense_square, mean, not_finite, scaled
-from fleetlight.ps.live import flat_array
+from fleetlight.ps.dtypes import flat_array
+from fleetlight.ps.gradients import (
+    Gradients,
+    TablePart,
+    dense_square,
+    mean,
+    not_finite,
+    scaled,
+)
 from fleetlight.ps.placement import Block, Piece
 
 

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten_with_path
 from fleetlight.errors import ConfigError, PlanError, did_you_mean
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.planning import mode_of
-from fleetlight.ps.embedding import ids_of
+from fleetlight.ps.layers.embedding import ids_of
 from fleetlight.ps.plan import GEO
 from fleetlight.ps.update import Ids
 

@@ -28,7 +28,7 @@ from fleetlight.fleet.progress import progress
 from fleetlight.fleet.registering import distributed_model, distributed_optimizer
 from fleetlight.fleet.sharding import shard
 from fleetlight.fleet.shrinking import shrink
-from fleetlight.ps.entries import CountFilterEntry, ProbabilityEntry, ShowClickEntry
+from fleetlight.ps.layers.entries import CountFilterEntry, ProbabilityEntry, ShowClickEntry
 from fleetlight.roles import Role, RoleMaker, UserDefinedRoleMaker
 from fleetlight.roles import RoleMaker as PaddleCloudRoleMaker
 from fleetlight.strategy import DistributedStrategy

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fleetlight.errors import PlanError
 from fleetlight.fleet.context import Context, current
 from fleetlight.fleet.served import ServedOptimizer
-from fleetlight.ps.communicator.base import norm_of
+from fleetlight.ps.worker.communicator.base import norm_of
 
 
 def clip_grad_norm_(

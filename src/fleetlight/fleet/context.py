@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from fleetlight.collective.group import Group
 from fleetlight.errors import ConfigError
 from fleetlight.fleet.saving import BackgroundSave
-from fleetlight.ps.crew import Crew
+from fleetlight.ps.worker.crew import Crew
 from fleetlight.roles import Role
 from fleetlight.strategy import DistributedStrategy
 

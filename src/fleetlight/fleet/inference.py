@@ -25,10 +25,10 @@ from fleetlight.fleet.registered import refuse_in_server, registered_model
 from fleetlight.fleet.session import Session
 from fleetlight.fleet.table_files import WORKER0, TableFiles
 from fleetlight.kernels import BUCKETS, Initializer, table_seed
-from fleetlight.ps.embedding import TableLayer
-from fleetlight.ps.frozen import FrozenRows, frozen
+from fleetlight.ps.layers.embedding import TableLayer
+from fleetlight.ps.layers.frozen import FrozenRows, frozen
 from fleetlight.ps.plan import ASYNC, TablePlan
-from fleetlight.ps.table_file import WEIGHTS, Column, TableReader
+from fleetlight.ps.tables.table_file import WEIGHTS, Column, TableReader
 
 Directory = str | os.PathLike[str]
 #: ids to keep of each table by its name, or "all"

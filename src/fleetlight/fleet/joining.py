@@ -15,13 +15,13 @@ from fleetlight.fleet.context import Context
 from fleetlight.fleet.session import Session
 from fleetlight.observe.log import logger
 from fleetlight.ps import messages as m
-from fleetlight.ps.client import CONTROL, PULL, PUSH, Client
-from fleetlight.ps.crew import Crew
-from fleetlight.ps.server import Server
+from fleetlight.ps.server.server import Server
 from fleetlight.ps.transport.channel import SocketChannel, connect_all
 from fleetlight.ps.transport.interface import Channel, MemoryChannel
 from fleetlight.ps.transport.listener import Listener
 from fleetlight.ps.transport.session import Limits
+from fleetlight.ps.worker.client import CONTROL, PULL, PUSH, Client
+from fleetlight.ps.worker.crew import Crew
 from fleetlight.roles import Role, endpoint_text
 from fleetlight.security.context import client_context, server_context
 from fleetlight.strategy import DistributedStrategy

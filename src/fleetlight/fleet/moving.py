@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from fleetlight.errors import ConfigError, PlanError
 from fleetlight.kernels.bags import Mode
-from fleetlight.ps.embedding import bag_bounds, ids_of
-from fleetlight.ps.handle import TableHandle, Visit
-from fleetlight.ps.lookup import embed, embed_bags
+from fleetlight.ps.layers.embedding import bag_bounds, ids_of
+from fleetlight.ps.layers.handle import TableHandle, Visit
+from fleetlight.ps.layers.lookup import embed, embed_bags
 from fleetlight.ps.update import Floats, Ids
 
 Movable = nn.Embedding | nn.EmbeddingBag

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fleet.nn`: layers whose rows live on the parameter servers."""
 
-from fleetlight.ps.embedding import SparseEmbedding, SparseEmbeddingBag
+from fleetlight.ps.layers.embedding import SparseEmbedding, SparseEmbeddingBag
 
 __all__ = ["SparseEmbedding", "SparseEmbeddingBag"]

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from fleetlight.errors import PlanError
 from fleetlight.fleet.moving import is_movable, refuse_unmovable
-from fleetlight.ps.embedding import DEFAULT, TableLayer, initializer_plan
-from fleetlight.ps.live import NAMES
+from fleetlight.ps.dtypes import NAMES
+from fleetlight.ps.layers.embedding import DEFAULT, TableLayer, initializer_plan
 from fleetlight.ps.plan import (
     ASYNC,
     GEO,
@@ -23,7 +23,7 @@ from fleetlight.ps.plan import (
     RulePlan,
     TablePlan,
 )
-from fleetlight.ps.rules import optimizer_plan, own_rule, rule_of
+from fleetlight.ps.tables.rules import optimizer_plan, own_rule, rule_of
 from fleetlight.strategy import DistributedStrategy
 
 #: a parameter that no optimizer steps

@@ -21,10 +21,10 @@ from fleetlight.errors import CheckpointError
 from fleetlight.fleet.planning import Drawn
 from fleetlight.kernels import servers_of
 from fleetlight.ps import messages as m
-from fleetlight.ps.dense_state import PieceState, WholeState, part
-from fleetlight.ps.live import NAMES, flat_array
+from fleetlight.ps.dtypes import NAMES, flat_array
 from fleetlight.ps.placement import Placement
 from fleetlight.ps.plan import GEO, TablePlan
+from fleetlight.ps.tables.dense_state import PieceState, WholeState, part
 
 Words = tuple[m.Message, Sequence[NDArray[Any]]]
 

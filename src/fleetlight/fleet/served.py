@@ -16,8 +16,8 @@ from fleetlight.fleet.context import Context
 from fleetlight.fleet.model import ModelPlan
 from fleetlight.fleet.optimizer import OptimizerPlan
 from fleetlight.fleet.session import Session
-from fleetlight.ps.crew import Crew
 from fleetlight.ps.plan import GEO
+from fleetlight.ps.worker.crew import Crew
 
 
 class ServedModel(ModelPlan):

@@ -19,7 +19,7 @@ from fleetlight.fleet.served_saving import elsewhere, table_weights
 from fleetlight.fleet.session import Session
 from fleetlight.fleet.table_files import WORKER0, TableFiles
 from fleetlight.observe.log import logger
-from fleetlight.ps.server import Server
+from fleetlight.ps.server.server import Server
 
 
 class ServedLoading:

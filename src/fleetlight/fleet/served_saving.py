@@ -28,8 +28,8 @@ from fleetlight.fleet.registered import names_of
 from fleetlight.fleet.session import Session
 from fleetlight.fleet.table_files import Saved, TableFiles, files_of
 from fleetlight.ps import messages as m
-from fleetlight.ps.dense_state import DenseState, WholeState, tensor_of, whole
 from fleetlight.ps.plan import GEO, TablePlan
+from fleetlight.ps.tables.dense_state import DenseState, WholeState, tensor_of, whole
 
 
 @contextlib.contextmanager

@@ -18,16 +18,17 @@ from fleetlight.fleet import account
 from fleetlight.fleet.moving import MovedForward, is_movable, rows_of
 from fleetlight.fleet.planning import Drawn, draw
 from fleetlight.observe.log import logger
-from fleetlight.ps.client import Client
-from fleetlight.ps.communicator import Communicator, open_communicator
-from fleetlight.ps.embedding import TableLayer
-from fleetlight.ps.handle import TableHandle
-from fleetlight.ps.live import Live, as_tensor, flat_array
+from fleetlight.ps.dtypes import as_tensor, flat_array
+from fleetlight.ps.layers.embedding import TableLayer
+from fleetlight.ps.layers.handle import TableHandle
+from fleetlight.ps.layers.table_gradient import TableGradient
 from fleetlight.ps.plan import GEO, SYNC
-from fleetlight.ps.rules import push_options
-from fleetlight.ps.server import Server
-from fleetlight.ps.table_gradient import TableGradient
+from fleetlight.ps.server.server import Server
+from fleetlight.ps.tables.rules import push_options
 from fleetlight.ps.update import Floats, Ids, TableGradients, Update
+from fleetlight.ps.worker.client import Client
+from fleetlight.ps.worker.communicator import Communicator, open_communicator
+from fleetlight.ps.worker.live import Live
 
 if TYPE_CHECKING:
     from fleetlight.fleet.context import Context

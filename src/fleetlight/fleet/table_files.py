@@ -19,9 +19,9 @@ from fleetlight import checkpoint
 from fleetlight.checkpoint import Checkpoint, FileEntry
 from fleetlight.errors import ConfigError, CorruptCheckpointError, PeerError
 from fleetlight.ps import messages as m
-from fleetlight.ps.client import Client
 from fleetlight.ps.placement import buckets_of
-from fleetlight.ps.table_file import TableReader
+from fleetlight.ps.tables.table_file import TableReader
+from fleetlight.ps.worker.client import Client
 
 #: how the files get from the servers into the checkpoint
 FOLDER, WORKER0 = "folder", "worker0"

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fleetlight.ps.live import flat_array, numpy_dtype
+from fleetlight.ps.dtypes import flat_array, numpy_dtype
 from fleetlight.ps.placement import Block
 from fleetlight.ps.plan import Plan
 from fleetlight.ps.update import Floats, Ids

@@ -13,9 +13,9 @@ import numpy as np
 
 from fleetlight.errors import PeerError
 from fleetlight.ps.messages import Ask, Beat, Done, Fetch, Message, Pull, Pulled
-from fleetlight.ps.protocol import Array
 from fleetlight.ps.transport import Connection, Listener, Reply, SocketChannel
 from fleetlight.ps.transport.frames import Frames
+from fleetlight.ps.transport.protocol import Array
 from fleetlight.ps.transport.session import Limits
 from fleetlight.ps.transport.wire import Wire
 from fleetlight.roles.role import Endpoint

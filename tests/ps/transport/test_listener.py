@@ -29,8 +29,8 @@ from tests.workers import run_processes
 from fleetlight.errors import ConfigError, DeadlineError, PeerLostError, PlanError, ProtocolError
 from fleetlight.launch.processes.ports import Reservation
 from fleetlight.ps.messages import Ask, Beat, Done, Failure, Fetch, Leave, Pulled
-from fleetlight.ps.protocol import MAGIC, Prefix
 from fleetlight.ps.transport import Connection, Listener, SocketChannel
+from fleetlight.ps.transport.protocol import MAGIC, Prefix
 from fleetlight.ps.transport.session import Session
 from fleetlight.sockets.descriptors import open_sockets
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 from fleetlight.errors import DeadlineError, PeerError, PeerLostError, ProtocolError
 from fleetlight.ps.messages import Failure, Message
-from fleetlight.ps.protocol import Array
 from fleetlight.ps.transport.calling import NotReadyError, call_up
 from fleetlight.ps.transport.failures import error_of
 from fleetlight.ps.transport.frames import Frame, Frames
 from fleetlight.ps.transport.interface import Answer
+from fleetlight.ps.transport.protocol import Array
 from fleetlight.roles.role import Endpoint, endpoint_text
 
 #: how often to try a server that does not listen yet, how long a try may take, how often to tell

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fleetlight.errors import ProtocolError
 from fleetlight.ps.messages import Message
-from fleetlight.ps.protocol import (
+from fleetlight.ps.transport.protocol import (
     BODY_LIMIT,
     PREFIX_BYTES,
     Array,

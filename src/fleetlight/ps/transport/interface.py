@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias
 
 from fleetlight.errors import PeerError
 from fleetlight.ps.messages import Message
-from fleetlight.ps.protocol import Array
+from fleetlight.ps.transport.protocol import Array
 
 #: what a handler returns: the answer and its arrays
 Reply: TypeAlias = tuple[Message, Sequence[Array]]

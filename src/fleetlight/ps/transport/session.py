@@ -21,11 +21,11 @@ from fleetlight.errors import (
     ProtocolError,
 )
 from fleetlight.observe.log import logger
-from fleetlight.ps.protocol import BODY_LIMIT, MAGIC
 from fleetlight.ps.transport.failures import failure_of
 from fleetlight.ps.transport.frames import Frame, Frames
 from fleetlight.ps.transport.interface import Connection, Handler, Reply
 from fleetlight.ps.transport.options import prepare
+from fleetlight.ps.transport.protocol import BODY_LIMIT, MAGIC
 from fleetlight.ps.transport.tls import TlsWire
 from fleetlight.ps.transport.wire import Wire
 

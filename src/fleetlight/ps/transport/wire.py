@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from fleetlight.errors import DeadlineError, MembershipError, PeerLostError
-from fleetlight.ps.protocol import Buffer
+from fleetlight.ps.transport.protocol import Buffer
 from fleetlight.sockets.descriptors import bound_waits
 
 T = TypeVar("T")

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The layers whose rows live in a table: `SparseEmbedding`, `SparseEmbeddingBag`.
+
+They behave like torch's, but any int64 is an id, a row appears when its id is first seen, and
+`weight` has no elements.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fleetlight.errors import ConfigError, PlanError
+from fleetlight.kernels import sum_by
+from fleetlight.kernels.bags import Mode
+from fleetlight.ps.layers.entries import Entry
+from fleetlight.ps.layers.handle import TableHandle, Visit
+from fleetlight.ps.layers.lookup import Counts, embed, embed_bags
+from fleetlight.ps.plan import InitializerPlan
+from fleetlight.ps.update import Floats, Ids
+
+#: ("uniform", low, high), ("normal", mean, std), ("constant", value) or "zeros"
+Initializer = str | tuple[str, float] | tuple[str, float, float]
+DEFAULT: Initializer = ("uniform", -0.05, 0.05)
+_NUMBERS = {"uniform": 2, "normal": 2, "constant": 1, "zeros": 0}
+#: how often each id of a forward was shown and clicked
+Given = tuple[Floats | None, Floats | None]
+COMBINERS = ("sum", "mean", "max")
+
+
+class TableLayer(nn.Module):
+    """What both layers share: a table, and ids that become rows of it."""
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        optimizer: str | None = None,
+        initializer: Initializer = DEFAULT,
+        entry: Entry | None = None,
+        padding_idx: int | None = None,
+        table: str | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(dim, int) or isinstance(dim, bool) or dim < 1:
+            raise ConfigError(
+                f"{type(self).__name__}: got dim={dim!r}, expected a positive integer"
+            )
+        if entry is not None and not isinstance(entry, Entry):
+            raise ConfigError(
+                f"{type(self).__name__}: got entry={entry!r}, expected a CountFilterEntry, a "
+                "ProbabilityEntry or a ShowClickEntry"
+            )
+        self.dim = dim
+        self.optimizer = optimizer
+        self.initializer = initializer_plan(initializer)
+        self.entry = entry
+        self.padding_idx = padding_idx
+        self.table = table
+        #: what stands for the table in `model.parameters()` and in an optimizer's groups
+        self.weight = nn.Parameter(torch.empty(0, dim))
+        self.handle: TableHandle | None = None
+
+    def extra_repr(self) -> str:
+        """What `print(model)` shows."""
+        told = {"padding_idx": self.padding_idx, "table": self.table, "entry": self.entry}
+        return ", ".join([str(self.dim), *(f"{k}={v!r}" for k, v in told.items() if v is not None)])
+
+    def _handle(self) -> TableHandle:
+        if self.handle is None:
+            raise PlanError(
+                f"{type(self).__name__}: its table is not open yet; after fleet.init() "
+                "register the model that holds it, model = fleet.distributed_model(model), and "
+                "call that model"
+            )
+        return self.handle
+
+    def _inserts(self) -> bool:
+        return torch.is_grad_enabled() and self.weight.requires_grad
+
+    def _counts(self, visit: Visit, given: Given) -> Counts:
+        """Shows and clicks of each distinct id, from those of each id."""
+        show, click = given
+        if show is None and click is None:
+            return None
+        ids = len(visit.inverse)
+        # whoever gives clicks only means that everything was shown
+        shown = np.ones(ids, np.float32) if show is None else show
+        clicked = np.zeros(ids, np.float32) if click is None else click
+        both = np.stack([shown, clicked], axis=1)
+        summed = sum_by(both, visit.inverse, len(visit.wanted.ids))
+        return np.ascontiguousarray(summed[:, 0]), np.ascontiguousarray(summed[:, 1])
+
+
+class SparseEmbedding(TableLayer):
+    """Like `torch.nn.Embedding` over all int64 ids, its rows on the parameter servers.
+
+    `optimizer` names another rule than that of the param group its weight is in. Layers of the same
+    `table` share its rows.
+    """
+
+    def forward(
+        self, ids: Tensor, show: Tensor | None = None, click: Tensor | None = None
+    ) -> Tensor:
+        """Rows of ids of any shape; `show` and `click` are counted by a ShowClickEntry."""
+        flat = ids_of(ids, type(self).__name__)
+        self._handle().reached(flat)
+        real = None if self.padding_idx is None else flat != self.padding_idx
+        given = _given(show, click, len(flat), real)
+        rows = self._rows(flat if real is None or real.all() else flat[real], given)
+        if real is not None and not real.all():
+            where = torch.from_numpy(np.flatnonzero(real)).to(rows.device)
+            rows = rows.new_zeros(len(flat), self.dim).index_copy(0, where, rows)
+        return rows.view(*ids.shape, self.dim)
+
+    def _rows(self, flat: Ids, given: Given) -> Tensor:
+        visit = self._handle().visit(flat, self._inserts())
+        return embed(self.weight, visit, self._counts(visit, given), None)
+
+
+class SparseEmbeddingBag(TableLayer):
+    """Like `torch.nn.EmbeddingBag` over all int64 ids: sums, means or maxima of rows."""
+
+    def __init__(
+        self,
+        dim: int,
+        combiner: Mode = "mean",
+        *,
+        include_last_offset: bool = False,
+        **settings: Any,
+    ) -> None:
+        super().__init__(dim, **settings)
+        if combiner not in COMBINERS:
+            raise ConfigError(
+                f"SparseEmbeddingBag: got combiner={combiner!r}, expected one of {COMBINERS}"
+            )
+        self.combiner: Mode = combiner
+        self.include_last_offset = include_last_offset
+
+    def forward(
+        self,
+        ids: Tensor,
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+        show: Tensor | None = None,
+        click: Tensor | None = None,
+    ) -> Tensor:
+        """Bags are the rows of 2-D ids, or begin at `offsets` of 1-D ids."""
+        flat = ids_of(ids, "SparseEmbeddingBag")
+        self._handle().reached(flat)
+        bounds = bag_bounds(ids, offsets, self.include_last_offset)
+        weights = _weights(per_sample_weights, ids, self.combiner)
+        real = None
+        if self.padding_idx is not None and (flat == self.padding_idx).any():
+            real = flat != self.padding_idx
+        given = _given(show, click, len(flat), real)
+        if real is not None:
+            bounds = np.concatenate(([0], np.cumsum(real)))[bounds].astype(np.int64)
+            flat = flat[real]
+            if weights is not None:
+                weights = weights[torch.from_numpy(real).to(weights.device)]
+        visit = self._handle().visit(flat, self._inserts())
+        counts = self._counts(visit, given)
+        return embed_bags(self.weight, weights, visit, bounds, self.combiner, counts)
+
+    def extra_repr(self) -> str:
+        """What `print(model)` shows."""
+        return f"{super().extra_repr()}, combiner={self.combiner!r}"
+
+
+def ids_of(ids: Tensor, layer: str) -> Ids:
+    """The ids as a flat array of int64."""
+    if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
+        got = str(ids.dtype) if isinstance(ids, Tensor) else type(ids).__name__
+        raise ConfigError(
+            f"{layer}: got ids of type {got}, expected a tensor of torch.int64 or torch.int32; "
+            "write ids.long() if they are whole numbers"
+        )
+    flat: Ids = ids.detach().reshape(-1).to("cpu", torch.int64).numpy()
+    return flat
+
+
+def bag_bounds(ids: Tensor, offsets: Tensor | None, include_last: bool) -> NDArray[np.int64]:
+    """Where each bag begins, and where the last one ends."""
+    if ids.dim() == 2:
+        if offsets is not None:
+            raise ConfigError("SparseEmbeddingBag: got 2-D ids and offsets; give one of them")
+        return np.arange(ids.shape[0] + 1, dtype=np.int64) * ids.shape[1]
+    if ids.dim() != 1 or offsets is None:
+        raise ConfigError(
+            f"SparseEmbeddingBag: got ids of {ids.dim()} dimensions and "
+            f"{'no ' if offsets is None else ''}offsets; expected 2-D ids, or 1-D ids and offsets"
+        )
+    bounds: NDArray[np.int64] = ids_of(offsets, "SparseEmbeddingBag offsets")
+    if not include_last:
+        bounds = np.append(bounds, ids.shape[0])
+    if (
+        len(bounds) == 0
+        or bounds[0] != 0
+        or bounds[-1] != ids.shape[0]
+        or (np.diff(bounds) < 0).any()
+    ):
+        raise ConfigError(
+            "SparseEmbeddingBag: offsets must start at 0, never fall, and end at the number of "
+            f"ids, {ids.shape[0]}; got {np.array2string(bounds, threshold=8)}"
+        )
+    return np.ascontiguousarray(bounds)
+
+
+def initializer_plan(initializer: Initializer) -> InitializerPlan:
+    """The initializer as the plan keeps it."""
+    name, *numbers = (initializer,) if isinstance(initializer, str) else initializer
+    if name not in _NUMBERS or len(numbers) != _NUMBERS[name]:
+        raise ConfigError(
+            f"initializer: got {initializer!r}, expected ('uniform', low, high), "
+            "('normal', mean, std), ('constant', value) or 'zeros'"
+        )
+    a, b = (*map(float, numbers), 0.0, 0.0)[:2]
+    return InitializerPlan(name, a, b)
+
+
+def _weights(weights: Tensor | None, ids: Tensor, combiner: str) -> Tensor | None:
+    if weights is None:
+        return None
+    if combiner != "sum":
+        raise ConfigError(
+            "SparseEmbeddingBag: per_sample_weights need combiner='sum', this layer has "
+            f"{combiner!r}"
+        )
+    if weights.shape != ids.shape:
+        raise ConfigError(
+            f"SparseEmbeddingBag: per_sample_weights have shape {tuple(weights.shape)}, expected "
+            f"that of the ids, {tuple(ids.shape)}"
+        )
+    return weights.reshape(-1)
+
+
+def _given(
+    show: Tensor | None, click: Tensor | None, count: int, real: NDArray[np.bool_] | None
+) -> Given:
+    """Numbers that came with the ids, without those of padding."""
+    found: list[Floats | None] = []
+    for name, value in (("show", show), ("click", click)):
+        if value is None:
+            found.append(None)
+            continue
+        flat = value.detach().reshape(-1).to("cpu", torch.float32).numpy()
+        if len(flat) != count:
+            raise ConfigError(
+                f"{name}: got {len(flat)} numbers for {count} ids, expected one for each"
+            )
+        found.append(flat if real is None else flat[real])
+    return found[0], found[1]

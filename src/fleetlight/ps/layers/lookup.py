@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lookups as autograd sees them: rows in, gradients of distinct rows out, as a `TableGradient`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from fleetlight.kernels import gather, gather_bags, spread_bags, sum_by, weight_grads
+from fleetlight.kernels.bags import Mode
+from fleetlight.ps.layers.handle import Visit
+from fleetlight.ps.layers.table_gradient import TableGradient
+from fleetlight.ps.update import Floats, TableGradients
+
+Counts = tuple[Floats, Floats] | None
+
+
+def embed(
+    weight: Tensor, visit: Visit, counts: Counts, trained: NDArray[np.bool_] | None
+) -> Tensor:
+    """A row for each id. `trained` leaves some of the distinct ids without gradient."""
+    out: Tensor = _Embed.apply(weight, visit, counts, trained)  # type: ignore[no-untyped-call]
+    return out
+
+
+def embed_bags(
+    weight: Tensor,
+    weights: Tensor | None,
+    visit: Visit,
+    offsets: NDArray[np.int64],
+    mode: Mode,
+    counts: Counts,
+) -> Tensor:
+    """One row for each bag of ids, made of theirs."""
+    out: Tensor = _EmbedBags.apply(  # type: ignore[no-untyped-call]
+        weight, weights, visit, offsets, mode, counts
+    )
+    return out
+
+
+class _Embed(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, weight: Tensor, visit: Visit, counts: Counts, trained: NDArray[np.bool_] | None
+    ) -> Tensor:
+        ctx.weight, ctx.visit, ctx.counts, ctx.trained = weight, visit, counts, trained
+        if weight.device.type == "cpu":
+            return torch.from_numpy(gather(visit.rows, visit.inverse)).to(weight.dtype)
+        rows = torch.from_numpy(visit.rows).to(weight.device, weight.dtype)
+        return rows[torch.from_numpy(visit.inverse).to(weight.device, torch.int64)]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        visit: Visit = ctx.visit
+        count = len(visit.wanted.ids)
+        if gradient.device.type == "cpu":
+            summed = sum_by(_floats(gradient), visit.inverse, count)
+        else:
+            inverse = torch.from_numpy(visit.inverse).to(gradient.device, torch.int64)
+            sums = gradient.new_zeros(count, gradient.shape[1]).index_add_(0, inverse, gradient)
+            summed = _floats(sums)
+        return _table_gradient(ctx.weight, visit, summed, ctx.counts, ctx.trained), None, None, None
+
+
+class _EmbedBags(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        weight: Tensor,
+        weights: Tensor | None,
+        visit: Visit,
+        offsets: NDArray[np.int64],
+        mode: Mode,
+        counts: Counts,
+    ) -> Tensor:
+        ctx.weight, ctx.weights, ctx.visit, ctx.counts = weight, weights, visit, counts
+        ctx.offsets, ctx.mode = offsets, mode
+        each = None if weights is None else _floats(weights)
+        out, ctx.argmax = gather_bags(visit.rows, visit.inverse, offsets, each, mode)
+        return torch.from_numpy(out).to(weight.device, weight.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        visit: Visit = ctx.visit
+        grads = _floats(gradient)
+        each = None if ctx.weights is None else _floats(ctx.weights)
+        summed = spread_bags(
+            grads, visit.inverse, ctx.offsets, each, ctx.mode, len(visit.wanted.ids), ctx.argmax
+        )
+        of_weights = None
+        if ctx.weights is not None and ctx.needs_input_grad[1]:
+            dots = weight_grads(grads, visit.rows, visit.inverse, ctx.offsets)
+            of_weights = torch.from_numpy(dots).to(ctx.weights.device, ctx.weights.dtype)
+        table = _table_gradient(ctx.weight, visit, summed, ctx.counts, None)
+        return table, of_weights, None, None, None, None
+
+
+def _table_gradient(
+    weight: Tensor,
+    visit: Visit,
+    summed: Floats,
+    counts: Counts,
+    trained: NDArray[np.bool_] | None,
+) -> TableGradient:
+    shows, clicks = counts or (None, None)
+    part = TableGradients(visit.wanted.ids, visit.wanted.starts, summed, shows, clicks)
+    if trained is not None and not trained.all():
+        part = _only(part, trained)
+    return TableGradient(weight, [part])
+
+
+def _only(part: TableGradients, kept: NDArray[np.bool_]) -> TableGradients:
+    """The part without some of its ids."""
+    before = np.concatenate(([0], np.cumsum(kept)))
+    return TableGradients(
+        ids=part.ids[kept],
+        starts=before[part.starts],
+        gradients=part.gradients[kept],
+        shows=None if part.shows is None else part.shows[kept],
+        clicks=None if part.clicks is None else part.clicks[kept],
+    )
+
+
+def _floats(tensor: Tensor) -> Floats:
+    array: Floats = tensor.detach().to("cpu", torch.float32).contiguous().numpy()
+    return array

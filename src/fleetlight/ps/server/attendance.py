@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Attendance`: where threads of a server wait for other workers, never without a deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator
+
+from fleetlight.errors import DeadlineError, MembershipError, PeerError, PeerLostError
+from fleetlight.ps.server.roster import ABSENT, HERE, LEFT, LOST, Roster
+
+LONGER = "if they need longer, raise deadline_s of the strategy given to fleet.init"
+#: how often a wait looks around without being called
+_LOOK_EVERY_S = 1.0
+
+
+@dataclasses.dataclass
+class _Trace:
+    """What was last known of a worker."""
+
+    heard: float
+    step: int | None = None
+    #: what it does here; several when it uses several connections
+    doing: list[str] = dataclasses.field(default_factory=list)
+
+
+class Attendance:
+    """Who is here and what each is doing. `news` guards everything a server decides by."""
+
+    def __init__(
+        self, roster: Roster, worker_num: int, deadline_s: float, clock: Callable[[], float]
+    ) -> None:
+        self.roster = roster
+        self.news = threading.Condition()
+        self.deadline_s = deadline_s
+        self._clock = clock
+        self._traces = [_Trace(clock()) for _ in range(worker_num)]
+        self._closed: str | None = None
+
+    @contextlib.contextmanager
+    def during(self, worker: int, operation: str) -> Iterator[None]:
+        """The worker is heard of, and known to be busy with this."""
+        trace = self._traces[worker]
+        trace.heard = self._clock()
+        trace.doing.append(operation)
+        try:
+            yield
+        finally:
+            trace.doing.remove(operation)
+            trace.heard = self._clock()
+
+    def at_step(self, worker: int, step: int) -> None:
+        """The worker has said how far it is."""
+        self._traces[worker].step = step
+
+    def check(self) -> None:
+        """Raise what keeps this server from serving, if anything does."""
+        self.roster.check()
+        if self._closed is not None:
+            raise PeerLostError(self._closed)
+
+    def close(self, why: str) -> None:
+        """Everybody who waits or calls from now on is told why; the first reason stays."""
+        with self.news:
+            self._closed = self._closed or why
+            self.news.notify_all()
+
+    @property
+    def closed(self) -> bool:
+        """True once `close` was called."""
+        return self._closed is not None
+
+    def wait(
+        self,
+        operation: str,
+        ready: Callable[[], bool],
+        missing: Callable[[], list[int]],
+        deadline_s: float | None = None,
+        nobody: str = "the server itself",
+    ) -> None:
+        """Until `ready`; called with `news` held. The error names who is missing and how it is.
+
+        `nobody` is what was waited for where nobody is missing.
+        """
+        limit = self.deadline_s if deadline_s is None else deadline_s
+        end = self._clock() + limit
+        while not ready():
+            self.check()
+            self._check_here(operation, missing())
+            left = end - self._clock()
+            if left <= 0:
+                raise DeadlineError(self._late(operation, limit, missing(), nobody))
+            # not all that makes a wait hopeless is announced
+            self.news.wait(min(left, _LOOK_EVERY_S))
+
+    def until_all_left(self) -> None:
+        """Until every worker has left; raises when one has failed, once the others know."""
+        with self.news:
+            began, failed_at = self._clock(), None
+            while self.roster.those(ABSENT, HERE) and not self.closed:
+                if self.roster.those(ABSENT) and self._since(began) > self.deadline_s:
+                    missing = self.roster.those(ABSENT)
+                    raise DeadlineError(self._late("the server", self.deadline_s, missing))
+                self._lose_silent()
+                if self.roster.failed:
+                    failed_at = failed_at or self._clock()
+                    # the others learn of it when they call next, and say goodbye
+                    if not self.roster.those(HERE) or self._since(failed_at) > self.deadline_s:
+                        break
+                self.news.wait(min(_LOOK_EVERY_S, self.deadline_s))
+            self.roster.check()
+
+    def _since(self, then: float) -> float:
+        return self._clock() - then
+
+    def _lose_silent(self) -> None:
+        """A machine that has lost its power closes no connection; its silence tells."""
+        now = self._clock()
+        for worker in self.roster.those(HERE):
+            silent = now - self._traces[worker].heard
+            if silent > self.deadline_s and not self._traces[worker].doing:
+                self.roster.lose(worker, f"it has been silent for {silent:.0f} s")
+                self.news.notify_all()
+
+    def _check_here(self, operation: str, missing: list[int]) -> None:
+        gone = [worker for worker in missing if worker in self.roster.those(LEFT, LOST)]
+        if gone:
+            raise MembershipError(
+                f"{operation} would wait for worker {gone[0]}, which has left; every worker must "
+                "make the same calls in the same order"
+            )
+
+    def _late(self, operation: str, limit: float, missing: list[int], nobody: str = "") -> str:
+        who = ", ".join(self._told(worker) for worker in missing) or nobody
+        return f"{operation} waited {limit:g} s for {who}; {LONGER}"
+
+    def _told(self, worker: int) -> str:
+        trace = self._traces[worker]
+        if worker in self.roster.those(ABSENT):
+            return f"worker {worker} (it never came)"
+        if trace.doing:
+            return f"worker {worker} (it is in {trace.doing[-1]})"
+        silent = self._clock() - trace.heard
+        place = "" if trace.step is None else f", last at step {trace.step}"
+        return f"worker {worker} (silent for {silent:.0f} s{place})"
+
+
+def again(error: Exception) -> Exception:
+    """An error for one more thread to raise: a raised one carries the first thread's frames."""
+    return type(error)(*error.args) if isinstance(error, PeerError) else error

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Keeping`: a server's part in saving and loading a checkpoint, while training goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from fleetlight.errors import CheckpointError
+from fleetlight.ps.messages import Done, Fetched, Load, Put, Restore, Save, Saved, Take, Taken
+from fleetlight.ps.sequences import Mark
+from fleetlight.ps.server.gate import Gate
+from fleetlight.ps.server.handover import Handover
+from fleetlight.ps.server.pushes import Pushes
+from fleetlight.ps.server.tickets import Reply
+from fleetlight.ps.tables.dense_state import DenseState
+from fleetlight.ps.tables.holdings import CutState, Holdings
+from fleetlight.ps.tables.unpacking import Unpacking
+
+Array = NDArray[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cut:
+    state: CutState
+    #: the pushes that are part of it
+    marks: list[Mark]
+
+
+class Keeping:
+    """A cut lies between two pushes; it is what the next save writes and the next fetch answers."""
+
+    def __init__(self, server: int, holdings: Holdings, pushes: Pushes, gate: Gate) -> None:
+        self._server = server
+        self._holdings = holdings
+        self._pushes = pushes
+        self._gate = gate
+        self._handover = Handover(server)
+        self._lock = threading.Lock()
+        self._last: _Cut | None = None
+        self._is_writing = False
+
+    def cut(self) -> Reply:
+        """Hold on to everything as it is now."""
+        with self._lock:
+            self._check_idle()
+            self._last = self._cut()
+        return Done(), []
+
+    def save(self, message: Save) -> Reply:
+        """Write the tables, as they were cut or as they are now."""
+        folder = self._folder_for(message)
+        with self._lock:
+            self._check_idle()
+            made, self._last = self._last or self._cut(), None
+            self._is_writing = True
+        try:
+            return Saved(self._holdings.save(made.state, folder), made.marks), []
+        finally:
+            self._is_writing = False
+
+    def take(self, message: Take) -> Reply:
+        """A piece of what was saved without a folder."""
+        return Taken(), [self._handover.take(message.name, message.offset, message.size)]
+
+    def put(self, message: Put, arrays: Sequence[Array]) -> Reply:
+        """A piece of what is to be loaded without a folder."""
+        for array in arrays:
+            self._handover.put(message.name, message.offset, array)
+        return Done(), []
+
+    def drop(self) -> Reply:
+        """Let go of a cut that nobody will save, and of the temporary folder."""
+        with self._lock:
+            self._last = None
+            if not self._is_writing:
+                self._holdings.drop_cuts()
+                self._handover.clear()
+        return Done(), []
+
+    def fetch(self) -> Reply:
+        """Dense values and state, as they were cut or as they are now."""
+        with self._lock:
+            made = self._last
+        state = self._holdings.dense.state() if made is None else made.state.dense
+        return Fetched(state.state, state.scalars), [*state.values, *state.arrays]
+
+    def load(self, message: Load) -> Reply:
+        """Take over the rows of a checkpoint; what was made for older ones is refused from now."""
+        folder = Path(message.folder) if message.folder else self._handover.folder
+        if message.dry:
+            self._holdings.check(message, folder)
+            return Done(), []
+        with self._gate.alone():
+            self._pushes.begin(message.epoch)
+            self._holdings.load(message, folder)
+        return Done(), []
+
+    def restore(self, message: Restore, arrays: Sequence[Array]) -> Reply:
+        """Take over dense values and state."""
+        unpacking = Unpacking(arrays, "dense state")
+        values = unpacking.blocks(self._holdings.blocks())
+        state = DenseState(values, message.state, message.scalars, unpacking.rest())
+        with self._gate.alone():
+            self._holdings.restore(state)
+        return Done(), []
+
+    def _folder_for(self, message: Save) -> Path:
+        """Where to save: a folder that is worker 0's, too, or the temporary one."""
+        if not message.folder:
+            self._handover.clear()
+            return self._handover.folder
+        folder = Path(message.folder)
+        if not (folder / message.token).is_file():
+            raise CheckpointError(
+                f"server {self._server} does not see what worker 0 wrote into {folder}; the folder "
+                "of a checkpoint must be the same for all processes, use a shared file system or "
+                'via="worker0"'
+            )
+        return folder
+
+    def _check_idle(self) -> None:
+        """A table holds on to one cut at a time."""
+        if self._is_writing:
+            raise CheckpointError(
+                f"server {self._server} still writes the checkpoint before; wait for it to end"
+            )
+
+    def _cut(self) -> _Cut:
+        with self._gate.alone():
+            return _Cut(self._holdings.cut(), self._pushes.ledger.marks.marks())

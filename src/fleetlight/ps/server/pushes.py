@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Pushes`: what changes the holdings in training, and what the workers are answered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetlight.errors import GradientError, PlanError
+from fleetlight.kernels import member
+from fleetlight.ps.gradients import Gradients, not_finite, refusal
+from fleetlight.ps.messages import Apply, Exchange, Exchanged, Push, Pushed
+from fleetlight.ps.plan import GEO, SYNC
+from fleetlight.ps.server.ahead_lists import AheadList, AheadLists
+from fleetlight.ps.server.attendance import Attendance
+from fleetlight.ps.server.gate import Gate
+from fleetlight.ps.server.ledger import Entry, Ledger, Peer
+from fleetlight.ps.server.tickets import Reply, Tickets
+from fleetlight.ps.server.together import Outcome, Together
+from fleetlight.ps.tables.holdings import Holdings
+
+Array = NDArray[Any]
+#: the answer to a push that was applied long ago
+_APPLIED = Outcome(applied=True)
+
+
+class Pushes:
+    """In sync mode the pushes of all workers make one step, else each push is applied alone."""
+
+    def __init__(
+        self, holdings: Holdings, attendance: Attendance, gate: Gate, worker_num: int
+    ) -> None:
+        self._holdings = holdings
+        self._plan = holdings.plan
+        self._attendance = attendance
+        self._news = attendance.news
+        self._gate = gate
+        self.ledger = Ledger(worker_num)
+        self._together = Together(holdings, attendance, gate, self.ledger, worker_num)
+        self._tickets = Tickets(attendance, self.ledger.marks)
+        self._ahead = AheadLists()
+
+    def push(self, peer: Peer, message: Push, arrays: Sequence[Array]) -> Reply:
+        """Gradients of one step of one worker."""
+        return self._tickets.once(
+            peer,
+            message,
+            lambda: self._pushed(peer, message, self._push(peer, message, arrays)),
+            lambda: self._pushed(peer, message, _APPLIED),
+        )
+
+    def apply(self, peer: Peer, message: Apply) -> Reply:
+        """The factor for gradients that are held."""
+        return self._tickets.once(
+            peer,
+            message,
+            lambda: self._pushed(peer, message, self._together.apply(peer, message)),
+            lambda: self._pushed(peer, message, _APPLIED),
+        )
+
+    def exchange(self, peer: Peer, message: Exchange, arrays: Sequence[Array]) -> Reply:
+        """Differences of one worker, in geo mode."""
+        if self._plan.mode != GEO:
+            raise PlanError(f"{peer} exchanges differences, but the mode is {self._plan.mode!r}")
+        differences = self._holdings.differences(message, arrays, str(peer))
+        return self._tickets.once(
+            peer,
+            message,
+            lambda: self._exchanged(self._exchange(peer, message, differences)),
+            lambda: self._exchanged(self._reread(message, differences)),
+            # many rows, which can as well be read again
+            keep=False,
+        )
+
+    def remember(self, peer: Peer, pulled: AheadList) -> None:
+        """Ids that a worker reads for a step to come; to be called before they are read."""
+        if self._plan.mode == SYNC:
+            with self._news:
+                self._ahead.remember(peer.worker, pulled)
+
+    def end(self, worker: int, phase: int) -> None:
+        """The worker makes no more step in this phase: others may wait for just that."""
+        with self._news:
+            self.ledger.clocks.end(worker, phase)
+            self._news.notify_all()
+        self._together.end(worker, phase)
+
+    def awaited_by(self, worker: int) -> dict[int, list[int]]:
+        """By optimizer: whom a worker waits for in a step; called with `news` held."""
+        return self._together.awaited_by(worker)
+
+    def leave(self, worker: int) -> None:
+        """The worker makes no more step at all."""
+        with self._news:
+            self.ledger.clocks.leave(worker)
+            self._news.notify_all()
+        self._together.leave(worker)
+
+    def begin(self, epoch: int) -> None:
+        """A checkpoint was loaded: what was made for the values before is forgotten."""
+        with self._news:
+            self.ledger.marks.begin(epoch)
+            self._together.clear()
+            self._ahead.clear()
+
+    def _push(self, peer: Peer, message: Push, arrays: Sequence[Array]) -> Outcome:
+        gradients = self._holdings.gradients(message, arrays, str(peer))
+        self._attendance.at_step(peer.worker, message.step)
+        refused = self._refusal_of(peer, message, gradients)
+        if self._plan.mode == SYNC:
+            return self._together.push(peer, message, gradients, refused)
+        if message.hold:
+            raise PlanError(f"{peer} clips by the norm over all servers, which only sync mode does")
+        if refused is not None and self._plan.on_nonfinite == "refuse":
+            raise refused
+        return self._push_alone(peer, message, gradients, message.skip or refused is not None)
+
+    def _push_alone(self, peer: Peer, message: Push, gradients: Gradients, skip: bool) -> Outcome:
+        entry = Entry(peer, message.sequence, message.phase, message.merged, message.seen)
+        with self._gate.passing():
+            if not skip:
+                self._holdings.step(message.optimizer, message.options, message.step, gradients)
+            self._book(entry, applied=not skip)
+        return Outcome(applied=not skip)
+
+    def _exchange(self, peer: Peer, message: Exchange, differences: Gradients) -> list[Array]:
+        refused = self._refusal(f"{peer} brought a difference (step {message.step})", differences)
+        self._attendance.at_step(peer.worker, message.step)
+        if refused is not None:
+            raise refused
+        with self._gate.passing():
+            found = self._holdings.exchange(differences, message.wants)
+            self._book(Entry(peer, message.sequence), applied=True)
+        return found
+
+    def _reread(self, message: Exchange, differences: Gradients) -> list[Array]:
+        return self._holdings.reread(differences, message.step) if message.wants else []
+
+    def _book(self, entry: Entry, applied: bool) -> None:
+        with self._news:
+            self.ledger.book([entry], applied)
+            self._news.notify_all()
+
+    def _refusal_of(self, peer: Peer, message: Push, gradients: Gradients) -> GradientError | None:
+        if message.skip:
+            return None
+        if message.refusal:
+            return GradientError(message.refusal)
+        # workers look first: they see all of a step, a server only its part
+        return self._refusal(f"{peer} pushed a gradient (step {message.step})", gradients)
+
+    def _refusal(self, what: str, gradients: Gradients) -> GradientError | None:
+        """Why values that are not finite will not be applied; None where all is well."""
+        if self._plan.on_nonfinite == "apply":
+            return None
+        where = not_finite(gradients, self._plan)
+        return None if where is None else GradientError(refusal(what, where, "on this server"))
+
+    def _pushed(self, peer: Peer, message: Push | Apply, outcome: Outcome) -> Reply:
+        arrays: list[Array] = self._holdings.dense.values() if message.wants_dense else []
+        changed: list[AheadList] = []
+        if not (isinstance(message, Push) and message.hold):
+            for pulled in self._taken_ahead(peer, message.optimizer):
+                rows = self._changed_rows(pulled, outcome, message.step)
+                if rows:
+                    changed.append(pulled)
+                    arrays.extend(rows)
+        with self._news:
+            version, slowest = (
+                self.ledger.versions.version,
+                self.ledger.clocks.slowest(message.phase),
+            )
+        return Pushed(
+            version,
+            slowest,
+            outcome.applied,
+            outcome.square,
+            [pulled.table for pulled in changed],
+            [pulled.batch for pulled in changed],
+        ), arrays
+
+    def _taken_ahead(self, peer: Peer, optimizer: int) -> list[AheadList]:
+        """The lists that this step may have made old: no other step changes those tables."""
+        mine = {n for n, table in enumerate(self._plan.tables) if table.optimizer == optimizer}
+        with self._news:
+            return self._ahead.take(peer.worker, mine)
+
+    def _changed_rows(self, pulled: AheadList, outcome: Outcome, step: int) -> list[Array]:
+        """Positions and rows of what the step has changed, or nothing."""
+        touched = outcome.touched.get(pulled.table)
+        if touched is None or not len(touched):
+            return []
+        positions = np.flatnonzero(member(pulled.ids, touched))
+        if not len(positions):
+            return []
+        table = self._holdings.table(pulled.table)
+        return [positions, table.pull(pulled.ids[positions], False, step)]
+
+    def _exchanged(self, arrays: list[Array]) -> Reply:
+        with self._news:
+            version, slowest = self.ledger.versions.version, self.ledger.clocks.slowest(0)
+        return Exchanged(version, slowest), arrays

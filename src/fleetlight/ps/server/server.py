@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Server`: answers the workers' messages out of its tables and dense parameters.
+
+Each connection has a thread that calls the server. It is there before it knows what is trained: the
+workers can meet from then on, and `open` gives it the plan.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fleetlight.errors import MembershipError, PeerError, PlanError, ProtocolError
+from fleetlight.observe.log import logger
+from fleetlight.ps import messages as m
+from fleetlight.ps.plan import Plan, first_difference
+from fleetlight.ps.server.ahead_lists import AheadList
+from fleetlight.ps.server.attendance import Attendance
+from fleetlight.ps.server.gate import Gate
+from fleetlight.ps.server.keeping import Keeping
+from fleetlight.ps.server.ledger import Peer
+from fleetlight.ps.server.meetings import Meetings
+from fleetlight.ps.server.pushes import Pushes
+from fleetlight.ps.server.roster import Roster
+from fleetlight.ps.server.tickets import Reply
+from fleetlight.ps.tables.holdings import Holdings
+from fleetlight.ps.transport.interface import Connection
+
+Array = NDArray[Any]
+Arrays = Sequence[Array]
+#: a lost connection of this lane is a lost worker; the others may be opened again
+CONTROL = "control"
+#: how often a worker that joins is told that a checkpoint is still being read
+_LOADING_S = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Service:
+    """What an open server works with."""
+
+    plan: Plan
+    holdings: Holdings
+    pushes: Pushes
+    keeping: Keeping
+
+    def take(self, message: m.Message, arrays: Arrays) -> None:
+        """Values of a checkpoint, before anybody has joined."""
+        if isinstance(message, m.Load):
+            self.keeping.load(message)
+        elif isinstance(message, m.Restore):
+            self.keeping.restore(message, arrays)
+        else:
+            assert isinstance(message, m.Fill), message
+            self.holdings.fill(message, arrays)
+
+
+class Server:
+    """One of `server_num` servers, for `worker_num` workers.
+
+    It is called as a handler of `transport`: `server(connection, message, arrays)`.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        server_num: int,
+        worker_num: int,
+        *,
+        version: str,
+        deadline_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.index = index
+        self._worker_num = worker_num
+        self._roster = Roster(index, server_num, worker_num, version)
+        self._attendance = Attendance(self._roster, worker_num, deadline_s, clock)
+        self._news = self._attendance.news
+        self._meetings: Meetings[list[Array]] = Meetings(worker_num)
+        self._gate = Gate(deadline_s)
+        self._service: _Service | None = None
+        #: the plan is known, and a checkpoint is being read
+        self._is_loading = False
+        #: the connection whose loss is the loss of a worker
+        self._controls: dict[int, Connection] = {}
+        self._handlers = self._all_handlers()
+
+    def open(
+        self,
+        plan: Plan,
+        optimizers: Sequence[torch.optim.Optimizer],
+        parameters: Sequence[Tensor],
+        loaded: Iterable[tuple[m.Message, Arrays]] = (),
+    ) -> None:
+        """Make the tables and dense blocks; workers may join once all that is `loaded` is in."""
+        holdings = Holdings(plan, self.index, optimizers, parameters)
+        pushes = Pushes(holdings, self._attendance, self._gate, self._worker_num)
+        keeping = Keeping(self.index, holdings, pushes, self._gate)
+        service = _Service(plan, holdings, pushes, keeping)
+        self._is_loading = True
+        for message, arrays in loaded:
+            service.take(message, arrays)
+        with self._news:
+            self._service = service
+            for worker in self._roster.those("left"):
+                pushes.leave(worker)
+            self._news.notify_all()
+
+    def __call__(self, connection: Connection, message: m.Message, arrays: Arrays) -> Reply:
+        """Answer a message; what is raised is meant for the worker."""
+        if isinstance(message, m.Hello):
+            return self._hello(connection, message)
+        peer = connection.note
+        if not isinstance(peer, Peer):
+            raise ProtocolError(
+                f"{connection.peer} began with {type(message).__name__}, expected Hello"
+            )
+        handler = self._handlers.get(type(message))
+        if handler is None:
+            raise ProtocolError(f"{peer} sent {type(message).__name__}, which servers only answer")
+        with self._attendance.during(peer.worker, _operation(message)):
+            return handler(peer, message, arrays)
+
+    def gone(self, connection: Connection, error: PeerError | None) -> None:
+        """A connection has ended."""
+        peer = connection.note
+        with self._news:
+            if isinstance(peer, Peer) and self._controls.get(peer.worker) is connection:
+                del self._controls[peer.worker]
+                why = "its connection was closed" if error is None else str(error)
+                self._roster.lose(peer.worker, why)
+                self._news.notify_all()
+
+    def wait(self) -> None:
+        """Until every worker has left; raises when one has failed or was lost."""
+        self._attendance.until_all_left()
+
+    def close(self, why: str = "") -> None:
+        """Serve no more: whoever waits or calls is told why."""
+        self._attendance.close(f"server {self.index} has closed" + (f": {why}" if why else ""))
+        if self._service is not None:
+            self._service.keeping.drop()
+
+    @property
+    def is_open(self) -> bool:
+        """True once it knows what is trained."""
+        return self._service is not None
+
+    @property
+    def closed(self) -> bool:
+        """True once it serves no more."""
+        return self._attendance.closed
+
+    def load(self, message: m.Load) -> None:
+        """Read this server's rows out of a checkpoint, before training."""
+        self._open_service().keeping.load(message)
+
+    def restore(self, message: m.Restore, arrays: Arrays) -> None:
+        """Take dense values and state out of a checkpoint, before training."""
+        self._open_service().keeping.restore(message, arrays)
+
+    def counted(self) -> m.Counted:
+        """What there is to say in figures."""
+        service = self._service
+        if service is None:
+            return m.Counted(0, {}, {}, {})
+        tables = service.holdings.tables
+        with self._news:
+            versions = service.pushes.ledger.versions
+            pushes, staleness = versions.version, dict(versions.staleness)
+        return m.Counted(
+            pushes,
+            {table.plan.name: len(table) for table in tables},
+            {table.plan.name: table.nbytes for table in tables},
+            staleness,
+        )
+
+    def _all_handlers(self) -> dict[type, Callable[[Peer, Any, Arrays], Reply]]:
+        """By class of the message. Those that work on the holdings need the plan."""
+        return {
+            m.Meet: self._meet,
+            m.Beat: self._beat,
+            m.Leave: self._leave,
+            m.Ask: lambda peer, message, arrays: (self.counted(), []),
+            m.Join: self._join,
+            m.Pull: self._pull,
+            m.EndPhase: self._end_phase,
+            m.Push: lambda p, message, a: self._serving().pushes.push(p, message, a),
+            m.Apply: lambda p, message, a: self._serving().pushes.apply(p, message),
+            m.Exchange: lambda p, message, a: self._serving().pushes.exchange(p, message, a),
+            m.Fill: self._fill,
+            m.Shrink: self._shrink,
+            m.Cut: lambda p, message, a: self._serving().keeping.cut(),
+            m.Save: lambda p, message, a: self._serving().keeping.save(message),
+            m.Take: lambda p, message, a: self._serving().keeping.take(message),
+            m.Put: lambda p, message, a: self._serving().keeping.put(message, a),
+            m.Drop: lambda p, message, a: self._serving().keeping.drop(),
+            m.Fetch: lambda p, message, a: self._serving().keeping.fetch(),
+            m.Load: lambda p, message, a: self._serving().keeping.load(message),
+            m.Restore: lambda p, message, a: self._serving().keeping.restore(message, a),
+        }
+
+    @property
+    def _is_open(self) -> bool:
+        return self._service is not None
+
+    def _serving(self) -> _Service:
+        """What the server works with; an error where the job is over or has not begun."""
+        self._attendance.check()
+        return self._open_service()
+
+    def _open_service(self) -> _Service:
+        if self._service is None:
+            raise PlanError(
+                f"server {self.index} does not know yet what is trained; Join comes before it is "
+                "asked for anything"
+            )
+        return self._service
+
+    def _hello(self, connection: Connection, message: m.Hello) -> Reply:
+        # of a failure the worker is told by its next request: a greeting that fails is tried again
+        with self._news:
+            self._roster.arrive(message)
+            peer = Peer(message.worker, message.incarnation, message.lane)
+            connection.note = peer
+            connection.peer = f"{peer} ({connection.peer})"
+            if message.lane == CONTROL:
+                self._controls[message.worker] = connection
+            self._news.notify_all()
+        with self._attendance.during(message.worker, "hello"):
+            return self._welcome()
+
+    def _welcome(self) -> Reply:
+        epoch = 0 if self._service is None else self._service.pushes.ledger.marks.epoch
+        return m.Welcome(self.index, epoch), []
+
+    def _join(self, peer: Peer, message: m.Join, arrays: Arrays) -> Reply:
+        with self._news:
+            self._attendance.check()
+            self._attendance.wait(
+                "joining",
+                lambda: self._is_open or self._is_loading,
+                list,
+                nobody=f"server {self.index}, which has not called fleet.init_server() yet",
+            )
+            if not self._news.wait_for(lambda: self._is_open, _LOADING_S):
+                # to be asked again: a large checkpoint takes longer than any deadline
+                return m.Done(), []
+        difference = first_difference(self._open_service().plan, message.plan)
+        if difference is not None:
+            raise PlanError(
+                f"server {self.index} (here) and {peer} (there) do not train the same: "
+                f"{difference}; run the same script with the same settings everywhere"
+            )
+        return self._welcome()
+
+    def _meet(self, peer: Peer, message: m.Meet, arrays: Arrays) -> Reply:
+        meeting = message.meeting
+        with self._news:
+            self._attendance.check()
+            try:
+                self._meetings.enter(peer.worker, meeting, message.operation, list(arrays))
+                self._news.notify_all()
+                self._attendance.wait(
+                    message.operation,
+                    lambda: self._meetings.result(meeting) is not None,
+                    lambda: self._missing(peer, message),
+                    message.deadline_s,
+                )
+            except PeerError as error:
+                # who comes later must not believe that everybody is there
+                self._meetings.give_up(error)
+                self._news.notify_all()
+                raise
+            brought = self._meetings.result(meeting) or []
+        return m.Met(), [array for arrays_ in brought for array in arrays_]
+
+    def _missing(self, peer: Peer, message: m.Meet) -> list[int]:
+        """Who has not come; an error when somebody cannot, who waits for this very worker."""
+        missing = self._meetings.missing(message.meeting)
+        if self._service is not None:
+            for worker in missing:
+                awaited = self._service.pushes.awaited_by(worker)
+                if any(peer.worker in workers for workers in awaited.values()):
+                    raise MembershipError(
+                        f"{message.operation} of {peer} would wait for worker {worker}, which "
+                        f"waits for {peer} in a step; call fleet.barrier_worker() first when "
+                        "workers have different numbers of steps"
+                    )
+        return missing
+
+    def _beat(self, peer: Peer, message: m.Beat, arrays: Arrays) -> Reply:
+        self._attendance.at_step(peer.worker, message.step)
+        self._attendance.check()
+        return m.Done(), []
+
+    def _leave(self, peer: Peer, message: m.Leave, arrays: Arrays) -> Reply:
+        with self._news:
+            self._roster.leave(peer.worker, message.error)
+            service = self._service
+            self._news.notify_all()
+        if message.error:
+            logger.warning("%s failed: %s", peer, message.error)
+        elif service is not None:
+            # a failed worker is missed, a finished one makes way
+            service.pushes.leave(peer.worker)
+        return m.Done(), []
+
+    def _pull(self, peer: Peer, message: m.Pull, arrays: Arrays) -> Reply:
+        service = self._serving()
+        ids = service.holdings.pulled_ids(message, arrays, str(peer))
+        if message.ahead:
+            for wanted, its in zip(message.tables, ids, strict=True):
+                service.pushes.remember(peer, AheadList(wanted.table, message.batch, its))
+        ledger, phase = service.pushes.ledger, message.phase
+        with self._news:
+            self._attendance.wait(
+                f"a pull after {message.at_least} steps of every worker",
+                lambda: ledger.clocks.may(phase, message.at_least),
+                lambda: ledger.clocks.behind(phase, message.at_least),
+            )
+            version, slowest = ledger.versions.version, ledger.clocks.slowest(phase)
+        return m.Pulled(version, slowest), service.holdings.pull(message, ids)
+
+    def _end_phase(self, peer: Peer, message: m.EndPhase, arrays: Arrays) -> Reply:
+        self._serving().pushes.end(peer.worker, message.phase)
+        return m.Done(), []
+
+    def _fill(self, peer: Peer, message: m.Fill, arrays: Arrays) -> Reply:
+        if peer.worker != 0:
+            raise ProtocolError(f"{peer} brought first values, expected those of worker 0")
+        self._serving().holdings.fill(message, arrays)
+        return m.Done(), []
+
+    def _shrink(self, peer: Peer, message: m.Shrink, arrays: Arrays) -> Reply:
+        table = self._serving().holdings.table(message.table)
+        removed, left = table.shrink(message.unseen_days, message.score, message.decay)
+        return m.Shrunk(removed, left), []
+
+
+def _operation(message: m.Message) -> str:
+    """What a worker is doing, for error texts."""
+    if isinstance(message, m.Meet):
+        return message.operation
+    if isinstance(message, (m.Push, m.Apply)):
+        return f"step {message.step} of optimizer {message.optimizer}"
+    return type(message).__name__.lower()

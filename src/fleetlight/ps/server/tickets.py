@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Tickets`: a push that comes twice is carried out once, and gets the same answer twice."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from fleetlight.ps.messages import Apply, Exchange, Message, Push
+from fleetlight.ps.sequences import HighWater
+from fleetlight.ps.server.attendance import Attendance, again
+from fleetlight.ps.server.ledger import Peer
+
+Reply = tuple[Message, Sequence[NDArray[Any]]]
+
+
+@dataclasses.dataclass
+class _Ticket:
+    incarnation: int
+    sequence: int
+    reply: Reply | None = None
+    error: Exception | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.reply is not None or self.error is not None
+
+
+class Tickets:
+    """The last push of each worker: it may still be under way when it comes again."""
+
+    def __init__(self, attendance: Attendance, marks: HighWater) -> None:
+        self._attendance = attendance
+        self._marks = marks
+        self._tickets: dict[int, _Ticket] = {}
+
+    def once(
+        self,
+        peer: Peer,
+        message: Push | Apply | Exchange,
+        carry_out: Callable[[], Reply],
+        answer_again: Callable[[], Reply],
+        keep: bool = True,
+    ) -> Reply:
+        """Carry it out if it is new; `answer_again` where the first answer is not kept."""
+        ticket = _Ticket(peer.incarnation, message.sequence)
+        with self._attendance.news:
+            before = self._tickets.get(peer.worker)
+            if before is not None and _same(before, ticket):
+                return self._first_reply(before, peer)
+            new = self._marks.is_new(peer.worker, peer.incarnation, message.epoch, message.sequence)
+            if new:
+                self._tickets[peer.worker] = ticket
+        if not new:
+            return answer_again()
+        try:
+            return self._carry_out(ticket, carry_out)
+        finally:
+            with self._attendance.news:
+                if not keep:
+                    del self._tickets[peer.worker]
+                self._attendance.news.notify_all()
+
+    def _carry_out(self, ticket: _Ticket, carry_out: Callable[[], Reply]) -> Reply:
+        try:
+            ticket.reply = carry_out()
+        except Exception as error:
+            ticket.error = error
+            raise
+        return ticket.reply
+
+    def _first_reply(self, ticket: _Ticket, peer: Peer) -> Reply:
+        operation = f"push {ticket.sequence} of {peer}, sent again,"
+        self._attendance.wait(operation, lambda: ticket.done, list)
+        if ticket.error is not None:
+            raise again(ticket.error)
+        assert ticket.reply is not None
+        return ticket.reply
+
+
+def _same(one: _Ticket, other: _Ticket) -> bool:
+    return (one.incarnation, one.sequence) == (other.incarnation, other.sequence)

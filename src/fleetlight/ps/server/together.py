@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Together`: steps that all workers make as one, in sync mode.
+
+Whoever brings the last part carries the step out; the others wait for it. A step may be held after
+its gradients were put together, until every worker has said by which factor it is to be applied.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from fleetlight.errors import GradientError, PlanError, ProtocolError
+from fleetlight.ps.gradients import Gradients, mean, scaled
+from fleetlight.ps.messages import Apply, Push
+from fleetlight.ps.server.attendance import Attendance, again
+from fleetlight.ps.server.gate import Gate
+from fleetlight.ps.server.ledger import Entry, Ledger, Peer
+from fleetlight.ps.server.steps import Complete, StepGroups
+from fleetlight.ps.tables.holdings import Holdings
+from fleetlight.ps.update import Ids
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What became of a step."""
+
+    #: False when it was skipped
+    applied: bool
+    #: by table: the ids whose rows may have changed
+    touched: dict[int, Ids] = dataclasses.field(default_factory=dict)
+    square: float = 0.0
+
+
+@dataclasses.dataclass
+class _Part:
+    """What a worker brings to a step, and what became of it."""
+
+    peer: Peer
+    message: Push
+    gradients: Gradients
+    #: why its gradients must not be applied
+    refusal: GradientError | None
+    outcome: Outcome | Exception | None = None
+
+
+@dataclasses.dataclass
+class _Release:
+    """What a worker says about a step that is held."""
+
+    peer: Peer
+    message: Apply
+    outcome: Outcome | Exception | None = None
+
+
+@dataclasses.dataclass
+class _Held:
+    complete: Complete[_Part]
+    #: None when the step will be skipped
+    gradients: Gradients | None
+    #: why they must not be applied; a loss scaler may yet have the step skipped
+    refusal: GradientError | None
+
+
+class Together:
+    """The steps under way. `attendance.news` guards what decides."""
+
+    def __init__(
+        self,
+        holdings: Holdings,
+        attendance: Attendance,
+        gate: Gate,
+        ledger: Ledger,
+        worker_num: int,
+    ) -> None:
+        self._holdings = holdings
+        self._attendance = attendance
+        self._news = attendance.news
+        self._gate = gate
+        self._ledger = ledger
+        self._steps: StepGroups[_Part] = StepGroups(worker_num)
+        # not every step is held
+        self._releases: StepGroups[_Release] = StepGroups(worker_num, consecutive=False)
+        self._held: dict[int, _Held] = {}
+
+    def push(
+        self, peer: Peer, message: Push, gradients: Gradients, refusal: GradientError | None
+    ) -> Outcome:
+        """A worker's part of a step; returns when the step is applied, skipped or held."""
+        part = _Part(peer, message, gradients, refusal)
+        with self._news:
+            complete = self._steps.add(
+                message.optimizer, peer.worker, message.phase, message.step, part
+            )
+        if complete is not None:
+            self._carry_out(complete)
+        return self._outcome(part, self._steps.missing)
+
+    def apply(self, peer: Peer, message: Apply) -> Outcome:
+        """A worker's word about a step that is held; returns when all have said theirs."""
+        release = _Release(peer, message)
+        with self._news:
+            held = self._held.get(message.optimizer)
+            if held is None or peer.worker not in held.complete.contributions:
+                raise ProtocolError(
+                    f"{peer} applies gradients of optimizer {message.optimizer}, but none are held"
+                )
+            complete = self._releases.add(
+                message.optimizer, peer.worker, message.phase, message.step, release
+            )
+        if complete is not None:
+            self._carry_out_held(complete)
+        return self._outcome(release, self._releases.missing)
+
+    def end(self, worker: int, phase: int) -> None:
+        """The worker makes no more step in this phase: others may wait for just that."""
+        with self._news:
+            steps, releases = self._steps.end(worker, phase), self._releases.end(worker, phase)
+        self._carry_out_all(steps, releases)
+
+    def leave(self, worker: int) -> None:
+        """The worker makes no more step at all."""
+        with self._news:
+            steps, releases = self._steps.leave(worker), self._releases.leave(worker)
+        self._carry_out_all(steps, releases)
+
+    def awaited_by(self, worker: int) -> dict[int, list[int]]:
+        """By optimizer: whom a worker waits for in a step; called with `news` held."""
+        return {**self._steps.awaited_by(worker), **self._releases.awaited_by(worker)}
+
+    def clear(self) -> None:
+        """Forget every step; called with `news` held."""
+        self._steps.clear()
+        self._releases.clear()
+        self._held.clear()
+
+    @property
+    def _refuses(self) -> bool:
+        return self._holdings.plan.on_nonfinite == "refuse"
+
+    def _outcome(self, part: _Part | _Release, missing: Callable[[int, int], list[int]]) -> Outcome:
+        message = part.message
+        with self._news:
+            self._attendance.wait(
+                f"step {message.step} of optimizer {message.optimizer}",
+                lambda: part.outcome is not None,
+                lambda: missing(message.optimizer, part.peer.worker),
+            )
+        if isinstance(part.outcome, Exception):
+            raise again(part.outcome)
+        assert part.outcome is not None
+        return part.outcome
+
+    def _carry_out_all(
+        self, steps: Sequence[Complete[_Part]], releases: Sequence[Complete[_Release]]
+    ) -> None:
+        for step in steps:
+            self._carry_out(step)
+        for release in releases:
+            self._carry_out_held(release)
+
+    def _carry_out(self, complete: Complete[_Part]) -> None:
+        parts = list(complete.contributions.values())
+        outcome = self._tried(lambda: self._step(complete, parts))
+        with self._news:
+            if isinstance(outcome, Exception) or not outcome.applied:
+                self._steps.undone(complete)
+            self._tell(parts, outcome)
+
+    def _carry_out_held(self, complete: Complete[_Release]) -> None:
+        releases = list(complete.contributions.values())
+        with self._news:
+            held = self._held.pop(complete.optimizer)
+        outcome = self._tried(lambda: self._release(held, complete, releases))
+        with self._news:
+            if not isinstance(outcome, Exception) and outcome.applied:
+                self._steps.done(held.complete)
+            self._tell(releases, outcome)
+
+    def _tried(self, act: Callable[[], Outcome]) -> Outcome | Exception:
+        try:
+            with self._gate.passing():
+                return act()
+        except Exception as error:
+            return error
+
+    def _tell(self, parts: Sequence[_Part | _Release], outcome: Outcome | Exception) -> None:
+        for part in parts:
+            part.outcome = outcome
+        self._news.notify_all()
+
+    def _step(self, complete: Complete[_Part], parts: Sequence[_Part]) -> Outcome:
+        hold = _agreed_hold(complete)
+        with self._news:
+            # gradients may be clipped again, or made anew, before they are applied
+            self._held.pop(complete.optimizer, None)
+        refusal = next((part.refusal for part in parts if part.refusal is not None), None)
+        if refusal is not None and not hold and self._refuses:
+            raise refusal
+        skip = refusal is not None or any(part.message.skip for part in parts)
+        gradients = None if skip else mean([part.gradients for part in parts])
+        if hold:
+            return self._hold(complete, gradients, refusal)
+        if gradients is not None:
+            # hyper-parameters belong to a step: those of the worker that is furthest
+            furthest = max(parts, key=lambda part: part.message.step).message
+            self._holdings.step(complete.optimizer, furthest.options, complete.step, gradients)
+        self._book([_entry(part, part.message.sequence) for part in parts], not skip)
+        return _outcome_of(gradients)
+
+    def _hold(
+        self, complete: Complete[_Part], gradients: Gradients | None, refusal: GradientError | None
+    ) -> Outcome:
+        square = 0.0 if refusal is None else float("inf")
+        if gradients is not None:
+            gradients, square = self._holdings.summed(gradients)
+        with self._news:
+            self._held[complete.optimizer] = _Held(complete, gradients, refusal)
+            self._steps.undone(complete)
+        return Outcome(gradients is not None, square=square)
+
+    def _release(
+        self, held: _Held, complete: Complete[_Release], releases: Sequence[_Release]
+    ) -> Outcome:
+        factor = _agreed_factor(complete)
+        skip = any(release.message.skip for release in releases)
+        if held.refusal is not None and not skip and self._refuses:
+            raise held.refusal
+        skip = skip or held.gradients is None
+        gradients = None if skip or held.gradients is None else scaled(held.gradients, factor)
+        if gradients is not None:
+            furthest = max(releases, key=lambda release: release.message.step).message
+            self._holdings.step(complete.optimizer, furthest.options, complete.step, gradients)
+        parts = held.complete.contributions
+        self._book([_entry(parts[r.peer.worker], r.message.sequence) for r in releases], not skip)
+        return _outcome_of(gradients)
+
+    def _book(self, entries: Sequence[Entry], applied: bool) -> None:
+        with self._news:
+            self._ledger.book(entries, applied)
+
+
+def _entry(part: _Part, sequence: int) -> Entry:
+    message = part.message
+    return Entry(part.peer, sequence, message.phase, message.merged, message.seen)
+
+
+def _outcome_of(gradients: Gradients | None) -> Outcome:
+    if gradients is None:
+        return Outcome(applied=False)
+    return Outcome(True, {number: part.ids for number, part in gradients.tables.items()})
+
+
+def _agreed_hold(complete: Complete[_Part]) -> bool:
+    holds = {worker: part.message.hold for worker, part in complete.contributions.items()}
+    if len(set(holds.values())) > 1:
+        clips = next(worker for worker, hold in holds.items() if hold)
+        other = next(worker for worker, hold in holds.items() if not hold)
+        raise PlanError(
+            f"step {complete.step}: worker {clips} clips the gradients, worker {other} does not; "
+            "clip_grad_norm_ must be called on every worker, or on none"
+        )
+    return any(holds.values())
+
+
+def _agreed_factor(complete: Complete[_Release]) -> float:
+    factors = {worker: r.message.factor for worker, r in complete.contributions.items()}
+    if len(set(factors.values())) > 1:
+        told = ", ".join(f"worker {worker}: {factor:g}" for worker, factor in factors.items())
+        raise PlanError(
+            f"step {complete.step}: the workers clip by different factors ({told}); every worker "
+            "must call clip_grad_norm_ with the same number"
+        )
+    return next(iter(factors.values()))

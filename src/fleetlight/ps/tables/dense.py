@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`DenseBlocks`: the dense parameters of one server, stepped by the user's own optimizer classes.
+
+A block is one flat tensor, as it travels. Each piece of it is a Parameter of the optimizer that
+lies in the block's memory, and its gradient lies in the memory of the message that brought it.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fleetlight.errors import CheckpointError, PlanError
+from fleetlight.ps.dtypes import as_tensor, flat_array
+from fleetlight.ps.placement import Block, Piece, Placement
+from fleetlight.ps.plan import GEO, Plan
+from fleetlight.ps.tables.dense_state import DenseState, PieceState
+from fleetlight.ps.tables.rules import class_path, user_class
+
+Array = NDArray[Any]
+#: what others have put onto the user's object and is tied to it
+_TIED = frozenset({"step", "zero_grad", "minimize"})
+
+
+@dataclasses.dataclass
+class _Held:
+    """A block, its values, and the Parameters that lie in them, in the order of its pieces."""
+
+    block: Block
+    values: Tensor
+    parameters: list[nn.Parameter]
+
+    def give(self, gradients: Array, absent: Collection[int]) -> None:
+        """Let each Parameter have its part of flat gradients, or none."""
+        flat = _tensor(gradients, self.values, self.block)
+        for piece, parameter in zip(self.block.pieces, self.parameters, strict=True):
+            part = flat[piece.offset : piece.offset + piece.size]
+            parameter.grad = None if piece.parameter in absent else part.view(parameter.shape)
+
+    def take_back(self) -> None:
+        """Let go of the gradients: their memory is the message's."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+
+@dataclasses.dataclass
+class _Stepper:
+    """An optimizer over the pieces of its blocks here."""
+
+    optimizer: torch.optim.Optimizer
+    held: list[_Held]
+    #: numbers of the user's groups that have a piece here
+    groups: list[int]
+
+    def step(
+        self, options: Sequence[Mapping[str, Any]], absent: Collection[int], grads: Sequence[Array]
+    ) -> None:
+        for number, group in zip(self.groups, self.optimizer.param_groups, strict=True):
+            for key, value in options[number].items():
+                group[key] = _option(value, group.get(key))
+        try:
+            for held, gradients in zip(self.held, grads, strict=True):
+                held.give(gradients, absent)
+            self.optimizer.step()
+        finally:
+            for held in self.held:
+                held.take_back()
+
+
+class DenseBlocks:
+    """Its methods may be called from any thread."""
+
+    def __init__(
+        self, held: list[_Held], steppers: dict[int, _Stepper], names: Sequence[str]
+    ) -> None:
+        self.lock = threading.RLock()
+        self._names = names
+        self._held = held
+        self._steppers = steppers
+        self._copies: list[Array] | None = None
+
+    @classmethod
+    def build(
+        cls,
+        plan: Plan,
+        placement: Placement,
+        server: int,
+        optimizers: Sequence[torch.optim.Optimizer],
+        parameters: Sequence[Tensor],
+    ) -> DenseBlocks:
+        """From the optimizers and parameters of the server's script, in the order of the plan."""
+        held = [_hold(plan, block, parameters) for block in placement.blocks_of(server)]
+        steppers: dict[int, _Stepper] = {}
+        # in geo mode the workers step, and the servers add up
+        for number in sorted({h.block.optimizer for h in held}) if plan.mode != GEO else ():
+            mine = [h for h in held if h.block.optimizer == number]
+            steppers[number] = _stepper(plan, mine, optimizers[number], parameters)
+        return cls(held, steppers, [dense.name for dense in plan.dense])
+
+    def values(self) -> list[Array]:
+        """The values of all blocks, as they are now; read-only, and nobody changes them later."""
+        with self.lock:
+            if self._copies is None:
+                # one copy serves all who ask until the next step
+                self._copies = [flat_array(held.values).copy() for held in self._held]
+                for copy in self._copies:
+                    copy.flags.writeable = False
+            return list(self._copies)
+
+    def fill(self, arrays: Sequence[Array]) -> None:
+        """Take these values."""
+        with self.lock, torch.no_grad():
+            self._copies = None
+            for held, array in zip(self._held, arrays, strict=True):
+                held.values.copy_(_tensor(array, held.values, held.block))
+
+    def add(self, arrays: Sequence[Array]) -> None:
+        """Add differences: GeoSGD."""
+        with self.lock, torch.no_grad():
+            self._copies = None
+            for held, array in zip(self._held, arrays, strict=True):
+                held.values.add_(_tensor(array, held.values, held.block))
+
+    def step(
+        self,
+        optimizer: int,
+        options: Sequence[Mapping[str, Any]],
+        absent: Collection[int],
+        grads: Sequence[Array],
+    ) -> None:
+        """One step from the flat gradients of that optimizer's blocks.
+
+        `options` are those of each param group, `absent` the numbers of parameters that backward
+        has not reached. Steps are counted by torch, for each parameter.
+        """
+        stepper = self._steppers.get(optimizer)
+        if stepper is None:
+            return
+        with self.lock:
+            self._copies = None
+            stepper.step(options, absent, grads)
+
+    def state(self) -> DenseState:
+        """The values, and what the optimizers remember, all copied."""
+        with self.lock:
+            pieces = [
+                PieceState.of(state, tuple(parameter.shape), self._name(piece))
+                for piece, parameter, state in self._states()
+            ]
+            return DenseState.of(self.values(), pieces)
+
+    def restore(self, state: DenseState) -> None:
+        """The way back of `state`."""
+        arrived = state.pieces()
+        with self.lock:
+            mine = self._states()
+            if mine and arrived and len(mine) != len(arrived):
+                raise CheckpointError(
+                    f"dense state came for {len(arrived)} pieces, expected {len(mine)}: it was cut "
+                    "for another server or plan; nothing was loaded"
+                )
+            self.fill(state.values)
+            for (_, parameter, kept), one in zip(mine, arrived, strict=False):
+                kept.clear()
+                kept.update(one.live(tuple(parameter.shape)))
+
+    def _states(self) -> list[tuple[Piece, nn.Parameter, dict[str, Any]]]:
+        """Each piece with its Parameter and its optimizer's live state of it."""
+        return [
+            (piece, parameter, self._steppers[held.block.optimizer].optimizer.state[parameter])
+            for held in self._held
+            if held.block.optimizer in self._steppers
+            for piece, parameter in zip(held.block.pieces, held.parameters, strict=True)
+        ]
+
+    def _name(self, piece: Piece) -> str:
+        return self._names[piece.parameter]
+
+
+def _hold(plan: Plan, block: Block, parameters: Sequence[Tensor]) -> _Held:
+    """A block with the values that the parameters have in this process."""
+    values = torch.empty(block.size, dtype=getattr(torch, block.dtype))
+    pieces = []
+    for piece in block.pieces:
+        parameter = parameters[piece.parameter].detach()
+        mine = values[piece.offset : piece.offset + piece.size]
+        mine.copy_(parameter.reshape(-1)[piece.start : piece.stop])
+        # a rule that is not element by element may go by the shape
+        whole = piece.size == parameter.numel()
+        pieces.append(nn.Parameter(mine.view(parameter.shape) if whole else mine))
+    return _Held(block, values, pieces)
+
+
+def _stepper(
+    plan: Plan, held: list[_Held], original: torch.optim.Optimizer, parameters: Sequence[Tensor]
+) -> _Stepper:
+    """An optimizer like `original` over the pieces, with what it knows of their parameters."""
+    kind = user_class(original)
+    _refuse_sparse(kind, plan, held)
+    members: dict[int, list[nn.Parameter]] = collections.defaultdict(list)
+    state: dict[Any, dict[str, Any]] = collections.defaultdict(dict)
+    for h in held:
+        for piece, mine in zip(h.block.pieces, h.parameters, strict=True):
+            members[plan.dense[piece.parameter].group].append(mine)
+            known = original.state.get(parameters[piece.parameter])
+            if known:
+                shape = parameters[piece.parameter].shape
+                state[mine] = {key: _part(value, shape, piece) for key, value in known.items()}
+    groups = sorted(members)
+    # not by its constructor, which may want arguments that nobody knows any more
+    optimizer = kind.__new__(kind)
+    kept = {k: v for k, v in vars(original).items() if k not in _TIED and "_hooks" not in k}
+    optimizer.__setstate__({
+        **kept,
+        "defaults": dict(original.defaults),
+        "state": state,
+        "param_groups": [_group(original.param_groups[g], members[g]) for g in groups],
+    })  # fmt: skip
+    return _Stepper(optimizer, held, groups)
+
+
+def _group(group: Mapping[str, Any], members: list[nn.Parameter]) -> dict[str, Any]:
+    """The options of a group around other parameters."""
+    options = {key: value for key, value in group.items() if key not in ("params", "param_names")}
+    # the pieces are on the CPU, wherever the user's parameters are
+    options.update({key: False for key in ("capturable",) if key in options})
+    return {"params": members, **options}
+
+
+def _option(arrived: Any, known: Any) -> Any:
+    """An option of a push, of the type that the user gave it: torch computes by that."""
+    if isinstance(known, Tensor):
+        return torch.as_tensor(arrived, dtype=known.dtype).view(known.shape)
+    if isinstance(known, tuple):
+        return tuple(map(_option, arrived, known))
+    return tuple(arrived) if isinstance(arrived, list) else arrived
+
+
+def _part(value: Any, shape: torch.Size, piece: Piece) -> Any:
+    """What a piece has of a parameter's state."""
+    if not isinstance(value, Tensor):
+        return value
+    value = value.detach().cpu()
+    if value.shape == shape and piece.size != value.numel():
+        return value.reshape(-1)[piece.start : piece.stop].clone()
+    return value.clone()
+
+
+def _refuse_sparse(kind: type, plan: Plan, held: list[_Held]) -> None:
+    if kind is torch.optim.SparseAdam:
+        name = plan.dense[held[0].block.pieces[0].parameter].name
+        raise PlanError(
+            f"the dense parameter {name!r} is in the optimizer {class_path(kind)}, which takes "
+            "sparse gradients only; give dense parameters an optimizer of their own"
+        )
+
+
+def _tensor(array: Array, like: Tensor, block: Block) -> Tensor:
+    """An array that arrived, as a tensor over the same memory."""
+    expected = np.dtype(np.uint16) if like.dtype == torch.bfloat16 else like.numpy().dtype
+    if array.shape != (block.size,) or array.dtype != expected:
+        raise PlanError(
+            f"server {block.server}: dense values of optimizer {block.optimizer} came as "
+            f"{array.dtype}{list(array.shape)}, expected {block.dtype}[{block.size}]"
+        )
+    return as_tensor(array, like.dtype)

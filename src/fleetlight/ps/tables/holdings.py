@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Holdings`: the tables and dense blocks of one server, and what is done to them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fleetlight.errors import CheckpointError, PlanError, ProtocolError
+from fleetlight.ps.gradients import Gradients, TablePart, dense_square, square
+from fleetlight.ps.messages import Exchange, Fill, Load, Pull, Push, TableFile
+from fleetlight.ps.placement import Block, Placement, buckets_of
+from fleetlight.ps.plan import GEO, Plan
+from fleetlight.ps.tables.dense import DenseBlocks
+from fleetlight.ps.tables.dense_state import DenseState
+from fleetlight.ps.tables.snapshot import Snapshot
+from fleetlight.ps.tables.table import Table
+from fleetlight.ps.tables.unpacking import Unpacking
+
+Array = NDArray[Any]
+Options = list[dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class CutState:
+    """Everything as it was at one moment."""
+
+    tables: list[Snapshot]
+    dense: DenseState
+
+
+class Holdings:
+    """Its methods may be called from any thread; each table and the dense blocks have a lock."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        server: int,
+        optimizers: Sequence[torch.optim.Optimizer],
+        parameters: Sequence[Tensor],
+    ) -> None:
+        self.plan = plan
+        self._server = server
+        self._placement = Placement(plan)
+        self.tables = [Table(table, plan.seed, plan.mode == GEO) for table in plan.tables]
+        self.dense = DenseBlocks.build(plan, self._placement, server, optimizers, parameters)
+        #: a checkpoint was read: the workers' own first values are not wanted any more
+        self._loaded = False
+
+    def blocks(self, optimizer: int | None = None) -> list[Block]:
+        """The dense blocks here (of one optimizer), in the order in which they travel."""
+        return self._placement.blocks_of(self._server, optimizer)
+
+    def table(self, number: int) -> Table:
+        """A table by its number, which comes from a worker."""
+        if not 0 <= number < len(self.tables):
+            names = ", ".join(repr(table.name) for table in self.plan.tables) or "none"
+            raise PlanError(
+                f"a worker asked for table {number}, but this server has {len(self.tables)} "
+                f"({names}); workers and servers must run the same script"
+            )
+        return self.tables[number]
+
+    def gradients(self, message: Push, arrays: Sequence[Array], who: str) -> Gradients:
+        """Take a push apart."""
+        self._check_options(message.optimizer, message.options, who)
+        unpacking = Unpacking(arrays, f"a push of {who}")
+        tables = {}
+        for part in message.tables:
+            plan = self.table(part.table).plan
+            ids = unpacking.ids(plan)
+            count = len(ids)
+            tables[part.table] = TablePart(ids, unpacking.rows(plan, count))
+            if part.counted:
+                tables[part.table].shows = unpacking.counts(plan, count)
+                tables[part.table].clicks = unpacking.counts(plan, count)
+        blocks = self.blocks(message.optimizer)
+        dense = unpacking.blocks(blocks) if message.dense else None
+        unpacking.end()
+        return Gradients(tables, dense, blocks, frozenset(message.absent))
+
+    def step(self, optimizer: int, options: Options, step: int, gradients: Gradients) -> None:
+        """Apply the gradients of one step."""
+        for number, part in gradients.tables.items():
+            table = self.table(number)
+            group = options[table.plan.group]
+            table.push(part.ids, part.rows, group, step, part.shows, part.clicks)
+        if gradients.dense is not None:
+            self.dense.step(optimizer, options, gradients.absent, gradients.dense)
+
+    def summed(self, gradients: Gradients) -> tuple[Gradients, float]:
+        """Gradients to be kept for a while, each id once; and the square of their norm."""
+        total, tables = dense_square(gradients), {}
+        for number, part in gradients.tables.items():
+            ids, rows = self.table(number).sum([part.ids], [part.rows], 1.0)
+            total += square([rows])
+            counted = part.shows is not None
+            tables[number] = part if counted else TablePart(ids, rows)
+        return dataclasses.replace(gradients, tables=tables), total
+
+    def pull(self, message: Pull, ids: Sequence[Array]) -> list[Array]:
+        """Rows of each table asked for, and dense values."""
+        found: list[Array] = [
+            self.table(wanted.table).pull(its, wanted.insert, message.step)
+            for wanted, its in zip(message.tables, ids, strict=True)
+        ]
+        return found + self.dense.values() if message.dense else found
+
+    def pulled_ids(self, message: Pull, arrays: Sequence[Array], who: str) -> list[Array]:
+        """Take the request for rows apart."""
+        unpacking = Unpacking(arrays, f"a pull of {who}")
+        ids = [unpacking.ids(self.table(wanted.table).plan) for wanted in message.tables]
+        unpacking.end()
+        return ids
+
+    def differences(self, message: Exchange, arrays: Sequence[Array], who: str) -> Gradients:
+        """Take an exchange apart."""
+        tables, dense = self._rows(message.tables, message.dense, arrays, f"an exchange of {who}")
+        return Gradients(tables, dense, self.blocks())
+
+    def exchange(self, differences: Gradients, wants: bool) -> list[Array]:
+        """Add differences; answers what is there then, if it is wanted."""
+        found: list[Array] = []
+        for number, part in differences.tables.items():
+            rows = self.table(number).exchange(part.ids, part.rows, wants)
+            if rows is not None:
+                found.append(rows)
+        if differences.dense is None:
+            return found
+        with self.dense.lock:
+            self.dense.add(differences.dense)
+            return found + self.dense.values() if wants else found
+
+    def reread(self, differences: Gradients, step: int) -> list[Array]:
+        """What an exchange answers, without adding anything."""
+        found: list[Array] = [
+            self.table(number).pull(part.ids, False, step)
+            for number, part in differences.tables.items()
+        ]
+        return found if differences.dense is None else found + self.dense.values()
+
+    def fill(self, message: Fill, arrays: Sequence[Array]) -> None:
+        """Take worker 0's first values, unless a checkpoint has brought better ones."""
+        tables, dense = self._rows(message.tables, message.dense, arrays, "the first values")
+        if self._loaded and not message.loaded:
+            return
+        for number, part in tables.items():
+            self.table(number).fill(part.ids, part.rows)
+        if dense is not None:
+            self.dense.fill(dense)
+
+    def cut(self) -> CutState:
+        """Hold on to everything as it is now; nobody may be changing it."""
+        return CutState([table.cut() for table in self.tables], self.dense.state())
+
+    def save(self, cut: CutState, folder: Path) -> list[TableFile]:
+        """Write the tables as they were at the cut."""
+        files = []
+        for number, (table, snapshot) in enumerate(zip(self.tables, cut.tables, strict=True)):
+            name = f"table{number:03d}.server{self._server:03d}.safetensors"
+            try:
+                files.append(table.save(snapshot, number, folder, name))
+            except OSError as error:
+                raise CheckpointError(
+                    f"server {self._server} could not write table {table.plan.name!r} to "
+                    f"{folder / name}: {error}"
+                ) from error
+        return files
+
+    def drop_cuts(self) -> None:
+        """Nobody will save what was cut."""
+        for table in self.tables:
+            table.drop_cut()
+
+    def check(self, message: Load, folder: Path) -> None:
+        """Raise where the files of a checkpoint are not there, are damaged or do not fit."""
+        for number, paths in self._paths(message, folder).items():
+            for path in paths:
+                if not path.is_file():
+                    raise CheckpointError(
+                        f"server {self._server} does not see {path}; the folder of a checkpoint "
+                        "must be the same for all processes, use a shared file system or "
+                        'via="worker0"'
+                    )
+                reader = self.tables[number].reader(path)
+                first, stop = reader.span(self._buckets())
+                if first < stop and path.name in message.sums:
+                    reader.compare(*message.sums[path.name])
+
+    def load(self, message: Load, folder: Path) -> None:
+        """Read this server's rows out of the files of a checkpoint."""
+        paths = self._paths(message, folder)
+        for number, table in enumerate(self.tables):
+            table.load(paths[number], self._buckets())
+        self._loaded = True
+
+    def _paths(self, message: Load, folder: Path) -> dict[int, list[Path]]:
+        paths: dict[int, list[Path]] = {number: [] for number in range(len(self.tables))}
+        for number, name in message.files:
+            self.table(number)
+            paths[number].append(folder / name)
+        return paths
+
+    def _buckets(self) -> range:
+        return buckets_of(self._server, self.plan.server_num)
+
+    def restore(self, state: DenseState) -> None:
+        """Take dense values and state out of a checkpoint."""
+        self.dense.restore(state)
+        self._loaded = True
+
+    def _rows(
+        self, numbers: Sequence[int], dense: bool, arrays: Sequence[Array], operation: str
+    ) -> tuple[dict[int, TablePart], list[Array] | None]:
+        unpacking = Unpacking(arrays, operation)
+        tables = {}
+        for number in numbers:
+            plan = self.table(number).plan
+            ids = unpacking.ids(plan)
+            tables[number] = TablePart(ids, unpacking.rows(plan, len(ids)))
+        blocks = unpacking.blocks(self.blocks()) if dense else None
+        unpacking.end()
+        return tables, blocks
+
+    def _check_options(self, optimizer: int, options: Options, who: str) -> None:
+        if not 0 <= optimizer < len(self.plan.optimizers):
+            raise ProtocolError(
+                f"{who} pushed for optimizer {optimizer}, but the plan has "
+                f"{len(self.plan.optimizers)}"
+            )
+        groups = self.plan.optimizers[optimizer].groups
+        if len(options) != groups:
+            raise PlanError(
+                f"{who} pushed options of {len(options)} param groups of optimizer {optimizer}, "
+                f"expected {groups}; groups must not be added once training has begun"
+            )

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Table`: the rows of one table that one server keeps, and what is done to them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetlight.errors import CheckpointError, CorruptCheckpointError, DeadlineError, PlanError
+from fleetlight.kernels import Initializer, RowTable, dedup, rule_named, sum_by, table_seed
+from fleetlight.ps.messages import TableFile
+from fleetlight.ps.plan import TablePlan
+from fleetlight.ps.tables import admission
+from fleetlight.ps.tables.rules import rule_options
+from fleetlight.ps.tables.snapshot import Snapshot
+from fleetlight.ps.tables.table_file import (
+    META,
+    WEIGHTS,
+    Column,
+    TableReader,
+    columns_of,
+    write_table,
+)
+from fleetlight.ps.update import Floats, Ids
+
+#: how many bytes of rows are written, read or looked through while others wait for the lock
+PIECE_BYTES = 1 << 20
+#: how long a shrink or a load waits for another one
+UPKEEP_S = 600.0
+
+
+class Table:
+    """Its methods may be called from any thread; `lock` is held for several that belong together.
+
+    With `geo` it keeps no state: the workers go by the rule, and here differences are added.
+    """
+
+    def __init__(self, plan: TablePlan, seed: int, geo: bool = False) -> None:
+        self.plan = plan
+        self.lock = threading.RLock()
+        self._rule = rule_named("add" if geo else plan.rule.name, plan.rule.options)
+        self._seed = table_seed(seed, plan.name)
+        self._admission: admission.Admission | None = None
+        if plan.entry is not None:
+            self._admission = admission.admission_of(plan.entry, self._seed)
+        meta = 0 if plan.entry is None else admission.META_WIDTH
+        self._columns = columns_of(plan.dim, self._rule, meta)
+        self._rows = self._empty()
+        self._snapshot: Snapshot | None = None
+        self._saving = False
+        self._upkeep_lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory in use."""
+        snapshot = self._snapshot
+        return self._rows.nbytes + (0 if snapshot is None else snapshot.nbytes)
+
+    def pull(self, ids: Ids, insert: bool, step: int = 0) -> Floats:
+        """The weights of ids; with `insert` they are seen in training, at that step."""
+        with self.lock:
+            if self._admission is None or not insert:
+                return self._rows.pull(ids, insert=insert)
+            numbers = self._admission.give_rows(self._rows, ids, step)
+            self._keep(numbers)
+            self._admission.count_sighting(self._rows, numbers[numbers >= 0])
+            return self._rows.pull(ids, insert=False)
+
+    def push(
+        self,
+        ids: Ids,
+        gradients: Floats,
+        options: Mapping[str, Any],
+        step: int,
+        shows: Floats | None = None,
+        clicks: Floats | None = None,
+    ) -> None:
+        """Change the row of each id once, by the sum of its gradients; `step` counts from 0."""
+        hyper = self._rule.hyper(rule_options(self.plan.rule, options), step + 1)
+        with self.lock:
+            self._learn(ids, gradients, hyper, shows, clicks)
+
+    def exchange(self, ids: Ids, differences: Floats, wants: bool) -> Floats | None:
+        """Add differences; answers the rows as they are then, if they are wanted."""
+        with self.lock:
+            self._learn(ids, differences, self._rule.hyper({}))
+            return self._rows.pull(ids, insert=False) if wants else None
+
+    def fill(self, ids: Ids, rows: Floats) -> None:
+        """Take these weights for rows of ids, whatever they have been."""
+        size = self._piece()
+        for start in range(0, len(ids), size):
+            with self.lock:
+                numbers = self._rows.insert(ids[start : start + size])
+                self._keep(numbers)
+                self._rows.rows[numbers, : self.plan.dim] = rows[start : start + size]
+
+    def sum(
+        self, ids: Sequence[Ids], gradients: Sequence[Floats], scale: float = 1.0
+    ) -> tuple[Ids, Floats]:
+        """The distinct ids of several pushes, and the sum of the gradients of each, scaled."""
+        distinct = dedup(np.concatenate(ids))
+        summed = sum_by(np.concatenate(gradients), distinct.inverse, len(distinct.ids))
+        if scale != 1.0:
+            summed *= np.float32(scale)
+        return distinct.ids, summed
+
+    def shrink(self, unseen_days: int, score: float, decay: float) -> tuple[int, int]:
+        """A day is over; forget rows unseen for longer, or worth less. How many went and stayed."""
+        if self._admission is None:
+            raise PlanError(
+                f"table {self.plan.name!r} counts nothing to shrink it by; give its layer an entry="
+            )
+        with self._upkeep("shrink"):
+            with self.lock:
+                numbers = self._rows.numbers
+            removed, size = 0, self._piece()
+            for start in range(0, len(numbers), size):
+                piece = numbers[start : start + size].astype(np.int64)
+                with self.lock:
+                    self._keep(piece)
+                    out = admission.pass_day(self._rows, piece, unseen_days, score, decay)
+                    removed += self._rows.remove(piece[out])
+            return removed, len(self)
+
+    def cut(self) -> Snapshot:
+        """Hold on to the rows as they are now, until they are saved or cut anew."""
+        with self.lock:
+            self._refuse_while_saving("cut again")
+            self._snapshot = Snapshot(self._rows)
+            return self._snapshot
+
+    def drop_cut(self) -> None:
+        """Nobody will save what was cut."""
+        with self.lock:
+            if not self._saving:
+                self._snapshot = None
+
+    def save(self, snapshot: Snapshot, number: int, folder: Path, name: str) -> TableFile:
+        """Write what was cut, while training goes on; `number` is the table's in the plan."""
+        with self.lock:
+            self._refuse_while_saving("saved again")
+            if snapshot is not self._snapshot:
+                raise CheckpointError(
+                    f"table {self.plan.name!r} was cut anew or loaded before this cut was saved"
+                )
+            self._saving = True
+        about = {"table": self.plan.name, "rule": self._rule.name}
+        try:
+            pieces = self._pieces(snapshot)
+            size, digest = write_table(folder / name, self._columns, snapshot.starts, pieces, about)
+        finally:
+            with self.lock:
+                self._saving, self._snapshot = False, None
+        return TableFile(number, name, len(snapshot), size, digest)
+
+    def load(self, paths: Sequence[Path], buckets: range) -> None:
+        """Have the rows of these buckets that are in the files, and no others."""
+        readers = [self.reader(path) for path in paths]
+        with self._upkeep("load"), self.lock:
+            self._refuse_while_saving("loaded")
+            count = sum(stop - start for start, stop in (r.span(buckets) for r in readers))
+            # let go of the old rows before there are new ones
+            self._rows, self._snapshot = self._empty(), None
+            self._rows = self._empty(count)
+            for reader in readers:
+                self._take(reader, buckets)
+            if len(self) != count:
+                raise CorruptCheckpointError(
+                    f"table {self.plan.name!r}: {count - len(self)} ids are in the files twice; "
+                    "load another checkpoint"
+                )
+
+    def reader(self, path: Path) -> TableReader:
+        """A file with rows of this table; an error says why its rows cannot be taken."""
+        reader = TableReader(path)
+        self._check(reader)
+        return reader
+
+    def _empty(self, count: int = 0) -> RowTable:
+        how = self.plan.initializer
+        return RowTable(
+            self.plan.dim,
+            self._rule,
+            self._seed,
+            Initializer(how.kind, how.a, how.b),  # type: ignore[arg-type]  # it looks itself
+            meta_width=0 if self._admission is None else admission.META_WIDTH,
+            capacity_hint=count,
+        )
+
+    def _learn(
+        self,
+        ids: Ids,
+        gradients: Floats,
+        hyper: NDArray[np.float64],
+        shows: Floats | None = None,
+        clicks: Floats | None = None,
+    ) -> None:
+        """Apply the rule to the rows of those ids that have been let in."""
+        if self._admission is None:
+            if self._snapshot is not None:
+                self._snapshot.keep(self._rows.find(ids))
+            self._rows.push(ids, gradients, hyper)
+            return
+        distinct = dedup(ids)
+        count = len(distinct.ids)
+        learning = self._admission.learning(self._rows, distinct.ids)
+        known = np.ascontiguousarray(distinct.ids[learning])
+        self._keep(self._rows.find(known))
+        summed = sum_by(gradients, distinct.inverse, count)[learning]
+        self._rows.push(known, summed, hyper, distinct=True)
+        told = (
+            None if c is None else sum_by(c[:, None], distinct.inverse, count)[learning, 0]
+            for c in (shows, clicks)
+        )
+        admission.note_push(self._rows, known, *told)
+
+    def _keep(self, numbers: NDArray[np.integer]) -> None:
+        """These rows are about to change."""
+        if self._snapshot is not None:
+            self._snapshot.keep(numbers)
+
+    def _pieces(self, snapshot: Snapshot) -> Iterator[tuple[Ids, Floats]]:
+        size = self._piece()
+        for start in range(0, len(snapshot), size):
+            with self.lock:
+                rows = snapshot.read(start, min(start + size, len(snapshot)))
+            yield snapshot.ids[start : start + size], rows
+
+    def _piece(self) -> int:
+        return max(1, PIECE_BYTES // (4 * self._rows.width))
+
+    def _check(self, reader: TableReader) -> None:
+        """Refuse the file of a table that is not like this one."""
+        where = f"{reader.path} does not fit table {self.plan.name!r}"
+        if reader.width(WEIGHTS) != self.plan.dim:
+            raise CheckpointError(
+                f"{where}: its rows have {reader.width(WEIGHTS)} weights, expected {self.plan.dim}"
+            )
+        for column in self._shared_columns(reader):
+            if reader.width(column.name) != column.stop - column.start and column.name != META:
+                raise CheckpointError(
+                    f"{where}: its {column.name!r} is {reader.width(column.name)} wide, expected "
+                    f"{column.stop - column.start}"
+                )
+
+    def _shared_columns(self, reader: TableReader) -> list[Column]:
+        """What can be taken from a file: under another rule the state begins anew."""
+        if reader.about.get("rule") == self._rule.name:
+            return self._columns
+        return [column for column in self._columns if column.name in (WEIGHTS, META)]
+
+    def _take(self, reader: TableReader, buckets: range) -> None:
+        blank = np.zeros(self._rows.width, np.float32)
+        blank[self.plan.dim : self.plan.dim + self._rows.state_width] = self._rule.initial
+        if self._admission is not None:
+            # rows that nobody counted were trained nevertheless
+            blank[-admission.META_WIDTH :][admission.LET_IN] = 1
+        columns = self._shared_columns(reader)
+        for ids, rows in reader.pieces(buckets, columns, blank, self._piece()):
+            self._rows.load(ids, rows)
+
+    def _refuse_while_saving(self, what: str) -> None:
+        if self._saving:
+            raise CheckpointError(
+                f"table {self.plan.name!r} cannot be {what} while it is being saved; wait until "
+                "save_persistables is done"
+            )
+
+    @contextlib.contextmanager
+    def _upkeep(self, what: str) -> Iterator[None]:
+        """Only one goes through the whole table and changes it."""
+        if not self._upkeep_lock.acquire(timeout=UPKEEP_S):
+            raise DeadlineError(
+                f"table {self.plan.name!r}: a {what} waited {UPKEEP_S} s for another shrink or load"
+            )
+        try:
+            yield
+        finally:
+            self._upkeep_lock.release()

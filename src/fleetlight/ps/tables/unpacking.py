@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Unpacking`: takes the arrays of a message one by one and compares them with the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetlight.errors import PlanError, ProtocolError
+from fleetlight.ps.dtypes import numpy_dtype
+from fleetlight.ps.placement import Block
+from fleetlight.ps.plan import TablePlan
+from fleetlight.ps.update import Floats, Ids
+
+Array = NDArray[Any]
+
+
+class Unpacking:
+    """The arrays of one message, in their order."""
+
+    def __init__(self, arrays: Sequence[Array], operation: str) -> None:
+        self._arrays = list(arrays)
+        self._taken = 0
+        #: `push of worker 1`, for error texts
+        self._operation = operation
+
+    def ids(self, table: TablePlan) -> Ids:
+        """Ids of a table."""
+        array = self._next(f"ids of table {table.name!r}")
+        if array.dtype != np.int64 or array.ndim != 1:
+            raise self._unfit(f"ids of table {table.name!r}", array, "int64[n]")
+        return array
+
+    def rows(self, table: TablePlan, count: int) -> Floats:
+        """Rows, gradients or differences of so many ids of a table."""
+        array = self._next(f"rows of table {table.name!r}")
+        if array.dtype != np.float32 or array.shape != (count, table.dim):
+            expected = f"float32[{count}, {table.dim}]"
+            raise self._unfit(f"rows of table {table.name!r}", array, expected)
+        return array
+
+    def counts(self, table: TablePlan, count: int) -> Floats:
+        """One number for each of so many ids."""
+        array = self._next(f"counts of table {table.name!r}")
+        if array.dtype != np.float32 or array.shape != (count,):
+            raise self._unfit(f"counts of table {table.name!r}", array, f"float32[{count}]")
+        return array
+
+    def blocks(self, blocks: Sequence[Block]) -> list[Array]:
+        """The flat values of dense blocks."""
+        found = []
+        for block in blocks:
+            what = f"dense values of optimizer {block.optimizer}"
+            array = self._next(what)
+            if array.dtype != numpy_dtype(block.dtype) or array.shape != (block.size,):
+                raise self._unfit(what, array, f"{block.dtype}[{block.size}]")
+            found.append(array)
+        return found
+
+    def rest(self) -> list[Array]:
+        """All that is left."""
+        rest, self._taken = self._arrays[self._taken :], len(self._arrays)
+        return rest
+
+    def end(self) -> None:
+        """There must be nothing left."""
+        if self._taken != len(self._arrays):
+            raise ProtocolError(
+                f"{self._operation} came with {len(self._arrays)} arrays, expected {self._taken}"
+            )
+
+    def _next(self, what: str) -> Array:
+        if self._taken == len(self._arrays):
+            raise ProtocolError(
+                f"{self._operation} came with {len(self._arrays)} arrays, the {what} are missing"
+            )
+        self._taken += 1
+        return self._arrays[self._taken - 1]
+
+    def _unfit(self, what: str, array: Array, expected: str) -> PlanError:
+        shape = ", ".join(map(str, array.shape))
+        return PlanError(
+            f"{self._operation}: the {what} are {array.dtype}[{shape}], expected {expected}; "
+            "workers and servers must run the same script"
+        )

@@ -1,0 +1,451 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Client`: one worker's view of all servers. It splits a request among them and puts the answers
+together; when to ask is the business of a communicator.
+
+A lane is one connection to each server. One thread at a time uses a lane: pushes go by one of them,
+in order, and pulls by others; only the control lane may be used by several threads. Signs of life
+have a lane to themselves: whatever goes by another may take long.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetlight.errors import PeerError, PeerLostError, PlanError
+from fleetlight.kernels import Deduped, dedup
+from fleetlight.ps import messages as m
+from fleetlight.ps.placement import Placement
+from fleetlight.ps.plan import Plan
+from fleetlight.ps.sequences import common_epoch
+from fleetlight.ps.transport.interface import Answer, Channel
+from fleetlight.ps.update import Floats, Ids, TableGradients, Update
+from fleetlight.ps.worker.live import Live
+from fleetlight.ps.worker.parcel import Parcel, checked, packed
+
+Array = NDArray[Any]
+#: opens a lane, and says hello on it: a channel to each server
+Connect = Callable[[str], Sequence[Channel]]
+CONTROL, PUSH, PULL, AHEAD, BEAT = "control", "push", "pull", "ahead", "beat"
+#: how long the last words may wait for a lane, and for their answer
+_LANE_S, _LAST_WORDS_S = 1.0, 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """The rows wanted of one table."""
+
+    table: int
+    ids: Deduped
+    insert: bool
+
+
+@dataclasses.dataclass
+class Values:
+    """What servers answered to a pull, a push or an exchange."""
+
+    #: rows of each table asked for, in the order of the distinct ids
+    rows: list[Floats] = dataclasses.field(default_factory=list)
+    #: the dense blocks of each server that sent them
+    dense: dict[int, list[Array]] = dataclasses.field(default_factory=dict)
+    #: pushes applied on each server that answered
+    versions: dict[int, int] = dataclasses.field(default_factory=dict)
+    #: the fewest steps applied of any worker, on any server that answered
+    slowest: int = 0
+    applied: bool = True
+    #: the square of the norm of held gradients, over all servers
+    square: float = 0.0
+    #: (server, batch, table, positions, rows) of rows pulled ahead that a step has changed
+    changed: list[tuple[int, int, int, Array, Array]] = dataclasses.field(default_factory=list)
+
+
+class Client:
+    """Made before the plan is known: workers can meet from the beginning."""
+
+    def __init__(self, worker: int, worker_num: int, server_num: int, connect: Connect) -> None:
+        self.worker = worker
+        self.worker_num = worker_num
+        self.server_num = server_num
+        #: counts the loads of checkpoints
+        self.epoch = 0
+        self._connect = connect
+        self._lanes: dict[str, Sequence[Channel]] = {}
+        self._closed = False
+        self._control, self._beating = threading.Lock(), threading.Lock()
+        self._sequences = [0] * server_num
+        self._plan: Plan | None = None
+        self._placement: Placement | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """What all have agreed on, after `join`."""
+        assert self._plan is not None, "the plan is not known yet"
+        return self._plan
+
+    @property
+    def placement(self) -> Placement:
+        """Where the dense parameters are, after `join`."""
+        assert self._placement is not None, "the plan is not known yet"
+        return self._placement
+
+    def join(self, plan: Plan) -> None:
+        """Compare plans with every server."""
+        if plan.server_num != self.server_num or plan.worker_num != self.worker_num:
+            raise PlanError(
+                f"the plan is for {plan.worker_num} workers and {plan.server_num} servers, the job "
+                f"has {self.worker_num} and {self.server_num}"
+            )
+        epochs: dict[int, int] = {}
+        while missing := [n for n in range(self.server_num) if n not in epochs]:
+            answers = self.ask(CONTROL, dict.fromkeys(missing, (m.Join(plan), ())))
+            told = {n: answer.message for n, answer in answers.items()}
+            # the others still read a checkpoint
+            epochs |= {n: w.epoch for n, w in told.items() if isinstance(w, m.Welcome)}
+        self.epoch = common_epoch(epochs)
+        self._plan, self._placement = plan, Placement(plan)
+
+    def open_lane(self, lane: str) -> Sequence[Channel]:
+        """The channels of a lane, opened when it is first used."""
+        channels = self._lanes.get(lane)
+        if channels is None:
+            self._check_not_closed()
+            channels = self._lanes[lane] = self._connect(lane)
+            if self._closed:  # meanwhile, by another thread
+                _hang_up(channels)
+        self._check_not_closed()
+        return channels
+
+    def _check_not_closed(self) -> None:
+        if self._closed:
+            raise PeerLostError(f"worker {self.worker} has parted from the servers")
+
+    def everywhere(self, message: m.Message, lane: str = CONTROL) -> dict[int, Answer]:
+        """The same words to every server."""
+        return self.ask(lane, dict.fromkeys(range(self.server_num), (message, ())))
+
+    def ask(
+        self,
+        lane: str,
+        requests: Mapping[int, tuple[m.Message, Sequence[Array]]],
+        deadline_s: float | None = None,
+    ) -> dict[int, Answer]:
+        """Send to all, then hear all; the first error is raised once nobody owes an answer."""
+        if lane == CONTROL:
+            with self._control:
+                return self._ask(lane, requests, deadline_s)
+        return self._ask(lane, requests, deadline_s)
+
+    def beat(self, step: int) -> None:
+        """Give a sign of life, whatever other lanes are busy with."""
+        with self._beating:
+            self._ask(BEAT, dict.fromkeys(range(self.server_num), (m.Beat(step), ())), None)
+
+    def _ask(
+        self,
+        lane: str,
+        requests: Mapping[int, tuple[m.Message, Sequence[Array]]],
+        deadline_s: float | None,
+    ) -> dict[int, Answer]:
+        channels = self.open_lane(lane)
+        errors: list[Exception] = []
+        asked = []
+        for server, (message, arrays) in requests.items():
+            try:
+                channels[server].send(message, arrays)
+                asked.append(server)
+            except Exception as error:
+                errors.append(error)
+                break
+        answers = {}
+        for server in asked:
+            try:
+                answers[server] = channels[server].receive(deadline_s)
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return answers
+
+    def fill(self, tables: Mapping[int, tuple[Ids, Floats]], live: Live) -> None:
+        """Bring the first values: rows of tables by number, and the dense parameters."""
+        split = {n: dedup(ids, self.server_num) for n, (ids, _) in tables.items()}
+        requests: dict[int, tuple[m.Message, Sequence[Array]]] = {}
+        for server in range(self.server_num):
+            arrays: list[Array] = []
+            for number, (ids, rows) in tables.items():
+                mine = split[number].ids[split[number].of_server(server)]
+                # ids of a moved layer are the positions of its rows
+                arrays += [mine, rows[np.searchsorted(ids, mine)]]
+            blocks = self.placement.blocks_of(server)
+            arrays += [live.pack(block) for block in blocks]
+            requests[server] = m.Fill(list(tables), bool(blocks)), arrays
+        self.ask(CONTROL, requests)
+
+    def pull(
+        self,
+        wanted: Sequence[Wanted],
+        *,
+        dense: bool = False,
+        at_least: int = 0,
+        phase: int = 0,
+        step: int = 0,
+        batch: int | None = None,
+        lane: str = PULL,
+    ) -> Values:
+        """Rows of distinct ids, dense values, or both; only servers that have any are asked.
+
+        With `batch` the servers keep the ids until the worker's next push, whose answer brings the
+        rows changed meanwhile.
+        """
+        requests: dict[int, tuple[m.Message, Sequence[Array]]] = {}
+        for server in range(self.server_num):
+            mine = [w for w in wanted if w.ids.starts[server] < w.ids.starts[server + 1]]
+            blocks = self.placement.blocks_of(server) if dense else []
+            if not mine and not blocks:
+                continue
+            message = m.Pull(
+                [m.TablePull(w.table, w.insert) for w in mine],
+                dense=bool(blocks),
+                at_least=at_least,
+                phase=phase,
+                step=step,
+                ahead=batch is not None,
+                batch=batch or 0,
+            )
+            requests[server] = message, [w.ids.ids[w.ids.of_server(server)] for w in mine]
+        return self._pulled(wanted, self.ask(lane, requests))
+
+    def _pulled(self, wanted: Sequence[Wanted], answers: Mapping[int, Answer]) -> Values:
+        values = _counted(answers)
+        parts: list[list[Floats]] = [[] for _ in wanted]
+        for server, answer in answers.items():
+            arrays = iter(answer.arrays)
+            for number, w in enumerate(wanted):
+                if w.ids.starts[server] < w.ids.starts[server + 1]:
+                    parts[number].append(next(arrays))
+            if rest := list(arrays):
+                values.dense[server] = rest
+        values.rows = [self._joined(part, w.table) for part, w in zip(parts, wanted, strict=True)]
+        return values
+
+    def _joined(self, parts: list[Floats], table: int) -> Floats:
+        """Rows from several servers as one array: the ids are grouped by server."""
+        if len(parts) == 1:
+            return parts[0]
+        if not parts:
+            return np.empty((0, self.plan.tables[table].dim), np.float32)
+        return np.concatenate(parts)
+
+    def parcel(self, update: Update, live: Live) -> Parcel:
+        """What is to be sent of an update, which may be that nobody shall make this step."""
+        parcel = packed(update, self.plan, self.placement, live)
+        return checked(parcel, self.plan, self.placement, self.worker)
+
+    def push(
+        self,
+        parcel: Parcel,
+        *,
+        phase: int,
+        hold: bool = False,
+        wants_dense: bool = True,
+        everywhere: bool = True,
+    ) -> Values:
+        """Send a parcel; without `everywhere` only to servers for which something is in it."""
+        requests: dict[int, tuple[m.Message, Sequence[Array]]] = {}
+        for server in range(self.server_num):
+            tables, arrays = _of_server(parcel.tables, server)
+            blocks = parcel.blocks.get(server, [])
+            if not (everywhere or tables or blocks):
+                continue
+            message = m.Push(
+                sequence=self._next(server),
+                epoch=self.epoch,
+                optimizer=parcel.optimizer,
+                step=parcel.step,
+                phase=phase,
+                options=parcel.options,
+                tables=tables,
+                dense=bool(blocks),
+                absent=parcel.absent,
+                skip=parcel.skip,
+                refusal=parcel.refusal,
+                wants_dense=wants_dense,
+                hold=hold,
+                merged=parcel.merged,
+                seen=parcel.seen[server] if parcel.seen else 0,
+            )
+            requests[server] = message, [*arrays, *blocks]
+        return _pushed(self.ask(PUSH, requests))
+
+    def apply(
+        self, parcel: Parcel, *, phase: int, factor: float, wants_dense: bool = True
+    ) -> Values:
+        """Let the servers apply, times a factor, what they hold of a parcel."""
+        requests: dict[int, tuple[m.Message, Sequence[Array]]] = {}
+        for server in range(self.server_num):
+            message = m.Apply(
+                sequence=self._next(server),
+                epoch=self.epoch,
+                optimizer=parcel.optimizer,
+                step=parcel.step,
+                phase=phase,
+                factor=factor,
+                options=parcel.options,
+                skip=parcel.skip,
+                wants_dense=wants_dense,
+            )
+            requests[server] = message, ()
+        return _pushed(self.ask(PUSH, requests))
+
+    def exchange(
+        self,
+        tables: Mapping[int, TableGradients],
+        blocks: Mapping[int, Sequence[Array]],
+        *,
+        step: int,
+        wants: bool = True,
+    ) -> Values:
+        """Send differences, grouped by server; answers the values of the same rows and blocks."""
+        requests: dict[int, tuple[m.Message, Sequence[Array]]] = {}
+        for server in range(self.server_num):
+            mine, arrays = _of_server(tables, server)
+            dense = list(blocks.get(server, []))
+            if not mine and not dense:
+                continue
+            message = m.Exchange(
+                sequence=self._next(server),
+                epoch=self.epoch,
+                step=step,
+                tables=[push.table for push in mine],
+                dense=bool(dense),
+                wants=wants,
+            )
+            requests[server] = message, [*arrays, *dense]
+        answers = self.ask(PUSH, requests)
+        return self._exchanged(tables, answers) if wants else _counted(answers)
+
+    def _exchanged(
+        self, tables: Mapping[int, TableGradients], answers: Mapping[int, Answer]
+    ) -> Values:
+        values = _counted(answers)
+        parts: dict[int, list[Floats]] = {number: [] for number in tables}
+        for server, answer in answers.items():
+            arrays = iter(answer.arrays)
+            for number, of in tables.items():
+                if of.starts[server] < of.starts[server + 1]:
+                    parts[number].append(next(arrays))
+            if rest := list(arrays):
+                values.dense[server] = rest
+        values.rows = [self._joined(part, number) for number, part in parts.items()]
+        return values
+
+    def unpack(self, values: Values, live: Live) -> None:
+        """Put dense values that have arrived into the user's parameters."""
+        for server, arrays in values.dense.items():
+            blocks = self.placement.blocks_of(server)
+            for block, array in zip(blocks, arrays, strict=True):
+                live.unpack(block, array)
+
+    def end_phase(self, phase: int) -> None:
+        """Tell every server that no step comes from here before the next barrier."""
+        self.everywhere(m.EndPhase(phase))
+
+    def figures(self) -> list[m.Counted]:
+        """What each server has counted."""
+        answers = self.everywhere(m.Ask())
+        counted = [answers[server].message for server in range(self.server_num)]
+        return [one for one in counted if isinstance(one, m.Counted)]
+
+    def leave(self, error: str = "") -> None:
+        """Say goodbye to every server, and hang up."""
+        try:
+            self.everywhere(m.Leave(error))
+        finally:
+            self.close()
+
+    def part(self, error: str) -> None:
+        """Say why in a hurry: the control lane may be broken, or busy for long."""
+        try:
+            if not self._said_goodbye(BEAT, self._beating, error):
+                self._said_goodbye(CONTROL, self._control, error)
+        finally:
+            self.close()
+
+    def _said_goodbye(self, lane: str, lock: threading.Lock, error: str) -> bool:
+        if lane not in self._lanes or not lock.acquire(timeout=_LANE_S):
+            return False
+        message = m.Leave(error)
+        try:
+            self._ask(lane, dict.fromkeys(range(self.server_num), (message, ())), _LAST_WORDS_S)
+        except PeerError:
+            return False
+        finally:
+            lock.release()
+        return True
+
+    def close(self) -> None:
+        """Hang up; other threads that use a lane are told that it is closed."""
+        self._closed = True
+        for channels in list(self._lanes.values()):
+            _hang_up(channels)
+
+    def _next(self, server: int) -> int:
+        self._sequences[server] += 1
+        return self._sequences[server]
+
+
+def _hang_up(channels: Sequence[Channel]) -> None:
+    for channel in channels:
+        channel.close()
+
+
+def _of_server(
+    tables: Mapping[int, TableGradients], server: int
+) -> tuple[list[m.TablePush], list[Array]]:
+    """What goes to one server: contiguous parts, since ids are grouped by server."""
+    pushes: list[m.TablePush] = []
+    arrays: list[Array] = []
+    for number, part in tables.items():
+        start, stop = int(part.starts[server]), int(part.starts[server + 1])
+        if start == stop:
+            continue
+        pushes.append(m.TablePush(number, counted=part.shows is not None))
+        arrays += [part.ids[start:stop], part.gradients[start:stop]]
+        if part.shows is not None and part.clicks is not None:
+            arrays += [part.shows[start:stop], part.clicks[start:stop]]
+    return pushes, arrays
+
+
+def _counted(answers: Mapping[int, Answer]) -> Values:
+    values = Values()
+    slowest = []
+    for server, answer in answers.items():
+        message = answer.message
+        assert isinstance(message, (m.Pulled, m.Pushed, m.Exchanged)), message
+        values.versions[server] = message.version
+        slowest.append(message.slowest)
+    values.slowest = min(slowest, default=0)
+    return values
+
+
+def _pushed(answers: Mapping[int, Answer]) -> Values:
+    values = _counted(answers)
+    for server, answer in answers.items():
+        message = answer.message
+        assert isinstance(message, m.Pushed), message
+        values.applied &= message.applied
+        values.square += message.square
+        changed = len(message.changed)
+        dense = answer.arrays[: len(answer.arrays) - 2 * changed]
+        if dense:
+            values.dense[server] = dense
+        pairs = answer.arrays[len(dense) :]
+        for number, (table, batch) in enumerate(zip(message.changed, message.batches, strict=True)):
+            positions, rows = pairs[2 * number : 2 * number + 2]
+            values.changed.append((server, batch, table, positions, rows))
+    return values

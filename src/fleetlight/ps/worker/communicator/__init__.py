@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a worker keeps in step with the servers: a communicator for each mode, all used alike."""
+
+from __future__ import annotations
+
+from fleetlight.ps.plan import ASYNC, SYNC
+from fleetlight.ps.worker.client import Client
+from fleetlight.ps.worker.communicator.async_ import Async
+from fleetlight.ps.worker.communicator.base import Communicator
+from fleetlight.ps.worker.communicator.geo import Geo
+from fleetlight.ps.worker.communicator.sync import Sync
+from fleetlight.ps.worker.live import Live
+
+__all__ = ["Communicator", "open_communicator"]
+
+
+def open_communicator(
+    client: Client,
+    live: Live,
+    *,
+    queue_size: int = 16,
+    max_merge: int = 1,
+    cache_rows: int = 4_000_000,
+) -> Communicator:
+    """The communicator of the plan's mode."""
+    if client.plan.mode == SYNC:
+        return Sync(client, live)
+    if client.plan.mode == ASYNC:
+        return Async(client, live, queue_size=queue_size, max_merge=max_merge)
+    return Geo(client, live, cache_rows=cache_rows)

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Async: pushes leave by a thread of their own, and the worker goes on with the values it has.
+
+The queue of pushes is bounded: who trains faster than the servers take in waits for them. With a
+staleness, values are read only once they include enough steps of every worker.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetlight.ps.dtypes import bfloat16_sum
+from fleetlight.ps.layers.table_gradient import merge
+from fleetlight.ps.update import TableGradients, Update
+from fleetlight.ps.worker.client import Client, Values
+from fleetlight.ps.worker.communicator.base import Communicator
+from fleetlight.ps.worker.live import Live
+from fleetlight.ps.worker.lookahead import LookAhead
+from fleetlight.ps.worker.parcel import Parcel
+
+
+class Async(Communicator):
+    """One thread trains, one sends; they meet at a queue and at the values that have arrived."""
+
+    def __init__(self, client: Client, live: Live, *, queue_size: int, max_merge: int) -> None:
+        super().__init__(client, live)
+        # these rows are as old as they are, which is counted
+        self.ahead = LookAhead(client, self.note)
+        self._queue_size = queue_size
+        self._max_merge = max_merge
+        self._news = threading.Condition()
+        self._queue: deque[Parcel] = deque()
+        #: what is being sent
+        self._sending = 0
+        self._arrived: Values | None = None
+        self._slowest = 0
+        self._failure: BaseException | None = None
+        self._stopped = False
+        self._waited_s = 0.0
+        self._pushes = 0
+        self._merged = 0
+        self._longest = 0
+        self._thread = threading.Thread(target=self._send, name="fleet-push", daemon=True)
+
+    def start(self) -> None:
+        """Take the dense values and start the sender."""
+        super().start()
+        self._thread.start()
+
+    def refresh(self) -> None:
+        """Put the newest dense values into place; wait for others where staleness says so."""
+        with self._news:
+            self._check()
+            arrived, self._arrived = self._arrived, None
+            behind = self._slowest < self.at_least()
+        if behind and self.plan.serves_dense and self.plan.dense:
+            arrived = self._wait_for_others()
+        self._put_in_place(arrived)
+
+    def _put_in_place(self, arrived: Values | None) -> None:
+        if arrived is not None:
+            self.note(arrived)
+            self.client.unpack(arrived, self.live)
+
+    def at_least(self) -> int:
+        """A worker at step t reads values that include step t - staleness of every worker."""
+        staleness = self.plan.staleness
+        return 0 if staleness is None else max(0, self.steps - staleness)
+
+    def _wait_for_others(self) -> Values:
+        start = time.monotonic()
+        values = self.client.pull(
+            [], dense=True, at_least=self.at_least(), phase=self.phase, step=self.steps
+        )
+        self._waited_s += time.monotonic() - start
+        with self._news:
+            self._slowest = max(self._slowest, values.slowest)
+            # older than what was waited for
+            self._arrived = None
+        return values
+
+    def step(self, update: Update) -> bool:
+        """Hand the gradients to the sender."""
+        update.seen = tuple(self.versions)
+        parcel = _empty(update) if update.skip else self.client.parcel(update, self.live)
+        self.steps += 1
+        with self._news:
+            self._check()
+            start = time.monotonic()
+            while len(self._queue) >= self._queue_size:
+                self._news.wait()
+                self._check()
+            self._waited_s += time.monotonic() - start
+            self._queue.append(parcel)
+            self._longest = max(self._longest, len(self._queue))
+            self._news.notify_all()
+        assert self.ahead is not None
+        self.ahead.pushed(update.optimizer)
+        return not parcel.skip
+
+    def flush(self) -> None:
+        """Wait until the queue is empty and the last push answered."""
+        with self._news:
+            while self._queue or self._sending:
+                self._check()
+                self._news.wait()
+            self._check()
+            arrived, self._arrived = self._arrived, None
+        self._put_in_place(arrived)
+
+    def resume(self) -> None:
+        """What had arrived before the barrier is older than what is taken now."""
+        with self._news:
+            self._arrived = None
+            self._slowest = 0
+        super().resume()
+
+    def stop(self) -> None:
+        """Send what is left and end the sender."""
+        try:
+            super().stop()
+        finally:
+            with self._news:
+                self._stopped = True
+                self._news.notify_all()
+            if self._thread.is_alive():
+                self._thread.join()
+
+    def figures(self) -> dict[str, float]:
+        """What this worker has counted."""
+        return {
+            **super().figures(),
+            "pushes": float(self._pushes),
+            "merged": float(self._merged),
+            "longest queue": float(self._longest),
+            "waited s": self._waited_s,
+        }
+
+    def _check(self) -> None:
+        """An error of the sender is one of the worker's next call."""
+        if self._failure is not None:
+            raise self._failure
+
+    def _send(self) -> None:
+        while True:
+            with self._news:
+                while not self._queue and not self._stopped:
+                    self._news.wait()
+                if not self._queue:
+                    return
+                parcels = self._next()
+                self._sending = len(parcels)
+                self._news.notify_all()
+            try:
+                values = self.client.push(
+                    merged(parcels, self.client.server_num), phase=self.phase, everywhere=True
+                )
+            except BaseException as error:
+                self._fail(error)
+                return
+            with self._news:
+                self._took(values, len(parcels))
+
+    def _next(self) -> list[Parcel]:
+        """The oldest pushes that may travel as one."""
+        parcels = [self._queue.popleft()]
+        while (
+            self._queue
+            and len(parcels) < self._max_merge
+            and self._queue[0].optimizer == parcels[0].optimizer
+            and not (self._queue[0].skip or parcels[0].skip)
+        ):
+            parcels.append(self._queue.popleft())
+        return parcels
+
+    def _took(self, values: Values, parcels: int) -> None:
+        self._sending = 0
+        self._pushes += 1
+        self._merged += parcels - 1
+        self._slowest = max(self._slowest, values.slowest)
+        if values.dense:
+            self._arrived = values
+        self._news.notify_all()
+
+    def _fail(self, error: BaseException) -> None:
+        with self._news:
+            self._failure = error
+            self._sending = 0
+            self._queue.clear()
+            self._news.notify_all()
+
+
+def _empty(update: Update) -> Parcel:
+    """A step that is skipped changes nothing, but others may wait until it is made."""
+    return Parcel(update.optimizer, update.step, update.options, {}, {}, [], True, seen=update.seen)
+
+
+def merged(parcels: Sequence[Parcel], servers: int) -> Parcel:
+    """Several pushes as one: gradients of one id, and dense ones, add up."""
+    if len(parcels) == 1:
+        return parcels[0]
+    last = parcels[-1]
+    tables: dict[int, list[TableGradients]] = {}
+    for parcel in parcels:
+        for number, part in parcel.tables.items():
+            tables.setdefault(number, []).append(part)
+    absent = set.intersection(*(set(parcel.absent) for parcel in parcels))
+    return Parcel(
+        optimizer=last.optimizer,
+        step=last.step,
+        options=last.options,
+        tables={
+            n: parts[0] if len(parts) == 1 else merge(parts, servers) for n, parts in tables.items()
+        },
+        blocks={
+            server: [
+                _sum([parcel.blocks[server][n] for parcel in parcels]) for n in range(len(blocks))
+            ]
+            for server, blocks in last.blocks.items()
+        },
+        absent=sorted(absent),
+        merged=len(parcels),
+        seen=parcels[0].seen,
+    )
+
+
+def _sum(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """The sum, in the first of the arrays; bfloat16 travels as its bits."""
+    total = arrays[0]
+    if total.dtype == np.uint16:
+        return bfloat16_sum(arrays)
+    for array in arrays[1:]:
+        total += array
+    return total

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GeoSGD: workers train by themselves and exchange what they have learned every k steps.
+
+A worker pushes (live - old) / workers, where `old` is what it believes the servers hold; they add
+it and answer what they hold then; the difference to `old` is added to the live values. This goes on
+in the background, so live values may have moved meanwhile: they keep what they have gained.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fleetlight.kernels import Deduped
+from fleetlight.observe.log import logger
+from fleetlight.ps.dtypes import as_tensor, flat_array
+from fleetlight.ps.placement import Block
+from fleetlight.ps.update import Floats, TableGradients, Update
+from fleetlight.ps.worker.client import Client, Values, Wanted
+from fleetlight.ps.worker.communicator.base import Communicator
+from fleetlight.ps.worker.communicator.local_rows import LocalRows
+from fleetlight.ps.worker.live import Live
+
+Array = NDArray[Any]
+_TORCH = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+
+
+class Geo(Communicator):
+    """Training touches the worker's own rows; one exchange at a time is under way.
+
+    It does not look ahead: most rows of a batch are here, and the others only now and then.
+    """
+
+    def __init__(self, client: Client, live: Live, *, cache_rows: int) -> None:
+        super().__init__(client, live)
+        servers, workers = client.server_num, client.worker_num
+        self._tables = [LocalRows(t, servers, workers, cache_rows) for t in self.plan.tables]
+        self._blocks = [b for s in range(servers) for b in client.placement.blocks_of(s)]
+        #: what the servers are believed to hold of the dense blocks
+        self._old: list[Tensor] = []
+        self._thread = ThreadPoolExecutor(1, "fleet-geo")
+        self._exchange: Future[Values] | None = None
+        self._sent: dict[int, TableGradients] = {}
+        self._exchanges = 0
+        self._waited_s = 0.0
+        self._last_optimizer = len(self.plan.optimizers) - 1
+
+    def start(self) -> None:
+        """Take the dense values; both workers and servers begin with them."""
+        super().start()
+        self._old = [self._packed(block) for block in self._blocks]
+        for table in self.plan.tables:
+            if table.rule.name != "sgd":
+                logger.warning(
+                    "GeoSGD: table %s learns by %s, whose state each worker keeps for itself; its "
+                    "quality is known for plain SGD only",
+                    table.name,
+                    table.rule.name,
+                )
+
+    def refresh(self) -> None:
+        """Take in an exchange that has ended."""
+        if self._exchange is not None and self._exchange.done():
+            self._take_in()
+
+    def pull(self, table: int, wanted: Deduped, insert: bool) -> Floats:
+        """Rows of this worker; from the servers where it has none that are fresh."""
+
+        def fetch(missing: Deduped) -> Floats:
+            return self.fetch([Wanted(table, missing, insert)])[0]
+
+        return self._tables[table].read(wanted, fetch, keep=insert)
+
+    def step(self, update: Update) -> bool:
+        """Train the rows; every k steps, begin an exchange."""
+        if not update.skip:
+            for number, part in update.tables.items():
+                group = self.plan.tables[number].group
+                self._tables[number].learn(part, update.options[group], update.step)
+        if update.optimizer == self._last_optimizer:
+            self.steps += 1
+            if self.steps % self.plan.k_steps == 0:
+                self._begin()
+        return not update.skip
+
+    def flush(self) -> None:
+        """Wait for the exchange under way."""
+        if self._exchange is not None:
+            start = time.monotonic()
+            self._exchange.exception()
+            self._waited_s += time.monotonic() - start
+            self._take_in()
+
+    def settle(self) -> None:
+        """Bring the servers what is left of this worker's progress."""
+        self.flush()
+        rest = {number: table.rest() for number, table in enumerate(self._tables)}
+        self.client.exchange(_some(rest), self._dense_differences(), step=self.steps, wants=False)
+        self.client.end_phase(self.phase)
+
+    def resume(self) -> None:
+        """Everybody goes on from the servers' values."""
+        super().resume()
+        for table in self._tables:
+            table.clear()
+        self._old = [self._packed(block) for block in self._blocks]
+
+    def stop(self) -> None:
+        """Bring the servers what is left, and end the thread."""
+        try:
+            self.settle()
+        finally:
+            self._thread.shutdown()
+
+    def figures(self) -> dict[str, float]:
+        """What this worker has counted."""
+        return {
+            **super().figures(),
+            "exchanges": float(self._exchanges),
+            "waited s": self._waited_s,
+            "rows here": float(sum(map(len, self._tables))),
+        }
+
+    def _begin(self) -> None:
+        self.flush()
+        self._sent = {number: table.differences() for number, table in enumerate(self._tables)}
+        dense = self._dense_differences()
+        self._exchanges += 1
+        self._exchange = self._thread.submit(
+            self.client.exchange, _some(self._sent), dense, step=self.steps
+        )
+
+    def _take_in(self) -> None:
+        assert self._exchange is not None
+        values, self._exchange = self._exchange.result(), None
+        self.note(values)
+        sent = _some(self._sent)
+        for (number, part), rows in zip(sent.items(), values.rows, strict=True):
+            self._tables[number].take(part.ids, rows)
+        self._take_dense(values)
+
+    def _dense_differences(self) -> dict[int, Sequence[Array]]:
+        differences: dict[int, list[Array]] = {}
+        for block, old in zip(self._blocks, self._old, strict=True):
+            share = (self._packed(block) - old) / self.client.worker_num
+            old += share
+            differences.setdefault(block.server, []).append(flat_array(share))
+        return dict(differences)
+
+    def _take_dense(self, values: Values) -> None:
+        arrived = {server: iter(arrays) for server, arrays in values.dense.items()}
+        for number, block in enumerate(self._blocks):
+            now = as_tensor(next(arrived[block.server]), _TORCH[block.dtype]).clone()
+            live = self._packed(block) + (now - self._old[number])
+            self.live.unpack(block, flat_array(live))
+            self._old[number] = now
+
+    def _packed(self, block: Block) -> Tensor:
+        return as_tensor(self.live.pack(block), _TORCH[block.dtype])
+
+
+def _some(parts: dict[int, TableGradients]) -> dict[int, TableGradients]:
+    """Those that have rows."""
+    return {number: part for number, part in parts.items() if len(part.ids)}

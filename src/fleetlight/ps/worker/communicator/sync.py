@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sync: a step waits for the gradients of all workers, and its answer brings the new values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fleetlight.errors import ConfigError
+from fleetlight.ps.update import Update
+from fleetlight.ps.worker.client import Client, Values
+from fleetlight.ps.worker.communicator.base import Communicator, clip_factor
+from fleetlight.ps.worker.live import Live
+from fleetlight.ps.worker.lookahead import LookAhead
+from fleetlight.ps.worker.parcel import Parcel
+
+
+class Sync(Communicator):
+    """Equal to training with all batches in one process."""
+
+    def __init__(self, client: Client, live: Live) -> None:
+        super().__init__(client, live)
+        self.ahead = LookAhead(client)
+        #: what the servers hold of an optimizer's step, and the factor they are to apply it with
+        self._held: dict[int, tuple[Parcel, float]] = {}
+
+    def step(self, update: Update) -> bool:
+        """Push and take the values that come of it."""
+        try:
+            values = self._push(update)
+        except Exception:
+            # some servers may have made the step
+            self.forget_ahead()
+            raise
+        self.steps += 1
+        self.note(values)
+        self.client.unpack(values, self.live)
+        assert self.ahead is not None
+        self.ahead.pushed(update.optimizer, values.changed)
+        return values.applied
+
+    def _push(self, update: Update) -> Values:
+        held = self._held.pop(update.optimizer, None)
+        if held is not None:
+            parcel, factor = held
+            parcel.skip = update.skip
+            return self.client.apply(parcel, phase=self.phase, factor=factor)
+        update.seen = tuple(self.versions)
+        return self.client.push(self.client.parcel(update, self.live), phase=self.phase)
+
+    def clip(self, updates: Sequence[Update], max_norm: float, norm_type: float) -> float:
+        """The norm of the gradient of all workers together: known to the servers only."""
+        if norm_type != 2:
+            raise ConfigError(
+                f"clip_grad_norm_: got norm_type={norm_type:g}, expected 2: in sync mode the norm "
+                "is put together from those of the servers"
+            )
+        square, parcels = 0.0, []
+        for update in updates:
+            update.seen = tuple(self.versions)
+            parcel = self.client.parcel(update, self.live)
+            values = self.client.push(parcel, phase=self.phase, hold=True, wants_dense=False)
+            square += values.square
+            parcels.append(parcel)
+        total = math.sqrt(square)
+        factor = clip_factor(total, max_norm)
+        self._held.update({parcel.optimizer: (parcel, factor) for parcel in parcels})
+        return total

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Parcel`: an update ready to be sent. A worker sees all of a step, each server only a part."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from numpy.typing import NDArray
+
+from fleetlight.errors import GradientError
+from fleetlight.ps.gradients import Gradients, TablePart, not_finite, refusal
+from fleetlight.ps.placement import Placement
+from fleetlight.ps.plan import SYNC, Plan
+from fleetlight.ps.update import TableGradients, Update
+from fleetlight.ps.worker.live import Live
+
+
+@dataclasses.dataclass
+class Parcel:
+    """Nothing in it is the user's any more."""
+
+    optimizer: int
+    step: int
+    options: list[dict[str, Any]]
+    tables: dict[int, TableGradients]
+    #: the dense blocks of each server
+    blocks: dict[int, list[NDArray[Any]]]
+    absent: list[int]
+    skip: bool = False
+    merged: int = 1
+    #: `version` of each server's values that the gradients were made with
+    seen: tuple[int, ...] = ()
+    #: why no server may make this step, for any worker
+    refusal: str = ""
+
+
+def packed(update: Update, plan: Plan, placement: Placement, live: Live) -> Parcel:
+    """Copy what is dense, which the user's code will go on writing to."""
+    blocks = {s: placement.blocks_of(s, update.optimizer) for s in range(plan.server_num)}
+    return Parcel(
+        optimizer=update.optimizer,
+        step=update.step,
+        options=update.options,
+        tables=update.tables,
+        blocks={s: [live.pack(b, update.dense) for b in mine] for s, mine in blocks.items()},
+        absent=[number for number, values in update.dense.items() if values is None],
+        skip=update.skip,
+        seen=update.seen,
+    )
+
+
+def checked(parcel: Parcel, plan: Plan, placement: Placement, worker: int) -> Parcel:
+    """What may be sent: with a gradient that is not finite nobody shall make a part of the step."""
+    if parcel.skip or plan.on_nonfinite == "apply":
+        return parcel
+    tables = {n: TablePart(part.ids, part.gradients) for n, part in parcel.tables.items()}
+    blocks = [b for server in parcel.blocks for b in placement.blocks_of(server, parcel.optimizer)]
+    arrays = [array for mine in parcel.blocks.values() for array in mine]
+    where = not_finite(Gradients(tables, arrays, blocks), plan)
+    if where is None:
+        return parcel
+    text = refusal(f"worker {worker} made a gradient (step {parcel.step})", where)
+    skip = plan.on_nonfinite == "skip"
+    if not skip and plan.mode != SYNC:
+        raise GradientError(text)
+    empty = dataclasses.replace(parcel, tables={}, blocks={}, absent=[])
+    return dataclasses.replace(empty, skip=skip, refusal="" if skip else text)

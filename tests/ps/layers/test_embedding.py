@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The layers of tables behave like torch's own."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.ps.rows import DIM, ROWS, Kept, dense, handle, opened
+from torch import Tensor, nn
+
+from fleetlight.errors import ConfigError, PlanError
+from fleetlight.ps.layers.embedding import SparseEmbedding, SparseEmbeddingBag, initializer_plan
+from fleetlight.ps.layers.entries import CountFilterEntry
+from fleetlight.ps.plan import InitializerPlan
+
+
+def compare(ours: nn.Module, kept: Kept, torchs: Any, call: Callable[[Any], Tensor]) -> None:
+    """The same outputs, and the same gradients of rows."""
+    with torch.no_grad():
+        torchs.weight.copy_(torch.from_numpy(kept.rows))
+    mine, theirs = call(ours), call(torchs)
+    torch.testing.assert_close(mine, theirs)
+    pull = torch.randn(theirs.shape, generator=torch.Generator().manual_seed(1))
+    (mine * pull).sum().backward()
+    (theirs * pull).sum().backward()
+    torch.testing.assert_close(dense(ours.weight), torchs.weight.grad)  # type: ignore[arg-type]
+
+
+SHAPES = [(), (4,), (2, 3), (2, 1, 3), (0,), (3, 0)]
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rows_of_ids_of_any_shape(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    ids = torch.randint(0, ROWS, shape, generator=torch.Generator().manual_seed(2)).to(dtype)
+    ours, kept = opened(SparseEmbedding(DIM))
+    compare(ours, kept, nn.Embedding(ROWS, DIM), lambda layer: layer(ids))
+    assert ours(ids).shape == (*shape, DIM)
+
+
+def test_padding_is_zero_and_never_asked_for() -> None:
+    ids = torch.tensor([[0, 1, 2], [2, 0, 0]])
+    ours, kept = opened(SparseEmbedding(DIM, padding_idx=0))
+    kept.rows[0] = 0
+    compare(ours, kept, nn.Embedding(ROWS, DIM, padding_idx=0), lambda layer: layer(ids))
+    assert kept.asked == [(4, [1, 2], True)]
+    assert kept.noticed[0].tolist() == [0, 1, 2, 2, 0, 0]
+    assert ours(torch.zeros(2, dtype=torch.int64)).tolist() == [[0.0] * DIM] * 2
+
+
+BAGS: list[tuple[Any, Any]] = [
+    ([[1, 2, 2], [3, 0, 9]], None),
+    ([1, 2, 2, 3, 0, 9], [0, 3]),
+    ([1, 2, 2, 3], [0, 0, 3, 4]),
+    ([], [0, 0]),
+]
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize(("ids", "offsets"), BAGS)
+@pytest.mark.parametrize("padding", [None, 2])
+def test_bags(mode: Any, ids: Any, offsets: Any, padding: int | None) -> None:
+    given = [torch.tensor(ids, dtype=torch.int64)]
+    given += [] if offsets is None else [torch.tensor(offsets)]
+    ours, kept = opened(SparseEmbeddingBag(DIM, mode, padding_idx=padding))
+    torchs = nn.EmbeddingBag(ROWS, DIM, mode=mode, padding_idx=padding)
+    compare(ours, kept, torchs, lambda layer: layer(*given))
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_bags_with_weights_that_learn(last: bool) -> None:
+    ids, offsets = torch.tensor([1, 2, 2, 3, 0]), torch.tensor([0, 2, 5] if last else [0, 2])
+    ours, kept = opened(SparseEmbeddingBag(DIM, "sum", include_last_offset=last, padding_idx=3))
+    torchs = nn.EmbeddingBag(ROWS, DIM, mode="sum", include_last_offset=last, padding_idx=3)
+    grads = []
+
+    def call(layer: Any) -> Tensor:
+        weights = torch.linspace(1, 2, 5).requires_grad_()
+        out: Tensor = layer(ids, offsets, per_sample_weights=weights)
+        grads.append(weights)
+        return out
+
+    compare(ours, kept, torchs, call)
+    mine, theirs = grads
+    assert mine.grad is not None
+    assert theirs.grad is not None
+    kept_ids = ids != 3
+    torch.testing.assert_close(mine.grad[kept_ids], theirs.grad[kept_ids])
+    assert float(mine.grad[~kept_ids]) == 0
+
+
+def test_reading_without_training_inserts_nothing() -> None:
+    ours, kept = opened(SparseEmbedding(DIM))
+    with torch.no_grad():
+        ours(torch.tensor([1]))
+    ours.weight.requires_grad_(False)
+    ours(torch.tensor([1]))
+    assert [insert for _, _, insert in kept.asked] == [False, False]
+    assert not ours(torch.tensor([1])).requires_grad
+
+
+def test_shows_and_clicks_are_counted_for_each_id() -> None:
+    ids = torch.tensor([[1, 2], [1, 0]])
+    for layer in (
+        SparseEmbedding(DIM, padding_idx=0),
+        SparseEmbeddingBag(DIM, "sum", padding_idx=0),
+    ):
+        ours, _ = opened(layer)
+        click = torch.tensor([[1, 0], [1, 1]])
+        ours(ids, click=click).sum().backward()
+        gradient: Any = ours.weight.grad
+        [part] = gradient.parts
+        told = dict(zip(part.ids.tolist(), zip(part.shows, part.clicks, strict=True), strict=True))
+        assert told == {1: (2, 2), 2: (1, 0)}
+        with pytest.raises(ConfigError, match="show: got 3 numbers for 2 ids"):
+            ours(ids[:, :1] + 1, show=torch.ones(3))
+
+
+def test_the_device_and_dtype_of_the_weight_are_those_of_the_rows() -> None:
+    ours, kept = opened(SparseEmbedding(DIM).double())
+    out = ours(torch.tensor([3]))
+    assert out.dtype == torch.float64
+    out.sum().backward()
+    assert dense(ours.weight)[3].tolist() == [1.0] * DIM
+    np.testing.assert_allclose(out.detach().numpy()[0], kept.rows[3])
+
+
+def test_copies_read_the_same_table_and_pickles_none() -> None:
+    ours, kept = opened(SparseEmbedding(DIM))
+    assert copy.deepcopy(ours).handle is ours.handle
+    loaded = pickle.loads(pickle.dumps(ours))
+    assert loaded.handle is None
+    with pytest.raises(PlanError, match="its table is not open yet"):
+        loaded(torch.tensor([1]))
+    assert kept.asked == []
+
+
+def test_it_has_a_weight_and_a_name_to_print() -> None:
+    layer = SparseEmbedding(DIM, padding_idx=3, table="users", entry=CountFilterEntry(5))
+    assert [p.shape for p in layer.parameters()] == [(0, DIM)]
+    assert "3, padding_idx=3, table='users'" in repr(layer)
+    assert "combiner='max'" in repr(SparseEmbeddingBag(DIM, "max"))
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: SparseEmbedding(0), "got dim=0, expected a positive integer"),
+        (lambda: SparseEmbedding(2.0), "got dim=2.0"),  # type: ignore[arg-type]
+        (lambda: SparseEmbedding(2, entry="x"), "got entry='x', expected a CountFilterEntry"),  # type: ignore[arg-type]
+        (lambda: SparseEmbeddingBag(2, "avg"), "got combiner='avg', expected one of"),  # type: ignore[arg-type]
+        (lambda: SparseEmbedding(2, initializer="one"), "initializer: got 'one', expected"),
+        (lambda: SparseEmbedding(2, initializer=("uniform", 1.0)), "initializer: got"),
+    ],
+)
+def test_what_cannot_be_made(make: Callable[[], Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (lambda e, b: e(torch.tensor([1.0])), r"got ids of type torch\.float32, expected a tensor"),
+        (lambda e, b: e([1]), "got ids of type list, expected a tensor"),
+        (lambda e, b: b(torch.tensor([1])), "got ids of 1 dimensions and no offsets"),
+        (lambda e, b: b(torch.tensor([[1]]), torch.tensor([0])), "got 2-D ids and offsets"),
+        (lambda e, b: b(torch.tensor([1]), torch.tensor([1])), "offsets must start at 0"),
+        (lambda e, b: b(torch.tensor([1, 2]), torch.tensor([0, 3])), "offsets must start at 0"),
+        (
+            lambda e, b: b(torch.tensor([[1]]), per_sample_weights=torch.ones(1, 1)),
+            "per_sample_weights need combiner='sum'",
+        ),
+    ],
+)
+def test_what_cannot_be_read(call: Callable[[Any, Any], Any], why: str) -> None:
+    one, other = opened(SparseEmbedding(DIM))[0], opened(SparseEmbeddingBag(DIM, "mean"))[0]
+    with pytest.raises(ConfigError, match=why):
+        call(one, other)
+
+
+def test_initializers() -> None:
+    assert initializer_plan("zeros") == InitializerPlan("zeros", 0, 0)
+    assert initializer_plan(("constant", 2)) == InitializerPlan("constant", 2, 0)
+    assert initializer_plan(("normal", 0, 0.1)) == InitializerPlan("normal", 0, 0.1)
+
+
+def test_a_handle_tells_what_has_reached_it() -> None:
+    kept = Kept()
+    way = handle(kept)
+    way.reached(np.array([1]))
+    kept.reached = None
+    way.reached(np.array([2]))
+    assert [ids.tolist() for ids in kept.noticed] == [[1]]
+    assert way.visit(np.array([5, 5]), True).inverse.tolist() == [0, 0]

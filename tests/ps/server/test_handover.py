@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Handover: pieces of files in a temporary folder of a server."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fleetlight.errors import CheckpointError, ProtocolError
+from fleetlight.ps.server.handover import Handover
+
+
+def piece(text: bytes) -> np.ndarray:  # type: ignore[type-arg]
+    return np.frombuffer(text, np.uint8)
+
+
+def test_pieces_make_a_file_and_a_file_gives_pieces() -> None:
+    hands = Handover(0)
+    for _ in range(2):  # the same piece twice does no harm
+        hands.put("a", 3, piece(b"def"))
+    hands.put("a", 0, piece(b"abc"))
+    assert (hands.folder / "a").read_bytes() == b"abcdef"
+    assert [hands.take("a", at, 4).tobytes() for at in (0, 4, 8)] == [b"abcd", b"ef", b""]
+    hands.clear()
+
+
+def test_nothing_is_left_behind() -> None:
+    hands = Handover(3)
+    folder = hands.folder
+    hands.put("a", 0, piece(b"abc"))
+    hands.clear()
+    assert not folder.exists()
+    hands.clear()
+    assert hands.folder != folder
+    hands.clear()
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "", "..", "a/b"])
+def test_only_files_of_its_own(name: str) -> None:
+    hands = Handover(0)
+    with pytest.raises(ProtocolError, match="expected a plain name"):
+        hands.take(name, 0, 1)
+    with pytest.raises(ProtocolError, match="expected a plain name"):
+        hands.put(name, 0, piece(b"x"))
+    hands.clear()
+
+
+def test_a_file_that_is_not_there() -> None:
+    hands = Handover(2)
+    with pytest.raises(CheckpointError, match=r"server 2 could not hand over t, .*No such file"):
+        hands.take("t", 0, 1)
+    hands.clear()

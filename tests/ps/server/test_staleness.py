@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is behind, and how old the values were that a gradient was made with."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetlight.ps.server.staleness import Clocks, Versions
+
+
+def test_the_slowest_holds_the_others_up() -> None:
+    clocks = Clocks(3)
+    clocks.advance(0, phase=0, steps=5)
+    clocks.advance(1, phase=0)
+    assert clocks.slowest(0) == 0
+    assert clocks.behind(0, at_least=1) == [2]
+    clocks.advance(2, phase=0, steps=2)
+    assert clocks.slowest(0) == 1
+    assert clocks.may(0, at_least=1)
+    assert clocks.behind(0, at_least=2) == [1]
+
+
+def test_who_has_ended_or_left_holds_nobody_up() -> None:
+    clocks = Clocks(3)
+    clocks.advance(0, 0, 9)
+    clocks.end(1, 0)
+    assert clocks.behind(0, 9) == [2]
+    clocks.leave(2)
+    assert clocks.may(0, 9)
+    assert clocks.slowest(0) == 9
+    clocks.end(0, 0)
+    assert clocks.may(0, 100)
+
+
+def test_each_phase_counts_anew() -> None:
+    clocks = Clocks(2)
+    clocks.advance(0, 0, 9)
+    clocks.advance(1, 0, 4)
+    clocks.end(0, 0)
+    clocks.end(1, 0)
+    clocks.advance(0, 1)
+    # the steps before the barrier do not count for the worker that had fewer
+    assert clocks.behind(1, 1) == [1]
+    clocks.advance(1, 1)
+    assert clocks.may(1, 1)
+    # a phase that all have ended holds nobody up
+    assert clocks.may(0, 100)
+
+
+def test_staleness_is_what_others_did_meanwhile() -> None:
+    versions = Versions()
+    seen = versions.version
+    versions.applied([(0, seen)])  # nobody else: 0
+    versions.applied([(0, seen)])  # its own push does not count: 0
+    versions.applied([(1, seen)])  # two of worker 0: 2
+    versions.applied([(0, seen + 2)])  # one of worker 1: 1
+    assert versions.staleness == {0: 2, 1: 1, 2: 1}
+    assert versions.version == 4
+
+
+def test_a_step_of_all_is_never_stale() -> None:
+    versions = Versions()
+    for step in range(5):
+        versions.applied([(0, step), (1, step)])
+    assert versions.staleness == {0: 10}
+    assert versions.version == 5
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 6)), max_size=60))
+def test_staleness_counts_the_pushes_of_others(pushes: list[tuple[int, int]]) -> None:
+    versions = Versions()
+    history: list[int] = []
+    expected: dict[int, int] = {}
+    for worker, age in pushes:
+        seen = max(0, len(history) - age)
+        missed = sum(other != worker for other in history[seen:])
+        expected[missed] = expected.get(missed, 0) + 1
+        versions.applied([(worker, seen)])
+        history.append(worker)
+    assert versions.staleness == expected

@@ -1,0 +1,420 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server's table learns as torch's embeddings do, and is saved while it goes on learning."""
+
+from __future__ import annotations
+
+import threading
+import tracemalloc
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.ps.tables import ALL, LR, by_id, ids_of, make, ones, read, saved, some_ids, table_plan
+from torch import nn
+
+from fleetlight.errors import CheckpointError, CorruptCheckpointError, PlanError
+from fleetlight.kernels import BUCKETS, buckets, first_values, servers_of, table_seed
+from fleetlight.kernels.first_values import Initializer
+from fleetlight.ps.plan import EntryPlan, RulePlan
+from fleetlight.ps.tables import table as table_module
+from fleetlight.ps.tables.rules import own_rule, push_options, rule_of
+from fleetlight.ps.tables.snapshot import Snapshot
+from fleetlight.ps.tables.table import Table
+from fleetlight.ps.tables.table_file import TableReader
+from fleetlight.ps.update import Ids
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, 0.1),
+    "momentum": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True),
+    "adagrad": lambda p: torch.optim.Adagrad(
+        p, 0.1, lr_decay=0.1, initial_accumulator_value=0.5, eps=1e-6
+    ),
+    "sparse adam": lambda p: torch.optim.SparseAdam(p, 0.01, betas=(0.8, 0.9)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_learns_as_torchs_embedding_does(name: str) -> None:
+    """Momentum touches every row at each step, since torch's moves all of them."""
+    embedding = nn.Embedding(5, 3, sparse=name != "momentum")
+    optimizer = OPTIMIZERS[name](embedding.parameters())
+    group = optimizer.param_groups[0]
+    table = make(rule_of(optimizer, group, "emb"))
+    everything = np.arange(5, dtype=np.int64)
+    with torch.no_grad():
+        embedding.weight.copy_(torch.from_numpy(table.pull(everything, insert=True)))
+    random = np.random.default_rng(0)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    for step in range(20):
+        ids = random.integers(0, 5, 4)
+        if name == "momentum":
+            ids = np.concatenate([everything, ids])
+        gradients = random.normal(size=(len(ids), 3)).astype(np.float32)
+        embedding(torch.from_numpy(ids)).backward(torch.from_numpy(gradients))
+        table.push(ids, gradients, push_options(group), step)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    expected = embedding.weight.detach().numpy()
+    np.testing.assert_allclose(read(table, everything), expected, rtol=2e-5, atol=1e-6)
+
+
+def test_a_first_value_depends_on_seed_and_name_only() -> None:
+    ids = some_ids(50)
+    seed = table_seed(7, "emb")
+    expected = first_values(ids, 3, seed, Initializer("uniform", -1.0, 1.0))
+    table = make()
+    assert np.array_equal(read(table, ids), expected)
+    assert len(table) == 0
+    assert np.array_equal(table.pull(ids[::-1], insert=True), expected[::-1])
+    assert len(table) == len(ids)
+    assert not np.array_equal(read(make(name="other"), ids), expected)
+
+
+def test_the_rule_runs_once_for_an_id_that_repeats() -> None:
+    table = make("adagrad")
+    before = read(table, ids_of(1))
+    table.push(ids_of(1, 1), ones(2), {**LR, "eps": 0.0}, 0)
+    # the sum is 2 and its square 4; twice 1 would have been 1 and then 1 / sqrt(2)
+    np.testing.assert_allclose(read(table, ids_of(1)), before - 0.5, rtol=1e-6)
+
+
+def test_a_layers_own_rule() -> None:
+    table = make(own_rule("rowwise_adagrad", "emb"))
+    before = read(table, ids_of(1))
+    gradient = np.array([[3.0, 0.0, 0.0]], np.float32)
+    table.push(ids_of(1), gradient, {**LR, "eps": 100.0, "weight_decay": 9.0}, 0)
+    expected = before - 0.5 * gradient / np.sqrt(3)
+    np.testing.assert_allclose(read(table, ids_of(1)), expected, rtol=1e-5)
+
+
+def test_geo_adds_and_keeps_nothing_else() -> None:
+    table = make("adagrad", geo=True)
+    ids = ids_of(3, -4)
+    before = read(table, ids)
+    rows = table.exchange(ids, ones(2, value=0.25), wants=True)
+    assert np.array_equal(rows, before + 0.25)
+    assert table.exchange(ids, ones(2, value=0.25), wants=False) is None
+    assert np.array_equal(read(table, ids), before + 0.5)
+
+
+def test_first_values_of_a_worker_take_the_place_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_module, "PIECE_BYTES", 64)
+    table = make("adagrad")
+    ids = some_ids(40)
+    rows = np.random.default_rng(1).normal(size=(len(ids), 3)).astype(np.float32)
+    table.fill(ids, rows)
+    assert np.array_equal(read(table, ids), rows)
+    table.push(ids, ones(len(ids)), {**LR, "eps": 0.0}, 0)
+    np.testing.assert_allclose(read(table, ids), rows - 0.5, rtol=1e-5)
+
+
+def test_sums_of_several_pushes() -> None:
+    ids, gradients = make().sum([ids_of(5, 2), ids_of(2)], [ones(2), ones(1, value=3.0)], 0.5)
+    assert ids.tolist() == [5, 2]
+    assert gradients.tolist() == [[0.5] * 3, [2.0] * 3]
+
+
+def test_threads_may_push_at_the_same_time() -> None:
+    table = make(dim=4)
+    ids = some_ids(500)
+    table.fill(ids, np.zeros((len(ids), 4), np.float32))
+    gradient = ones(len(ids), 4, 2.0)
+
+    def push() -> None:
+        for step in range(20):
+            table.push(ids, gradient, LR, step)
+
+    threads = [threading.Thread(target=push) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (read(table, ids) == -80).all()
+
+
+# saving and loading
+
+
+def trained(rule: str = "adam", count: int = 300, **rest: Any) -> tuple[Table, Ids]:
+    table, ids = make(rule, **rest), some_ids(count)
+    table.pull(ids, insert=True)
+    table.push(ids, ones(len(ids)), LR, 0)
+    return table, ids
+
+
+def test_the_file_lists_everything_by_bucket_and_id(tmp_path: Path) -> None:
+    table, ids = trained()
+    tensors = saved(table, tmp_path)
+    assert set(tensors) == {"ids", "buckets", "weights", "state.exp_avg", "state.exp_avg_sq"}
+    found = tensors["ids"]
+    order = np.lexsort((ids, buckets(ids)))
+    assert np.array_equal(found, ids[order])
+    assert np.array_equal(tensors["weights"], read(table, found))
+    np.testing.assert_allclose(tensors["state.exp_avg"], 0.1, rtol=1e-5)
+    np.testing.assert_allclose(tensors["state.exp_avg_sq"], 0.001, rtol=1e-4)
+    counts = np.bincount(buckets(ids), minlength=BUCKETS)
+    assert np.array_equal(np.diff(tensors["buckets"]), counts)
+
+
+@pytest.mark.parametrize("rule", ["sgd", "momentum", "adagrad", "rowwise_adagrad", "adam"])
+@pytest.mark.parametrize("servers", [1, 3])
+def test_loads_into_any_number_of_servers(rule: str, servers: int, tmp_path: Path) -> None:
+    entry = EntryPlan("count", 1.0)
+    table, ids = trained(rule, entry=entry)
+    whole = saved(table, tmp_path)
+    parts = []
+    for server in range(servers):
+        part = make(rule, entry=entry)
+        bounds = [-(-BUCKETS * s // servers) for s in (server, server + 1)]
+        part.load([tmp_path / "t.safetensors"], range(*bounds))
+        mine = ids[servers_of(ids, servers) == server]
+        assert len(part) == len(mine)
+        parts.append(saved(part, tmp_path / f"{server}"))
+        part.push(ids, ones(len(ids)), LR, 1)
+        table.push(mine, ones(len(mine)), LR, 1)
+        assert np.array_equal(read(part, mine), read(table, mine))
+    assert by_id(parts) == by_id([whole])
+    merged = make(rule, entry=entry)
+    merged.load([tmp_path / f"{s}" / "t.safetensors" for s in range(servers)], ALL)
+    assert by_id([saved(merged, tmp_path / "merged")]) == by_id([whole])
+
+
+def test_loading_replaces_what_was_there(tmp_path: Path) -> None:
+    table, ids = trained("sgd", 20)
+    before = read(table, ids)
+    saved(table, tmp_path)
+    table.push(ids, ones(len(ids)), LR, 1)
+    others = some_ids(9, seed=1)
+    table.push(others, ones(len(others)), LR, 1)
+    table.load([tmp_path / "t.safetensors"], ALL)
+    assert len(table) == len(ids)
+    assert np.array_equal(read(table, ids), before)
+
+
+def test_saving_beside_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between any two pieces rows are changed, born and forgotten; the file knows nothing of it."""
+    monkeypatch.setattr(table_module, "PIECE_BYTES", 400)
+    table, ids = trained(entry=EntryPlan("count", 1.0))
+    still = saved(table, tmp_path / "still")
+    born = iter(some_ids(10_000, seed=1).reshape(-1, 10))
+    random = np.random.default_rng(0)
+    reads = []
+    honest = Snapshot.read
+
+    def read_and_train(snapshot: Snapshot, start: int, stop: int) -> Any:
+        reads.append((start, stop))
+        rows = honest(snapshot, start, stop)
+        chosen = np.concatenate([random.choice(ids, 30), next(born)])
+        table.pull(chosen, insert=True)
+        table.push(chosen, ones(len(chosen)), LR, len(reads))
+        table.fill(random.choice(ids, 5), ones(5, value=9.0))
+        if len(reads) % 5 == 0:
+            table.shrink(1, 0.0, 0.5)
+        return rows
+
+    monkeypatch.setattr(Snapshot, "read", read_and_train)
+    snapshot = table.cut()
+    table.push(ids[:50], ones(50), LR, 5)
+    table.save(snapshot, 4, tmp_path / "still", "moving.safetensors")
+    assert len(reads) > 20
+    monkeypatch.undo()
+    again = make("adam", entry=EntryPlan("count", 1.0))
+    again.load([tmp_path / "still" / "moving.safetensors"], ALL)
+    assert by_id([saved(again, tmp_path / "again")]) == by_id([still])
+    assert by_id([saved(table, tmp_path / "now")]) != by_id([still])
+
+
+def test_saving_while_another_thread_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_module, "PIECE_BYTES", 2000)
+    table, ids = trained("adagrad", 3000)
+    before = read(table, ids)
+    snapshot = table.cut()
+    begun, done = threading.Event(), threading.Event()
+
+    def train() -> None:
+        step = 0
+        while not done.is_set():
+            table.push(ids[step % 7 :: 7], ones(len(ids[step % 7 :: 7])), LR, step)
+            step += 1
+            if step == 7:
+                begun.set()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    assert begun.wait(60)
+    table.save(snapshot, 0, tmp_path, "t.safetensors")
+    done.set()
+    thread.join()
+    again = make("adagrad")
+    again.load([tmp_path / "t.safetensors"], ALL)
+    assert np.array_equal(read(again, ids), before)
+    assert not np.array_equal(read(table, ids), before)
+
+
+def test_a_table_is_never_held_twice(tmp_path: Path) -> None:
+    """Saving and loading allocate an order of rows and a piece; a table is mapped memory."""
+    table = make("adagrad", dim=32)
+    ids = some_ids(60_000)
+    table.pull(ids, insert=True)
+    size = table.nbytes
+    assert size > 15e6
+    tracemalloc.start()
+    try:
+        table.save(table.cut(), 0, tmp_path, "t.safetensors")
+        table.load([tmp_path / "t.safetensors"], ALL)
+        assert tracemalloc.get_traced_memory()[1] < size / 3
+    finally:
+        tracemalloc.stop()
+
+
+def test_old_rows_are_let_go_before_new_ones_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, _ids = trained()
+    saved(table, tmp_path)
+    old = weakref.ref(table._rows)
+    honest = TableReader.pieces
+    left = []
+
+    def pieces(*args: Any) -> Any:
+        left.append(old())
+        return honest(*args)
+
+    monkeypatch.setattr(TableReader, "pieces", pieces)
+    table.load([tmp_path / "t.safetensors"], ALL)
+    assert left == [None]
+
+
+def test_a_cut_is_let_go_when_it_is_saved(tmp_path: Path) -> None:
+    table, _ids = trained()
+    size = table.nbytes
+    snapshot = table.cut()
+    assert table.nbytes > size
+    table.save(snapshot, 0, tmp_path, "t.safetensors")
+    assert table.nbytes == size
+
+
+def test_a_failed_save_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, _ids = trained()
+    with pytest.raises(FileNotFoundError):
+        table.save(table.cut(), 0, tmp_path / "missing", "t.safetensors")
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.pwrite", full)
+    with pytest.raises(OSError, match="No space left"):
+        table.save(table.cut(), 0, tmp_path, "t.safetensors")
+    monkeypatch.undo()
+    assert not list(tmp_path.iterdir())
+    saved(table, tmp_path)
+
+
+def test_one_cut_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, _ids = trained()
+    old = table.cut()
+    table.cut()
+    with pytest.raises(CheckpointError, match="'emb' was cut anew or loaded before"):
+        table.save(old, 0, tmp_path, "t.safetensors")
+    honest = Snapshot.read
+
+    def meanwhile(snapshot: Snapshot, start: int, stop: int) -> Any:
+        with pytest.raises(CheckpointError, match="cannot be cut again while it is being saved"):
+            table.cut()
+        with pytest.raises(CheckpointError, match="cannot be loaded while it is being saved"):
+            table.load([], ALL)
+        return honest(snapshot, start, stop)
+
+    monkeypatch.setattr(Snapshot, "read", meanwhile)
+    saved(table, tmp_path)
+
+
+def test_geo_and_other_modes_read_each_others_files(tmp_path: Path) -> None:
+    table, ids = trained("adagrad")
+    saved(table, tmp_path, "rule")
+    geo = make("adagrad", geo=True)
+    geo.load([tmp_path / "rule"], ALL)
+    assert np.array_equal(read(geo, ids), read(table, ids))
+    saved(geo, tmp_path, "geo")
+    rule = RulePlan("adagrad", {"initial_accumulator_value": 3.0})
+    back = make(rule)
+    back.load([tmp_path / "geo"], ALL)
+    assert np.array_equal(read(back, ids), read(table, ids))
+    assert (saved(back, tmp_path, "back")["state.sum"] == 3.0).all()
+
+
+def test_rows_of_a_table_without_entry_are_let_in(tmp_path: Path) -> None:
+    table, ids = trained("sgd")
+    saved(table, tmp_path)
+    strict = make("sgd", entry=EntryPlan("count", 100.0))
+    strict.load([tmp_path / "t.safetensors"], ALL)
+    before = read(strict, ids)
+    strict.push(ids, ones(len(ids)), LR, 0)
+    assert np.array_equal(read(strict, ids), before - 0.5)
+
+
+def test_files_of_other_tables_are_refused(tmp_path: Path) -> None:
+    table, ids = trained()
+    saved(table, tmp_path)
+    loading = Table(table_plan("adam", dim=4), 7)
+    loading.pull(ids[:5], insert=True)
+    message = "its rows have 3 weights, expected 4"
+    with pytest.raises(
+        CheckpointError, match=rf"t.safetensors does not fit table 'emb': {message}"
+    ):
+        loading.load([tmp_path / "t.safetensors"], ALL)
+    assert len(loading) == 5
+
+
+@pytest.mark.parametrize(("before", "after"), [("adam", "adagrad"), ("rowwise_adagrad", "adagrad")])
+def test_another_rule_takes_the_weights_and_begins_its_state_anew(
+    before: str, after: str, tmp_path: Path
+) -> None:
+    table, ids = trained(before)
+    saved(table, tmp_path)
+    other = make(after)
+    other.load([tmp_path / "t.safetensors"], ALL)
+    assert np.array_equal(read(other, ids), read(table, ids))
+    assert (saved(other, tmp_path / "other")["state.sum"] == 0).all()
+
+
+def test_a_cut_that_is_dropped_holds_on_to_nothing(tmp_path: Path) -> None:
+    table, _ids = trained()
+    before = table.nbytes
+    snapshot = table.cut()
+    assert table.nbytes > before
+    table.drop_cut()
+    assert table.nbytes == before
+    with pytest.raises(CheckpointError, match="was cut anew or loaded before"):
+        table.save(snapshot, 0, tmp_path, "t.safetensors")
+
+
+def test_ids_that_come_twice_are_refused(tmp_path: Path) -> None:
+    table, ids = trained()
+    saved(table, tmp_path)
+    with pytest.raises(CorruptCheckpointError, match=f"{len(ids)} ids are in the files twice"):
+        table.load([tmp_path / "t.safetensors"] * 2, ALL)
+
+
+def test_only_tables_that_count_can_shrink() -> None:
+    with pytest.raises(PlanError, match=r"'emb' counts nothing to shrink it by; give .* entry="):
+        make().shrink(1, 0.0, 1.0)
+
+
+def test_an_empty_table(tmp_path: Path) -> None:
+    table = make("adam")
+    empty = np.empty((0, 3), np.float32)
+    assert table.pull(ids_of(), insert=True).shape == (0, 3)
+    table.push(ids_of(), empty, LR, 0)
+    table.fill(ids_of(), empty)
+    assert saved(table, tmp_path)["weights"].shape == (0, 3)
+    table.load([tmp_path / "t.safetensors"], ALL)
+    assert len(table) == 0

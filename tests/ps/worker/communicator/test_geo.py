@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GeoSGD: its formulas, step by step beside a simulation of a few lines."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.ps.gates import Gate
+from tests.served import Member, Net, batches, geo, loss_of, run, started
+from torch import Tensor, nn
+
+from fleetlight.errors import GradientError
+from fleetlight.ps.layers.embedding import SparseEmbedding
+from fleetlight.ps.worker.client import PUSH
+
+LR, DIM, IDS = 0.3, 2, 12
+
+
+class Pull(nn.Module):
+    """Its loss draws each row, and a dense parameter, towards a target."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb = SparseEmbedding(DIM)
+        self.bias = nn.Parameter(torch.tensor([1.0, -1.0, 2.0]))
+
+    def forward(self, ids: Tensor, target: float) -> Tensor:
+        rows = ((self.emb(ids) - target) ** 2).sum()
+        return 0.5 * rows + 0.5 * ((self.bias - target) ** 2).sum()
+
+
+def build() -> Any:
+    model = Pull()
+    return model, [torch.optim.SGD(model.parameters(), lr=LR)]
+
+
+class Simulated:
+    """A worker as the formulas have it; `servers` is what all of them share."""
+
+    def __init__(self, servers: dict[Any, Any], workers: int) -> None:
+        self.servers, self.workers = servers, workers
+        self.live = {"bias": servers["bias"].copy()}
+        self.old = {"bias": servers["bias"].copy()}
+        self.last: dict[Any, int] = {}
+        self.window = 1
+        self.sent: list[Any] = []
+
+    def step(self, ids: list[int], target: float) -> None:
+        for one in dict.fromkeys(ids):
+            self.touch(one)
+        for one in [*ids, "bias"]:
+            self.moves[one] = self.moves.get(one, 0) + 1
+        for one, times in self.moves.items():
+            self.live[one] = self.live[one] - LR * times * (self.live[one] - target)
+        self.moves.clear()
+
+    moves: dict[Any, int] = {}  # noqa: RUF012
+
+    def touch(self, one: int) -> None:
+        if one not in self.live:
+            self.live[one] = self.old[one] = self.servers[one].copy()
+        elif self.last[one] < self.window - 1:
+            self.live[one] = self.live[one] + self.servers[one] - self.old[one]
+            self.old[one] = self.servers[one].copy()
+        self.last[one] = self.window
+
+    def send(self) -> dict[Any, Any]:
+        """Push the differences; answers what the servers hold then."""
+        mine = ["bias", *(one for one, window in self.last.items() if window == self.window)]
+        for one in mine:
+            share = (self.live[one] - self.old[one]) / self.workers
+            self.old[one] = self.old[one] + share
+            self.servers[one] = self.servers[one] + share
+        self.window += 1
+        return {one: self.servers[one].copy() for one in mine}
+
+    def take(self, answer: dict[Any, Any]) -> None:
+        for one, now in answer.items():
+            self.live[one] = self.live[one] + now - self.old[one]
+            self.old[one] = now
+
+    def rest(self) -> None:
+        for one in self.live:
+            self.servers[one] = self.servers[one] + (self.live[one] - self.old[one]) / self.workers
+
+
+def simulation(workers: int) -> tuple[dict[Any, Any], list[Simulated]]:
+    rows = started(IDS, DIM).numpy().astype(np.float64)
+    servers: dict[Any, Any] = {one: rows[one] for one in range(IDS)}
+    servers["bias"] = np.array([1.0, -1.0, 2.0])
+    return servers, [Simulated(servers, workers) for _ in range(workers)]
+
+
+def step(worker: Member, ids: list[int], target: float) -> None:
+    worker.optimizer.zero_grad()
+    worker.model(torch.tensor(ids), target).backward()
+    worker.optimizer.step()
+
+
+def same(worker: Member, simulated: Simulated) -> None:
+    """Live values, without touching any row."""
+    tables: Any = worker.communicator
+    local = tables._tables[0]
+    for one in simulated.live:
+        if one == "bias":
+            got: Any = worker.model.bias.detach().numpy()  # type: ignore[operator,union-attr]
+        else:
+            got = local._weights(local._rows.find(np.array([one])))[0]
+        np.testing.assert_allclose(got, simulated.live[one], rtol=1e-5, atol=1e-6)
+
+
+#: some ids come again at once, some after windows without them
+SEQUENCE = [
+    [0, 1, 2],
+    [0, 3, 0],
+    [4, 1, 5],
+    [4, 6, 7],
+    [8, 9, 8],
+    [0, 1, 4],
+    [10, 11, 0],
+    [2, 3, 6],
+]
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("k", [1, 2])
+def test_it_follows_its_formulas(k: int, servers: int) -> None:
+    """Workers take turns, so that the order of exchanges is known."""
+    truth, simulated = simulation(2)
+    turn = [threading.Semaphore(1), threading.Semaphore(0)]
+    both = threading.Barrier(2, timeout=20)
+
+    def train(worker: Member) -> Any:
+        me = worker.index
+        both.wait()
+        for t, ids in enumerate(SEQUENCE):
+            assert turn[me].acquire(timeout=20)
+            mine, target = [(one + 2 * me) % IDS for one in ids], float(t - 3 * me)
+            step(worker, mine, target)
+            worker.communicator.flush()
+            simulated[me].step(mine, target)
+            if (t + 1) % k == 0:
+                simulated[me].take(simulated[me].send())
+            same(worker, simulated[me])
+            turn[1 - me].release()
+        both.wait()
+        worker.barrier()
+        return worker.rows(range(IDS)), worker.model.bias.detach().clone()  # type: ignore[operator,union-attr]
+
+    results = run(build, train, geo(k), servers=servers)
+    for one in simulated:
+        one.rest()
+    for rows, bias in results:
+        np.testing.assert_allclose(rows, [truth[one] for one in range(IDS)], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(bias, truth["bias"], rtol=1e-5, atol=1e-6)
+
+
+def test_progress_made_while_an_exchange_is_under_way_is_kept() -> None:
+    _, [simulated] = simulation(1)
+
+    def train(worker: Member) -> None:
+        gate = Gate(worker.session.client, PUSH, "receive")
+        step(worker, [0, 1, 0], 1.0)
+        step(worker, [2, 1, 0], 2.0)
+        gate.wait()
+        step(worker, [1, 3, 0], 3.0)
+        gate.open()
+        communicator: Any = worker.communicator
+        communicator._exchange.exception(20)
+        communicator.refresh()
+        assert communicator._exchange is None
+        for t, ids in enumerate([[0, 1, 0], [2, 1, 0], [1, 3, 0]]):
+            if t == 2:
+                answer = simulated.send()
+            simulated.step(ids, float(t + 1))
+        simulated.take(answer)
+        same(worker, simulated)
+
+    run(build, train, geo(2), workers=1)
+
+
+def test_an_exchange_that_is_not_done_at_the_next_is_waited_for() -> None:
+    def train(worker: Member) -> Any:
+        gate = Gate(worker.session.client, PUSH, "receive")
+        step(worker, [0, 1], 1.0)
+        gate.wait()
+        threading.Timer(0.05, gate.open).start()
+        step(worker, [1, 2], 1.0)
+        return worker.communicator.figures()
+
+    [figures] = run(build, train, geo(1), workers=1)
+    assert figures["exchanges"] == 2
+    assert figures["waited s"] > 0
+
+
+def test_a_barrier_leaves_all_workers_equal() -> None:
+    def train(worker: Member) -> Any:
+        for t in range(5 + worker.index):
+            step(worker, [t, t + worker.index], float(worker.index))
+        worker.barrier()
+        with torch.no_grad():
+            rows = worker.model.emb(torch.arange(IDS))  # type: ignore[operator,union-attr]
+        return rows, worker.model.bias.detach().clone()  # type: ignore[operator,union-attr]
+
+    (rows, bias), (rows_, bias_) = run(build, train, geo(3), servers=2)
+    assert torch.equal(rows, rows_)
+    assert torch.equal(bias, bias_)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_with_one_worker_it_is_training_in_one_process() -> None:
+    """Whatever k is, a single worker's differences come back as they went."""
+    ids, targets = batches(30, 1)
+
+    def net() -> Any:
+        model = Net()
+        return model, [torch.optim.Adagrad(model.parameters(), lr=0.1)]
+
+    def train(worker: Member) -> Any:
+        for t in range(30):
+            worker.optimizer.zero_grad()
+            loss_of(worker.model, ids[t, 0], targets[t, 0]).backward()
+            if t == 20:
+                worker.clip(0.01)
+            worker.optimizer.step()
+        worker.barrier()
+        return worker.rows(range(30)), [p.detach() for p in worker.model.linear.parameters()]  # type: ignore[union-attr]
+
+    torch.manual_seed(0)
+    model = Net(rows=30)
+    with torch.no_grad():
+        model.emb.weight.copy_(started(30, 4))  # type: ignore[operator,union-attr]
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+    for t in range(30):
+        optimizer.zero_grad()
+        loss_of(model, ids[t, 0], targets[t, 0]).backward()
+        if t == 20:
+            gradient = model.emb.weight.grad.coalesce()  # type: ignore[operator,union-attr]
+            parts = [gradient.values(), *(p.grad for p in model.linear.parameters())]
+            total = torch.stack([part.norm() for part in parts]).norm()  # type: ignore[union-attr]
+            for part in parts:
+                part.mul_(0.01 / (total + 1e-6))  # type: ignore[union-attr]
+            model.emb.weight.grad = gradient  # type: ignore[assignment,union-attr]
+        optimizer.step()
+    [(rows, dense)] = run(net, train, geo(7), workers=1, servers=2)
+    np.testing.assert_allclose(rows, model.emb.weight.detach(), rtol=1e-5, atol=1e-6)  # type: ignore[arg-type,union-attr]
+    for mine, theirs in zip(dense, model.linear.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_rows_beyond_the_limit_are_forgotten_and_lose_nothing() -> None:
+    def train(worker: Member) -> Any:
+        for t in range(20):
+            step(worker, [t % IDS, (t + 1) % IDS], 5.0)
+            worker.communicator.flush()
+        rows = worker.communicator.figures()["rows here"]
+        worker.barrier()
+        return rows, worker.rows(range(IDS))
+
+    [(few, limited)] = run(build, train, geo(1, cache_rows=4), workers=1)
+    [(many, unlimited)] = run(build, train, geo(1), workers=1)
+    assert few <= 6 < many
+    np.testing.assert_allclose(limited, unlimited, rtol=1e-5)
+
+
+def test_a_refused_difference_is_an_error_of_a_later_call() -> None:
+    def train(worker: Member) -> None:
+        step(worker, [1, 2], float("nan"))
+        worker.communicator.flush()
+
+    with pytest.raises(GradientError, match=r"worker 0 brought a difference .* NaN or inf"):
+        run(build, train, geo(1), workers=1)
+
+
+def test_an_infinity_skips_the_step_of_this_worker() -> None:
+    def train(worker: Member) -> Any:
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        before = worker.model.bias.detach().clone()  # type: ignore[operator,union-attr]
+        for factor in (float("inf"), 1.0):
+            worker.optimizer.zero_grad()
+            scaler.scale(worker.model(torch.tensor([1]), 3.0) * factor).backward()
+            scaler.step(worker.optimizer)
+            scaler.update()
+            if factor != 1.0:
+                assert torch.equal(before, worker.model.bias.detach())  # type: ignore[operator,union-attr]
+        worker.barrier()
+        return worker.rows([1])
+
+    [rows] = run(build, train, geo(5), workers=1)
+    first = started(IDS, DIM)[1].numpy()
+    np.testing.assert_allclose(rows[0], first - LR * (first - 3.0), rtol=1e-5)
+
+
+def test_other_rules_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    def adagrad() -> Any:
+        model = Pull()
+        return model, [torch.optim.Adagrad(model.parameters(), lr=LR)]
+
+    nothing: Callable[[Member], Any] = lambda worker: None  # noqa: E731
+    with caplog.at_level("WARNING", "fleetlight"):
+        run(adagrad, nothing, geo(2), workers=1)
+    assert "emb learns by adagrad, whose state each worker keeps for itself" in caplog.text

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows a worker of GeoSGD keeps, without servers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tests.ps.tables import table_plan
+
+from fleetlight.kernels import Deduped, dedup
+from fleetlight.ps.update import TableGradients
+from fleetlight.ps.worker.communicator.local_rows import LocalRows
+
+
+class Servers:
+    """What the servers hold: each row is a number, three times."""
+
+    def __init__(self) -> None:
+        self.values: dict[int, float] = {}
+        self.asked: list[list[int]] = []
+
+    def fetch(self, missing: Deduped) -> Any:
+        self.asked.append(sorted(missing.ids.tolist()))
+        assert missing.starts[-1] == len(missing.ids)
+        return np.array([[self.values.get(int(i), float(i))] * 3 for i in missing.ids], np.float32)
+
+
+def made(limit: int = 100) -> tuple[LocalRows, Servers]:
+    return LocalRows(table_plan(), servers=2, workers=2, limit=limit), Servers()
+
+
+def read(rows: LocalRows, servers: Servers, *ids: int, keep: bool = True) -> list[float]:
+    wanted = dedup(np.array(ids), 2)
+    found = rows.read(wanted, servers.fetch, keep)
+    return [float(row[0]) for row in found[wanted.inverse]]
+
+
+def learn(rows: LocalRows, one: int, gradient: float) -> None:
+    grads = np.full((1, 3), gradient, np.float32)
+    part = TableGradients(np.array([one]), np.array([0, 1, 1]), grads)
+    rows.learn(part, {"lr": 1.0, "momentum": 0.0}, 0)
+
+
+def told(part: TableGradients) -> dict[int, float]:
+    return {int(i): float(g[0]) for i, g in zip(part.ids, part.gradients, strict=True)}
+
+
+def test_rows_come_from_the_servers_once() -> None:
+    rows, servers = made()
+    assert read(rows, servers, 1, 2, 1) == [1, 2, 1]
+    assert read(rows, servers, 2, 3) == [2, 3]
+    assert servers.asked == [[1, 2], [3]]
+
+
+def test_reading_without_training_leaves_no_trace() -> None:
+    rows, servers = made()
+    read(rows, servers, 1)
+    learn(rows, 1, -10.0)
+    assert read(rows, servers, 1, 5, keep=False) == [11, 5]
+    assert len(rows) == 1
+    assert told(rows.differences()) == {1: 5}
+
+
+def test_differences_are_divided_by_the_workers_and_sent_once() -> None:
+    rows, servers = made()
+    read(rows, servers, 1, 2)
+    learn(rows, 1, -8.0)
+    part = rows.differences()
+    assert told(part) == {1: 4, 2: 0}
+    assert part.starts[-1] == 2
+    # half of what was learned is still to be seen on top of what the servers answer
+    rows.take(np.array([1]), np.full((1, 3), 5.0, np.float32))
+    assert read(rows, servers, 1) == [9]
+    assert told(rows.rest()) == {1: 2, 2: 0}
+    assert told(rows.differences()) == {}
+
+
+def test_a_row_that_was_not_used_in_the_last_window_is_renewed() -> None:
+    rows, servers = made()
+    read(rows, servers, 1)
+    learn(rows, 1, -8.0)
+    rows.differences()
+    servers.values[1] = 100.0
+    assert read(rows, servers, 1) == [9]  # in the window after: as it is here
+    for _ in range(2):
+        rows.differences()
+    # old is 1 + 4 + 2: the servers' 100 and what has not been sent, 9 - 7
+    assert read(rows, servers, 1) == [102]
+    assert servers.asked == [[1], [1]]
+
+
+def test_the_rows_used_longest_ago_are_forgotten_beyond_the_limit() -> None:
+    rows, servers = made(limit=2)
+    for window in range(3):
+        read(rows, servers, 10 + window)
+        learn(rows, 10 + window, -4.0)
+        sent = told(rows.differences())
+    # 12 is of this window; 10 goes, and takes what was left of it along
+    assert sent == {10: 1, 12: 2}
+    assert len(rows) == 2
+    rows.take(np.array([10, 12]), np.full((2, 3), 5.0, np.float32))
+    assert len(rows) == 2
+    rows.clear()
+    assert len(rows) == 0

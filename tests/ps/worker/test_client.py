@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One worker's view of all servers: what goes to whom, and how answers become one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.ps.serving import DIM, OPTIONS, opened, plan
+
+from fleetlight.errors import GradientError, PeerLostError, PlanError
+from fleetlight.kernels import dedup
+from fleetlight.ps import messages as m
+from fleetlight.ps.plan import DensePlan, Plan
+from fleetlight.ps.transport.interface import Answer, MemoryChannel
+from fleetlight.ps.update import TableGradients, Update
+from fleetlight.ps.worker.client import Client, Wanted
+from fleetlight.ps.worker.live import Live
+from fleetlight.ps.worker.parcel import Parcel
+
+
+class Spy:
+    """A channel that remembers what it was asked, and fails where it is told to."""
+
+    def __init__(self, inner: Any, log: list[Any], server: int) -> None:
+        self.peer = f"server {server}"
+        self._inner, self._log, self._server = inner, log, server
+        self.fails: str | None = None
+        self.closed = False
+
+    def send(self, message: m.Message, arrays: Sequence[Any] = ()) -> None:
+        if self.fails == "send":
+            raise PeerLostError(f"{self.peer} is gone")
+        self._log.append((self._server, message))
+        self._inner.send(message, arrays)
+
+    def receive(self, deadline_s: float | None = None) -> Answer:
+        answer: Answer = self._inner.receive(deadline_s)
+        if self.fails == "receive":
+            raise PeerLostError(f"{self.peer} hung up")
+        return answer
+
+    def close(self) -> None:
+        self.closed = True
+        self._inner.close()
+
+
+class Team:
+    """A client and its servers; `log` is what was said to whom."""
+
+    def __init__(self, servers: int = 2, mode: str = "async", **facts: Any) -> None:
+        self.plan = plan(mode, 1, server_num=servers, **facts)
+        self.servers = [opened(self.plan, index=i) for i in range(servers)]
+        self.log: list[tuple[int, Any]] = []
+        self.lanes: dict[str, list[Spy]] = {}
+        self.client = Client(0, 1, servers, self._connect)
+        self.client.join(self.plan)
+        self.live = Live([torch.ones(d.shape) for d in self.plan.dense])
+
+    def _connect(self, lane: str) -> list[Any]:
+        spies = []
+        for server in self.servers:
+            channel = MemoryChannel(server)
+            hello = m.Hello("test", 0, 1, server.index, len(self.servers), 1, lane)
+            channel.call(hello)
+            spies.append(Spy(channel, self.log, server.index))
+        self.lanes[lane] = spies
+        return spies
+
+    def said(self, kind: type) -> list[int]:
+        """To whom it was said since the last time somebody asked."""
+        told = [server for server, message in self.log if isinstance(message, kind)]
+        self.log.clear()
+        return told
+
+    def wanted(self, *ids: int, table: int = 0, insert: bool = True) -> Wanted:
+        return Wanted(table, dedup(np.array(ids, np.int64), len(self.servers)), insert)
+
+    def parcel(self, ids: Sequence[int], value: float = -1.0, dense: Any = None) -> Parcel:
+        distinct = dedup(np.array(ids, np.int64), len(self.servers))
+        grads = np.full((len(distinct.ids), DIM), value, np.float32)
+        part = TableGradients(distinct.ids, distinct.starts, grads)
+        update = Update(0, 0, OPTIONS, {0: part}, {0: dense})
+        return self.client.parcel(update, self.live)
+
+    def first(self, *ids: int, **of: Any) -> list[float]:
+        wanted = self.wanted(*ids, **of)
+        [rows] = self.client.pull([wanted]).rows
+        return [float(row[0]) for row in rows[wanted.ids.inverse]]
+
+
+#: of two servers, 0 owns the first and 1 the second
+OWNED = dedup(np.arange(40), 2)
+ZERO, ONE = (int(OWNED.ids[OWNED.starts[s]]) for s in (0, 1))
+
+
+def test_rows_of_several_servers_come_back_in_order() -> None:
+    team = Team(3)
+    ids = list(range(12))
+    values = np.arange(12, dtype=np.float32)
+    distinct = dedup(np.array(ids), 3)
+    part = TableGradients(
+        distinct.ids, distinct.starts, -np.repeat(values[distinct.ids][:, None], DIM, 1)
+    )
+    parcel = team.client.parcel(Update(0, 0, OPTIONS, {0: part}, {}), team.live)
+    team.client.push(parcel, phase=0)
+    assert team.first(*reversed(ids), 3, 3) == [*reversed(values.tolist()), 3.0, 3.0]
+
+
+def test_only_those_are_asked_who_have_something() -> None:
+    team = Team(2)
+    [home] = [s for s in (0, 1) if team.client.placement.blocks_of(s)]
+    team.said(m.Pull)
+    team.first(ZERO)
+    assert team.said(m.Pull) == [0]
+    team.first(ONE, ZERO)
+    assert team.said(m.Pull) == [0, 1]
+    [rows] = team.client.pull([team.wanted()]).rows
+    assert rows.shape == (0, DIM)
+    assert team.said(m.Pull) == []
+    values = team.client.pull([], dense=True)
+    assert list(values.dense) == team.said(m.Pull) == [home]
+
+
+def test_a_push_goes_to_all_or_to_those_it_concerns() -> None:
+    team = Team(2)
+    team.said(m.Push)
+    team.client.push(team.parcel([ZERO]), phase=0)
+    assert team.said(m.Push) == [0, 1]
+    alone = team.parcel([ONE])
+    alone.blocks = {}
+    team.client.push(alone, phase=0, everywhere=False)
+    sequences = [message.sequence for _, message in team.log if isinstance(message, m.Push)]
+    assert team.said(m.Push) == [1]
+    assert sequences == [2]  # counted for each server
+    assert team.first(ZERO, ONE) == [1.0, 1.0]
+
+
+def test_two_tables_travel_in_one_request() -> None:
+    team = Team(1)
+    team.client.push(team.parcel([1, 2]), phase=0)
+    team.said(m.Pull)
+    values = team.client.pull([team.wanted(2, 1), team.wanted(7, table=1)], dense=True)
+    assert [rows[:, 0].tolist() for rows in values.rows] == [[1.0, 1.0], [0.0]]
+    assert [array.tolist() for array in values.dense[0]] == [[1.0, 1.0, 1.0]]
+    assert team.said(m.Pull) == [0]
+
+
+def test_dense_values_are_packed_and_unpacked() -> None:
+    dense = [DensePlan(f"p{n}", (n + 1,), "float32", 0, 0) for n in range(4)]
+    team = Team(2, dense=dense)
+    gradients = {n: np.full(n + 1, float(n), np.float32) for n in range(3)}
+    update = Update(0, 0, OPTIONS, {}, {**gradients, 3: None})
+    parcel = team.client.parcel(update, team.live)
+    gradients[1][:] = 99  # what was packed is no longer the user's
+    assert parcel.absent == [3]
+    values = team.client.push(parcel, phase=0)
+    team.client.unpack(values, team.live)
+    assert [team.live.flat(n).tolist() for n in range(4)] == [
+        [1.0], [0.0, 0.0], [-1.0, -1.0, -1.0], [1.0, 1.0, 1.0, 1.0],
+    ]  # fmt: skip
+
+
+def test_the_first_values_are_brought_by_worker_0() -> None:
+    team = Team(2)
+    ids = np.arange(6)
+    rows = np.repeat(10.0 + ids[:, None], DIM, 1).astype(np.float32)
+    team.live.flat(0)[:] = 7
+    team.client.fill({1: (ids, rows)}, team.live)
+    assert team.first(*range(6), table=1) == [10, 11, 12, 13, 14, 15]
+    [dense] = [d for arrays in team.client.pull([], dense=True).dense.values() for d in arrays]
+    assert dense.tolist() == [7, 7, 7]
+
+
+def test_differences_are_exchanged() -> None:
+    team = Team(2, mode="geo", k_steps=1)
+    parcel = team.parcel([ZERO, ONE, ONE], value=2.0)
+    blocks = {s: team.client.placement.blocks_of(s) for s in (0, 1)}
+    ones = {s: [np.ones(b.size, np.float32) for b in mine] for s, mine in blocks.items() if mine}
+    values = team.client.exchange(parcel.tables, ones, step=1)
+    assert values.rows[0][:, 0].tolist() == [2.0, 2.0]
+    assert [a.tolist() for arrays in values.dense.values() for a in arrays] == [[2.0, 2.0, 2.0]]
+    silent = team.client.exchange(parcel.tables, {}, step=1, wants=False)
+    assert silent.rows == []
+    assert team.first(ZERO, ONE) == [4.0, 4.0]
+
+
+@pytest.mark.parametrize("fails", ["send", "receive"])
+def test_an_error_of_one_server_is_raised_once_nobody_owes_an_answer(fails: str) -> None:
+    team = Team(3)
+    team.first(*range(20))
+    spies = team.lanes["pull"]
+    spies[1].fails = fails
+    with pytest.raises(PeerLostError, match="server 1"):
+        team.first(*range(20))
+    spies[1].fails = None
+    # a channel with an answer still to be taken would refuse the next request
+    assert team.first(*range(20)) == [0.0] * 20
+
+
+def test_plans_that_differ_are_told_apart() -> None:
+    team = Team(2)
+    other = Plan(**{f: getattr(team.plan, f) for f in team.plan.__struct_fields__} | {"seed": 5})
+    with pytest.raises(PlanError, match=r"plan\.seed: 0 here, 5 there"):
+        team.client.join(other)
+    with pytest.raises(PlanError, match="for 1 workers and 1 servers, the job has 1 and 2"):
+        team.client.join(plan("async", 1))
+
+
+def test_a_sign_of_life_does_not_wait_for_the_control_lane() -> None:
+    """Else a server would miss those of a worker that waits at another one."""
+    team = Team(2)
+    team.said(m.Beat)
+    with team.client._control:
+        beat = threading.Thread(target=team.client.beat, args=(1,))
+        beat.start()
+        beat.join(20)
+        assert not beat.is_alive()
+    assert team.said(m.Beat) == [0, 1]
+
+
+@pytest.mark.parametrize("broken", [None, "control", "beat"])
+def test_last_words_go_by_a_lane_that_is_free_and_whole(broken: str | None) -> None:
+    team = Team(2)
+    team.client.beat(1)
+    team.said(m.Leave)
+    if broken is not None:
+        team.lanes[broken][0].fails = "send"
+    if broken == "beat":
+        team.client.part("an error")
+    else:
+        with team.client._control:
+            team.client.part("an error")
+    assert team.said(m.Leave) == [0, 1]
+
+
+def test_a_lane_is_not_opened_again_once_all_are_closed() -> None:
+    team = Team(1)
+    team.client.beat(1)
+    team.client.close()
+    with pytest.raises(PeerLostError, match="worker 0 has parted"):
+        team.client.beat(2)
+    with pytest.raises(PeerLostError, match="worker 0 has parted"):
+        team.first(1)
+    assert "pull" not in team.lanes
+
+
+def test_a_lane_that_is_opened_while_all_are_closed_is_closed_too() -> None:
+    team = Team(1)
+    connect = team.client._connect
+
+    def slowly(lane: str) -> Sequence[Any]:
+        channels = connect(lane)
+        team.client.close()
+        return channels
+
+    team.client._connect = slowly
+    with pytest.raises(PeerLostError, match="has parted"):
+        team.first(1)
+    assert team.lanes["pull"][0].closed
+
+
+def test_a_step_that_is_refused_is_made_on_no_server() -> None:
+    team = Team(2, mode="sync")
+    bad = team.parcel([ZERO, ONE])
+    bad.tables[0].gradients[-1] = np.nan
+    update = Update(0, 0, OPTIONS, bad.tables, {0: np.ones(3, np.float32)})
+    team.said(m.Push)
+    with pytest.raises(GradientError, match="table 'users'"):
+        team.client.push(team.client.parcel(update, team.live), phase=0)
+    assert team.first(ZERO, ONE) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("end", [Client.leave, lambda client: client.part("an error")])
+def test_at_the_end_all_lanes_are_closed(end: Callable[[Client], None]) -> None:
+    team = Team(2)
+    team.first(1)
+    end(team.client)
+    assert team.said(m.Leave) == [0, 1]
+    assert all(spy.closed for spies in team.lanes.values() for spy in spies)
+    team.client.close()
