@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fleetlight.kernels import prefetching
+from fleetlight.kernels import compiled_files, prefetching
 from fleetlight.kernels.arrays import Ids
 from fleetlight.kernels.compiling import Kernel, kernel
 from fleetlight.kernels.prefetching import prefetch
@@ -34,6 +34,8 @@ def total() -> Kernel[[Ids], int]:
 def restored(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test gives up holds for that test only."""
     monkeypatch.setattr(prefetching, "_state", dict(prefetching._state))
+    # code that was compiled by an earlier run cannot be looked into
+    monkeypatch.setattr(compiled_files, "keep", lambda *_: None)
 
 
 def code_of(compiled: Kernel[Any, Any]) -> str:

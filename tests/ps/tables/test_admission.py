@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.ps.tables import ALL, LR, ids_of, make, ones, read, saved, some_ids
+from tests.ps.made_tables import ALL, LR, ids_of, make, ones, read, saved, some_ids
 
 from fleetlight.errors import PlanError
 from fleetlight.ps.layers.entries import CountFilterEntry, Entry, ProbabilityEntry, ShowClickEntry

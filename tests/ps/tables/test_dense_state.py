@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 import torch
 from tests.ps.servers import DenseServers
-from tests.ps.test_dense import OTHERS, Make, parameters, set_gradients, trained_plainly, two_groups
+from tests.ps.tables.test_dense import (
+    OTHERS,
+    Make,
+    parameters,
+    set_gradients,
+    trained_plainly,
+    two_groups,
+)
 from torch import nn
 
 from fleetlight.errors import CheckpointError

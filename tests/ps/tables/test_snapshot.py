@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.ps.tables import some_ids
+from tests.ps.made_tables import some_ids
 
 from fleetlight.kernels import BUCKETS, RowTable, buckets
 from fleetlight.ps.tables.snapshot import Snapshot

@@ -13,7 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.ps.tables import ALL, LR, by_id, ids_of, make, ones, read, saved, some_ids, table_plan
+from tests.ps.made_tables import (
+    ALL,
+    LR,
+    by_id,
+    ids_of,
+    make,
+    ones,
+    read,
+    saved,
+    some_ids,
+    table_plan,
+)
 from torch import nn
 
 from fleetlight.errors import CheckpointError, CorruptCheckpointError, PlanError

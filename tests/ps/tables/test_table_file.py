@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors import safe_open
-from tests.ps.tables import ALL, LR, make, ones, saved, some_ids
+from tests.ps.made_tables import ALL, LR, make, ones, saved, some_ids
 
 from fleetlight.errors import CorruptCheckpointError
 from fleetlight.kernels import BUCKETS, RULES

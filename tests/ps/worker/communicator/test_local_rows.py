@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from tests.ps.tables import table_plan
+from tests.ps.made_tables import table_plan
 
 from fleetlight.kernels import Deduped, dedup
 from fleetlight.ps.update import TableGradients
