@@ -14,9 +14,10 @@ from fleetlight.kernels.index import Index
 def growing_table(monkeypatch: pytest.MonkeyPatch) -> RowTable:
     """A table of 700 rows whose index has just begun to grow."""
     monkeypatch.setattr(index_module, "_MOVES", 0)
-    monkeypatch.setattr(index_module, "_MOVES_FOR_EACH", 0)
+    monkeypatch.setattr(index_module, "_LOOKED_FOR", 10**9)
     table = RowTable(1, "sgd")
     table.insert(np.arange(800))
+    assert table.growing
     assert len(table._index.old) == 2 * 1024
     return table
 
@@ -24,18 +25,25 @@ def growing_table(monkeypatch: pytest.MonkeyPatch) -> RowTable:
 def test_no_operation_moves_more_than_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     table = growing_table(monkeypatch)
     monkeypatch.setattr(index_module, "_MOVES", 10)
-    monkeypatch.setattr(index_module, "_MOVES_FOR_EACH", 4)
+    monkeypatch.setattr(index_module, "_LOOKED_FOR", 4)
     seen = []
-    while len(table._index.old):
+    while table.growing:
         seen.append(table._index.moved)
         table.pull(np.arange(20))
-    assert np.diff(seen).tolist() == [8 * (10 + 4 * 20)] * (len(seen) - 1)
+    assert np.diff(seen).tolist() == [8 * (10 + 20 // 4)] * (len(seen) - 1)
     assert (table.find(np.arange(800)) == np.arange(800)).all()
 
 
 def test_growing_is_done_before_the_next_growth() -> None:
-    # lines moved for each id outrun the ids that fill the larger index, four to a line
-    assert index_module._MOVES_FOR_EACH * 4 * index_module.LOAD > 1
+    index = Index(50_000)
+    index.grow()
+    lines = len(index.old) // 8
+    index.inserted(lines // 2, 0)
+    assert index.moved == len(index.old) // 2
+    index.inserted(lines // 2, 0)
+    assert not len(index.old)
+    # a growth adds as many ids as the old index could hold, which is more than it has lines
+    assert lines < index.limit - index.limit // 2
 
 
 def test_removed_while_growing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,13 +68,13 @@ def test_the_next_index_is_ready_before_it_is_needed(monkeypatch: pytest.MonkeyP
         index_module.memory, "zeros", lambda n, dtype: asked.append(n) or zeros(n, dtype)
     )
     before = index.nbytes
-    index.prepare(int(index.limit * 0.89), 1000)
+    index.inserted(1000, int(index.limit * 0.89))
     assert index.nbytes == before
     first = int(index.limit * 0.9) + 1
-    index.prepare(first, 100)
+    index.inserted(100, first)
     assert index.nbytes == before + 100 * 64 * 8
     for live in range(first, index.limit, 100):
-        index.prepare(live, 100)
+        index.inserted(100, live)
     assert index.nbytes == 3 * before
     slots = len(index.slots)
     index.grow()

@@ -19,8 +19,9 @@ from fleetlight.kernels.probing import WORDS, migrate
 #: how full an index may be: beyond it, searches grow long
 LOAD = 0.7
 _FIRST_SLOTS = 1024
-#: lines of the old index that every operation moves, and for each of its ids
-_MOVES, _MOVES_FOR_EACH = 8192, 1
+#: Lines of the old index that every operation moves; it moves one more for each id it inserts,
+#: and one for so many that it looks for.
+_MOVES, _LOOKED_FOR = 64, 4
 #: the part of the limit from which on the next index is made ready, words for each new id
 _READY_FROM = 0.9
 _READY_FOR_EACH = 2 * 32
@@ -51,8 +52,18 @@ class Index:
         """Bytes in use."""
         return self.slots.nbytes + self.old.nbytes + 8 * self._ready
 
-    def prepare(self, live: int, fresh: int) -> None:
-        """Make a part of the next index ready that fits `fresh` ids, new among `live`."""
+    def looked_for(self, ids: int) -> None:
+        """Move a part of the old index that fits an operation on so many ids."""
+        if len(self.old):
+            self._move(_MOVES + ids // _LOOKED_FOR)
+
+    def inserted(self, fresh: int, live: int) -> None:
+        """Move a part that fits `fresh` ids, new among `live`: done before the next growth.
+
+        When that is near, make a part of the next index ready.
+        """
+        if len(self.old):
+            self._move(fresh)
         if live < self.limit * _READY_FROM:
             return
         if not len(self._next):
@@ -62,17 +73,12 @@ class Index:
         self._ready = until
 
     def grow(self) -> None:
-        """Go on with an index of twice the size; `advance` moves what the old one holds."""
+        """Go on with an index of twice the size; operations move what the old one holds."""
         self._move(len(self.old))
         if not len(self._next):
             self._next = memory.zeros(2 * len(self.slots), np.int64)
         self.slots, self.old = self._next, self.slots
         self._next, self._ready = _NONE, 0
-
-    def advance(self, ids: int) -> None:
-        """Move some of the old index, enough to be done before the new one is full."""
-        if len(self.old):
-            self._move(_MOVES + _MOVES_FOR_EACH * ids)
 
     def _move(self, count: int) -> None:
         stop = min(self.moved + count * WORDS, len(self.old))

@@ -23,11 +23,12 @@ from fleetlight.kernels.slab import FREED, FRESH, LIVE, TOP
 #: ids in a line, and words
 IDS, WORDS = 4, 8
 GONE = -1
-_AHEAD = 32
+_AHEAD = 64
 
 _ONE, _TWO, _IDS, _WORDS = np.uint64(1), np.uint64(2), np.uint64(IDS), np.uint64(WORDS)
 _LAST = np.uint64(WORDS - 1)
 _LOW = np.uint64(0xFFFFFFFF)
+_SOON = np.uint64(8 * WORDS)
 
 
 @part
@@ -43,23 +44,28 @@ def line_after(slots: Int64s, line: np.uint64) -> np.uint64:
 
 
 @part
+def search_line(slots: Int64s, one: np.int64, line: np.uint64) -> np.int64:
+    """The row number plus 1 of an id in this line, 0 if it is not here."""
+    # How many of the first three come before it. The first that is equal counts: places that are
+    # free may hold any id, and stand behind those in use.
+    other = np.uint64(slots[line] != one)
+    at = line + other
+    other &= np.uint64(slots[line + _ONE] != one)
+    at += other
+    other &= np.uint64(slots[line + _TWO] != one)
+    at += other
+    return slots[at + _IDS] * np.int64(slots[at] == one)
+
+
+@part
 def search(slots: Int64s, one: np.int64, home: np.uint64) -> np.int64:
     """The row number plus 1 of an id, 0 if it is unknown."""
     line = line_of(slots, home)
-    while True:
-        # How many of the first three come before it. The first that is equal counts: places that
-        # are free may hold any id, and stand behind those in use.
-        other = np.uint64(slots[line] != one)
-        at = line + other
-        other &= np.uint64(slots[line + _ONE] != one)
-        at += other
-        other &= np.uint64(slots[line + _TWO] != one)
-        at += other
-        if slots[at] == one:
-            return slots[at + _IDS]
-        if slots[line + _LAST] == 0:
-            return np.int64(0)
+    found = search_line(slots, one, line)
+    while found == 0 and slots[line + _LAST] != 0:
         line = line_after(slots, line)
+        found = search_line(slots, one, line)
+    return found
 
 
 @part
@@ -101,16 +107,27 @@ def _take_row(freed: Int32s, capacity: int, counters: Int64s) -> np.int64:
 @kernel
 def find(ids: Ids, slots: Int64s, numbers: Int64s, missing: Int64s) -> int:
     """The row number of each id, -1 for unknown ones; where these are, and how many."""
-    unknown = 0
     for i in range(len(ids)):
         numbers[i] = np.int64(hash_of(ids[i]))
+    elsewhere = 0
     for i in range(len(ids)):
         if i + _AHEAD < len(ids):
             prefetch(slots, line_of(slots, np.uint64(numbers[i + _AHEAD])))
-        found = search(slots, ids[i], np.uint64(numbers[i]))
+        found = search_line(slots, ids[i], line_of(slots, np.uint64(numbers[i])))
         numbers[i] = found - 1
         # written always and counted sometimes: no branch
-        missing[unknown] = i
+        missing[elsewhere] = i
+        elsewhere += np.int64(found == 0)
+    # one in ten is in a line behind the one it belongs to, which also takes its time to come
+    unknown = 0
+    for k in range(elsewhere):
+        if k + _AHEAD < elsewhere:
+            soon = hash_of(ids[np.uint64(missing[k + _AHEAD])])
+            prefetch(slots, line_after(slots, line_of(slots, soon)))
+        i = np.uint64(missing[k])
+        found = search(slots, ids[i], hash_of(ids[i]))
+        numbers[i] = found - 1
+        missing[unknown] = missing[k]
         unknown += np.int64(found == 0)
     return unknown
 
@@ -170,8 +187,8 @@ def migrate(old: Int64s, start: int, stop: int, slots: Int64s) -> None:
     for line in range(start, stop, WORDS):
         for k in range(IDS):
             at = np.uint64(line + k)
-            if at + _WORDS < np.uint64(stop):
-                prefetch(slots, line_of(slots, hash_of(old[at + _WORDS])))
+            if at + _SOON < np.uint64(stop):
+                prefetch(slots, line_of(slots, hash_of(old[at + _SOON])))
             if old[at + _IDS] > 0:
                 place(slots, old[at], old[at + _IDS] - 1, hash_of(old[at]))
 

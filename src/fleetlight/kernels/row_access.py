@@ -6,12 +6,26 @@ from __future__ import annotations
 import numpy as np
 
 from fleetlight.kernels.arrays import Floats, Grid, Ids, Matrix
-from fleetlight.kernels.compiling import kernel
+from fleetlight.kernels.compiling import kernel, part
 from fleetlight.kernels.first_values import stream_of, value_at
 from fleetlight.kernels.prefetching import prefetch
 
-_AHEAD = 32
 _LINE = 16  #: floats in a cache line
+_ASKED = 2048  #: floats on their way to the cache, a sixth of the nearest one
+
+
+@part
+def ahead(floats: int) -> int:
+    """How many rows before its turn a row of so many floats is prefetched."""
+    return max(4, min(64, _ASKED // floats))
+
+
+@part
+def ask(slab: Floats, at: np.uint64, floats: int) -> None:
+    """Prefetch a row."""
+    for line in range(0, floats, _LINE):
+        prefetch(slab, at + np.uint64(line))
+    prefetch(slab, at + np.uint64(floats - 1))
 
 
 @kernel
@@ -46,11 +60,10 @@ def begin(
 def read(slab: Floats, width: int, numbers: Ids, out: Matrix) -> None:
     """The weights of each row; where there is none (-1), those of row 0."""
     dim = out.shape[1]
+    early = ahead(dim)
     for i in range(len(numbers)):
-        if i + _AHEAD < len(numbers):
-            soon = np.uint64(max(numbers[i + _AHEAD], 0)) * np.uint64(width)
-            for line in range(0, dim, _LINE):
-                prefetch(slab, soon + np.uint64(line))
+        if i + early < len(numbers):
+            ask(slab, np.uint64(max(numbers[i + early], 0)) * np.uint64(width), dim)
         at = np.uint64(max(numbers[i], 0)) * np.uint64(width)
         for c in range(dim):
             out[i, c] = slab[at + np.uint64(c)]

@@ -67,6 +67,11 @@ class RowTable:
         return self._slab.nbytes + self._index.nbytes
 
     @property
+    def growing(self) -> bool:
+        """Whether calls still do some of the work of a larger index."""
+        return len(self._index.old) > 0
+
+    @property
     def rows(self) -> Matrix:
         """Rows by number, those of removed ids among them."""
         return self._slab.rows
@@ -144,7 +149,7 @@ class RowTable:
 
     def _locate(self, ids: Ids, insert: bool) -> Int64s:
         index = self._index
-        index.advance(len(ids))
+        index.looked_for(len(ids))
         numbers, missing = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
         missing = missing[: probing.find(ids, index.slots, numbers, missing)]
         while len(missing):
@@ -174,7 +179,7 @@ class RowTable:
             fresh,
         )
         fresh = fresh[: slab.counters[FRESH]]
-        index.prepare(len(self), len(fresh))
+        index.inserted(len(fresh), len(self))
         state, initial = self.state_width, self.rule.initial
         first = self._first()
         row_access.begin(

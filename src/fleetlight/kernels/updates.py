@@ -14,12 +14,9 @@ import numpy as np
 
 from fleetlight.kernels.arrays import Doubles, Floats, Ids, Values
 from fleetlight.kernels.compiling import Kernel, kernel, part
-from fleetlight.kernels.prefetching import prefetch
+from fleetlight.kernels.row_access import ahead, ask
 
 Numbers: TypeAlias = tuple[np.float32, np.float32, np.float32, np.float32, np.float32]
-
-_AHEAD = 32
-_LINE = 16  #: floats in a cache line
 
 
 @part
@@ -106,12 +103,10 @@ def _update(
         np.float32(hyper[3]),
         np.float32(hyper[4]),
     )
+    early = ahead(width)
     for i in range(len(numbers)):
-        if i + _AHEAD < len(numbers):
-            soon = np.uint64(numbers[i + _AHEAD]) * np.uint64(width)
-            for line in range(0, width, _LINE):
-                prefetch(slab, soon + np.uint64(line))
-            prefetch(slab, soon + np.uint64(width - 1))
+        if i + early < len(numbers):
+            ask(slab, np.uint64(numbers[i + early]) * np.uint64(width), width)
         at = np.uint64(numbers[i]) * np.uint64(width)
         _rule(slab, at, np.uint64(dim), grads, np.uint64(i) * np.uint64(dim), h)
 
