@@ -110,18 +110,19 @@ def calls(table: kernels.RowTable) -> dict[str, Callable[[Ids], object]]:
     }
 
 
-def measure(work: Work, rounds: int) -> dict[tuple[str, str], report.Spread]:
-    """The rates of all calls on all kinds of batches, in turn."""
-    todo = [(call, kind) for call in calls(work.table) for kind in work.batches]
-    rates: dict[tuple[str, str], list[float]] = {what: [] for what in todo}
-    by_name = calls(work.table)
-    for call, kind in todo:
-        by_name[call](work.batches[kind][0])  # compiles
+def measure(works: Sequence[Work], rounds: int) -> dict[tuple[str, str], list[list[float]]]:
+    """By call and kind of batches: the rate of each table in each round; all take turns."""
+    by_name = [calls(work.table) for work in works]
+    todo = [(call, kind) for call in by_name[0] for kind in PULL]
+    rates: dict[tuple[str, str], list[list[float]]] = {what: [] for what in todo}
     for _ in range(rounds):
         for call, kind in todo:
-            batches = work.batches[kind]
-            rates[call, kind].append(BATCH * len(batches) / cpu_s(by_name[call], batches) / 1e6)
-    return {what: report.Spread.of(seen) for what, seen in rates.items()}
+            rates[call, kind].append([])
+            for work, named in zip(works, by_name, strict=True):
+                batches = work.batches[kind]
+                rate = BATCH * len(batches) / cpu_s(named[call], batches) / 1e6
+                rates[call, kind][-1].append(rate)
+    return rates
 
 
 def rates_section(work: Work, rounds: int) -> str:
@@ -132,8 +133,8 @@ def rates_section(work: Work, rounds: int) -> str:
         ("dedup for 2 servers", "zipf"): DEDUP,
     }
     rows = []
-    for (call, kind), spread in measure(work, rounds).items():
-        bar = bars.get((call, kind))
+    for (call, kind), rates in measure([work], rounds).items():
+        bar, spread = bars.get((call, kind)), report.Spread.of(rate for [rate] in rates)
         verdict = "-" if bar is None else f"{bar:g}: {_met(spread.median >= bar)}"
         rows.append((f"{call}, {kind}", str(spread), verdict))
     return report.table(("batches of 20,000", "M ids/s: median (min..max)", "at least"), rows)
@@ -152,20 +153,18 @@ def bytes_section(ids: int, first: Work) -> str:
 
 
 def scale_section(sizes: Sequence[int], rounds: int) -> str:
-    """Time of an id in tables of growing size."""
-    rows, smallest = [], {}
-    for size in sizes:
-        work = prepare(size, 8, 0, 25)
-        for (call, kind), spread in measure(work, rounds).items():
-            if call.startswith("dedup"):
-                continue
-            nanoseconds = 1e3 / spread.median
-            ratio = nanoseconds / smallest.setdefault((call, kind), nanoseconds)
-            verdict = "-" if size < sizes[-1] else f"{SCALE:g}: {_met(ratio <= SCALE)}"
-            what = (f"{size / 1e6:g} M", f"{call}, {kind}", f"{nanoseconds:.1f}", f"{ratio:.2f}")
-            rows.append((*what, verdict))
-        del work
-    head = ("ids", "batches of 20,000", "ns per id", f"of that at {sizes[0] / 1e6:g} M", "at most")
+    """Time of an id in tables of growing size, beside that in the smallest."""
+    rows = []
+    for (call, kind), rates in measure([prepare(n, 8, 0, 25) for n in sizes], rounds).items():
+        if call.startswith("dedup"):
+            continue
+        for k, size in enumerate(sizes):
+            took = report.Spread.of(1e3 / rate[k] for rate in rates)
+            ratio = report.Spread.of(rate[0] / rate[k] for rate in rates)
+            verdict = "-" if size < sizes[-1] else f"{SCALE:g}: {_met(ratio.median <= SCALE)}"
+            what = f"{call}, {kind}, {size / 1e6:g} M ids"
+            rows.append((what, str(took), str(ratio), verdict))
+    head = ("batches of 20,000", "ns per id", f"of that at {sizes[0] / 1e6:g} M", "at most")
     return report.table(head, rows)
 
 

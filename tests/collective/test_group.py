@@ -149,7 +149,9 @@ def one_is_late() -> None:
 
 @pytest.mark.multiprocess
 def test_an_expired_wait_blames_nobody_who_is_alive_and_not_behind() -> None:
-    with pytest.raises(WorkerFailedError, match=r"test barrier at step 0 timed out: this worker"):
+    # on a busy machine the late one may have gone before this one asks about it
+    told = r"test barrier at step 0 timed out: (this worker|worker 1 .* left after step 0)"
+    with pytest.raises(WorkerFailedError, match=told):
         run_workers(one_is_late, deadline_s=2.0)
 
 

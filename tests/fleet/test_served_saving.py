@@ -169,6 +169,8 @@ def test_other_modes(tmp_path: Path, strategy: dict[str, Any]) -> None:
         train(member, range(2))
         load(member, tmp_path, via="worker0")
         loaded = state(member)
+        # nobody trains on before the other has read
+        member.context.group.barrier("reading")
         train(member, range(4, 8))
         member.barrier()
         return loaded
