@@ -142,16 +142,14 @@ def one_is_late() -> None:
         except DeadlineError as error:
             group.fail(str(error))
             raise
-    # worker 1 keeps beating, but never comes
-    while group.liveness is not None and group.liveness.any_alive(10):
+    # worker 1 keeps beating, but never comes; worker 0's first beat may still be on its way
+    while group.liveness is not None and not group.liveness.all_gone():
         pass
 
 
 @pytest.mark.multiprocess
 def test_an_expired_wait_blames_nobody_who_is_alive_and_not_behind() -> None:
-    # on a busy machine the late one may have gone before this one asks about it
-    told = r"test barrier at step 0 timed out: (this worker|worker 1 .* left after step 0)"
-    with pytest.raises(WorkerFailedError, match=told):
+    with pytest.raises(WorkerFailedError, match=r"test barrier at step 0 timed out: this worker"):
         run_workers(one_is_late, deadline_s=2.0)
 
 
