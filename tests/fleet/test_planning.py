@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fleetlight.errors import PlanError
+from fleetlight.errors import PlanError, StrategyError
 from fleetlight.fleet.planning import Drawn, draw, mode_of
 from fleetlight.ps.layers.embedding import SparseEmbedding, SparseEmbeddingBag
 from fleetlight.ps.layers.entries import CountFilterEntry
@@ -96,6 +96,12 @@ def test_modes() -> None:
     assert mode_of(geo) == "geo"
     plan = drawn(nn.Linear(1, 1), a_sync=True, a_sync_configs={"staleness": 3}).plan
     assert (plan.mode, plan.staleness, plan.k_steps) == ("async", 3, 0)
+
+
+def test_workers_of_geo_reduce_nothing_among_themselves() -> None:
+    configs = {"k_steps": 4, "dense": "allreduce"}
+    with pytest.raises(StrategyError, match="leave one of them out"):
+        drawn(nn.Linear(2, 1), a_sync=True, a_sync_configs=configs)
 
 
 def two_optimizers() -> Any:

@@ -133,16 +133,6 @@ class Group:
             dist.all_gather(everybody, tensor.contiguous(), self._carrier(tensor))
         return everybody
 
-    def check_alike(self, tensor: Tensor, operation: str) -> None:
-        """Every worker must give the same type and shape; else say who differs, and how."""
-        kinds = self.gather_bytes(f"{tensor.dtype} {list(tensor.shape)}".encode(), operation)
-        for index, kind in enumerate(kinds):
-            if kind != kinds[0]:
-                raise ConfigError(
-                    f"{operation}: worker 0 gives {kinds[0].decode()}, worker {index} gives "
-                    f"{kind.decode()}; all must give the same dtype and shape"
-                )
-
     def broadcast(self, tensors: Sequence[Tensor], operation: str) -> None:
         """Give worker 0's values to everybody, in place, in few messages."""
         if self.alone or not tensors:

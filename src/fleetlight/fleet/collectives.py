@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fleetlight.errors import ConfigError
+from fleetlight.fleet.alike import check_alike
 from fleetlight.fleet.context import current
 
 _Back = Callable[[Tensor], Any]
@@ -36,7 +37,7 @@ def all_reduce(value: Any, op: str = "sum") -> Any:
     if op == "sum" and isinstance(value, (bool, np.bool_)):
         value = int(value)
     tensor, back = _as_tensor(value)
-    group.check_alike(tensor, "all_reduce")
+    check_alike(group, tensor, "all_reduce")
     return back(group.all_reduce(tensor.clone(), op))
 
 
@@ -44,7 +45,7 @@ def all_gather(value: Any) -> list[Any]:
     """Everybody's `value`, in the order of the workers; dtypes and shapes must be alike."""
     group = current().group
     tensor, back = _as_tensor(value)
-    group.check_alike(tensor, "all_gather")
+    check_alike(group, tensor, "all_gather")
     return [back(one) for one in group.all_gather(tensor)]
 
 

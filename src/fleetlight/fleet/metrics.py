@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from fleetlight.errors import ConfigError
+from fleetlight.fleet.alike import check_alike
 from fleetlight.fleet.context import current
 from fleetlight.observe import metrics as _metrics
 
@@ -63,7 +64,7 @@ def auc(
 def _reduce(values: NDArray[Any], op: str) -> NDArray[Any]:
     group, tensor = current().group, torch.from_numpy(values.copy())
     # not every worker may be computing the same metric
-    group.check_alike(tensor, "reducing a metric")
+    check_alike(group, tensor, "reducing a metric")
     reduced: NDArray[Any] = group.all_reduce(tensor, op).numpy()
     return reduced
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fleetlight.errors import PlanError
+from fleetlight.errors import PlanError, StrategyError
 from fleetlight.fleet.moving import is_movable, refuse_unmovable
 from fleetlight.ps.dtypes import NAMES
 from fleetlight.ps.layers.embedding import DEFAULT, TableLayer, initializer_plan
@@ -63,9 +63,14 @@ def draw(
         if id(parameter) not in ours and id(parameter) in owners
     ]
     _refuse_strangers(model, optimizers)
-    configs = strategy.a_sync_configs
+    configs, mode = strategy.a_sync_configs, mode_of(strategy)
+    if mode == GEO and configs.dense != "servers":
+        raise StrategyError(
+            "a_sync_configs: got k_steps above 0 and dense='allreduce', but workers of GeoSGD "
+            "train by themselves between two exchanges; leave one of them out"
+        )
     plan = Plan(
-        mode=mode_of(strategy),
+        mode=mode,
         worker_num=worker_num,
         server_num=server_num,
         seed=strategy.seed,

@@ -76,16 +76,6 @@ def test_values_of_worker_0_go_to_all() -> None:
     assert all_do(act) == [([0.0, 0.0], b"0")] * 3
 
 
-def test_who_gives_another_shape_is_named() -> None:
-    def act(crew: Crew) -> str:
-        with pytest.raises(ConfigError) as told:
-            crew.check_alike(torch.ones(3 if crew.index == 1 else 2), "metrics.sum")
-        return str(told.value)
-
-    for text in all_do(act):
-        assert "worker 0 gives torch.float32 [2], worker 1 gives torch.float32 [3]" in text
-
-
 def test_a_failure_of_one_is_one_of_all() -> None:
     def act(crew: Crew) -> str:
         def fail() -> None:

@@ -103,16 +103,6 @@ class Crew:
             tensor.copy_(_OPS[op](torch.stack(self.all_gather(tensor))))
         return tensor
 
-    def check_alike(self, tensor: Tensor, operation: str) -> None:
-        """Every worker must give the same type and shape; else say who differs, and how."""
-        kinds = self.gather_bytes(f"{tensor.dtype} {list(tensor.shape)}".encode(), operation)
-        for index, kind in enumerate(kinds):
-            if kind != kinds[0]:
-                raise ConfigError(
-                    f"{operation}: worker 0 gives {kinds[0].decode()}, worker {index} gives "
-                    f"{kind.decode()}; all must give the same dtype and shape"
-                )
-
     def broadcast(self, tensors: Sequence[Tensor], operation: str) -> None:
         """Worker 0's values, in place, on everybody."""
         if self.alone or not tensors:
