@@ -17,7 +17,7 @@ from fleetlight.ps.placement import Placement
 from fleetlight.ps.plan import DensePlan
 from fleetlight.ps.update import TableGradients, Update
 from fleetlight.ps.worker.live import Live
-from fleetlight.ps.worker.parcel import Parcel, checked, packed
+from fleetlight.ps.worker.parcel import Parcel, check_differences, checked, packed
 
 NAN = [0.0, np.nan, 0.0]
 
@@ -67,3 +67,26 @@ def test_what_is_finite_goes_out_whole() -> None:
     assert [array.tolist() for mine in large.blocks.values() for array in mine] == [
         np.full(3, 3e38, np.float32).tolist()
     ]
+
+
+@pytest.mark.parametrize(
+    ("row", "dense", "where"),
+    [(np.inf, [0.0] * 3, "table 'users'"), (1.0, NAN, "parameter 'bias'")],
+)
+def test_differences_that_are_not_finite_are_refused_as_a_whole(
+    row: float, dense: list[float], where: str
+) -> None:
+    known = [DensePlan("bias", (3,), "float32", 0, 0)]
+    ids = dedup(np.arange(40), 2)
+    learned = np.ones((40, DIM), np.float32)
+    learned[-1] = row
+    tables = {0: TableGradients(ids.ids, ids.starts, learned)}
+    for policy in ("refuse", "skip", "apply"):
+        the_plan = plan("geo", server_num=2, dense=known, k_steps=2, on_nonfinite=policy)
+        placement = Placement(the_plan)
+        blocks = {s: [np.array(dense, np.float32)] for s in (0, 1) if placement.blocks_of(s)}
+        if policy == "apply":
+            check_differences(tables, blocks, 3, the_plan, placement, 1)
+            continue
+        with pytest.raises(GradientError, match=rf"difference \(step 3\) of {where}"):
+            check_differences(tables, blocks, 3, the_plan, placement, 1)

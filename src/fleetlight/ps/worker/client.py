@@ -26,7 +26,7 @@ from fleetlight.ps.sequences import common_epoch
 from fleetlight.ps.transport.interface import Answer, Channel
 from fleetlight.ps.update import Floats, Ids, TableGradients, Update
 from fleetlight.ps.worker.live import Live
-from fleetlight.ps.worker.parcel import Parcel, checked, packed
+from fleetlight.ps.worker.parcel import Parcel, check_differences, checked, packed
 
 Array = NDArray[Any]
 #: opens a lane, and says hello on it: a channel to each server
@@ -311,6 +311,7 @@ class Client:
         wants: bool = True,
     ) -> Values:
         """Send differences, grouped by server; answers the values of the same rows and blocks."""
+        check_differences(tables, blocks, step, self.plan, self.placement, self.worker)
         requests: dict[int, tuple[m.Message, Sequence[Array]]] = {}
         for server in range(self.server_num):
             mine, arrays = _of_server(tables, server)

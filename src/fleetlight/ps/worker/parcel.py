@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -48,6 +49,25 @@ def packed(update: Update, plan: Plan, placement: Placement, live: Live) -> Parc
         skip=update.skip,
         seen=update.seen,
     )
+
+
+def check_differences(
+    tables: Mapping[int, TableGradients],
+    blocks: Mapping[int, Sequence[NDArray[Any]]],
+    step: int,
+    plan: Plan,
+    placement: Placement,
+    worker: int,
+) -> None:
+    """Refuse differences that are not finite before a part of them has been added anywhere."""
+    if plan.on_nonfinite == "apply":
+        return
+    parts = {number: TablePart(part.ids, part.gradients) for number, part in tables.items()}
+    places = [block for server in blocks for block in placement.blocks_of(server)]
+    arrays = [array for mine in blocks.values() for array in mine]
+    where = not_finite(Gradients(parts, arrays, places), plan)
+    if where is not None:
+        raise GradientError(refusal(f"worker {worker} brought a difference (step {step})", where))
 
 
 def checked(parcel: Parcel, plan: Plan, placement: Placement, worker: int) -> Parcel:
