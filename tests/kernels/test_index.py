@@ -57,7 +57,7 @@ def test_removed_while_growing(monkeypatch: pytest.MonkeyPatch) -> None:
     table._index._move(10_000)
     assert (table.find([0, 2, 4]) == back).all()
     assert (table.find(np.arange(1, 800, 2)) == np.arange(1, 800, 2)).all()
-    assert len(table) == 403 == len(table.in_bucket_order().ids)
+    assert len(table) == 403 == len(table.ids_of(table.numbers))
 
 
 def test_the_next_index_is_ready_before_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tests.kernels.batches import id_batches, numbers, same
 
 from fleetlight.errors import ConfigError
-from fleetlight.kernels import Initializer, RowTable, buckets, first_values, memory, rule_named
+from fleetlight.kernels import Initializer, RowTable, first_values, memory, rule_named
 from fleetlight.kernels import index as index_module
 from fleetlight.kernels.twin_table import TwinTable
 
@@ -73,17 +73,11 @@ class Both(RuleBasedStateMachine):
     def same_ids_in_the_same_rows(self) -> None:
         assert len(self.table) == len(self.twin)
         assert (self.table.numbers == self.twin.numbers).all()
+        assert sorted(self.table.freed) == sorted(self.twin.freed)
         inside = self.table.numbers
         assert same(self.table.ids_of(inside), self.twin.ids_of(inside))
         ours, twin = self.table.rows[inside], self.twin.rows[inside]
         np.testing.assert_allclose(ours, twin, rtol=1e-4, atol=1e-5)
-
-    @rule()
-    def list_in_bucket_order(self) -> None:
-        ours, twin = self.table.in_bucket_order(), self.twin.in_bucket_order()
-        assert same(ours.rows, twin.rows)
-        assert same(ours.ids, twin.ids)
-        assert same(ours.starts, twin.starts)
 
 
 TestBoth = Both.TestCase
@@ -132,9 +126,6 @@ def _assert_same_content(table: RowTable, twin: TwinTable) -> None:
     assert (table.numbers == inside).all()
     assert same(table.ids_of(inside), twin.ids_of(inside))
     assert same(table.rows[inside], twin.rows[inside])
-    ours, theirs = table.in_bucket_order(), twin.in_bucket_order()
-    assert same(ours.rows, theirs.rows)
-    assert same(ours.starts, theirs.starts)
 
 
 def test_many_rows_arrive_in_any_order_with_the_same_values() -> None:
@@ -144,9 +135,6 @@ def test_many_rows_arrive_in_any_order_with_the_same_values() -> None:
         assert same(table.pull(batch), first_values(batch, 2, 9, UNIFORM))
     assert len(table) == len(ids)
     assert (table.ids_of(table.find(ids)) == ids).all()
-    order = table.in_bucket_order()
-    assert (order.ids == ids[np.lexsort((ids, buckets(ids)))]).all()
-    assert (table.ids_of(order.rows) == order.ids).all()
 
 
 def test_a_batch_larger_than_everything_before() -> None:

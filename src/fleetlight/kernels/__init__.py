@@ -5,8 +5,9 @@ Compiled by numba when first used; `twins` holds the same in plain NumPy, slow a
 """
 
 from fleetlight.kernels.bags import gather_bags, spread_bags, weight_grads
-from fleetlight.kernels.bucket_order import BucketOrder
+from fleetlight.kernels.bucket_order import BucketCount, put_in_bucket_order
 from fleetlight.kernels.dedup import Deduped, dedup, member
+from fleetlight.kernels.finite import all_finite
 from fleetlight.kernels.first_values import Initializer, first_values, table_seed
 from fleetlight.kernels.gathering import gather, sum_by
 from fleetlight.kernels.hashing import BUCKETS, buckets, servers_of, splitmix64
@@ -16,17 +17,19 @@ from fleetlight.kernels.table import RowTable
 __all__ = [
     "BUCKETS",
     "RULES",
-    "BucketOrder",
+    "BucketCount",
     "Deduped",
     "Initializer",
     "RowTable",
     "Rule",
+    "all_finite",
     "buckets",
     "dedup",
     "first_values",
     "gather",
     "gather_bags",
     "member",
+    "put_in_bucket_order",
     "rule_named",
     "servers_of",
     "splitmix64",

@@ -1,75 +1,67 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All rows of a table in the order of a checkpoint: by bucket, and by id inside a bucket.
+"""The order of a checkpoint: by bucket, and by id inside a bucket.
 
-A counting sort over the slots of the index, then a small sort in each bucket: twelve bytes a row
-beside the table, and no second copy of it.
+Sorted in place, so that a list of all rows of a table, which takes twelve bytes a row, is never
+there twice: every pair is swapped to where its bucket has its next place, then each bucket sorted.
 """
 
 from __future__ import annotations
-
-import dataclasses
 
 import numpy as np
 
 from fleetlight.kernels.arrays import Ids, Int32s, Int64s
 from fleetlight.kernels.compiling import kernel, part
 from fleetlight.kernels.hashing import BUCKETS, bucket_of
-from fleetlight.kernels.probing import IDS, WORDS
 
 #: up to this length, inserting one by one beats splitting
 _SHORT = 24
 
 
-@dataclasses.dataclass(frozen=True)
-class BucketOrder:
-    """Rows sorted by (bucket, id); bucket b has those from starts[b] to starts[b + 1]."""
+class BucketCount:
+    """How many ids each bucket has, counted as they come."""
 
-    rows: Int32s  #: row numbers
-    ids: Ids
-    starts: Int64s
+    def __init__(self) -> None:
+        self._counts: Int64s = np.zeros(BUCKETS, np.int64)
+
+    def add(self, ids: Ids) -> None:
+        """Count some more."""
+        _count(ids, self._counts)
+
+    @property
+    def starts(self) -> Int64s:
+        """Bucket b has the ids from starts[b] to starts[b + 1], once they are in order."""
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self._counts)])
 
 
-def bucket_order(slots: Int64s, old: Int64s, moved: int, count: int) -> BucketOrder:
-    """The order of `count` rows found in an index, and from word `moved` on in an older one."""
-    starts = np.zeros(BUCKETS + 2, np.int64)
-    parts = (slots, 0), (old, moved)
-    for part_of_index, start in parts:
-        _count(part_of_index, start, starts)
-    np.cumsum(starts, out=starts)
-    rows, ids = np.empty(count, np.int32), np.empty(count, np.int64)
-    for part_of_index, start in parts:
-        _place(part_of_index, start, starts, rows, ids)
-    # placing has moved each bucket's start to where the next one begins
+def put_in_bucket_order(starts: Int64s, ids: Int64s, rows: Int32s) -> None:
+    """Sort ids, and the row numbers beside them, in place; `starts` are those of their buckets."""
+    _gather_buckets(starts, starts[:-1].copy(), ids, rows)
     _sort_buckets(starts, rows, ids)
-    return BucketOrder(rows, ids, starts[:-1])
 
 
 @kernel
-def _count(slots: Int64s, start: int, starts: Int64s) -> None:
-    """Count the ids of bucket b at b + 2."""
-    for line in range(start, len(slots), WORDS):
-        for at in range(line, line + IDS):
-            if slots[np.uint64(at + IDS)] > 0:
-                starts[np.uint64(bucket_of(slots[np.uint64(at)]) + 2)] += 1
+def _count(ids: Ids, counts: Int64s) -> None:
+    for i in range(len(ids)):
+        counts[np.uint64(bucket_of(ids[i]))] += 1
 
 
 @kernel
-def _place(slots: Int64s, start: int, starts: Int64s, rows: Int32s, ids: Int64s) -> None:
-    """Put each row where its bucket, which begins at starts[b + 1], has its next place."""
-    for line in range(start, len(slots), WORDS):
-        for at in range(line, line + IDS):
-            one, row = slots[np.uint64(at)], slots[np.uint64(at + IDS)]
-            if row > 0:
-                bucket = np.uint64(bucket_of(one) + 1)
-                to = np.uint64(starts[bucket])
-                rows[to], ids[to] = row - 1, one
-                starts[bucket] += 1
+def _gather_buckets(starts: Int64s, free: Int64s, ids: Int64s, rows: Int32s) -> None:
+    """Swap until each bucket has its own; what is before free[b] in bucket b belongs there."""
+    for bucket in range(len(free)):
+        while free[bucket] < starts[bucket + 1]:
+            at = np.uint64(free[bucket])
+            other = np.uint64(bucket_of(ids[at]))
+            to = np.uint64(free[other])
+            ids[at], ids[to] = ids[to], ids[at]
+            rows[at], rows[to] = rows[to], rows[at]
+            free[other] += 1
 
 
 @kernel
 def _sort_buckets(starts: Int64s, rows: Int32s, ids: Int64s) -> None:
     pending = np.empty(128, np.int64)
-    for bucket in range(len(starts) - 2):
+    for bucket in range(len(starts) - 1):
         _sort(starts[bucket], starts[bucket + 1], ids, rows, pending)
 
 

@@ -35,11 +35,19 @@ def sum_by(grads: ArrayLike, inverse: ArrayLike, count: int, out: Matrix | None 
 def positions_below(inverse: ArrayLike, count: int) -> Positions:
     """Positions as an int32 vector, each of them one of `count` rows."""
     inverse = as_positions(inverse)
-    # seen without their sign, negative ones are larger than any count
-    if len(inverse) and int(inverse.view(np.uint32).max()) >= count:
+    if len(inverse) and _highest(inverse) >= count:
         told = f"{inverse.min()}..{inverse.max()}"
         raise ConfigError(f"positions {told} in {count} rows, expected 0..{count - 1}")
     return inverse
+
+
+@kernel
+def _highest(inverse: Positions) -> int:
+    """Seen without their sign, negative positions are higher than any count."""
+    highest = np.uint32(0)
+    for i in range(len(inverse)):
+        highest = max(highest, np.uint32(inverse[i]))
+    return highest
 
 
 @kernel

@@ -19,7 +19,6 @@ from fleetlight.kernels.arrays import (
     as_ids,
     room,
 )
-from fleetlight.kernels.bucket_order import BucketOrder, bucket_order
 from fleetlight.kernels.dedup import collect
 from fleetlight.kernels.first_values import Initializer, as_int64
 from fleetlight.kernels.gathering import sum_by
@@ -77,10 +76,15 @@ class RowTable:
         return self._slab.rows
 
     @property
+    def freed(self) -> Int32s:
+        """The numbers of rows that are not in use; a view that is good until the next change."""
+        return self._slab.freed[: self._slab.counters[FREED]]
+
+    @property
     def numbers(self) -> Int32s:
         """The numbers of all rows in use, ascending."""
         used = np.ones(int(self._slab.counters[TOP]), np.bool_)
-        used[self._slab.freed[: self._slab.counters[FREED]]] = False
+        used[self.freed] = False
         return np.flatnonzero(used).astype(np.int32)
 
     def pull(self, ids: ArrayLike, out: Matrix | None = None, insert: bool = True) -> Matrix:
@@ -99,13 +103,16 @@ class RowTable:
         """Change the row of each id once, by the sum of its gradients."""
         ids = as_ids(ids)
         grads = as_grid(grads, self.dim, "gradients", rows=len(ids))
-        if len(hyper) != HYPER:
-            raise ConfigError(f"{len(hyper)} hyper-parameters, expected what rule.hyper() gives")
+        _check(hyper)
         if not distinct:
             ids, grads = _coalesced(ids, grads)
-        numbers = self._locate(ids, insert=True)
-        flat = grads.reshape(-1)
-        self._update(self._slab.flat, self.width, numbers, flat, self.dim, hyper)
+        self.learn(self._locate(ids, insert=True), grads, hyper)
+
+    def learn(self, numbers: Int64s, grads: ArrayLike, hyper: Doubles) -> None:
+        """Change rows by number, none of which comes twice."""
+        grads = as_grid(grads, self.dim, "gradients", rows=len(numbers))
+        _check(hyper)
+        self._update(self._slab.flat, self.width, numbers, grads.reshape(-1), self.dim, hyper)
 
     def find(self, ids: ArrayLike) -> Int64s:
         """The row number of each id, -1 where there is none."""
@@ -142,10 +149,6 @@ class RowTable:
         ids = as_ids(ids)
         values = as_grid(full_rows, self.width, "rows", rows=len(ids))
         row_access.write(self._slab.flat, self.width, self._locate(ids, insert=True), values)
-
-    def in_bucket_order(self) -> BucketOrder:
-        """All rows as a checkpoint lists them."""
-        return bucket_order(self._index.slots, self._index.old, self._index.moved, len(self))
 
     def _locate(self, ids: Ids, insert: bool) -> Int64s:
         index = self._index
@@ -204,3 +207,8 @@ def _coalesced(ids: Ids, grads: Grid) -> tuple[Ids, Grid]:
     if len(unique) == len(ids):
         return ids, grads
     return unique, sum_by(grads, inverse, len(unique))
+
+
+def _check(hyper: Doubles) -> None:
+    if len(hyper) != HYPER:
+        raise ConfigError(f"{len(hyper)} hyper-parameters, expected what rule.hyper() gives")

@@ -7,9 +7,7 @@ import numpy as np
 
 from fleetlight.kernels import twins
 from fleetlight.kernels.arrays import Doubles, Grid, Ids, Int64s, Matrix
-from fleetlight.kernels.bucket_order import BucketOrder
 from fleetlight.kernels.first_values import Initializer
-from fleetlight.kernels.hashing import BUCKETS
 from fleetlight.kernels.rules import Rule, rule_named
 
 
@@ -37,6 +35,11 @@ class TwinTable:
 
     def __len__(self) -> int:
         return len(self._number)
+
+    @property
+    def freed(self) -> Int64s:
+        """The numbers of rows that are not in use."""
+        return np.array(self._freed, np.int64)
 
     @property
     def numbers(self) -> Int64s:
@@ -91,14 +94,6 @@ class TwinTable:
         """Set whole rows: weights, state and meta data."""
         for number, row in zip(self.insert(ids), full_rows, strict=True):
             self.rows[number] = row
-
-    def in_bucket_order(self) -> BucketOrder:
-        """All rows as a checkpoint lists them."""
-        ids = np.array(list(self._number), np.int64)
-        of = twins.buckets(ids)
-        order = np.lexsort((ids, of))
-        starts = np.searchsorted(of[order], np.arange(BUCKETS + 1)).astype(np.int64)
-        return BucketOrder(self.find(ids[order]).astype(np.int32), ids[order], starts)
 
     def _new_row(self, one: int) -> int:
         row = np.zeros(self.width, np.float32)

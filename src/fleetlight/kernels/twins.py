@@ -173,3 +173,40 @@ def _single(values: NDArray[np.float64]) -> Matrix:
 
 def _bags(offsets: Ids) -> list[slice]:
     return [slice(int(a), int(b)) for a, b in itertools.pairwise(offsets)]
+
+
+def read_copies(rows: Matrix, numbers: Ids, oldest: int, out: Matrix) -> Ids:
+    """The weights; positions of rows that are not there, or were used last before a window."""
+    here = numbers >= 0
+    here[here] = rows[numbers[here], -1] >= oldest
+    out[here] = rows[numbers[here], : out.shape[1]]
+    return np.flatnonzero(~here)
+
+
+def mark_copies(rows: Matrix, numbers: Ids, window: int) -> Ids:
+    """Rows that this window had not used before."""
+    fresh = numbers[rows[numbers, -1] != window]
+    rows[fresh, -1] = window
+    return fresh
+
+
+def renew_copies(rows: Matrix, numbers: Ids, arrived: Grid) -> None:
+    """New rows begin with what has arrived; to others what has been added elsewhere is added."""
+    dim = arrived.shape[1]
+    copy = slice(-1 - dim, -1)
+    for number, values in zip(numbers, arrived, strict=True):
+        if number < 0:
+            continue
+        row = rows[number]
+        row[:dim] = values if row[-1] == 0 else row[:dim] + (values - row[copy])
+        row[copy] = values
+
+
+def share_copies(rows: Matrix, numbers: Ids, among: int, dim: int) -> Matrix:
+    """The weights less their copies, divided."""
+    copy = slice(-1 - dim, -1)
+    told = np.zeros((len(numbers), dim), np.float32)
+    for i, number in enumerate(numbers):
+        told[i] = (rows[number, :dim] - rows[number, copy]) / np.float32(among)
+        rows[number, copy] += told[i]
+    return told

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fleetlight.kernels import all_finite
 from fleetlight.ps.dtypes import flat_array, numpy_dtype
 from fleetlight.ps.placement import Block
 from fleetlight.ps.plan import Plan
@@ -91,14 +92,14 @@ def dense_square(gradients: Gradients) -> float:
 def not_finite(gradients: Gradients, plan: Plan) -> str | None:
     """The first table or parameter whose gradient has NaN or infinite values."""
     for number, part in gradients.tables.items():
-        if not _finite(part.rows):
+        if not all_finite(part.rows):
             return f"table {plan.tables[number].name!r}"
     for block, array in _pairs(gradients):
-        if _finite(_wide(block, array)):
+        if all_finite(_wide(block, array)):
             continue
         for piece in block.pieces:
             mine = array[piece.offset : piece.offset + piece.size]
-            if not _finite(_wide(block, mine)):
+            if not all_finite(_wide(block, mine)):
                 return f"parameter {plan.dense[piece.parameter].name!r}"
     return None
 
@@ -166,8 +167,3 @@ def _narrow(block: Block, array: Array) -> Array:
     if block.dtype == "bfloat16":
         return flat_array(torch.from_numpy(array).to(torch.bfloat16))
     return array.astype(numpy_dtype(block.dtype), copy=False)
-
-
-def _finite(array: Array) -> bool:
-    """True when all values are finite."""
-    return bool(np.isfinite(array).all())

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.ps.serving import OPTIONS, Worker, ids_of, opened, plan, rows_of, tea
 
 from fleetlight.errors import CheckpointError, ProtocolError
 from fleetlight.ps import messages as m
+from fleetlight.ps.server import keeping
 
 IDS = list(range(-50, 50))
 
@@ -149,6 +151,22 @@ def test_a_cut_lies_between_two_pushes(tmp_path: Path) -> None:
         pushes = sum(sequence + 1 for _, _, sequence in marks)
         assert rows == [-pushes, -pushes]
         assert dense == [1 - pushes] * 3
+
+
+def test_nobody_waits_while_a_cut_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it compiles the first time may take seconds."""
+    worker = trained()
+    pushed: list[Any] = []
+
+    def push_meanwhile() -> None:
+        thread = threading.Thread(target=lambda: pushed.append(worker.push(1, {}, [1, 1, 1])))
+        thread.start()
+        thread.join(30)
+        assert not thread.is_alive(), "a push waits"
+
+    monkeypatch.setattr(keeping, "get_ready", push_meanwhile)
+    worker.say(m.Cut())
+    assert len(pushed) == 1
 
 
 def read(saved: m.Saved, folder: Path) -> list[float]:

@@ -3,56 +3,150 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.ps.made_tables import some_ids
 
-from fleetlight.kernels import BUCKETS, RowTable, buckets
+from fleetlight.kernels import BUCKETS, RowTable, buckets, memory
+from fleetlight.kernels import index as index_module
+from fleetlight.ps.tables import snapshot as snapshot_module
 from fleetlight.ps.tables.snapshot import Snapshot
 
-few = st.lists(st.integers(0, 30), max_size=12)
-changes = st.lists(st.tuples(st.sampled_from(["push", "remove", "read"]), few), max_size=20)
+few = st.lists(st.integers(0, 60), max_size=12)
+change = st.tuples(st.sampled_from(["push", "remove", "insert", "nothing"]), few)
+changes = st.lists(change, max_size=30)
 
 
-@settings(deadline=None)
-@given(known=few, removed=few, changes=changes)
-def test_reads_what_was_there(
-    known: list[int], removed: list[int], changes: list[tuple[str, list[int]]]
-) -> None:
-    table = RowTable(2, "momentum", seed=1)
-    table.insert(known)
-    forgotten = table.find(removed)
-    table.remove(forgotten[forgotten >= 0])
-    snapshot = Snapshot(table)
-    expected = table.rows[table.find(snapshot.ids)].copy()
-    read = np.empty_like(expected)
-    done = 0
-    for change, ids in [*changes, ("read", list(range(40)))]:
-        if change == "read":
-            stop = min(done + len(ids), len(snapshot))
-            read[done:stop] = snapshot.read(done, stop)
-            done = stop
-            continue
+@pytest.fixture(params=["reserved", "copied"])
+def cramped(request: pytest.FixtureRequest) -> Iterator[None]:
+    """An index that grows all the time, and pieces of a few rows."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(index_module, "_FIRST_SLOTS", 4)
+        patch.setattr(index_module, "_MOVES", 1)
+        patch.setattr(snapshot_module, "LIST_ROWS", 3)
+        if request.param == "copied":
+            patch.setattr(memory, "reserve", lambda count, dtype: None)
+            patch.setattr("fleetlight.kernels.slab._FIRST_ROWS", 3)
+        yield
+
+
+class Meanwhile:
+    """A lock that lets something happen before it is taken."""
+
+    def __init__(self, happens: Callable[[], None]) -> None:
+        self._happens = happens
+
+    def __enter__(self) -> None:
+        self._happens()
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class Training:
+    """Goes on with a table, and tells its snapshot first, as `Table` does."""
+
+    def __init__(self, table: RowTable, changes: list[tuple[str, list[int]]]) -> None:
+        self._table = table
+        self._changes = iter(changes)
+        self.snapshot: Snapshot | None = None
+
+    def step(self) -> None:
+        """Make one change."""
+        table, (kind, ids) = self._table, next(self._changes, ("nothing", []))
         numbers = table.find(ids)
-        snapshot.keep(numbers)
-        if change == "push":
+        known = numbers[numbers >= 0]
+        if self.snapshot is not None and kind != "nothing":
+            self.snapshot.keep(numbers)
+        if kind == "push":
             table.push(ids, np.ones((len(ids), 2)), table.rule.hyper({"lr": 1.0, "momentum": 0.5}))
-        else:
-            table.remove(numbers[numbers >= 0])
-    assert done == len(snapshot) == len(expected)
-    assert np.array_equal(read, expected)
+        elif kind == "remove":
+            table.remove(known)
+        elif kind == "insert":
+            table.insert(ids)
+
+
+@pytest.mark.usefixtures("cramped")
+@settings(deadline=None)
+@given(before=changes, after=changes, piece=st.integers(1, 9))
+def test_is_what_was_there(
+    before: list[tuple[str, list[int]]], after: list[tuple[str, list[int]]], piece: int
+) -> None:
+    """Rows change, come, go and come again under other ids, before and between all pieces."""
+    table = RowTable(2, "momentum", seed=1)
+    earlier = Training(table, before)
+    for _ in before:
+        earlier.step()
+    training = Training(table, after)
+    ids = np.sort(table.ids_of(table.numbers))
+    ids = ids[np.argsort(buckets(ids), kind="stable")]
+    expected = table.rows[table.find(ids)].copy()
+    training.snapshot = snapshot = Snapshot(table)
+    training.step()
+    snapshot.order(Meanwhile(training.step))
+    read = [np.empty((0, table.width), np.float32)]
+    for start in range(0, len(snapshot), piece):
+        training.step()
+        read.append(snapshot.read(start, min(start + piece, len(snapshot))))
+    assert np.array_equal(snapshot.ids, ids)
+    assert np.array_equal(np.concatenate(read), expected)
+
+
+def test_rows_that_were_free_at_the_cut_stay_out() -> None:
+    """Ids that come later take their numbers, and others become free in their place."""
+    table = RowTable(2, "sgd")
+    table.remove(table.insert(range(10))[:3])
+    snapshot = Snapshot(table)
+    table.insert([100, 101, 102])
+    snapshot.keep(table.find([7, 8, 9]))
+    table.remove(table.find([7, 8, 9]))
+    snapshot.order(contextlib.nullcontext())
+    assert sorted(snapshot.ids) == [3, 4, 5, 6, 7, 8, 9]
 
 
 def test_is_in_bucket_order_with_an_index() -> None:
     table = RowTable(2, "sgd")
     ids = some_ids(2000)
     table.insert(ids)
-    snapshot = Snapshot(table)
+    snapshot = ordered(table)
     assert snapshot.starts.shape == (BUCKETS + 1,)
     for bucket in range(0, BUCKETS, 999):
         mine = snapshot.ids[snapshot.starts[bucket] : snapshot.starts[bucket + 1]]
         assert np.array_equal(mine, ids[buckets(ids) == bucket])
+
+
+def ordered(table: RowTable) -> Snapshot:
+    snapshot = Snapshot(table)
+    snapshot.order(contextlib.nullcontext())
+    return snapshot
+
+
+def test_the_lock_is_held_for_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cut and the search for its rows stop training for no longer than a piece takes."""
+    monkeypatch.setattr(snapshot_module, "LIST_ROWS", 100)
+    table = RowTable(2, "sgd")
+    table.insert(some_ids(2000))
+    table.remove(np.arange(0, 2000, 4))
+    asked: list[int] = []
+    honest = RowTable.ids_of
+
+    def ids_of(table: RowTable, numbers: np.ndarray) -> np.ndarray:
+        asked.append(len(numbers))
+        return honest(table, numbers)
+
+    monkeypatch.setattr(RowTable, "ids_of", ids_of)
+    snapshot = Snapshot(table)
+    assert asked == []
+    taken: list[None] = []
+    snapshot.order(Meanwhile(lambda: taken.append(None)))
+    assert max(asked) == 75
+    # once for each piece of the freed and of all rows, and at the end
+    assert len(taken) == 5 + 20 + 1
 
 
 def test_only_rows_that_change_are_copied() -> None:
@@ -63,11 +157,13 @@ def test_only_rows_that_change_are_copied() -> None:
     before = snapshot.nbytes
     snapshot.keep(table.find(ids[:100]))
     once = snapshot.nbytes
-    assert 0 < once - before < 100_000
+    assert once - before == 100 * (8 * 4 + 8)
     for _ in range(50):
         snapshot.keep(table.find(ids[:100]))
     assert snapshot.nbytes == once
+    snapshot.order(contextlib.nullcontext())
+    listed = snapshot.nbytes
     # rows that have been read may change as they like
     snapshot.read(0, len(snapshot))
     snapshot.keep(table.find(ids))
-    assert snapshot.nbytes == once
+    assert snapshot.nbytes == listed

@@ -31,6 +31,7 @@ from fleetlight.errors import CheckpointError, CorruptCheckpointError, PlanError
 from fleetlight.kernels import BUCKETS, buckets, first_values, servers_of, table_seed
 from fleetlight.kernels.first_values import Initializer
 from fleetlight.ps.plan import EntryPlan, RulePlan
+from fleetlight.ps.tables import snapshot as snapshot_module
 from fleetlight.ps.tables import table as table_module
 from fleetlight.ps.tables.rules import own_rule, push_options, rule_of
 from fleetlight.ps.tables.snapshot import Snapshot
@@ -112,6 +113,17 @@ def test_geo_adds_and_keeps_nothing_else() -> None:
     assert np.array_equal(rows, before + 0.25)
     assert table.exchange(ids, ones(2, value=0.25), wants=False) is None
     assert np.array_equal(read(table, ids), before + 0.5)
+
+
+def test_an_exchange_is_answered_in_the_memory_it_came_in() -> None:
+    table = make("adagrad", geo=True)
+    ids, came = ids_of(3, -4), ones(2, value=0.25)
+    assert table.exchange(ids, came, wants=True) is came
+    read_only = ones(2, value=0.25)
+    read_only.flags.writeable = False
+    answer = table.exchange(ids, read_only, wants=True)
+    assert np.array_equal(answer, came + 0.25)
+    assert np.array_equal(read_only, ones(2, value=0.25))
 
 
 def test_first_values_of_a_worker_take_the_place_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,29 +223,40 @@ def test_loading_replaces_what_was_there(tmp_path: Path) -> None:
 def test_saving_beside_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between any two pieces rows are changed, born and forgotten; the file knows nothing of it."""
     monkeypatch.setattr(table_module, "PIECE_BYTES", 400)
+    monkeypatch.setattr(snapshot_module, "LIST_ROWS", 7)
     table, ids = trained(entry=EntryPlan("count", 1.0))
     still = saved(table, tmp_path / "still")
     born = iter(some_ids(10_000, seed=1).reshape(-1, 10))
     random = np.random.default_rng(0)
-    reads = []
-    honest = Snapshot.read
+    steps = 0
+    honest, honest_list = Snapshot.read, Snapshot._list
 
     def read_and_train(snapshot: Snapshot, start: int, stop: int) -> Any:
-        reads.append((start, stop))
         rows = honest(snapshot, start, stop)
-        chosen = np.concatenate([random.choice(ids, 30), next(born)])
-        table.pull(chosen, insert=True)
-        table.push(chosen, ones(len(chosen)), LR, len(reads))
-        table.fill(random.choice(ids, 5), ones(5, value=9.0))
-        if len(reads) % 5 == 0:
-            table.shrink(1, 0.0, 0.5)
+        train()
         return rows
 
+    def list_and_train(snapshot: Snapshot, start: int, stop: int) -> Any:
+        listed = honest_list(snapshot, start, stop)
+        train()
+        return listed
+
+    def train() -> None:
+        nonlocal steps
+        steps += 1
+        chosen = np.concatenate([random.choice(ids, 30), next(born)])
+        table.pull(chosen, insert=True)
+        table.push(chosen, ones(len(chosen)), LR, steps)
+        table.fill(random.choice(ids, 5), ones(5, value=9.0))
+        if steps % 5 == 0:
+            table.shrink(1, 0.0, 0.5)
+
     monkeypatch.setattr(Snapshot, "read", read_and_train)
+    monkeypatch.setattr(Snapshot, "_list", list_and_train)
     snapshot = table.cut()
     table.push(ids[:50], ones(50), LR, 5)
     table.save(snapshot, 4, tmp_path / "still", "moving.safetensors")
-    assert len(reads) > 20
+    assert steps > 40
     monkeypatch.undo()
     again = make("adam", entry=EntryPlan("count", 1.0))
     again.load([tmp_path / "still" / "moving.safetensors"], ALL)
@@ -268,6 +291,26 @@ def test_saving_while_another_thread_trains(
     again.load([tmp_path / "t.safetensors"], ALL)
     assert np.array_equal(read(again, ids), before)
     assert not np.array_equal(read(table, ids), before)
+
+
+def test_training_goes_on_while_rows_are_sorted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, ids = trained("sgd", 20)
+    before = read(table, ids)
+    honest = snapshot_module.put_in_bucket_order
+
+    def sort(*args: Any) -> None:
+        thread = threading.Thread(target=table.push, args=(ids, ones(len(ids)), LR, 1))
+        thread.start()
+        thread.join(30)
+        assert not thread.is_alive(), "a push waits"
+        honest(*args)
+
+    monkeypatch.setattr(snapshot_module, "put_in_bucket_order", sort)
+    tensors = saved(table, tmp_path)
+    assert np.array_equal(read(table, ids), before - 0.5)
+    assert (tensors["weights"][np.argsort(tensors["ids"])] == before).all()
 
 
 def test_a_table_is_never_held_twice(tmp_path: Path) -> None:

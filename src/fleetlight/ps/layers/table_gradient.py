@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleetlight.errors import PlanError
-from fleetlight.kernels import dedup, sum_by
+from fleetlight.kernels import all_finite, dedup, sum_by
 from fleetlight.ps.update import TableGradients
 
 _aten = torch.ops.aten
@@ -68,7 +68,7 @@ class TableGradient(Tensor):
 
     def is_finite(self) -> bool:
         """False when any row holds a NaN or an infinity."""
-        return all(bool(np.isfinite(part.gradients).all()) for part in self.parts)
+        return all(all_finite(part.gradients) for part in self.parts)
 
 
 def merge(parts: Sequence[Part], servers: int) -> Part:

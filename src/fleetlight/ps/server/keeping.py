@@ -20,6 +20,7 @@ from fleetlight.ps.server.pushes import Pushes
 from fleetlight.ps.server.tickets import Reply
 from fleetlight.ps.tables.dense_state import DenseState
 from fleetlight.ps.tables.holdings import CutState, Holdings
+from fleetlight.ps.tables.snapshot import get_ready
 from fleetlight.ps.tables.unpacking import Unpacking
 
 Array = NDArray[Any]
@@ -132,5 +133,6 @@ class Keeping:
             )
 
     def _cut(self) -> _Cut:
+        get_ready()
         with self._gate.alone():
             return _Cut(self._holdings.cut(), self._pushes.ledger.marks.marks())

@@ -21,6 +21,7 @@ from fleetlight.ps.tables.dense import DenseBlocks
 from fleetlight.ps.tables.dense_state import DenseState
 from fleetlight.ps.tables.snapshot import Snapshot
 from fleetlight.ps.tables.table import Table
+from fleetlight.ps.tables.table_file import of_table
 from fleetlight.ps.tables.unpacking import Unpacking
 
 Array = NDArray[Any]
@@ -191,7 +192,8 @@ class Holdings:
                 reader = self.tables[number].reader(path)
                 first, stop = reader.span(self._buckets())
                 if first < stop and path.name in message.sums:
-                    reader.compare(*message.sums[path.name])
+                    with of_table(self.tables[number].plan.name):
+                        reader.compare(*message.sums[path.name])
 
     def load(self, message: Load, folder: Path) -> None:
         """Read this server's rows out of the files of a checkpoint."""

@@ -3,56 +3,74 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetlight.kernels import RowTable
+from fleetlight.kernels import BucketCount, RowTable, memory, put_in_bucket_order
 from fleetlight.ps.update import Floats, Ids
 
-#: what stands in `_places` for a row that is as it was, and for one that has been read
-_UNTOUCHED, _READ = 0, -1
-_FIRST_ASIDE = 1024
+Lock = contextlib.AbstractContextManager[Any]
+
+#: what stands in `_places` for a row that is as it was, and for one that nobody will read
+_UNTOUCHED, _DONE = 0, -1
+#: how many rows are listed while others wait for the lock
+LIST_ROWS = 1 << 14
 
 
 class Snapshot:
     """Nothing is copied at the cut: who changes a row that was not read yet has it kept first.
 
-    Rows that come later are not in it. The table's lock is held around every call.
+    Rows that come later are not in it. Which rows there are is found out later, too: row numbers
+    do not change, while ids move inside an index. The table's lock is held around every call but
+    `order`, which takes it again and again, so that training goes on meanwhile.
     """
 
+    ids: Ids
+    #: bucket b has the rows from starts[b] to starts[b + 1]
+    starts: NDArray[np.int64]
+
     def __init__(self, table: RowTable) -> None:
-        order = table.in_bucket_order()
-        self.ids: Ids = order.ids
-        #: bucket b has the rows from starts[b] to starts[b + 1]
-        self.starts = order.starts
         self._table = table
-        self._numbers = order.rows
+        self._count = len(table)
+        self._freed = table.freed.copy()
         #: by row number; above 0: where it was laid aside, counted from 1
         self._places = np.zeros(len(table.rows), np.int32)
-        self._aside = np.empty((0, table.width), np.float32)
-        self._used = 0
+        self._aside = _Aside(table, len(table.rows))
+        self.ids, self._numbers = np.empty(0, np.int64), np.empty(0, np.int32)
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return self._count
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory it holds beside the table."""
-        arrays = (self.ids, self.starts, self._numbers, self._places, self._aside)
-        return sum(array.nbytes for array in arrays)
+        arrays = (self.ids, self._numbers, self._places, self._freed)
+        return self._aside.nbytes + sum(array.nbytes for array in arrays)
 
     def keep(self, numbers: NDArray[np.integer]) -> None:
-        """Rows are about to change; numbers may repeat, and -1 is no row."""
+        """Rows in use are about to change; numbers may repeat, and -1 is no row."""
         numbers = numbers[(numbers >= 0) & (numbers < len(self._places))]
         numbers = np.unique(numbers[self._places[numbers] == _UNTOUCHED])
-        stop = self._used + len(numbers)
-        if stop > len(self._aside):
-            longer = np.empty((max(_FIRST_ASIDE, 2 * stop), self._table.width), np.float32)
-            longer[: self._used] = self._aside[: self._used]
-            self._aside = longer
-        self._aside[self._used : stop] = self._table.rows[numbers]
-        self._places[numbers] = np.arange(self._used + 1, stop + 1)
-        self._used = stop
+        if len(numbers):
+            self._places[numbers] = self._aside.put(numbers)
+
+    def order(self, lock: Lock) -> None:
+        """Find the ids of the rows and sort them; before any row is read."""
+        counted, done = BucketCount(), 0
+        ids, numbers = np.empty(self._count, np.int64), np.empty(self._count, np.int32)
+        for some, theirs in self._listed(lock):
+            stop = done + len(some)
+            ids[done:stop], numbers[done:stop] = theirs, some
+            counted.add(theirs)
+            done = stop
+        assert done == self._count, f"{done} rows are listed of {self._count}"
+        self.starts = counted.starts
+        put_in_bucket_order(self.starts, ids, numbers)
+        self.ids, self._numbers = ids, numbers
 
     def read(self, start: int, stop: int) -> Floats:
         """Rows in the order of `ids`, as they were; each is read once."""
@@ -60,6 +78,83 @@ class Snapshot:
         places = self._places[numbers]
         rows = self._table.rows[numbers]
         moved = places > 0
-        rows[moved] = self._aside[places[moved] - 1]
-        self._places[numbers] = _READ
+        rows[moved] = self._aside.rows[places[moved] - 1]
+        self._places[numbers] = _DONE
         return rows
+
+    def _listed(self, lock: Lock) -> Iterator[tuple[NDArray[np.int64], Ids]]:
+        """Row numbers with their ids, as they were at the cut."""
+        for start in range(0, len(self._freed), LIST_ROWS):
+            with lock:
+                # one that got an id since then is not in the snapshot either
+                self._places[self._freed[start : start + LIST_ROWS]] = _DONE
+        self._freed = self._freed[:0]
+        for start in range(0, len(self._places), LIST_ROWS):
+            with lock:
+                numbers, ids = self._list(start, start + LIST_ROWS)
+            yield numbers, ids
+        with lock:
+            self._aside.forget_ids()
+
+    def _list(self, start: int, stop: int) -> tuple[NDArray[np.int64], Ids]:
+        places = self._places[start:stop]
+        numbers = np.flatnonzero(places != _DONE)
+        places = places[numbers]
+        numbers += start
+        moved = places > 0
+        ids = np.empty(len(numbers), np.int64)
+        # a row that was laid aside may have been forgotten since, and be that of another id
+        ids[moved] = self._aside.ids[places[moved] - 1]
+        ids[~moved] = self._table.ids_of(numbers[~moved])
+        return numbers, ids
+
+
+def get_ready() -> None:
+    """Before the first cut: compile what rows are laid aside with, while nobody waits for it."""
+    RowTable(1, "sgd").ids_of(np.empty(0, np.int64))
+
+
+class _Aside:
+    """Rows that were laid aside; until all rows are listed, their ids as well."""
+
+    def __init__(self, table: RowTable, most: int) -> None:
+        self._table = table
+        self._used = 0
+        self._lists = True
+        # reserved: it grows up to the size of the table without being copied
+        rows = memory.reserve(most * table.width, np.float32)
+        ids = memory.reserve(most, np.int64)
+        if rows is None or ids is None:
+            rows, ids = np.empty(0, np.float32), np.empty(0, np.int64)
+        self.rows: Floats = rows.reshape(-1, table.width)
+        self.ids: Ids = ids
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in use."""
+        return self._used * (4 * self._table.width + 8 * self._lists)
+
+    def put(self, numbers: NDArray[np.integer]) -> NDArray[np.integer]:
+        """Lay rows aside; answers where, counted from 1."""
+        start, stop = self._used, self._used + len(numbers)
+        if stop > len(self.rows):
+            self._grow(2 * stop)
+        self.rows[start:stop] = self._table.rows[numbers]
+        if self._lists:
+            self.ids[start:stop] = self._table.ids_of(numbers)
+        self._used = stop
+        return np.arange(start + 1, stop + 1)
+
+    def forget_ids(self) -> None:
+        """All rows are listed."""
+        self._lists, self.ids = False, np.empty(0, np.int64)
+
+    def _grow(self, count: int) -> None:
+        """Only where nothing could be reserved."""
+        rows = np.empty((count, self._table.width), np.float32)
+        rows[: self._used] = self.rows[: self._used]
+        self.rows = rows
+        if self._lists:
+            ids = np.empty(count, np.int64)
+            ids[: self._used] = self.ids[: self._used]
+            self.ids = ids

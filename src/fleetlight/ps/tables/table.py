@@ -25,6 +25,7 @@ from fleetlight.ps.tables.table_file import (
     Column,
     TableReader,
     columns_of,
+    of_table,
     write_table,
 )
 from fleetlight.ps.update import Floats, Ids
@@ -90,10 +91,14 @@ class Table:
             self._learn(ids, gradients, hyper, shows, clicks)
 
     def exchange(self, ids: Ids, differences: Floats, wants: bool) -> Floats | None:
-        """Add differences; answers the rows as they are then, if they are wanted."""
+        """Add differences; answers the rows as they are then, if they are wanted.
+
+        The answer lies in the memory of the differences where that may be written.
+        """
         with self.lock:
             self._learn(ids, differences, self._rule.hyper({}))
-            return self._rows.pull(ids, insert=False) if wants else None
+            out = differences if differences.flags.writeable else None
+            return self._rows.pull(ids, out, insert=False) if wants else None
 
     def fill(self, ids: Ids, rows: Floats) -> None:
         """Take these weights for rows of ids, whatever they have been."""
@@ -156,6 +161,7 @@ class Table:
             self._saving = True
         about = {"table": self.plan.name, "rule": self._rule.name}
         try:
+            snapshot.order(self.lock)
             pieces = self._pieces(snapshot)
             size, digest = write_table(folder / name, self._columns, snapshot.starts, pieces, about)
         finally:
@@ -182,7 +188,8 @@ class Table:
 
     def reader(self, path: Path) -> TableReader:
         """A file with rows of this table; an error says why its rows cannot be taken."""
-        reader = TableReader(path)
+        with of_table(self.plan.name):
+            reader = TableReader(path)
         self._check(reader)
         return reader
 

@@ -152,6 +152,15 @@ class TableReader:
             yield np.array(self._tensors[_IDS][start:stop]), values
 
 
+@contextlib.contextmanager
+def of_table(name: str) -> Iterator[None]:
+    """Inside the block an error about a file says of which table it is."""
+    try:
+        yield
+    except CorruptCheckpointError as error:
+        raise CorruptCheckpointError(f"table {name!r}: {error}") from error
+
+
 def _header(
     shapes: Mapping[str, tuple[str, list[int]]], about: Mapping[str, str]
 ) -> tuple[bytes, dict[str, int], int]:
