@@ -102,6 +102,33 @@ def table_weights(model: nn.Module) -> list[Tensor]:
     return [p for name, p in model.named_parameters() if not name.startswith("linear")]
 
 
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_table_without_rows(tmp_path: Path, servers: int) -> None:
+    """Nobody has trained yet: every id reads its first value."""
+
+    def work(member: Member) -> Any:
+        export(member, tmp_path)
+        with torch.no_grad():
+            return member.model.eval()(QUESTIONS)
+
+    [expected] = Job(build, SYNC, workers=1, servers=servers).run(work)
+    model = checkpoint.load_inference(tmp_path)
+    torch.testing.assert_close(model(QUESTIONS), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_only_rows_that_there_are_not(tmp_path: Path) -> None:
+    def work(member: Member) -> Any:
+        train(member)
+        export(member, tmp_path, rows={"bag": torch.tensor([10**15])}, module=member.model.bag)
+
+    Job(build, SYNC, workers=1, servers=1).run(work)
+    held = checkpoint.load_inference(tmp_path)._module.state_dict()
+    assert {name: tuple(t.shape) for name, t in held.items()} == {
+        "rows.ids": (0,),
+        "rows.rows": (0, 3),
+    }
+
+
 def test_only_the_rows_of_some_ids(tmp_path: Path) -> None:
     def work(member: Member) -> Any:
         train(member)

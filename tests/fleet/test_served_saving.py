@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -284,18 +285,26 @@ def test_another_rule_takes_the_weights(tmp_path: Path, caplog: Any) -> None:
 
 
 @pytest.mark.parametrize("how", [{}, {"via": "worker0"}])
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (lambda data: data[:-1] + bytes([data[-1] ^ 1]), "was changed after it was written"),
+        (lambda data: data[:-8], "is not the file of a table: it was truncated"),
+        (lambda data: data[:3], "is not the file of a table: it has 3 bytes, less than its header"),
+        (lambda data: b"", "is not the file of a table: "),
+    ],
+)
 def test_a_damaged_file_of_a_table_is_named_and_nothing_is_loaded(
-    tmp_path: Path, how: dict[str, Any]
+    tmp_path: Path, damage: Callable[[bytes], bytes], why: str, how: dict[str, Any]
 ) -> None:
     saved_job(tmp_path)
     path = checkpoint.read(tmp_path).folder / "table000.server001.safetensors"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
+    path.write_bytes(damage(path.read_bytes()))
     before = Job(adam, SYNC, workers=1, servers=2).run(state)[0]
     text, after = loaded_by(tmp_path, adam, **how)
     assert text.startswith(CorruptCheckpointError.__name__)
-    assert "table000.server001.safetensors was changed after it was written" in text
+    assert "table 'open': " in text
+    assert f"table000.server001.safetensors {why}" in text
     equal(before, after, atol=0)
 
 
@@ -333,6 +342,18 @@ def test_servers_begin_with_a_checkpoint(tmp_path: Path) -> None:
     for one, other in zip(job.run(work), expected, strict=True):
         equal(one, other)
     assert checkpoint.read(tmp_path / "later").manifest.epoch == 2
+
+
+def test_servers_do_not_begin_with_what_workers_keep(tmp_path: Path) -> None:
+    """Their tables would be those of the checkpoint, beside new dense values."""
+    saved_job(tmp_path)
+    strategy = DistributedStrategy(a_sync_configs={"dense": "allreduce"})
+    model, optimizers = adam()
+    drawn = draw(model, optimizers, strategy, worker_num=2, server_num=1)
+    server = Server(0, 1, 2, version="test", deadline_s=20.0)
+    with pytest.raises(ConfigError, match=r"'allreduce' .* fleet\.load_persistables\(dirname\)"):
+        open_loaded(server, drawn, tmp_path)
+    assert not server.is_open
 
 
 def test_an_unmoved_layer_becomes_a_table_and_a_layer_again(tmp_path: Path) -> None:

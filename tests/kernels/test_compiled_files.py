@@ -68,6 +68,20 @@ def test_at_home_when_the_sources_are_read_only(unwritable: Path, tmp_path: Path
     assert place.startswith(str(tmp_path / "home" / ".cache" / "fleetlight" / "kernels-"))
 
 
+def test_where_the_user_keeps_caches(unwritable: Path, tmp_path: Path) -> None:
+    place, _ = run(unwritable, HOME=str(tmp_path / "home"), XDG_CACHE_HOME=str(tmp_path / "xdg"))
+    assert place.startswith(str(tmp_path / "xdg" / "fleetlight" / "kernels-"))
+    assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize("said", ["", "relative/cache"])
+def test_only_a_whole_path_says_where_caches_are(
+    unwritable: Path, tmp_path: Path, said: str
+) -> None:
+    place, _ = run(unwritable, HOME=str(tmp_path / "home"), XDG_CACHE_HOME=said)
+    assert place.startswith(str(tmp_path / "home" / ".cache" / "fleetlight" / "kernels-"))
+
+
 def test_in_an_own_temporary_folder_without_a_home(unwritable: Path, tmp_path: Path) -> None:
     place, _ = run(unwritable, HOME="/dev/null", TMPDIR=str(tmp_path))
     assert place.startswith(str(tmp_path / f"fleetlight-{os.getuid()}" / "kernels-"))

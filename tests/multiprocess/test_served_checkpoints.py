@@ -34,18 +34,19 @@ def join(kind: str, index: int, ports: list[int], workers: int) -> None:
     fleet.init()
 
 
-def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+def build(dense: str = "servers") -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = nn.Sequential(fleet.nn.SparseEmbedding(3), nn.Flatten(), nn.Linear(6, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-    return fleet.distributed_model(model), fleet.distributed_optimizer(optimizer)
+    strategy = fleet.DistributedStrategy(a_sync=False, a_sync_configs={"dense": dense})
+    return fleet.distributed_model(model), fleet.distributed_optimizer(optimizer, strategy)
 
 
-def train(model: nn.Module, optimizer: Any, steps: range) -> None:
+def train(model: nn.Module, optimizer: Any, steps: range, first: int = 0) -> None:
     for step in steps:
         optimizer.zero_grad()
         # every worker the same, so that their number does not matter
-        (model(IDS[step]) - 1.0).pow(2).mean().backward()
+        (model(IDS[step, first:]) - 1.0).pow(2).mean().backward()
         optimizer.step()
 
 
@@ -134,6 +135,48 @@ def test_two_servers_save_and_others_go_on(tmp_path: Path) -> None:
     # a server that begins with a checkpoint has the values; the steps are counted by workers
     for loaded, _ in run_job(go_on, 2, 1, path + "-sent", at_start=True):
         close(loaded, at_four)
+
+
+def save_by(dirname: str, *, kind: str, dense: str) -> Any:
+    """The workers have different batches here."""
+    model, optimizer = build(dense)
+    if kind == "server":
+        return serve()
+    fleet.init_worker()
+    train(model, optimizer, range(4), fleet.worker_index())
+    fleet.save_persistables(dirname, background=True)
+    at_four = values(model)
+    train(model, optimizer, range(4, 8), fleet.worker_index())
+    return at_four, values(model)
+
+
+def go_on_by(dirname: str, *, kind: str, dense: str) -> Any:
+    model, optimizer = build(dense)
+    if kind == "server":
+        return serve()
+    fleet.init_worker()
+    # what was trained before is gone, and so is its bias correction
+    train(model, optimizer, range(3), fleet.worker_index())
+    fleet.load_persistables(dirname)
+    at_four = values(model)
+    train(model, optimizer, range(4, 8), fleet.worker_index())
+    return at_four, values(model)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "servers"),
+    [("allreduce", "allreduce", 3), ("allreduce", "servers", 1), ("servers", "allreduce", 2)],
+)
+def test_who_keeps_the_dense_values_may_change(
+    tmp_path: Path, before: str, after: str, servers: int
+) -> None:
+    path = str(tmp_path / "ckpt")
+    expected = run_job(save_by, 2, 2, path, dense=before)
+    [optimizer] = checkpoint.read(path).optimizers()
+    assert sorted(optimizer.entry.state) == ["2.bias", "2.weight"]
+    for one, other in zip(run_job(go_on_by, servers, 2, path, dense=after), expected, strict=True):
+        close(one[0], other[0])
+        close(one[1], other[1])
 
 
 def save_twice(dirname: str) -> None:

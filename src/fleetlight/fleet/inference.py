@@ -135,8 +135,8 @@ class _Tables(contextlib.AbstractContextManager["_Tables"]):
             ids, rows = self._chosen(number, plan)
             how = plan.initializer
             self._frozen[number] = FrozenRows(
-                torch.from_numpy(ids),
-                torch.from_numpy(rows),
+                _as_tensor(ids),
+                _as_tensor(rows),
                 table_seed(self._drawn.plan.seed, plan.name),
                 Initializer(how.kind, how.a, how.b),  # type: ignore[arg-type]  # it looks itself
             )
@@ -175,6 +175,12 @@ class _Tables(contextlib.AbstractContextManager["_Tables"]):
         rows = np.concatenate([np.empty((0, dim), np.float32), *(rows for _, rows in pieces)])
         order = np.argsort(ids)
         return ids[order], rows[order]
+
+
+def _as_tensor(array: NDArray[Any]) -> Tensor:
+    """Without a copy, but torch cannot export a tensor of no elements over NumPy's memory."""
+    tensor = torch.from_numpy(array)
+    return tensor if array.size else tensor.clone()
 
 
 def _unmoved(layer: nn.Embedding | nn.EmbeddingBag, weight: Tensor) -> nn.Module:

@@ -12,6 +12,7 @@ from torch import nn
 # not `from fleetlight import`, which asks for the API, and that is being imported
 import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import Checkpoint, ModelState, OptimizerState
+from fleetlight.errors import ConfigError
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.planning import Drawn
 from fleetlight.fleet.restoring import Restoration, check_optimizers
@@ -94,6 +95,12 @@ class ServedLoading:
 
 def open_loaded(server: Server, drawn: Drawn, dirname: Path) -> None:
     """Open a server with its part of a checkpoint, which workers' first values do not replace."""
+    if drawn.dense and not drawn.plan.serves_dense:
+        raise ConfigError(
+            f"fleet.init_server({str(dirname)!r}): with dense='allreduce' the workers keep the "
+            "dense values, and a server cannot load those for them; call fleet.init_server() here "
+            "and fleet.load_persistables(dirname) in every worker, which loads the tables as well"
+        )
     saved = checkpoint.read(dirname)
     check_optimizers(drawn, saved)
     restoration = Restoration(drawn, saved, saved.manifest.epoch + 1)

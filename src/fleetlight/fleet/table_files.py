@@ -20,7 +20,7 @@ from fleetlight.checkpoint import Checkpoint, FileEntry
 from fleetlight.errors import ConfigError, CorruptCheckpointError, PeerError
 from fleetlight.ps import messages as m
 from fleetlight.ps.placement import buckets_of
-from fleetlight.ps.tables.table_file import TableReader
+from fleetlight.ps.tables.table_file import TableReader, of_table
 from fleetlight.ps.worker.client import Client
 
 #: how the files get from the servers into the checkpoint
@@ -87,8 +87,9 @@ class TableFiles:
     def put(self, saved: Checkpoint, files: Sequence[tuple[int, str]]) -> dict[int, list[str]]:
         """Bring every server the files with rows of its own; which those are."""
         brought: dict[int, list[str]] = {n: [] for n in range(self._client.server_num)}
-        for name in dict.fromkeys(name for _, name in files):
-            reader = TableReader(saved.folder / name)
+        for name, number in {name: number for number, name in files}.items():
+            with of_table(self._client.plan.tables[number].name):
+                reader = TableReader(saved.folder / name)
             for server, names in brought.items():
                 first, stop = reader.span(buckets_of(server, self._client.server_num))
                 if first < stop:

@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fleetlight.kernels import loading
+
 _SOURCES = Path(__file__).parent
 #: longer than the slowest kernel compiles; after that compiling twice is better than waiting
 LOCK_WAIT_S = 60.0
@@ -52,11 +54,26 @@ def keep(dispatcher: Any, prefetch: bool) -> None:
         def from_function(cls, py_func: Any, py_file: str) -> Any:
             return cls()
 
-    implementation = type(
-        "Implementation", (caching.CompileResultCacheImpl,), {"_locator_classes": [Locator]}
-    )
-    cache = type("Cache", (caching.FunctionCache,), {"_impl_class": implementation})
-    dispatcher._cache = cache(dispatcher.py_func)
+    class Implementation(caching.CompileResultCacheImpl):
+        """What is read needs no compiler, as a rule."""
+
+        _locator_classes = [Locator]  # type: ignore[list-item]  # noqa: RUF012
+
+        def rebuild(self, target_context: Any, payload: Any) -> Any:
+            if not loading.is_ready(payload):
+                target_context.refresh()
+            return super().rebuild(target_context, payload)  # type: ignore[no-untyped-call]
+
+    class Cache(caching.FunctionCache):
+        """Looks for a kernel before the compiler is made ready."""
+
+        _impl_class = Implementation
+
+        def load_overload(self, sig: Any, target_context: Any) -> Any:
+            with self._guard_against_spurious_io_errors():
+                return self._load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+
+    dispatcher._cache = Cache(dispatcher.py_func)  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager
@@ -73,7 +90,7 @@ def one_process_at_a_time() -> Iterator[None]:
 
 @functools.cache
 def place() -> Path | None:
-    """The first folder that can be used: beside the sources, at home, in the temporary folder."""
+    """The first folder that can be used: beside the sources, the user's cache, a temporary one."""
     for parent in _candidates():
         folder = parent / f"kernels-{_stamp()}"
         with contextlib.suppress(OSError, RuntimeError):
@@ -86,9 +103,17 @@ def place() -> Path | None:
 def _candidates() -> Iterator[Path]:
     yield _SOURCES / "__pycache__"
     with contextlib.suppress(RuntimeError):  # nobody knows a home
-        yield Path.home() / ".cache" / "fleetlight"
+        yield _users_cache() / "fleetlight"
     with contextlib.suppress(OSError):
         yield _own_temporary()
+
+
+def _users_cache() -> Path:
+    """Where programs of this user keep what they can make again."""
+    # of the same kind as a home, which Path.home() also takes from a variable; the standard says
+    # that a relative path does not count
+    said = Path(os.path.expandvars("$XDG_CACHE_HOME"))
+    return said if said.is_absolute() else Path.home() / ".cache"
 
 
 def _own_temporary() -> Path:

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads compiled kernels without waking the compiler.
+
+Before numba reads code from a file it makes its whole compiler ready: 50 MiB and a third of a
+second in every process. Finished code needs nothing of that but the addresses of the functions it
+calls. LLVM ends a process in which it misses one, so each object is looked through first.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+#: an ELF file of 64 bits, lowest byte first
+_MAGIC = b"\x7fELF\x02\x01"
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_SYMBOL = struct.Struct("<IBBHQQ")
+_SYMBOLS = 2  #: the type of the section that lists them
+#: the linker makes it
+_OFFSETS = "_GLOBAL_OFFSET_TABLE_"
+
+
+def is_ready(kept: Any) -> bool:
+    """Whether code can be loaded as it is; `kept` is what numba wrote of a compiled function."""
+    try:
+        _, kind, data = kept[0]
+        if kind != "object":
+            return False
+        _tell_runtime()
+        return not list(_missing(data[0]))
+    except (ImportError, AttributeError, TypeError, ValueError, LookupError, struct.error):
+        # another numba: it shall do this in its own way
+        return False
+
+
+def _tell_runtime() -> None:
+    """Let LLVM know the functions of numba's runtime, as numba itself does before it compiles."""
+    from llvmlite import binding
+    from numba.core.runtime import _nrt_python  # type: ignore[attr-defined]
+
+    for name, address in _nrt_python.c_helpers.items():
+        binding.add_symbol(name if name.startswith("_") else f"NRT_{name}", address)
+
+
+def _missing(code: bytes) -> Iterator[str]:
+    """The names an object refers to and nobody has."""
+    from llvmlite import binding
+
+    return (name for name in undefined(code) if not binding.address_of_symbol(name))
+
+
+def undefined(code: bytes) -> Iterator[str]:
+    """The names that an object takes from elsewhere."""
+    if not code.startswith(_MAGIC):
+        raise ValueError("not an object of this kind of machine")
+    (start,) = struct.unpack_from("<Q", code, 40)
+    size, count = struct.unpack_from("<HH", code, 58)
+    sections = [_SECTION.unpack_from(code, start + number * size) for number in range(count)]
+    for _, kind, _, _, offset, length, link, *_ in sections:
+        if kind != _SYMBOLS:
+            continue
+        names = sections[link][4]
+        for name, _, _, where, _, _ in _SYMBOL.iter_unpack(code[offset : offset + length]):
+            text = code[names + name : code.index(0, names + name)].decode()
+            if where == 0 and text not in ("", _OFFSETS):
+                yield text
