@@ -32,3 +32,35 @@ def test_click_logs_repeat_ids_and_uniform_ones_do_not() -> None:
     distinct = {kind: len(np.unique(kernels.draw(kind, 10**6, 1)[0])) for kind in kernels.PULL}
     assert distinct["zipf"] < 0.55 * kernels.BATCH
     assert distinct["uniform"] > 0.97 * kernels.BATCH
+
+
+def test_a_turn_measures_its_first_and_last_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([0.5, 77.0, 0.25])
+    parts: list[list[int]] = []
+
+    def cpu_s(_: object, batches: list[kernels.Ids]) -> float:
+        parts.append([int(batch[0]) for batch in batches])
+        return next(seconds)
+
+    monkeypatch.setattr(kernels, "cpu_s", cpu_s)
+    turn = kernels.turn(len, [np.array([k]) for k in range(60)])
+    assert parts == [[*range(25)], [*range(25, 35)], [*range(35, 60)]]
+    assert (turn.first, turn.steady) == (1.0, 2.0)
+
+
+def test_the_largest_table_is_held_to_the_bar_and_memory_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    turns = [[kernels.Turn(1.0, 10.0), kernels.Turn(1.0, 4.0)]]
+    measured = {("pull", "zipf"): turns, (kernels.MEMORY, "zipf"): turns}
+    monkeypatch.setattr(kernels, "measure", lambda *_: measured)
+    monkeypatch.setattr(kernels, "prepare", lambda *_: None)
+    lines = kernels.scale_section([10**6, 2 * 10**6], 1).splitlines()
+    assert [line.split("|")[4].strip() for line in lines[2:]] == ["-", "2: missed", "-", "-"]
+
+
+def test_memory_is_read_where_the_high_bits_say() -> None:
+    memory = np.zeros(64, np.float32)
+    memory[48] = 1
+    last, first = -1, 0
+    assert kernels.read_lines(memory, 16, np.array([last, last, first])) == 2

@@ -23,7 +23,7 @@ from fleetlight.kernels.slab import FREED, FRESH, LIVE, TOP
 #: ids in a line, and words
 IDS, WORDS = 4, 8
 GONE = -1
-_AHEAD = 64
+_AHEAD = 128
 
 _ONE, _TWO, _IDS, _WORDS = np.uint64(1), np.uint64(2), np.uint64(IDS), np.uint64(WORDS)
 _LAST = np.uint64(WORDS - 1)

@@ -17,7 +17,7 @@ _ASKED = 2048  #: floats on their way to the cache, a sixth of the nearest one
 @part
 def ahead(floats: int) -> int:
     """How many rows before its turn a row of so many floats is prefetched."""
-    return max(4, min(64, _ASKED // floats))
+    return max(4, min(128, _ASKED // floats))
 
 
 @part
