@@ -25,9 +25,10 @@ from fleetlight.ps import messages as m
 from fleetlight.ps.layers.embedding import SparseEmbedding
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.transport.interface import MemoryChannel
-from fleetlight.ps.worker.client import CONTROL, PUSH, Client, Wanted
+from fleetlight.ps.worker.client import Client, Wanted
 from fleetlight.ps.worker.communicator import Communicator
 from fleetlight.ps.worker.crew import Crew
+from fleetlight.ps.worker.lanes import CONTROL, PUSH
 from fleetlight.roles import Role
 from fleetlight.strategy import DistributedStrategy
 

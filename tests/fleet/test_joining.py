@@ -15,8 +15,8 @@ from fleetlight.errors import DeadlineError, PeerError, PlanError, RoleError
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.joining import join_servers
 from fleetlight.ps import messages as m
-from fleetlight.ps.worker.client import AHEAD, CONTROL, PULL, PUSH
 from fleetlight.ps.worker.crew import Crew
+from fleetlight.ps.worker.lanes import AHEAD, CONTROL, PULL, PUSH
 from fleetlight.roles import Kind, Role
 from fleetlight.strategy import DistributedStrategy
 

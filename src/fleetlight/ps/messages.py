@@ -183,6 +183,8 @@ class Exchange(_Message, frozen=True):
     dense: bool
     #: False: the differences are the last, nothing is wanted back
     wants: bool = True
+    #: another piece of the same exchange follows
+    more: bool = False
 
 
 class Exchanged(_Message, frozen=True):

@@ -197,6 +197,14 @@ def test_differences_are_added_and_answered_with_what_is_there() -> None:
     assert first.pull(0, [1, 2, 3]) == [10, 21, 3]
 
 
+def test_pieces_of_an_exchange_count_as_one_change() -> None:
+    worker = alone("geo")
+    for more in (True, True, False):
+        exchange(worker, [1], [10], more=more)
+    assert worker.say(m.Ask())[0].pushes == 1  # type: ignore[attr-defined]
+    assert worker.pull(0, [1]) == [30]
+
+
 def test_differences_that_come_twice_are_added_once() -> None:
     worker = alone("geo")
     exchange(worker, [1], [10])

@@ -1,12 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory for frames is used again, but never under the feet of its user."""
+"""Frames come whole, however their bytes come; their memory is used again, but not while in use."""
 
 from __future__ import annotations
 
+import contextlib
+import socket
+from collections.abc import Iterator
+
 import numpy as np
+import pytest
 import torch
 
-from fleetlight.ps.transport.frames import _KEEP_BYTES, _WORTH_BYTES, _Memory
+from fleetlight.errors import PeerLostError
+from fleetlight.ps import messages as m
+from fleetlight.ps.transport.frames import _EARLY_BYTES, _KEEP_BYTES, _WORTH_BYTES, Frames, _Memory
+from fleetlight.ps.transport.protocol import Codec
+from fleetlight.ps.transport.wire import Wire
 
 SIZE = 4 * _WORTH_BYTES
 
@@ -30,6 +39,13 @@ def test_memory_in_use_is_left_alone() -> None:
     assert tensor.data_ptr() not in places
 
 
+def test_what_is_too_small_does_not_stay_beside_larger_memory() -> None:
+    memory = _Memory()
+    for size in (SIZE, 2 * SIZE, 4 * SIZE):
+        memory.take(size)
+    assert [held.size for held in memory._held] == [4 * SIZE]
+
+
 def test_a_caller_that_holds_the_last_answer_alternates_between_two() -> None:
     memory = _Memory()
     places = set()
@@ -48,3 +64,53 @@ def test_neither_too_much_nor_too_little_is_kept() -> None:
     memory.take(SIZE)
     small = memory.take(SIZE // 8)
     assert small.base is None or len(small.base) < SIZE
+
+
+#: shorter than what is read at once, longer in its arrays, longer in its header
+WORDS: list[tuple[m.Message, int]] = [
+    (m.Beat(7), 0),
+    (m.Pull([m.TablePull(0, True)], dense=False), 3 * _EARLY_BYTES),
+    (m.Leave("x" * 2 * _EARLY_BYTES), 5),
+    (m.Beat(8), 0),
+]
+
+
+def written() -> bytes:
+    codec: Codec[m.Message] = Codec(m.Message)
+    frames = [
+        codec.encode(number, message, [np.arange(size, dtype=np.int64)] if size else [])
+        for number, (message, size) in enumerate(WORDS)
+    ]
+    return b"".join(bytes(buffer) for frame in frames for buffer in frame)
+
+
+@contextlib.contextmanager
+def connected() -> Iterator[tuple[socket.socket, Frames]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield theirs, Frames(Wire(ours, "peer"), silence_s=20.0)
+
+
+def read_all(frames: Frames) -> None:
+    for number, (message, size) in enumerate(WORDS):
+        frame = frames.receive("a test", start_s=20.0)
+        assert frame is not None
+        assert (frame.request, frame.message) == (number, message)
+        assert [array.tolist() for array in frame.arrays] == ([list(range(size))] if size else [])
+
+
+def test_frames_that_come_at_once_are_read_one_by_one() -> None:
+    with connected() as (peer, frames):
+        peer.sendall(written())
+        read_all(frames)
+        peer.close()
+        assert frames.receive("a test", start_s=20.0) is None
+
+
+def test_what_comes_with_a_frame_and_is_none_is_told() -> None:
+    with connected() as (peer, frames):
+        peer.sendall(written() + written()[:10])
+        peer.close()
+        read_all(frames)
+        with pytest.raises(PeerLostError, match="in the middle of a frame"):
+            frames.receive("a test", start_s=20.0)

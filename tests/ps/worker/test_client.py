@@ -21,6 +21,7 @@ from fleetlight.ps.update import TableGradients, Update
 from fleetlight.ps.worker.client import Client, Wanted
 from fleetlight.ps.worker.live import Live
 from fleetlight.ps.worker.parcel import Parcel
+from fleetlight.ps.worker.pieces import pieces_of
 
 
 class Spy:
@@ -159,7 +160,10 @@ def test_dense_values_are_packed_and_unpacked() -> None:
     gradients[1][:] = 99  # what was packed is no longer the user's
     assert parcel.absent == [3]
     values = team.client.push(parcel, phase=0)
+    team.live._parameters[1].add_(1)
+    assert team.live.written() == [1]
     team.client.unpack(values, team.live)
+    assert team.live.written() == []  # all are the servers' values now
     assert [team.live.flat(n).tolist() for n in range(4)] == [
         [1.0], [0.0, 0.0], [-1.0, -1.0, -1.0], [1.0, 1.0, 1.0, 1.0],
     ]  # fmt: skip
@@ -189,6 +193,39 @@ def test_differences_are_exchanged() -> None:
     assert team.first(ZERO, ONE) == [4.0, 4.0]
 
 
+@pytest.mark.parametrize("servers", [1, 2])
+def test_differences_in_pieces_are_one_exchange(
+    servers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces_of, "__defaults__", (3 * (8 + 4 * DIM),))
+    team = Team(servers, mode="geo", k_steps=1)
+    parcel = team.parcel(list(range(20)), value=2.0)
+    blocks = {s: team.client.placement.blocks_of(s) for s in range(servers)}
+    ones = {s: [np.ones(b.size, np.float32) for b in mine] for s, mine in blocks.items() if mine}
+    values = team.client.exchange(parcel.tables, ones, step=1)
+    assert len(team.said(m.Exchange)) >= 20 / 3
+    assert values.rows[0][:, 0].tolist() == [2.0] * 20
+    assert [a.tolist() for arrays in values.dense.values() for a in arrays] == [[2.0, 2.0, 2.0]]
+    assert team.first(*range(20)) == [2.0] * 20
+    assert values.versions == dict.fromkeys(range(servers), 1)
+
+
+@pytest.mark.parametrize("fails", ["send", "receive"])
+def test_a_piece_that_fails_leaves_no_answer_behind(
+    fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces_of, "__defaults__", (8 + 4 * DIM,))
+    team = Team(2, mode="geo", k_steps=1)
+    parcel = team.parcel(list(range(20)), value=2.0)
+    team.client.exchange(parcel.tables, {}, step=1)
+    spies = team.lanes["push"]
+    spies[1].fails = fails
+    with pytest.raises(PeerLostError, match="server 1"):
+        team.client.exchange(parcel.tables, {}, step=2)
+    spies[1].fails = None
+    team.client.exchange(parcel.tables, {}, step=3)
+
+
 @pytest.mark.parametrize("fails", ["send", "receive"])
 def test_an_error_of_one_server_is_raised_once_nobody_owes_an_answer(fails: str) -> None:
     team = Team(3)
@@ -200,6 +237,17 @@ def test_an_error_of_one_server_is_raised_once_nobody_owes_an_answer(fails: str)
     spies[1].fails = None
     # a channel with an answer still to be taken would refuse the next request
     assert team.first(*range(20)) == [0.0] * 20
+
+
+def test_a_server_that_cannot_be_reached_keeps_no_word_from_the_others() -> None:
+    team = Team(3)
+    team.first(*range(20))
+    for dead in (0, 1):
+        team.lanes["control"][dead].fails = "send"
+    team.said(m.Leave)
+    with pytest.raises(PeerLostError, match="server 0"):
+        team.client.leave()
+    assert team.said(m.Leave) == [2]
 
 
 def test_plans_that_differ_are_told_apart() -> None:
@@ -235,7 +283,8 @@ def test_last_words_go_by_a_lane_that_is_free_and_whole(broken: str | None) -> N
     else:
         with team.client._control:
             team.client.part("an error")
-    assert team.said(m.Leave) == [0, 1]
+    # nobody hears it twice
+    assert sorted(team.said(m.Leave)) == [0, 1]
 
 
 def test_a_lane_is_not_opened_again_once_all_are_closed() -> None:

@@ -31,6 +31,17 @@ def test_pieces_are_packed_in_their_order() -> None:
     assert live.pack(block((0, 2, 5), (1, 0, 2))).tolist() == [2, 3, 4, 10, 11]
 
 
+def test_what_others_have_written_is_noticed() -> None:
+    given = parameters()
+    live = Live(given)
+    live.unpack(block((0, 0, 6)), np.zeros(6, np.float32))
+    assert live.written() == []
+    given[1].clamp_(max=11.0)
+    assert live.written() == [1]
+    live.note()
+    assert live.written() == []
+
+
 def test_what_is_packed_is_a_copy() -> None:
     given = parameters()
     packed = Live(given).pack(block((0, 0, 6)))

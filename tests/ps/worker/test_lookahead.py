@@ -16,7 +16,7 @@ from torch import nn
 from fleetlight.errors import GradientError, PeerLostError
 from fleetlight.ps.layers.embedding import SparseEmbedding
 from fleetlight.ps.layers.entries import CountFilterEntry
-from fleetlight.ps.worker.client import AHEAD
+from fleetlight.ps.worker.lanes import AHEAD
 from fleetlight.ps.worker.lookahead import LookAhead
 
 IDS = 30

@@ -133,7 +133,9 @@ class Pushes:
             raise refused
         with self._gate.passing():
             found = self._holdings.exchange(differences, message.wants)
-            self._book(Entry(peer, message.sequence), applied=True)
+            # what comes in pieces is one change
+            entry = Entry(peer, message.sequence, steps=0 if message.more else 1)
+            self._book(entry, applied=not message.more)
         return found
 
     def _reread(self, message: Exchange, differences: Gradients) -> list[Array]:

@@ -27,6 +27,9 @@ from fleetlight.ps.transport.wire import Wire
 #: smaller memory costs nothing, larger memory is given back after each frame
 _WORTH_BYTES, _KEEP_BYTES = 1 << 16, 256 << 20
 
+#: read at once: the prefix, usually the header, sometimes all of the frame
+_EARLY_BYTES = 512
+
 _CODEC: Codec[Message] = Codec(Message)
 
 
@@ -46,6 +49,9 @@ class Frames:
         self.wire = wire
         self._silence_s = silence_s
         self._memory = _Memory()
+        self._scratch = memoryview(bytearray(_EARLY_BYTES))
+        #: bytes that came together with what was read before them
+        self._early = b""
 
     def send(self, request: int, message: Message, arrays: Sequence[Array], operation: str) -> None:
         """Send one frame; returns when the kernel has all of it."""
@@ -64,34 +70,44 @@ class Frames:
         `start_s` bounds the wait for its first byte, `until` the whole of it.
         """
         try:
-            prefix = self._prefix(operation, start_s, until, body_limit)
-            return None if prefix is None else self._rest(prefix, operation, until)
+            return self._next(operation, start_s, until, body_limit)
         except ProtocolError as error:
             raise ProtocolError(f"{self.wire.peer}: {error}") from None
+
+    def _next(self, operation: str, start_s: float, until: float, body_limit: int) -> Frame | None:
+        prefix = self._prefix(operation, start_s, until, body_limit)
+        if prefix is None:
+            return None
+        data = bytearray(prefix.header)
+        self._fill(memoryview(data), operation, until)
+        header = _CODEC.decode_header(prefix, data)
+        body = self._memory.take(prefix.body)
+        self._fill(body.data, operation, until)
+        return Frame(header.request, header.message, views(header.places, body))
 
     def _prefix(
         self, operation: str, start_s: float, until: float, body_limit: int
     ) -> Prefix | None:
-        data = bytearray(PREFIX_BYTES)
-        count = self.wire.read(memoryview(data), operation, start_s, until)
-        if count == 0:
-            return None
-        while count < PREFIX_BYTES:
+        start, self._early = self._early, b""
+        while len(start) < PREFIX_BYTES:
             # a stranger may send less than we wait for
-            check_start(bytes(data[:count]))
-            more = self.wire.read(memoryview(data)[count:], operation, self._silence_s, until)
-            if more == 0:
+            check_start(start)
+            limit_s = self._silence_s if start else start_s
+            count = self.wire.read(self._scratch, operation, limit_s, until)
+            if count == 0 and not start:
+                return None
+            if count == 0:
                 raise self.wire.lost(operation, "it closed the connection in the middle of a frame")
-            count += more
-        return Prefix.parse(bytes(data), body_limit)
+            start += bytes(self._scratch[:count])
+        self._early = start[PREFIX_BYTES:]
+        return Prefix.parse(start[:PREFIX_BYTES], body_limit)
 
-    def _rest(self, prefix: Prefix, operation: str, until: float) -> Frame:
-        data = bytearray(prefix.header)
-        self.wire.read_all(memoryview(data), operation, self._silence_s, until)
-        header = _CODEC.decode_header(prefix, data)
-        body = self._memory.take(prefix.body)
-        self.wire.read_all(body.data, operation, self._silence_s, until)
-        return Frame(header.request, header.message, views(header.places, body))
+    def _fill(self, into: memoryview, operation: str, until: float) -> None:
+        """With what came together with the prefix, then from the wire."""
+        if early := self._early[: len(into)]:
+            into[: len(early)] = early
+            self._early = self._early[len(early) :]
+        self.wire.read_all(into[len(early) :], operation, self._silence_s, until)
 
 
 class _Memory:
@@ -113,6 +129,8 @@ class _Memory:
             if size <= memory.size <= 4 * size and sys.getrefcount(memory) == 3:
                 self._held.append(self._held.pop(number))
                 return memory[:size]
+        # what is too small now would only lie there
+        self._held = [held for held in self._held if held.size >= size]
         try:
             memory = np.empty(size, np.uint8)
         except MemoryError:

@@ -1,39 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Client`: one worker's view of all servers. It splits a request among them and puts the answers
 together; when to ask is the business of a communicator.
-
-A lane is one connection to each server. One thread at a time uses a lane: pushes go by one of them,
-in order, and pulls by others; only the control lane may be used by several threads. Signs of life
-have a lane to themselves: whatever goes by another may take long.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetlight.errors import PeerError, PeerLostError, PlanError
+from fleetlight.errors import PlanError
 from fleetlight.kernels import Deduped, dedup
 from fleetlight.ps import messages as m
 from fleetlight.ps.placement import Placement
 from fleetlight.ps.plan import Plan
 from fleetlight.ps.sequences import common_epoch
-from fleetlight.ps.transport.interface import Answer, Channel
+from fleetlight.ps.transport.interface import Answer
 from fleetlight.ps.update import Floats, Ids, TableGradients, Update
+from fleetlight.ps.worker.lanes import CONTROL, PULL, PUSH, Connect, Lanes, Request
 from fleetlight.ps.worker.live import Live
 from fleetlight.ps.worker.parcel import Parcel, check_differences, checked, packed
+from fleetlight.ps.worker.pieces import Piece, pieces_of
 
 Array = NDArray[Any]
-#: opens a lane, and says hello on it: a channel to each server
-Connect = Callable[[str], Sequence[Channel]]
-CONTROL, PUSH, PULL, AHEAD, BEAT = "control", "push", "pull", "ahead", "beat"
-#: how long the last words may wait for a lane, and for their answer
-_LANE_S, _LAST_WORDS_S = 1.0, 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,19 +56,14 @@ class Values:
     changed: list[tuple[int, int, int, Array, Array]] = dataclasses.field(default_factory=list)
 
 
-class Client:
+class Client(Lanes):
     """Made before the plan is known: workers can meet from the beginning."""
 
     def __init__(self, worker: int, worker_num: int, server_num: int, connect: Connect) -> None:
-        self.worker = worker
+        super().__init__(worker, server_num, connect)
         self.worker_num = worker_num
-        self.server_num = server_num
         #: counts the loads of checkpoints
         self.epoch = 0
-        self._connect = connect
-        self._lanes: dict[str, Sequence[Channel]] = {}
-        self._closed = False
-        self._control, self._beating = threading.Lock(), threading.Lock()
         self._sequences = [0] * server_num
         self._plan: Plan | None = None
         self._placement: Placement | None = None
@@ -109,72 +96,10 @@ class Client:
         self.epoch = common_epoch(epochs)
         self._plan, self._placement = plan, Placement(plan)
 
-    def open_lane(self, lane: str) -> Sequence[Channel]:
-        """The channels of a lane, opened when it is first used."""
-        channels = self._lanes.get(lane)
-        if channels is None:
-            self._check_not_closed()
-            channels = self._lanes[lane] = self._connect(lane)
-            if self._closed:  # meanwhile, by another thread
-                _hang_up(channels)
-        self._check_not_closed()
-        return channels
-
-    def _check_not_closed(self) -> None:
-        if self._closed:
-            raise PeerLostError(f"worker {self.worker} has parted from the servers")
-
-    def everywhere(self, message: m.Message, lane: str = CONTROL) -> dict[int, Answer]:
-        """The same words to every server."""
-        return self.ask(lane, dict.fromkeys(range(self.server_num), (message, ())))
-
-    def ask(
-        self,
-        lane: str,
-        requests: Mapping[int, tuple[m.Message, Sequence[Array]]],
-        deadline_s: float | None = None,
-    ) -> dict[int, Answer]:
-        """Send to all, then hear all; the first error is raised once nobody owes an answer."""
-        if lane == CONTROL:
-            with self._control:
-                return self._ask(lane, requests, deadline_s)
-        return self._ask(lane, requests, deadline_s)
-
-    def beat(self, step: int) -> None:
-        """Give a sign of life, whatever other lanes are busy with."""
-        with self._beating:
-            self._ask(BEAT, dict.fromkeys(range(self.server_num), (m.Beat(step), ())), None)
-
-    def _ask(
-        self,
-        lane: str,
-        requests: Mapping[int, tuple[m.Message, Sequence[Array]]],
-        deadline_s: float | None,
-    ) -> dict[int, Answer]:
-        channels = self.open_lane(lane)
-        errors: list[Exception] = []
-        asked = []
-        for server, (message, arrays) in requests.items():
-            try:
-                channels[server].send(message, arrays)
-                asked.append(server)
-            except Exception as error:
-                errors.append(error)
-                break
-        answers = {}
-        for server in asked:
-            try:
-                answers[server] = channels[server].receive(deadline_s)
-            except Exception as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
-        return answers
-
     def fill(self, tables: Mapping[int, tuple[Ids, Floats]], live: Live) -> None:
         """Bring the first values: rows of tables by number, and the dense parameters."""
         split = {n: dedup(ids, self.server_num) for n, (ids, _) in tables.items()}
-        requests: dict[int, tuple[m.Message, Sequence[Array]]] = {}
+        requests: dict[int, Request] = {}
         for server in range(self.server_num):
             arrays: list[Array] = []
             for number, (ids, rows) in tables.items():
@@ -202,7 +127,7 @@ class Client:
         With `batch` the servers keep the ids until the worker's next push, whose answer brings the
         rows changed meanwhile.
         """
-        requests: dict[int, tuple[m.Message, Sequence[Array]]] = {}
+        requests: dict[int, Request] = {}
         for server in range(self.server_num):
             mine = [w for w in wanted if w.ids.starts[server] < w.ids.starts[server + 1]]
             blocks = self.placement.blocks_of(server) if dense else []
@@ -256,7 +181,7 @@ class Client:
         everywhere: bool = True,
     ) -> Values:
         """Send a parcel; without `everywhere` only to servers for which something is in it."""
-        requests: dict[int, tuple[m.Message, Sequence[Array]]] = {}
+        requests: dict[int, Request] = {}
         for server in range(self.server_num):
             tables, arrays = _of_server(parcel.tables, server)
             blocks = parcel.blocks.get(server, [])
@@ -286,7 +211,7 @@ class Client:
         self, parcel: Parcel, *, phase: int, factor: float, wants_dense: bool = True
     ) -> Values:
         """Let the servers apply, times a factor, what they hold of a parcel."""
-        requests: dict[int, tuple[m.Message, Sequence[Array]]] = {}
+        requests: dict[int, Request] = {}
         for server in range(self.server_num):
             message = m.Apply(
                 sequence=self._next(server),
@@ -312,38 +237,52 @@ class Client:
     ) -> Values:
         """Send differences, grouped by server; answers the values of the same rows and blocks."""
         check_differences(tables, blocks, step, self.plan, self.placement, self.worker)
-        requests: dict[int, tuple[m.Message, Sequence[Array]]] = {}
+        pieces: dict[int, list[Piece]] = {}
+        requests: dict[int, list[Request]] = {}
         for server in range(self.server_num):
-            mine, arrays = _of_server(tables, server)
-            dense = list(blocks.get(server, []))
-            if not mine and not dense:
-                continue
-            message = m.Exchange(
-                sequence=self._next(server),
-                epoch=self.epoch,
-                step=step,
-                tables=[push.table for push in mine],
-                dense=bool(dense),
-                wants=wants,
-            )
-            requests[server] = message, [*arrays, *dense]
-        answers = self.ask(PUSH, requests)
-        return self._exchanged(tables, answers) if wants else _counted(answers)
-
-    def _exchanged(
-        self, tables: Mapping[int, TableGradients], answers: Mapping[int, Answer]
-    ) -> Values:
-        values = _counted(answers)
-        parts: dict[int, list[Floats]] = {number: [] for number in tables}
-        for server, answer in answers.items():
-            arrays = iter(answer.arrays)
-            for number, of in tables.items():
-                if of.starts[server] < of.starts[server + 1]:
-                    parts[number].append(next(arrays))
-            if rest := list(arrays):
-                values.dense[server] = rest
-        values.rows = [self._joined(part, number) for number, part in parts.items()]
+            cut = pieces_of(tables, blocks.get(server, ()), server)
+            if cut:
+                pieces[server] = cut
+                requests[server] = [
+                    (
+                        self._piece(server, piece, piece is cut[-1], step, wants),
+                        piece.arrays(tables),
+                    )
+                    for piece in cut
+                ]
+        answers = self._in_turns(PUSH, requests)
+        values = _counted({server: heard[-1] for server, heard in answers.items()})
+        if wants:
+            self._put_together(values, tables, pieces, answers)
         return values
+
+    def _piece(self, server: int, piece: Piece, is_last: bool, step: int, wants: bool) -> m.Message:
+        return m.Exchange(
+            sequence=self._next(server),
+            epoch=self.epoch,
+            step=step,
+            tables=list(piece.spans),
+            dense=bool(piece.blocks),
+            wants=wants,
+            more=not is_last,
+        )
+
+    def _put_together(
+        self,
+        values: Values,
+        tables: Mapping[int, TableGradients],
+        pieces: Mapping[int, Sequence[Piece]],
+        answers: Mapping[int, Sequence[Answer]],
+    ) -> None:
+        rows = {number: np.empty_like(part.gradients) for number, part in tables.items()}
+        for server, heard in answers.items():
+            for piece, answer in zip(pieces[server], heard, strict=True):
+                arrays = iter(answer.arrays)
+                for number, span in piece.spans.items():
+                    rows[number][span] = next(arrays)
+                if rest := list(arrays):
+                    values.dense[server] = rest
+        values.rows = list(rows.values())
 
     def unpack(self, values: Values, live: Live) -> None:
         """Put dense values that have arrived into the user's parameters."""
@@ -351,6 +290,7 @@ class Client:
             blocks = self.placement.blocks_of(server)
             for block, array in zip(blocks, arrays, strict=True):
                 live.unpack(block, array)
+        live.note()
 
     def end_phase(self, phase: int) -> None:
         """Tell every server that no step comes from here before the next barrier."""
@@ -362,47 +302,9 @@ class Client:
         counted = [answers[server].message for server in range(self.server_num)]
         return [one for one in counted if isinstance(one, m.Counted)]
 
-    def leave(self, error: str = "") -> None:
-        """Say goodbye to every server, and hang up."""
-        try:
-            self.everywhere(m.Leave(error))
-        finally:
-            self.close()
-
-    def part(self, error: str) -> None:
-        """Say why in a hurry: the control lane may be broken, or busy for long."""
-        try:
-            if not self._said_goodbye(BEAT, self._beating, error):
-                self._said_goodbye(CONTROL, self._control, error)
-        finally:
-            self.close()
-
-    def _said_goodbye(self, lane: str, lock: threading.Lock, error: str) -> bool:
-        if lane not in self._lanes or not lock.acquire(timeout=_LANE_S):
-            return False
-        message = m.Leave(error)
-        try:
-            self._ask(lane, dict.fromkeys(range(self.server_num), (message, ())), _LAST_WORDS_S)
-        except PeerError:
-            return False
-        finally:
-            lock.release()
-        return True
-
-    def close(self) -> None:
-        """Hang up; other threads that use a lane are told that it is closed."""
-        self._closed = True
-        for channels in list(self._lanes.values()):
-            _hang_up(channels)
-
     def _next(self, server: int) -> int:
         self._sequences[server] += 1
         return self._sequences[server]
-
-
-def _hang_up(channels: Sequence[Channel]) -> None:
-    for channel in channels:
-        channel.close()
 
 
 def _of_server(

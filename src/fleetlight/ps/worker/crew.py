@@ -20,7 +20,8 @@ from fleetlight.errors import ConfigError, PeerError
 from fleetlight.observe.log import logger
 from fleetlight.ps import messages as m
 from fleetlight.ps.transport.failures import error_of, failure_of
-from fleetlight.ps.worker.client import BEAT, CONTROL, Client
+from fleetlight.ps.worker.client import Client
+from fleetlight.ps.worker.lanes import BEAT, CONTROL
 
 _OPS: dict[str, Callable[[Tensor], Tensor]] = {
     "sum": lambda stacked: stacked.sum(0, dtype=stacked.dtype),

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from fleetlight.kernels import Deduped, dedup
 from fleetlight.kernels.dedup import collect
 from fleetlight.ps.update import Floats, Ids
-from fleetlight.ps.worker.client import AHEAD, Client, Values, Wanted
+from fleetlight.ps.worker.client import Client, Values, Wanted
+from fleetlight.ps.worker.lanes import AHEAD
 
 #: what a push says of rows pulled ahead: server, batch, table, positions, rows
 Changed = tuple[int, int, int, NDArray[Any], NDArray[Any]]
@@ -83,7 +84,8 @@ class LookAhead:
         """The batch announced before is trained on now; these are the ids of the one after it."""
         self._now, self._next = self._next, None
         tables = self._client.plan.tables
-        wanted = {n: its for n, its in ids.items() if len(its) and tables[n].entry is None}
+        # the batch is the user's, who may change it once it is handed out
+        wanted = {n: its.copy() for n, its in ids.items() if len(its) and tables[n].entry is None}
         if not wanted:
             return
         self._numbers += 1
@@ -97,9 +99,7 @@ class LookAhead:
     def _pull(
         self, number: int, ids: Mapping[int, Ids], at_least: int, phase: int, step: int
     ) -> tuple[dict[int, _Found], Values]:
-        # the batch is the user's, who may change it once it is handed out
-        announced = [its.copy() for its in ids.values()]
-        distinct = [dedup(its, self._client.server_num) for its in announced]
+        distinct = [dedup(its, self._client.server_num) for its in ids.values()]
         values = self._client.pull(
             [Wanted(table, d, insert=False) for table, d in zip(ids, distinct, strict=True)],
             at_least=at_least,
@@ -108,7 +108,7 @@ class LookAhead:
             batch=number,
             lane=AHEAD,
         )
-        found = map(_Found, announced, distinct, values.rows)
+        found = map(_Found, ids.values(), distinct, values.rows)
         return dict(zip(ids, found, strict=True)), values
 
     def whole(self, table: int, ids: Ids, at_least: int) -> tuple[Deduped, Floats] | None:

@@ -15,8 +15,8 @@ from torch import nn
 
 from fleetlight.errors import DeadlineError, GradientError, PeerLostError
 from fleetlight.ps.update import TableGradients
-from fleetlight.ps.worker.client import PUSH
 from fleetlight.ps.worker.communicator.async_ import merged
+from fleetlight.ps.worker.lanes import PUSH
 from fleetlight.ps.worker.parcel import Parcel
 
 ROWS = 30

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from fleetlight.errors import GradientError
 from fleetlight.ps.layers.embedding import SparseEmbedding
-from fleetlight.ps.worker.client import PUSH
+from fleetlight.ps.worker.communicator import local_rows
+from fleetlight.ps.worker.lanes import PUSH
 
 LR, DIM, IDS = 0.3, 2, 12
 
@@ -64,7 +65,7 @@ class Simulated:
     def touch(self, one: int) -> None:
         if one not in self.live:
             self.live[one] = self.old[one] = self.servers[one].copy()
-        elif self.last[one] < self.window - 1:
+        elif self.last[one] < self.window - local_rows.KEPT_WINDOWS:
             self.live[one] = self.live[one] + self.servers[one] - self.old[one]
             self.old[one] = self.servers[one].copy()
         self.last[one] = self.window
@@ -110,7 +111,7 @@ def same(worker: Member, simulated: Simulated) -> None:
         if one == "bias":
             got: Any = worker.model.bias.detach().numpy()  # type: ignore[operator,union-attr]
         else:
-            got = local._weights(local._rows.find(np.array([one])))[0]
+            got = local._rows.pull([one], insert=False)[0]
         np.testing.assert_allclose(got, simulated.live[one], rtol=1e-5, atol=1e-6)
 
 
@@ -128,9 +129,12 @@ SEQUENCE = [
 
 
 @pytest.mark.parametrize("servers", [1, 2])
-@pytest.mark.parametrize("k", [1, 2])
-def test_it_follows_its_formulas(k: int, servers: int) -> None:
+@pytest.mark.parametrize(("k", "kept"), [(1, 1), (2, 1), (1, 3), (1, 100)])
+def test_it_follows_its_formulas(
+    k: int, kept: int, servers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Workers take turns, so that the order of exchanges is known."""
+    monkeypatch.setattr(local_rows, "KEPT_WINDOWS", kept)
     truth, simulated = simulation(2)
     turn = [threading.Semaphore(1), threading.Semaphore(0)]
     both = threading.Barrier(2, timeout=20)

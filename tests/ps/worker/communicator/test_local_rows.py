@@ -6,10 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from tests.ps.made_tables import table_plan
 
 from fleetlight.kernels import Deduped, dedup
 from fleetlight.ps.update import TableGradients
+from fleetlight.ps.worker.communicator import local_rows
 from fleetlight.ps.worker.communicator.local_rows import LocalRows
 
 
@@ -76,7 +78,10 @@ def test_differences_are_divided_by_the_workers_and_sent_once() -> None:
     assert told(rows.differences()) == {}
 
 
-def test_a_row_that_was_not_used_in_the_last_window_is_renewed() -> None:
+def test_a_row_that_was_not_used_for_some_windows_is_renewed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(local_rows, "KEPT_WINDOWS", 1)
     rows, servers = made()
     read(rows, servers, 1)
     learn(rows, 1, -8.0)
@@ -88,6 +93,44 @@ def test_a_row_that_was_not_used_in_the_last_window_is_renewed() -> None:
     # old is 1 + 4 + 2: the servers' 100 and what has not been sent, 9 - 7
     assert read(rows, servers, 1) == [102]
     assert servers.asked == [[1], [1]]
+
+
+def test_until_then_it_is_read_as_it_is_here() -> None:
+    rows, servers = made()
+    read(rows, servers, 1)
+    servers.values[1] = 100.0
+    for _ in range(local_rows.KEPT_WINDOWS):
+        rows.differences()
+    assert read(rows, servers, 1) == [1]
+    rows.differences()
+    assert read(rows, servers, 1) == [1]
+    for _ in range(local_rows.KEPT_WINDOWS + 1):
+        rows.differences()
+    assert read(rows, servers, 1) == [100]
+
+
+def test_what_is_learned_finds_its_rows_whatever_array_names_them() -> None:
+    rows, servers = made()
+    wanted = dedup(np.array([3, 4, 5]), 2)
+    rows.read(wanted, servers.fetch, True)
+    grads = np.ones((3, 3), np.float32)
+    for ids in (wanted.ids, wanted.ids.copy()):
+        rows.learn(TableGradients(ids, wanted.starts, grads), {"lr": 1.0, "momentum": 0.0}, 0)
+    assert read(rows, servers, 3, 4, 5, keep=False) == [1, 2, 3]
+
+
+def test_a_row_forgotten_since_it_was_read_learns_nothing() -> None:
+    rows, servers = made(limit=1)
+    wanted = dedup(np.array([3]), 2)
+    rows.read(wanted, servers.fetch, True)
+    rows.differences()
+    read(rows, servers, 4)
+    rows.differences()
+    # the place of 3 is free, and goes to 5
+    read(rows, servers, 5)
+    part = TableGradients(wanted.ids, wanted.starts, np.ones((1, 3), np.float32))
+    rows.learn(part, {"lr": 1.0, "momentum": 0.0}, 0)
+    assert read(rows, servers, 4, 5, keep=False) == [4, 5]
 
 
 def test_the_rows_used_longest_ago_are_forgotten_beyond_the_limit() -> None:

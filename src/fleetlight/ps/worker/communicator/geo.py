@@ -21,7 +21,7 @@ from fleetlight.kernels import Deduped
 from fleetlight.observe.log import logger
 from fleetlight.ps.dtypes import as_tensor, flat_array
 from fleetlight.ps.placement import Block
-from fleetlight.ps.update import Floats, TableGradients, Update
+from fleetlight.ps.update import Floats, Ids, TableGradients, Update
 from fleetlight.ps.worker.client import Client, Values, Wanted
 from fleetlight.ps.worker.communicator.base import Communicator
 from fleetlight.ps.worker.communicator.local_rows import LocalRows
@@ -51,7 +51,8 @@ class Geo(Communicator):
         self._old: list[Tensor] = []
         self._thread = ThreadPoolExecutor(1, "fleet-geo")
         self._exchange: Future[Values] | None = None
-        self._sent: dict[int, TableGradients] = {}
+        #: the ids of the exchange under way
+        self._sent: dict[int, Ids] = {}
         self._exchanges = 0
         self._waited_s = 0.0
         self._last_optimizer = len(self.plan.optimizers) - 1
@@ -134,20 +135,18 @@ class Geo(Communicator):
 
     def _begin(self) -> None:
         self.flush()
-        self._sent = {number: table.differences() for number, table in enumerate(self._tables)}
+        told = _some({number: table.differences() for number, table in enumerate(self._tables)})
+        self._sent = {number: part.ids for number, part in told.items()}
         dense = self._dense_differences()
         self._exchanges += 1
-        self._exchange = self._thread.submit(
-            self.client.exchange, _some(self._sent), dense, step=self.steps
-        )
+        self._exchange = self._thread.submit(self.client.exchange, told, dense, step=self.steps)
 
     def _take_in(self) -> None:
         assert self._exchange is not None
         values, self._exchange = self._exchange.result(), None
         self.note(values)
-        sent = _some(self._sent)
-        for (number, part), rows in zip(sent.items(), values.rows, strict=True):
-            self._tables[number].take(part.ids, rows)
+        for (number, ids), rows in zip(self._sent.items(), values.rows, strict=True):
+            self._tables[number].take(ids, rows)
         self._take_dense(values)
 
     def _dense_differences(self) -> dict[int, Sequence[Array]]:

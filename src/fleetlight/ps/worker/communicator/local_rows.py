@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`LocalRows`: the rows of a table that a worker of GeoSGD trains by itself.
 
-Beside its weights and state each row keeps `old`, what the worker believes the servers hold of it,
-and the window in which it was used last. A window lasts from one exchange to the next.
+Beside its weights and state each row keeps what the worker believes the servers hold of it, and the
+window in which it was used last. A window lasts from one exchange to the next.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetlight.kernels import Deduped, RowTable, dedup, rule_named
+from fleetlight.kernels import Deduped, RowTable, copies, dedup, rule_named
 from fleetlight.ps.plan import TablePlan
 from fleetlight.ps.tables.rules import rule_options
 from fleetlight.ps.update import Floats, Ids, TableGradients
@@ -21,6 +21,12 @@ from fleetlight.ps.worker.lookahead import part_of
 
 #: reads rows of distinct ids from the servers
 Fetch = Callable[[Deduped], Floats]
+Numbers = NDArray[np.int64]
+#: A row that was not used for so many windows is fetched anew before it is used again. Until then
+#: it may miss what others have learned since its last exchange: little, if they use it as seldom.
+KEPT_WINDOWS = 100
+#: forwards whose row numbers are remembered for the step that follows
+_REMEMBERED = 8
 
 
 class LocalRows:
@@ -32,7 +38,6 @@ class LocalRows:
         self._servers = servers
         self._workers = workers
         self._limit = limit
-        self._used: list[Ids] = []
         self.window = 1
         self.clear()
 
@@ -40,85 +45,82 @@ class LocalRows:
         """Forget all rows: the servers have newer ones."""
         dim = self.plan.dim
         self._rows = RowTable(dim, self._rule, meta_width=dim + 1)
-        self._used.clear()
-        self._old = slice(self._rows.width - dim - 1, self._rows.width - 1)
         self._last = self._rows.width - 1
+        #: numbers of the rows used in this window, each once
+        self._used: list[Numbers] = []
+        #: ids that were read, the very arrays, and their numbers
+        self._visited: list[tuple[Ids, Numbers]] = []
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def read(self, wanted: Deduped, fetch: Fetch, keep: bool) -> Floats:
-        """Rows of distinct ids; those not used in the last window come from the servers anew.
+        """Rows of distinct ids; those that are not here, or are old, come from the servers.
 
         Without `keep` nothing is remembered of ids that have no row here.
         """
         numbers = self._rows.find(wanted.ids)
-        fresh = numbers >= 0
-        fresh[fresh] = self._rows.rows[numbers[fresh], self._last] >= self.window - 1
-        if not fresh.all():
-            missing = part_of(wanted, ~fresh)
+        weights = np.empty((len(numbers), self.plan.dim), np.float32)
+        oldest = max(1, self.window - KEPT_WINDOWS)
+        stale = copies.read(self._rows.rows, numbers, oldest, weights)
+        if len(stale):
+            chosen = np.zeros(len(numbers), np.bool_)
+            chosen[stale] = True
+            missing = part_of(wanted, chosen)
             arrived = fetch(missing)
-            if not keep:
-                return self._mixed(numbers, fresh, arrived)
-            self._renew(missing.ids, arrived)
-            numbers = self._rows.find(wanted.ids)
+            if keep:
+                numbers[stale] = self._rows.insert(missing.ids)
+                copies.renew(self._rows.rows, numbers[stale], arrived)
+                arrived = self._rows.rows[numbers[stale], : self.plan.dim]
+            weights[stale] = arrived
         if keep:
-            self._rows.rows[numbers, self._last] = self.window
-            self._used.append(wanted.ids)
-        return self._weights(numbers)
+            self._note(wanted.ids, numbers)
+        return weights
 
-    def _mixed(self, numbers: Any, fresh: NDArray[np.bool_], arrived: Floats) -> Floats:
-        rows = np.empty((len(numbers), self.plan.dim), np.float32)
-        rows[fresh] = self._weights(numbers[fresh])
-        rows[~fresh] = arrived
-        return rows
-
-    def _renew(self, ids: Ids, arrived: Floats) -> None:
-        """Take the servers' rows; what was learned here and not yet sent is kept on top."""
-        known = self._rows.find(ids) >= 0
-        numbers = self._rows.insert(ids)
-        rows = self._rows.rows
-        dim = self.plan.dim
-        old = numbers[known]
-        rows[old, :dim] += arrived[known] - rows[old, self._old]
-        rows[numbers[~known], :dim] = arrived[~known]
-        rows[numbers, self._old] = arrived
+    def _note(self, ids: Ids, numbers: Numbers) -> None:
+        self._used.append(copies.mark(self._rows.rows, numbers, self.window))
+        if len(self._visited) == _REMEMBERED:
+            del self._visited[0]
+        self._visited.append((ids, numbers))
 
     def learn(self, part: TableGradients, options: Mapping[str, Any], step: int) -> None:
         """Change the rows by the rule of the table."""
         hyper = self._rule.hyper(rule_options(self.plan.rule, options), step + 1)
-        here = self._rows.find(part.ids) >= 0
-        if here.all():
-            self._rows.push(part.ids, part.gradients, hyper, distinct=True)
-        else:
+        numbers, gradients = self._numbers(part.ids), part.gradients
+        if len(numbers) and numbers.min() < 0:
             # read so long ago that the row has been sent and forgotten
-            self._rows.push(part.ids[here], part.gradients[here], hyper, distinct=True)
+            here = numbers >= 0
+            numbers, gradients = numbers[here], gradients[here]
+        self._rows.learn(numbers, gradients, hyper)
+
+    def _numbers(self, ids: Ids) -> Numbers:
+        for visited, numbers in self._visited:
+            if visited is ids:
+                return numbers
+        return self._rows.find(ids)
 
     def differences(self) -> TableGradients:
         """What was learned in this window, divided by the workers; begins the next window.
 
         Rows beyond the limit go with it, those first that were used longest ago.
         """
-        ids = np.concatenate([*self._used, self._surplus()])
-        self._used.clear()
-        return self._take(ids)
+        return self._take(np.concatenate([*self._used, self._surplus()]))
 
     def rest(self) -> TableGradients:
         """What was learned and never sent, of all rows."""
+        return self._take(self._rows.numbers.astype(np.int64))
+
+    def _take(self, numbers: Numbers) -> TableGradients:
         self._used.clear()
-        return self._take(self._rows.ids_of(self._rows.numbers))
-
-    def _take(self, ids: Ids) -> TableGradients:
-        found = dedup(ids, self._servers)
-        numbers = self._rows.find(found.ids)
-        rows = self._rows.rows
-        share = (self._weights(numbers) - rows[numbers, self._old]) / np.float32(self._workers)
-        rows[numbers, self._old] += share
+        found = dedup(self._rows.ids_of(numbers), self._servers)
+        grouped = np.empty_like(numbers)
+        grouped[found.inverse] = numbers
+        told = copies.share(self._rows.rows, grouped, self._workers, self.plan.dim)
         self.window += 1
-        self._evict(numbers)
-        return TableGradients(found.ids, found.starts, share)
+        self._evict(grouped)
+        return TableGradients(found.ids, found.starts, told)
 
-    def _surplus(self) -> Ids:
+    def _surplus(self) -> Numbers:
         """Rows to forget, which have to be sent before."""
         over = len(self._rows) - self._limit
         if over <= 0:
@@ -129,16 +131,16 @@ class LocalRows:
         # those of the running window are still to be answered
         chosen = chosen[self._rows.rows[chosen, self._last] < self.window]
         self._rows.rows[chosen, self._last] = -1
-        return self._rows.ids_of(chosen)
+        surplus: Numbers = chosen.astype(np.int64)
+        return surplus
 
-    def _evict(self, numbers: Any) -> None:
-        self._rows.remove(numbers[self._rows.rows[numbers, self._last] < 0])
+    def _evict(self, numbers: Numbers) -> None:
+        gone = numbers[self._rows.rows[numbers, self._last] < 0]
+        if len(gone):
+            self._rows.remove(gone)
+            # their numbers may be given to other ids
+            self._visited.clear()
 
     def take(self, ids: Ids, arrived: Floats) -> None:
         """The servers' rows after an exchange; progress made meanwhile is kept."""
-        here = self._rows.find(ids) >= 0
-        self._renew(ids[here], arrived[here])
-
-    def _weights(self, numbers: Any) -> Floats:
-        weights: Floats = self._rows.rows[numbers, : self.plan.dim]
-        return weights
+        copies.renew(self._rows.rows, self._rows.find(ids), arrived)

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Lanes`: the connections of one worker to all servers.
+
+A lane is one connection to each server. One thread at a time uses a lane: pushes go by one of them,
+in order, and pulls by others; only the control lane may be used by several threads. Signs of life
+have a lane to themselves: whatever goes by another may take long.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from fleetlight.errors import PeerError, PeerLostError
+from fleetlight.ps import messages as m
+from fleetlight.ps.transport.interface import Answer, Channel
+
+Request = tuple[m.Message, Sequence[NDArray[Any]]]
+#: opens a lane, and says hello on it: a channel to each server
+Connect = Callable[[str], Sequence[Channel]]
+CONTROL, PUSH, PULL, AHEAD, BEAT = "control", "push", "pull", "ahead", "beat"
+#: how long the last words may wait for a lane, and for their answer
+_LANE_S, _LAST_WORDS_S = 1.0, 5.0
+
+
+class Lanes:
+    """Each lane is opened when it is first used."""
+
+    def __init__(self, worker: int, server_num: int, connect: Connect) -> None:
+        self.worker = worker
+        self.server_num = server_num
+        self._connect = connect
+        self._lanes: dict[str, Sequence[Channel]] = {}
+        self._closed = False
+        self._control, self._beating = threading.Lock(), threading.Lock()
+
+    def open_lane(self, lane: str) -> Sequence[Channel]:
+        """The channels of a lane, opened when it is first used."""
+        channels = self._lanes.get(lane)
+        if channels is None:
+            self._check_not_closed()
+            channels = self._lanes[lane] = self._connect(lane)
+            if self._closed:  # meanwhile, by another thread
+                _hang_up(channels)
+        self._check_not_closed()
+        return channels
+
+    def _check_not_closed(self) -> None:
+        if self._closed:
+            raise PeerLostError(f"worker {self.worker} has parted from the servers")
+
+    def everywhere(self, message: m.Message, lane: str = CONTROL) -> dict[int, Answer]:
+        """The same words to every server."""
+        return self.ask(lane, dict.fromkeys(range(self.server_num), (message, ())))
+
+    def ask(
+        self,
+        lane: str,
+        requests: Mapping[int, Request],
+        deadline_s: float | None = None,
+    ) -> dict[int, Answer]:
+        """Send to all, then hear all; the first error is raised once nobody owes an answer."""
+        if lane == CONTROL:
+            with self._control:
+                return self._ask(lane, requests, deadline_s)
+        return self._ask(lane, requests, deadline_s)
+
+    def beat(self, step: int) -> None:
+        """Give a sign of life, whatever other lanes are busy with."""
+        with self._beating:
+            self._ask(BEAT, dict.fromkeys(range(self.server_num), (m.Beat(step), ())), None)
+
+    def _ask(
+        self,
+        lane: str,
+        requests: Mapping[int, Request],
+        deadline_s: float | None,
+    ) -> dict[int, Answer]:
+        answers, errors = self._say(lane, requests, deadline_s)
+        if errors:
+            raise errors[0]
+        return answers
+
+    def _say(
+        self,
+        lane: str,
+        requests: Mapping[int, Request],
+        deadline_s: float | None,
+    ) -> tuple[dict[int, Answer], list[Exception]]:
+        """The answers of those that could be reached, and what was wrong with the others."""
+        channels = self.open_lane(lane)
+        errors: list[Exception] = []
+        asked = []
+        for server, (message, arrays) in requests.items():
+            try:
+                channels[server].send(message, arrays)
+                asked.append(server)
+            except Exception as error:
+                # those that can be reached hear it all the same: a goodbye is meant for each
+                errors.append(error)
+        answers = {}
+        for server in asked:
+            try:
+                answers[server] = channels[server].receive(deadline_s)
+            except Exception as error:
+                errors.append(error)
+        return answers, errors
+
+    def _in_turns(
+        self, lane: str, requests: Mapping[int, Sequence[Request]]
+    ) -> dict[int, list[Answer]]:
+        """Several requests to each server; while one's answer is on its way, the next is asked."""
+        channels = self.open_lane(lane)
+        answers: dict[int, list[Answer]] = {server: [] for server in requests}
+        errors: list[Exception] = []
+        asked: set[int] = set()
+        for _ in range(1 + max(map(len, requests.values()), default=0)):
+            for server, words in requests.items():
+                try:
+                    if server in asked:
+                        asked.remove(server)
+                        answers[server].append(channels[server].receive())
+                    if not errors and len(answers[server]) < len(words):
+                        channels[server].send(*words[len(answers[server])])
+                        asked.add(server)
+                except Exception as error:
+                    errors.append(error)
+        if errors:
+            raise errors[0]
+        return answers
+
+    def leave(self, error: str = "") -> None:
+        """Say goodbye to every server, and hang up."""
+        try:
+            self.everywhere(m.Leave(error))
+        finally:
+            self.close()
+
+    def part(self, error: str) -> None:
+        """Say why in a hurry: the control lane may be broken, or busy for long."""
+        try:
+            untold = self._say_goodbye(BEAT, self._beating, error, range(self.server_num))
+            if untold:
+                self._say_goodbye(CONTROL, self._control, error, untold)
+        finally:
+            self.close()
+
+    def _say_goodbye(
+        self, lane: str, lock: threading.Lock, error: str, servers: Sequence[int]
+    ) -> Sequence[int]:
+        """Answers the servers that may not have heard it."""
+        if lane not in self._lanes or not lock.acquire(timeout=_LANE_S):
+            return servers
+        words = dict.fromkeys(servers, (m.Leave(error), ()))
+        try:
+            heard, _ = self._say(lane, words, _LAST_WORDS_S)
+        except PeerError:
+            return servers
+        finally:
+            lock.release()
+        return [server for server in servers if server not in heard]
+
+    def close(self) -> None:
+        """Hang up; other threads that use a lane are told that it is closed."""
+        self._closed = True
+        for channels in list(self._lanes.values()):
+            _hang_up(channels)
+
+
+def _hang_up(channels: Sequence[Channel]) -> None:
+    for channel in channels:
+        channel.close()

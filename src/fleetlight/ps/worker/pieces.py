@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The differences of GeoSGD in pieces: while an answer comes down, the next piece goes up."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from fleetlight.ps.update import TableGradients
+
+Array = NDArray[Any]
+#: long enough for a message to cost little beside its bytes, short enough to overlap with others
+PIECE_BYTES = 1 << 20
+
+
+@dataclasses.dataclass
+class Piece:
+    """What one server is sent at once."""
+
+    #: of each table, from which row to which
+    spans: dict[int, slice] = dataclasses.field(default_factory=dict)
+    blocks: Sequence[Array] = ()
+
+    def arrays(self, tables: Mapping[int, TableGradients]) -> list[Array]:
+        """Ids and differences of each table, then the dense differences."""
+        found: list[Array] = []
+        for number, span in self.spans.items():
+            found += [tables[number].ids[span], tables[number].gradients[span]]
+        return [*found, *self.blocks]
+
+
+def pieces_of(
+    tables: Mapping[int, TableGradients],
+    blocks: Sequence[Array],
+    server: int,
+    piece_bytes: int = PIECE_BYTES,
+) -> list[Piece]:
+    """All that goes to one server; the dense blocks travel whole, with the first rows."""
+    pieces, left = [Piece(blocks=blocks)], piece_bytes
+    for number, part in tables.items():
+        start, stop = int(part.starts[server]), int(part.starts[server + 1])
+        row_bytes = part.ids.itemsize + part.gradients.shape[1] * part.gradients.itemsize
+        while start < stop:
+            if left < row_bytes and pieces[-1].spans:
+                pieces.append(Piece())
+                left = piece_bytes
+            count = min(stop - start, max(1, left // row_bytes))
+            pieces[-1].spans[number] = slice(start, start + count)
+            start, left = start + count, left - count * row_bytes
+    return [piece for piece in pieces if piece.spans or piece.blocks]
