@@ -129,7 +129,8 @@ def _per_cpu_s(run: Run) -> float:
     """Each worker saw all that the servers used in its own time; the times are nearly the same."""
     served = max(r["server_cpu_seconds"] for r in run.results)
     spent = served + sum(r["cpu_seconds"] for r in run.results)
-    return float(sum(r["examples"] for r in run.results) / spent)
+    # a short run may use less than the kernel's clock can tell
+    return float(sum(r["examples"] for r in run.results) / max(spent, 1e-3))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,8 +22,8 @@ BATCH = 512
 ZIPF = 1.2
 #: small, since a loss that goes astray would be another computation
 LR = 0.01
-#: batches made before the clock starts; then they come again
-DISTINCT = 200
+#: batches made before the clock starts; then they come again: later than any exchange of GeoSGD
+DISTINCT = {"wide_deep": 200, "word2vec": 800}
 # frequent ids have no business side by side, so neighbours of a rank go far apart
 _SCATTER = 7_368_787
 
@@ -44,10 +44,10 @@ def ids(random: Any, model: str, shape: Tuple[int, ...]) -> Any:  # noqa: UP006
     return random.zipf(ZIPF, shape) * _SCATTER % ROWS[model]
 
 
-def batches(model: str, rank: int, count: int = DISTINCT) -> List[Tuple[Any, ...]]:  # noqa: UP006
+def batches(model: str, rank: int, count: int = 0) -> List[Tuple[Any, ...]]:  # noqa: UP006
     """One worker's batches: ids, numbers and labels, or centers, targets and labels."""
     random = np.random.default_rng(1 + rank)
-    return [_BATCH[model](random) for _ in range(count)]
+    return [_BATCH[model](random) for _ in range(count or DISTINCT[model])]
 
 
 def _wide_deep(random: Any) -> Tuple[Any, ...]:  # noqa: UP006
