@@ -5,13 +5,18 @@ from __future__ import annotations
 
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from tests.workers import WorkerFailedError, run_processes
+from tests.workers import WorkerFailedError, reserved_port, run_processes
 
 import fleetlight as fleet
+from fleetlight.collective.forming import enrol
+from fleetlight.collective.registration import Scheduler
+from fleetlight.errors import MembershipError
 from fleetlight.fleet.context import current
+from fleetlight.roles import Kind, Role
 
 pytestmark = pytest.mark.multiprocess
 
@@ -71,6 +76,36 @@ def test_too_few_workers_is_told_to_all() -> None:
 def test_a_surplus_worker_is_refused() -> None:
     with pytest.raises(WorkerFailedError, match="the job already has its 1 workers"):
         run_processes(member, [(1,), (1, None, "stay"), (1, None, "stay")], deadline_s=8.0)
+
+
+def test_servers_tell_where_they_listen_and_everybody_is_told() -> None:
+    holder, port = reserved_port()
+    facts = {"worker_num": 1, "server_num": 2, "master": ("127.0.0.1", port)}
+    scheduler = Scheduler(Role(kind=Kind.SCHEDULER, **facts), 20.0)  # type: ignore[arg-type]
+
+    def comes(kind: Kind, node_id: str | None = None, listens: int | None = None) -> Any:
+        role = Role(kind=kind, index=None, node_id=node_id, master_keeper="it", **facts)  # type: ignore[arg-type]
+        return enrol(role, "test", 20.0, listens)
+
+    with holder, ThreadPoolExecutor(4) as pool:
+        code = pool.submit(scheduler.run)
+        # a node id is an index, whoever comes first
+        first, second = (
+            pool.submit(comes, Kind.SERVER, node_id, listens)
+            for node_id, listens in (("1", 7001), ("0", 7000))
+        )
+        worker, signs = comes(Kind.WORKER)
+        roles = [worker, first.result()[0], second.result()[0]]
+        with pytest.raises(MembershipError, match="the job already has its 2 servers"):
+            comes(Kind.SERVER, None, 7002)
+        signs.depart(None)
+        signs.farewell()
+        assert code.result() == 0
+    assert [role.index for role in roles] == [0, 1, 0]
+    for role in roles:
+        assert role.server_endpoints == (("127.0.0.1", 7000), ("127.0.0.1", 7001))
+    # only workers give signs of life
+    assert first.result()[1] is second.result()[1] is None
 
 
 def test_a_failing_worker_ends_the_scheduler_with_1() -> None:

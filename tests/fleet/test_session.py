@@ -123,6 +123,39 @@ def test_a_worker_that_fails_in_a_step_is_named_to_those_who_wait_for_it() -> No
     assert isinstance(one, KeyError)
 
 
+@pytest.mark.parametrize("strategy", [SYNC, ASYNC, geo(2)], ids=["sync", "async", "geo"])
+def test_values_that_would_be_lost_are_told_by_name(
+    strategy: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    def train(worker: Member) -> int:
+        linear: Any = worker.model.linear
+        for step in range(6):
+            worker.model(ONE).sum().backward()
+            if step in (2, 4):
+                linear.load_state_dict({k: v + 1 for k, v in linear.state_dict().items()})
+            worker.optimizer.step()
+            if step == 1:
+                worker.barrier()
+        return sum("written to since the last step" in text for text in caplog.messages)
+
+    # once for a parameter; under GeoSGD what is written is a difference like any other
+    expected = 0 if "a_sync_configs" in strategy else 1
+    with caplog.at_level("WARNING", logger="fleetlight"):
+        assert run(build, train, strategy, workers=1) == [expected]
+    assert any("linear.weight, linear.bias: written to" in t for t in caplog.messages) == expected
+
+
+def test_one_of_each_is_told_in_the_singular(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="fleetlight"):
+        run(build, lambda worker: None, workers=1)
+        run(build, lambda worker: None, workers=2, servers=3)
+    told = [text for text in caplog.messages if text.startswith("sync: ")]
+    assert [text.partition(";")[0] for text in told] == [
+        "sync: 1 worker, 1 server",
+        *["sync: 2 workers, 3 servers"] * 2,
+    ]
+
+
 def test_dense_values_that_are_not_finite_are_named() -> None:
     def train(worker: Member) -> None:
         worker.model(ONE).sum().backward()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import fleetlight as fleet
+from fleetlight.errors import PeerError
 from fleetlight.fleet.context import current, current_or_none
 from fleetlight.strategy import DistributedStrategy
 
@@ -87,12 +89,77 @@ def alone() -> Any:
     return trained()
 
 
-def test_servers_and_workers_train_what_one_process_does() -> None:
-    [one] = run_processes(alone, [()])
+def scheduled(role: str, then: str = "") -> Any:
+    """As a process of MindSpore's cluster: nothing tells where servers listen, nor who is who."""
+    host, port = os.environ["FLEET_MASTER"].split(":")
+    deadline = os.environ["FLEET_DEADLINE_S"]
+    for name in [name for name in os.environ if name.startswith("FLEET_")]:
+        del os.environ[name]
+    os.environ.update(
+        MS_ROLE=role,
+        MS_SCHED_HOST=host,
+        MS_SCHED_PORT=port,
+        MS_WORKER_NUM="2",
+        MS_SERVER_NUM="2",
+        MS_TOPO_TIMEOUT=deadline,
+    )
+    try:
+        fleet.init()
+        if then == "fail":
+            registered()
+            fleet.init_worker()  # so that the other worker is there
+            session = current().session
+            assert session is not None
+            session.fail("ValueError: on purpose")
+            current().group.fail("ValueError: on purpose")
+            return "failed"
+        return serve() if fleet.is_server() else trained()
+    except SystemExit as end:
+        return "exit", end.code
+    except PeerError as error:
+        return str(error)
+
+
+@pytest.fixture(scope="module")
+def one() -> Any:
+    [answer] = run_processes(alone, [()])
+    return answer
+
+
+def test_servers_and_workers_train_what_one_process_does(one: Any) -> None:
     answers = run_job(serve, trained)
     assert answers[:2] == [("value", "served")] * 2
-    for kind, (rows, dense, ahead) in answers[2:]:
-        assert kind == "value"
+    assert [kind for kind, _ in answers[2:]] == ["value"] * 2
+    compare([answer for _, answer in answers[2:]], one)
+
+
+def test_a_scheduler_tells_who_is_who_and_where_the_servers_are(one: Any) -> None:
+    roles = ["MS_SCHED", "MS_PSERVER", "MS_PSERVER", "MS_WORKER", "MS_WORKER"]
+    answers = run_processes(scheduled, [(role,) for role in roles])
+    assert answers[:3] == [("exit", 0), "served", "served"]
+    compare(answers[3:], one)
+
+
+def test_a_scheduler_says_that_a_server_is_missing() -> None:
+    roles = ["MS_SCHED", "MS_PSERVER", "MS_WORKER", "MS_WORKER"]
+    scheduler, *others = run_processes(scheduled, [(role,) for role in roles], deadline_s=3.0)
+    assert scheduler == ("exit", 1)
+    for text in others:
+        assert "the scheduler says: 1 of 2 servers came" in text
+
+
+def test_a_worker_that_fails_ends_scheduler_and_servers() -> None:
+    each = [("MS_SCHED",), ("MS_PSERVER",), ("MS_PSERVER",), ("MS_WORKER", "fail"), ("MS_WORKER",)]
+    scheduler, *others = run_processes(scheduled, each)
+    assert scheduler == ("exit", 1)
+    assert others[2] == "failed"
+    for text in (*others[:2], others[3]):
+        assert "failed: ValueError: on purpose" in text
+
+
+def compare(answers: Sequence[Any], one: Any) -> None:
+    """Every worker's rows and dense values with those of one process."""
+    for rows, dense, ahead in answers:
         assert ahead > 0
         np.testing.assert_allclose(rows, one[0], rtol=1e-5, atol=1e-7)
         for mine, theirs in zip(dense, one[1], strict=True):

@@ -8,6 +8,7 @@ import platform
 from collections.abc import Mapping
 from datetime import timedelta
 
+import msgspec
 import torch
 import torch.distributed as dist
 
@@ -56,6 +57,28 @@ def form(role: Role, version: str, deadline_s: float) -> tuple[Role, Group]:
     )
 
 
+def enrol(
+    role: Role, version: str, deadline_s: float, port: int | None = None
+) -> tuple[Role, Liveness | None]:
+    """Take a process of a job with parameter servers to its scheduler.
+
+    Answers the role with its index and the servers' endpoints, and a worker's signs of life, for
+    the scheduler stays as long as the workers. `port` is where a server is going to listen.
+    """
+    patience = Patience(deadline_s)
+    with kept_from_children():
+        store = _meet(role, patience)
+        hello = msgspec.structs.replace(_hello(role, version), port=port)
+        role, hello = register(store, role, hello, patience)
+        signs = _alive(store, role, {}) if role.is_worker else None
+    return role.replace(address=hello.address), signs
+
+
+def own_address(role: Role) -> str:
+    """The address of this machine by which the other members reach it."""
+    return role.address or route_to(_master(role)[0])
+
+
 def located(role: Role, hellos: Mapping[int, Hello]) -> Role:
     """Fill in place and number of hosts from the addresses, where the dialect did not say."""
     hosts = [hellos[i].address for i in sorted(hellos)]
@@ -91,11 +114,10 @@ def _master(role: Role) -> Endpoint:
 
 
 def _hello(role: Role, version: str) -> Hello:
-    address = role.address or route_to(_master(role)[0])
     return Hello(
         kind=role.kind.value,
         index=role.index,
-        address=address,
+        address=own_address(role),
         hostname=platform.node(),
         pid=os.getpid(),
         node_id=role.node_id,

@@ -17,6 +17,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     #: None where a scheduler hands out the indices
     index: int | None
     address: str
+    #: where a parameter server listens, at that address
+    port: int | None = None
     hostname: str
     pid: int
     node_id: str | None = None
@@ -27,6 +29,11 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     def where(self) -> str:
         """The member's place, for error texts."""
         return f"pid {self.pid} on {self.hostname} ({self.address})"
+
+
+def several(count: int, what: str) -> str:
+    """`1 worker`, `2 workers`."""
+    return f"{count} {what}" + ("" if count == 1 else "s")
 
 
 def encode(hello: Hello) -> bytes:
@@ -109,7 +116,8 @@ def _claims(hellos: Sequence[Hello]) -> dict[int, int]:
         index = int(hello.node_id)
         if index in claims.values():
             raise MembershipError(
-                f"two workers call themselves MS_NODE_ID={index}; the second is {hello.where()}"
+                f"two {hello.kind}s call themselves MS_NODE_ID={index}; the second is "
+                f"{hello.where()}"
             )
         if index < len(hellos):
             claims[n] = index

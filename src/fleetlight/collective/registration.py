@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Indices handed out by a scheduler: what members ask, and the scheduler that answers.
 
+Servers tell it where they listen, and everybody is told.
+
 The scheduler runs the same script, trains nothing, keeps the meeting point and stays until the
 last member has left.
 """
@@ -8,7 +10,7 @@ last member has left.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -16,11 +18,13 @@ from fleetlight.collective import membership
 from fleetlight.collective.c10d import PrefixStore, Store
 from fleetlight.collective.diagnosis import Departure
 from fleetlight.collective.meeting import Patience, serve, surviving_store
-from fleetlight.collective.membership import Hello
+from fleetlight.collective.membership import Hello, several
 from fleetlight.errors import MembershipError
 from fleetlight.observe.log import logger
-from fleetlight.roles.role import Role
+from fleetlight.roles.role import Endpoint, Kind, Role
 
+#: the key under which the servers' endpoints are told
+SERVERS = "server/endpoints"
 #: how long a member may give no sign of life before the scheduler calls it lost
 SILENCE_S = 30.0
 #: how long the scheduler waits, before it closes, for members to have heard and said all
@@ -28,27 +32,42 @@ FAREWELL_S = 5.0
 
 
 def register(store: Store, role: Role, hello: Hello, patience: Patience) -> tuple[Role, Hello]:
-    """Ask the scheduler for an index."""
+    """Ask the scheduler for an index, and for where the servers listen."""
     kind = role.kind.value
     # longer than the scheduler, which knows who is missing
     patience = Patience(patience.deadline_s + FAREWELL_S)
     with surviving_store():
         arrival = store.add(f"{kind}/arrivals", 1) - 1
         store.set(f"{kind}/arrival/{arrival}", membership.encode(hello).decode())
-        while not store.check([f"{kind}/index/{arrival}"]):
-            if store.check(["refused"]):
-                text = store.get("refused").decode()
-                store.add("refusals heard", 1)
-                raise MembershipError(f"the scheduler says: {text}")
-            if not patience.wait(lambda: "waiting for the scheduler to hand out the indices"):
-                raise MembershipError(
-                    f"the scheduler handed out no index within {patience.deadline_s:g} s: it waits "
-                    f"for {role.worker_num} workers; did they all start?"
-                )
-        answer = store.get(f"{kind}/index/{arrival}").decode()
-    if not answer.isdigit():
-        raise MembershipError(f"the scheduler says: {answer}")
-    return role.replace(index=int(answer)), msgspec.structs.replace(hello, index=int(answer))
+        answer = _told(store, role, f"{kind}/index/{arrival}", patience).decode()
+        if not answer.isdigit():
+            raise MembershipError(f"the scheduler says: {answer}")
+        role = role.replace(index=int(answer))
+        if role.server_num:
+            role = role.replace(server_endpoints=_servers(store, role, patience))
+    return role, msgspec.structs.replace(hello, index=role.index)
+
+
+def _told(store: Store, role: Role, key: str, patience: Patience) -> bytes:
+    """What the scheduler answers, once it knows all who ask."""
+    while not store.check([key]):
+        if store.check(["refused"]):
+            text = store.get("refused").decode()
+            store.add("refusals heard", 1)
+            raise MembershipError(f"the scheduler says: {text}")
+        if not patience.wait(lambda: "waiting for the scheduler to hand out the indices"):
+            raise MembershipError(
+                f"the scheduler handed out no index within {patience.deadline_s:g} s: it waits "
+                f"for {_members(role)}; did they all start?"
+            )
+    answer: bytes = store.get(key)
+    return answer
+
+
+def _servers(store: Store, role: Role, patience: Patience) -> tuple[Endpoint, ...]:
+    """Where the servers listen, in the order of their indices."""
+    found = msgspec.json.decode(_told(store, role, SERVERS, patience), type=list[Endpoint])
+    return tuple(found)
 
 
 class Scheduler:
@@ -73,7 +92,7 @@ class Scheduler:
             logger.error("%s", error)
             self._refuse(str(error))
             return 1
-        logger.info("cluster formed: %d workers", self._role.worker_num)
+        logger.info("cluster formed: %s", _members(self._role))
         return self._watch()
 
     def _refuse(self, text: str) -> None:
@@ -98,18 +117,23 @@ class Scheduler:
                 raise MembershipError(text)
         return came
 
-    def _hand_out(self, kind: str, hellos: list[Hello]) -> None:
-        for arrival, index in enumerate(membership.hand_out(hellos)):
+    def _hand_out(self, kind: str, hellos: Sequence[Hello]) -> None:
+        indices = membership.hand_out(hellos)
+        for arrival, index in enumerate(indices):
             self._store.set(f"{kind}/index/{arrival}", str(index))
+        if kind == Kind.SERVER.value:
+            ordered = sorted(zip(indices, hellos, strict=True), key=lambda pair: pair[0])
+            endpoints = [(hello.address, hello.port) for _, hello in ordered]
+            self._store.set(SERVERS, msgspec.json.encode(endpoints).decode())
 
     def _watch(self) -> int:
         """Until everybody has left: 0, or 1 as soon as one fails or falls silent."""
         size = self._role.worker_num
         seen: dict[int, tuple[bytes, float]] = {}
-        answered = size
+        answered = {"worker": size, "server": self._role.server_num}
         while True:
             time.sleep(0.2)
-            answered = self._refuse_surplus(answered)
+            self._refuse_surplus(answered)
             present = [i for i in range(size) if not self._store.check([f"gone/{i}"])]
             for index in range(size):
                 if index not in present and (error := self._departure(index).error):
@@ -118,7 +142,7 @@ class Scheduler:
             if not present:
                 # who has departed may still be asking who else has
                 self._await(lambda: self._store.check([f"left/{i}" for i in range(size)]))
-                logger.info("all %d workers have left", size)
+                logger.info("all %s have left", several(size, "worker"))
                 return 0
             if silent := self._silent(present, seen):
                 logger.error("no sign of life from worker %s for %g s", silent, self._silence_s)
@@ -127,13 +151,14 @@ class Scheduler:
     def _departure(self, index: int) -> Departure:
         return msgspec.json.decode(self._store.get(f"gone/{index}"), type=Departure)
 
-    def _refuse_surplus(self, answered: int) -> int:
-        """Tell those who came too late that the job is complete."""
-        while self._store.check([f"worker/arrival/{answered}"]):
-            text = f"the job already has its {self._role.worker_num} workers"
-            self._store.set(f"worker/index/{answered}", text)
-            answered += 1
-        return answered
+    def _refuse_surplus(self, answered: dict[str, int]) -> None:
+        """Tell those who came too late that the job is complete; counts who was answered."""
+        expected = {"worker": self._role.worker_num, "server": self._role.server_num}
+        for kind, count in expected.items():
+            while self._store.check([f"{kind}/arrival/{answered[kind]}"]):
+                text = f"the job already has its {count} {kind}s"
+                self._store.set(f"{kind}/index/{answered[kind]}", text)
+                answered[kind] += 1
 
     def _silent(self, present: list[int], seen: dict[int, tuple[bytes, float]]) -> list[int]:
         now = time.monotonic()
@@ -147,3 +172,8 @@ class Scheduler:
 
 def _progress(kind: str, came: list[Hello], expected: int) -> Callable[[], str]:
     return lambda: f"{len(came)} of {expected} {kind}s have come"
+
+
+def _members(role: Role) -> str:
+    servers = f" and {several(role.server_num, 'server')}" if role.server_num else ""
+    return several(role.worker_num, "worker") + servers

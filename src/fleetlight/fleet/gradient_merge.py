@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from fleetlight.errors import PlanError
 from fleetlight.fleet.context import Context
+from fleetlight.fleet.loss_scaling import scaler_at_work
 
 
 class GradientMerge:
@@ -96,7 +96,7 @@ class GradientMerge:
                 "gradient_merge: step was called with a closure, which makes its own backwards; "
                 "use one of the two"
             )
-        if not self._takes_scaler and _inside_scaler():
+        if not self._takes_scaler and scaler_at_work() is not None:
             raise PlanError(
                 "gradient_merge: a GradScaler would leave out parts of the gradient, and not the "
                 "same on all workers; use strategy.amp and optimizer.minimize(loss), or "
@@ -109,15 +109,3 @@ def _sum(part: Tensor, grad: Tensor) -> Tensor:
     if part.is_sparse and not grad.is_sparse:
         part, grad = grad, part
     return part.add_(grad)
-
-
-def _inside_scaler() -> bool:
-    """True when a GradScaler is among the callers."""
-    frame = sys._getframe(2)
-    for _ in range(6):
-        if frame.f_back is None:
-            return False
-        frame = frame.f_back
-        if isinstance(frame.f_locals.get("self"), torch.amp.GradScaler):
-            return True
-    return False

@@ -4,24 +4,29 @@
 from __future__ import annotations
 
 import dataclasses
+import socket
 import ssl
 import time
 from collections.abc import Sequence
 
 import fleetlight
+from fleetlight.collective.forming import enrol, own_address
 from fleetlight.collective.group import Group
 from fleetlight.errors import PlanError, RoleError
 from fleetlight.fleet.context import Context
+from fleetlight.fleet.freed_memory import give_back_freed
+from fleetlight.fleet.late_compiler import postpone_compiler
 from fleetlight.fleet.session import Session
 from fleetlight.observe.log import logger
 from fleetlight.ps import messages as m
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.transport.channel import SocketChannel, connect_all
 from fleetlight.ps.transport.interface import Channel, MemoryChannel
-from fleetlight.ps.transport.listener import Listener
+from fleetlight.ps.transport.listener import Listener, hold
 from fleetlight.ps.transport.session import Limits
-from fleetlight.ps.worker.client import CONTROL, PULL, PUSH, Client
+from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.crew import Crew
+from fleetlight.ps.worker.lanes import CONTROL, PULL, PUSH
 from fleetlight.roles import Role, endpoint_text
 from fleetlight.security.context import client_context, server_context
 from fleetlight.strategy import DistributedStrategy
@@ -55,19 +60,44 @@ def join_servers(role: Role, strategy: DistributedStrategy, deadline_s: float) -
     """The context of this process in a job with parameter servers, or of one process alone."""
     if role.is_server:
         return _serve(role, strategy, deadline_s)
-    if role.server_num:
-        return _work(role, strategy, deadline_s)
-    if role.worker_num > 1:
+    if role.worker_num > 1 and not role.server_num:
         raise RoleError(
             f"fleet.init(): the job has {role.worker_num} workers and no parameter servers "
             f"({role.dialect}); start it with servers (fleetrun --server_num 2 --worker_num "
             f"{role.worker_num}), or call fleet.init(is_collective=True)"
         )
-    return _alone(role, strategy, deadline_s)
+    if role.index is None and role.master is not None:
+        return _enrolled(role, strategy, deadline_s)
+    return _train(role, strategy, deadline_s)
+
+
+def _train(role: Role, strategy: DistributedStrategy, deadline_s: float) -> Context:
+    work = _work if role.server_num else _alone
+    return work(role, strategy, deadline_s)
+
+
+def _enrolled(role: Role, strategy: DistributedStrategy, deadline_s: float) -> Context:
+    """A worker whose index, and the way to the servers, a scheduler tells."""
+    role, signs = enrol(role, fleetlight.__version__, deadline_s)
+    assert signs is not None
+    try:
+        context = _train(role, strategy, deadline_s)
+    except Exception as error:
+        signs.depart(f"{type(error).__name__}: {error}")
+        signs.farewell()
+        raise
+    assert context.session is not None
+    context.session.signs = signs
+    return context
 
 
 def _serve(role: Role, strategy: DistributedStrategy, deadline_s: float) -> Context:
     """Listen from now on: workers can meet before the server knows what is trained."""
+    postpone_compiler()
+    give_back_freed()
+    held = None
+    if role.index is None and role.master is not None:
+        role, held = _enrolled_server(role, deadline_s)
     index = _index(role)
     server = _server(role, index, role.server_num, deadline_s)
     tls = server_context(strategy.ssl) if strategy.ssl else None
@@ -77,6 +107,7 @@ def _serve(role: Role, strategy: DistributedStrategy, deadline_s: float) -> Cont
         tls=tls,
         limits=Limits(silence_s=deadline_s),
         name=f"server {index}",
+        held=held,
     )
     where = endpoint_text(listener.address)
     logger.info("server %d of %d listens at %s", index, role.server_num, where)
@@ -84,6 +115,17 @@ def _serve(role: Role, strategy: DistributedStrategy, deadline_s: float) -> Cont
     return Context(
         role=role, group=Group(deadline_s=deadline_s), strategy=strategy, service=service
     )
+
+
+def _enrolled_server(role: Role, deadline_s: float) -> tuple[Role, socket.socket]:
+    """The index comes from a scheduler, which is told the port; the socket is bound to it."""
+    held = hold((own_address(role), 0))
+    try:
+        role, _ = enrol(role, fleetlight.__version__, deadline_s, held.getsockname()[1])
+    except BaseException:
+        held.close()
+        raise
+    return role, held
 
 
 def _work(role: Role, strategy: DistributedStrategy, deadline_s: float) -> Context:

@@ -51,6 +51,7 @@ def init(
         context = Context(role=role, group=group, strategy=strategy)
     else:
         context = join_servers(role, strategy, deadline_s)
+        role = context.role
     _configure_log(role)
     set_current(context)
     set_current_job(
@@ -136,7 +137,9 @@ def _stop_session(session: Session) -> None:
     try:
         session.stop()
     except Exception as error:
-        session.client.part(f"{type(error).__name__}: {error}")
+        text = f"{type(error).__name__}: {error}"
+        session.client.part(text)
+        session.depart(text)
         raise
 
 

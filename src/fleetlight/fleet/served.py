@@ -13,6 +13,7 @@ from fleetlight.collective.group import Group
 from fleetlight.collective.sink import weighed
 from fleetlight.errors import PlanError
 from fleetlight.fleet.context import Context
+from fleetlight.fleet.loss_scaling import scaler_at_work, tell_infinity
 from fleetlight.fleet.model import ModelPlan
 from fleetlight.fleet.optimizer import OptimizerPlan
 from fleetlight.fleet.session import Session
@@ -60,6 +61,8 @@ class ServedOptimizer(OptimizerPlan):
         self._steps = 0
         #: False when the step was skipped by all for an infinity
         self._applied = True
+        #: whose infinities make steps a skip
+        self._scaling: torch.amp.GradScaler | None = None
         # a loss scaler then leaves it to the step what to do about an infinity, since a step that
         # one worker leaves out must be left out by all
         optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
@@ -101,6 +104,9 @@ class ServedOptimizer(OptimizerPlan):
         session = self._session()
         if session.drawn.plan.mode == GEO:
             self._applied = session.step(self._pending)
+        if self._scaling is not None and not self._applied:
+            # it may have been another worker's infinity; the scales stay the same everywhere
+            tell_infinity(self._scaling, self.optimizer)
         # here and nowhere else, as in one process: what forward read, backward finds unchanged
         session.communicator.refresh()
         # the bias correction of Adam counts the steps that were made
@@ -138,6 +144,7 @@ class ServedOptimizer(OptimizerPlan):
         """Undo a scaler's scale where it has not been; True when it found an infinity."""
         found = getattr(self.optimizer, "found_inf", None)
         scale = getattr(self.optimizer, "grad_scale", None)
+        self._scaling = None if found is None else scaler_at_work()
         if found is None:
             return False
         if scale is not None:

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 import fleetlight
 from fleetlight.collective.forming import form
 from fleetlight.collective.group import Group
+from fleetlight.collective.liveness import Liveness
+from fleetlight.collective.membership import several
 from fleetlight.errors import PlanError
 from fleetlight.fleet import account
 from fleetlight.fleet.moving import MovedForward, is_movable, rows_of
@@ -33,6 +35,9 @@ from fleetlight.ps.worker.live import Live
 if TYPE_CHECKING:
     from fleetlight.fleet.context import Context
 
+#: how many parameters a warning names
+_NAMED = 3
+
 
 class Session:
     """Knows the plan and moves values between the user's objects and the communicator."""
@@ -43,6 +48,8 @@ class Session:
         self.embedded = embedded
         #: the workers that average dense gradients among themselves, when the servers do not
         self.dense_group: Group | None = None
+        #: what a scheduler sees of this worker
+        self.signs: Liveness | None = None
         #: True once this worker makes no more step
         self.is_over = False
         self._drawn: Drawn | None = None
@@ -50,6 +57,8 @@ class Session:
         self._live: Live | None = None
         #: what each optimizer's gradients were clipped as, until its step
         self._clipped: dict[int, Update] = {}
+        #: the dense parameters of which it was said that what is written there is lost
+        self._warned: set[int] = set()
 
     @property
     def is_open(self) -> bool:
@@ -142,12 +151,31 @@ class Session:
 
     def step(self, update: Update) -> bool:
         """Send an update; False when somebody's infinity made it a skip for all."""
+        self._warn_of_lost_values()
         clipped = self._clipped.pop(update.optimizer, None)
         if clipped is not None:
             # gradients that were cleared since are not to be applied, but others wait for the step
             clipped.skip = update.skip or update.is_empty
             update = clipped
         return self.communicator.step(update)
+
+    def _warn_of_lost_values(self) -> None:
+        """Of values that the script has written into parameters which the servers keep; once."""
+        plan = self.drawn.plan
+        if plan.mode == GEO or not plan.serves_dense:
+            return
+        lost = [n for n in self.live.written() if n not in self._warned]
+        if lost:
+            self._warned.update(lost)
+            names = ", ".join(plan.dense[n].name for n in lost[:_NAMED])
+            names += f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
+            logger.warning(
+                "%s: written to since the last step, but the servers keep the values of dense "
+                "parameters, and theirs replace what was written; call load_state_dict before "
+                "fleet.init_worker(), or load values by fleet.load_persistables (where the old "
+                "values were put back, all is well)",
+                names,
+            )
 
     def barrier(self, context: Context) -> None:
         """Leave all workers equal."""
@@ -170,14 +198,25 @@ class Session:
                 logger.info("%s", account.of_servers(self.client.figures()))
 
     def leave(self) -> None:
-        """Part from the workers that averaged with this one."""
+        """Part from the scheduler, and the workers that averaged with this one."""
+        self.depart(None)
         if self.dense_group is not None:
             self.dense_group.leave()
 
     def fail(self, error: str) -> None:
         """The same after an error, which they are told."""
+        self.depart(error)
         if self.dense_group is not None:
             self.dense_group.fail(error)
+
+    def depart(self, error: str | None) -> None:
+        """Tell a scheduler how this worker has ended; once."""
+        signs, self.signs = self.signs, None
+        if signs is not None:
+            signs.depart(error)
+            # workers that average still use what the scheduler keeps, and say the very last word
+            if error is not None or self.dense_group is None:
+                signs.farewell()
 
     def clip(self, updates: list[Update], max_norm: float, norm_type: float) -> float:
         """The norm of all gradients; the coming steps apply them scaled to `max_norm`."""
@@ -266,6 +305,6 @@ def _told(drawn: Drawn) -> str:
     elements = sum(parameter.numel() for parameter in drawn.dense)
     tables = ", ".join(f"{t.name} ({t.dim}, {t.rule.name})" for t in plan.tables) or "none"
     return (
-        f"{mode}: {plan.worker_num} workers, {plan.server_num} servers; "
+        f"{mode}: {several(plan.worker_num, 'worker')}, {several(plan.server_num, 'server')}; "
         f"{elements:,} dense elements; tables: {tables}"
     )

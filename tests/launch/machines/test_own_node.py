@@ -4,8 +4,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import pathlib
+import socket
 
+import pytest
+
+from fleetlight.errors import LaunchError
 from fleetlight.launch.inventory import version_of
 from fleetlight.launch.job.spec import JobSpec, Meeting, RoleSpec
 from fleetlight.launch.machines.own_node import described, offer, script_hash
@@ -39,6 +44,19 @@ def test_listed_endpoints_are_held_too() -> None:
         node, reservations = offer(JobSpec(script="t.py", worker=listed), held)
         assert node.workers == (("127.0.0.1", port),)
         assert port in [one.port for one in reservations]
+
+
+@pytest.mark.parametrize("flag", ["--servers", "--workers"])
+def test_a_listed_port_that_is_taken_is_blamed_on_its_list(flag: str) -> None:
+    kind = Kind.SERVER if flag == "--servers" else Kind.WORKER
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listed = RoleSpec(kind=kind, count=1, endpoints=(taken.getsockname(),))
+        spec = dataclasses.replace(job(), **{kind.value: listed})
+        with (
+            contextlib.ExitStack() as held,
+            pytest.raises(LaunchError, match=f"is taken.* or choose another port in {flag}"),
+        ):
+            offer(spec, held)
 
 
 def test_a_script_is_known_by_its_bytes(tmp_path: pathlib.Path) -> None:

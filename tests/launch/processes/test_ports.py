@@ -61,8 +61,9 @@ def test_fixed_ports_follow_each_other() -> None:
 def test_a_taken_port_names_its_owner(taken: contextlib.closing[socket.socket]) -> None:
     with taken as server:
         port = server.getsockname()[1]
-        with pytest.raises(LaunchError, match=f"port {port} .* by process {os.getpid()} "):
+        with pytest.raises(LaunchError, match=f"port {port} .* by process {os.getpid()} ") as told:
             reserve(HOST, 1, port)
+    assert str(told.value).endswith("end that process or choose another --start_port")
 
 
 @LINUX_ONLY

@@ -23,6 +23,23 @@ def test_a_step_is_complete_when_all_have_pushed() -> None:
     assert groups.missing(0, worker=2) == []
 
 
+def test_what_has_come_of_a_step_can_be_looked_at() -> None:
+    groups: StepGroups[str] = StepGroups(3)
+    assert groups.begun(0, worker=1) is None
+    groups.add(0, worker=1, phase=0, step=0, contribution="b")
+    groups.add(0, worker=0, phase=0, step=0, contribution="a")
+    begun = groups.begun(0, worker=1)
+    assert begun is not None
+    assert list(begun.contributions.items()) == [(0, "a"), (1, "b")]
+    assert groups.begun(0, worker=2) is groups.begun(1, worker=1) is None
+    # of a step tried again, what has come of the new try
+    groups.undone(begun)
+    groups.add(0, worker=1, phase=0, step=0, contribution="again")
+    latest = groups.begun(0, worker=1)
+    assert latest is not None
+    assert latest.contributions == {1: "again"}
+
+
 def test_optimizers_step_apart() -> None:
     groups: StepGroups[str] = StepGroups(2)
     assert groups.add(0, 0, 0, 0, "a") is None

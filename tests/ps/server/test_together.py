@@ -223,6 +223,20 @@ def test_workers_must_agree_on_clipping() -> None:
         both(workers, lambda w: w.apply(0, w.index + 0.5))
 
 
+def test_who_clips_and_who_does_not_learn_of_it_before_the_others_come() -> None:
+    workers = team(opened(plan(workers=3), deadline_s=20.0), 3)
+    for answer in together(
+        lambda: workers[0].push(0, hold=True), lambda: workers[1].push(0, {0: ([1], [1])})
+    ):
+        assert isinstance(answer, PlanError)
+        assert "worker 0 clips the gradients, worker 1 does not" in str(answer)
+    # so does whoever comes later; all may then make the step anew
+    with pytest.raises(PlanError, match="worker 0 clips"):
+        workers[2].push(0)
+    both(workers, lambda w: w.push(0, {0: ([1], [3])}))
+    assert workers[0].pull(0, [1]) == [-3]
+
+
 def test_only_sync_mode_holds() -> None:
     worker = Worker(opened(plan("async", workers=1)), 0, 1)
     with pytest.raises(PlanError, match="only sync mode"):

@@ -30,6 +30,7 @@ from fleetlight.errors import ConfigError, DeadlineError, PeerLostError, PlanErr
 from fleetlight.launch.processes.ports import Reservation
 from fleetlight.ps.messages import Ask, Beat, Done, Failure, Fetch, Leave, Pulled
 from fleetlight.ps.transport import Connection, Listener, SocketChannel
+from fleetlight.ps.transport.listener import hold
 from fleetlight.ps.transport.protocol import MAGIC, Prefix
 from fleetlight.ps.transport.session import Session
 from fleetlight.sockets.descriptors import open_sockets
@@ -305,6 +306,20 @@ def test_it_takes_the_port_that_the_launcher_holds() -> None:
     finally:
         server.stop()
         held.close()
+
+
+def test_its_port_can_be_known_before_it_listens() -> None:
+    held = hold(("127.0.0.1", 0))
+    endpoint = held.getsockname()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(endpoint, timeout=LIMIT_S)
+    server = Listener(endpoint, Desk(), held=held)
+    try:
+        assert server.address == endpoint
+        with connected(server.address) as channel:
+            assert channel.call(Leave()).message == Done()
+    finally:
+        server.stop()
 
 
 def test_it_listens_at_the_chosen_address_only() -> None:

@@ -21,7 +21,11 @@ def offer(
     job: JobSpec, held: contextlib.ExitStack, *, restart: int = 0, failures: int = 0
 ) -> tuple[Node, list[Reservation]]:
     """This machine as the others will know it; `held` gives the ports back in the end."""
-    listed = [Reservation(*one) for one in (*job.worker.endpoints, *job.server.endpoints)]
+    listed = [
+        Reservation(*endpoint, said=f"another port in {flag}")
+        for flag, role in (("--workers", job.worker), ("--servers", job.server))
+        for endpoint in role.endpoints
+    ]
     free = reserve(job.host, job.processes - len(listed) + 1, job.start_port)
     reservations = [*listed, *free]
     for reservation in reservations:

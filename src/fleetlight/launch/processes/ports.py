@@ -28,10 +28,11 @@ class Reservation:
     systems refuse the second bind; there the port is let go just before the children start.
     """
 
-    def __init__(self, host: str, port: int = 0) -> None:
+    def __init__(self, host: str, port: int = 0, said: str = "another --start_port") -> None:
+        """`said` is what else the user can say where the port is taken."""
         self._socket = socket.socket(_family(host), socket.SOCK_STREAM)
         try:
-            _bind(self._socket, host, port)
+            _bind(self._socket, host, port, said)
         except BaseException:
             self._socket.close()
             raise
@@ -84,7 +85,7 @@ def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def _bind(held: socket.socket, host: str, port: int) -> None:
+def _bind(held: socket.socket, host: str, port: int, said: str) -> None:
     try:
         if port == 0:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -92,7 +93,7 @@ def _bind(held: socket.socket, host: str, port: int) -> None:
         else:
             _bind_fixed(held, host, port)
     except OSError as error:
-        raise _cannot_bind(host, port, error) from None
+        raise _cannot_bind(host, port, error, said) from None
 
 
 def _bind_fixed(held: socket.socket, host: str, port: int) -> None:
@@ -108,11 +109,10 @@ def _bind_fixed(held: socket.socket, host: str, port: int) -> None:
         held.bind((host, port))
 
 
-def _cannot_bind(host: str, port: int, error: OSError) -> LaunchError:
+def _cannot_bind(host: str, port: int, error: OSError, said: str = "another port") -> LaunchError:
     if error.errno == errno.EADDRINUSE:
         return LaunchError(
-            f"port {port} on {host} is taken{owner(port)}; end that process or choose another "
-            "--start_port"
+            f"port {port} on {host} is taken{owner(port)}; end that process or choose {said}"
         )
     if error.errno == errno.EADDRNOTAVAIL:
         return LaunchError(f"{host} is not an address of this machine; say --host with one that is")

@@ -104,6 +104,13 @@ class StepGroups(Generic[T]):
             if worker in group.contributions
         }
 
+    def begun(self, optimizer: int, worker: int) -> Complete[T] | None:
+        """What has come so far of the step that a worker has pushed to last."""
+        for (number, _, _), group in reversed(self._groups.items()):
+            if number == optimizer and worker in group.contributions:
+                return Complete(optimizer, group.step, dict(sorted(group.contributions.items())))
+        return None
+
     def clear(self) -> None:
         """Forget every step; the workers begin anew."""
         self._positions.clear()

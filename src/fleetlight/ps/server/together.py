@@ -92,6 +92,8 @@ class Together:
             complete = self._steps.add(
                 message.optimizer, peer.worker, message.phase, message.step, part
             )
+            if complete is None:
+                self._refuse_uneven(message.optimizer, peer.worker)
         if complete is not None:
             self._carry_out(complete)
         return self._outcome(part, self._steps.missing)
@@ -133,6 +135,19 @@ class Together:
         self._steps.clear()
         self._releases.clear()
         self._held.clear()
+
+    def _refuse_uneven(self, optimizer: int, worker: int) -> None:
+        """Who clips and who does not need not wait for the others to learn of it.
+
+        These learn of it when they come: the step stays as it is. Called with `news` held.
+        """
+        begun = self._steps.begun(optimizer, worker)
+        assert begun is not None
+        try:
+            _agreed_hold(begun)
+        except PlanError as error:
+            self._steps.undone(begun)
+            self._tell(list(begun.contributions.values()), error)
 
     @property
     def _refuses(self) -> bool:

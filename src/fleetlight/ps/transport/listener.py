@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import selectors
 import socket
 import ssl
 import threading
 import time
+from collections.abc import Iterator
 
 from fleetlight.errors import ConfigError
 from fleetlight.observe.log import logger
@@ -35,9 +37,13 @@ class Listener:
         tls: ssl.SSLContext | None = None,
         limits: Limits | None = None,
         name: str = "server",
+        held: socket.socket | None = None,
     ) -> None:
+        """`held` is what `hold` has answered, where the endpoint had to be known before."""
         self._handler, self._tls, self._limits = handler, tls, limits or Limits()
-        self._socket = _listening(endpoint)
+        self._socket = hold(endpoint) if held is None else held
+        with _telling(self._socket, endpoint):
+            self._socket.listen(_BACKLOG)
         host, port = self._socket.getsockname()[:2]
         #: where it listens; the port is the real one where 0 was asked for
         self.address: Endpoint = (host, port)
@@ -135,19 +141,25 @@ def _join(sessions: list[Session], end: float) -> None:
             session.join(max(0.0, end - time.monotonic()))
 
 
-def _listening(endpoint: Endpoint) -> socket.socket:
-    """A listening socket on that address and no other."""
-    listening = socket.socket(family(endpoint[0]), socket.SOCK_STREAM)
-    try:
+def hold(endpoint: Endpoint) -> socket.socket:
+    """A socket bound to that address and no other, to listen later; port 0 is any free one."""
+    held = socket.socket(family(endpoint[0]), socket.SOCK_STREAM)
+    with _telling(held, endpoint):
         # the launcher holds the port for us with a socket that is bound and does not listen
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(endpoint)
-        listening.listen(_BACKLOG)
-        listening.setblocking(False)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(endpoint)
+        held.setblocking(False)
+    return held
+
+
+@contextlib.contextmanager
+def _telling(held: socket.socket, endpoint: Endpoint) -> Iterator[None]:
+    """What the system refuses, in words."""
+    try:
+        yield
     except OSError as error:
-        listening.close()
+        held.close()
         raise ConfigError(
             f"cannot listen at {endpoint_text(endpoint)}: {error.strerror}; the address must be "
             "one of this machine, and the port free"
         ) from None
-    return listening

@@ -23,6 +23,8 @@ class Live:
         self._dtypes = [parameter.dtype for parameter in parameters]
         self._views = [_view(parameter) for parameter in self._parameters]
         self._places = [parameter.data_ptr() for parameter in self._parameters]
+        self._versions: list[int] = []
+        self.note()
 
     def pack(
         self, block: Block, values: dict[int, NDArray[Any] | None] | None = None
@@ -50,6 +52,15 @@ class Live:
                 view[piece.start : piece.stop] = arrived
             else:
                 self._put(piece.parameter, piece.start, piece.stop, arrived)
+
+    def note(self) -> None:
+        """What is in the parameters now is known to the servers."""
+        self._versions = [parameter._version for parameter in self._parameters]
+
+    def written(self) -> list[int]:
+        """The numbers of parameters that were written to since, as far as torch counts it."""
+        known = zip(self._parameters, self._versions, strict=True)
+        return [n for n, (parameter, version) in enumerate(known) if parameter._version != version]
 
     def flat(self, number: int) -> NDArray[Any]:
         """All values of a parameter; a view where that is possible."""
