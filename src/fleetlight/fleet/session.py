@@ -23,7 +23,7 @@ from fleetlight.observe.log import logger
 from fleetlight.ps.dtypes import as_tensor, flat_array
 from fleetlight.ps.layers.embedding import TableLayer
 from fleetlight.ps.layers.handle import TableHandle
-from fleetlight.ps.layers.table_gradient import TableGradient
+from fleetlight.ps.layers.table_gradient import TableGradient, as_one
 from fleetlight.ps.plan import GEO, SYNC
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.tables.rules import push_options
@@ -144,7 +144,7 @@ class Session:
                 continue
             grads = [weight.grad for weight in self.drawn.weights(number)]
             parts = [part for g in grads if isinstance(g, TableGradient) for part in g.parts]
-            merged = TableGradient(torch.empty(0), parts).merged(plan.server_num)
+            merged = as_one(parts, plan.server_num)
             if merged is not None:
                 found[number] = merged
         return found

@@ -9,7 +9,7 @@ from fleetlight.kernels.bucket_order import BucketCount, put_in_bucket_order
 from fleetlight.kernels.dedup import Deduped, dedup, member
 from fleetlight.kernels.finite import all_finite
 from fleetlight.kernels.first_values import Initializer, first_values, table_seed
-from fleetlight.kernels.gathering import gather, sum_by
+from fleetlight.kernels.gathering import gather, gather_visited, sum_by, sum_visited
 from fleetlight.kernels.hashing import BUCKETS, buckets, servers_of, splitmix64
 from fleetlight.kernels.rules import RULES, Rule, rule_named
 from fleetlight.kernels.table import RowTable
@@ -28,6 +28,7 @@ __all__ = [
     "first_values",
     "gather",
     "gather_bags",
+    "gather_visited",
     "member",
     "put_in_bucket_order",
     "rule_named",
@@ -35,6 +36,7 @@ __all__ = [
     "splitmix64",
     "spread_bags",
     "sum_by",
+    "sum_visited",
     "table_seed",
     "weight_grads",
 ]

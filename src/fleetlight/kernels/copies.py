@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from fleetlight.kernels.arrays import Grid, Ids, Int64s, Matrix
+from fleetlight.kernels.arrays import Floats, Grid, Ids, Int64s, Matrix
 from fleetlight.kernels.compiling import kernel
+from fleetlight.kernels.row_access import ahead, ask
 
 
 def read(rows: Matrix, numbers: Ids, oldest: int, out: Matrix) -> Int64s:
@@ -19,13 +20,14 @@ def read(rows: Matrix, numbers: Ids, oldest: int, out: Matrix) -> Int64s:
     Those are where there is no row (-1), or its last use was before the window `oldest`.
     """
     stale = np.empty(len(numbers), np.int64)
-    return stale[: _read(rows, numbers, float(oldest), out, stale)]
+    flat, width = rows.reshape(-1), rows.shape[1]
+    return stale[: _read(flat, width, numbers, float(oldest), out, stale)]
 
 
 def mark(rows: Matrix, numbers: Ids, window: int) -> Int64s:
     """Say that this window has used rows; answers the numbers of those it had not used before."""
     fresh = np.empty(len(numbers), np.int64)
-    return fresh[: _mark(rows, numbers, float(window), fresh)]
+    return fresh[: _mark(rows.reshape(-1), rows.shape[1], numbers, float(window), fresh)]
 
 
 def renew(rows: Matrix, numbers: Ids, arrived: Grid) -> None:
@@ -33,71 +35,80 @@ def renew(rows: Matrix, numbers: Ids, arrived: Grid) -> None:
 
     Where a row has gone meanwhile (-1) nothing happens.
     """
-    _renew(rows, numbers, arrived)
+    _renew(rows.reshape(-1), rows.shape[1], numbers, arrived)
 
 
 def share(rows: Matrix, numbers: Ids, among: int, dim: int) -> Matrix:
     """What was learned here and not yet told, divided; taken for told from now on."""
     out = np.empty((len(numbers), dim), np.float32)
-    _share(rows, numbers, float(among), out)
+    _share(rows.reshape(-1), rows.shape[1], numbers, float(among), out)
     return out
 
 
 @kernel
-def _read(rows: Matrix, numbers: Ids, oldest: float, out: Matrix, stale: Int64s) -> int:
+def _read(slab: Floats, width: int, numbers: Ids, oldest: float, out: Matrix, stale: Int64s) -> int:
     count = 0
-    last = rows.shape[1] - 1
+    dim = out.shape[1]
+    early = ahead(width)
     for i in range(len(numbers)):
-        number = numbers[i]
-        if number < 0 or rows[number, last] < oldest:
+        if i + early < len(numbers):
+            at = np.uint64(max(numbers[i + early], 0)) * np.uint64(width)
+            ask(slab, at, dim)
+            ask(slab, at + np.uint64(width - 1), 1)
+        at = np.uint64(max(numbers[i], 0)) * np.uint64(width)
+        if numbers[i] < 0 or slab[at + np.uint64(width - 1)] < oldest:
             stale[count] = i
             count += 1
             continue
-        for c in range(out.shape[1]):
-            out[i, c] = rows[number, c]
+        for c in range(dim):
+            out[i, c] = slab[at + np.uint64(c)]
     return count
 
 
 @kernel
-def _mark(rows: Matrix, numbers: Ids, window: float, fresh: Int64s) -> int:
+def _mark(slab: Floats, width: int, numbers: Ids, window: float, fresh: Int64s) -> int:
     count = 0
-    last = rows.shape[1] - 1
     for i in range(len(numbers)):
-        number = numbers[i]
-        if rows[number, last] != window:
-            rows[number, last] = window
-            fresh[count] = number
+        last = np.uint64(numbers[i]) * np.uint64(width) + np.uint64(width - 1)
+        if slab[last] != window:
+            slab[last] = window
+            fresh[count] = numbers[i]
             count += 1
     return count
 
 
 @kernel
-def _renew(rows: Matrix, numbers: Ids, arrived: Grid) -> None:
+def _renew(slab: Floats, width: int, numbers: Ids, arrived: Grid) -> None:
     dim = arrived.shape[1]
-    last = rows.shape[1] - 1
-    copy = last - dim
+    early = ahead(width)
     for i in range(len(numbers)):
-        number = numbers[i]
-        if number < 0:
+        if i + early < len(numbers):
+            ask(slab, np.uint64(max(numbers[i + early], 0)) * np.uint64(width), width)
+        if numbers[i] < 0:
             continue
-        is_new = rows[number, last] == 0
+        at = np.uint64(numbers[i]) * np.uint64(width)
+        copy = at + np.uint64(width - 1 - dim)
+        is_new = slab[at + np.uint64(width - 1)] == 0
         for c in range(dim):
             value = arrived[i, c]
             if is_new:
-                rows[number, c] = value
+                slab[at + np.uint64(c)] = value
             else:
-                rows[number, c] += value - rows[number, copy + c]
-            rows[number, copy + c] = value
+                slab[at + np.uint64(c)] += value - slab[copy + np.uint64(c)]
+            slab[copy + np.uint64(c)] = value
 
 
 @kernel
-def _share(rows: Matrix, numbers: Ids, among: float, out: Matrix) -> None:
+def _share(slab: Floats, width: int, numbers: Ids, among: float, out: Matrix) -> None:
     dim = out.shape[1]
-    copy = rows.shape[1] - 1 - dim
     divisor = np.float32(among)
+    early = ahead(width)
     for i in range(len(numbers)):
-        number = numbers[i]
+        if i + early < len(numbers):
+            ask(slab, np.uint64(numbers[i + early]) * np.uint64(width), width)
+        at = np.uint64(numbers[i]) * np.uint64(width)
+        copy = at + np.uint64(width - 1 - dim)
         for c in range(dim):
-            part = (rows[number, c] - rows[number, copy + c]) / divisor
+            part = (slab[at + np.uint64(c)] - slab[copy + np.uint64(c)]) / divisor
             out[i, c] = part
-            rows[number, copy + c] += part
+            slab[copy + np.uint64(c)] += part

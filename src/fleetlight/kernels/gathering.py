@@ -32,6 +32,20 @@ def sum_by(grads: ArrayLike, inverse: ArrayLike, count: int, out: Matrix | None 
     return out
 
 
+def gather_visited(rows: Matrix, inverse: Positions) -> Matrix:
+    """The row of each sample; `inverse` is what `dedup` has made, so nothing is looked at."""
+    out = np.empty((len(inverse), rows.shape[1]), np.float32)
+    _gather(rows, inverse, out)
+    return out
+
+
+def sum_visited(grads: Grid, inverse: Positions, count: int) -> Matrix:
+    """The way back."""
+    out = np.zeros((count, grads.shape[1]), np.float32)
+    _sum_by(grads, inverse, out)
+    return out
+
+
 def positions_below(inverse: ArrayLike, count: int) -> Positions:
     """Positions as an int32 vector, each of them one of `count` rows."""
     inverse = as_positions(inverse)

@@ -180,6 +180,8 @@ def ids_of(ids: Tensor, layer: str) -> Ids:
             f"{layer}: got ids of type {got}, expected a tensor of torch.int64 or torch.int32; "
             "write ids.long() if they are whole numbers"
         )
+    if ids.dtype == torch.int64 and ids.device.type == "cpu":
+        return ids.numpy(force=True).reshape(-1)
     flat: Ids = ids.detach().reshape(-1).to("cpu", torch.int64).numpy()
     return flat
 

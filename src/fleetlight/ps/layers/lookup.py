@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fleetlight.kernels import gather, gather_bags, spread_bags, sum_by, weight_grads
+from fleetlight.kernels import gather_bags, gather_visited, spread_bags, sum_visited, weight_grads
 from fleetlight.kernels.bags import Mode
 from fleetlight.ps.layers.handle import Visit
 from fleetlight.ps.layers.table_gradient import TableGradient
@@ -50,7 +50,7 @@ class _Embed(torch.autograd.Function):
     ) -> Tensor:
         ctx.weight, ctx.visit, ctx.counts, ctx.trained = weight, visit, counts, trained
         if weight.device.type == "cpu":
-            return torch.from_numpy(gather(visit.rows, visit.inverse)).to(weight.dtype)
+            return torch.from_numpy(gather_visited(visit.rows, visit.inverse)).to(weight.dtype)
         rows = torch.from_numpy(visit.rows).to(weight.device, weight.dtype)
         return rows[torch.from_numpy(visit.inverse).to(weight.device, torch.int64)]
 
@@ -60,7 +60,7 @@ class _Embed(torch.autograd.Function):
         visit: Visit = ctx.visit
         count = len(visit.wanted.ids)
         if gradient.device.type == "cpu":
-            summed = sum_by(_floats(gradient), visit.inverse, count)
+            summed = sum_visited(_floats(gradient), visit.inverse, count)
         else:
             inverse = torch.from_numpy(visit.inverse).to(gradient.device, torch.int64)
             sums = gradient.new_zeros(count, gradient.shape[1]).index_add_(0, inverse, gradient)

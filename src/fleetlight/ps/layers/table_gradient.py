@@ -56,10 +56,7 @@ class TableGradient(Tensor):
 
     def merged(self, servers: int) -> Part | None:
         """All parts as one with distinct ids; None when backward reached no row."""
-        parts = [part for part in self.parts if len(part.ids)]
-        if len(parts) <= 1:
-            return parts[0] if parts else None
-        return merge(parts, servers)
+        return as_one(self.parts, servers)
 
     def scale(self, factor: float) -> None:
         """Multiply all rows."""
@@ -69,6 +66,14 @@ class TableGradient(Tensor):
     def is_finite(self) -> bool:
         """False when any row holds a NaN or an infinity."""
         return all(all_finite(part.gradients) for part in self.parts)
+
+
+def as_one(parts: Sequence[Part], servers: int) -> Part | None:
+    """Parts as one with distinct ids; None when there is no row in them."""
+    filled = [part for part in parts if len(part.ids)]
+    if len(filled) <= 1:
+        return filled[0] if filled else None
+    return merge(filled, servers)
 
 
 def merge(parts: Sequence[Part], servers: int) -> Part:

@@ -43,6 +43,8 @@ class Values:
 
     #: rows of each table asked for, in the order of the distinct ids
     rows: list[Floats] = dataclasses.field(default_factory=list)
+    #: of an exchange: table, which of the ids that were sent, their rows
+    pieces: list[tuple[int, slice, Floats]] = dataclasses.field(default_factory=list)
     #: the dense blocks of each server that sent them
     dense: dict[int, list[Array]] = dataclasses.field(default_factory=dict)
     #: pushes applied on each server that answered
@@ -252,8 +254,12 @@ class Client(Lanes):
                 ]
         answers = self._in_turns(PUSH, requests)
         values = _counted({server: heard[-1] for server, heard in answers.items()})
-        if wants:
-            self._put_together(values, tables, pieces, answers)
+        for server, heard in answers.items() if wants else ():
+            for piece, answer in zip(pieces[server], heard, strict=True):
+                arrived = iter(answer.arrays)
+                values.pieces += [(n, span, next(arrived)) for n, span in piece.spans.items()]
+                if dense := list(arrived):
+                    values.dense[server] = dense
         return values
 
     def _piece(self, server: int, piece: Piece, is_last: bool, step: int, wants: bool) -> m.Message:
@@ -266,23 +272,6 @@ class Client(Lanes):
             wants=wants,
             more=not is_last,
         )
-
-    def _put_together(
-        self,
-        values: Values,
-        tables: Mapping[int, TableGradients],
-        pieces: Mapping[int, Sequence[Piece]],
-        answers: Mapping[int, Sequence[Answer]],
-    ) -> None:
-        rows = {number: np.empty_like(part.gradients) for number, part in tables.items()}
-        for server, heard in answers.items():
-            for piece, answer in zip(pieces[server], heard, strict=True):
-                arrays = iter(answer.arrays)
-                for number, span in piece.spans.items():
-                    rows[number][span] = next(arrays)
-                if rest := list(arrays):
-                    values.dense[server] = rest
-        values.rows = list(rows.values())
 
     def unpack(self, values: Values, live: Live) -> None:
         """Put dense values that have arrived into the user's parameters."""

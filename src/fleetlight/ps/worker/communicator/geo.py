@@ -145,8 +145,8 @@ class Geo(Communicator):
         assert self._exchange is not None
         values, self._exchange = self._exchange.result(), None
         self.note(values)
-        for (number, ids), rows in zip(self._sent.items(), values.rows, strict=True):
-            self._tables[number].take(ids, rows)
+        for number, span, rows in values.pieces:
+            self._tables[number].take(self._sent[number][span], rows)
         self._take_dense(values)
 
     def _dense_differences(self) -> dict[int, Sequence[Array]]:
