@@ -51,6 +51,18 @@ def test_marking_equals_the_twin(found: list[int], last: list[int]) -> None:
 
 
 @settings(deadline=None)
+@given(positions, windows, st.integers(1, 3))
+def test_a_visit_reads_and_marks(found: list[int], last: list[int], oldest: int) -> None:
+    mine, theirs = made(last), made(last)
+    out, expected = np.zeros((2, len(found), DIM), np.float32)
+    stale, fresh = copies.visit(mine, ids(found), oldest, 3, out)
+    assert same(stale, twins.read_copies(theirs, ids(found), oldest, expected))
+    assert same(out, expected)
+    assert same(fresh, twins.mark_copies(theirs, np.delete(ids(found), stale), 3))
+    assert same(mine, theirs)
+
+
+@settings(deadline=None)
 @given(positions, windows)
 def test_renewing_equals_the_twin(found: list[int], last: list[int]) -> None:
     mine, theirs = made(last), made(last)

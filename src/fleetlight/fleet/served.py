@@ -133,8 +133,7 @@ class ServedOptimizer(OptimizerPlan):
 
     def _put_aside(self, *, everything: bool) -> None:
         """Hide the gradients that torch's own step must not see: those of tables, or all."""
-        tables = self._session().drawn
-        hidden = {id(w) for n in range(len(tables.layers)) for w in tables.weights(n)}
+        hidden = self._session().drawn.weight_ids
         for parameter in self._parameters():
             if parameter.grad is not None and (everything or id(parameter) in hidden):
                 self._aside.append((parameter, parameter.grad))

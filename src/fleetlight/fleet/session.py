@@ -26,7 +26,7 @@ from fleetlight.ps.layers.handle import TableHandle
 from fleetlight.ps.layers.table_gradient import TableGradient, as_one
 from fleetlight.ps.plan import GEO, SYNC
 from fleetlight.ps.server.server import Server
-from fleetlight.ps.tables.rules import push_options
+from fleetlight.ps.tables.rules import PushOptions
 from fleetlight.ps.update import Floats, Ids, TableGradients, Update
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.communicator import Communicator, open_communicator
@@ -57,6 +57,8 @@ class Session:
         self._live: Live | None = None
         #: what each optimizer's gradients were clipped as, until its step
         self._clipped: dict[int, Update] = {}
+        #: by optimizer: what its param groups say
+        self._options: dict[int, list[PushOptions]] = {}
         #: the dense parameters of which it was said that what is written there is lost
         self._warned: set[int] = set()
 
@@ -128,7 +130,7 @@ class Session:
         return Update(
             optimizer=number,
             step=step,
-            options=[push_options(group) for group in optimizer.param_groups],
+            options=self._options_of(number, optimizer),
             tables=self._table_gradients(number),
             dense={
                 index: _flat_gradient(parameter)
@@ -136,6 +138,14 @@ class Session:
                 if drawn.plan.serves_dense and drawn.plan.dense[index].optimizer == number
             },
         )
+
+    def _options_of(self, number: int, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+        known = self._options.setdefault(number, [])
+        while len(known) < len(optimizer.param_groups):
+            known.append(PushOptions())
+        return [
+            options.of(group) for options, group in zip(known, optimizer.param_groups, strict=False)
+        ]
 
     def _table_gradients(self, optimizer: int) -> dict[int, TableGradients]:
         plan, found = self.drawn.plan, {}

@@ -24,6 +24,14 @@ def read(rows: Matrix, numbers: Ids, oldest: int, out: Matrix) -> Int64s:
     return stale[: _read(flat, width, numbers, float(oldest), out, stale)]
 
 
+def visit(rows: Matrix, numbers: Ids, oldest: int, window: int, out: Matrix) -> tuple[Int64s, Ids]:
+    """Both `read` and `mark`; what has to be fetched is not marked."""
+    stale, fresh = np.empty(len(numbers), np.int64), np.empty(1 + len(numbers), np.int64)
+    flat, width = rows.reshape(-1), rows.shape[1]
+    count = _visit(flat, width, numbers, float(oldest), float(window), out, stale, fresh)
+    return stale[:count], fresh[1 : 1 + fresh[0]]
+
+
 def mark(rows: Matrix, numbers: Ids, window: int) -> Int64s:
     """Say that this window has used rows; answers the numbers of those it had not used before."""
     fresh = np.empty(len(numbers), np.int64)
@@ -62,6 +70,41 @@ def _read(slab: Floats, width: int, numbers: Ids, oldest: float, out: Matrix, st
             continue
         for c in range(dim):
             out[i, c] = slab[at + np.uint64(c)]
+    return count
+
+
+@kernel
+def _visit(
+    slab: Floats,
+    width: int,
+    numbers: Ids,
+    oldest: float,
+    window: float,
+    out: Matrix,
+    stale: Int64s,
+    fresh: Int64s,
+) -> int:
+    count = 0
+    fresh[0] = 0
+    dim = out.shape[1]
+    early = ahead(width)
+    for i in range(len(numbers)):
+        if i + early < len(numbers):
+            at = np.uint64(max(numbers[i + early], 0)) * np.uint64(width)
+            ask(slab, at, dim)
+            ask(slab, at + np.uint64(width - 1), 1)
+        at = np.uint64(max(numbers[i], 0)) * np.uint64(width)
+        last = at + np.uint64(width - 1)
+        if numbers[i] < 0 or slab[last] < oldest:
+            stale[count] = i
+            count += 1
+            continue
+        for c in range(dim):
+            out[i, c] = slab[at + np.uint64(c)]
+        if slab[last] != window:
+            slab[last] = window
+            fresh[0] += 1
+            fresh[fresh[0]] = numbers[i]
     return count
 
 

@@ -36,6 +36,11 @@ class Rule:
         """Floats kept beside the weights of a row."""
         return self.per_weight * dim + self.per_row
 
+    @property
+    def counts_steps(self) -> bool:
+        """Whether its numbers are others in each step."""
+        return self.name in ("adam", "adagrad", "rowwise_adagrad")
+
     def hyper(self, options: Options, step: int = 1) -> Doubles:
         """What `push` needs to know, from the options of an optimizer's parameter group."""
         numbers = self.numbers(options, step)

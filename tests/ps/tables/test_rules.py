@@ -14,6 +14,7 @@ from fleetlight.errors import PlanError
 from fleetlight.ps.plan import RulePlan
 from fleetlight.ps.tables.rules import (
     OWN_RULES,
+    PushOptions,
     optimizer_plan,
     own_rule,
     push_options,
@@ -172,3 +173,26 @@ def test_our_own_derived_class_counts_as_the_users() -> None:
     optimizer.__class__ = type("Ours", (torch.optim.SGD,), {"__module__": "fleetlight.fleet.x"})
     assert optimizer_plan(optimizer).elementwise
     assert rule_of(optimizer, optimizer.param_groups[0], "emb").name == "sgd"
+
+
+def test_options_are_made_anew_when_something_has_changed() -> None:
+    group: dict[str, Any] = {"params": [1], "lr": 0.1, "betas": (0.9, 0.99), "foreach": None}
+    made = PushOptions()
+    first = made.of(group)
+    assert first == push_options(group)
+    assert made.of(group) is first
+    group["lr"] = 0.05
+    assert made.of(group)["lr"] == 0.05
+    group["momentum"] = 0.9
+    assert made.of(group) == push_options(group)
+    del group["momentum"]
+    assert made.of(group) == push_options(group)
+
+
+def test_options_that_change_where_they_are_are_looked_at_each_time() -> None:
+    group: dict[str, Any] = {"lr": torch.tensor(0.5), "betas": [0.9, 0.99]}
+    made = PushOptions()
+    assert made.of(group) == {"lr": 0.5, "betas": [0.9, 0.99]}
+    group["lr"].fill_(0.25)
+    group["betas"][0] = 0.8
+    assert made.of(group) == {"lr": 0.25, "betas": [0.8, 0.99]}

@@ -8,6 +8,7 @@ rates and the like are sent along with each gradient, so schedulers stay on the 
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -84,6 +85,23 @@ def push_options(group: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in group.items()
         if key not in _NOT_OPTIONS and key not in _PLACES and _travels(value)
     }
+
+
+class PushOptions:
+    """The same of one param group, made anew only when something in the group has changed."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
+        self._from: list[Any] = []
+
+    def of(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        """As they travel now; the answer is not to be changed."""
+        values = [value for key, value in group.items() if key not in _NOT_OPTIONS]
+        same = len(values) == len(self._from) and all(map(operator.is_, values, self._from))
+        # what may change where it is, such as a rate in a tensor, is looked at each time
+        if not same or any(isinstance(value, (Tensor, list)) for value in values):
+            self._made, self._from = push_options(group), values
+        return self._made
 
 
 def rule_options(rule: RulePlan, group: Mapping[str, Any]) -> dict[str, Any]:

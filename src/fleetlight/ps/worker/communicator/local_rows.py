@@ -38,6 +38,7 @@ class LocalRows:
         self._servers = servers
         self._workers = workers
         self._limit = limit
+        self._last_hyper: tuple[Any, int, NDArray[np.float64]] = None, 0, np.empty(0)
         self.window = 1
         self.clear()
 
@@ -62,36 +63,60 @@ class LocalRows:
         numbers = self._rows.find(wanted.ids)
         weights = np.empty((len(numbers), self.plan.dim), np.float32)
         oldest = max(1, self.window - KEPT_WINDOWS)
-        stale = copies.read(self._rows.rows, numbers, oldest, weights)
-        if len(stale):
-            chosen = np.zeros(len(numbers), np.bool_)
-            chosen[stale] = True
-            missing = part_of(wanted, chosen)
-            arrived = fetch(missing)
-            if keep:
-                numbers[stale] = self._rows.insert(missing.ids)
-                copies.renew(self._rows.rows, numbers[stale], arrived)
-                arrived = self._rows.rows[numbers[stale], : self.plan.dim]
-            weights[stale] = arrived
         if keep:
-            self._note(wanted.ids, numbers)
+            rows = self._rows.rows
+            stale, used = copies.visit(rows, numbers, oldest, self.window, weights)
+            self._used.append(used)
+        else:
+            stale = copies.read(self._rows.rows, numbers, oldest, weights)
+        if len(stale):
+            self._fetch(wanted, numbers, stale, weights, fetch, keep)
+        if keep:
+            self._remember(wanted.ids, numbers)
         return weights
 
-    def _note(self, ids: Ids, numbers: Numbers) -> None:
-        self._used.append(copies.mark(self._rows.rows, numbers, self.window))
+    def _fetch(
+        self,
+        wanted: Deduped,
+        numbers: Numbers,
+        stale: Numbers,
+        weights: Floats,
+        fetch: Fetch,
+        keep: bool,
+    ) -> None:
+        chosen = np.zeros(len(numbers), np.bool_)
+        chosen[stale] = True
+        missing = part_of(wanted, chosen)
+        arrived = fetch(missing)
+        if keep:
+            numbers[stale] = mine = self._rows.insert(missing.ids)
+            copies.renew(self._rows.rows, mine, arrived)
+            self._used.append(copies.mark(self._rows.rows, mine, self.window))
+            arrived = self._rows.rows[mine, : self.plan.dim]
+        weights[stale] = arrived
+
+    def _remember(self, ids: Ids, numbers: Numbers) -> None:
         if len(self._visited) == _REMEMBERED:
             del self._visited[0]
         self._visited.append((ids, numbers))
 
     def learn(self, part: TableGradients, options: Mapping[str, Any], step: int) -> None:
         """Change the rows by the rule of the table."""
-        hyper = self._rule.hyper(rule_options(self.plan.rule, options), step + 1)
+        hyper = self._hyper(options, step)
         numbers, gradients = self._numbers(part.ids), part.gradients
         if len(numbers) and numbers.min() < 0:
             # read so long ago that the row has been sent and forgotten
             here = numbers >= 0
             numbers, gradients = numbers[here], gradients[here]
         self._rows.learn(numbers, gradients, hyper)
+
+    def _hyper(self, options: Mapping[str, Any], step: int) -> NDArray[np.float64]:
+        """The numbers of the rule; the same options come again as the same object."""
+        known, at, hyper = self._last_hyper
+        if known is not options or (at != step and self._rule.counts_steps):
+            hyper = self._rule.hyper(rule_options(self.plan.rule, options), step + 1)
+            self._last_hyper = options, step, hyper
+        return hyper
 
     def _numbers(self, ids: Ids) -> Numbers:
         for visited, numbers in self._visited:
