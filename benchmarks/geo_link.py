@@ -29,6 +29,10 @@ MODEL = "word2vec"
 #: (servers, workers)
 SIDES = (("fleet-servers", "10.203.0.1"), ("fleet-workers", "10.203.0.2"))
 AT_LEAST = {100: 3.0, 400: 3.0}
+#: untimed: until then a worker meets many words for the first time, and has to read them
+WARM = 400
+#: a run is at least so many exchanges long, since the last of them is paid in full
+EXCHANGES = 8
 # twice what a link of that speed carries in a millisecond of the slowest kernel clock
 BURST = "256kb"
 
@@ -94,12 +98,16 @@ def variants(k_steps: Sequence[int], steps: dict[str, int]) -> dict[str, Make]:
             count,
             servers=2,
             k_steps=k,
+            warmup=WARM,
             around=(around[0], around[1]),
             host=host,
         ).job
 
     made = {"async": ours("async", "async", steps["async"], 100)}
-    return made | {name_of(k): ours(name_of(k), "geo", steps["geo"], k) for k in k_steps}
+    geo = {
+        name_of(k): ours(name_of(k), "geo", max(steps["geo"], EXCHANGES * k), k) for k in k_steps
+    }
+    return made | geo
 
 
 def name_of(k: int) -> str:
@@ -146,7 +154,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--mbit", type=float, default=200.0, help="of the link, in each direction")
     parser.add_argument("--k_steps", type=int, nargs="+", default=[1, 2, 5, 20, 100, 400])
-    parser.add_argument("--steps", type=int, default=800, help="timed steps of GeoSGD's workers")
+    parser.add_argument(
+        "--steps", type=int, default=400, help="timed steps of GeoSGD's workers, at least"
+    )
     parser.add_argument("--async_steps", type=int, default=300, help="timed steps of async ones")
     parser.add_argument("--idle_s", type=float, default=0.0, help="wait for an idle machine first")
     parser.add_argument(

@@ -32,6 +32,8 @@ class Ours:
     lookahead: bool = False
     #: each process stays on a core of its own, servers first
     own_core: bool = False
+    #: untimed steps
+    warmup: int = WARMUP
     #: what starts a command of a server, or of a worker, elsewhere
     around: tuple[Sequence[str], Sequence[str]] = ((), ())
     #: where the servers listen
@@ -57,7 +59,7 @@ class Ours:
         return Job(self.name, commands, results=self.workers)
 
     def _argv(self, core: int) -> list[str]:
-        argv = [*PROGRAM, "--system", "fleetlight", *options(self.model, self.steps)]
+        argv = [*PROGRAM, "--system", "fleetlight", *options(self.model, self.steps, self.warmup)]
         argv += ["--mode", self.mode, "--k_steps", str(self.k_steps)]
         argv += ["--lookahead"] * self.lookahead
         return argv + ["--core", str(core)] * self.own_core

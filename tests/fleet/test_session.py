@@ -185,3 +185,15 @@ def test_rows_of_a_layer_are_read_through_its_handle() -> None:
         return np.array_equal(rows.numpy(), worker.rows([5, 7]))
 
     assert run(build, train, workers=1, servers=3) == [True]
+
+
+def test_values_that_a_barrier_replaces_are_told_too(caplog: pytest.LogCaptureFixture) -> None:
+    def train(worker: Member) -> int:
+        linear: Any = worker.model.linear
+        worker.model(ONE).sum().backward()
+        worker.optimizer.step()
+        linear.load_state_dict({k: v + 1 for k, v in linear.state_dict().items()})
+        worker.barrier()
+        return sum("written to since the last step" in text for text in caplog.messages)
+
+    assert run(build, train, workers=1, strategy=SYNC) == [1]

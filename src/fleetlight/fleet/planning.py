@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,17 +42,7 @@ class Drawn:
 
     def weights(self, table: int) -> list[nn.Parameter]:
         """What stands for a table in the model."""
-        return self._weights[table]
-
-    @functools.cached_property
-    def weight_ids(self) -> frozenset[int]:
-        """The `id` of everything that stands for a table."""
-        return frozenset(id(weight) for weights in self._weights for weight in weights)
-
-    @functools.cached_property
-    def _weights(self) -> list[list[nn.Parameter]]:
-        # a Parameter of a model in training is never replaced
-        return [[layer.weight for layer in layers] for layers in self.layers]  # type: ignore[misc]
+        return [layer.weight for layer in self.layers[table]]  # type: ignore[misc]
 
 
 def draw(

@@ -17,6 +17,7 @@ from fleetlight.fleet.loss_scaling import scaler_at_work, tell_infinity
 from fleetlight.fleet.model import ModelPlan
 from fleetlight.fleet.optimizer import OptimizerPlan
 from fleetlight.fleet.session import Session
+from fleetlight.ps.layers.table_gradient import TableGradient
 from fleetlight.ps.plan import GEO
 from fleetlight.ps.worker.crew import Crew
 
@@ -133,10 +134,10 @@ class ServedOptimizer(OptimizerPlan):
 
     def _put_aside(self, *, everything: bool) -> None:
         """Hide the gradients that torch's own step must not see: those of tables, or all."""
-        hidden = self._session().drawn.weight_ids
         for parameter in self._parameters():
-            if parameter.grad is not None and (everything or id(parameter) in hidden):
-                self._aside.append((parameter, parameter.grad))
+            gradient = parameter.grad
+            if gradient is not None and (everything or isinstance(gradient, TableGradient)):
+                self._aside.append((parameter, gradient))
                 parameter.grad = None
 
     def _unscale(self) -> bool:

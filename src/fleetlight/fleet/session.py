@@ -190,6 +190,7 @@ class Session:
     def barrier(self, context: Context) -> None:
         """Leave all workers equal."""
         if self.is_open:
+            self._warn_of_lost_values()
             self.communicator.settle()
         context.group.barrier("barrier_worker")
         if self.is_open:

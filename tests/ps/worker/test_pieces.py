@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetlight.ps.update import TableGradients
-from fleetlight.ps.worker.pieces import Piece, pieces_of
+from fleetlight.ps.worker.pieces import PIECE_BYTES, Piece, pieces_of
 
 DIMS = (1, 4)
 counts = st.tuples(st.integers(0, 9), st.integers(0, 9))
@@ -52,7 +52,7 @@ def test_every_row_of_a_server_travels_once(
 def test_what_travels_is_ids_and_rows_of_each_table_then_the_blocks() -> None:
     parts = tables((2, 0), (1, 1))
     block = np.ones(3, np.float32)
-    [piece] = pieces_of(parts, [block], 0)
+    [piece] = pieces_of(parts, [block], 0, PIECE_BYTES)
     ids, rows, other_ids, other_rows, last = piece.arrays(parts)
     assert (ids.tolist(), rows.tolist()) == ([0, 1], [[0], [0]])
     assert (other_ids.tolist(), other_rows.tolist()) == ([0], [[1, 1, 1, 1]])

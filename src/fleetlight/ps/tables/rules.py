@@ -98,10 +98,16 @@ class PushOptions:
         """As they travel now; the answer is not to be changed."""
         values = [value for key, value in group.items() if key not in _NOT_OPTIONS]
         same = len(values) == len(self._from) and all(map(operator.is_, values, self._from))
-        # what may change where it is, such as a rate in a tensor, is looked at each time
-        if not same or any(isinstance(value, (Tensor, list)) for value in values):
+        if not same or not all(map(_stays, values)):
             self._made, self._from = push_options(group), values
         return self._made
+
+
+def _stays(value: Any) -> bool:
+    """False for what may change where it is, such as a rate in a tensor."""
+    if isinstance(value, tuple):
+        return all(map(_stays, value))
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def rule_options(rule: RulePlan, group: Mapping[str, Any]) -> dict[str, Any]:

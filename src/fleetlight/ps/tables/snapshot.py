@@ -88,7 +88,7 @@ class Snapshot:
             with lock:
                 # one that got an id since then is not in the snapshot either
                 self._places[self._freed[start : start + LIST_ROWS]] = _DONE
-        self._freed = self._freed[:0]
+        self._freed = np.empty(0, self._freed.dtype)
         for start in range(0, len(self._places), LIST_ROWS):
             with lock:
                 numbers, ids = self._list(start, start + LIST_ROWS)

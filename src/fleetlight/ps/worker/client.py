@@ -18,12 +18,13 @@ from fleetlight.ps import messages as m
 from fleetlight.ps.placement import Placement
 from fleetlight.ps.plan import Plan
 from fleetlight.ps.sequences import common_epoch
+from fleetlight.ps.tables.unpacking import Unpacking
 from fleetlight.ps.transport.interface import Answer
 from fleetlight.ps.update import Floats, Ids, TableGradients, Update
 from fleetlight.ps.worker.lanes import CONTROL, PULL, PUSH, Connect, Lanes, Request
 from fleetlight.ps.worker.live import Live
 from fleetlight.ps.worker.parcel import Parcel, check_differences, checked, packed
-from fleetlight.ps.worker.pieces import Piece, pieces_of
+from fleetlight.ps.worker.pieces import PIECE_BYTES, WHOLE_BYTES, Piece, pieces_of
 
 Array = NDArray[Any]
 
@@ -151,11 +152,11 @@ class Client(Lanes):
         values = _counted(answers)
         parts: list[list[Floats]] = [[] for _ in wanted]
         for server, answer in answers.items():
-            arrays = iter(answer.arrays)
+            arrays = Unpacking(answer.arrays, f"the answer of server {server}")
             for number, w in enumerate(wanted):
-                if w.ids.starts[server] < w.ids.starts[server + 1]:
-                    parts[number].append(next(arrays))
-            if rest := list(arrays):
+                if count := int(w.ids.starts[server + 1] - w.ids.starts[server]):
+                    parts[number].append(arrays.rows(self.plan.tables[w.table], count))
+            if rest := arrays.rest():
                 values.dense[server] = rest
         values.rows = [self._joined(part, w.table) for part, w in zip(parts, wanted, strict=True)]
         return values
@@ -239,10 +240,12 @@ class Client(Lanes):
     ) -> Values:
         """Send differences, grouped by server; answers the values of the same rows and blocks."""
         check_differences(tables, blocks, step, self.plan, self.placement, self.worker)
+        # what overlaps are the pieces of different servers
+        piece_bytes = PIECE_BYTES if self.server_num > 1 else WHOLE_BYTES
         pieces: dict[int, list[Piece]] = {}
         requests: dict[int, list[Request]] = {}
         for server in range(self.server_num):
-            cut = pieces_of(tables, blocks.get(server, ()), server)
+            cut = pieces_of(tables, blocks.get(server, ()), server, piece_bytes)
             if cut:
                 pieces[server] = cut
                 requests[server] = [
@@ -256,9 +259,11 @@ class Client(Lanes):
         values = _counted({server: heard[-1] for server, heard in answers.items()})
         for server, heard in answers.items() if wants else ():
             for piece, answer in zip(pieces[server], heard, strict=True):
-                arrived = iter(answer.arrays)
-                values.pieces += [(n, span, next(arrived)) for n, span in piece.spans.items()]
-                if dense := list(arrived):
+                arrived = Unpacking(answer.arrays, f"the answer of server {server}")
+                for number, span in piece.spans.items():
+                    rows = arrived.rows(self.plan.tables[number], span.stop - span.start)
+                    values.pieces.append((number, span, rows))
+                if dense := arrived.rest():
                     values.dense[server] = dense
         return values
 

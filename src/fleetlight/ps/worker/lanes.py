@@ -99,8 +99,11 @@ class Lanes:
                 channels[server].send(message, arrays)
                 asked.append(server)
             except Exception as error:
-                # those that can be reached hear it all the same: a goodbye is meant for each
                 errors.append(error)
+                # Those that can be reached hear it all the same: a goodbye is meant for each. But
+                # what is wrong with the request itself is wrong everywhere.
+                if not isinstance(error, PeerError):
+                    break
         answers = {}
         for server in asked:
             try:
@@ -112,7 +115,7 @@ class Lanes:
     def _in_turns(
         self, lane: str, requests: Mapping[int, Sequence[Request]]
     ) -> dict[int, list[Answer]]:
-        """Several requests to each server; while one's answer is on its way, the next is asked."""
+        """Several requests to each server; while one answers, another is asked."""
         channels = self.open_lane(lane)
         answers: dict[int, list[Answer]] = {server: [] for server in requests}
         errors: list[Exception] = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The differences of GeoSGD in pieces: while an answer comes down, the next piece goes up."""
+"""The differences of GeoSGD in pieces: while one server answers, another is sent its next piece."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from fleetlight.ps.update import TableGradients
 Array = NDArray[Any]
 #: long enough for a message to cost little beside its bytes, short enough to overlap with others
 PIECE_BYTES = 1 << 20
+#: where nothing overlaps a piece is only to fit into a frame
+WHOLE_BYTES = 1 << 30
 
 
 @dataclasses.dataclass
@@ -36,7 +38,7 @@ def pieces_of(
     tables: Mapping[int, TableGradients],
     blocks: Sequence[Array],
     server: int,
-    piece_bytes: int = PIECE_BYTES,
+    piece_bytes: int,
 ) -> list[Piece]:
     """All that goes to one server; the dense blocks travel whole, with the first rows."""
     pieces, left = [Piece(blocks=blocks)], piece_bytes

@@ -146,3 +146,16 @@ def test_the_rows_used_longest_ago_are_forgotten_beyond_the_limit() -> None:
     assert len(rows) == 2
     rows.clear()
     assert len(rows) == 0
+
+
+def test_windows_are_counted_anew_before_they_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(local_rows, "MOST_WINDOWS", 3)
+    rows, servers = made()
+    for _ in range(10):
+        assert read(rows, servers, 1, 2) == [1, 2]
+        learn(rows, 1, 0.0)
+        assert told(rows.differences()) == {1: 0, 2: 0}
+        assert rows.window <= 4
+    assert servers.asked == [[1, 2]]

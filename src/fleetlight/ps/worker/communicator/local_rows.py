@@ -25,6 +25,8 @@ Numbers = NDArray[np.int64]
 #: A row that was not used for so many windows is fetched anew before it is used again. Until then
 #: it may miss what others have learned since its last exchange: little, if they use it as seldom.
 KEPT_WINDOWS = 100
+#: windows are counted in float32
+MOST_WINDOWS = 1 << 23
 #: forwards whose row numbers are remembered for the step that follows
 _REMEMBERED = 8
 
@@ -143,7 +145,14 @@ class LocalRows:
         told = copies.share(self._rows.rows, grouped, self._workers, self.plan.dim)
         self.window += 1
         self._evict(grouped)
+        if self.window > MOST_WINDOWS:
+            self._count_anew()
         return TableGradients(found.ids, found.starts, told)
+
+    def _count_anew(self) -> None:
+        """As if all rows had been used in the first window, which has just ended."""
+        self._rows.rows[:, self._last] = 1
+        self.window = 2
 
     def _surplus(self) -> Numbers:
         """Rows to forget, which have to be sent before."""
