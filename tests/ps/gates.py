@@ -37,6 +37,10 @@ class Gate:
         self._hold("send")
         self._channel.send(message, arrays)
 
+    def expect(self, deadline_s: Any = None) -> None:
+        self._hold("receive")
+        self._channel.expect(deadline_s)
+
     def receive(self, deadline_s: Any = None) -> Any:
         self._hold("receive")
         return self._channel.receive(deadline_s)

@@ -88,3 +88,21 @@ def test_a_frame_cut_short_is_a_loss(pair: tuple[socket.socket, socket.socket]) 
 def test_what_is_left_to_send(sent: int) -> None:
     buffers = [memoryview(b"ab"), memoryview(b""), memoryview(b"cdefg")]
     assert b"".join(_without(buffers, sent)) == b"abcdefg"[sent:]
+
+
+def test_an_answer_is_expected_until_its_first_byte(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    mine, theirs = pair
+    wire = Wire(mine, "the peer")
+    with pytest.raises(DeadlineError, match=r"the peer was silent for 0\.0 s during an exchange"):
+        wire.expect("an exchange", 0.02)
+    theirs.sendall(b"xy")
+    wire.expect("an exchange", LIMIT_S)
+    into = bytearray(2)
+    wire.read_all(memoryview(into), "an exchange", LIMIT_S)
+    assert into == b"xy"
+    theirs.close()
+    wire.expect("an exchange", LIMIT_S)  # the end is something to read
+    wire.close()
+    wire.expect("an exchange", LIMIT_S)

@@ -31,15 +31,23 @@ class Spy:
         self.peer = f"server {server}"
         self._inner, self._log, self._server = inner, log, server
         self.fails: str | None = None
+        #: in which order things happen, on all lanes of all servers
+        self.events: list[str] = []
         self.closed = False
 
     def send(self, message: m.Message, arrays: Sequence[Any] = ()) -> None:
         if self.fails == "send":
             raise PeerLostError(f"{self.peer} is gone")
         self._log.append((self._server, message))
+        self.events.append(f"send {self._server}")
         self._inner.send(message, arrays)
 
+    def expect(self, deadline_s: float | None = None) -> None:
+        self.events.append(f"expect {self._server}")
+        self._inner.expect(deadline_s)
+
     def receive(self, deadline_s: float | None = None) -> Answer:
+        self.events.append(f"receive {self._server}")
         answer: Answer = self._inner.receive(deadline_s)
         if self.fails == "receive":
             raise PeerLostError(f"{self.peer} hung up")
@@ -241,6 +249,23 @@ def test_differences_in_pieces_are_one_exchange(
     assert [a.tolist() for arrays in values.dense.values() for a in arrays] == [[2.0, 2.0, 2.0]]
     assert team.first(*range(20)) == [2.0] * 20
     assert values.versions == dict.fromkeys(range(servers), 1)
+
+
+def test_one_server_answers_while_the_next_is_sent_its_piece(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "PIECE_BYTES", 2 * (8 + 4 * DIM))
+    team = Team(2, mode="geo", k_steps=1)
+    parcel = team.parcel([*OWNED.ids[OWNED.of_server(0)][:4], *OWNED.ids[OWNED.of_server(1)][:2]])
+    team.client.open_lane("push")
+    events: list[str] = []
+    for spy in team.lanes["push"]:
+        spy.events = events
+    team.client.exchange(parcel.tables, {}, step=1)
+    assert events == [
+        *("send 0", "expect 0", "send 1", "receive 0"),
+        *("expect 1", "send 0", "receive 1", "receive 0"),
+    ]
 
 
 @pytest.mark.parametrize("fails", ["send", "receive"])

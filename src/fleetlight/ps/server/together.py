@@ -226,7 +226,8 @@ class Together:
     def _hold(
         self, complete: Complete[_Part], gradients: Gradients | None, refusal: GradientError | None
     ) -> Outcome:
-        square = 0.0 if refusal is None else float("inf")
+        # what a worker has left out for values that are not finite counts as they would
+        square = float("inf")
         if gradients is not None:
             gradients, square = self._holdings.summed(gradients)
         with self._news:

@@ -23,6 +23,7 @@ from fleetlight.ps.dtypes import as_tensor, flat_array
 from fleetlight.ps.placement import Block, Piece, Placement
 from fleetlight.ps.plan import GEO, Plan
 from fleetlight.ps.tables.dense_state import DenseState, PieceState
+from fleetlight.ps.tables.late_compiler import eager_step
 from fleetlight.ps.tables.rules import class_path, user_class
 
 Array = NDArray[Any]
@@ -60,6 +61,9 @@ class _Stepper:
     #: numbers of the user's groups that have a piece here
     groups: list[int]
 
+    def __post_init__(self) -> None:
+        self._step = eager_step(self.optimizer)
+
     def step(
         self, options: Sequence[Mapping[str, Any]], absent: Collection[int], grads: Sequence[Array]
     ) -> None:
@@ -69,7 +73,7 @@ class _Stepper:
         try:
             for held, gradients in zip(self.held, grads, strict=True):
                 held.give(gradients, absent)
-            self.optimizer.step()
+            self._step()
         finally:
             for held in self.held:
                 held.take_back()

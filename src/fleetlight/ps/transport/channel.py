@@ -125,6 +125,15 @@ class SocketChannel:
             except PeerLostError as lost:
                 self._mend(request, lost)
 
+    def expect(self, deadline_s: float | None = None) -> None:
+        """Wait until the answer begins to come; a broken connection is left to `receive`."""
+        frames, request = self._frames, self._request
+        assert request is not None, f"{self.peer}: nothing was sent"
+        if frames is not None:
+            limit_s = self._deadline_s if deadline_s is None else deadline_s
+            with self._broken_by_errors():
+                frames.wire.expect(request.operation, limit_s)
+
     def receive(self, deadline_s: float | None = None) -> Answer:
         """The answer to what was sent; a `Failure` is raised as the error it names."""
         request = self._request

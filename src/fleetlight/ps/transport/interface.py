@@ -37,6 +37,9 @@ class Channel(Protocol):
     def send(self, message: Message, arrays: Sequence[Array] = ()) -> None:
         """Send a request; the one before must have been answered."""
 
+    def expect(self, deadline_s: float | None = None) -> None:
+        """Wait until the answer begins to come."""
+
     def receive(self, deadline_s: float | None = None) -> Answer:
         """The answer to what was sent; a `Failure` is raised as the error it names."""
 
@@ -96,6 +99,9 @@ class MemoryChannel:
         """Has the request carried out at once, by this thread."""
         assert self._reply is None, "one request in flight per channel"
         self._reply = self._handler(self._connection, message, arrays)
+
+    def expect(self, deadline_s: float | None = None) -> None:
+        """It is there."""
 
     def receive(self, deadline_s: float | None = None) -> Answer:
         """The answer to what was sent."""

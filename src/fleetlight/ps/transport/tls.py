@@ -40,7 +40,7 @@ class TlsWire(Wire):
     def shake_hands(self, tls: ssl.SSLContext, limit_s: float, host: str | None = None) -> None:
         """Open the session; `host` is whom a client calls, None on the server's side."""
         until = time.monotonic() + limit_s
-        self._look_every(limit_s)
+        self._look_every(limit_s, _HANDSHAKE)
         self._session = tls.wrap_bio(
             self._incoming, self._outgoing, server_side=host is None, server_hostname=host
         )

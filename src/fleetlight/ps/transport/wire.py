@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import select
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -41,8 +42,18 @@ class Wire:
         The wait ends after `silence_s`, or at the time `until` on the monotonic clock.
         """
         silence_s = min(silence_s, until - time.monotonic())
-        self._look_every(silence_s)
+        self._look_every(silence_s, operation)
         return self._wait(operation, silence_s, self._receive_some, into)
+
+    def expect(self, operation: str, silence_s: float) -> None:
+        """Wait until there is something to read, which may be the end of the connection."""
+        poll = select.poll()
+        try:
+            poll.register(self._socket, select.POLLIN)
+        except ValueError:
+            return  # closed by another thread, which whoever reads is told
+        if not poll.poll(1000 * silence_s):
+            raise DeadlineError(f"{self.peer} was silent for {silence_s:.1f} s during {operation}")
 
     def read_all(
         self, into: memoryview, operation: str, silence_s: float, until: float = math.inf
@@ -50,7 +61,7 @@ class Wire:
         """Fill `into`; `silence_s` counts from the last byte that came."""
         while into:
             left = min(silence_s, until - time.monotonic())
-            self._look_every(left)
+            self._look_every(left, operation)
             count = self._wait(operation, left, self._receive_all, into)
             if count == 0:
                 raise self.lost(operation, "it closed the connection in the middle of a frame")
@@ -58,7 +69,7 @@ class Wire:
 
     def write(self, buffers: Sequence[Buffer], operation: str, silence_s: float) -> None:
         """Send all buffers; `silence_s` counts from the last byte that the peer took."""
-        self._look_every(silence_s)
+        self._look_every(silence_s, operation)
         rest = [memoryview(buffer) for buffer in buffers]
         while rest:
             rest = _without(rest, self._wait(operation, silence_s, self._send, rest))
@@ -106,14 +117,18 @@ class Wire:
     def _send(self, buffers: Sequence[memoryview]) -> int:
         return self._socket.sendmsg(buffers[:_IOV_MAX])
 
-    def _look_every(self, silence_s: float) -> None:
+    def _look_every(self, silence_s: float, operation: str) -> None:
         step = min(_LONGEST_STEP_S, max(_SHORTEST_STEP_S, silence_s / 4))
-        if step != self._step_s:
-            self._step_s = step
+        if step == self._step_s:
+            return
+        self._step_s = step
+        try:
             # A timeout of Python's would make the socket non-blocking, and add a system call to
             # each read and write; these are the kernel's.
             self._socket.settimeout(None)
             bound_waits(self._socket, step)
+        except OSError as error:  # another thread has closed it
+            raise self._failed(error, operation) from None
 
     def _wait(self, operation: str, silence_s: float, act: Callable[[T], int], on: T) -> int:
         """Repeat what the kernel has given up after a step, until there is no more time."""

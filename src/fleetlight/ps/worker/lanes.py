@@ -8,8 +8,9 @@ have a lane to themselves: whatever goes by another may take long.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -115,24 +116,33 @@ class Lanes:
     def _in_turns(
         self, lane: str, requests: Mapping[int, Sequence[Request]]
     ) -> dict[int, list[Answer]]:
-        """Several requests to each server; while one answers, another is asked."""
+        """Several requests to each server, which take turns: one answers while the next is asked.
+
+        Both directions of a narrow link are used that way; asked all at once, all servers would be
+        sent their requests first and then answer, all at once again.
+        """
         channels = self.open_lane(lane)
         answers: dict[int, list[Answer]] = {server: [] for server in requests}
-        errors: list[Exception] = []
-        asked: set[int] = set()
-        for _ in range(1 + max(map(len, requests.values()), default=0)):
-            for server, words in requests.items():
-                try:
-                    if server in asked:
-                        asked.remove(server)
-                        answers[server].append(channels[server].receive())
-                    if not errors and len(answers[server]) < len(words):
-                        channels[server].send(*words[len(answers[server])])
-                        asked.add(server)
-                except Exception as error:
-                    errors.append(error)
-        if errors:
-            raise errors[0]
+        owing: list[int] = []
+        try:
+            for server, (message, arrays) in _round_robin(requests):
+                if owing and owing != [server]:
+                    channels[owing[0]].expect()
+                elif owing:
+                    answers[server].append(channels[owing.pop()].receive())
+                channels[server].send(message, arrays)
+                owing.append(server)
+                if len(owing) > 1:
+                    first = owing.pop(0)
+                    answers[first].append(channels[first].receive())
+            for server in owing:
+                answers[server].append(channels[server].receive())
+        except Exception:
+            # a channel that still owes an answer could not be asked again
+            for server in owing:
+                with contextlib.suppress(Exception):
+                    channels[server].receive()
+            raise
         return answers
 
     def leave(self, error: str = "") -> None:
@@ -176,3 +186,10 @@ class Lanes:
 def _hang_up(channels: Sequence[Channel]) -> None:
     for channel in channels:
         channel.close()
+
+
+def _round_robin(requests: Mapping[int, Sequence[Request]]) -> Iterator[tuple[int, Request]]:
+    for number in range(max(map(len, requests.values()), default=0)):
+        for server, words in requests.items():
+            if number < len(words):
+                yield server, words[number]

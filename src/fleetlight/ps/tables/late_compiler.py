@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps torch's compiler out of a server until somebody compiles something.
+
+An optimizer loads torch._dynamo, 80 MiB, only to tell it that here is nothing to compile. So a
+server does not let it tell that: not in the methods that torch hides from the compiler, and not
+in a step. Where torch is built otherwise, nothing is changed, and the compiler is loaded.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+import torch
+from torch.optim import Optimizer, optimizer
+
+_COMPILER = "torch._dynamo"
+#: where a function that torch hides from the compiler keeps how it is called
+_HIDDEN = "__dynamo_disable"
+
+
+def postpone_compiler() -> None:
+    """Let the methods of optimizers be called without the compiler, until something has loaded it.
+
+    From then on it is told what torch has to tell it.
+    """
+    code = _code_made_by(getattr(torch, "_disable_dynamo", None))
+    for told in vars(Optimizer).values():
+        if code is not None and getattr(told, "__code__", None) is code:
+            plain = told.__wrapped__
+            vars(plain).setdefault(_HIDDEN, _untold(plain, told))
+
+
+def _untold(plain: Callable[..., Any], told: Callable[..., Any]) -> Callable[..., Any]:
+    def untold(*args: Any, **kwargs: Any) -> Any:
+        if _COMPILER not in sys.modules:
+            return plain(*args, **kwargs)
+        if vars(plain).get(_HIDDEN) is untold:
+            vars(plain).pop(_HIDDEN, None)
+        return told(*args, **kwargs)
+
+    return untold
+
+
+def eager_step(stepped: Optimizer) -> Callable[[], Any]:
+    """The `step` of an optimizer that nobody compiles, hooks and all, without the compiler."""
+    code = _code_made_by(getattr(optimizer, "_use_grad_for_differentiable", None))
+    hooked = type(stepped).step
+    told = getattr(hooked, "__wrapped__", None)
+    if code is None or getattr(told, "__code__", None) is not code:
+        return stepped.step
+    plain = told.__wrapped__  # type: ignore[union-attr]
+
+    @functools.wraps(plain)
+    def untold(self: Optimizer, *args: Any) -> Any:
+        with torch.set_grad_enabled(self.defaults["differentiable"]):
+            return plain(self, *args)
+
+    return functools.partial(Optimizer.profile_hook_step(untold), stepped)
+
+
+def _code_made_by(wrapper: Callable[..., Any] | None) -> CodeType | None:
+    """What all functions have in common that this wrapper of torch's has made."""
+    if wrapper is None:
+        return None
+    return getattr(wrapper(lambda: None), "__code__", None)
