@@ -68,3 +68,16 @@ def test_a_scheduler_says_who_came_and_who_did_not() -> None:
     text = membership.arrived_text("worker", 3, came, 5)
     assert "2 of 3 workers came within 5 s, 1 missing (MS_NODE_ID 1)" in text
     assert "nobody" in membership.arrived_text("worker", 3, [], 5)
+    # of ids that are unique in the cluster, nobody knows which are missing
+    came = [hello(None, node_id="2"), hello(None, node_id="3")]
+    assert "2 of 3 workers came within 5 s, 1 missing. Here: node 2" in membership.arrived_text(
+        "worker", 3, came, 5
+    )
+
+
+def test_a_server_at_a_loopback_address_is_for_its_own_machine() -> None:
+    near, far = hello(0, "127.0.0.1"), hello(0, "10.0.0.1")
+    for servers, workers in (([near], [near]), ([far], [near, far]), ([far], [far]), ([], [far])):
+        membership.check_reachable(servers, workers)
+    with pytest.raises(MembershipError, match=r"server .*\(127\.0\.0\.1\) .*worker .*MS_WORKER_IP"):
+        membership.check_reachable([far, near], [near, far])

@@ -12,7 +12,9 @@ import pytest
 from tests.workers import WorkerFailedError, reserved_port, run_processes
 
 import fleetlight as fleet
+from fleetlight.collective.c10d import PrefixStore
 from fleetlight.collective.forming import enrol
+from fleetlight.collective.meeting import Patience, serve
 from fleetlight.collective.registration import Scheduler
 from fleetlight.errors import MembershipError
 from fleetlight.fleet.context import current
@@ -74,7 +76,7 @@ def test_too_few_workers_is_told_to_all() -> None:
 
 
 def test_a_surplus_worker_is_refused() -> None:
-    with pytest.raises(WorkerFailedError, match="the job already has its 1 workers"):
+    with pytest.raises(WorkerFailedError, match=r"the job already has its 1 worker$"):
         run_processes(member, [(1,), (1, None, "stay"), (1, None, "stay")], deadline_s=8.0)
 
 
@@ -106,6 +108,49 @@ def test_servers_tell_where_they_listen_and_everybody_is_told() -> None:
         assert role.server_endpoints == (("127.0.0.1", 7000), ("127.0.0.1", 7001))
     # only workers give signs of life
     assert first.result()[1] is second.result()[1] is None
+
+
+def tried(role: Role) -> str:
+    """What a member is told that should not have been taken."""
+    try:
+        _, signs = enrol(role, "test", 20.0, 7000)
+    except MembershipError as error:
+        return str(error)
+    if signs is not None:
+        signs.depart(None)
+    return "was taken"
+
+
+def test_a_server_that_the_workers_cannot_reach_is_refused() -> None:
+    holder, port = reserved_port()
+    facts: Any = {"worker_num": 1, "server_num": 1, "master": ("127.0.0.1", port)}
+    scheduler = Scheduler(Role(kind=Kind.SCHEDULER, **facts), 20.0)
+    roles = [
+        Role(kind=kind, index=None, address=address, master_keeper="it", **facts)
+        for kind, address in ((Kind.WORKER, "10.0.0.9"), (Kind.SERVER, None))
+    ]
+    with holder, ThreadPoolExecutor(3) as pool:
+        code = pool.submit(scheduler.run)
+        members = [pool.submit(tried, role) for role in roles]
+        answers = [member.result() for member in members]
+        assert code.result() == 1
+    for text in answers:
+        assert "(127.0.0.1) has an address that only its own machine can reach" in text
+
+
+def test_what_a_scheduler_has_not_told_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleetlight.collective.registration.FAREWELL_S", 0.1)
+    holder, port = reserved_port()
+    facts: Any = {"worker_num": 2, "server_num": 1, "master": ("127.0.0.1", port)}
+    role = Role(index=None, master_keeper="it", **facts)
+    with holder:
+        store = PrefixStore("fleet/0", serve(("127.0.0.1", port), Patience(20.0)))
+        with pytest.raises(MembershipError, match=r"did not say which worker this is .*2 workers"):
+            enrol(role, "test", 0.2)
+        store.set("worker/index/1", "0")
+        expected = "did not say where the servers listen within .* it waits for 1 server;"
+        with pytest.raises(MembershipError, match=expected):
+            enrol(role, "test", 0.2)
 
 
 def test_a_failing_worker_ends_the_scheduler_with_1() -> None:

@@ -5,16 +5,21 @@ from __future__ import annotations
 
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.workers import reserved_port
 
 import fleetlight
-from fleetlight.errors import DeadlineError, PeerError, PlanError, RoleError
+from fleetlight.collective.forming import enrol
+from fleetlight.collective.registration import Scheduler
+from fleetlight.errors import ConfigError, DeadlineError, PeerError, PlanError, RoleError
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.joining import join_servers
 from fleetlight.ps import messages as m
+from fleetlight.ps.transport.listener import hold
 from fleetlight.ps.worker.crew import Crew
 from fleetlight.ps.worker.lanes import AHEAD, CONTROL, PULL, PUSH
 from fleetlight.roles import Kind, Role
@@ -126,6 +131,33 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(fleetlight, "__version__", "0.0")
         with pytest.raises(PeerError, match=r"0\.0"):
             joined(job.roles[0])
+
+
+def test_a_server_that_fails_after_it_has_registered_tells_the_scheduler(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[socket.socket] = []
+    monkeypatch.setattr(
+        "fleetlight.fleet.joining.hold", lambda endpoint: held.append(hold(endpoint)) or held[0]
+    )
+    holder, port = reserved_port()
+    facts: Any = {"worker_num": 1, "server_num": 1, "master": ("127.0.0.1", port)}
+    scheduler = Scheduler(Role(kind=Kind.SCHEDULER, **facts), 20.0)
+    worker, server = (
+        Role(kind=kind, index=None, master_keeper="it", **facts)
+        for kind in (Kind.WORKER, Kind.SERVER)
+    )
+    strategy = DistributedStrategy(ssl=str(tmp_path))
+    with holder, ThreadPoolExecutor(2) as pool, caplog.at_level("ERROR", logger="fleetlight"):
+        code, signs = pool.submit(scheduler.run), pool.submit(enrol, worker, "test", 20.0)
+        with pytest.raises(ConfigError, match="ssl"):
+            join_servers(server, strategy, 20.0)
+        try:
+            assert code.result(timeout=10) == 1
+        finally:
+            signs.result()[1].depart(None)  # type: ignore[union-attr]
+    assert any("server 0 failed: ConfigError: ssl" in text for text in caplog.messages)
+    assert held[0].fileno() == -1
 
 
 def test_the_port_is_given_back() -> None:

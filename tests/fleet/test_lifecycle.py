@@ -125,6 +125,29 @@ def test_a_failed_save_does_not_keep_a_worker(tmp_path: Path) -> None:
     assert run_processes(stop_after_a_failed_save, [(path,)]) == [["stopped", "None"]]
 
 
+def stop_with_a_failing_last_push() -> list[str]:
+    """What is raised is what went wrong; nobody says goodbye over the closed lanes."""
+    fleet.init()
+    model = fleet.distributed_model(torch.nn.Linear(2, 1))
+    fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    fleet.init_worker()
+    session = current().session
+    assert session is not None
+
+    def stop() -> None:
+        raise ValueError("the real cause")
+
+    session.stop = stop  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="the real cause") as caught:
+        fleet.stop_worker()
+    return [str(caught.value.__context__), str(current_or_none())]
+
+
+@pytest.mark.multiprocess
+def test_a_failing_last_push_is_what_the_user_sees() -> None:
+    assert run_processes(stop_with_a_failing_last_push, [()]) == [["None", "None"]]
+
+
 def deadline() -> str:
     return fleet.DistributedStrategy().explain()
 

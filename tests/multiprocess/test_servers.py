@@ -104,6 +104,8 @@ def scheduled(role: str, then: str = "") -> Any:
         MS_TOPO_TIMEOUT=deadline,
     )
     try:
+        if then.endswith("late"):
+            return ends_late(then)
         fleet.init()
         if then == "fail":
             registered()
@@ -118,6 +120,26 @@ def scheduled(role: str, then: str = "") -> Any:
         return "exit", end.code
     except PeerError as error:
         return str(error)
+
+
+def ends_late(then: str) -> str:
+    """Workers average among themselves; one of them fails when all is done."""
+    fleet.init(strategy=DistributedStrategy(a_sync=True, a_sync_configs={"dense": "allreduce"}))
+    if fleet.is_server():
+        return serve()
+    registered()
+    fleet.init_worker()
+    session = current().session
+    assert session is not None
+    assert session.signs is None, "one at a time gives signs of life"
+    fleet.barrier_worker()
+    if then == "fail late":
+        session.stop = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    try:
+        fleet.stop_worker()
+    except ZeroDivisionError:
+        return "failed"
+    return "left"
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +177,15 @@ def test_a_worker_that_fails_ends_scheduler_and_servers() -> None:
     assert others[2] == "failed"
     for text in (*others[:2], others[3]):
         assert "failed: ValueError: on purpose" in text
+
+
+def test_workers_that_average_tell_a_scheduler_how_they_have_ended() -> None:
+    kinds = ["MS_SCHED", "MS_PSERVER", "MS_PSERVER", "MS_WORKER", "MS_WORKER"]
+    for ends, code in ((("late", "late"), 0), (("fail late", "fail late"), 1)):
+        each = zip(kinds, ("late", "late", "late", *ends), strict=True)
+        scheduler, *others = run_processes(scheduled, list(each))
+        assert scheduler == ("exit", code)
+        assert others[2:] == ["failed" if code else "left"] * 2
 
 
 def compare(answers: Sequence[Any], one: Any) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 from collections.abc import Mapping
@@ -19,16 +20,25 @@ from fleetlight.collective.group import Group
 from fleetlight.collective.liveness import Liveness
 from fleetlight.collective.meeting import Patience, gather, join, serve, surviving_store
 from fleetlight.collective.membership import Hello
-from fleetlight.collective.registration import register
-from fleetlight.errors import MembershipError, RoleError
+from fleetlight.collective.registration import register, tell_failure
+from fleetlight.errors import FleetError, MembershipError, RoleError
 from fleetlight.observe.log import logger
 from fleetlight.roles.address import choose_interface, route_to
 from fleetlight.roles.role import Endpoint, Kind, Role
 from fleetlight.sockets.forking import keep_port_from_children, kept_from_children
 
+#: how long a process that fails tries to reach the scheduler
+_REPORT_S = 5.0
 
-def form(role: Role, version: str, deadline_s: float) -> tuple[Role, Group]:
-    """Meet the other workers; answers the role with everything found out, and the group."""
+
+def form(
+    role: Role, version: str, deadline_s: float, signs: Liveness | None = None
+) -> tuple[Role, Group]:
+    """Meet the other workers; answers the role with everything found out, and the group.
+
+    `signs` are those that this worker already gives to a scheduler: the group goes on with them,
+    if it meets there.
+    """
     if dist.is_initialized():
         return _adopt(role, version, deadline_s)
     if role.worker_num == 1 and not role.master_is_outside:
@@ -45,7 +55,7 @@ def form(role: Role, version: str, deadline_s: float) -> tuple[Role, Group]:
         device = _device(role)
         if role.worker_num > 1:
             _open_process_group(store, role, hello, patience)
-        liveness = _alive(store, role, hellos)
+        liveness = _alive(store, role, hellos) if signs is None else signs.among(hellos)
     logger.info("%s", _formed(role, hellos, hello.backend))
     return role, Group(
         index=_index(role),
@@ -72,6 +82,12 @@ def enrol(
         role, hello = register(store, role, hello, patience)
         signs = _alive(store, role, {}) if role.is_worker else None
     return role.replace(address=hello.address), signs
+
+
+def report_failure(role: Role, error: str) -> None:
+    """Tell the scheduler why a server it has counted does not serve, if it is still there."""
+    with contextlib.suppress(FleetError, RuntimeError), kept_from_children():
+        tell_failure(_meet(role, Patience(_REPORT_S)), role, error)
 
 
 def own_address(role: Role) -> str:

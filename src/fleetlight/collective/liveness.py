@@ -40,7 +40,8 @@ class Liveness:
         # and one more for questions of the main thread, so that a beat never waits for them
         self._asking = cloned(store)
         self._index = index
-        self._others = {i: hello for i, hello in hellos.items() if i != index}
+        self._others: dict[int, Hello] = {}
+        self.among(hellos)
         self._stop = threading.Event()
         self._count = 0
         self._seen: dict[int, tuple[int, float]] = {}
@@ -52,6 +53,11 @@ class Liveness:
         """Begin to beat."""
         self._beat()
         self._thread.start()
+
+    def among(self, hellos: Mapping[int, Hello]) -> Liveness:
+        """From now on the others are these."""
+        self._others = {i: hello for i, hello in hellos.items() if i != self._index}
+        return self
 
     def depart(self, error: str | None) -> None:
         """Stop beating and tell the others how this worker ended."""

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import msgspec
 
 from fleetlight.errors import MembershipError
+from fleetlight.roles.address import is_loopback
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,12 +140,25 @@ def arrived_text(kind: str, expected: int, hellos: Iterable[Hello], deadline_s: 
     )
 
 
+def check_reachable(servers: Iterable[Hello], workers: Iterable[Hello]) -> None:
+    """Workers on other machines cannot call a server at a loopback address."""
+    far = next((worker for worker in workers if not is_loopback(worker.address)), None)
+    near = next((server for server in servers if is_loopback(server.address)), None)
+    if far is not None and near is not None:
+        raise MembershipError(
+            f"the server {near.where()} has an address that only its own machine can reach, but "
+            f"worker {far.where()} may be on another; give the server its address in the network "
+            "(MS_WORKER_IP), or MS_SCHED_HOST one that is no loopback on the scheduler's machine"
+        )
+
+
 def _name(hello: Hello) -> str:
     return (f"node {hello.node_id}, " if hello.node_id else "") + hello.where()
 
 
 def _missing_ids(expected: int, came: Sequence[Hello]) -> str:
     ids = {int(h.node_id) for h in came if h.node_id and _is_number(h.node_id)}
-    if not came or len(ids) != len(came):
+    # ids that are only unique in the cluster are no indices
+    if not came or len(ids) != len(came) or max(ids) >= expected:
         return ""
     return " (MS_NODE_ID " + ", ".join(map(str, absent(expected, ids))) + ")"

@@ -39,7 +39,8 @@ def register(store: Store, role: Role, hello: Hello, patience: Patience) -> tupl
     with surviving_store():
         arrival = store.add(f"{kind}/arrivals", 1) - 1
         store.set(f"{kind}/arrival/{arrival}", membership.encode(hello).decode())
-        answer = _told(store, role, f"{kind}/index/{arrival}", patience).decode()
+        key, awaited = f"{kind}/index/{arrival}", f"which {kind} this is"
+        answer = _told(store, key, patience, awaited, _members(role)).decode()
         if not answer.isdigit():
             raise MembershipError(f"the scheduler says: {answer}")
         role = role.replace(index=int(answer))
@@ -48,17 +49,17 @@ def register(store: Store, role: Role, hello: Hello, patience: Patience) -> tupl
     return role, msgspec.structs.replace(hello, index=role.index)
 
 
-def _told(store: Store, role: Role, key: str, patience: Patience) -> bytes:
-    """What the scheduler answers, once it knows all who ask."""
+def _told(store: Store, key: str, patience: Patience, awaited: str, members: str) -> bytes:
+    """What the scheduler answers, once it knows all `members`, of whom it tells `awaited`."""
     while not store.check([key]):
         if store.check(["refused"]):
             text = store.get("refused").decode()
             store.add("refusals heard", 1)
             raise MembershipError(f"the scheduler says: {text}")
-        if not patience.wait(lambda: "waiting for the scheduler to hand out the indices"):
+        if not patience.wait(lambda: f"waiting for the scheduler to say {awaited}"):
             raise MembershipError(
-                f"the scheduler handed out no index within {patience.deadline_s:g} s: it waits "
-                f"for {_members(role)}; did they all start?"
+                f"the scheduler did not say {awaited} within {patience.deadline_s:g} s: it waits "
+                f"for {members}; did they all start?"
             )
     answer: bytes = store.get(key)
     return answer
@@ -66,8 +67,14 @@ def _told(store: Store, role: Role, key: str, patience: Patience) -> bytes:
 
 def _servers(store: Store, role: Role, patience: Patience) -> tuple[Endpoint, ...]:
     """Where the servers listen, in the order of their indices."""
-    found = msgspec.json.decode(_told(store, role, SERVERS, patience), type=list[Endpoint])
-    return tuple(found)
+    servers = several(role.server_num, "server")
+    answer = _told(store, SERVERS, patience, "where the servers listen", servers)
+    return tuple(msgspec.json.decode(answer, type=list[Endpoint]))
+
+
+def tell_failure(store: Store, role: Role, error: str) -> None:
+    """Tell the scheduler that a server which it has counted does not serve."""
+    store.set(f"failed/{role.index}", error)
 
 
 class Scheduler:
@@ -83,11 +90,13 @@ class Scheduler:
 
     def run(self) -> int:
         """Serve the whole life of the job; answers the exit code."""
-        members = {"worker": self._role.worker_num, "server": self._role.server_num}
         try:
-            for kind, expected in members.items():
-                if expected:
-                    self._hand_out(kind, self._arrivals(kind, expected))
+            workers = self._arrivals("worker", self._role.worker_num)
+            self._hand_out("worker", workers)
+            if self._role.server_num:
+                servers = self._arrivals("server", self._role.server_num)
+                membership.check_reachable(servers, workers)
+                self._hand_out("server", servers)
         except MembershipError as error:
             logger.error("%s", error)
             self._refuse(str(error))
@@ -135,10 +144,9 @@ class Scheduler:
             time.sleep(0.2)
             self._refuse_surplus(answered)
             present = [i for i in range(size) if not self._store.check([f"gone/{i}"])]
-            for index in range(size):
-                if index not in present and (error := self._departure(index).error):
-                    logger.error("worker %d failed: %s", index, error)
-                    return 1
+            if failure := self._failure(present):
+                logger.error("%s", failure)
+                return 1
             if not present:
                 # who has departed may still be asking who else has
                 self._await(lambda: self._store.check([f"left/{i}" for i in range(size)]))
@@ -148,6 +156,16 @@ class Scheduler:
                 logger.error("no sign of life from worker %s for %g s", silent, self._silence_s)
                 return 1
 
+    def _failure(self, present: list[int]) -> str | None:
+        """Who has failed, and why."""
+        for index in range(self._role.worker_num):
+            if index not in present and (error := self._departure(index).error):
+                return f"worker {index} failed: {error}"
+        for index in range(self._role.server_num):
+            if self._store.check([f"failed/{index}"]):
+                return f"server {index} failed: {self._store.get(f'failed/{index}').decode()}"
+        return None
+
     def _departure(self, index: int) -> Departure:
         return msgspec.json.decode(self._store.get(f"gone/{index}"), type=Departure)
 
@@ -156,7 +174,7 @@ class Scheduler:
         expected = {"worker": self._role.worker_num, "server": self._role.server_num}
         for kind, count in expected.items():
             while self._store.check([f"{kind}/arrival/{answered[kind]}"]):
-                text = f"the job already has its {count} {kind}s"
+                text = f"the job already has its {several(count, kind)}"
                 self._store.set(f"{kind}/index/{answered[kind]}", text)
                 answered[kind] += 1
 

@@ -10,16 +10,16 @@ import time
 from collections.abc import Sequence
 
 import fleetlight
-from fleetlight.collective.forming import enrol, own_address
+from fleetlight.collective.forming import enrol, own_address, report_failure
 from fleetlight.collective.group import Group
 from fleetlight.errors import PlanError, RoleError
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.freed_memory import give_back_freed
-from fleetlight.fleet.late_compiler import postpone_compiler
 from fleetlight.fleet.session import Session
 from fleetlight.observe.log import logger
 from fleetlight.ps import messages as m
 from fleetlight.ps.server.server import Server
+from fleetlight.ps.tables.late_compiler import postpone_compiler
 from fleetlight.ps.transport.channel import SocketChannel, connect_all
 from fleetlight.ps.transport.interface import Channel, MemoryChannel
 from fleetlight.ps.transport.listener import Listener, hold
@@ -95,9 +95,20 @@ def _serve(role: Role, strategy: DistributedStrategy, deadline_s: float) -> Cont
     """Listen from now on: workers can meet before the server knows what is trained."""
     postpone_compiler()
     give_back_freed()
-    held = None
-    if role.index is None and role.master is not None:
-        role, held = _enrolled_server(role, deadline_s)
+    if role.index is not None or role.master is None:
+        return _listening(role, strategy, deadline_s, None)
+    role, held = _enrolled_server(role, deadline_s)
+    try:
+        return _listening(role, strategy, deadline_s, held)
+    except BaseException as error:
+        held.close()
+        report_failure(role, f"{type(error).__name__}: {error}")
+        raise
+
+
+def _listening(
+    role: Role, strategy: DistributedStrategy, deadline_s: float, held: socket.socket | None
+) -> Context:
     index = _index(role)
     server = _server(role, index, role.server_num, deadline_s)
     tls = server_context(strategy.ssl) if strategy.ssl else None

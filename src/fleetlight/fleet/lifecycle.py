@@ -15,7 +15,7 @@ from fleetlight.collective.forming import form
 from fleetlight.collective.registration import Scheduler
 from fleetlight.errors import ConfigError, FleetError, RoleError
 from fleetlight.fleet import account
-from fleetlight.fleet.context import Context, current, current_or_none, set_current
+from fleetlight.fleet.context import Context, Peers, current, current_or_none, set_current
 from fleetlight.fleet.joining import Service, join_servers
 from fleetlight.fleet.leaving import end_badly, tell_leaving, watch_the_end
 from fleetlight.fleet.served_loading import open_loaded
@@ -128,18 +128,18 @@ def stop_worker() -> None:
     with contextlib.ExitStack() as ending:
         ending.callback(_leave, context)
         if context.session is not None:
-            ending.callback(_stop_session, context.session)
+            ending.callback(_stop_session, context.session, context.group)
         context.saving.finish()
 
 
-def _stop_session(session: Session) -> None:
-    """The last pushes; when they fail, the others are told before this worker leaves."""
+def _stop_session(session: Session, group: Peers) -> None:
+    """The last pushes; when they fail, the others are told, and there is no goodbye after that."""
     try:
         session.stop()
-    except Exception as error:
+    except BaseException as error:
         text = f"{type(error).__name__}: {error}"
-        session.client.part(text)
-        session.depart(text)
+        group.fail(text)
+        session.fail(text)
         raise
 
 

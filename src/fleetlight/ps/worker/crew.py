@@ -149,9 +149,10 @@ class Crew:
                 raise error_of(m.decode_failure(text), f"on worker {index}")
 
     def leave(self) -> None:
-        """After a good run: say goodbye."""
-        self._over.set()
-        self.client.leave()
+        """After a good run: say goodbye; after a bad one, everything is said."""
+        if not self._over.is_set():
+            self._over.set()
+            self.client.leave()
 
     def fail(self, error: str) -> None:
         """After a bad run: tell the servers why, who tell the others; whatever happens."""

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server trains without torch's compiler, and has it whole when it is wanted."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from tests.launch.workplace import free_ports
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from fleetlight.ps.tables.late_compiler import eager_step
+
+SERVER = """
+import importlib.util
+import sys
+import torch
+import fleetlight as fleet
+from tests.ps.servers import DenseServers
+
+def is_loaded():
+    return "torch._dynamo" in sys.modules
+
+fleet.init()
+assert fleet.is_server()
+for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad, torch.optim.RMSprop):
+    model = torch.nn.Linear(2, 1)
+    optimizer = kind([model.weight], lr=0.5)
+    optimizer.add_param_group({"params": [model.bias]})
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.zero_grad()
+    dense = DenseServers(list(model.parameters()), [optimizer], 1)
+    before = model.weight.detach().clone()
+    model(torch.ones(1, 2)).sum().backward()
+    dense.step()
+    dense.take()
+    assert not torch.equal(model.weight, before), kind
+fleet.distributed_model(model)
+fleet.distributed_optimizer(optimizer)
+fleet.init_server()
+assert not is_loaded()
+assert importlib.util.find_spec("torch._dynamo").origin.endswith("__init__.py")
+"""
+COMPILES = """
+double = torch.compile(lambda x: 2 * x, backend="eager")
+assert double(torch.ones(1)).item() == 2
+assert torch._dynamo.backends.registry
+"""
+SETS_AN_OPTION = """
+import torch._dynamo.config as config
+from torch._dynamo.utils import counters
+config.recompile_limit = 3
+from torch._dynamo import convert_frame, symbolic_convert
+assert convert_frame.config.recompile_limit == 3
+assert symbolic_convert.counters is counters
+"""
+#: torch hides the method from its compiler as soon as there is one
+GOES_ON = """
+import torch._dynamo
+optimizer.zero_grad()
+hidden = torch.optim.Optimizer.zero_grad.__wrapped__.__dict__["__dynamo_disable"]
+assert hidden._torchdynamo_disable
+"""
+
+
+@pytest.mark.parametrize("then", [COMPILES, SETS_AN_OPTION, GOES_ON], ids=["runs", "set", "told"])
+def test_a_server_has_the_compiler_only_when_it_is_wanted(then: str) -> None:
+    told = {
+        "FLEET_ROLE": "server",
+        "FLEET_INDEX": "0",
+        "FLEET_SERVER_NUM": "1",
+        "FLEET_WORKER_NUM": "1",
+        "FLEET_SERVER_ENDPOINTS": f"127.0.0.1:{free_ports(['127.0.0.1'], 1)}",
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", SERVER + then], env={**os.environ, **told},
+        capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def weight() -> nn.Parameter:
+    parameter = nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    return parameter
+
+
+def test_a_step_calls_hooks_and_keeps_gradients_off() -> None:
+    parameter, seen = weight(), []
+    optimizer = torch.optim.SGD([parameter], lr=0.5)
+    hook = register_optimizer_step_post_hook(lambda *_: seen.append(torch.is_grad_enabled()))
+    optimizer.register_step_pre_hook(lambda *_: seen.append("before"))  # type: ignore[arg-type]
+    try:
+        eager_step(optimizer)()
+    finally:
+        hook.remove()
+    assert seen == ["before", True]
+    assert parameter.tolist() == [0.5, 0.5]
+
+
+class Own(torch.optim.Optimizer):
+    """Steps in its own way."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            parameter.fill_(7)
+
+
+def test_a_step_of_another_kind_is_called_as_it_is() -> None:
+    parameter = weight()
+    eager_step(Own([parameter]))()
+    assert parameter.tolist() == [7, 7]
