@@ -32,7 +32,7 @@ AT_LEAST = {100: 3.0, 400: 3.0}
 #: untimed: until then a worker meets many words for the first time, and has to read them
 WARM = 400
 #: a run is at least so many exchanges long, since the last of them is paid in full
-EXCHANGES = 8
+EXCHANGES = 16
 # twice what a link of that speed carries in a millisecond of the slowest kernel clock
 BURST = "256kb"
 

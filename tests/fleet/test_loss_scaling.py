@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -32,6 +33,24 @@ def test_it_is_found_from_a_hook_of_the_step_and_nowhere_else() -> None:
     optimizer.step()
     assert found == [scaler, None]
     assert scaler_at_work() is None
+
+
+def test_batches_of_those_who_step_are_let_go() -> None:
+    class Batch:
+        """Whatever a script holds while it steps."""
+
+    optimizer = sgd()
+    optimizer.register_step_pre_hook(lambda *_: found.append(scaler_at_work()))
+    scaler = scaled(optimizer)
+    for step in (lambda: scaler.step(optimizer), optimizer.step):
+        found: list[Any] = []
+        batch = Batch()
+        left = weakref.ref(batch)
+        step()
+        del batch
+        # not only once this function ends
+        assert left() is None
+        assert len(found) == 1
 
 
 def test_who_is_told_of_an_infinity_backs_off() -> None:

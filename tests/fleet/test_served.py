@@ -13,9 +13,12 @@ from tests.served import ASYNC, SYNC, Job, Member, Net, geo, run, started
 from torch import nn
 
 from fleetlight.collective.group import Group
+from fleetlight.data.loader import BatchShare
 from fleetlight.errors import PlanError
 from fleetlight.fleet.context import Context
+from fleetlight.fleet.model import reduction_of
 from fleetlight.fleet.served import ServedModel, ServedOptimizer
+from fleetlight.fleet.sharding import Weights
 from fleetlight.roles import Kind, Role
 from fleetlight.strategy import DistributedStrategy
 
@@ -182,3 +185,64 @@ def test_a_parameter_without_gradient_stays() -> None:
     for mode in (SYNC, ASYNC):
         for used, unused in Job(half, mode, workers=2, servers=1).run(train):
             assert used < 1.0 == unused
+
+
+def scaled_steps(worker: Member, *, cleared: int, infinite: int) -> list[float]:
+    """Scales of five steps, clipped; in one, a worker clears all, in one, worker 1 overflows."""
+    scaler, scales = torch.amp.GradScaler("cpu", init_scale=64.0), []
+    for step in range(5):
+        worker.optimizer.zero_grad()
+        loss = worker.model(ONE).sum()
+        if step == infinite and worker.index == 1:
+            loss = loss * torch.inf
+        scaler.scale(loss).backward()
+        scaler.unscale_(worker.optimizer)
+        worker.clip(1.0)
+        if step == 1 and worker.index == cleared:
+            worker.optimizer.zero_grad()
+        scaler.step(worker.optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    return scales
+
+
+@MODES
+@pytest.mark.parametrize("cleared", [0, 1])
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_a_step_that_is_cleared_is_no_infinity(mode: dict[str, Any], cleared: int) -> None:
+    def train(worker: Member) -> Any:
+        scales = scaled_steps(worker, cleared=cleared, infinite=-1)
+        return scales, worker.context.step
+
+    for index, (scales, steps) in enumerate(run(build, train, mode)):
+        assert scales == [64.0] * 5
+        assert steps == (4 if mode is SYNC or index == cleared else 5)
+
+
+@pytest.mark.parametrize("on_nonfinite", ["refuse", "skip", "apply"])
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_an_infinity_that_was_clipped_is_told_to_all(on_nonfinite: str) -> None:
+    def train(worker: Member) -> Any:
+        return scaled_steps(worker, cleared=0, infinite=3), worker.context.step
+
+    mode = {**SYNC, "a_sync_configs": {"on_nonfinite": on_nonfinite}}
+    assert run(build, train, mode) == [([64.0] * 3 + [32.0] * 2, 3)] * 2
+
+
+@pytest.mark.parametrize("mode", [SYNC, ASYNC], ids=["sync", "async"])
+def test_a_sum_of_gradients_is_not_made_with_servers(mode: dict[str, Any]) -> None:
+    """Of a batch of 4, worker 0 has 3 and worker 1 has 1; each weighs by what it has."""
+
+    def train(worker: Member) -> Any:
+        weights = Weights(worker.context)
+        weights(BatchShare(mine=3 - 2 * worker.index, total=4, epoch=0, consumed=0))
+        (worker.model(ONE).sum() * (1 + worker.index)).backward()
+        worker.optimizer.step()
+        worker.barrier()
+        assert reduction_of(worker.context).average
+        return worker.rows([1, 2, 3]), worker.model.linear.bias.detach().clone()  # type: ignore[operator,union-attr]
+
+    [mean, *_] = run(build, train, mode)
+    [asked, *_] = run(build, train, {**mode, "gradient_scale": "sum"})
+    np.testing.assert_allclose(asked[0], mean[0], rtol=0, atol=1e-6)
+    torch.testing.assert_close(asked[1], mean[1])

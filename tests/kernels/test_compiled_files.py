@@ -95,6 +95,34 @@ def test_code_of_others_is_not_loaded(unwritable: Path, tmp_path: Path) -> None:
     assert run(unwritable, HOME="/dev/null", TMPDIR=str(tmp_path)) == ("None", 0)
 
 
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_cache_that_others_can_write_to_is_not_used(
+    unwritable: Path, tmp_path: Path, inner: bool
+) -> None:
+    cache = tmp_path / "cache"
+    environment = {"XDG_CACHE_HOME": str(cache), "HOME": "/dev/null", "TMPDIR": str(tmp_path)}
+    place, _ = run(unwritable, **environment)
+    assert place.startswith(str(cache / "fleetlight" / "kernels-"))
+    (cache / "fleetlight").chmod(0o755)
+    assert run(unwritable, **environment) == (place, 1)
+    (Path(place) if inner else cache / "fleetlight").chmod(0o777)
+    refuge, hits = run(unwritable, **environment)
+    assert refuge.startswith(str(tmp_path / f"fleetlight-{os.getuid()}" / "kernels-"))
+    assert hits == 0
+
+
+def test_folders_that_are_made_are_private_whatever_the_umask(
+    unwritable: Path, tmp_path: Path
+) -> None:
+    before = os.umask(0o000)
+    try:
+        place, _ = run(unwritable, HOME=str(tmp_path / "home"))
+    finally:
+        os.umask(before)
+    assert place.startswith(str(tmp_path / "home"))
+    assert [p.stat().st_mode & 0o777 for p in (Path(place), Path(place).parent)] == [0o700] * 2
+
+
 def test_other_sources_and_another_numba_have_another_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

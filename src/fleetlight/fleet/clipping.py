@@ -49,7 +49,10 @@ def _clip_served(
     updates = [plan.update() for plan in plans]
     if any(plan.merge is not None and plan.merge.is_between() for plan in plans):
         return torch.tensor(norm_of(updates, norm_type))
-    return torch.tensor(context.session.clip(updates, max_norm, norm_type))
+    norm = context.session.clip(updates, max_norm, norm_type)
+    for plan in plans:
+        plan.norm = norm
+    return torch.tensor(norm)
 
 
 def _owners(context: Context, wanted: set[int]) -> list[ServedOptimizer]:

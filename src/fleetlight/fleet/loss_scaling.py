@@ -7,23 +7,21 @@ import sys
 
 import torch
 
-#: how many callers may lie between a scaler and whoever looks for it: hooks, schedulers
-_CALLERS = 12
-
 
 def scaler_at_work() -> torch.amp.GradScaler | None:
     """The scaler among the callers, if one of them is stepping an optimizer.
 
     It gives an optimizer no more than copies of what it has found.
     """
-    frame = sys._getframe(1)
-    for _ in range(_CALLERS):
-        if frame.f_back is None:
-            return None
-        frame = frame.f_back
-        found = frame.f_locals.get("self")
-        if isinstance(found, torch.amp.GradScaler):
+    stepping = torch.amp.GradScaler.step.__code__
+    frame = sys._getframe(1).f_back
+    while frame is not None:
+        if frame.f_code is stepping:
+            # a frame whose variables are read may keep them until it ends: no other's are
+            found = frame.f_locals["self"]
+            assert isinstance(found, torch.amp.GradScaler)
             return found
+        frame = frame.f_back
     return None
 
 

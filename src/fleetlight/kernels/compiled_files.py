@@ -23,6 +23,7 @@ from typing import Any
 from fleetlight.kernels import loading
 
 _SOURCES = Path(__file__).parent
+_BESIDE = _SOURCES / "__pycache__"
 #: longer than the slowest kernel compiles; after that compiling twice is better than waiting
 LOCK_WAIT_S = 60.0
 
@@ -93,37 +94,39 @@ def place() -> Path | None:
     """The first folder that can be used: beside the sources, the user's cache, a temporary one."""
     for parent in _candidates():
         folder = parent / f"kernels-{_stamp()}"
-        with contextlib.suppress(OSError, RuntimeError):
-            folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):
+            if parent == _BESIDE:
+                # whoever can write there can also write to the sources
+                folder.mkdir(parents=True, exist_ok=True)
+            else:
+                _own(folder)
             tempfile.TemporaryFile(dir=folder).close()
             return folder
     return None
 
 
 def _candidates() -> Iterator[Path]:
-    yield _SOURCES / "__pycache__"
-    with contextlib.suppress(RuntimeError):  # nobody knows a home
-        yield _users_cache() / "fleetlight"
+    yield _BESIDE
+    with contextlib.suppress(OSError, RuntimeError):  # nobody knows a home
+        yield _own(_users_cache() / "fleetlight")
     with contextlib.suppress(OSError):
-        yield _own_temporary()
+        yield _own(Path(tempfile.gettempdir()) / f"fleetlight-{os.getuid()}")
 
 
 def _users_cache() -> Path:
     """Where programs of this user keep what they can make again."""
-    # of the same kind as a home, which Path.home() also takes from a variable; the standard says
-    # that a relative path does not count
-    said = Path(os.path.expandvars("$XDG_CACHE_HOME"))
+    # the standard says that a relative path does not count
+    said = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return said if said.is_absolute() else Path.home() / ".cache"
 
 
-def _own_temporary() -> Path:
-    """A folder in the temporary one that nobody else can write to: code is loaded from it."""
-    folder = Path(tempfile.gettempdir()) / f"fleetlight-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+def _own(folder: Path) -> Path:
+    """A folder that nobody else can write to, made where there is none: code is loaded from it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.lstat()
     private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o022
     if not private or found.st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to somebody else")
+        raise PermissionError(f"others can write to {folder}")
     return folder
 
 

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -14,7 +16,7 @@ import torch
 from fleetlight.errors import PeerLostError
 from fleetlight.ps import messages as m
 from fleetlight.ps.transport.frames import _EARLY_BYTES, _KEEP_BYTES, _WORTH_BYTES, Frames, _Memory
-from fleetlight.ps.transport.protocol import Codec
+from fleetlight.ps.transport.protocol import PREFIX_BYTES, Codec
 from fleetlight.ps.transport.wire import Wire
 
 SIZE = 4 * _WORTH_BYTES
@@ -85,10 +87,10 @@ def written() -> bytes:
 
 
 @contextlib.contextmanager
-def connected() -> Iterator[tuple[socket.socket, Frames]]:
+def connected(kind: type[Wire] = Wire) -> Iterator[tuple[socket.socket, Frames]]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        yield theirs, Frames(Wire(ours, "peer"), silence_s=20.0)
+        yield theirs, Frames(kind(ours, "peer"), silence_s=20.0)
 
 
 def read_all(frames: Frames) -> None:
@@ -105,6 +107,41 @@ def test_frames_that_come_at_once_are_read_one_by_one() -> None:
         read_all(frames)
         peer.close()
         assert frames.receive("a test", start_s=20.0) is None
+
+
+#: around what is read at once, and around a prefix
+DRIBS = (1, PREFIX_BYTES - 1, PREFIX_BYTES, PREFIX_BYTES + 1, _EARLY_BYTES - 1, _EARLY_BYTES + 1)
+
+
+@pytest.mark.parametrize("size", DRIBS)
+def test_frames_of_which_little_is_read_at_once_are_whole(size: int) -> None:
+    class Thirsty(Wire):
+        def _receive_some(self, into: memoryview) -> int:
+            return super()._receive_some(into[:size])
+
+        def _receive_all(self, into: memoryview) -> int:
+            return super()._receive_all(into[:size])
+
+    with connected(Thirsty) as (peer, frames):
+        peer.sendall(written() * 2)
+        read_all(frames)
+        read_all(frames)
+
+
+def test_frames_that_are_sent_in_dribbles_are_whole() -> None:
+    def dribble(peer: socket.socket) -> None:
+        data, sizes = written() * 3, itertools.cycle(DRIBS)
+        while data:
+            count = peer.send(data[: next(sizes)])
+            data = data[count:]
+
+    with connected() as (peer, frames):
+        sender = threading.Thread(target=dribble, args=(peer,))
+        sender.start()
+        for _ in range(3):
+            read_all(frames)
+        sender.join(20)
+        assert not sender.is_alive()
 
 
 def test_what_comes_with_a_frame_and_is_none_is_told() -> None:

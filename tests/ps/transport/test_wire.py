@@ -66,6 +66,20 @@ def test_a_wait_can_be_interrupted_by_another_thread(
     assert ended == [0]
 
 
+def test_a_wire_that_another_thread_has_closed_is_lost(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    """Also where the time to wait changes, which the kernel is told beforehand."""
+    mine, _ = pair
+    wire = Wire(mine, "the peer")
+    wire.close()
+    for silence_s in (LIMIT_S, LIMIT_S, LIMIT_S / 100):
+        with pytest.raises(PeerLostError, match="lost the peer during a test: Bad file desc"):
+            wire.read(memoryview(bytearray(1)), "a test", silence_s)
+        with pytest.raises(PeerLostError, match="lost the peer during a test: Bad file desc"):
+            wire.write([b"x"], "a test", silence_s / 2)
+
+
 def test_a_time_that_is_over_ends_a_wait_even_if_bytes_came(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A connection that breaks between two pieces of an exchange: each difference is added once."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.ps.serving import DIM, opened, plan
+
+from fleetlight.kernels import dedup
+from fleetlight.ps import messages as m
+from fleetlight.ps.server.server import Server
+from fleetlight.ps.transport.channel import SocketChannel, connect_all
+from fleetlight.ps.transport.interface import Connection, Reply
+from fleetlight.ps.transport.listener import Listener
+from fleetlight.ps.update import TableGradients
+from fleetlight.ps.worker import client
+from fleetlight.ps.worker.client import Client, Wanted
+from fleetlight.ps.worker.lanes import CONTROL, PUSH
+
+SERVERS, ROWS, STEPS, LIMIT_S = 2, 40, 6, 20.0
+
+
+class Breaking(SocketChannel):
+    """Hangs up around every third piece; the request is mended by what it inherits."""
+
+    when: str
+    server: Desk
+    pieces = breaks = 0
+
+    def send(self, message: m.Message, arrays: Sequence[Any] = ()) -> None:
+        is_next = isinstance(message, m.Exchange) and self._is_next()
+        if is_next and self.when == "before it is sent":
+            self._break()
+        self.server.answered.clear()
+        super().send(message, arrays)
+        if is_next and self.when == "before its answer":
+            # it is applied by then
+            assert self.server.answered.wait(LIMIT_S)
+            self._break()
+
+    def _is_next(self) -> bool:
+        self.pieces += 1
+        return self.pieces % 3 == 0
+
+    def _break(self) -> None:
+        assert self._frames is not None
+        self._frames.wire.close()
+        self.breaks += 1
+
+
+class Desk:
+    """A server, and how often it got pieces."""
+
+    def __init__(self, server: Server) -> None:
+        self.inner = server
+        self.pieces = 0
+        self.answered = threading.Event()
+
+    def __call__(self, connection: Connection, message: m.Message, arrays: Sequence[Any]) -> Reply:
+        reply = self.inner(connection, message, arrays)
+        if isinstance(message, m.Exchange):
+            self.pieces += 1
+            self.answered.set()
+        return reply
+
+    def gone(self, connection: Connection, error: Any) -> None:
+        self.inner.gone(connection, error)
+
+
+@contextlib.contextmanager
+def job(when: str) -> Iterator[tuple[Client, list[Breaking], list[Desk]]]:
+    """A worker of GeoSGD, its channels for pushes, and the servers."""
+    the_plan = plan("geo", workers=1, server_num=SERVERS, k_steps=1)
+    desks = [Desk(opened(the_plan, index=i)) for i in range(SERVERS)]
+    listeners = [Listener(("127.0.0.1", 0), desk) for desk in desks]
+    breaking: list[Breaking] = []
+
+    def connect(lane: str) -> Sequence[SocketChannel]:
+        known = lane if lane in (CONTROL, PUSH) else "pull"
+        kind = Breaking if lane == PUSH else SocketChannel
+        channels = [
+            kind(
+                listener.address,
+                f"server {i}",
+                deadline_s=LIMIT_S,
+                greeting=lambda i=i: m.Hello("test", 0, 1, i, SERVERS, 1, known),  # type: ignore[misc]
+            )
+            for i, listener in enumerate(listeners)
+        ]
+        connect_all(channels, LIMIT_S)
+        for channel, desk in zip(channels, desks, strict=True):
+            if isinstance(channel, Breaking):
+                channel.when, channel.server = when, desk
+                breaking.append(channel)
+        return channels
+
+    worker = Client(0, 1, SERVERS, connect)
+    try:
+        worker.join(the_plan)
+        yield worker, breaking, desks
+    finally:
+        worker.close()
+        for listener in listeners:
+            listener.stop()
+
+
+@pytest.mark.parametrize("when", ["before it is sent", "before its answer"])
+def test_every_difference_is_added_once(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "PIECE_BYTES", 4 * (8 + 4 * DIM))
+    distinct = dedup(np.arange(ROWS), SERVERS)
+    with job(when) as (worker, channels, desks):
+        for step in range(1, STEPS + 1):
+            ones = np.ones((ROWS, DIM), np.float32)
+            part = TableGradients(distinct.ids, distinct.starts, ones)
+            values = worker.exchange({0: part}, {}, step=step)
+            assert sum(span.stop - span.start for _, span, _ in values.pieces) == ROWS
+            for _, _, rows in values.pieces:
+                assert np.array_equal(rows, np.full_like(rows, step))
+        [rows] = worker.pull([Wanted(0, distinct, insert=False)]).rows
+        assert np.array_equal(rows, np.full((ROWS, DIM), STEPS, np.float32))
+        again = STEPS if when == "before its answer" else 0
+        for channel, desk in zip(channels, desks, strict=True):
+            assert channel.breaks >= STEPS
+            assert desk.pieces >= channel.pieces + again
