@@ -147,3 +147,35 @@ def rmsprop() -> Any:
 def test_what_cannot_be_planned(make: Callable[[], Any], why: str) -> None:
     with pytest.raises(PlanError, match=why):
         make()
+
+
+def tied(embedding: nn.Embedding) -> nn.Module:
+    model = nn.ModuleDict({"emb": embedding, "out": nn.Linear(2, 5, bias=False)})
+    model["out"].weight = model["emb"].weight
+    return model
+
+
+def test_a_weight_that_another_module_uses_is_not_moved() -> None:
+    with pytest.raises(PlanError, match=r"emb: .* but out \(Linear\) uses its weight too") as got:
+        drawn(tied(nn.Embedding(5, 2, sparse=True)))
+    assert "build emb with sparse=False" in str(got.value)
+    plan = drawn(tied(nn.Embedding(5, 2))).plan
+    assert not plan.tables
+    assert [d.name for d in plan.dense] == ["emb.weight"]
+
+
+def test_a_weight_that_the_model_itself_or_a_plain_layer_uses_is_not_moved() -> None:
+    model = nn.Sequential(nn.Embedding(5, 2, sparse=True))
+    model.register_parameter("again", model[0].weight)
+    with pytest.raises(PlanError, match=r"but the model itself \(Sequential\) .* as again"):
+        drawn(model)
+    half = nn.Sequential(nn.Embedding(5, 2), nn.Embedding(5, 2, sparse=True))
+    half[0].weight = half[1].weight
+    with pytest.raises(PlanError, match=r"1: .* but 0 \(Embedding\)"):
+        drawn(half)
+
+
+def test_moved_layers_may_share_their_weight() -> None:
+    model = nn.Sequential(nn.Embedding(5, 2, sparse=True), nn.EmbeddingBag(5, 2, sparse=True))
+    model[1].weight = model[0].weight
+    assert [table.name for table in drawn(model).plan.tables] == ["0"]

@@ -63,6 +63,41 @@ def test_settings_of_the_reduction(settings: dict[str, Any], name: str, sentence
     assert "parameter servers" in why
 
 
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"fuse_grad_size_in_MB": 8}, "a bucket holds up to 8 MiB"),
+        ({"find_unused_parameters": True}, "looks for unused"),
+        ({"sync_batch_norm": True}, "the batches of all workers"),
+        ({"fp16_allreduce": "bf16"}, "as bfloat16"),
+    ],
+)
+def test_they_count_where_workers_average_what_servers_do_not_keep(
+    settings: dict[str, Any], sentence: str
+) -> None:
+    (name,) = settings
+    dense = {"a_sync_configs": {"dense": "allreduce"}, **settings}
+    active, why = effect(name, SERVERS, **dense)
+    assert active
+    assert sentence in why
+    assert DistributedStrategy(**dense).inert(SERVERS) == []
+    alone = JobFacts(is_collective=False, server_num=1)
+    assert effect(name, alone, **dense) == (False, "one worker has nobody to reduce with")
+
+
+def test_what_carries_the_averages_of_a_job_with_servers_is_not_foretold() -> None:
+    dense = {"a_sync_configs": {"dense": "allreduce"}, "nccl_comm_num": 2}
+    got = effect("nccl_comm_num", SERVERS, **dense)
+    assert got == (True, "2 process groups, used where shared memory is not")
+
+
+@pytest.mark.parametrize("dense", ["servers", "allreduce"])
+def test_with_servers_the_scale_of_gradients_is_not_looked_at(dense: str) -> None:
+    strategy = DistributedStrategy(gradient_scale="sum", a_sync_configs={"dense": dense})
+    (sentence,) = strategy.inert(SERVERS)
+    assert sentence.startswith("strategy.gradient_scale = 'sum' has no effect: only a collective")
+
+
 @pytest.mark.parametrize("name", ["fuse_grad_size_in_MB", "fuse_grad_size_in_num"])
 def test_without_fusion_the_sizes_mean_nothing(name: str) -> None:
     active, why = effect(name, FOUR, fuse_all_reduce_ops=False)

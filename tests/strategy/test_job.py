@@ -17,12 +17,6 @@ def restored() -> Iterator[None]:
     set_current_job(before)
 
 
-def test_gradients_are_reduced_among_several_workers_only() -> None:
-    assert not JobFacts().reduces_gradients
-    assert JobFacts(worker_num=2).reduces_gradients
-    assert not JobFacts(worker_num=2, is_collective=False).reduces_gradients
-
-
 def test_a_strategy_speaks_of_the_current_job() -> None:
     strategy = DistributedStrategy(sync_batch_norm=True)
     set_current_job(JobFacts(worker_num=1))

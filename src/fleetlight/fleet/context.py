@@ -53,6 +53,11 @@ class Context:
         """True in a job with parameter servers, in either kind of process."""
         return self.session is not None or self.service is not None
 
+    @property
+    def averages(self) -> bool:
+        """True when gradients are averaged; `gradient_scale="sum"` is for collective jobs only."""
+        return self.is_served or self.strategy.gradient_scale == "mean"
+
 
 _context: Context | None = None
 

@@ -24,7 +24,6 @@ from fleetlight.errors import DeadlineError, PlanError, did_you_mean
 from fleetlight.fleet.context import Context, current
 from fleetlight.fleet.terms import settings_of, terms_of
 from fleetlight.observe.log import logger
-from fleetlight.strategy import DistributedStrategy
 
 
 @contextlib.contextmanager
@@ -109,7 +108,7 @@ class ModelPlan:
         self.replica = Replica(
             self.module,
             group,
-            reduction_of(strategy),
+            reduction_of(self._context),
             settings=settings_of(self._context),
             terms=functools.partial(terms_of, self._context),
         )
@@ -218,8 +217,9 @@ def _plain_forward(module: nn.Module) -> Any:
     return types.MethodType(type(module).forward, module)
 
 
-def reduction_of(strategy: DistributedStrategy) -> Reduction:
-    """What a strategy says about the reduction of gradients."""
+def reduction_of(context: Context) -> Reduction:
+    """What the strategy says about the reduction of gradients."""
+    strategy = context.strategy
     return Reduction(
         limits=BucketLimits.of(
             fuse=strategy.fuse_all_reduce_ops,
@@ -227,7 +227,7 @@ def reduction_of(strategy: DistributedStrategy) -> Reduction:
             count=strategy.fuse_grad_size_in_num,
         ),
         codec=Codec.of(strategy.fp16_allreduce),
-        average=strategy.gradient_scale == "mean",
+        average=context.averages,
         synchronous=strategy.sync_nccl_allreduce,
         communicators=strategy.nccl_comm_num,
         shared_memory=strategy.shared_memory,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from fleetlight.fleet.loss_scaling import scaler_at_work, tell_infinity
 from fleetlight.fleet.model import ModelPlan
 from fleetlight.fleet.optimizer import OptimizerPlan
 from fleetlight.fleet.session import Session
+from fleetlight.fleet.unstepped import Unstepped
 from fleetlight.ps.layers.table_gradient import TableGradient
 from fleetlight.ps.plan import GEO
 from fleetlight.ps.worker.crew import Crew
@@ -25,11 +27,14 @@ from fleetlight.ps.worker.crew import Crew
 class ServedModel(ModelPlan):
     """A registered model whose values are kept by parameter servers."""
 
+    _unstepped: Unstepped | None = None
+
     def _agree(self) -> None:
         """Open the session; in a server nothing is to be opened by a forward."""
         session = self._context.session
         if session is not None:
             session.open(self._context)
+            self._unstepped = self._unstepped or Unstepped(self.module, self._context)
             if session.dense_group is not None:
                 self._replicate()
 
@@ -38,6 +43,12 @@ class ServedModel(ModelPlan):
         assert session is not None
         assert session.dense_group is not None
         return session.dense_group
+
+    def close(self) -> None:
+        """Let go of the module and its parameters."""
+        if self._unstepped is not None:
+            self._unstepped.close()
+        super().close()
 
     def run(self, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A forward, its gradients weighed by the batch. Values change within a step only."""
@@ -60,8 +71,12 @@ class ServedOptimizer(OptimizerPlan):
         super().__init__(optimizer, context)
         self._aside: list[tuple[nn.Parameter, Tensor]] = []
         self._steps = 0
-        #: False when the step was skipped by all for an infinity
+        #: False when the step was skipped by all
         self._applied = True
+        #: the norm by which the gradients of the coming step were clipped, if they were
+        self.norm: float | None = None
+        #: True where a step that is skipped has been skipped for an infinity
+        self._infinite = True
         #: whose infinities make steps a skip
         self._scaling: torch.amp.GradScaler | None = None
         # a loss scaler then leaves it to the step what to do about an infinity, since a step that
@@ -88,6 +103,10 @@ class ServedOptimizer(OptimizerPlan):
             if plan.replica is not None:
                 plan.replica.ensure_reduced(expected=self.merge is not None)
         skip = self._unscale()
+        # A norm is that of all who take part in a step: where it is a number, nobody had an
+        # infinity, and a skip means that somebody has cleared what was clipped.
+        norm, self.norm = self.norm, None
+        self._infinite = skip or norm is None or not math.isfinite(norm)
         update = session.collect(self.optimizer, self._steps)
         update.skip = skip
         if session.drawn.plan.mode == GEO:
@@ -105,7 +124,7 @@ class ServedOptimizer(OptimizerPlan):
         session = self._session()
         if session.drawn.plan.mode == GEO:
             self._applied = session.step(self._pending)
-        if self._scaling is not None and not self._applied:
+        if self._scaling is not None and not self._applied and self._infinite:
             # it may have been another worker's infinity; the scales stay the same everywhere
             tell_infinity(self._scaling, self.optimizer)
         # here and nowhere else, as in one process: what forward read, backward finds unchanged

@@ -52,6 +52,8 @@ class Session:
         self.signs: Liveness | None = None
         #: True once this worker makes no more step
         self.is_over = False
+        #: True once the others have been told how this worker ended
+        self._has_left = False
         self._drawn: Drawn | None = None
         self._communicator: Communicator | None = None
         self._live: Live | None = None
@@ -98,7 +100,10 @@ class Session:
             self.client.fill(_first_rows(drawn), self._live)
         if not drawn.plan.serves_dense and context.role.worker_num > 1:
             limit_s = context.group.deadline_s
-            self.dense_group = form(context.role, fleetlight.__version__, limit_s)[1]
+            self.dense_group = form(context.role, fleetlight.__version__, limit_s, self.signs)[1]
+            if self.dense_group.liveness is self.signs:
+                # told by whoever averages from now on
+                self.signs = None
         context.group.broadcast(_others(context, drawn), "first values of the model")
         context.group.barrier("init_worker")
         configs = context.strategy.a_sync_configs
@@ -210,24 +215,28 @@ class Session:
 
     def leave(self) -> None:
         """Part from the scheduler, and the workers that averaged with this one."""
-        self.depart(None)
+        if not self._take_leave():
+            return
+        if self.signs is not None:
+            self.signs.depart(None)
+            self.signs.farewell()
         if self.dense_group is not None:
             self.dense_group.leave()
 
     def fail(self, error: str) -> None:
-        """The same after an error, which they are told."""
-        self.depart(error)
+        """The same after an error, which they are told; what they hear first is what counts."""
+        if not self._take_leave():
+            return
+        if self.signs is not None:
+            self.signs.depart(error)
+            self.signs.farewell()
         if self.dense_group is not None:
             self.dense_group.fail(error)
 
-    def depart(self, error: str | None) -> None:
-        """Tell a scheduler how this worker has ended; once."""
-        signs, self.signs = self.signs, None
-        if signs is not None:
-            signs.depart(error)
-            # workers that average still use what the scheduler keeps, and say the very last word
-            if error is not None or self.dense_group is None:
-                signs.farewell()
+    def _take_leave(self) -> bool:
+        """True the first time."""
+        before, self._has_left = self._has_left, True
+        return not before
 
     def clip(self, updates: list[Update], max_norm: float, norm_type: float) -> float:
         """The norm of all gradients; the coming steps apply them scaled to `max_norm`."""

@@ -65,7 +65,7 @@ class Weights:
     def _weight_of(self, share: BatchShare | None) -> float:
         if share is None:
             return 1.0
-        if self._context.strategy.gradient_scale == "mean":
+        if self._context.averages:
             return share.mine * self._context.group.size / share.total
         return float(share.mine > 0)
 

@@ -84,13 +84,18 @@ def _when_reducing(rule: Rule) -> Rule:
     """A rule that needs workers that all-reduce their gradients."""
 
     def both(strategy: DistributedStrategy, job: JobFacts) -> Effect:
-        if job.reduces_gradients:
-            return rule(strategy, job)
-        if job.is_collective:
+        if not _all_reduces(strategy, job):
+            return False, "gradients go to the parameter servers, not through an all-reduce"
+        if job.worker_num == 1:
             return False, "one worker has nobody to reduce with"
-        return False, "gradients go to the parameter servers, not through an all-reduce"
+        return rule(strategy, job)
 
     return both
+
+
+def _all_reduces(strategy: DistributedStrategy, job: JobFacts) -> bool:
+    """True where workers all-reduce gradients: of everything, or of what no server keeps."""
+    return job.is_collective or strategy.a_sync_configs.dense == "allreduce"
 
 
 def _follows(switch: str, sentence: str) -> Rule:
@@ -151,8 +156,20 @@ def _recompute(strategy: DistributedStrategy, job: JobFacts) -> Effect:
     return True, "the named modules keep no activations" if strategy.recompute else "off"
 
 
+def _scale(strategy: DistributedStrategy, job: JobFacts) -> Effect:
+    if not job.is_collective:
+        return False, (
+            "only a collective job can sum; with parameter servers, gradients of one step that "
+            "come together are averaged"
+        )
+    return _on_reduction(lambda s, j: f"the {s.gradient_scale} over the workers")(strategy, job)
+
+
 def _process_groups(strategy: DistributedStrategy, job: JobFacts) -> Effect:
     count = strategy.nccl_comm_num
+    if not job.is_collective:
+        # which kind they are, and whether they are needed, turns out when the workers meet
+        return True, f"{_counted(count, 'process group')}, used where shared memory is not"
     if strategy.shared_memory and job.backend == "gloo" and job.node_num == 1:
         return False, (
             "the workers of one host sum in shared memory, not through process groups; "
@@ -177,8 +194,8 @@ def _deadline(strategy: DistributedStrategy, job: JobFacts) -> Effect:
 
 def check(strategy: DistributedStrategy, job: JobFacts) -> None:
     """Raise where going on would silently send in the clear what was to be encrypted."""
-    averages = job.is_collective or strategy.a_sync_configs.dense == "allreduce"
-    if strategy.ssl and averages and job.worker_num > 1 and job.node_num > 1:
+    reduces = _all_reduces(strategy, job)
+    if strategy.ssl and reduces and job.worker_num > 1 and job.node_num > 1:
         raise StrategyError(
             f"strategy.ssl = {strategy.ssl!r}: the workers of this job all-reduce across "
             f"{job.node_num} hosts, and neither Gloo nor NCCL can encrypt; leave ssl out and put "
@@ -302,7 +319,7 @@ _RULES: dict[str, Rule] = {
             else "every parameter must take part in every backward"
         )
     ),
-    "gradient_scale": _on_reduction(lambda s, j: f"the {s.gradient_scale} over the workers"),
+    "gradient_scale": _scale,
     "fetch_frequency": _never("an eager loop decides itself when it calls loss.item()"),
     "execution_strategy": _never(
         "eager PyTorch has no executor: OMP_NUM_THREADS or torch.set_num_threads set the threads "

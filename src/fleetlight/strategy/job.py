@@ -21,11 +21,6 @@ class JobFacts:
     #: the folder of certificates that connections were opened with
     ssl: str | None = None
 
-    @property
-    def reduces_gradients(self) -> bool:
-        """True when several workers all-reduce their gradients."""
-        return self.is_collective and self.worker_num > 1
-
 
 _current = JobFacts()
 

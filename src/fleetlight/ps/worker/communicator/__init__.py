@@ -18,7 +18,7 @@ def open_communicator(
     client: Client,
     live: Live,
     *,
-    queue_size: int = 16,
+    queue_size: int = 4,
     max_merge: int = 1,
     cache_rows: int = 4_000_000,
 ) -> Communicator:
