@@ -41,6 +41,9 @@ class Gate:
         self._hold("receive")
         self._channel.expect(deadline_s)
 
+    def answered(self, within_s: float) -> bool:
+        return bool(self._channel.answered(within_s))
+
     def receive(self, deadline_s: Any = None) -> Any:
         self._hold("receive")
         return self._channel.receive(deadline_s)

@@ -169,6 +169,14 @@ def test_what_cannot_be_made(make: Callable[[], Any], why: str) -> None:
     [
         (lambda e, b: e(torch.tensor([1.0])), r"got ids of type torch\.float32, expected a tensor"),
         (lambda e, b: e([1]), "got ids of type list, expected a tensor"),
+        (
+            lambda e, b: e(torch.empty(2, dtype=torch.int64, device="meta")),
+            "ids on the device meta",
+        ),
+        (
+            lambda e, b: b(torch.empty(2, 1, dtype=torch.int32, device="meta")),
+            "no values; expected",
+        ),
         (lambda e, b: b(torch.tensor([1])), "got ids of 1 dimensions and no offsets"),
         (lambda e, b: b(torch.tensor([[1]]), torch.tensor([0])), "got 2-D ids and offsets"),
         (lambda e, b: b(torch.tensor([1]), torch.tensor([1])), "offsets must start at 0"),

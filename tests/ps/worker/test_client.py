@@ -46,6 +46,9 @@ class Spy:
         self.events.append(f"expect {self._server}")
         self._inner.expect(deadline_s)
 
+    def answered(self, within_s: float) -> bool:
+        return bool(self._inner.answered(within_s))
+
     def receive(self, deadline_s: float | None = None) -> Answer:
         self.events.append(f"receive {self._server}")
         answer: Answer = self._inner.receive(deadline_s)

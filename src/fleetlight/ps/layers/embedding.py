@@ -180,6 +180,12 @@ def ids_of(ids: Tensor, layer: str) -> Ids:
             f"{layer}: got ids of type {got}, expected a tensor of torch.int64 or torch.int32; "
             "write ids.long() if they are whole numbers"
         )
+    if ids.device.type == "meta":
+        raise ConfigError(
+            f"{layer}: got ids on the device meta, which have a shape but no values; expected ids "
+            "on the CPU or on a GPU; look for what makes the batch on meta (torch.device('meta'), "
+            "set_default_device)"
+        )
     if ids.dtype == torch.int64 and ids.device.type == "cpu":
         return ids.numpy(force=True).reshape(-1)
     flat: Ids = ids.detach().reshape(-1).to("cpu", torch.int64).numpy()

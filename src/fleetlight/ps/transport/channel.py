@@ -134,6 +134,11 @@ class SocketChannel:
             with self._broken_by_errors():
                 frames.wire.expect(request.operation, limit_s)
 
+    def answered(self, within_s: float) -> bool:
+        """Whether `receive` has something to say by then, be it that the connection broke."""
+        frames = self._frames
+        return frames is None or frames.wire.has_more(within_s)
+
     def receive(self, deadline_s: float | None = None) -> Answer:
         """The answer to what was sent; a `Failure` is raised as the error it names."""
         request = self._request

@@ -40,6 +40,9 @@ class Channel(Protocol):
     def expect(self, deadline_s: float | None = None) -> None:
         """Wait until the answer begins to come."""
 
+    def answered(self, within_s: float) -> bool:
+        """Whether the answer begins to come in this time; the next request needs the answer."""
+
     def receive(self, deadline_s: float | None = None) -> Answer:
         """The answer to what was sent; a `Failure` is raised as the error it names."""
 
@@ -102,6 +105,10 @@ class MemoryChannel:
 
     def expect(self, deadline_s: float | None = None) -> None:
         """It is there."""
+
+    def answered(self, within_s: float) -> bool:
+        """It is."""
+        return True
 
     def receive(self, deadline_s: float | None = None) -> Answer:
         """The answer to what was sent."""

@@ -47,13 +47,17 @@ class Wire:
 
     def expect(self, operation: str, silence_s: float) -> None:
         """Wait until there is something to read, which may be the end of the connection."""
+        if not self.has_more(silence_s):
+            raise DeadlineError(f"{self.peer} was silent for {silence_s:.1f} s during {operation}")
+
+    def has_more(self, within_s: float) -> bool:
+        """Whether there is something to read by then, which may be the end of the connection."""
         poll = select.poll()
         try:
             poll.register(self._socket, select.POLLIN)
         except ValueError:
-            return  # closed by another thread, which whoever reads is told
-        if not poll.poll(1000 * silence_s):
-            raise DeadlineError(f"{self.peer} was silent for {silence_s:.1f} s during {operation}")
+            return True  # closed by another thread, which whoever reads is told
+        return bool(poll.poll(1000 * within_s))
 
     def read_all(
         self, into: memoryview, operation: str, silence_s: float, until: float = math.inf

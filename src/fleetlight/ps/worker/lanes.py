@@ -15,9 +15,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from fleetlight.errors import PeerError, PeerLostError
+from fleetlight.errors import DeadlineError, PeerError, PeerLostError
 from fleetlight.ps import messages as m
 from fleetlight.ps.transport.interface import Answer, Channel
+from fleetlight.ps.worker.signs import SignsOfLife
 
 Request = tuple[m.Message, Sequence[NDArray[Any]]]
 #: opens a lane, and says hello on it: a channel to each server
@@ -35,6 +36,7 @@ class Lanes:
         self.server_num = server_num
         self._connect = connect
         self._lanes: dict[str, Sequence[Channel]] = {}
+        self._signs = SignsOfLife(())
         self._closed = False
         self._control, self._beating = threading.Lock(), threading.Lock()
 
@@ -44,6 +46,8 @@ class Lanes:
         if channels is None:
             self._check_not_closed()
             channels = self._lanes[lane] = self._connect(lane)
+            if lane == BEAT:
+                self._signs = SignsOfLife(channels)
             if self._closed:  # meanwhile, by another thread
                 _hang_up(channels)
         self._check_not_closed()
@@ -63,16 +67,17 @@ class Lanes:
         requests: Mapping[int, Request],
         deadline_s: float | None = None,
     ) -> dict[int, Answer]:
-        """Send to all, then hear all; the first error is raised once nobody owes an answer."""
+        """Send to all, then hear all; one error is raised once nobody owes an answer."""
         if lane == CONTROL:
             with self._control:
                 return self._ask(lane, requests, deadline_s)
         return self._ask(lane, requests, deadline_s)
 
     def beat(self, step: int) -> None:
-        """Give a sign of life, whatever other lanes are busy with."""
+        """Give a sign of life, whatever other lanes are busy with and other servers do."""
         with self._beating:
-            self._ask(BEAT, dict.fromkeys(range(self.server_num), (m.Beat(step), ())), None)
+            self.open_lane(BEAT)
+            self._signs.give(step)
 
     def _ask(
         self,
@@ -82,25 +87,40 @@ class Lanes:
     ) -> dict[int, Answer]:
         answers, errors = self._say(lane, requests, deadline_s)
         if errors:
-            raise errors[0]
+            raise self._cause(errors)
         return answers
+
+    def _cause(self, errors: Mapping[int, Exception]) -> Exception:
+        """The first error, unless a server hangs: what others say of that names the innocent."""
+        late = self._signs.late()
+        for server in late:
+            if server in errors:
+                return errors[server]
+        first = next(iter(errors.values()))
+        if late and isinstance(first, DeadlineError):
+            told = ", ".join(
+                f"{self._lanes[BEAT][server].peer} (silent for {silent:.0f} s)"
+                for server, silent in late.items()
+            )
+            return DeadlineError(f"no sign of life comes from {told}; meanwhile {first}")
+        return first
 
     def _say(
         self,
         lane: str,
         requests: Mapping[int, Request],
         deadline_s: float | None,
-    ) -> tuple[dict[int, Answer], list[Exception]]:
+    ) -> tuple[dict[int, Answer], dict[int, Exception]]:
         """The answers of those that could be reached, and what was wrong with the others."""
         channels = self.open_lane(lane)
-        errors: list[Exception] = []
+        errors: dict[int, Exception] = {}
         asked = []
         for server, (message, arrays) in requests.items():
             try:
                 channels[server].send(message, arrays)
                 asked.append(server)
             except Exception as error:
-                errors.append(error)
+                errors[server] = error
                 # Those that can be reached hear it all the same: a goodbye is meant for each. But
                 # what is wrong with the request itself is wrong everywhere.
                 if not isinstance(error, PeerError):
@@ -110,7 +130,7 @@ class Lanes:
             try:
                 answers[server] = channels[server].receive(deadline_s)
             except Exception as error:
-                errors.append(error)
+                errors[server] = error
         return answers, errors
 
     def _in_turns(
@@ -167,8 +187,10 @@ class Lanes:
         """Answers the servers that may not have heard it."""
         if lane not in self._lanes or not lock.acquire(timeout=_LANE_S):
             return servers
-        words = dict.fromkeys(servers, (m.Leave(error), ()))
         try:
+            # a server that hangs may hear it by a lane on which it owes no answer
+            free = self._signs.collect(_LANE_S) if lane == BEAT else servers
+            words = dict.fromkeys([s for s in servers if s in free], (m.Leave(error), ()))
             heard, _ = self._say(lane, words, _LAST_WORDS_S)
         except PeerError:
             return servers

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`SignsOfLife`: what a worker that is busy elsewhere tells the servers, so that they keep it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from fleetlight.errors import PeerError
+from fleetlight.ps import messages as m
+from fleetlight.ps.transport.interface import Channel
+
+
+class SignsOfLife:
+    """No server waits for another: who still owes an answer is left out until it gives it.
+
+    One thread at a time uses it; only `late` may be called by others.
+    """
+
+    def __init__(self, channels: Sequence[Channel]) -> None:
+        self._channels = channels
+        #: when those were asked that have not answered
+        self._asked: dict[int, float] = {}
+        self._gone: dict[int, PeerError] = {}
+        self._late: Mapping[int, float] = {}
+
+    def give(self, step: int) -> None:
+        """To all that owe no answer; raises once there is nobody left to hear it."""
+        self.collect()
+        self._late = dict(self._asked)
+        for server, channel in enumerate(self._channels):
+            if server not in self._asked and server not in self._gone:
+                try:
+                    channel.send(m.Beat(step))
+                    self._asked[server] = time.monotonic()
+                except PeerError as error:
+                    self._gone[server] = error
+        if len(self._gone) == len(self._channels):
+            raise next(iter(self._gone.values()))
+
+    def collect(self, within_s: float = 0.0) -> list[int]:
+        """Take in the answers that are there by then; which servers owe none any more."""
+        end = time.monotonic() + within_s
+        for server in list(self._asked):
+            channel = self._channels[server]
+            try:
+                if not channel.answered(max(0.0, end - time.monotonic())):
+                    continue
+                channel.receive()
+            except PeerError as error:
+                self._gone[server] = error
+            del self._asked[server]
+        return [server for server in range(len(self._channels)) if server not in self._asked]
+
+    def late(self) -> dict[int, float]:
+        """The servers that let at least one sign of life pass, and for how many seconds."""
+        now = time.monotonic()
+        return {server: now - asked for server, asked in self._late.items()}
