@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of a program: tensors that it reads and changes where they are.
+
+They are the live module's and the live optimizer's own, so both stay true whoever trained.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Kind = Literal["parameter", "buffer", "optimizer", "rate"]
+KINDS: tuple[Kind, ...] = ("parameter", "buffer", "optimizer", "rate")
+
+
+@dataclasses.dataclass
+class Slot:
+    """One tensor of the state."""
+
+    kind: Kind
+    #: as in the module's state_dict; `weight.exp_avg` for the state an optimizer keeps for it
+    name: str
+    tensor: Tensor
+    #: of a learning rate: what the param group says now, which a scheduler may have changed
+    current: Callable[[], float] | None = None
+
+    def refresh(self) -> None:
+        """Take up what was set outside of the program."""
+        if self.current is not None:
+            self.tensor.fill_(self.current())
+
+
+def rate(name: str, current: Callable[[], float]) -> Slot:
+    """The slot of a learning rate."""
+    return Slot("rate", name, torch.tensor(current(), dtype=torch.float64), current)

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A captured step does what the eager one does, to the model and to the optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.static.nets import accuracy, batch, captured, net
+from torch import Tensor, nn
+
+from fleetlight import static
+from fleetlight.errors import ConfigError, PlanError
+
+OPTIMIZERS: list[tuple[Any, dict[str, Any]]] = [
+    (torch.optim.SGD, {"lr": 0.1}),
+    (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+    (torch.optim.Adam, {"lr": 0.01, "amsgrad": True}),
+    (torch.optim.AdamW, {"lr": 0.01}),
+    (torch.optim.Adagrad, {"lr": 0.1, "lr_decay": 0.1, "initial_accumulator_value": 0.5}),
+    (torch.optim.RMSprop, {"lr": 0.01, "momentum": 0.5, "centered": True}),
+    (torch.optim.Adadelta, {"lr": 1.0}),
+]
+
+
+def eager(
+    model: nn.Module, optimizer: torch.optim.Optimizer, given: dict[str, Tensor]
+) -> tuple[Tensor, Tensor]:
+    output = model(given["x"])
+    loss = nn.functional.cross_entropy(output, given["y"])
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.detach(), accuracy(output, given["y"])
+
+
+@pytest.mark.parametrize(("kind", "options"), OPTIMIZERS)
+def test_it_equals_eager_training(kind: Any, options: dict[str, Any]) -> None:
+    """With dropout, running statistics, batches of all sizes and a schedule."""
+    ours, theirs = net(), net()
+    mine, other = (kind(model.parameters(), **options) for model in (ours, theirs))
+    program, executor = captured(ours, mine), static.Executor()
+    schedules = [torch.optim.lr_scheduler.ExponentialLR(o, 0.7) for o in (mine, other)]
+    for number in range(6):
+        torch.manual_seed(number)
+        expected = eager(theirs, other, batch(number))
+        torch.manual_seed(number)
+        found = executor.run(program, batch(number), ["loss", "accuracy"])
+        torch.testing.assert_close(found, list(expected), rtol=1e-9, atol=1e-9)
+        mine._opt_called = True  # type: ignore[attr-defined]  # schedules look at it
+        for schedule in schedules:
+            schedule.step()
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(
+        mine.state_dict()["state"], other.state_dict()["state"], rtol=1e-6, atol=1e-8
+    )
+
+
+def test_either_goes_on_where_the_other_has_stopped() -> None:
+    """The state of the program is that of the live model and optimizer."""
+    ours, theirs = net(), net()
+    mine, other = (torch.optim.Adam(m.parameters(), lr=0.01) for m in (ours, theirs))
+    program = captured(ours, mine)
+    for number in range(4):
+        torch.manual_seed(number)
+        eager(theirs, other, batch(number))
+        torch.manual_seed(number)
+        if number % 2:
+            eager(ours, mine, batch(number))
+        else:
+            static.Executor().run(program, batch(number))
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=1e-6, atol=1e-9)
+
+
+def test_capturing_changes_nothing() -> None:
+    model = net()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    batch(0)  # sets the seed
+    rng = torch.get_rng_state()
+    captured(model, torch.optim.Adam(model.parameters()))
+    torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_parameters_that_are_frozen_or_unused_stay_as_they_are() -> None:
+    class Partly(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused, self.frozen = (nn.Linear(2, 2) for _ in range(3))
+            self.frozen.requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.used(self.frozen(x))
+            return out
+
+    model = Partly()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    given = {"x": torch.ones(3, 2), "y": torch.zeros(3, 2)}
+    program = static.capture(model, nn.functional.mse_loss, optimizer, given)
+    static.Executor().run(program, given)
+    moved = {n for n, v in model.state_dict().items() if not torch.equal(v, before[n])}
+    assert moved == {"used.weight", "used.bias"}
+
+
+def test_several_groups_have_their_own_rates() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    groups = [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[1].parameters()}]
+    optimizer = torch.optim.SGD(groups, lr=0.5)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    given = {"x": torch.ones(3, 2), "y": torch.zeros(3, 2)}
+    program = static.capture(model, nn.functional.mse_loss, optimizer, given)
+    static.Executor().run(program, given)
+    moved = {n for n, v in model.state_dict().items() if not torch.equal(v, before[n])}
+    assert moved == {"1.weight", "1.bias"}
+
+
+def looks(output: Tensor, _: Tensor) -> Tensor:
+    return output.sum() if output.sum() > 0 else -output.sum()
+
+
+def repeats(output: Tensor, _: Tensor) -> Tensor:
+    return sum((output.sum() for _ in range(int(output.argmax()))), output.sum())
+
+
+@pytest.mark.parametrize("loss", [looks, repeats])
+def test_what_depends_on_values_is_refused(loss: Any) -> None:
+    model = nn.Linear(8, 3).double()
+    with pytest.raises(PlanError, match=r"looks at the values of its tensors .*torch\.where"):
+        static.capture(model, loss, torch.optim.SGD(model.parameters(), lr=0.1), batch(0))
+
+
+def test_optimizers_that_are_not_known_to_work_are_refused() -> None:
+    model = net()
+    with pytest.raises(PlanError, match=r"got the optimizer NAdam, expected .* SGD, Adam, AdamW"):
+        captured(model, torch.optim.NAdam(model.parameters()))
+    with pytest.raises(PlanError, match=r"dampening=0\.1"):
+        captured(model, torch.optim.SGD(model.parameters(), lr=1, momentum=0.9, dampening=0.1))
+    with pytest.raises(PlanError, match=r"a parameter of shape \[12, 8\] that is not one of"):
+        captured(model, torch.optim.SGD(net().parameters(), lr=0.1))
+
+
+def test_a_batch_size_that_is_baked_in_is_checked() -> None:
+    """The net looks at the size of its batch, so the program is for that size."""
+    model = nn.Linear(8, 3).double()
+
+    def loss(output: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(output, labels, reduction="sum") / len(labels)
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    program = static.capture(model, loss, optimizer, batch(0))
+    assert program.feeds["y"].shape == (16,)
+    with pytest.raises(ConfigError, match=r"got the shape \[7, 8\], expected \[16, 8\]"):
+        static.Executor().run(program, batch(1))
