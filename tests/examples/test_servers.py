@@ -33,6 +33,15 @@ def test_wide_deep_learns_in_every_mode_alone_and_as_its_plain_twin() -> None:
         assert 0.6 < numbers(AUC, output)[0] < 0.8
 
 
+def test_wide_deep_runs_with_the_settings_of_a_quick_start() -> None:
+    """Too small a rate to learn much, but every step is made."""
+    settings = ["--optimizer", "sgd", "--lr", "0.0001", "--batch", "10", "--samples", "400"]
+    script = EXAMPLES / "wide_deep/train_fleet.py"
+    output = run(*SERVED, script, *settings, "--test", "2000", "--mode", "sync")
+    assert "steps 20" in output
+    assert 0.4 < numbers(AUC, output)[0] < 0.65
+
+
 def test_wide_deep_with_two_servers_tells_what_the_demo_promises() -> None:
     output = run(*SERVED, EXAMPLES / "wide_deep/train_fleet.py", *CLICKS)
     assert "async: 2 workers, 2 servers" in output
@@ -63,10 +72,12 @@ def test_word2vec_alone_learns_like_its_plain_twin() -> None:
         assert losses[-1] < 3.4
 
 
-def test_word2vec_with_two_servers_puts_topics_together() -> None:
+@pytest.mark.parametrize(("k_steps", "counted"), [(20, "exchanges 40"), (0, "pushes 800")])
+def test_word2vec_with_two_servers_puts_topics_together(k_steps: int, counted: str) -> None:
+    """GeoSGD, and async beside it."""
     script = EXAMPLES / "word2vec/train_fleet.py"
-    output = run(*SERVED, script, "--k_steps", 20, "--steps", 800, "--dim", 16)
-    assert "exchanges 40" in output
+    output = run(*SERVED, script, "--k_steps", k_steps, "--steps", 800, "--dim", 16)
+    assert counted in output
     for topic, neighbours in re.findall(r"^topic(\d+)_\d+: (.*)$", output, re.MULTILINE):
         of_topic = [word for word in neighbours.split(", ") if word.startswith(f"topic{topic}_")]
         assert len(of_topic) >= 4, output
