@@ -135,7 +135,12 @@ def test_a_consequence_is_not_blamed(place: Workplace) -> None:
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
 def test_an_interrupt_ends_everything(number: signal.Signals, code: int, place: Workplace) -> None:
-    job = place.start("--nproc_per_node", "2", place.script(STAY))
+    # whoever runs the tests under nohup has it ignored, and children inherit that
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        job = place.start("--nproc_per_node", "2", place.script(STAY))
+    finally:
+        signal.signal(number, before)
     pids = [int(place.wait_for(f"pid.{n}")) for n in (0, 1)]
     job.process.send_signal(number)
     found, output = job.end()
