@@ -24,7 +24,7 @@ from fleetlight.ps.update import Floats, Ids, TableGradients, Update
 from fleetlight.ps.worker.lanes import CONTROL, PULL, PUSH, Connect, Lanes, Request
 from fleetlight.ps.worker.live import Live
 from fleetlight.ps.worker.parcel import Parcel, check_differences, checked, packed
-from fleetlight.ps.worker.pieces import PIECE_BYTES, WHOLE_BYTES, Piece, pieces_of
+from fleetlight.ps.worker.pieces import LONE_BYTES, PIECE_BYTES, Piece, pieces_of
 
 Array = NDArray[Any]
 
@@ -241,7 +241,7 @@ class Client(Lanes):
         """Send differences, grouped by server; answers the values of the same rows and blocks."""
         check_differences(tables, blocks, step, self.plan, self.placement, self.worker)
         # what overlaps are the pieces of different servers
-        piece_bytes = PIECE_BYTES if self.server_num > 1 else WHOLE_BYTES
+        piece_bytes = PIECE_BYTES if self.server_num > 1 else LONE_BYTES
         pieces: dict[int, list[Piece]] = {}
         requests: dict[int, list[Request]] = {}
         for server in range(self.server_num):

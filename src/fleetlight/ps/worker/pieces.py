@@ -14,8 +14,9 @@ from fleetlight.ps.update import TableGradients
 Array = NDArray[Any]
 #: long enough for a message to cost little beside its bytes, short enough to overlap with others
 PIECE_BYTES = 1 << 20
-#: where nothing overlaps a piece is only to fit into a frame
-WHOLE_BYTES = 1 << 30
+#: with one server nothing overlaps, and each piece waits for its answer: fewer, but a server has to
+#: hold them
+LONE_BYTES = 4 << 20
 
 
 @dataclasses.dataclass
