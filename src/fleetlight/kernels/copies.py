@@ -13,23 +13,21 @@ from fleetlight.kernels.arrays import Floats, Grid, Ids, Int64s, Matrix
 from fleetlight.kernels.compiling import kernel
 from fleetlight.kernels.row_access import ahead, ask
 
+#: windows are counted from 1
+_NO_WINDOW = 0
+
 
 def read(rows: Matrix, numbers: Ids, oldest: int, out: Matrix) -> Int64s:
     """Read the weights of rows by number; answers the positions that have to be fetched.
 
     Those are where there is no row (-1), or its last use was before the window `oldest`.
     """
-    stale = np.empty(len(numbers), np.int64)
-    flat, width = rows.reshape(-1), rows.shape[1]
-    return stale[: _read(flat, width, numbers, float(oldest), out, stale)]
+    return _read_and_mark(rows, numbers, oldest, _NO_WINDOW, out)[0]
 
 
 def visit(rows: Matrix, numbers: Ids, oldest: int, window: int, out: Matrix) -> tuple[Int64s, Ids]:
     """Both `read` and `mark`; what has to be fetched is not marked."""
-    stale, fresh = np.empty(len(numbers), np.int64), np.empty(1 + len(numbers), np.int64)
-    flat, width = rows.reshape(-1), rows.shape[1]
-    count = _visit(flat, width, numbers, float(oldest), float(window), out, stale, fresh)
-    return stale[:count], fresh[1 : 1 + fresh[0]]
+    return _read_and_mark(rows, numbers, oldest, window, out)
 
 
 def mark(rows: Matrix, numbers: Ids, window: int) -> Int64s:
@@ -53,24 +51,13 @@ def share(rows: Matrix, numbers: Ids, among: int, dim: int) -> Matrix:
     return out
 
 
-@kernel
-def _read(slab: Floats, width: int, numbers: Ids, oldest: float, out: Matrix, stale: Int64s) -> int:
-    count = 0
-    dim = out.shape[1]
-    early = ahead(width)
-    for i in range(len(numbers)):
-        if i + early < len(numbers):
-            at = np.uint64(max(numbers[i + early], 0)) * np.uint64(width)
-            ask(slab, at, dim)
-            ask(slab, at + np.uint64(width - 1), 1)
-        at = np.uint64(max(numbers[i], 0)) * np.uint64(width)
-        if numbers[i] < 0 or slab[at + np.uint64(width - 1)] < oldest:
-            stale[count] = i
-            count += 1
-            continue
-        for c in range(dim):
-            out[i, c] = slab[at + np.uint64(c)]
-    return count
+def _read_and_mark(
+    rows: Matrix, numbers: Ids, oldest: int, window: int, out: Matrix
+) -> tuple[Int64s, Ids]:
+    stale, fresh = np.empty(len(numbers), np.int64), np.empty(1 + len(numbers), np.int64)
+    flat, width = rows.reshape(-1), rows.shape[1]
+    count = _visit(flat, width, numbers, float(oldest), float(window), out, stale, fresh)
+    return stale[:count], fresh[1 : 1 + fresh[0]]
 
 
 @kernel
@@ -101,7 +88,7 @@ def _visit(
             continue
         for c in range(dim):
             out[i, c] = slab[at + np.uint64(c)]
-        if slab[last] != window:
+        if window > 0 and slab[last] != window:
             slab[last] = window
             fresh[0] += 1
             fresh[fresh[0]] = numbers[i]
