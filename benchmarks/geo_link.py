@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from benchmarks import harness, jobs, report
-from benchmarks.ps_jobs import WARMUP, Bar, Make, Ours, section
+from benchmarks.ps_jobs import WARMUP, Bar, Make, Ours, add_usual_options, section
 from benchmarks.ps_models import TITLES
 
 CLAIM = (
@@ -158,11 +158,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--steps", type=int, default=400, help="timed steps of GeoSGD's workers, at least"
     )
     parser.add_argument("--async_steps", type=int, default=300, help="timed steps of async ones")
-    parser.add_argument("--idle_s", type=float, default=0.0, help="wait for an idle machine first")
-    parser.add_argument(
-        "--prime", action=argparse.BooleanOptionalAction, default=True, help="one run unmeasured"
-    )
-    parser.add_argument("--write", action=argparse.BooleanOptionalAction, default=True)
+    add_usual_options(parser)
     return parser.parse_args(argv)
 
 

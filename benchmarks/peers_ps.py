@@ -15,7 +15,17 @@ from pathlib import Path
 
 from benchmarks import harness, jobs, report
 from benchmarks.peers_collective import interpreter
-from benchmarks.ps_jobs import STEPS, WARMUP, Bar, Make, Ours, one_process, options, section
+from benchmarks.ps_jobs import (
+    STEPS,
+    WARMUP,
+    Bar,
+    Make,
+    Ours,
+    add_usual_options,
+    one_process,
+    options,
+    section,
+)
 from benchmarks.ps_models import TITLES
 
 CLAIM = (
@@ -132,11 +142,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.add_argument(f"--{peer}", type=interpreter, metavar="PYTHON", help=words)
     parser.add_argument("--steps", type=int, help="timed steps of each of our workers")
     parser.add_argument("--paddle_steps", type=int, help="timed steps of each of Paddle's")
-    parser.add_argument("--idle_s", type=float, default=0.0, help="wait for an idle machine first")
-    parser.add_argument(
-        "--prime", action=argparse.BooleanOptionalAction, default=True, help="one run unmeasured"
-    )
-    parser.add_argument("--write", action=argparse.BooleanOptionalAction, default=True)
+    add_usual_options(parser)
     return parser.parse_args(argv)
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -74,6 +75,15 @@ def one_process(name: str, system: str, model: str, steps: int) -> Job:
 def options(model: str, steps: int, warmup: int = WARMUP) -> list[str]:
     """What every program is told."""
     return ["--model", model, "--steps", str(steps), "--warmup", str(warmup)]
+
+
+def add_usual_options(parser: argparse.ArgumentParser) -> None:
+    """How a benchmark of such jobs is run, and whether it leaves a page."""
+    parser.add_argument("--idle_s", type=float, default=0.0, help="wait for an idle machine first")
+    parser.add_argument(
+        "--prime", action=argparse.BooleanOptionalAction, default=True, help="one run unmeasured"
+    )
+    parser.add_argument("--write", action=argparse.BooleanOptionalAction, default=True)
 
 
 @dataclasses.dataclass(frozen=True)

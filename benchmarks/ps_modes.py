@@ -13,7 +13,16 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks import harness, jobs, machine, report
-from benchmarks.ps_jobs import STEPS, WARMUP, Bar, Make, Ours, one_process, section
+from benchmarks.ps_jobs import (
+    STEPS,
+    WARMUP,
+    Bar,
+    Make,
+    Ours,
+    add_usual_options,
+    one_process,
+    section,
+)
 from benchmarks.ps_models import TITLES
 
 CLAIM = (
@@ -84,11 +93,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, help="timed steps of each worker")
     every = (TORCH, ALONE, AHEAD, *MODES)
     parser.add_argument("--only", nargs="+", choices=every, help="these variants only")
-    parser.add_argument("--idle_s", type=float, default=0.0, help="wait for an idle machine first")
-    parser.add_argument(
-        "--prime", action=argparse.BooleanOptionalAction, default=True, help="one run unmeasured"
-    )
-    parser.add_argument("--write", action=argparse.BooleanOptionalAction, default=True)
+    add_usual_options(parser)
     return parser.parse_args(argv)
 
 

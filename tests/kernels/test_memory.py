@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
 
 import numpy as np
+import pytest
 
 from fleetlight.kernels import memory
 
@@ -56,3 +58,29 @@ assert (table.find(np.arange(5000)) == numbers).all()
 assert table.ids_of(numbers).tolist() == list(range(5000))
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
+
+
+def flags_at(address: int) -> set[str]:
+    """What the kernel knows of the mapping that holds an address."""
+    inside = False
+    with open("/proc/self/smaps") as file:
+        for line in file:
+            first = line.split()[0]
+            if "-" in first and not first.endswith(":"):
+                low, high = (int(number, 16) for number in first.split("-"))
+                inside = low <= address < high
+            elif inside and first == "VmFlags:":
+                return set(line.split()[1:])
+    return set()
+
+
+@pytest.mark.skipif(
+    not os.path.exists("/sys/kernel/mm/transparent_hugepage"), reason="a kernel without huge pages"
+)
+def test_large_memory_asks_for_huge_pages_and_small_does_not() -> None:
+    count = 8 * memory.HUGE_PAGES_FROM
+    reserved = memory.reserve(count, np.uint8)
+    assert reserved is not None
+    for array in (memory.zeros(count, np.uint8), reserved[2 * memory.HUGE_PAGES_FROM :]):
+        assert "hg" in flags_at(array.ctypes.data)
+    assert "hg" not in flags_at(reserved.ctypes.data)
