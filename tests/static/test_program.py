@@ -9,7 +9,8 @@ from tests.static.nets import batch, captured, net
 
 from fleetlight import static
 from fleetlight.errors import ConfigError
-from fleetlight.static.program import has_effect
+from fleetlight.static.form import code_of, has_effect
+from fleetlight.static.runners import EVERYTHING
 
 
 def made() -> static.Program:
@@ -21,13 +22,13 @@ def test_its_summary_says_what_it_takes_keeps_and_gives() -> None:
     told = made().summary()
     assert "feeds      x: float64[?, 8], y: int64[?]" in told
     assert "parameter  6 tensors" in told
-    assert "fetches    loss, output, accuracy" in told
+    assert "fetches    output, loss, accuracy" in told
 
 
 def test_every_operation_has_a_line() -> None:
     program = made()
     lines = str(program).splitlines()
-    assert len(lines) == len(program.graph.graph.nodes) - 1 + len(program.fetches)
+    assert len(lines) == len(program.form.graph.nodes) + len(program.form.fetches)
     assert any(line.endswith("= parameter 0.weight: float64[12, 8]") for line in lines)
     assert any("= addmm(" in line for line in lines)
 
@@ -35,15 +36,11 @@ def test_every_operation_has_a_line() -> None:
 def test_it_computes_only_what_is_fetched_and_what_changes_the_state() -> None:
     program = made()
     wanted = [(), ("loss",), ("accuracy", "loss", "output")]
-    sizes = [len(program.compiled(names).graph.nodes) for names in wanted]  # type: ignore[attr-defined]
+    graphs = [code_of(program.form, names, EVERYTHING).graph for names in wanted]
+    sizes = [len(graph.nodes) for graph in graphs]
     assert sizes == sorted(sizes)
     assert sizes[0] < sizes[-1]
-    effects = [
-        sum(map(has_effect, program.compiled(names).graph.nodes))  # type: ignore[attr-defined]
-        for names in wanted
-    ]
-    assert len(set(effects)) == 1
-    assert program.compiled(["loss"]) is program.compiled(["loss"])
+    assert len({sum(map(has_effect, graph.nodes)) for graph in graphs}) == 1
 
 
 def test_every_fetch_set_trains_alike() -> None:

@@ -9,116 +9,74 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.stateless import _reparametrize_module
 
-from fleetlight.errors import PlanError
+from fleetlight.errors import ConfigError
 from fleetlight.static import optimizers
 from fleetlight.static.feeds import Feed
 from fleetlight.static.program import Program
-from fleetlight.static.state import Slot, rate
-from fleetlight.static.tracing import GRADIENT, trace
+from fleetlight.static.source import Source
+from fleetlight.static.variable import Variable
+from fleetlight.static.writing import train
 
 Fetches = Mapping[str, Callable[..., Tensor]]
 
 
 def capture(
     model: nn.Module,
-    loss_fn: Callable[..., Tensor],
-    optimizer: torch.optim.Optimizer,
+    loss_fn: Callable[..., Tensor] | None,
+    optimizer: torch.optim.Optimizer | None,
     example_inputs: Mapping[str, Tensor],
     fetches: Fetches | None = None,
 ) -> Program:
-    """A training step as a program.
+    """A training step as a program; without an optimizer, a forward.
 
     Inputs named like arguments of the model's forward go there, or else the first of them; the
     others follow the model's output into `loss_fn` and into each function of `fetches`. The first
     dimension of every input is the batch, of any size.
     """
-    optimizers.check(optimizer)
-    optimizers.begin(optimizer)
-    step = _Step(model, loss_fn, optimizer, list(example_inputs), dict(fetches or {}))
-    feeds = [
-        (Feed(name, (None, *value.shape[1:]) if value.dim() else (), value.dtype), value)
-        for name, value in example_inputs.items()
-    ]
-    graph, taken = trace(step, [slot.tensor for slot in step.slots], feeds)
-    return Program(graph, step.slots, {feed.name: feed for feed in taken}, step.names)
+    if optimizer is not None:
+        optimizers.check(optimizer)
+    program = Program()
+    source = program.written()
+    feeds = {name: _feed(source, name, value) for name, value in example_inputs.items()}
+    to_model = _inputs_of(model, list(feeds))
+    rest = [value for name, value in feeds.items() if name not in to_model]
+    output = source.modules.call(model, lambda: _called(model, to_model, feeds))
+    functions = {**({} if loss_fn is None else {"loss": loss_fn}), **(fetches or {})}
+    found = {
+        name: _computed(source, function, output, rest) for name, function in functions.items()
+    }
+    if isinstance(output, Variable):
+        source.recorder.names["output"] = source.recorder.node_of(output)
+    for name, value in found.items():
+        source.recorder.names[name] = _node(source, name, value)
+    program.model = model
+    if optimizer is not None:
+        train(program, found["loss"], model, optimizer)
+    return program
 
 
-class _Step:
-    """Forward, loss, backward and step on tensors given from outside, in the order of the slots."""
+def _computed(source: Source, function: Callable[..., Any], output: Any, rest: list[Any]) -> Any:
+    with source.recorder.writing():
+        return function(output, *rest)
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss_fn: Callable[..., Tensor],
-        optimizer: torch.optim.Optimizer,
-        inputs: list[str],
-        fetches: dict[str, Callable[..., Tensor]],
-    ) -> None:
-        self._model, self._loss_fn, self._optimizer = model, loss_fn, optimizer
-        self._inputs, self._fetches = inputs, fetches
-        self._to_model = _inputs_of(model, inputs)
-        self._parameters = dict(model.named_parameters())
-        self._buffers = dict(model.named_buffers())
-        names: dict[Tensor, str] = {p: name for name, p in self._parameters.items()}
-        self._groups = [_named(names, group["params"]) for group in optimizer.param_groups]
-        self.slots = [
-            *(Slot("parameter", n, p) for n, p in self._parameters.items()),
-            *(Slot("buffer", n, b) for n, b in self._buffers.items()),
-            *self._optimizer_slots(),
-            *(rate(f"group {i}", _rate_of(g)) for i, g in enumerate(optimizer.param_groups)),
-        ]
-        self.names = ["loss", "output", *fetches]
 
-    def _trained(self) -> list[str]:
-        return [
-            name for group in self._groups for name in group if self._parameters[name].requires_grad
-        ]
-
-    def _optimizer_slots(self) -> list[Slot]:
-        return [
-            Slot("optimizer", f"{name}.{key}", value)
-            for name in self._trained()
-            for key, value in self._optimizer.state.get(self._parameters[name], {}).items()
-            if isinstance(value, Tensor)
-        ]
-
-    def __call__(self, *values: Tensor) -> list[Tensor]:
-        given = dict(zip([(s.kind, s.name) for s in self.slots], values, strict=False))
-        feeds = dict(zip(self._inputs, values[len(self.slots) :], strict=True))
-        parameters = {name: given["parameter", name] for name in self._parameters}
-        buffers = {name: given["buffer", name] for name in self._buffers}
-        with _reparametrize_module(self._model, {**parameters, **buffers}):
-            output = self._model(*(feeds[name] for name in self._to_model))
-        rest = [value for name, value in feeds.items() if name not in self._to_model]
-        loss = self._loss_fn(output, *rest)
-        found = [function(output, *rest).detach() for function in self._fetches.values()]
-        self._train(loss, parameters, given)
-        return [loss.detach(), output.detach(), *found]
-
-    def _train(
-        self, loss: Tensor, parameters: dict[str, Tensor], given: dict[tuple[Any, str], Tensor]
-    ) -> None:
-        trained = self._trained()
-        gradients = torch.autograd.grad(
-            loss, [parameters[name] for name in trained], allow_unused=True
+def _feed(source: Source, name: str, value: Tensor) -> Variable:
+    if not isinstance(value, Tensor):
+        raise ConfigError(
+            f"capture: example input {name!r} is a {type(value).__name__}, expected a tensor"
         )
-        entering = {
-            parameters[name]: GRADIENT(gradient, name)
-            for name, gradient in zip(trained, gradients, strict=True)
-            if gradient is not None
-        }
-        states = {
-            parameters[name]: {
-                key: given.get(("optimizer", f"{name}.{key}"), value)
-                for key, value in self._optimizer.state.get(self._parameters[name], {}).items()
-            }
-            for name in trained
-        }
-        groups = [[parameters[name] for name in group] for group in self._groups]
-        rates = [given["rate", f"group {i}"] for i in range(len(groups))]
-        optimizers.step(self._optimizer, groups, entering, states, rates)
+    shape = (None, *value.shape[1:]) if value.dim() else ()
+    return source.recorder.feed(Feed(name, shape, value.dtype), value)
+
+
+def _node(source: Source, name: str, value: Any) -> torch.fx.Node:
+    if not isinstance(value, Variable):
+        raise ConfigError(
+            f"capture: {name} is a {type(value).__name__} that does not depend on the inputs, "
+            "expected a tensor computed from them"
+        )
+    return source.recorder.node_of(value)
 
 
 def _inputs_of(model: nn.Module, inputs: list[str]) -> list[str]:
@@ -129,15 +87,9 @@ def _inputs_of(model: nn.Module, inputs: list[str]) -> list[str]:
     return named if len(named) >= len(needed) > 0 else inputs[: max(1, len(needed))]
 
 
-def _named(names: dict[Tensor, str], parameters: list[Tensor]) -> list[str]:
-    missing = [p for p in parameters if p not in names]
-    if missing:
-        raise PlanError(
-            f"the optimizer has a parameter of shape {list(missing[0].shape)} that is not one of "
-            "the model's; capture the model whose parameters it steps"
-        )
-    return [names[parameter] for parameter in parameters]
-
-
-def _rate_of(group: dict[str, Any]) -> Callable[[], float]:
-    return lambda: float(group["lr"])
+def _called(model: nn.Module, to_model: list[str], feeds: Mapping[str, Variable]) -> Any:
+    """By the names of the forward's arguments where they are these, or else in their order."""
+    takes = inspect.signature(model.forward).parameters
+    if all(name in takes for name in to_model):
+        return model(**{name: feeds[name] for name in to_model})
+    return model(*(feeds[name] for name in to_model))

@@ -3,85 +3,128 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import nn
 
-from fleetlight.errors import ConfigError, did_you_mean
+from fleetlight.errors import PlanError
 from fleetlight.static import text
+from fleetlight.static.evaluation import evaluation
 from fleetlight.static.feeds import Feed
+from fleetlight.static.form import Form, Pass
+from fleetlight.static.runners import Alone, Runner
+from fleetlight.static.source import Source
 from fleetlight.static.state import Slot
 
-Compiled = Callable[..., list[Tensor]]
 
-
-@dataclasses.dataclass
 class Program:
-    """The graph's inputs are the state, then the feeds; its outputs are the fetches."""
+    """One graph for forward, backward and the optimizer's step, rewritten by passes.
 
-    graph: fx.GraphModule
-    state: list[Slot]
-    feeds: dict[str, Feed]
-    #: names of what may be fetched, in the order of the graph's outputs
-    fetches: list[str]
-    #: one line for each pass that has been applied
-    reports: list[str] = dataclasses.field(default_factory=list)
-    _compiled: dict[tuple[str, ...], Compiled] = dataclasses.field(default_factory=dict, repr=False)
+    Its state is that of the live module and optimizer.
+    """
+
+    def __init__(self) -> None:
+        #: what is written into it; None for one that is not to be written into
+        self.source: Source | None = Source()
+        #: what is done to it before it runs, in this order
+        self.passes: tuple[Pass, ...] = ()
+        #: how its steps are made, with which other processes
+        self.runner: Runner = Alone()
+        #: the program that must run before it
+        self.startup: Program | None = None
+        #: the programs that wait for this one
+        self.begins: list[Program] = []
+        self.has_started = False
+        #: the model that it trains, and what its state is called by
+        self.model: nn.Module | None = None
+        self.optimizer: torch.optim.Optimizer | None = None
+        self._made: tuple[object, Form] | None = None
+
+    @classmethod
+    def of(cls, form: Form) -> Program:
+        """A program of a form; nothing more can be written into it."""
+        program = cls()
+        program.source, program._made = None, (None, form)
+        return program
+
+    @property
+    def form(self) -> Form:
+        """The program as it will run."""
+        key = None if self.source is None else (self.source.version, self.passes)
+        if self._made is None or self._made[0] != key:
+            assert self.source is not None
+            form = self.source.form()
+            for rewrite in self.passes:
+                form = rewrite(form)
+            self._made = (key, form)
+        return self._made[1]
+
+    @property
+    def feeds(self) -> dict[str, Feed]:
+        """What each run is given, by name."""
+        return {feed.name: feed for feed in self.form.feeds}
+
+    @property
+    def state(self) -> tuple[Slot, ...]:
+        """The tensors that it reads and changes."""
+        return self.form.state
+
+    @property
+    def reports(self) -> tuple[str, ...]:
+        """A line for each pass: what it has done."""
+        return self.form.reports
+
+    def apply(self, *passes: Pass) -> Program:
+        """Another program of the same state, rewritten; this one stays as it is."""
+        form = self.form
+        for rewrite in passes:
+            form = rewrite(form)
+        program = Program.of(form)
+        program.runner, program.startup = self.runner, self.startup
+        program.model, program.optimizer = self.model, self.optimizer
+        return program
+
+    def clone(self, for_test: bool = False) -> Program:
+        """A copy that works on the same state; `for_test` computes as an evaluation does."""
+        if not for_test:
+            return self.apply()
+        source = self.form if self.source is None else self.source.form()
+        program = Program.of(evaluation(source))
+        program.startup, program.model = self.startup, self.model
+        return program
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """For an optimizer: those of the modules that have been called."""
+        if self.source is not None:
+            return list(self.source.modules.root.parameters())
+        return [s.tensor for s in self.state if isinstance(s.tensor, nn.Parameter)]
 
     def __str__(self) -> str:
-        """Every operation, a line each."""
-        feeds = list(self.feeds.values())
-        return text.listing(self.graph.graph, self.state, feeds, self.fetches)
+        return text.listing(self.form)
 
     def summary(self) -> str:
         """What it takes, what it keeps, what the passes did."""
-        feeds = list(self.feeds.values())
-        return text.summary(self.graph.graph, self.state, feeds, self.fetches, self.reports)
+        return text.summary(self.form)
 
-    def compiled(self, wanted: Sequence[str]) -> Compiled:
-        """Code that makes just these outputs and all changes of the state."""
-        key = tuple(wanted)
-        if key not in self._compiled:
-            self._compiled[key] = _reduced(self.graph, [self._place(name) for name in wanted])
-        return self._compiled[key]
+    def explain(self) -> str:
+        """The passes, one line each."""
+        return "\n".join(
+            f"{rewrite.name}: {report}"
+            for rewrite, report in zip(self.passes, self.reports, strict=True)
+        )
 
-    def _place(self, name: str) -> int:
-        if name not in self.fetches:
-            raise ConfigError(
-                f"fetch {name!r} is not one of this program: {did_you_mean(name, self.fetches)}"
+    def written(self) -> Source:
+        """Where to write; a program that was loaded or rewritten is as it is."""
+        if self.source is None:
+            raise PlanError(
+                "this program was cloned, loaded or rewritten, so nothing can be added to it; add "
+                "to the program that it was made from"
             )
-        return self.fetches.index(name)
+        return self.source
 
 
-def _reduced(graph: fx.GraphModule, places: Sequence[int]) -> Compiled:
-    """The graph with fewer outputs, without what only the others needed."""
-    copy = fx.Graph()
-    outputs = copy.graph_copy(graph.graph, {})
-    assert isinstance(outputs, (list, tuple))
-    copy.output([outputs[place] for place in places])
-    drop_unused(copy)
-    return fx.GraphModule(graph, copy)
-
-
-def drop_unused(graph: fx.Graph) -> int:
-    """Remove nodes that nothing needs and that change nothing; how many."""
-    dropped = 0
-    for node in reversed(graph.nodes):
-        if not node.users and node.op not in ("placeholder", "output") and not has_effect(node):
-            graph.erase_node(node)
-            dropped += 1
-    return dropped
-
-
-def has_effect(node: fx.Node) -> bool:
-    """Whether a node does something beside computing its value."""
-    target: Any = node.target
-    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
-        return node.op != "get_attr" and node.op != "call_function"
-    if target.namespace in ("_c10d_functional", "c10d"):
-        return True
-    # batch norm changes its statistics, though its schema does not say so
-    return target._schema.is_mutable or target.overloadpacket is torch.ops.aten.native_batch_norm
+def names_of(names: Iterable[Any]) -> Sequence[str]:
+    """Names of what is to be fetched: variables or their names."""
+    return [name if isinstance(name, str) else name.name for name in names]

@@ -13,11 +13,20 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Kind = Literal["parameter", "buffer", "optimizer", "rate"]
-KINDS: tuple[Kind, ...] = ("parameter", "buffer", "optimizer", "rate")
+#: `weight` is what the gradients of a batch weigh, `constant` what else a program reads
+Kind = Literal["parameter", "buffer", "optimizer", "gradient", "rate", "weight", "constant"]
+KINDS: tuple[Kind, ...] = (
+    "parameter",
+    "buffer",
+    "optimizer",
+    "gradient",
+    "rate",
+    "weight",
+    "constant",
+)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Slot:
     """One tensor of the state."""
 
@@ -27,6 +36,9 @@ class Slot:
     tensor: Tensor
     #: of a learning rate: what the param group says now, which a scheduler may have changed
     current: Callable[[], float] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
 
     def refresh(self) -> None:
         """Take up what was set outside of the program."""

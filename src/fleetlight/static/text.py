@@ -4,57 +4,46 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from fleetlight.static.feeds import Feed
-from fleetlight.static.state import KINDS, Slot
+from fleetlight.static.form import Form
+from fleetlight.static.state import KINDS
 
 
-def summary(
-    graph: fx.Graph,
-    state: Sequence[Slot],
-    feeds: Sequence[Feed],
-    fetches: Sequence[str],
-    reports: Sequence[str],
-) -> str:
+def summary(form: Form) -> str:
     """What there is to know at a glance."""
-    lines = [f"feeds      {', '.join(map(str, feeds)) or 'none'}"]
+    lines = [f"feeds      {', '.join(map(str, form.feeds)) or 'none'}"]
     for kind in KINDS:
-        tensors = [slot.tensor for slot in state if slot.kind == kind]
-        if tensors:
+        tensors = [slot.tensor for slot in form.state if slot.kind == kind]
+        if tensors and kind != "weight":
             size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
             lines.append(f"{kind:<11}{len(tensors)} tensors, {size / 2**20:.2f} MiB")
-    calls = [short_name(node) for node in graph.nodes if node.op == "call_function"]
+    calls = [short_name(node) for node in form.graph.nodes if node.op == "call_function"]
     often = ", ".join(f"{count} {name}" for name, count in Counter(calls).most_common(4))
     lines.append(f"operations {len(calls)}: {often}")
-    lines.append(f"fetches    {', '.join(fetches)}")
-    return "\n".join([*lines, *(f"pass       {report}" for report in reports)])
+    lines.append(f"fetches    {', '.join(form.fetches) or 'every value by its name'}")
+    return "\n".join([*lines, *(f"pass       {report}" for report in form.reports)])
 
 
-def listing(
-    graph: fx.Graph, state: Sequence[Slot], feeds: Sequence[Feed], fetches: Sequence[str]
-) -> str:
-    """One line for each input, operation and output."""
-    inputs = iter([*(f"{s.kind} {s.name}" for s in state), *(f"feed {f.name}" for f in feeds)])
-    return "\n".join(_lines(graph, inputs, fetches))
+def listing(form: Form) -> str:
+    """One line for each input, operation and named value."""
+    return "\n".join(_lines(form))
 
 
-def _lines(graph: fx.Graph, inputs: Iterator[str], fetches: Sequence[str]) -> Iterator[str]:
-    for node in graph.nodes:
+def _lines(form: Form) -> Iterator[str]:
+    inputs = iter([*map(str, form.state), *(f"feed {feed.name}" for feed in form.feeds)])
+    for node in form.graph.nodes:
         if node.op == "placeholder":
             yield f"{node.name} = {next(inputs)}: {shape_of(node)}"
         elif node.op == "call_function":
             given = [_told(value) for value in node.args]
             given += [f"{name}={_told(value)}" for name, value in node.kwargs.items()]
             yield f"{node.name} = {short_name(node)}({', '.join(given)}): {shape_of(node)}"
-        elif node.op == "output":
-            yield from (
-                f"fetch {n} = {_told(v)}" for n, v in zip(fetches, node.args[0], strict=True)
-            )
+    yield from (f"fetch {name} = {node}" for name, node in form.fetches.items())
 
 
 def short_name(node: fx.Node) -> str:

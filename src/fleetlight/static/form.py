@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Form`: a program as passes see it. A pass takes one and answers another."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, fx
+
+from fleetlight.errors import ConfigError, did_you_mean
+from fleetlight.static.feeds import Feed
+from fleetlight.static.marks import without_marks
+from fleetlight.static.state import Slot
+
+Code = Callable[..., list[Tensor]]
+#: nodes of another graph by those that they were copied from
+Copied = dict[fx.Node, fx.Node]
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """The graph's inputs are the state, then the feeds, both in this order.
+
+    What a node belongs to is in its `meta["part"]`: forward, backward or update.
+    """
+
+    graph: fx.Graph
+    state: tuple[Slot, ...]
+    feeds: tuple[Feed, ...]
+    #: names of values that were named, and the names of their nodes
+    fetches: Mapping[str, str]
+    #: what each pass has done
+    reports: tuple[str, ...] = ()
+
+    def copied(self) -> tuple[fx.Graph, Copied]:
+        """A graph of one's own, with nodes of the same names; and which is which."""
+        copy = fx.Graph()
+        nodes: Copied = {}
+        copy.graph_copy(self.graph, nodes)
+        return copy, nodes
+
+    def rewritten(self, graph: fx.Graph, report: str, **changes: Any) -> Form:
+        """The form with another graph, and a line about what has been done."""
+        return dataclasses.replace(self, graph=graph, reports=(*self.reports, report), **changes)
+
+    def node(self, name: str) -> fx.Node:
+        """The node of a name, as a user gives it."""
+        wanted = self.fetches.get(name, name)
+        node: fx.Node
+        for node in self.graph.nodes:
+            if node.name == wanted and isinstance(node.meta.get("val"), Tensor):
+                return node
+        known = [*self.fetches, *(n.name for n in self.graph.nodes if n.op == "call_function")]
+        raise ConfigError(f"fetch {name!r} is not one of this program: {did_you_mean(name, known)}")
+
+
+class Pass(Protocol):
+    """A pure function from a form to another one, which says in `reports` what it has done."""
+
+    name: str
+
+    def __call__(self, form: Form) -> Form:
+        """The form, rewritten."""
+
+
+def code_of(form: Form, wanted: Sequence[str], parts: Iterable[str]) -> fx.GraphModule:
+    """A graph that makes just these values and all changes of the state by these parts."""
+    copy, nodes = form.copied()
+    kept = frozenset(parts)
+    copy.output([nodes[form.node(name)] for name in wanted])
+    without_marks(copy)
+    drop_unused(copy, lambda node: node.meta.get("part", "forward") not in kept)
+    return fx.GraphModule(torch.nn.Module(), copy)
+
+
+def drop_unused(graph: fx.Graph, harmless: Callable[[fx.Node], bool] = lambda node: False) -> int:
+    """Remove nodes that nothing needs and that change nothing; how many.
+
+    What a `harmless` one changes is not wanted.
+    """
+    dropped = 0
+    for node in reversed(graph.nodes):
+        if node.users or node.op in ("placeholder", "output"):
+            continue
+        if harmless(node) or not has_effect(node):
+            graph.erase_node(node)
+            dropped += 1
+    return dropped
+
+
+def has_effect(node: fx.Node) -> bool:
+    """Whether a node does something beside computing its value."""
+    target: Any = node.target
+    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+        return node.op not in ("get_attr", "call_function")
+    if target.namespace in ("_c10d_functional", "c10d"):
+        return True
+    # batch norm changes its statistics, though its schema does not say so
+    return target._schema.is_mutable or target.overloadpacket is torch.ops.aten.native_batch_norm

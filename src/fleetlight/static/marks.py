@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operations that do nothing: they stand in a graph where something is to be found again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+_library: Any = torch.library.Library("fleetlight", "DEF")  # type: ignore[no-untyped-call]
+_library.define("gradient(Tensor(a) gradient, str name) -> Tensor(a)")
+_library.define("unless_testing(Tensor(a) trained, Tensor tested) -> Tensor(a)")
+
+
+def _gradient(gradient: Tensor, name: str) -> Tensor:
+    out: Tensor = torch.ops.aten.alias(gradient)
+    return out
+
+
+def _trained(trained: Tensor, tested: Tensor) -> Tensor:
+    out: Tensor = torch.ops.aten.alias(trained)
+    return out
+
+
+# composite: autograd sees through them
+_library.impl("gradient", _gradient, "CompositeExplicitAutograd")
+_library.impl("unless_testing", _trained, "CompositeExplicitAutograd")
+
+
+class _Through(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, trained: Tensor, tested: Tensor) -> Any:
+        return UNLESS_TESTING(trained, tested)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient, None
+
+
+#: where the gradient of a parameter enters the optimizer
+GRADIENT = torch.ops.fleetlight.gradient.default
+#: what is computed in training, and what an evaluation computes in its place
+UNLESS_TESTING = torch.ops.fleetlight.unless_testing.default
+_MARKS = (GRADIENT, UNLESS_TESTING)
+
+
+def unless_testing(trained: Tensor, tested: Tensor) -> Tensor:
+    """`trained`, of which an evaluation program makes `tested`."""
+    out: Tensor = _Through.apply(trained, tested)  # type: ignore[no-untyped-call]
+    return out
+
+
+def without_marks(graph: fx.Graph) -> None:
+    """Marks cost time; no pass comes after this."""
+    for node in list(graph.nodes):
+        if node.target in _MARKS:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)

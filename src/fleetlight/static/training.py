@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Backward and the optimizer's step, written behind the forward of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fleetlight.errors import PlanError
+from fleetlight.static import optimizers
+from fleetlight.static.marks import GRADIENT
+from fleetlight.static.recorder import Recorder
+from fleetlight.static.state import Slot, rate
+from fleetlight.static.variable import Variable
+
+#: the name of the slot with what the gradients of a batch weigh
+WEIGHT = "of the batch"
+
+
+def write_backward(
+    recorder: Recorder, loss: Variable, names: dict[int, str], optimizer: torch.optim.Optimizer
+) -> dict[str, Variable]:
+    """The gradients of the parameters that the optimizer trains, marked, by name.
+
+    A parameter that the loss does not depend on has none, and stays as it is.
+    """
+    if loss.dim() != 0:
+        raise PlanError(
+            f"minimize: got a loss of shape {list(loss.shape)}, expected one number; take its mean"
+        )
+    if not loss.requires_grad:
+        raise PlanError("minimize: the loss depends on no parameter that requires a gradient")
+    trained = _trained(recorder, names, optimizer)
+    with recorder.part_of("backward"), recorder.writing():
+        weight = recorder.state("weight", WEIGHT, torch.ones((), dtype=loss.dtype))
+        found = torch.autograd.grad(
+            loss, [variable for _, variable in trained], [weight], allow_unused=True
+        )
+        return {
+            name: GRADIENT(gradient, name)
+            for (name, _), gradient in zip(trained, found, strict=True)
+            if gradient is not None
+        }
+
+
+def write_step(
+    recorder: Recorder,
+    optimizer: torch.optim.Optimizer,
+    names: dict[int, str],
+    gradients: dict[str, Variable],
+) -> None:
+    """The step of torch's own optimizer, on the state as it is when a program runs."""
+    optimizers.begin(optimizer)
+    groups = optimizer.param_groups
+    with recorder.part_of("update"), recorder.writing():
+        rates = [_rate(recorder, f"group {number}", group) for number, group in enumerate(groups)]
+        parameters = [
+            [recorder.state("parameter", names[id(p)], p) for p in group["params"]]
+            for group in groups
+        ]
+        trained = {
+            names[id(p)]: (recorder.state("parameter", "", p), optimizer.state.get(p, {}))
+            for group in groups
+            for p in group["params"]
+            if p.requires_grad
+        }
+        states: dict[Tensor, dict[str, Any]] = {
+            variable: _state(recorder, name, state) for name, (variable, state) in trained.items()
+        }
+        entering: dict[Tensor, Tensor] = {
+            trained[name][0]: gradient for name, gradient in gradients.items()
+        }
+        optimizers.step(optimizer, parameters, entering, states, rates)
+
+
+def _trained(
+    recorder: Recorder, names: dict[int, str], optimizer: torch.optim.Optimizer
+) -> list[tuple[str, Tensor]]:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for parameter in parameters:
+        if id(parameter) not in names:
+            raise PlanError(
+                f"the optimizer has a parameter of shape {list(parameter.shape)} that is not one "
+                "of the model's; capture the model whose parameters it steps"
+            )
+    return [
+        (names[id(p)], recorder.state("parameter", names[id(p)], p))
+        for p in parameters
+        if p.requires_grad
+    ]
+
+
+def _state(recorder: Recorder, name: str, state: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: recorder.state("optimizer", f"{name}.{key}", value)
+        if isinstance(value, Tensor)
+        else value
+        for key, value in state.items()
+    }
+
+
+def _rate(recorder: Recorder, name: str, group: dict[str, Any]) -> Tensor:
+    slot: Slot = rate(name, _reading(group))
+    return recorder.state("rate", name, slot.tensor, slot)
+
+
+def _reading(group: dict[str, Any]) -> Callable[[], float]:
+    return lambda: float(group["lr"])
