@@ -27,10 +27,13 @@ class Slow:
     def stamps(self) -> Mapping[int, Stamp]:
         return {}
 
+    def close(self) -> None:
+        pass
+
 
 def test_a_bucket_on_its_way_holds_no_process_group() -> None:
     """The thread of a process group may be the last to let go of it, and would wait for itself."""
-    reducer = Reducer(2, [], shared_memory=Slow())
+    reducer = Reducer(2, [], route=Slow())
     future = reducer.reduce(Bucket(0, torch.ones(3)))
     gone = weakref.ref(reducer)
     del reducer

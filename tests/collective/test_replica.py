@@ -6,7 +6,9 @@ from __future__ import annotations
 import copy
 import io
 import logging
+import os
 import pickle
+import signal
 from typing import Any
 
 import pytest
@@ -247,6 +249,22 @@ def different_models(what: str) -> None:
 def test_different_models_are_told(what: str, text: str) -> None:
     with pytest.raises(WorkerFailedError, match=text):
         run_workers(different_models, 2, what)
+
+
+def one_dies_after_a_step() -> None:
+    model = fleet.distributed_model(mlp(0))
+    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    F.cross_entropy(model(data()[0]), data()[1]).backward()
+    optimizer.step()
+    if fleet.worker_index() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    # the order of the gradients is known now, and worker 0 tells it
+    model(data()[0])
+
+
+def test_a_worker_that_is_gone_when_buckets_are_made_anew_is_named() -> None:
+    with pytest.raises(WorkerFailedError, match=r"agreeing on the buckets .* worker 1 \(pid"):
+        run_workers(one_dies_after_a_step)
 
 
 def train_sparse() -> Any:

@@ -257,6 +257,69 @@ def test_shared_memory_takes_the_place_of_process_groups() -> None:
         assert (active, why) == (True, "buckets take turns over 2 gloo process groups")
 
 
+#: workers of two hosts that train on CPUs
+HOSTS = JobFacts(worker_num=4, node_num=2)
+
+
+def test_sums_inside_hosts_first() -> None:
+    on = {"use_hierarchical_allreduce": True}
+    off = (True, "off: all workers take part in one all-reduce")
+    assert effect("use_hierarchical_allreduce", HOSTS) == off
+    active, why = effect("use_hierarchical_allreduce", HOSTS, **on)
+    assert active
+    assert "workers of one host sum first" in why
+    got = effect("hierarchical_allreduce_inter_nranks", HOSTS, **on)
+    assert got == (True, "all workers of a host sum at once")
+    two = {**on, "hierarchical_allreduce_inter_nranks": 2}
+    active, why = effect("hierarchical_allreduce_inter_nranks", HOSTS, **two)
+    assert (active, why) == (True, "up to 2 workers, all of one host, sum first")
+    assert DistributedStrategy(**two).inert(HOSTS) == []
+    assert DistributedStrategy(**two).inert(JobFacts(worker_num=4)) == []
+    active, why = effect("nccl_comm_num", HOSTS, nccl_comm_num=2, **on)
+    assert (active, why) == (True, "the leaders of the hosts have 2 process groups")
+
+
+@pytest.mark.parametrize(
+    ("job", "inner", "sentence"),
+    [
+        (ONE, 0, "one worker has nobody to reduce with"),
+        (SERVERS, 0, "gradients go to the parameter servers"),
+        (FOUR, 0, "on GPUs NCCL finds its own way"),
+        (JobFacts(worker_num=4), 0, "all workers are on one host"),
+        (JobFacts(worker_num=4), 1, "all workers are on one host"),
+        (JobFacts(worker_num=4), 4, "all workers are on one host"),
+        (JobFacts(worker_num=2, node_num=2), 0, "every host has one worker"),
+    ],
+)
+def test_where_there_is_nothing_to_sum_inside_hosts(
+    job: JobFacts, inner: int, sentence: str
+) -> None:
+    settings = {
+        "use_hierarchical_allreduce": True,
+        "hierarchical_allreduce_inter_nranks": inner,
+    }
+    first, *others = DistributedStrategy(**settings).inert(job)
+    assert first.startswith("strategy.use_hierarchical_allreduce = True has no effect: ")
+    assert sentence in first
+    assert len(others) == (inner > 0)
+
+
+def test_inner_groups_that_mean_nothing() -> None:
+    name = "hierarchical_allreduce_inter_nranks"
+    assert effect(name, HOSTS, **{name: 2}) == (False, "use_hierarchical_allreduce is off")
+    one = {"use_hierarchical_allreduce": True, name: 1}
+    active, why = effect(name, HOSTS, **one)
+    assert not active
+    assert "a group of one has nothing to sum" in why
+
+
+def test_workers_of_a_job_with_servers_that_average_by_levels() -> None:
+    dense = {"use_hierarchical_allreduce": True, "a_sync_configs": {"dense": "allreduce"}}
+    active, why = effect("use_hierarchical_allreduce", SERVERS, **dense)
+    assert active
+    assert "where workers share hosts" in why
+
+
 def test_the_deadline_in_force_and_where_it_comes_from() -> None:
     job = JobFacts(worker_num=2, deadline_s=20.0, deadline_from="FLEET_DEADLINE_S")
     lines = DistributedStrategy().explain(job).splitlines()

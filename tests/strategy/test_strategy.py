@@ -80,8 +80,6 @@ LATER: dict[str, Any] = {
     "diloco_configs.k_steps": 10,
     "diloco_configs.outer_lr": 0.5,
     "diloco_configs.outer_momentum": 0.5,
-    "use_hierarchical_allreduce": True,
-    "hierarchical_allreduce_inter_nranks": 8,
     "dgc": True,
     "dgc_configs.rampup_begin_step": 1,
     "dgc_configs.rampup_step": 2,

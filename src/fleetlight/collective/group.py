@@ -37,6 +37,10 @@ _OF_THE_NETWORK = re.compile(r"/gloo/\S+:\d+\]|\b(connection|timed out|timeout)\
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
+#: some of the workers each
+Parts = tuple[tuple[int, ...], ...]
+
+
 def _relayed(kind: type[Exception]) -> type[Exception]:
     """An error of the same name and kind, of which another worker is the cause."""
     return type(kind.__name__, (kind, PeerError), {"__doc__": kind.__doc__})
@@ -77,6 +81,9 @@ class Group:
         self._owned = owned
         self._meetings = 0
         self._communicators: list[dist.ProcessGroup] = []
+        #: process groups of some of the workers: all there are, and those that nobody uses
+        self._lent: list[dist.ProcessGroup] = []
+        self._spare: dict[tuple[Parts, int], list[list[dist.ProcessGroup]]] = {}
         if self.size > 1:
             self._communicators.append(world())
 
@@ -92,6 +99,30 @@ class Group:
                 extra = dist.new_group(timeout=timedelta(seconds=self.deadline_s))
             self._communicators.append(extra)
         return self._communicators[:count]
+
+    def lend(self, parts: Parts, count: int = 1) -> list[dist.ProcessGroup]:
+        """So many process groups of the part this worker is in, none where it is in none.
+
+        For what is in main memory. They are nobody else's until they come back. All workers come
+        here, with the same parts, as in `take_back`.
+        """
+        if spare := self._spare.get((parts, count)):
+            return spare.pop()
+        with self.named("opening process groups"), kept_from_children():
+            made = [(part, self._opened(part)) for part in parts for _ in range(count)]
+        mine = [group for part, group in made if self.index in part]
+        self._lent += mine
+        return mine
+
+    def take_back(self, parts: Parts, count: int, groups: list[dist.ProcessGroup]) -> None:
+        """Keep what was lent for the next who asks for the same."""
+        self._spare.setdefault((parts, count), []).append(groups)
+
+    def _opened(self, part: Sequence[int]) -> dist.ProcessGroup:
+        group: dist.ProcessGroup = dist.new_group(
+            list(part), timedelta(seconds=self.deadline_s), "gloo"
+        )
+        return group
 
     def __deepcopy__(self, memo: object) -> Group:
         # a copied module stays with the group of the original
@@ -226,8 +257,10 @@ class Group:
 
     def _close_connections(self) -> None:
         """Close what is ours; the script may have opened the process group, or closed it."""
-        made = [*self._communicators[1:], self._control]
+        made = [*self._communicators[1:], *self._lent, self._control]
         self._communicators.clear()
+        self._lent.clear()
+        self._spare.clear()
         self._control = None
         if not dist.is_initialized():
             return

@@ -8,8 +8,10 @@ import secrets
 import socket
 import struct
 import sys
+from collections.abc import Collection
 
 from fleetlight.collective.group import Group
+from fleetlight.collective.levels import hosts_of
 from fleetlight.collective.shared_memory import SharedMemory
 from fleetlight.observe.log import logger
 from fleetlight.sockets.descriptors import bound_waits
@@ -22,31 +24,38 @@ _CONNECT_S = 10.0
 
 def shared_memory_of(group: Group) -> SharedMemory | None:
     """Shared memory of all workers, if all of them are on this host and can have it."""
-    if group.alone or not _possible(group):
+    if group.alone or len(hosts_of(group.hellos)) > 1:
         return None
-    sockets: list[socket.socket | None] | None = None
+    peers = connected(group, range(group.size))
+    if peers is None:
+        return None
+    return SharedMemory(group.index, [peers.get(index) for index in range(group.size)])
+
+
+def connected(group: Group, partners: Collection[int]) -> dict[int, socket.socket] | None:
+    """Connections to some workers of this host; None if any worker of the job cannot have its own.
+
+    All workers of the job come here, each with its partners.
+    """
+    if sys.platform != "linux" or group.backend != "gloo":
+        return None
+    peers: dict[int, socket.socket] | None = None
     with kept_from_children():
         listener, name = _listen()
         names = group.gather_bytes(name, "meeting the neighbours")
         try:
-            sockets = _connect(group, listener, names)
+            peers = _connect(group, listener, names, partners)
         except OSError as error:
             logger.warning("no shared memory between the workers of this host: %s", error)
         finally:
             listener.close()
-    if not all(group.gather_bytes(b"" if sockets is None else b"1", "meeting the neighbours")):
+    if not all(group.gather_bytes(b"" if peers is None else b"1", "meeting the neighbours")):
         return None
-    assert sockets is not None
-    for peer in filter(None, sockets):
+    assert peers is not None
+    for peer in peers.values():
         peer.settimeout(None)
         bound_waits(peer, group.deadline_s)
-    return SharedMemory(group.index, sockets)
-
-
-def _possible(group: Group) -> bool:
-    """Linux, tensors in main memory, and one host: decided alike by every worker."""
-    one_host = len({(hello.address, hello.hostname) for hello in group.hellos.values()}) == 1
-    return sys.platform == "linux" and group.backend == "gloo" and one_host
+    return peers
 
 
 def _listen() -> tuple[socket.socket, bytes]:
@@ -60,17 +69,17 @@ def _listen() -> tuple[socket.socket, bytes]:
 
 
 def _connect(
-    group: Group, listener: socket.socket, names: list[bytes]
-) -> list[socket.socket | None]:
-    """A connection to each other worker: to the lower ones by calling, from the higher by call."""
-    peers: list[socket.socket | None] = [None] * group.size
-    for index in range(group.index):
+    group: Group, listener: socket.socket, names: list[bytes], partners: Collection[int]
+) -> dict[int, socket.socket]:
+    """A connection to each partner: to the lower ones by calling, from the higher by call."""
+    peers: dict[int, socket.socket] = {}
+    for index in sorted(index for index in partners if index < group.index):
         peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         peer.settimeout(_CONNECT_S)
         peer.connect(names[index])
         peer.send(_HELLO.pack(group.index))
         peers[index] = peer
-    for _ in range(group.index + 1, group.size):
+    for _ in range(sum(index > group.index for index in partners)):
         peer, _ = listener.accept()
         peer.settimeout(_CONNECT_S)
         _check_owner(peer)

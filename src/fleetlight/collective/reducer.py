@@ -36,6 +36,9 @@ class Route(Protocol):
     def stamps(self) -> Mapping[int, Stamp]:
         """The stamps of the workers; asked once, when all the sums are there."""
 
+    def close(self) -> None:
+        """Let go of what was opened for it."""
+
 
 class ProcessGroups:
     """The route through torch's process groups, which take turns at the buckets."""
@@ -54,7 +57,7 @@ class ProcessGroups:
             work = dist.all_reduce(tensor, group=group, async_op=True)
             assert work is not None
         elif self._stamps is None and tensor.device.type == "cpu":
-            self._stamps = _stamps(stamp, group.rank(), group.size(), tensor.dtype)
+            self._stamps = packed_stamps(stamp, group.rank(), group.size(), tensor.dtype)
             work = group.allreduce_coalesced([tensor, self._stamps])
         else:
             # the same call without the checks around it, which cost as much
@@ -67,18 +70,24 @@ class ProcessGroups:
     def stamps(self) -> Mapping[int, Stamp]:
         """What the first tensor brought along."""
         stamps, self._stamps = self._stamps, None
-        if stamps is None:
-            return {}
-        rows = stamps.to(torch.uint8).tolist()
-        return {index: Stamp.unpacked(bytes(row)) for index, row in enumerate(rows)}
+        return {} if stamps is None else unpacked_stamps(stamps)
+
+    def close(self) -> None:
+        """Nothing to do: the process groups are the group's."""
 
 
-def _stamps(stamp: Stamp, index: int, size: int, dtype: torch.dtype) -> Tensor:
+def packed_stamps(stamp: Stamp, index: int, size: int, dtype: torch.dtype) -> Tensor:
     """A row for each worker. Only its own is not zero, so the sum over the workers has them all,
     and it is exact: every narrow type holds the values of a byte."""
     stamps = torch.zeros(size, PACKED_BYTES, dtype=dtype)
     stamps[index] = torch.tensor(list(stamp.packed()), dtype=dtype)
     return stamps
+
+
+def unpacked_stamps(stamps: Tensor) -> dict[int, Stamp]:
+    """The stamp of each worker, from the sum over the workers."""
+    rows = stamps.to(torch.uint8).tolist()
+    return {index: Stamp.unpacked(bytes(row)) for index, row in enumerate(rows)}
 
 
 class Reducer:
@@ -93,17 +102,18 @@ class Reducer:
         size: int,
         groups: Sequence[dist.ProcessGroup],
         *,
-        shared_memory: Route | None = None,
+        route: Route | None = None,
         codec: Codec | None = None,
         synchronous: bool = False,
     ) -> None:
+        """`route` is what plain tensors take instead of the process groups."""
         self._scale = 1.0 / size
         #: what the current batch of this worker weighs: 1 usually, 0 where it does not count
         self.weight = 1.0
         #: what the others are told of this worker
         self.stamp = BLANK
         self._groups = ProcessGroups(groups)
-        self._route: Route = shared_memory or self._groups
+        self._route: Route = route or self._groups
         self._codec = codec or Codec()
         self._synchronous = synchronous
         #: errors of reductions that have ended, oldest first
@@ -127,7 +137,7 @@ class Reducer:
         return future
 
     def _route_for(self, tensor: Tensor) -> Route:
-        """Shared memory takes plain tensors in main memory; process groups take all."""
+        """Other routes take plain tensors in main memory; process groups take all."""
         plain = tensor.device.type == "cpu" and not (tensor.is_sparse or tensor.is_complex())
         return self._route if plain else self._groups
 
@@ -141,6 +151,10 @@ class Reducer:
     def stamps(self) -> Mapping[int, Stamp]:
         """What the workers told of themselves; when all reductions are finished."""
         return self._route.stamps()
+
+    def close(self) -> None:
+        """Nothing more will be reduced."""
+        self._route.close()
 
 
 def _finishing(

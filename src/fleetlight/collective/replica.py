@@ -17,9 +17,9 @@ from fleetlight.collective.buckets import MIB, BucketLimits, assign
 from fleetlight.collective.codec import Codec
 from fleetlight.collective.ddp import BackwardBuckets
 from fleetlight.collective.group import Group
-from fleetlight.collective.neighbours import shared_memory_of
 from fleetlight.collective.position import UNKNOWN, Position, Stamp, check_equally_far
 from fleetlight.collective.reducer import Bucket, Reducer
+from fleetlight.collective.routing import route_of
 from fleetlight.collective.sink import outputs_of, through_sink
 from fleetlight.errors import PlanError
 from fleetlight.observe.log import logger
@@ -37,7 +37,25 @@ class Reduction:
     synchronous: bool = False
     communicators: int = 1
     shared_memory: bool = True
+    #: workers that sum first among themselves, 0: those of a host; None: all at once
+    inner: int | None = None
     find_unused: bool = False
+
+
+def reducer_of(group: Group, reduction: Reduction) -> Reducer:
+    """The reducer of a group. Making it is a meeting of all of them."""
+    return Reducer(
+        group.size,
+        group.communicators(reduction.communicators),
+        route=route_of(
+            group,
+            shared_memory=reduction.shared_memory,
+            inner=reduction.inner,
+            communicators=reduction.communicators,
+        ),
+        codec=reduction.codec,
+        synchronous=reduction.synchronous,
+    )
 
 
 class Replica:
@@ -68,14 +86,7 @@ class Replica:
             (part, name) for part in module.modules() for name in part._buffers if name
         ]
         group.broadcast([*module.parameters(), *self._live_buffers()], "first values of the model")
-        self._shared_memory = shared_memory_of(group) if reduction.shared_memory else None
-        self.reducer = Reducer(
-            group.size,
-            group.communicators(reduction.communicators),
-            shared_memory=self._shared_memory,
-            codec=reduction.codec,
-            synchronous=reduction.synchronous,
-        )
+        self.reducer = reducer_of(group, reduction)
         self._buckets = self._make_buckets(module)
         self._asked_inputs = False
         self._seen_backward = False
@@ -114,7 +125,9 @@ class Replica:
         if reduces and self._buckets is not None:
             if self._buckets.unfinished():
                 raise PlanError(self._unused_text())
-            if self._buckets.before_forward():
+            with self._group.named("agreeing on the buckets"):
+                regrouped = self._buckets.before_forward()
+            if regrouped:
                 self._reported = False
         self._group.broadcast(self._live_buffers(), "buffers of the model")
 
@@ -257,8 +270,7 @@ class Replica:
         self._futures.clear()
         for hook in self._accumulating:
             hook.remove()
-        if self._shared_memory is not None:
-            self._shared_memory.close()
+        self.reducer.close()
         del self._buckets, self.reducer
 
 

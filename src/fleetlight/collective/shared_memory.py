@@ -29,8 +29,10 @@ from torch.futures import Future
 from fleetlight.collective.position import BLANK, PACKED_BYTES, Stamp
 from fleetlight.errors import DivergedError
 
-_ALIGN = 64
-_FIRST_BYTES = 1 << 20
+#: tensors begin at multiples of this
+ALIGN = 64
+#: half of the first arena
+FIRST_BYTES = 1 << 20
 #: kind, round, number of tensors, their bytes, checksum of their sizes and types; the sender's
 #: stamp comes behind it
 _MESSAGE = struct.Struct("<cxxxIIIQ")
@@ -49,7 +51,7 @@ class SharedMemory:
         self._index = index
         self._peers = {i: peer for i, peer in enumerate(peers) if peer is not None}
         self._size = len(peers)
-        self._arenas = {index: Arena(_FIRST_BYTES)}
+        self._arenas = {index: Arena(FIRST_BYTES)}
         self._announced = False
         self._round = 0
         self._used = 0
@@ -60,7 +62,7 @@ class SharedMemory:
         """Put a tensor where the others can read it; its future is done by `finish`."""
         self._stamps[self._index] = stamp
         place = self._used
-        self._used += -(-tensor.nbytes // _ALIGN) * _ALIGN
+        self._used += -(-tensor.nbytes // ALIGN) * ALIGN
         if self._used > self._mine.half:
             self._move(2 * self._used)
         self._slot(self._index, place, tensor).copy_(tensor.view(-1))
@@ -123,7 +125,7 @@ class SharedMemory:
         """Each worker adds up one part of each tensor, in the order of the workers."""
         for tensor, place, _ in started:
             slots = [self._slot(i, place, tensor) for i in range(self._size)]
-            parts = [_parts(slot, self._size)[self._index] for slot in slots]
+            parts = [parts_of(slot, self._size)[self._index] for slot in slots]
             total = parts[0].clone()
             for part in parts[1:]:
                 total.add_(part)
@@ -131,21 +133,21 @@ class SharedMemory:
 
     def _collect_parts(self, started: Sequence[tuple[Tensor, int, object]]) -> None:
         for tensor, place, _ in started:
-            for i, mine in enumerate(_parts(tensor.view(-1), self._size)):
-                mine.copy_(_parts(self._slot(i, place, tensor), self._size)[i])
+            for i, mine in enumerate(parts_of(tensor.view(-1), self._size)):
+                mine.copy_(parts_of(self._slot(i, place, tensor), self._size)[i])
 
     def _exchange(self, kind: bytes, started: Sequence[tuple[Tensor, int, object]]) -> None:
         """Tell the others how far this worker is, and wait until they are as far."""
         message = self._message(kind, [tensor for tensor, _, _ in started])
         for index, peer in self._peers.items():
-            with _named(index):
+            with named(index):
                 if self._announced:
                     peer.send(message)
                 else:
                     socket.send_fds(peer, [message], [self._mine.fd])
         self._announced = True
         for index, peer in self._peers.items():
-            with _named(index):
+            with named(index):
                 answer, fds, _, _ = socket.recv_fds(peer, len(message), 1)
             if fds:
                 self._arenas[index] = Arena.of(fds[0])
@@ -198,7 +200,7 @@ class Arena:
             os.close(self.fd)
 
 
-def _parts(flat: Tensor, count: int) -> list[Tensor]:
+def parts_of(flat: Tensor, count: int) -> list[Tensor]:
     """A flat tensor in so many nearly equal parts, some perhaps empty."""
     return list(torch.tensor_split(flat, count))
 
@@ -220,7 +222,8 @@ def _told(message: bytes) -> str:
 
 
 @contextlib.contextmanager
-def _named(index: int) -> Iterator[None]:
+def named(index: int) -> Iterator[None]:
+    """Errors of the connection to a worker name it."""
     try:
         yield
     except BlockingIOError:

@@ -105,7 +105,7 @@ class RecomputeConfigs(Settings):
 
 @dataclass(init=False, eq=False, repr=False)
 class ExecutionStrategy(Settings):
-    """Settings of Paddle's graph executor; `explain()` says what each means here."""
+    """How static programs run; `explain()` says what each setting means here."""
 
     num_threads: int = setting(1, "threads that run operators", minimum=1)
     num_iteration_per_drop_scope: int = setting(10, "steps between memory clean-ups", minimum=1)

@@ -116,10 +116,6 @@ def _always(sentence: str) -> Rule:
     return lambda strategy, job: (True, sentence)
 
 
-def _never(sentence: str) -> Rule:
-    return lambda strategy, job: (False, sentence)
-
-
 def _fused(rule: Rule) -> Rule:
     """A rule that also needs fusion to be on."""
 
@@ -170,14 +166,44 @@ def _process_groups(strategy: DistributedStrategy, job: JobFacts) -> Effect:
     if not job.is_collective:
         # which kind they are, and whether they are needed, turns out when the workers meet
         return True, f"{_counted(count, 'process group')}, used where shared memory is not"
-    if strategy.shared_memory and job.backend == "gloo" and job.node_num == 1:
+    levels = strategy.use_hierarchical_allreduce and _hierarchy(strategy, job)[0]
+    if strategy.shared_memory and job.backend == "gloo" and job.node_num == 1 and not levels:
         return False, (
             "the workers of one host sum in shared memory, not through process groups; "
             "shared_memory=False lets buckets take turns over them"
         )
+    if levels:
+        return True, f"the leaders of the hosts have {_counted(count, 'process group')}"
     if count == 1:
         return True, f"all buckets go through one {job.backend} process group"
     return True, f"buckets take turns over {count} {job.backend} process groups"
+
+
+def _hierarchy(strategy: DistributedStrategy, job: JobFacts) -> Effect:
+    inner = strategy.hierarchical_allreduce_inter_nranks
+    if not strategy.use_hierarchical_allreduce:
+        return True, "off: all workers take part in one all-reduce"
+    if not job.is_collective:
+        return True, "where workers share hosts, those of one sum first"
+    if job.backend != "gloo":
+        return False, "it is for CPUs: on GPUs NCCL finds its own way through the hosts"
+    if job.node_num == 1 and not 1 < inner < job.worker_num:
+        return False, "all workers are on one host, so there is no link between hosts to spare"
+    if job.node_num == job.worker_num:
+        return False, "every host has one worker, so there is nothing to sum inside"
+    return True, "workers of one host sum first, and one of each host meets the others"
+
+
+def _inner_group(strategy: DistributedStrategy, job: JobFacts) -> Effect:
+    inner = strategy.hierarchical_allreduce_inter_nranks
+    active, why = _follows("use_hierarchical_allreduce", "all workers of a host sum at once")(
+        strategy, job
+    )
+    if not active or inner == 0:
+        return active, why
+    if inner == 1:
+        return False, "a group of one has nothing to sum, so all workers of a host sum at once"
+    return True, f"up to {inner} workers, all of one host, sum first"
 
 
 def _deadline(strategy: DistributedStrategy, job: JobFacts) -> Effect:
@@ -253,6 +279,21 @@ def _a_sync_configs(strategy: DistributedStrategy, job: JobFacts) -> Effect:
     return True, "how workers and servers exchange"
 
 
+def _execution(strategy: DistributedStrategy, job: JobFacts) -> Effect:
+    configs = strategy.execution_strategy
+    if not job.has_programs:
+        return False, (
+            "it is for static programs; for an eager loop OMP_NUM_THREADS or torch.set_num_threads "
+            "set the threads of an operator, and memory is freed at once by reference counts"
+        )
+    changed = dict(configs.changed())
+    threads = f"operators of a program run on {_counted(configs.num_threads, 'thread')}"
+    scope = "memory is freed at once by reference counts, so there is no scope to drop"
+    if "num_threads" not in changed:
+        return False, f"num_iteration_per_drop_scope: {scope}"
+    return True, f"{threads}; {scope}" if len(changed) > 1 else threads
+
+
 _RULES: dict[str, Rule] = {
     "a_sync": _a_sync,
     "a_sync_configs": _a_sync_configs,
@@ -279,6 +320,8 @@ _RULES: dict[str, Rule] = {
             )
         )
     ),
+    "use_hierarchical_allreduce": _when_reducing(_hierarchy),
+    "hierarchical_allreduce_inter_nranks": _when_reducing(_inner_group),
     "nccl_comm_num": _when_reducing(_process_groups),
     "shared_memory": _on_reduction(
         lambda s, j: (
@@ -320,11 +363,15 @@ _RULES: dict[str, Rule] = {
         )
     ),
     "gradient_scale": _scale,
-    "fetch_frequency": _never("an eager loop decides itself when it calls loss.item()"),
-    "execution_strategy": _never(
-        "eager PyTorch has no executor: OMP_NUM_THREADS or torch.set_num_threads set the threads "
-        "of an operator, and memory is freed at once by reference counts"
+    "fetch_frequency": lambda s, j: (
+        (True, f"a program computes what is fetched on every {s.fetch_frequency}. run")
+        if j.has_programs
+        else (
+            False,
+            "it is for static programs; an eager loop decides itself when it calls loss.item()",
+        )
     ),
+    "execution_strategy": _execution,
     "ssl": _ssl,
     "seed": _always(
         "order of records and first values of rows; torch's own generators are not touched"

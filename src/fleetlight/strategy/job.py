@@ -20,6 +20,8 @@ class JobFacts:
     deadline_from: str = ""
     #: the folder of certificates that connections were opened with
     ssl: str | None = None
+    #: True once a static program is being written
+    has_programs: bool = False
 
 
 _current = JobFacts()
@@ -30,7 +32,14 @@ def current_job() -> JobFacts:
     return _current
 
 
+def note_program() -> None:
+    """The script writes static programs."""
+    global _current
+    if not _current.has_programs:
+        _current = dataclasses.replace(_current, has_programs=True)
+
+
 def set_current_job(facts: JobFacts) -> None:
     """Called once the job is known."""
     global _current
-    _current = facts
+    _current = dataclasses.replace(facts, has_programs=_current.has_programs)

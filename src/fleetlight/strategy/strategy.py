@@ -60,11 +60,9 @@ class DistributedStrategy(Settings):
     fuse_grad_size_in_num: int = setting(
         0, "most gradients in a bucket; 0: only the size limits", minimum=0
     )
-    use_hierarchical_allreduce: bool = setting(
-        False, "reduce inside each host first", available=False
-    )
+    use_hierarchical_allreduce: bool = setting(False, "reduce inside each host first")
     hierarchical_allreduce_inter_nranks: int = setting(
-        0, "workers that form an inner group; 0: those of one host", minimum=0, available=False
+        0, "workers of a host that form an inner group; 0: all of them", minimum=0
     )
     nccl_comm_num: int = setting(1, "process groups that take turns at the buckets", minimum=1)
     shared_memory: bool = setting(True, "workers of one host sum gradients in shared memory")
@@ -91,7 +89,7 @@ class DistributedStrategy(Settings):
         "mean", "what happens to the workers' gradients", choices=("mean", "sum")
     )
     fetch_frequency: int = setting(1, "fetch values every n steps", minimum=1)
-    execution_strategy: ExecutionStrategy = nested(ExecutionStrategy, "Paddle's graph executor")
+    execution_strategy: ExecutionStrategy = nested(ExecutionStrategy, "how programs run")
     durability: str = setting(
         "none",
         "what a parameter server keeps across its death",

@@ -3,22 +3,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 
 import pytest
+from tests.cables import ADDRESSES, NEEDED, ip, two_machines
 from tests.launch.workplace import Job, Workplace
 
-ADDRESSES = ("10.213.7.1", "10.213.7.2")
-
-REASON = "needs root and the ip command to make network namespaces"
-pytestmark = [
-    pytest.mark.netns,
-    pytest.mark.multiprocess,
-    pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason=REASON),
-]
+pytestmark = NEEDED
 
 WORK = """
     import os, pathlib, sys, time
@@ -29,31 +20,11 @@ WORK = """
 """
 
 
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=60)
-
-
 @pytest.fixture
 def spaces() -> Iterator[tuple[str, str]]:
     """Two namespaces, each with one end of a cable."""
-    names = (f"fleet{os.getpid()}a", f"fleet{os.getpid()}b")
-    try:
-        for name in names:
-            try:
-                ip("netns", "add", name)
-            except subprocess.CalledProcessError as error:
-                pytest.skip(f"cannot make network namespaces: {error.stderr!r}")
-        ip("link", "add", "cable0", "netns", names[0], "type", "veth", "peer", "name", "cable1",
-           "netns", names[1])  # fmt: skip
-        for number, name in enumerate(names):
-            cable = f"cable{number}"
-            ip("-n", name, "address", "add", f"{ADDRESSES[number]}/24", "dev", cable)
-            for device in ("lo", cable):
-                ip("-n", name, "link", "set", device, "up")
+    with two_machines() as names:
         yield names
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
 
 
 def start(place: Workplace, spaces: tuple[str, str], *flags: str, seconds: str) -> list[Job]:

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers of several hosts, which are addresses of the loopback here, sum by levels."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.workers import WorkerFailedError, run_processes
+from torch import nn
+from torch.nn import functional as F
+
+import fleetlight as fleet
+from fleetlight.collective import neighbours
+from fleetlight.fleet.context import current
+
+pytestmark = pytest.mark.multiprocess
+
+#: in turns, so that neighbours in the order of the workers are on different hosts
+TWO_HOSTS = ["127.0.0.1", "127.0.0.2"] * 2
+ONE_HOST = ["127.0.0.1"] * 4
+SAMPLES = 24
+
+
+def run_on(
+    hosts: list[str], function: Callable[..., Any], *args: Any, deadline_s: float = 20.0
+) -> Any:
+    return run_processes(_on_host, [(h, function, args) for h in hosts], deadline_s=deadline_s)
+
+
+def _on_host(host: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    os.environ["FLEET_HOST"] = host
+    fleet.init(is_collective=True)
+    value = function(*args)
+    fleet.stop_worker()
+    return value
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(SAMPLES, 6, generator=generator, dtype=torch.float64)
+    return x, torch.randint(0, 3, (SAMPLES,), generator=generator)
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)).double()
+
+
+def steps(model: nn.Module, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> None:
+    for step in range(6):
+        optimizer.zero_grad()
+        if step == 4:
+            # the workers agree on the model anew, and open all they need again
+            model[0].weight.requires_grad_(False)  # type: ignore[index,operator]
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def plain() -> torch.Tensor:
+    model = network()
+    steps(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), *data())
+    return flat(model)
+
+
+def replica() -> Any:
+    found = current().models[0].replica
+    assert found is not None
+    return found
+
+
+def prepared(settings: dict[str, Any]) -> tuple[nn.Module, Any, torch.Tensor, torch.Tensor]:
+    strategy = fleet.DistributedStrategy(use_hierarchical_allreduce=True, **settings)
+    model = fleet.distributed_model(network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = fleet.distributed_optimizer(optimizer, strategy)
+    x, y = (t.chunk(fleet.worker_num())[fleet.worker_index()] for t in data())
+    return model, optimizer, x, y
+
+
+def train(settings: dict[str, Any], forbidden: bool = False) -> Any:
+    records: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("fleetlight").addHandler(handler)
+    if forbidden and fleet.worker_index() == 3:
+        neighbours._connect = refuse
+    neighbours._CONNECT_S = 1.0 if forbidden else neighbours._CONNECT_S
+    model, optimizer, x, y = prepared(settings)
+    steps(model, optimizer, x, y)
+    levels = [type(level).__name__ for level in replica().reducer._route._levels]
+    told = [text for text in records if text.startswith("hierarchical all_reduce: ")]
+    return flat(model), levels, told[:1]
+
+
+def refuse(*_: Any) -> Any:
+    raise OSError("not allowed here")
+
+
+TWO_LEVELS = "hierarchical all_reduce: 2 groups of 2, then 2 leaders"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "settings", "levels"),
+    [
+        (TWO_HOSTS, {"nccl_comm_num": 2, "fuse_all_reduce_ops": False}, [["MemoryLevel"]] * 4),
+        (TWO_HOSTS, {"shared_memory": False}, [["GroupLevel"]] * 4),
+        (
+            ONE_HOST,
+            {"hierarchical_allreduce_inter_nranks": 2, "sync_nccl_allreduce": True},
+            [["MemoryLevel"]] * 4,
+        ),
+        (
+            ["127.0.0.1"] * 3 + ["127.0.0.2"],
+            {"hierarchical_allreduce_inter_nranks": 2},
+            [["MemoryLevel"] * 2, ["MemoryLevel"], ["MemoryLevel"], []],
+        ),
+    ],
+    ids=["memory", "process_groups", "one_host", "three_levels"],
+)
+def test_workers_equal_one_process_and_each_other(
+    hosts: list[str], settings: dict[str, Any], levels: list[list[str]]
+) -> None:
+    results = run_on(hosts, train, settings)
+    for end, _, _ in results:
+        torch.testing.assert_close(end, plain(), rtol=0, atol=1e-12)
+        assert torch.equal(end, results[0][0])
+    assert [mine for _, mine, _ in results] == levels
+    told = [text for *_, text in results]
+    if max(map(len, levels)) == 1:
+        assert told == [[TWO_LEVELS], [], [], []]
+
+
+def test_where_one_may_not_share_memory_all_take_process_groups() -> None:
+    for end, levels, _ in run_on(TWO_HOSTS, train, {}, True):
+        torch.testing.assert_close(end, plain(), rtol=0, atol=1e-12)
+        assert levels == ["GroupLevel"]
+
+
+def train_two(settings: dict[str, Any]) -> Any:
+    strategy = fleet.DistributedStrategy(use_hierarchical_allreduce=True, **settings)
+    models = [fleet.distributed_model(network()) for _ in range(2)]
+    parameters = [p for model in models for p in model.parameters()]
+    optimizer = fleet.distributed_optimizer(torch.optim.SGD(parameters, lr=0.1), strategy)
+    x, y = (t.chunk(fleet.worker_num())[fleet.worker_index()] for t in data())
+    used = set()
+    for step in range(4):
+        optimizer.zero_grad()
+        if step == 2:
+            for model in models:
+                model[0].bias.requires_grad_(False)
+        # one backward fills the buckets of both
+        sum(F.cross_entropy(model(x), y) for model in models).backward()  # type: ignore[union-attr]
+        optimizer.step()
+        routes = [plan.replica.reducer._route for plan in current().models]
+        groups = [{id(g) for g in (*r._leaders, *_groups(r))} for r in routes]
+        assert not groups[0] & groups[1]
+        used |= groups[0] | groups[1]
+    return [flat(model) for model in models], len(used)
+
+
+def _groups(route: Any) -> list[Any]:
+    return [level._group for level in route._levels if hasattr(level, "_group")]
+
+
+def test_models_of_one_backward_have_process_groups_of_their_own() -> None:
+    results = run_on(TWO_HOSTS, train_two, {"shared_memory": False, "fuse_grad_size_in_num": 1})
+    for (one, other), _ in results:
+        assert torch.equal(one, other)
+        assert torch.equal(one, results[0][0][0])
+    # and what one needs no more the next one takes: those of a host, and of the leaders
+    assert [used for _, used in results] == [4, 4, 2, 2]
+
+
+def other_rate() -> str:
+    model, optimizer, x, y = prepared({})
+    if fleet.worker_index() == 3:
+        optimizer.param_groups[0]["lr"] = 0.05
+    with pytest.raises(fleet.errors.FleetError) as caught:
+        steps(model, optimizer, x, y)
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+def test_what_workers_tell_of_themselves_comes_from_every_host() -> None:
+    for text in run_on(TWO_HOSTS, other_rate):
+        assert text.startswith("DivergedError: the workers no longer train alike: lr of group 0")
+        assert "is 0.1 on worker 0, but 0.05 on worker 3" in text
+
+
+def one_ends(how: str) -> None:
+    model, optimizer, x, y = prepared({})
+    steps(model, optimizer, x, y)
+    # its buckets are the final ones after the second
+    steps(model, optimizer, x, y)
+    if fleet.worker_index() == 3:
+        os.kill(os.getpid(), getattr(signal, how))
+    try:
+        steps(model, optimizer, x, y)
+    finally:
+        if how == "SIGSTOP" and fleet.worker_index() == 1:
+            os.kill(current().group.hellos[3].pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("how", "kind"), [("SIGKILL", "PeerLostError"), ("SIGSTOP", "DeadlineError")]
+)
+def test_a_worker_that_ends_in_the_middle_is_an_error_on_every_host(how: str, kind: str) -> None:
+    with pytest.raises(WorkerFailedError) as caught:
+        run_on(TWO_HOSTS, one_ends, how, deadline_s=4.0)
+    text = str(caught.value)
+    assert "worker 3 died without a word" in text
+    for index in range(3):
+        assert f"worker {index}:\n" in text
+    assert text.count("Error: all_reduce of the gradients at step 12 ") == 3
+    assert f"{kind}: all_reduce of the gradients at step 12 " in text
+    assert "worker 3 (pid" in text
