@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which operations stand together in a picture: those of a module, at a depth that leaves few."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+
+import torch
+from torch import fx
+
+from fleetlight.static.marks import GRADIENT
+from fleetlight.static.passes.all_reduces import all_reduces_of, is_carried
+from fleetlight.static.reductions import REDUCE, REDUCED
+from fleetlight.static.text import short_name
+
+#: as many as one can look at
+MOST = 40
+#: as few say nothing
+FEW = 4
+#: operations that only look at what another has made, or write it down in another way
+_VIEWS = frozenset(
+    (
+        *("getitem", "detach", "t", "transpose", "permute", "view", "_unsafe_view", "reshape"),
+        *("expand", "unsqueeze", "squeeze", "slice", "select", "alias", "empty_like", "sym_size"),
+        *("_to_copy", "clone"),
+        *("fleetlight.gradient", "fleetlight.unless_testing", "fleetlight.laid_out"),
+    )
+)
+#: the path of a module, and which of its calls it was
+Key = tuple[str, int]
+
+
+@dataclasses.dataclass(eq=False)
+class Level:
+    """Operations of the forward that follow each other, and what backward does about them."""
+
+    keys: tuple[Key, ...]
+    forward: list[fx.Node]
+    backward: list[fx.Node] = dataclasses.field(default_factory=list)
+
+    @property
+    def path(self) -> str:
+        """The module, `0 … 3` for several, nothing outside of all."""
+        first, last = self.keys[0][0], self.keys[-1][0]
+        return first if first == last else f"{first} … {last}"
+
+
+def levels_of(graph: fx.Graph, most: int = MOST) -> list[Level]:
+    """From the first operation to the last, with those of backward at the level of theirs."""
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    forward = [node for node in calls if node.meta.get("part", "forward") == "forward"]
+    levels = _few_levels(forward, most)
+    carried = carried_of(graph)
+    back = [node for node in calls if node.meta.get("part") == "backward" and node not in carried]
+    _add_backward(levels, back)
+    return levels
+
+
+def carried_of(graph: fx.Graph) -> set[fx.Node]:
+    """What brings gradients into buckets, and what is done with them when they are back."""
+    reductions = all_reduces_of(graph)
+    found = {node for node in graph.nodes if node.target in (REDUCE, REDUCED, GRADIENT)}
+    found |= {user for one in reductions for user in one.bucket.users if one.end < user}
+    for node in graph.nodes:
+        if node.op != "placeholder" and any(source in found for source in node.all_input_nodes):
+            found.add(node)
+    buckets = {one.bucket for one in reductions}
+    for node in reversed(graph.nodes):
+        ends = node in buckets or (node.users and found.issuperset(node.users))
+        if ends and is_carried(node) and not path_of(node):
+            found.add(node)
+    return found
+
+
+def _few_levels(forward: Sequence[fx.Node], most: int) -> list[Level]:
+    """As deep into the modules as is possible with few levels."""
+    if not any(map(path_of, forward)):
+        return _folded(_by_operations(forward), most)
+    best: list[Level] = []
+    for depth in range(1, 1 + max(path_of(node).count(".") + 1 for node in forward)):
+        found = _runs(forward, lambda node, depth=depth: key_of(node, depth))  # type: ignore[misc]
+        if len(found) > most:
+            return best if len(best) >= FEW else _folded(found, most)
+        best = found
+    return best
+
+
+def path_of(node: fx.Node) -> str:
+    """The module that a node belongs to."""
+    path: str = node.meta.get("module") or ""
+    return path
+
+
+def key_of(node: fx.Node, depth: int) -> Key:
+    """The module at some depth; of one that is called twice, which call it was."""
+    path = _to_depth(path_of(node), depth)
+    calls = node.meta.get("calls") or ()
+    return path, next((c.number for c in calls if _to_depth(c.path, depth) == path), 0)
+
+
+def _to_depth(path: str, depth: int) -> str:
+    return ".".join(path.split(".")[:depth])
+
+
+def _runs(nodes: Iterable[fx.Node], key: Callable[[fx.Node], Key]) -> list[Level]:
+    return [Level((name,), list(run)) for name, run in groupby(nodes, key)]
+
+
+def _by_operations(nodes: Iterable[fx.Node]) -> list[Level]:
+    """Where there are no modules: each operation, with what only looks at it."""
+    levels: list[Level] = []
+    for node in nodes:
+        if levels and (looks(node) or all(map(looks, levels[-1].forward))):
+            levels[-1].forward.append(node)
+        else:
+            levels.append(Level((("", 0),), [node]))
+    return levels
+
+
+def looks(node: fx.Node) -> bool:
+    """Whether an operation computes nothing."""
+    return short_name(node) in _VIEWS
+
+
+def _folded(levels: list[Level], most: int) -> list[Level]:
+    """As many neighbours together as must be."""
+    size = -(-len(levels) // most) if levels else 1
+    parts = [levels[start : start + size] for start in range(0, len(levels), size)]
+    return [
+        Level(
+            tuple(key for level in part for key in level.keys),
+            [node for level in part for node in level.forward],
+        )
+        for part in parts
+    ]
+
+
+def _add_backward(levels: list[Level], backward: Iterable[fx.Node]) -> None:
+    """Backward goes the same way in the other direction."""
+    if not levels:
+        return
+    place = {node: number for number, level in enumerate(levels) for node in level.forward}
+    depth = max(key[0].count(".") + 1 for level in levels for key in level.keys)
+    known: dict[Key, list[int]] = {}
+    derivatives: dict[int | None, int] = {}
+    for number, level in enumerate(levels):
+        for key in dict.fromkeys(level.keys):
+            known.setdefault(key, []).append(number)
+        for node in level.forward:
+            derivatives.setdefault(node.meta.get("derivative"), number)
+    derivatives.pop(None, None)
+    place |= _read_at_one(place)
+    now = len(levels) - 1
+    for node in backward:
+        level_of = derivatives.get(node.meta.get("derivative"))
+        if level_of is None:
+            sources = [source for source in node.all_input_nodes if source in place]
+            read = [place[source] for source in sources if plain_name(source) != "sym_size"]
+            level_of = _likely(node, known.get(key_of(node, depth), []), read, now)
+        place[node] = level_of
+        levels[level_of].backward.append(node)
+        if not looks(node):
+            now = min(now, level_of)
+
+
+def _read_at_one(place: dict[fx.Node, int]) -> dict[fx.Node, int]:
+    """Inputs of the program that the forward reads at one level only."""
+    found: dict[fx.Node, set[int]] = {}
+    for node, number in place.items():
+        for source in node.all_input_nodes:
+            if source.op == "placeholder":
+                found.setdefault(source, set()).add(number)
+    return {node: min(numbers) for node, numbers in found.items() if len(numbers) == 1}
+
+
+def _likely(node: fx.Node, candidates: list[int], read: list[int], now: int) -> int:
+    """Where the program does not know (it was loaded, or a pass wrote this): by what there is.
+
+    Of a module that is called once its level; or else the last that has not been left yet.
+    """
+    if len(candidates) == 1 and path_of(node):
+        return candidates[0]
+    seen = [number for number in candidates if number in read and number <= now]
+    if not seen and not path_of(node) and read:
+        # what passes have added stands outside of all modules, too
+        return min(read)
+    return max(seen or [c for c in candidates if c <= now] or [min(candidates, default=now)])
+
+
+def names_of_operations(nodes: Iterable[fx.Node]) -> dict[str, int]:
+    """What is done, and how often, without what only looks."""
+    counts: dict[str, int] = {}
+    for node in nodes:
+        if not looks(node):
+            name = plain_name(node)
+            counts[name] = counts.get(name, 0) + 1
+    return counts
+
+
+def plain_name(node: fx.Node) -> str:
+    """`add` for `aten.add_.Tensor`."""
+    return short_name(node).removeprefix("fleetlight.").strip("_")
+
+
+def is_tensor(node: fx.Node) -> bool:
+    """Whether a node makes one tensor."""
+    return isinstance(node.meta.get("val"), torch.Tensor)

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Forms of nets that nobody has: their operations say which modules they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import fx, nn
+
+from fleetlight.static.feeds import Feed
+from fleetlight.static.form import Form
+from fleetlight.static.marks import GRADIENT
+from fleetlight.static.reductions import REDUCE, REDUCED
+from fleetlight.static.state import Slot
+
+_aten = torch.ops.aten
+VALUE = torch.empty(4, 3)
+
+
+def form_of(
+    paths: Sequence[str], skips: Sequence[tuple[int, int]] = (), buckets: Sequence[int] = ()
+) -> Form:
+    """One operation with a parameter for each path; `skips` say what else an operation reads.
+
+    `buckets` are numbers of gradients that are reduced together, as soon as they are there.
+    """
+    graph, state, nodes = fx.Graph(), [], []
+    weights = [_input(graph, f"p_{n}") for n in range(len(paths))]
+    state = [Slot("parameter", f"{n}.weight", nn.Parameter(VALUE)) for n in range(len(paths))]
+    now = first = _input(graph, "x")
+    for number, path in enumerate(paths):
+        now = _call(graph, _aten.mul.Tensor, (now, weights[number]), "forward", path)
+        for source, target in skips:
+            if target == number and source < number:
+                now = _call(graph, _aten.add.Tensor, (now, nodes[source]), "forward", path)
+        nodes.append(now)
+    gradients = _backward(graph, paths, nodes, list(buckets))
+    for number, gradient in gradients.items():
+        mark = _call(graph, GRADIENT, (gradient, state[number].name), "backward", "")
+        _call(graph, _aten.sub_.Tensor, (weights[number], mark), "update", "")
+    assert first.op == "placeholder"
+    feeds = (Feed("x", (None, 3), torch.float32),)
+    return Form(graph, tuple(state), feeds, {"output": now.name})
+
+
+def _backward(
+    graph: fx.Graph, paths: Sequence[str], nodes: Sequence[fx.Node], buckets: list[int]
+) -> dict[int, fx.Node]:
+    now, gradients, waiting, begun = nodes[-1], {}, [], []
+    for number in reversed(range(len(paths))):
+        now = _call(graph, _aten.mul.Tensor, (now, nodes[number]), "backward", paths[number])
+        gradients[number] = now
+        waiting.append(number)
+        if buckets and len(waiting) >= buckets[0]:
+            del buckets[0]
+            rows = [gradients[n] for n in waiting]
+            bucket = _call(graph, _aten.cat.default, (rows,), "backward", "")
+            _call(graph, REDUCE, (bucket, len(begun)), "backward", "", None)
+            begun.append((bucket, waiting))
+            waiting = []
+    for index, (bucket, numbers) in enumerate(begun):
+        _call(graph, REDUCED, (bucket, index), "backward", "", None)
+        gradients |= {
+            n: _call(graph, _aten.select.int, (bucket, 0, n), "backward", "") for n in numbers
+        }
+    return gradients
+
+
+def _input(graph: fx.Graph, name: str) -> fx.Node:
+    node = graph.placeholder(name)
+    node.meta["val"] = VALUE
+    return node
+
+
+def _call(
+    graph: fx.Graph,
+    target: object,
+    args: tuple[object, ...],
+    part: str,
+    path: str,
+    value: object = VALUE,
+) -> fx.Node:
+    node = graph.call_function(target, args)  # type: ignore[arg-type]
+    node.meta.update(part=part, module=path, val=value)
+    return node
