@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operations by name: those that a program in a file may have, and no others.
+
+A file that says what to call could otherwise call anything.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from fleetlight.errors import CheckpointError
+from fleetlight.static.layouts import LAID_OUT
+from fleetlight.static.marks import GRADIENT, LOOKS_AT_TRAINING, UNLESS_TESTING
+from fleetlight.static.reductions import REDUCE, REDUCED
+
+#: of torch
+NAMESPACES = ("aten", "prims")
+#: of ours; those of tables are not in files
+_OURS = (GRADIENT, LOOKS_AT_TRAINING, UNLESS_TESTING, LAID_OUT, REDUCE, REDUCED)
+#: of torch's own: they open files
+_REFUSED = frozenset({"aten.from_file.default", "aten.from_file.out"})
+_OPERATORS = (
+    *("getitem", "add", "sub", "mul", "floordiv", "truediv", "mod", "pow", "neg", "pos", "abs"),
+    *("eq", "ne", "lt", "le", "gt", "ge", "and_", "or_", "xor", "lshift", "rshift"),
+)
+_MATHS = ("ceil", "floor", "trunc")
+_OF_SIZES = ("sym_float", "sym_int", "sym_ite", "sym_max", "sym_min", "sym_not", "_sym_sqrt")
+#: what sizes are computed with, and ours
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{f"operator.{name}": getattr(operator, name) for name in _OPERATORS},
+    **{f"math.{name}": getattr(math, name) for name in _MATHS},
+    **{f"torch.{name}": getattr(torch, name) for name in _OF_SIZES},
+    "builtins.round": round,
+    **{str(target): target for target in _OURS},
+}
+_NAMES = {function: name for name, function in _FUNCTIONS.items()}
+
+
+def name_of(target: Any) -> str:
+    """`aten.mm.default`, `operator.getitem`: how a file names an operation."""
+    if target in _NAMES:
+        return _NAMES[target]
+    if not isinstance(target, OpOverload):
+        raise CheckpointError(_refusal(getattr(target, "__name__", str(target))))
+    name = str(target)
+    if target.namespace not in NAMESPACES or name in _REFUSED:
+        raise CheckpointError(_refusal(name))
+    return name
+
+
+def operation(name: str) -> Callable[..., Any]:
+    """What a name stands for."""
+    if name in _FUNCTIONS:
+        return _FUNCTIONS[name]
+    namespace, *rest = name.split(".")
+    if namespace not in NAMESPACES or len(rest) != 2 or name in _REFUSED:
+        raise CheckpointError(_refusal(name))
+    packet = getattr(getattr(torch.ops, namespace), rest[0], None)
+    found = getattr(packet, rest[1], None)
+    if not isinstance(found, OpOverload) or str(found) != name:
+        raise CheckpointError(
+            f"the operation {name!r} is unknown to torch {torch.__version__} and this Fleetlight; "
+            "load it with the versions that saved it"
+        )
+    return found
+
+
+def _refusal(name: str) -> str:
+    return (
+        f"{name!r} is no operation that a program in a file may have; expected one of torch "
+        f"({', '.join(NAMESPACES)}), or {', '.join(_FUNCTIONS)}"
+    )

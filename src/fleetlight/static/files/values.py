@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the operations of a graph make, found out without computing it: shapes, types, strides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+from fleetlight.errors import CheckpointError
+from fleetlight.static.feeds import Feed
+
+
+def fill_in(
+    graph: fx.Graph, state: Sequence[Tensor], feeds: Sequence[Feed], examples: Sequence[Tensor]
+) -> None:
+    """Write it into the nodes, where passes look for it."""
+    fakes = FakeTensorMode(
+        shape_env=ShapeEnv(specialize_zero_one=False, duck_shape=False), allow_non_fake_inputs=True
+    )
+    inputs: list[Tensor] = [
+        fakes.from_tensor(tensor.detach(), static_shapes=True) for tensor in state
+    ]
+    inputs += [_open(fakes, *pair) for pair in zip(feeds, examples, strict=True)]
+    _tie(feeds, inputs[len(state) :])
+    coming = iter(inputs)
+    values: dict[fx.Node, Any] = {}
+    with fakes, torch.no_grad():
+        for number, node in enumerate(graph.nodes):
+            value = next(coming) if node.op == "placeholder" else _made(node, number, values)
+            values[node] = node.meta["val"] = value
+
+
+def _open(fakes: FakeTensorMode, feed: Feed, example: Tensor) -> Tensor:
+    """A feed whose open sizes have no number."""
+    kinds = [DimDynamic.DYNAMIC if size is None else DimDynamic.STATIC for size in feed.shape]
+    context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
+    return fakes.from_tensor(example, symbolic_context=context)
+
+
+def _tie(feeds: Sequence[Feed], values: Sequence[Tensor]) -> None:
+    """Sizes that must be equal are one size."""
+    seen: dict[str, Any] = {}
+    for feed, value in zip(feeds, values, strict=True):
+        for tie, size in zip(feed.ties, value.shape, strict=False):
+            if tie is not None:
+                torch._check(seen.setdefault(tie, size) == size)  # type: ignore[no-untyped-call]
+
+
+def _made(node: fx.Node, number: int, values: dict[fx.Node, Any]) -> Any:
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+    target: Any = node.target
+    try:
+        return target(*args, **kwargs)
+    except Exception as error:  # torch raises many kinds here
+        first = str(error).strip().partition("\n")[0]
+        raise CheckpointError(
+            f"{node.name}, value {number} of the program, cannot be computed by torch "
+            f"{torch.__version__}: {first or repr(error)}"
+        ) from error

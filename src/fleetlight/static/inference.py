@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a program computes of its feeds, as a module: for inference without its training."""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from fleetlight.errors import ConfigError, PlanError, did_you_mean
+from fleetlight.static.feeds import Feed
+from fleetlight.static.form import Form, graph_of
+from fleetlight.static.program import Program, names_of
+from fleetlight.static.state import Slot
+
+#: feeds: their variables or names, or names with examples
+Feeds = Sequence[Any] | Mapping[str, Tensor]
+#: records in an example of a batch; a number that is hardly another size of a model, too
+_BATCH = 3
+
+
+def inference_module(program: Program, feeds: Feeds, fetches: Sequence[Any]) -> nn.Module:
+    """A module whose forward takes the feeds, in this order, and answers the fetches.
+
+    One fetch is answered as it is, several as a tuple. It computes as an evaluation does. Its
+    parameters and buffers are those of the program, under the same names.
+    """
+    form = program.clone(for_test=True).form
+    if form.lookups or form.split:
+        raise PlanError(
+            "the program looks rows up in tables of parameter servers, which are not part of it; "
+            "export its model, whose rows come along: fleet.save_inference_model(dirname, inputs)"
+        )
+    names = _listed(form, feeds)
+    wanted = program.names_of([fetches] if isinstance(fetches, (str, Tensor)) else fetches)
+    if not wanted:
+        raise ConfigError("got no fetches, expected names or variables of what is to be computed")
+    return _Moved(form, names, wanted).module()
+
+
+def examples_of(program: Program, feeds: Feeds) -> tuple[dict[str, Tensor], list[str]]:
+    """Inputs like the feeds, and which of them have batches of any size.
+
+    What is open beside the batch is as large as in the examples that are given.
+    """
+    form = program.form
+    given = feeds if isinstance(feeds, Mapping) else {}
+    known = {feed.name: feed for feed in form.feeds}
+    found = {
+        name: known[name].accepted(given[name]) if name in given else _example(form, known[name])
+        for name in _listed(form, feeds)
+    }
+    return found, [name for name in found if known[name].shape[:1] == (None,)]
+
+
+def _listed(form: Form, feeds: Feeds) -> Sequence[str]:
+    """The names of the feeds, each of them one of the program."""
+    places = _placeholders(form.graph)[len(form.state) :]
+    # a feed whose name Python knows has another one in the graph
+    feed_of = {node.name: feed.name for node, feed in zip(places, form.feeds, strict=True)}
+    given = names_of([feeds] if isinstance(feeds, (str, Tensor)) else feeds)
+    names = [feed_of.get(name, name) for name in given]
+    known = [feed.name for feed in form.feeds]
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                f"feed {name!r} is not one of this program: {did_you_mean(name, known)}"
+            )
+        if list(names).count(name) > 1:
+            raise ConfigError(f"feed {name!r} is listed twice")
+    return names
+
+
+def _example(form: Form, feed: Feed) -> Tensor:
+    if None in feed.shape[1:]:
+        raise ConfigError(
+            f"feed {feed} has an open size beside the batch, and an inference model has one; give "
+            f"an example of the size it is to have: feeds={{{feed.name!r}: tensor, ...}}"
+        )
+    place = _placeholders(form.graph)[len(form.state) + form.feeds.index(feed)]
+    value = place.meta.get("val")
+    device = value.device if isinstance(value, Tensor) else None
+    return torch.zeros([size or _BATCH for size in feed.shape], dtype=feed.dtype, device=device)
+
+
+class _Moved:
+    """The part of a graph that fetches need, with its state in a module."""
+
+    def __init__(self, form: Form, feeds: Sequence[str], fetches: Sequence[str]) -> None:
+        self._old = graph_of(form, fetches, ("forward",))
+        self._graph = fx.Graph()
+        self._root = nn.Module()
+        self._new: dict[fx.Node, fx.Node] = {}
+        places = _placeholders(self._old)
+        self._slots = dict(zip(places, form.state, strict=False))
+        feeding = zip(form.feeds, places[len(form.state) :], strict=True)
+        self._feeds = {feed.name: node for feed, node in feeding}
+        self._refuse_missing(feeds, fetches)
+        for name in feeds:
+            node = self._feeds[name]
+            self._new[node] = self._graph.create_node("placeholder", _argument(name, node))
+            self._new[node].meta = dict(node.meta)
+
+    def module(self) -> nn.Module:
+        """With all nodes and tensors in it."""
+        for node, slot in self._slots.items():
+            if node.users:
+                self._new[node] = self._graph.get_attr(_place(self._root, slot))
+        for node in self._old.nodes:
+            if node.op == "call_function":
+                self._new[node] = self._graph.node_copy(node, self._new.__getitem__)
+        wanted: Any = self._old.output_node().args[0]
+        answers = [self._new[node] for node in wanted]
+        self._graph.output(answers[0] if len(answers) == 1 else tuple(answers))
+        return fx.GraphModule(self._root, self._graph, "InferenceModule")
+
+    def _refuse_missing(self, feeds: Sequence[str], fetches: Sequence[str]) -> None:
+        for name, node in self._feeds.items():
+            if node.users and name not in feeds:
+                raise ConfigError(
+                    f"fetches {', '.join(fetches)} are computed from the feed {name!r}, which is "
+                    "not among the feeds of the inference model: "
+                    f"{', '.join(feeds) or 'none'}; list it, or fetch what is computed without it"
+                )
+
+
+def _placeholders(graph: fx.Graph) -> list[fx.Node]:
+    return [node for node in graph.nodes if node.op == "placeholder"]
+
+
+def _argument(feed: str, node: fx.Node) -> str:
+    """The feed's own name where Python can say it."""
+    return feed if feed.isidentifier() and not keyword.iskeyword(feed) else node.name
+
+
+def _place(root: nn.Module, slot: Slot) -> str:
+    """Put a tensor into a module, where its name says; answers the name."""
+    slot.refresh()
+    tensor, (*path, last) = slot.tensor, slot.name.split(".")
+    module = root
+    for name in path:
+        if name not in module._modules:
+            module.add_module(name, nn.Module())
+        module = module.get_submodule(name)
+    if slot.kind != "parameter":
+        module.register_buffer(last, tensor)
+    elif isinstance(tensor, nn.Parameter):
+        module.register_parameter(last, tensor)
+    else:
+        module.register_parameter(last, nn.Parameter(tensor, requires_grad=False))
+    return slot.name
