@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be done to a program before it runs: pure functions from form to form, one a file."""
+
+from fleetlight.static.passes.amp import Amp
+from fleetlight.static.passes.fuse_all_reduce import FuseAllReduce
+from fleetlight.static.passes.gradient_merge import GradientMerge
+from fleetlight.static.passes.insert_all_reduce import InsertAllReduce
+from fleetlight.static.passes.narrow import Narrow
+from fleetlight.static.passes.overlap import Overlap
+from fleetlight.static.passes.recompute import Recompute
+from fleetlight.static.passes.split_ps import SplitPS
+
+__all__ = [
+    "Amp",
+    "FuseAllReduce",
+    "GradientMerge",
+    "InsertAllReduce",
+    "Narrow",
+    "Overlap",
+    "Recompute",
+    "SplitPS",
+]

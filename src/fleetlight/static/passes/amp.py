@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`strategy.amp` in a program: products compute in a narrow type, everything else in float32.
+
+Autocast leaves the results of products narrow until something needs them wide. Here they are
+widened at once, and narrowed again only where a product takes them. So parameters, optimizer,
+norms, losses and sums are float32, and results differ from autocast's in what lies between
+products: there they have more digits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import fx
+
+from fleetlight.errors import PlanError, did_you_mean
+from fleetlight.static.form import Form
+from fleetlight.static.passes.gradients import gradients_of
+from fleetlight.static.passes.narrowing import Narrowing
+from fleetlight.static.passes.operations import Pen
+from fleetlight.static.passes.slots import Inputs, gradient_slots, marks_to_keep, weigh
+from fleetlight.static.schedule import SCALE, scaling_slots
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+#: good steps before the factor grows, as in torch.amp.GradScaler; and where it is not to grow
+_INTERVAL, _NEVER = 2000, 1 << 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Amp:
+    """With float16 gradients are small enough to be lost, so the loss is scaled."""
+
+    dtype: str = "bfloat16"
+    init_loss_scaling: float = 65536.0
+    use_dynamic_loss_scaling: bool = True
+    name = "amp"
+
+    def __call__(self, form: Form) -> Form:
+        """The form, with narrow products; in an evaluation, too."""
+        if self.dtype not in _DTYPES:
+            raise PlanError(f"amp: got dtype={self.dtype!r}; {did_you_mean(self.dtype, _DTYPES)}")
+        graph, _ = form.copied()
+        narrowing = Narrowing(graph, _DTYPES[self.dtype])
+        narrowing.rewrite()
+        report = (
+            f"{narrowing.done} operations compute in {self.dtype}, {narrowing.casts} tensors are "
+            "cast for them"
+        )
+        if self.dtype == "float16" and gradients_of(graph):
+            return self._scaled(form, graph, report)
+        return form.rewritten(graph, report)
+
+    def _scaled(self, form: Form, graph: fx.Graph, report: str) -> Form:
+        """With a factor of the loss, and gradients that can be looked at before the step."""
+        if form.schedule.scales:
+            raise PlanError("amp: the program scales its loss already; apply amp once")
+        marks = marks_to_keep(graph, self.name)
+        inputs = Inputs(graph, form)
+        slots = gradient_slots(marks, inputs)
+        for mark in marks:
+            _hold(mark, slots[str(mark.args[1])])
+        device = next(slot.tensor.device for slot in inputs.state if slot.kind == "weight")
+        for slot in scaling_slots(self.init_loss_scaling, device):
+            node = inputs.add(slot)
+            if slot.name == SCALE:
+                weigh(graph, inputs, node)
+        interval = _INTERVAL if self.use_dynamic_loss_scaling else _NEVER
+        schedule = dataclasses.replace(form.schedule, growth_interval=interval)
+        report += f", the loss is scaled by {self.init_loss_scaling:g} at first"
+        return form.rewritten(graph, report, schedule=schedule, state=tuple(inputs.state))
+
+
+def _hold(mark: fx.Node, slot: fx.Node) -> None:
+    """Put the gradient into a slot, from which the step takes it if it has no infinities."""
+    if mark.meta["part"] == "update":
+        # merged backwards: it is in the slot, and needs only to be reduced
+        mark.meta["part"] = "reduction"
+    mark.replace_all_uses_with(slot)
+    with mark.graph.inserting_after(mark):
+        Pen(mark).write(torch.ops.aten.copy_.default, slot, mark)

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients travel together: few large buckets cost less than many small ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from fleetlight.collective.buckets import MIB, BucketLimits, assign
+from fleetlight.static.form import Form
+from fleetlight.static.passes.all_reduces import AllReduce, all_reduces_of
+from fleetlight.static.passes.operations import Pen
+from fleetlight.static.reductions import REDUCE, REDUCED
+
+_aten = torch.ops.aten
+
+
+@dataclasses.dataclass(frozen=True)
+class FuseAllReduce:
+    """Reductions that follow each other become one, up to the limits of a bucket."""
+
+    limits: BucketLimits = dataclasses.field(default_factory=BucketLimits)
+    name = "fuse_all_reduce"
+
+    def __call__(self, form: Form) -> Form:
+        """The form with as many reductions as there are buckets, waited for in their order."""
+        graph, _ = form.copied()
+        singles = all_reduces_of(graph)
+        kinds = [(single.value.dtype, single.value.device) for single in singles]
+        buckets = assign([single.bytes for single in singles], kinds, self.limits)
+        first_end = min((single.end for single in singles), default=None)
+        for index, members in enumerate(buckets):
+            assert first_end is not None
+            _fuse([singles[member] for member in members], index, first_end)
+        for single in singles:
+            _erase(single)
+        return form.rewritten(graph, self._report(len(singles), len(buckets)))
+
+    def _report(self, before: int, after: int) -> str:
+        size = self.limits.bytes / MIB
+        return f"all_reduce: {before} -> {after}" + (f" ({size:g} MiB)" if size >= 0.01 else "")
+
+
+def _fuse(singles: Sequence[AllReduce], index: int, first_end: fx.Node) -> None:
+    """One reduction in place of several: it begins with the last of them."""
+    last = singles[-1].begin
+    pen = Pen(last)
+    with last.graph.inserting_before(last):
+        rows = [_source(single.bucket) for single in singles]
+        bucket = pen.write(_aten.cat.default, rows) if len(rows) > 1 else singles[0].bucket
+        pen.write(REDUCE, bucket, index)
+    with last.graph.inserting_before(first_end):
+        pen.write(REDUCED, bucket, index)
+        pieces = _pieces(pen, bucket, [single.value.numel() for single in singles])
+    for single, piece in zip(singles, pieces, strict=True):
+        single.give(piece)
+
+
+def _source(row: fx.Node) -> fx.Node:
+    """A copy that was made so as to be reduced is not needed: the bucket is one, too."""
+    return row.all_input_nodes[0] if _is_copy(row) else row
+
+
+def _is_copy(row: fx.Node) -> bool:
+    is_clone = row.target is _aten.clone.default
+    return is_clone and bool(row.all_input_nodes[0].meta["val"].dim() == 1)
+
+
+def _pieces(pen: Pen, bucket: fx.Node, sizes: list[int]) -> list[fx.Node]:
+    """What is whose in a bucket."""
+    if len(sizes) == 1:
+        return [bucket]
+    split = pen.write(_aten.split_with_sizes.default, bucket, sizes)
+    return [pen.write(operator.getitem, split, place) for place in range(len(sizes))]
+
+
+def _erase(single: AllReduce) -> None:
+    row = single.bucket
+    row.graph.erase_node(single.end)
+    row.graph.erase_node(single.begin)
+    if _is_copy(row) and not row.users:
+        row.graph.erase_node(row)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`strategy.gradient_merge` in a program: k backwards make one step.
+
+Each backward adds its gradients to those in slots of the state, and what comes behind the marks of
+the gradients, reductions among it, is done when k backwards are in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import torch
+from torch import fx
+
+from fleetlight.errors import PlanError
+from fleetlight.static.aliases import base_of
+from fleetlight.static.form import Form
+from fleetlight.static.passes.gradients import made_by
+from fleetlight.static.passes.operations import Pen
+from fleetlight.static.passes.repeatable import changers_of
+from fleetlight.static.passes.slots import Inputs, gradient_slots, marks_to_keep, weigh
+from fleetlight.static.recorder import Part
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientMerge:
+    """`avg` makes the step by the mean of the k gradients, and not by their sum."""
+
+    k_steps: int
+    avg: bool = True
+    name = "gradient_merge"
+
+    def __call__(self, form: Form) -> Form:
+        """The form, whose schedule makes a step of k backwards."""
+        self._check(form)
+        if self.k_steps == 1:
+            return form.rewritten(form.graph, "every backward makes a step")
+        graph, _ = form.copied()
+        marks = marks_to_keep(graph, self.name)
+        inputs = Inputs(graph, form)
+        slots = gradient_slots(marks, inputs)
+        changers = changers_of(graph)
+        for mark in marks:
+            made = made_by(mark)
+            last = max(made, *changers.get(base_of(made), ()), made)
+            _accumulate(mark, slots[str(mark.args[1])], last)
+        _postpone(marks, "reduction" if form.schedule.scales else "update")
+        if self.avg:
+            # of all k, so that no pass over the sums is needed
+            weigh(graph, inputs, 1.0 / self.k_steps)
+        return self._scheduled(form, graph, inputs)
+
+    def _check(self, form: Form) -> None:
+        if not isinstance(self.k_steps, int) or self.k_steps < 1:
+            raise PlanError(f"gradient_merge: got k_steps={self.k_steps!r}, expected 1 or more")
+        if form.schedule.merges > 1:
+            raise PlanError("gradient_merge: the program merges backwards already; merge once")
+
+    def _scheduled(self, form: Form, graph: fx.Graph, inputs: Inputs) -> Form:
+        schedule = dataclasses.replace(form.schedule, merges=self.k_steps)
+        for slot in schedule.slots():
+            inputs.add(slot)
+        kept = [slot.tensor for slot in inputs.state if slot.kind == "gradient"]
+        size = sum(t.numel() * t.element_size() for t in kept) / 2**20
+        how = "averaged" if self.avg else "summed"
+        report = f"{self.k_steps} backwards make one step, {len(kept)} gradients are {how}"
+        return form.rewritten(
+            graph, f"{report} ({size:.2f} MiB)", schedule=schedule, state=tuple(inputs.state)
+        )
+
+
+def _accumulate(mark: fx.Node, slot: fx.Node, last: fx.Node) -> None:
+    """Add the gradient to the slot as soon as it is whole; the mark stands at the slot."""
+    pen, made = Pen(mark), made_by(mark)
+    with mark.graph.inserting_before(mark if last.op == "placeholder" else last.next):
+        pen.write(torch.ops.aten.add_.Tensor, slot, made)
+    mark.args = (slot, *mark.args[1:])
+    mark.meta["val"] = slot.meta["val"]
+
+
+def _postpone(marks: Iterable[fx.Node], part: Part) -> None:
+    """What depends on the marks is no longer done with each backward."""
+    pending = list(marks)
+    while pending:
+        node = pending.pop()
+        if node.meta["part"] == "backward":
+            node.meta["part"] = part
+            pending += node.users

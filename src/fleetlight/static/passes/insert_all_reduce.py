@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every gradient becomes the mean over the workers, one by one, before the optimizer sees it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+
+import torch
+from torch import fx
+
+from fleetlight.static.aliases import looked_at
+from fleetlight.static.form import Form
+from fleetlight.static.passes.flat import Layout
+from fleetlight.static.passes.gradients import gradients_of, made_by
+from fleetlight.static.passes.operations import Pen
+from fleetlight.static.reductions import REDUCE, REDUCED
+
+
+@dataclasses.dataclass(frozen=True)
+class InsertAllReduce:
+    """Behind backward all reductions begin; then all are waited for."""
+
+    name = "insert_all_reduce"
+
+    def __call__(self, form: Form) -> Form:
+        """The form, with one reduction for each gradient."""
+        graph, _ = form.copied()
+        marks = gradients_of(graph)
+        named = frozenset(form.fetches.values())
+        if marks:
+            with graph.inserting_before(_behind_backward(marks)):
+                rows = [_begin(mark, index, named) for index, mark in enumerate(marks)]
+                for index, (mark, row) in enumerate(zip(marks, rows, strict=True)):
+                    _end(mark, index, row)
+        return form.rewritten(graph, f"{len(marks)} gradients, each reduced by itself")
+
+
+def _behind_backward(marks: list[fx.Node]) -> fx.Node:
+    """The first node behind all gradients that is none of the marks."""
+    last = max(map(made_by, marks))
+    node = max(last, min(marks))
+    while node is last or node in marks:
+        node = node.next
+    return node
+
+
+def _begin(mark: fx.Node, index: int, named: Collection[str]) -> fx.Node:
+    """Reduce a gradient where it is, or, where somebody else looks at it, a copy."""
+    pen, gradient = Pen(mark), made_by(mark)
+    layout, is_alone = Layout.of(gradient.meta["val"]), _is_alone(mark, named)
+    row = layout.flat(pen, gradient)
+    if layout.dense and not is_alone:
+        row = pen.write(torch.ops.aten.clone.default, row)
+    pen.write(REDUCE, row, index)
+    return row
+
+
+def _end(mark: fx.Node, index: int, row: fx.Node) -> None:
+    """Wait for it, and have the mark stand behind it."""
+    pen, gradient = Pen(mark), made_by(mark)
+    back = pen.write(REDUCED, row, index)
+    means = Layout.of(gradient.meta["val"]).shaped(pen, row)
+    mark.replace_input_with(gradient, means)
+    max(back, means).append(mark)
+
+
+def _is_alone(mark: fx.Node, named: Collection[str]) -> bool:
+    """Whether a gradient has memory of its own, at which only its mark looks."""
+    size = made_by(mark).meta["val"].numel()
+    reader, node = mark, made_by(mark)
+    while set(node.users) == {reader} and node.name not in named:
+        source = looked_at(node)
+        if source is None:
+            return node.op != "placeholder" and bool(node.meta["val"].numel() == size)
+        reader, node = node, source
+    return False

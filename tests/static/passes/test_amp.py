@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training in mixed precision goes as with torch's autocast and GradScaler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.static.doubling import run
+from tests.static.eager import Eager
+from torch import Tensor, nn
+
+from fleetlight import static
+from fleetlight.errors import PlanError
+from fleetlight.static.passes import (
+    Amp,
+    FuseAllReduce,
+    GradientMerge,
+    InsertAllReduce,
+    Overlap,
+    Recompute,
+)
+from fleetlight.static.schedule import SCALE, scaler_state
+
+
+class Mixed(nn.Module):
+    """Convolution, norms and attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.convolve = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
+        self.attend = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.leave = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.convolve(x.view(-1, 1, 6, 8)).mean(1)
+        out: Tensor = self.leave(self.attend(y).mean(1))
+        return out
+
+
+def batch(number: int) -> dict[str, Tensor]:
+    """Which rule gives the labels can be learned."""
+    generator = torch.Generator().manual_seed(number)
+    x = torch.randn(24, 48, generator=generator)
+    return {"x": x, "y": (x[:, 0] > 0).long() + (x[:, 1] > 0).long()}
+
+
+def pair(*passes: Any, **options: Any) -> tuple[static.Program, Eager]:
+    ours, theirs = Mixed(), Mixed()
+    mine, other = (torch.optim.SGD(m.parameters(), lr=0.2, momentum=0.5) for m in (ours, theirs))
+    program = static.capture(ours, nn.functional.cross_entropy, mine, batch(0))
+    program.passes = passes
+    return program, Eager(theirs, other, **options)
+
+
+def apart(program: static.Program, eager: Eager) -> float:
+    assert program.model is not None
+    mine, theirs = program.model.state_dict(), eager.model.state_dict()
+    return max(float((mine[n].double() - theirs[n].double()).abs().max()) for n in mine)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "near"), [(torch.bfloat16, 0.05), (torch.float16, 0.005)], ids=["bf16", "fp16"]
+)
+def test_it_trains_as_eager_autocast_does(dtype: torch.dtype, near: float) -> None:
+    program, eager = pair(Amp(str(dtype).removeprefix("torch.")), dtype=dtype)
+    losses = []
+    for number in range(12):
+        (loss,) = static.Executor().run(program, batch(number), ["loss"])
+        expected = eager.run(batch(number))
+        torch.testing.assert_close(loss, expected, rtol=near, atol=near)
+        losses.append(float(loss))
+    assert apart(program, eager) < near
+    assert losses[-1] < 0.9 * losses[0]
+    parameters = [s.tensor.dtype for s in program.state if s.kind in ("parameter", "optimizer")]
+    assert set(parameters) == {torch.float32}
+
+
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_all_three_passes_together_equal_their_eager_counterpart(order: int) -> None:
+    passes: list[Any] = [Recompute(("convolve", "attend")), Amp("float16"), GradientMerge(2)]
+    turned = passes[order:] + passes[:order]
+    program, eager = pair(*turned, merges=2, dtype=torch.float16)
+    for number in range(6):
+        (loss,) = static.Executor().run(program, batch(number), ["loss"])
+        torch.testing.assert_close(loss, eager.run(batch(number)), rtol=0.01, atol=0.01)
+    assert apart(program, eager) < 0.005
+    assert len(program.explain().splitlines()) == 3
+
+
+@pytest.mark.parametrize("merges", [1, 2])
+def test_a_step_with_infinities_is_left_out_and_the_factor_shrinks(merges: int) -> None:
+    """The first factor is too large for float16; eager autocast goes as far down with it."""
+    passes = [Amp("float16", 2.0**40)] + [GradientMerge(merges)] * (merges > 1)
+    program, eager = pair(*passes, merges=merges, dtype=torch.float16, first_scale=2.0**40)
+    optimizer = program.optimizer
+    assert optimizer is not None
+    slots = {slot.name: slot.tensor for slot in program.state if slot.kind == "schedule"}
+    first = [p.detach().clone() for group in optimizer.param_groups for p in group["params"]]
+    for number in range(32 * merges):
+        static.Executor().run(program, batch(number % 3))
+        eager.run(batch(number % 3))
+        stepped = getattr(optimizer, "_opt_called", False)
+        now = [p for group in optimizer.param_groups for p in group["params"]]
+        assert stepped == any(not torch.equal(p, q) for p, q in zip(now, first, strict=True))
+    assert stepped
+    assert all(p.isfinite().all() for p in now)
+    # it adds up more in float32 than autocast, which meets infinities a little longer
+    assert 1 <= float(slots[SCALE]) / eager.scaler.get_scale() <= 4
+    eager.scaler.load_state_dict(
+        {**eager.scaler.state_dict(), **(scaler_state(program.state) or {})}
+    )
+    assert eager.scaler.get_scale() == float(slots[SCALE])
+
+
+@pytest.mark.parametrize("merges", [1, 2])
+def test_infinities_are_looked_for_in_what_the_workers_have_together(merges: int) -> None:
+    """Here a reduction doubles gradients, which is as good as twice the learning rate."""
+    merge = [GradientMerge(merges)] * (merges > 1)
+    reduction = [InsertAllReduce(), FuseAllReduce(), Overlap()]
+    program, eager = pair(Amp("float16"), *merge, *reduction, merges=merges, dtype=torch.float16)
+    for group in eager.optimizer.param_groups:
+        group["lr"] *= 2
+    counts = []
+    for number in range(2 * merges):
+        counts.append(len(run(program, batch(number))[0].log))
+        eager.run(batch(number))
+    assert apart(program, eager) < 0.005
+    assert counts == ([0] * (merges - 1) + [2]) * 2
+    slots = {slot.name: slot.tensor for slot in program.state if slot.kind == "schedule"}
+    before = [p.clone() for p in program.parameters()]
+    slots[SCALE].fill_(torch.finfo(torch.float32).max)
+    for number in range(merges):
+        run(program, batch(number))
+    assert all(map(torch.equal, before, program.parameters()))
+
+
+def test_a_fixed_factor_does_not_grow() -> None:
+    program, _ = pair(Amp("float16", 1024.0, use_dynamic_loss_scaling=False))
+    assert program.form.schedule.growth_interval == 1 << 30
+    assert "scaled by 1024 at first" in program.explain()
+
+
+def test_an_evaluation_may_be_narrow_as_well() -> None:
+    program, eager = pair(Amp())
+    eager.model.eval()
+    test = program.clone(for_test=True).apply(Amp("float16"))
+    assert test.form.schedule.is_plain
+    for evaluation in (test, program.apply().clone(for_test=True)):
+        (output,) = static.Executor().run(evaluation, batch(1), ["output"])
+        with torch.no_grad():
+            expected = eager.model(batch(1)["x"])
+        assert output.dtype == torch.float32
+        assert not torch.equal(output, expected)
+        torch.testing.assert_close(output, expected, rtol=0.05, atol=0.05)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    program, _ = pair()
+    with pytest.raises(PlanError, match="got dtype='float8'"):
+        program.apply(Amp("float8"))
+    with pytest.raises(PlanError, match="scales its loss already"):
+        program.apply(Amp("float16"), Amp("float16"))
+    with pytest.raises(PlanError, match="amp comes before the passes that reduce gradients"):
+        program.apply(InsertAllReduce(), Amp("float16"))

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each gradient is reduced once, where it is if that can be, and before anybody uses it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.static.doubling import eager, reductions, rewritten, run
+from tests.static.nets import batch, captured, net
+from torch import Tensor, nn
+
+from fleetlight import static
+from fleetlight.static.passes import InsertAllReduce
+from fleetlight.static.text import short_name
+
+
+def program_of(model: nn.Module, **given: Tensor) -> static.Program:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return static.capture(model, nn.functional.cross_entropy, optimizer, given or batch(0))
+
+
+def made(program: static.Program) -> list[str]:
+    """The operations that the pass has added."""
+    before = {node.name for node in program.form.graph.nodes}
+    after = rewritten(program.form, InsertAllReduce()).graph.nodes
+    return [short_name(node) for node in after if node.name not in before]
+
+
+def test_all_begin_behind_backward_and_then_all_are_waited_for() -> None:
+    form = rewritten(program_of(net()).form, InsertAllReduce())
+    assert form.reports == ("6 gradients, each reduced by itself",)
+    begun = [("begin", n) for n in range(6)]
+    assert reductions(form.graph) == begun + [("end", n) for n in range(6)]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_the_optimizer_steps_by_what_comes_back(kind: Any) -> None:
+    ours, theirs = net(), net()
+    mine, other = (kind(m.parameters(), lr=0.01) for m in (ours, theirs))
+    program = captured(ours, mine).apply(InsertAllReduce())
+    for number in range(4):
+        torch.manual_seed(number)
+        expected = eager(theirs, other, batch(number))
+        torch.manual_seed(number)
+        doubling, [loss] = run(program, batch(number), "loss")
+        torch.testing.assert_close(loss, expected, rtol=0, atol=1e-12)
+        assert len(doubling.log) == 12
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=1e-12)
+
+
+class Odd(nn.Module):
+    """Gradients that are transposed, expanded, shared, numbers, and three-dimensional."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.turned = nn.Parameter(torch.randn(8, 3))
+        self.added, self.too = (nn.Parameter(torch.randn(3)) for _ in range(2))
+        self.number = nn.Parameter(torch.tensor(0.5))
+        self.cube = nn.Parameter(torch.randn(2, 3, 8))
+        self.once = nn.Parameter(torch.randn(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = x @ self.turned + (self.added + self.too)
+        cubes = torch.einsum("bi,koi->bo", x, self.cube)
+        return (out + cubes) * self.number + self.once.sum()
+
+
+def test_gradients_of_all_layouts() -> None:
+    ours, theirs = Odd().double(), Odd().double()
+    program = program_of(ours).apply(InsertAllReduce())
+    other = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9)
+    for number in range(3):
+        eager(theirs, other, batch(number))
+        run(program, batch(number))
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=1e-12)
+
+
+def test_nothing_is_copied_that_has_memory_of_its_own() -> None:
+    """Linear layers have transposed gradients; their rows are views."""
+    operations = made(program_of(net()))
+    assert not {"clone", "cat", "_to_copy"} & set(operations)
+    turned = nn.Linear(3, 8, bias=False).double()
+
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = turned.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight
+
+    assert "clone" not in made(program_of(Turned()))
+
+
+def test_what_others_see_is_copied() -> None:
+    program = program_of(Odd().double())
+    # `added` and `too` have one gradient; those of `once` and `cube` are expanded
+    assert made(program).count("clone") == 4
+    model = net()
+    seen = captured(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    recorder = seen.written().recorder
+    marks = [n for n in recorder.graph.nodes if "gradient" in str(n.target)]
+    recorder.names["gradient of the last bias"] = marks[-1].all_input_nodes[0]
+    assert made(seen).count("clone") == 1
+
+
+def test_a_program_without_gradients_stays_as_it_is() -> None:
+    model = net()
+    program = static.capture(model, nn.functional.cross_entropy, None, batch(0))
+    form = rewritten(program.form, InsertAllReduce())
+    assert form.reports == ("0 gradients, each reduced by itself",)
+    assert str(form.graph) == str(program.form.graph)

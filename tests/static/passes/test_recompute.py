@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules that compute their activations again in backward: the same numbers, in less memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.static.live import most_bytes
+from tests.static.nets import batch, captured
+from torch import Tensor, nn
+
+from fleetlight import static
+from fleetlight.errors import PlanError
+from fleetlight.static.form import code_of
+from fleetlight.static.passes import Recompute
+from fleetlight.static.runners import EVERYTHING
+
+BLOCKS = ("1", "2", "3", "4", "5")
+
+
+def block() -> nn.Module:
+    """With everything that must not be done twice, and operations in place."""
+    return nn.Sequential(
+        *(nn.Linear(32, 32), nn.BatchNorm1d(32), nn.ReLU(inplace=True)),
+        *(nn.Linear(32, 32), nn.Dropout(0.2, inplace=True), nn.Tanh(), nn.Linear(32, 32)),
+    )
+
+
+def deep() -> nn.Module:
+    torch.manual_seed(0)
+    blocks = [block() for _ in BLOCKS]
+    return nn.Sequential(nn.Linear(8, 32), *blocks, nn.Linear(32, 3)).double()
+
+
+class Again(nn.Module):
+    """One block that is called several times, by its own outputs."""
+
+    def __init__(self, times: int = 6) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.enter, self.block, self.leave = nn.Linear(8, 32), block(), nn.Linear(32, 3)
+        self.times = times
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x)
+        for _ in range(self.times):
+            x = x + self.block(x)
+        out: Tensor = self.leave(x)
+        return out
+
+
+class Recurrent(nn.Module):
+    """Its gates are pieces of one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net, self.leave = nn.LSTM(4, 6, batch_first=True), nn.Linear(6, 3)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.leave(self.net(x.reshape(-1, 2, 4))[0][:, -1])
+        return out
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+        self.leave = nn.Linear(4, 3)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.leave(self.layer(x.reshape(-1, 2, 4)).mean(1))
+        return out
+
+
+def trained(model: nn.Module, names: tuple[str, ...]) -> tuple[static.Program, list[Tensor]]:
+    """Three steps; what was fetched, and the state then."""
+    program = captured(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    if names:
+        program.passes = (Recompute(names),)
+    found = []
+    for number in range(3):
+        given = batch(number)
+        torch.manual_seed(number)
+        found += static.Executor().run(program, given, ["loss", "output"])
+    return program, [*found, *(slot.tensor for slot in program.state)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (deep, BLOCKS),
+        (deep, ("2.0", "2.1", "2.2", "4")),
+        (deep, ("",)),
+        (Again, ("block",)),
+        (Again, ("block.0", "block.4", "enter")),
+        (Recurrent, ("net",)),
+        (Attention, ("layer",)),
+        (Attention, ("layer.self_attn", "layer.linear1")),
+    ],
+)
+def test_it_equals_the_same_without_bit_for_bit(kind: type[nn.Module], names: tuple[str]) -> None:
+    """With dropout, with statistics that must count a batch once, and in place."""
+    _, expected = trained(kind(), ())
+    program, found = trained(kind(), names)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert "again in backward" in program.explain()
+    assert "compute 0 operations" not in program.explain()
+
+
+def memory(kind: type[nn.Module], names: tuple[str, ...]) -> int:
+    form = trained(kind(), names)[0].form
+    torch.manual_seed(0)
+    return most_bytes(form, [torch.randn(256, 8).double(), torch.randint(0, 3, (256,))])
+
+
+def test_less_memory_is_needed() -> None:
+    whole = memory(deep, ())  # type: ignore[arg-type]
+    assert memory(deep, BLOCKS) < 0.6 * whole  # type: ignore[arg-type]
+    # one region as large as the model saves nothing
+    assert memory(deep, ("",)) == whole  # type: ignore[arg-type]
+
+
+def test_each_call_of_a_module_is_computed_again_for_itself() -> None:
+    assert memory(Again, ("block",)) < 0.6 * memory(Again, ())
+
+
+def test_nothing_random_and_no_statistics_are_done_twice() -> None:
+    program, _ = trained(deep(), BLOCKS)
+    plain, _ = trained(deep(), ())
+    for target in (torch.ops.aten.bernoulli_.float, torch.ops.aten.add_.Tensor):
+        counts = [
+            sum(n.target is target for n in code_of(p.form, [], EVERYTHING).graph.nodes)
+            for p in (plain, program)
+        ]
+        assert counts[0] == counts[1] > 0
+    statistics = [
+        node.args[3:5]
+        for node in program.form.graph.nodes
+        if node.target is torch.ops.aten.native_batch_norm.default
+        and node.meta["part"] == "backward"
+    ]
+    assert statistics == [(None, None)] * len(BLOCKS)
+    assert f"keep {len(BLOCKS)} values that must not be computed twice" in program.explain()
+
+
+class Shifted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.sigmoid(self.inner(torch.cos(x)))
+        return out
+
+
+class Changing(nn.Module):
+    """What comes into a module is something else afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.shifted, self.last = nn.Linear(8, 8), Shifted(), nn.Linear(8, 8)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        y = self.shifted(x.detach())
+        x.detach().mul_(3)
+        out: Tensor = self.last(y + x.detach())
+        return out
+
+
+def test_what_reads_an_input_that_is_changed_later_is_kept() -> None:
+    _, expected = trained(Changing(), ())
+    program, found = trained(Changing(), ("shifted",))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert "keep 1 values" in program.explain()
+
+
+def test_a_module_that_does_not_exist_is_named() -> None:
+    with pytest.raises(
+        PlanError, match=r"checkpoints: no module 'blok' computes anything .*'block'"
+    ):
+        trained(Again(), ("blok",))
+
+
+def test_it_can_be_done_to_a_program_that_does_not_train() -> None:
+    program, _ = trained(deep(), ())
+    test = program.clone(for_test=True)
+    again = test.apply(Recompute(BLOCKS))
+    given = {"x": batch(0)["x"]}
+    for one, other in zip(
+        static.Executor().run(test, given, ["output"]),
+        static.Executor().run(again, given, ["output"]),
+        strict=True,
+    ):
+        assert torch.equal(one, other)

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program with tables becomes three, each with what it needs and no more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.static.table_nets import Asking, Fields, calls, source_of, written
+from torch import Tensor, nn
+
+import fleetlight as fleet
+from fleetlight import static
+from fleetlight.errors import PlanError
+from fleetlight.static.form import Form
+from fleetlight.static.passes import SplitPS
+
+
+def split(model: nn.Module, **shapes: Any) -> Form:
+    return SplitPS()(source_of(written(model, **shapes)).form())
+
+
+def test_a_table_is_pulled_and_pushed_once_for_all_its_lookups() -> None:
+    form = split(Fields(26), ids=(5, 26))
+    assert form.reports == ("2 tables, 27 lookups; pull 2, push 2",)
+    assert form.split is not None
+    assert [pull.table for pull in form.split.pulls] == ["deep", "wide"]
+    assert len(form.split.pulls[0].wanted) == 26
+    assert calls(form).count("fleetlight.sum_rows") == 1
+    assert not [name for name in calls(form) if "look_up" in name or "table_gradient" in name]
+    marks = [n for n in form.graph.nodes if n.target is torch.ops.fleetlight.gradient.default]
+    assert {mark.args[1] for mark in marks} == {
+        *("deep.0.weight", "wide.weight", "linear.weight", "linear.bias")
+    }
+
+
+def test_the_form_that_is_given_stays_as_it_is() -> None:
+    form = source_of(written(Fields(), ids=(5, 3))).form()
+    before, state = calls(form), form.state
+    made = SplitPS()(form)
+    assert calls(form) == before
+    assert form.state is state
+    assert form.split is None
+    assert [str(slot) for slot in made.state[len(state) :]] == [
+        *("pulled rows of deep", "pulled places 0", "pulled places 1", "pulled places 2"),
+        *("pulled rows of wide", "pulled places 3", "pulled bounds 3"),
+    ]
+    # twice is once
+    assert calls(SplitPS()(made)) == calls(made)
+
+
+def test_rows_are_of_any_number_and_gradients_like_them() -> None:
+    form = split(Fields(), ids=(5, 3))
+    values = {node.name: node.meta["val"] for node in form.graph.nodes}
+    assert form.split is not None
+    rows = values["p_rows_of_deep"]
+    assert rows.shape[1] == 4
+    assert isinstance(rows.shape[0], torch.SymInt)
+    assert values[form.split.pushes["deep"]].shape == rows.shape
+    assert "rows_of_deep_0" in str(static.Program.of(form))
+
+
+def answers(form: Form, **feeds: Tensor) -> list[Any]:
+    assert form.split is not None
+    given = [
+        feeds[n.name] if isinstance(n, static.feeds.Feed) else n.tensor for n in form.split.needs
+    ]
+    return [a.tolist() for a in form.split.ids(*given)]
+
+
+def test_ids_are_computed_from_feeds_alone() -> None:
+    model = Asking(lambda self, x: (x + self.offsets) % 7)
+    form = split(model, x=(5, 3))
+    assert form.split is not None
+    assert [need.name for need in form.split.needs] == ["offsets", "x"]
+    x = torch.arange(6).view(2, 3)
+    assert answers(form, x=x) == [((x + torch.tensor([0, 100, 200])) % 7).tolist()]
+
+
+def test_two_layers_with_the_same_ids_are_given_them_once() -> None:
+    class Both(Asking):
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.emb(x).sum() + self.other(x).sum() + self.gate.sum()
+            return out
+
+    form = split(Both(lambda *_: None), x=(5, 3))
+    assert form.split is not None
+    assert [[w.ids for w in pull.wanted] for pull in form.split.pulls] == [[0], [0]]
+    assert answers(form, x=torch.arange(3).view(1, 3)) == [[[0, 1, 2]]]
+
+
+def test_ids_that_are_changed_where_they_are() -> None:
+    """Each lookup has the ids as they were at its time."""
+
+    class Changing(Asking):
+        def forward(self, x: Tensor) -> Tensor:
+            ids = x.clone()
+            before = self.emb(ids).sum()
+            ids[:, 1:].add_(10)
+            after = self.emb(ids).sum()
+            ids.zero_()
+            return before + after + self.gate.sum()
+
+    form = split(Changing(lambda *_: None), x=(5, 3))
+    x = torch.arange(3).view(1, 3)
+    assert answers(form, x=x) == [[[0, 1, 2]], [[0, 11, 12]]]
+    np.testing.assert_array_equal(x, [[0, 1, 2]])
+
+
+def changed(self: Any, x: Tensor) -> Tensor:
+    x.add_(1)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("ids_of", "reason"),
+    [
+        (lambda self, x: x + self.gate.long(), "the parameter gate"),
+        (lambda self, x: self.other(x).argmax(-1), "rows of the table other"),
+        (lambda self, x: x + torch.randint_like(x, 3), r"random numbers \(randint_like\)"),
+        (changed, "x, which the program changes"),
+    ],
+)
+def test_ids_that_more_than_feeds_decide_are_refused(ids_of: Any, reason: str) -> None:
+    with pytest.raises(PlanError, match=rf"^emb: its ids are computed from {reason}; expected"):
+        split(Asking(ids_of), x=(5, 3))
+
+
+def test_a_weight_that_somebody_else_uses_is_refused() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.emb = nn.Embedding(9, 2, sparse=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.emb(x) @ self.emb.weight.T
+            return out
+
+    with pytest.raises(PlanError, match=r"emb\.weight: its rows are on the .* sparse=False"):
+        split(Tied(), x=(5, 3))
+
+
+def test_an_evaluation_pushes_nothing() -> None:
+    program = written(Fields(), ids=(5, 3)).clone(for_test=True)
+    assert program.reports == ("2 tables, 4 lookups; pull 2, push 0",)
+    assert "fleetlight.gather_bags" in calls(program.form)
+
+
+def test_frozen_tables_and_those_no_loss_depends_on_are_not_pushed() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.frozen, self.unused, self.used = (fleet.nn.SparseEmbedding(2) for _ in range(3))
+            self.frozen.weight.requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.unused(x)
+            out: Tensor = self.frozen(x) + self.used(x)
+            return out
+
+    form = split(Two(), x=(5, 3))
+    assert form.split is not None
+    assert list(form.split.pushes) == ["used"]
+    assert [lookup.trains for lookup in form.lookups] == [True, False, True]
+
+
+def test_a_program_without_tables_has_nothing_to_split() -> None:
+    form = split(nn.Embedding(4, 2), x=(5, 3))
+    assert form.reports == ("0 tables, 0 lookups; pull 0, push 0",)
