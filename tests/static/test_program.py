@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.static.nets import batch, captured, net
+from torch import Tensor, nn
 
 from fleetlight import static
 from fleetlight.errors import ConfigError
@@ -29,8 +30,45 @@ def test_every_operation_has_a_line() -> None:
     program = made()
     lines = str(program).splitlines()
     assert len(lines) == len(program.form.graph.nodes) + len(program.form.fetches)
-    assert any(line.endswith("= parameter 0.weight: float64[12, 8]") for line in lines)
-    assert any("= addmm(" in line for line in lines)
+    first, *_, last = lines
+    assert first.split() == ["p_0_weight", "float64[12,", "8]", "parameter", "0.weight"]
+    assert last.split() == ["mean", "fetch", "accuracy"]
+    assert any("  float64[batch, 12]  addmm(p_0_bias, x, t)" in line for line in lines)
+
+
+def test_columns_are_aligned_and_long_lists_are_short() -> None:
+    lines = str(made()).splitlines()
+    starts = {line.index("feed ") for line in lines if "  feed " in line}
+    starts |= {line.index("parameter ") for line in lines if "  parameter " in line}
+    assert len(starts) == 1
+    assert any("[p_0_weight, p_0_bias, p_1_weight, p_1_bias and 2 more]" in line for line in lines)
+
+
+def test_parameters_that_stay_as_they_are_are_named() -> None:
+    class Halves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused, self.seen = (nn.Linear(2, 2) for _ in range(3))
+            self.many = nn.ParameterList(torch.zeros(1) for _ in range(8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.looked_at = self.seen(x)
+            out: Tensor = self.used(x)
+            return out
+
+    model = Halves()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    program = static.capture(model, torch.sum, optimizer, {"x": torch.ones(2, 2)})
+    lines = program.summary().splitlines()
+    [unused] = [line for line in lines if line.startswith("unused ")]
+    assert unused == (
+        "unused     unused.weight, unused.bias, many.0, many.1 and 6 more: nothing is computed "
+        "from them, they stay as they are"
+    )
+    [seen] = [line for line in lines if line.startswith("untrained ")]
+    assert seen == (
+        "untrained  seen.weight, seen.bias: the loss does not depend on them, they stay as they are"
+    )
 
 
 def test_it_computes_only_what_is_fetched_and_what_changes_the_state() -> None:

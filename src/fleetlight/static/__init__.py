@@ -1,26 +1,75 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Static programs: a training step captured once, rewritten by passes, run by name."""
+"""Static programs: a training step captured once, rewritten by passes, run by name.
 
-from fleetlight.static.capture import capture
-from fleetlight.static.executor import Executor
-from fleetlight.static.program import Program
-from fleetlight.static.writing import (
-    accuracy,
-    data,
-    default_main_program,
-    default_startup_program,
-    minimize,
-    program_guard,
-)
+The names are loaded when the first of them is used: eager training needs none.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fleetlight.static.capturing import capture
+    from fleetlight.static.executor import Executor
+    from fleetlight.static.inference import inference_module
+    from fleetlight.static.loaders import EndOfData, bind
+    from fleetlight.static.program import Program, load_program
+    from fleetlight.static.writing import (
+        accuracy,
+        data,
+        default_main_program,
+        default_startup_program,
+        minimize,
+        program_guard,
+    )
+
+#: the module of each public name
+_PLACES = {
+    "EndOfData": "loaders",
+    "Executor": "executor",
+    "Program": "program",
+    "accuracy": "writing",
+    "bind": "loaders",
+    "capture": "capturing",
+    "data": "writing",
+    "default_main_program": "writing",
+    "default_startup_program": "writing",
+    "inference_module": "inference",
+    "load_program": "program",
+    "minimize": "writing",
+    "program_guard": "writing",
+}
 
 __all__ = [
+    "EndOfData",
     "Executor",
     "Program",
     "accuracy",
+    "bind",
     "capture",
     "data",
     "default_main_program",
     "default_startup_program",
+    "inference_module",
+    "load_program",
     "minimize",
     "program_guard",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(f"module 'fleetlight.static' has no attribute {name!r}")
+    from fleetlight.errors import did_you_mean
+
+    if name not in _PLACES:
+        near = did_you_mean(name, __all__)
+        raise AttributeError(f"module 'fleetlight.static' has no attribute {name!r}; {near}")
+    module = importlib.import_module(f"fleetlight.static.{_PLACES[name]}")
+    value = globals()[name] = getattr(module, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

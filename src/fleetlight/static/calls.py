@@ -5,12 +5,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.nn.utils.stateless import _reparametrize_module
 
+from fleetlight.errors import PlanError
+from fleetlight.static import tables
+from fleetlight.static.own_ways import watched_training
 from fleetlight.static.recorder import Recorder
 from fleetlight.static.variable import has_variable, writer_of
 
@@ -40,7 +45,7 @@ class Modules:
             return self.outermost[0]
         root = nn.Module()
         for number, module in enumerate(self.outermost):
-            root.add_module(f"{type(module).__name__.lower()}_{number}", module)
+            root.add_module(_short_name(module, number), module)
         for number, tensor in enumerate(loose):
             assert isinstance(tensor, nn.Parameter)
             root.register_parameter(f"parameter_{number}", tensor)
@@ -62,43 +67,76 @@ class Modules:
     def call(self, module: nn.Module, call: Callable[[], Any]) -> Any:
         """A call of a module, with variables in place of its state."""
         path = self._paths.get(id(module))
-        modules = self._recorder.modules
-        if modules:
-            with _pushed(modules, path if path is not None else modules[-1]):
+        recorder = self._recorder
+        if recorder.modules:
+            with recorder.calling(recorder.modules[-1].path if path is None else path):
                 return call()
         self._know(module)
-        with (
-            _pushed(modules, type(module).__name__),
-            self._recorder.writing(),
-            _reparametrize_module(module, self._state_of(module)),
-        ):
-            return call()
+        before = self._state_of(module)
+        after = dict(before)
+        with recorder.calling(type(module).__name__), _watched(), recorder.writing():
+            with (
+                watched_training(recorder),
+                _reparametrize_module(module, after),
+                tables.written(module, recorder.lookups),
+            ):
+                out = call()
+            _keep_changed(before, after)
+        return out
 
     def _know(self, module: nn.Module) -> None:
         if any(module is known for known in self.outermost):
             return
+        # parts of a second module may have the names of parts of the first
+        prefix = f"{_short_name(module, len(self.outermost))}." if self.outermost else ""
         self.outermost.append(module)
         for path, part in module.named_modules():
-            self._paths.setdefault(id(part), path)
+            self._paths.setdefault(id(part), f"{prefix}{path}")
 
     def _state_of(self, module: nn.Module) -> Any:
         """By all names of it: a tensor may have several."""
         state = self._recorder.state
-        parameters = module.named_parameters(remove_duplicate=False)
+        parameters = list(module.named_parameters(remove_duplicate=False))
         buffers = module.named_buffers(remove_duplicate=False)
+        lazy = [name for name, tensor in parameters if is_lazy(tensor)]
+        if lazy:
+            raise PlanError(
+                f"{lazy[0]} has no shape yet; call the model once with a batch before the program"
+            )
         return {
             **{name: state("parameter", "", tensor) for name, tensor in parameters},
             **{name: state("buffer", "", tensor) for name, tensor in buffers},
         }
 
 
+def _keep_changed(before: Mapping[str, Tensor], after: Mapping[str, Any]) -> None:
+    """Buffers that have become other tensors, `self.mean = ...`, are changed where they are."""
+    for name, was in before.items():
+        now = after[name]
+        if now is was:
+            continue
+        if not isinstance(now, Tensor) or now.shape != was.shape:
+            raise PlanError(
+                f"the forward has put something else in the place of {name}; expected a tensor of "
+                f"shape {list(was.shape)}, since a program changes its state where it is"
+            )
+        with torch.no_grad():
+            was.copy_(now)
+
+
+def _short_name(module: nn.Module, number: int) -> str:
+    return f"{type(module).__name__.lower()}_{number}"
+
+
 @contextlib.contextmanager
-def _pushed(modules: list[str], path: str) -> Iterator[None]:
-    modules.append(path)
+def _watched() -> Iterator[None]:
+    """Inside the block, modules within a module are seen as well."""
+    before = nn.Module.__call__
+    watch()
     try:
         yield
     finally:
-        modules.pop()
+        nn.Module.__call__ = before  # type: ignore[method-assign]
 
 
 def watch() -> None:
@@ -108,7 +146,9 @@ def watch() -> None:
 
 def unwatch() -> None:
     """Modules are called as torch calls them."""
-    nn.Module.__call__ = _call  # type: ignore[method-assign]
+    if nn.Module.__call__ is not _call:
+        # setting it costs tens of microseconds: Python then forgets what it knew of all modules
+        nn.Module.__call__ = _call  # type: ignore[method-assign]
 
 
 @functools.wraps(_call)

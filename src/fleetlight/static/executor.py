@@ -3,47 +3,119 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fleetlight.errors import ConfigError
-from fleetlight.static import calls
-from fleetlight.static.feeds import accept
-from fleetlight.static.form import code_of
-from fleetlight.static.program import Program, names_of
+from fleetlight.static import calls, datasets
+from fleetlight.static.coding.coder import Coder
+from fleetlight.static.feeds import Feed, accept, in_order
+from fleetlight.static.form import Form, needed_feeds
+from fleetlight.static.options import Options, Threads
+from fleetlight.static.places import place_of
+from fleetlight.static.program import Program
 from fleetlight.static.writing import default_main_program
 
 
 class Executor:
-    """Runs the code that torch.fx generates from a program; no compiler is needed."""
+    """Runs the code that torch.fx generates from a program; no compiler is needed.
 
-    def __init__(self, place: str | torch.device = "cpu") -> None:
-        self.place = torch.device(place)
-        self._codes: dict[Any, Callable[..., list[Tensor]]] = {}
+    `compile="inductor"` has it compiled, where there is a C++ compiler.
+    `place`: where feeds go for a program that has no state: the device of a program is that of its
+    model. `fetch_frequency`: of a program that trains, fetches are computed at every n-th run, and
+    the runs between answer the last values. `num_threads`: of torch's operators, while a program
+    runs. Where these two are not given, the program's strategy says them. There is nothing to say
+    about how often memory is freed (Paddle's `num_iteration_per_drop_scope`): each value is, as
+    soon as nothing needs it.
+    """
+
+    def __init__(
+        self,
+        place: Any = "cpu",
+        *,
+        compile: str = "fx",
+        fetch_frequency: int | None = None,
+        num_threads: int | None = None,
+    ) -> None:
+        self.place = place_of(place)
+        self._frequency, self._threads = fetch_frequency, num_threads
+        Options().changed(fetch_frequency, num_threads)
+        self._compile = compile
+        self._coder = Coder(compile)
+        self._known: weakref.WeakKeyDictionary[Program, _Known] = weakref.WeakKeyDictionary()
 
     def run(
         self,
         program: Program | None = None,
-        feed: Mapping[str, Any] | None = None,
-        fetch_list: Sequence[Any] = (),
-    ) -> list[Tensor]:
-        """One step; answers what is in `fetch_list`: variables, or their names."""
-        calls.unwatch()
-        program = program or default_main_program()
-        if program.begins:
-            self._start(program)
-            return []
-        self._check_started(program)
-        feeds = accept(program.feeds, feed or {})
-        return program.runner.run(program, self._code, feeds, names_of(fetch_list))
+        feed: Any = None,
+        fetch_list: Any = (),
+        return_numpy: bool = False,
+    ) -> list[Any]:
+        """One run; answers what is in `fetch_list`, variables or their names, as tensors.
 
-    def _start(self, startup: Program) -> None:
+        `feed`: values by names, or a list of them in the order of the program. Without it a loader
+        that was started (`static.bind`) gives the next batch, or `static.EndOfData`. What no fetch
+        and no change of the state needs may be missing: a prediction needs no label.
+        """
+        calls.unwatch()
+        program = _checked(default_main_program() if program is None else program)
+        if program.begins:
+            return self._start(program)
+        self._check_started(program)
+        known = self._of(program)
+        options = program.options.changed(self._frequency, self._threads)
+        wanted = _listed(program, fetch_list)
+        missing = known.to_compute(wanted, options.fetch_frequency)
+        feeds = self._accepted(program, known, feed, missing)
+        with Threads(options.num_threads):
+            found = program.runner.run(program, self._coder, feeds, missing)
+        known.count(missing, found)
+        values = [known.values[name] for name in wanted] if known.trains else found
+        return [value.cpu().numpy() for value in values] if return_numpy else list(values)
+
+    def train_from_dataset(
+        self,
+        program: Program | None = None,
+        dataset: Iterable[Any] | None = None,
+        fetch_list: Any = (),
+        fetch_info: Sequence[str] | None = None,
+        print_period: int = 100,
+    ) -> datasets.Outcome:
+        """A run for each batch of the data set; `fetch_list` goes to the log now and then."""
+        program = _checked(default_main_program() if program is None else program)
+        fetches = datasets.Fetches(tuple(_listed(program, fetch_list)), fetch_info, print_period)
+        return datasets.train(self, program, dataset, fetches)
+
+    def infer_from_dataset(
+        self,
+        program: Program | None = None,
+        dataset: Iterable[Any] | None = None,
+        fetch_list: Any = (),
+        fetch_info: Sequence[str] | None = None,
+        print_period: int = 100,
+    ) -> datasets.Outcome:
+        """The same for an evaluation, `program.clone(for_test=True)`, which changes nothing."""
+        program = _checked(default_main_program() if program is None else program)
+        fetches = datasets.Fetches(tuple(_listed(program, fetch_list)), fetch_info, print_period)
+        return datasets.infer(self, program, dataset, fetches)
+
+    def close(self) -> None:
+        """Forget the code that was made; another run makes it again."""
+        self._known.clear()
+        self._coder = Coder(self._compile)
+
+    # -- inside
+
+    def _start(self, startup: Program) -> list[Any]:
         for program in startup.begins:
             program.runner.start(program)
             program.has_started = True
+        return []
 
     def _check_started(self, program: Program) -> None:
         startup = program.startup
@@ -55,13 +127,78 @@ class Executor:
                 "all workers; run exe.run(startup) first"
             )
 
-    def _code(
-        self, program: Program, wanted: Sequence[str], parts: Sequence[str]
-    ) -> Callable[..., list[Tensor]]:
+    def _accepted(
+        self, program: Program, known: _Known, feed: Any, wanted: Sequence[str]
+    ) -> list[Tensor]:
+        """The feeds of a run, from its caller or from a loader."""
+        needed = known.needs(wanted)
+        if feed is None and needed and program.loader is not None:
+            feed = program.loader.take()
+        elif feed is None and needed:
+            raise ConfigError(
+                f"feed {needed[0]!r} is missing: the run got no feed, and no loader was started "
+                f"for the program; give feed={{{needed[0]!r}: ...}}, or call start() of a "
+                "static.bind(loader, ...)"
+            )
+        given: Mapping[str, Any] = in_order(known.feeds, {} if feed is None else feed)
+        return accept(known.feeds, given, needed, known.device or self.place)
+
+    def _of(self, program: Program) -> _Known:
         form = program.form
-        key = (id(form), tuple(wanted), tuple(parts))
-        if key not in self._codes:
-            self._codes[key] = code_of(form, wanted, parts)
-            self._forms = getattr(self, "_forms", [])
-            self._forms.append(form)
-        return self._codes[key]
+        known = self._known.get(program)
+        if known is None or known.form is not form:
+            known = self._known[program] = _Known(form)
+        return known
+
+
+@dataclasses.dataclass
+class _Known:
+    """What an executor knows of a program, as long as nothing rewrites it."""
+
+    form: Form
+    #: how often it was run, and what its fetches were last
+    runs: int = 0
+    values: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.feeds: dict[str, Feed] = {feed.name: feed for feed in self.form.feeds}
+        kept = [s.tensor for s in self.form.state if s.kind in ("parameter", "buffer")]
+        self.device: torch.device | None = kept[0].device if kept else None
+        #: an evaluation answers what it computes, whatever the frequency
+        self.trains = any(
+            node.meta.get("part", "forward") != "forward" for node in self.form.graph.nodes
+        )
+        self._needed: dict[tuple[str, ...], tuple[str, ...]] = {}
+
+    def to_compute(self, wanted: Sequence[str], frequency: int) -> Sequence[str]:
+        """What of the fetches this run is to compute; the others are answered as they were."""
+        if not self.trains or self.runs % frequency == 0:
+            return wanted
+        return [name for name in wanted if name not in self.values]
+
+    def count(self, computed: Sequence[str], values: Sequence[Tensor]) -> None:
+        """A run is done."""
+        self.runs += 1
+        if self.trains:
+            self.values.update(zip(computed, values, strict=True))
+
+    def needs(self, wanted: Sequence[str]) -> tuple[str, ...]:
+        """The feeds that a run needs for these values and for all changes of the state."""
+        key = tuple(wanted)
+        if key not in self._needed:
+            self._needed[key] = needed_feeds(self.form, key)
+        return self._needed[key]
+
+
+def _checked(program: Any) -> Program:
+    if isinstance(program, Program):
+        return program
+    raise ConfigError(f"Executor: got a {type(program).__name__}, expected a static.Program")
+
+
+def _listed(program: Program, fetch_list: Any) -> Sequence[str]:
+    """Names of what is to be fetched; one variable or name is fine."""
+    if fetch_list is None:
+        return ()
+    is_one = isinstance(fetch_list, (str, Tensor))
+    return program.names_of([fetch_list] if is_one else fetch_list)

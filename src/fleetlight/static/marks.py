@@ -10,6 +10,7 @@ from torch import Tensor, fx
 
 _library: Any = torch.library.Library("fleetlight", "DEF")  # type: ignore[no-untyped-call]
 _library.define("gradient(Tensor(a) gradient, str name) -> Tensor(a)")
+_library.define("looks_at_training(str path) -> ()")
 _library.define("unless_testing(Tensor(a) trained, Tensor tested) -> Tensor(a)")
 
 
@@ -23,8 +24,13 @@ def _trained(trained: Tensor, tested: Tensor) -> Tensor:
     return out
 
 
+def _looks(path: str) -> None:
+    pass
+
+
 # composite: autograd sees through them
 _library.impl("gradient", _gradient, "CompositeExplicitAutograd")
+_library.impl("looks_at_training", _looks, "CompositeExplicitAutograd")
 _library.impl("unless_testing", _trained, "CompositeExplicitAutograd")
 
 
@@ -42,6 +48,8 @@ class _Through(torch.autograd.Function):
 GRADIENT = torch.ops.fleetlight.gradient.default
 #: what is computed in training, and what an evaluation computes in its place
 UNLESS_TESTING = torch.ops.fleetlight.unless_testing.default
+#: where a module goes its own way in training, and nothing says what an evaluation does there
+LOOKS_AT_TRAINING = torch.ops.fleetlight.looks_at_training.default
 _MARKS = (GRADIENT, UNLESS_TESTING)
 
 
@@ -56,4 +64,5 @@ def without_marks(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if node.target in _MARKS:
             node.replace_all_uses_with(node.args[0])
+        if node.target in _MARKS or node.target is LOOKS_AT_TRAINING:
             graph.erase_node(node)

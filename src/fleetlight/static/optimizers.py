@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.compiler import _compile_session_context
 
 from fleetlight.errors import PlanError
+from fleetlight.static.layouts import LAID_OUT, is_dense
 
 #: those whose step as a graph is known to equal the eager one
 CAPTURED: tuple[type[torch.optim.Optimizer], ...] = (
@@ -24,6 +25,8 @@ CAPTURED: tuple[type[torch.optim.Optimizer], ...] = (
     torch.optim.RMSprop,
     torch.optim.Adadelta,
 )
+#: torch has one kernel for the whole step of these, which needs no memory of its own
+_FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad)
 State = dict[str, Any]
 
 
@@ -81,28 +84,52 @@ def step(
 ) -> None:
     """Make a step of the same kind on other tensors: on those that are being traced."""
     groups = [
-        {**group, "params": list(mine), "lr": rate, "foreach": True}
+        _traced(optimizer, {**group, "params": list(mine), "lr": rate}, states)
         for group, mine, rate in zip(optimizer.param_groups, parameters, rates, strict=True)
     ]
+    taken: dict[Tensor, State] = {}
     for group in groups:
-        if "capturable" in group:
-            # counts its steps in a tensor
-            group["capturable"] = True
-    exact = {parameter: _exact(state) for parameter, state in states.items()}
-    double = _double(optimizer, groups, exact)
-    for parameter, gradient in gradients.items():
-        parameter.grad = gradient
+        for parameter in group["params"]:
+            gradient, state = gradients.get(parameter), states.get(parameter, {})
+            if gradient is not None and group["fused"]:
+                gradient = LAID_OUT(gradient, parameter)
+            parameter.grad = gradient
+            taken[parameter] = state if group["fused"] else _exact(optimizer, state)
+    double = _double(optimizer, groups, taken)
     # else it looks into its tensors, which have no values yet
     with _compile_session_context(), torch.no_grad():
         _bare_step(double)
-    for parameter, state in states.items():
+    for parameter, state in taken.items():
         parameter.grad = None
-        if "step" in state:
-            state["step"].copy_(exact[parameter]["step"])
+        if "step" in state and state is not states[parameter]:
+            states[parameter]["step"].copy_(state["step"])
 
 
-def _exact(state: State) -> State:
+def _traced(
+    optimizer: torch.optim.Optimizer, group: State, states: Mapping[Tensor, State]
+) -> State:
+    """The group, stepped by one kernel where there is one, or else all tensors at once."""
+    fused = isinstance(optimizer, _FUSED) and not group["differentiable"]
+    kinds = {(p.dtype, p.device) for p in group["params"]}
+    for parameter in group["params"]:
+        kept = states.get(parameter, {}).values()
+        tensors = [value for value in kept if isinstance(value, Tensor)]
+        fused = fused and len(kinds) == 1 and parameter.is_floating_point() and is_dense(parameter)
+        fused = fused and all(
+            value.device == parameter.device
+            and (value.dim() == 0 or value.stride() == parameter.stride())
+            for value in tensors
+        )
+    # "capturable" counts steps in a tensor
+    more = {"capturable": True} if "capturable" in group else {}
+    return {**group, **more, "fused": fused, "foreach": not fused}
+
+
+def _exact(optimizer: torch.optim.Optimizer, state: State) -> State:
     """Powers of numbers near 1 need more digits than a count; eager steps take Python's."""
+    if not isinstance(optimizer, _FUSED):
+        # these only count
+        return state
     return {k: v.to(torch.float64) if k == "step" else v for k, v in state.items()}
 
 

@@ -3,20 +3,32 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from fleetlight.errors import PlanError
+from fleetlight.checkpoint.store import Directory
+from fleetlight.errors import ConfigError, PlanError
 from fleetlight.static import text
 from fleetlight.static.evaluation import evaluation
 from fleetlight.static.feeds import Feed
+from fleetlight.static.files import saving
 from fleetlight.static.form import Form, Pass
+from fleetlight.static.options import Options
+from fleetlight.static.reading import Reading, read_tables
+from fleetlight.static.reductions import REDUCE
 from fleetlight.static.runners import Alone, Runner
 from fleetlight.static.source import Source
 from fleetlight.static.state import Slot
+
+if TYPE_CHECKING:
+    from fleetlight.static.drawing import Drawing
+    from fleetlight.static.loaders import BoundLoader
 
 
 class Program:
@@ -28,15 +40,21 @@ class Program:
     def __init__(self) -> None:
         #: what is written into it; None for one that is not to be written into
         self.source: Source | None = Source()
+        self.source.recorder.owner = weakref.ref(self)
+        #: where what it was cloned from is written, and may have been given names since
+        self.origin: Source | None = None
         #: what is done to it before it runs, in this order
         self.passes: tuple[Pass, ...] = ()
         #: how its steps are made, with which other processes
         self.runner: Runner = Alone()
+        self.options = Options()
         #: the program that must run before it
         self.startup: Program | None = None
         #: the programs that wait for this one
         self.begins: list[Program] = []
         self.has_started = False
+        #: the loader that was started for it
+        self.loader: BoundLoader | None = None
         #: the model that it trains, and what its state is called by
         self.model: nn.Module | None = None
         self.optimizer: torch.optim.Optimizer | None = None
@@ -83,6 +101,7 @@ class Program:
             form = rewrite(form)
         program = Program.of(form)
         program.runner, program.startup = self.runner, self.startup
+        program.options, program.origin = self.options, self.origin or self.source
         program.model, program.optimizer = self.model, self.optimizer
         return program
 
@@ -91,8 +110,11 @@ class Program:
         if not for_test:
             return self.apply()
         source = self.form if self.source is None else self.source.form()
-        program = Program.of(evaluation(source))
+        program = Program.of(read_tables(evaluation(source)))
+        if program.form.split is not None:
+            program.runner = Reading()
         program.startup, program.model = self.startup, self.model
+        program.origin = self.origin or self.source
         return program
 
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -110,10 +132,59 @@ class Program:
 
     def explain(self) -> str:
         """The passes, one line each."""
-        return "\n".join(
-            f"{rewrite.name}: {report}"
-            for rewrite, report in zip(self.passes, self.reports, strict=True)
-        )
+        return text.explanation([rewrite.name for rewrite in self.passes], self.reports)
+
+    def draw(self, path: str | os.PathLike[str] | None = None) -> Drawing:
+        """A picture of its modules and of what flows between them; `path` is an .svg to write."""
+        from fleetlight.static import drawing
+
+        where = None if path is None else drawing.place(path)
+        made = drawing.drawing_of(self.form, self.model, self.optimizer)
+        if where is not None:
+            made.save(where)
+        return made
+
+    def set_learning_rate(self, value: float, group: int = 0) -> None:
+        """The learning rate of a param group from the next run on."""
+        rates = {slot.name: slot for slot in self.state if slot.kind == "rate"}
+        slot = rates.get(f"group {group}")
+        if slot is None:
+            raise ConfigError(
+                f"set_learning_rate: got group {group}, expected one of this program: "
+                f"{', '.join(rates) or 'it has no optimizer'}"
+            )
+        if self.optimizer is None:
+            slot.tensor.fill_(value)
+        else:
+            self.optimizer.param_groups[group]["lr"] = value
+
+    def save(self, dirname: Directory) -> None:
+        """Write it with its state, for `load_program`, without what other workers take part in.
+
+        A crash leaves what was there before. In a job, save on one worker.
+        """
+        if self.form.lookups:
+            raise PlanError(
+                "Program.save: the rows of the tables of this program are on the parameter "
+                "servers; keep them by fleet.save_persistables, or save the model for inference "
+                "by fleet.save_inference_model(dirname, inputs)"
+            )
+        saving.save(dirname, self._of_one_worker())
+
+    def _of_one_worker(self) -> Form:
+        """The form before the first pass that makes it exchange something with others."""
+        if self.source is None:
+            return self.form
+        form = self.source.form()
+        for rewrite in self.passes:
+            after = rewrite(form)
+            if any(node.target is REDUCE for node in after.graph.nodes):
+                break
+            form = after
+        # passes make new state each time: what the program has by now is in its own
+        own = {(slot.kind, slot.name): slot for slot in self.state}
+        state = (slot if slot in self.state else own[slot.kind, slot.name] for slot in form.state)
+        return dataclasses.replace(form, state=tuple(state))
 
     def written(self) -> Source:
         """Where to write; a program that was loaded or rewritten is as it is."""
@@ -123,6 +194,26 @@ class Program:
                 "to the program that it was made from"
             )
         return self.source
+
+    def names_of(self, wanted: Iterable[Any]) -> Sequence[str]:
+        """Names by which this program knows variables, or what a user calls them."""
+        given = [one if isinstance(one, str) else one.name for one in wanted]
+        if self.origin is None:
+            return given
+        later = self.origin.recorder.names
+        return [
+            later[name].name if name in later and name not in self.form.fetches else name
+            for name in given
+        ]
+
+
+def load_program(dirname: Directory, device: str | torch.device | None = None) -> Program:
+    """What `Program.save` wrote: it runs without its model and its optimizer.
+
+    Its state is its own, on a device or on those where it was. Load only what you trust to compute
+    what it says: a graph becomes code, of operations of torch alone.
+    """
+    return Program.of(saving.load(dirname, device))
 
 
 def names_of(names: Iterable[Any]) -> Sequence[str]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from fleetlight.static.program import Program
+    from fleetlight.static.recorder import Part
 
 #: makes the code of a program for some values and parts
 Coder = Callable[["Program", Sequence[str], Sequence[str]], Callable[..., list[Tensor]]]
@@ -37,11 +38,38 @@ class Alone:
     def run(
         self, program: Program, coder: Coder, feeds: Sequence[Tensor], wanted: Sequence[str]
     ) -> list[Tensor]:
-        """Forward, backward and step at once."""
-        return run_parts(program, coder, feeds, wanted, EVERYTHING)
+        """A step, or what its schedule makes of a run."""
+        return make_step(program, coder, feeds, wanted)[0]
 
 
-EVERYTHING = ("forward", "backward", "update")
+EVERYTHING: tuple[Part, ...] = ("forward", "backward", "update")
+
+
+def make_step(
+    program: Program, coder: Coder, feeds: Sequence[Tensor], wanted: Sequence[str]
+) -> tuple[list[Tensor], bool]:
+    """A run as the program's schedule wants it; the wanted values, and whether it made a step.
+
+    Of what belongs to the step, a run without one answers what it would be now.
+    """
+    form = program.form
+    if form.schedule.is_plain:
+        return run_parts(program, coder, feeds, wanted, EVERYTHING), True
+    late = [name for name in wanted if form.fetches.get(name, name) in form.late]
+    early = [name for name in wanted if name not in late]
+    found = run_parts(program, coder, feeds, early, ("forward", "backward"))
+    values = dict(zip(early, found, strict=True))
+    is_due = form.schedule.counted(form.state)
+    if is_due and form.schedule.reduces_apart:
+        run_parts(program, coder, feeds, (), ("reduction",))
+    steps = is_due and form.schedule.unscaled(form.state)
+    if steps or late:
+        found = run_parts(program, coder, feeds, late, ("update",) if steps else ())
+        # they may be the very slots that are about to be emptied
+        values |= {name: value.clone() for name, value in zip(late, found, strict=True)}
+    if is_due:
+        form.schedule.restart(form.state)
+    return [values[name] for name in wanted], steps
 
 
 def run_parts(
@@ -55,7 +83,8 @@ def run_parts(
     code = coder(program, wanted, parts)
     state = program.state
     for slot in state:
-        slot.refresh()
+        if slot.current is not None:
+            slot.refresh()
     with torch.no_grad():
         out = code(*(slot.tensor for slot in state), *feeds)
     if "update" in parts and program.optimizer is not None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from torch import fx
 
+from fleetlight.static import tables
 from fleetlight.static.calls import Modules
 from fleetlight.static.form import Form
+from fleetlight.static.open_sizes import from_feeds
 from fleetlight.static.recorder import Recorder
 from fleetlight.static.state import KINDS, Slot
 
@@ -19,9 +21,9 @@ class Source:
         self.modules = Modules(self.recorder)
 
     @property
-    def version(self) -> int:
-        """Another number after something has been written."""
-        return self.recorder.version
+    def version(self) -> object:
+        """Something else after something has been written, or a size was looked at."""
+        return self.recorder.version, len(self.recorder.shapes.found)
 
     def form(self) -> Form:
         """The graph with its inputs first: the state by kinds, then the feeds."""
@@ -36,9 +38,11 @@ class Source:
         for node in recorder.graph.nodes:
             if node.op != "placeholder":
                 nodes[node] = graph.node_copy(node, lambda n: nodes[n])
+        from_feeds(graph, [nodes[node] for *_, node in recorder.feeds.values()])
         names = {name: nodes[node].name for name, node in recorder.names.items()}
         state = tuple(entry.slot for entry in entries)
-        return Form(graph, state, tuple(recorder.taken()), names)
+        lookups = tables.named(recorder.lookups, self.modules.root)
+        return Form(graph, state, tuple(recorder.taken()), names, lookups=lookups)
 
 
 def _rename(node: fx.Node, slot: Slot) -> None:

@@ -13,8 +13,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-#: `weight` is what the gradients of a batch weigh, `constant` what else a program reads
-Kind = Literal["parameter", "buffer", "optimizer", "gradient", "rate", "weight", "constant"]
+#: `weight` is what the gradients of a batch weigh, `schedule` what a schedule remembers, `constant`
+#: what else a program reads; `pulled` is asked of parameter servers for each run
+Kind = Literal[
+    "parameter",
+    "buffer",
+    "optimizer",
+    "gradient",
+    "rate",
+    "weight",
+    "schedule",
+    "constant",
+    "pulled",
+]
 KINDS: tuple[Kind, ...] = (
     "parameter",
     "buffer",
@@ -22,7 +33,9 @@ KINDS: tuple[Kind, ...] = (
     "gradient",
     "rate",
     "weight",
+    "schedule",
     "constant",
+    "pulled",
 )
 
 
@@ -34,8 +47,9 @@ class Slot:
     #: as in the module's state_dict; `weight.exp_avg` for the state an optimizer keeps for it
     name: str
     tensor: Tensor
-    #: of a learning rate: what the param group says now, which a scheduler may have changed
-    current: Callable[[], float] | None = None
+    #: what is in its place now: somebody else may have put another tensor there, or, of a learning
+    #: rate, another number
+    current: Callable[[], Tensor | float] | None = None
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}"
@@ -43,7 +57,11 @@ class Slot:
     def refresh(self) -> None:
         """Take up what was set outside of the program."""
         if self.current is not None:
-            self.tensor.fill_(self.current())
+            now = self.current()
+            if isinstance(now, Tensor):
+                self.tensor = now
+            else:
+                self.tensor.fill_(now)
 
 
 def rate(name: str, current: Callable[[], float]) -> Slot:

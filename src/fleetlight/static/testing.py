@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fleetlight.static import recurrent
+
 #: argument by which a function is told that it trains, and what it is told in an evaluation
 _SWITCHES: dict[Any, tuple[str, Any]] = {
     F.dropout: ("training", False),
@@ -35,8 +37,8 @@ _PLACES: dict[Any, tuple[int, Any]] = {
     torch.feature_dropout: (2, False),
     torch.feature_alpha_dropout: (2, False),
     torch.batch_norm: (5, False),
-    torch.lstm: (_TRAIN, False),
-    torch.gru: (_TRAIN, False),
+    recurrent.lstm: (_TRAIN, False),
+    recurrent.gru: (_TRAIN, False),
     torch.rnn_tanh: (_TRAIN, False),
     torch.rnn_relu: (_TRAIN, False),
 }

@@ -16,6 +16,8 @@ from fleetlight.static.recorder import Recorder
 from fleetlight.static.state import Slot, rate
 from fleetlight.static.variable import Variable
 
+#: entries of a param group that may change: where the parameters are, and the learning rate
+_FREE = {"params", "lr", "initial_lr"}
 #: the name of the slot with what the gradients of a batch weigh
 WEIGHT = "of the batch"
 
@@ -39,6 +41,7 @@ def write_backward(
         found = torch.autograd.grad(
             loss, [variable for _, variable in trained], [weight], allow_unused=True
         )
+        recorder.chance.end()
         return {
             name: GRADIENT(gradient, name)
             for (name, _), gradient in zip(trained, found, strict=True)
@@ -61,17 +64,13 @@ def write_step(
             [recorder.state("parameter", names[id(p)], p) for p in group["params"]]
             for group in groups
         ]
-        trained = {
-            names[id(p)]: (recorder.state("parameter", "", p), optimizer.state.get(p, {}))
-            for group in groups
-            for p in group["params"]
-            if p.requires_grad
-        }
+        trained = {names[id(p)]: p for group in groups for p in group["params"] if p.requires_grad}
+        variables = {name: recorder.state("parameter", name, p) for name, p in trained.items()}
         states: dict[Tensor, dict[str, Any]] = {
-            variable: _state(recorder, name, state) for name, (variable, state) in trained.items()
+            variables[name]: _state(recorder, name, optimizer, p) for name, p in trained.items()
         }
         entering: dict[Tensor, Tensor] = {
-            trained[name][0]: gradient for name, gradient in gradients.items()
+            variables[name]: gradient for name, gradient in gradients.items()
         }
         optimizers.step(optimizer, parameters, entering, states, rates)
 
@@ -93,19 +92,59 @@ def _trained(
     ]
 
 
-def _state(recorder: Recorder, name: str, state: dict[str, Any]) -> dict[str, Any]:
+def _state(
+    recorder: Recorder, name: str, optimizer: torch.optim.Optimizer, parameter: Tensor
+) -> dict[str, Any]:
+    """What the optimizer keeps for a parameter; whoever loads a state_dict puts other tensors."""
+
+    def live(key: str) -> Slot:
+        return Slot(
+            "optimizer",
+            f"{name}.{key}",
+            optimizer.state[parameter][key],
+            lambda: _kept(optimizer, parameter, key),
+        )
+
     return {
-        key: recorder.state("optimizer", f"{name}.{key}", value)
+        key: recorder.state("optimizer", f"{name}.{key}", value, live(key))
         if isinstance(value, Tensor)
         else value
-        for key, value in state.items()
+        for key, value in optimizer.state.get(parameter, {}).items()
     }
 
 
+def _kept(optimizer: torch.optim.Optimizer, parameter: Tensor, key: str) -> Tensor:
+    kept = optimizer.state.get(parameter)
+    if not kept or key not in kept:
+        # the state of an optimizer that has not stepped was loaded
+        optimizers.begin(optimizer)
+        kept = optimizer.state[parameter]
+    tensor: Tensor = kept[key]
+    return tensor
+
+
 def _rate(recorder: Recorder, name: str, group: dict[str, Any]) -> Tensor:
-    slot: Slot = rate(name, _reading(group))
+    slot = rate(name, _reading(name, group))
     return recorder.state("rate", name, slot.tensor, slot)
 
 
-def _reading(group: dict[str, Any]) -> Callable[[], float]:
-    return lambda: float(group["lr"])
+def _reading(name: str, group: dict[str, Any]) -> Callable[[], float]:
+    """The learning rate as it is now; what else a group says has become part of the program."""
+    written = _options(group)
+
+    def read() -> float:
+        now = _options(group)
+        if now != written:
+            option = next(o for o in written if now.get(o) != written[o])
+            raise PlanError(
+                f"{name} of the optimizer: {option} is {now.get(option)!r} and was "
+                f"{written[option]!r} when the program was written; of a program only the learning "
+                "rate can be changed, so write it again"
+            )
+        return float(group["lr"])
+
+    return read
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name not in _FREE}

@@ -71,7 +71,7 @@ class Variable(Tensor):
         return f"Variable {self.name}: {kind}[{', '.join(map(str, self.fake.shape))}]"
 
     def __format__(self, spec: str) -> str:
-        return format(repr(self), spec)
+        return format(float(self), spec) if spec else repr(self)
 
 
 def writer_of(values: Any) -> Writer:
@@ -82,6 +82,13 @@ def writer_of(values: Any) -> Writer:
 def is_variable(value: object) -> bool:
     """True for what a program computes with."""
     return isinstance(value, Variable)
+
+
+def is_written(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """True where a call of a module is written down; fast, since every call asks."""
+    return any(isinstance(a, Variable) for a in args) or any(
+        isinstance(a, Variable) for a in kwargs.values()
+    )
 
 
 def has_variable(values: Any) -> bool:

@@ -4,18 +4,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from fleetlight.errors import ConfigError, PlanError
-from fleetlight.static import calls, optimizers
+from fleetlight.static import calls, optimizers, tables
+from fleetlight.static.clipping import UNCLIPPED, Clip
 from fleetlight.static.feeds import feed_of
 from fleetlight.static.program import Program
+from fleetlight.static.recorder import Part, Recorder
+from fleetlight.static.runners import EVERYTHING
 from fleetlight.static.training import write_backward, write_step
 from fleetlight.static.variable import Variable, is_variable
+from fleetlight.strategy.job import note_program
 
 #: sizes that are looked at while a program is written; different ones, so that none is taken for
 #: another
@@ -25,8 +29,8 @@ _EXAMPLES = (7, 11, 13, 17, 19)
 class Distributor(Protocol):
     """What an optimizer has that trains with other processes."""
 
-    def takes(self, program: Program) -> bool:
-        """Register a program; False where this process makes no steps of it."""
+    def takes(self, program: Program) -> Collection[Part]:
+        """Register a program; answers what of its training this process does."""
 
     def distribute(self, program: Program) -> None:
         """Have its steps made together."""
@@ -97,6 +101,7 @@ def data(
     device: str | torch.device | None = None,
 ) -> Tensor:
     """A tensor that each run is given by this name. A size of None (or -1) may be any."""
+    note_program()
     source = default_main_program().written()
     feed = feed_of(name, shape, dtype)
     if name in source.recorder.feeds:
@@ -105,27 +110,47 @@ def data(
         size or _EXAMPLES[min(place, len(_EXAMPLES) - 1)] for place, size in enumerate(feed.shape)
     ]
     calls.watch()
-    return source.recorder.feed(feed, torch.zeros(sizes, dtype=feed.dtype, device=device))
+    example = torch.zeros(sizes, dtype=feed.dtype, device=device)
+    return source.recorder.feed(feed, example, is_invented=True)
 
 
-def minimize(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-    """Write backward and the optimizer's step into the program of the loss."""
+def minimize(
+    optimizer: torch.optim.Optimizer,
+    loss: Tensor,
+    clip_norm: float | None = None,
+    clip_value: float | None = None,
+) -> None:
+    """Write backward and the optimizer's step into the program of the loss.
+
+    `clip_norm`, `clip_value`: what gradients may be at most, as in torch.nn.utils.clip_grad_norm_
+    and clip_grad_value_; those of all workers together.
+    """
     if not is_variable(loss):
         raise PlanError(
             f"minimize: got a {type(loss).__name__}, expected the loss of a program, computed from "
             "static.data(...)"
         )
     variable = cast(Variable, loss)
-    program = _program_of(variable)
+    program = program_of(variable)
     source = program.written()
     if program.optimizer is not None:
         raise PlanError("minimize: the program has an optimizer already; a program has one")
+    clip = Clip(clip_norm, clip_value)
     source.recorder.names.setdefault("loss", source.recorder.node_of(variable))
-    train(program, variable, source.modules.root, optimizer)
+    try:
+        train(program, variable, source.modules.root, optimizer, clip)
+    except PlanError:
+        # another loss or optimizer may do
+        program.optimizer = None
+        raise
 
 
 def train(
-    program: Program, loss: Variable, model: nn.Module, optimizer: torch.optim.Optimizer
+    program: Program,
+    loss: Variable,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    clip: Clip = UNCLIPPED,
 ) -> None:
     """Write backward and step for a model, and have them made with the other processes."""
     optimizers.check(optimizer)
@@ -133,28 +158,29 @@ def train(
     source = program.written()
     program.model, program.optimizer = model, optimizer
     source.modules.name_state(model)
-    if distributor is not None and not distributor.takes(program):
+    parts = EVERYTHING if distributor is None else distributor.takes(program)
+    if "backward" not in parts:
         return
     names = {id(p): name for name, p in model.named_parameters()}
     gradients = write_backward(source.recorder, loss, names, optimizer)
-    write_step(source.recorder, optimizer, names, gradients)
+    if "update" in parts:
+        tables.refuse_without_servers(source.recorder.lookups, model)
+        write_step(source.recorder, optimizer, names, clip.write(source.recorder, gradients))
+    elif clip:
+        raise PlanError(
+            "parameter servers make the steps of this program, and its gradients cannot be "
+            "clipped on the way; train eagerly with fleet.clip_grad_norm_"
+        )
     if distributor is not None:
         distributor.distribute(program)
 
 
-def _program_of(variable: Variable) -> Program:
+def program_of(variable: Variable) -> Program:
     """The program in which a variable is written."""
-    for program in _known():
-        if program.source is not None and program.source.recorder is variable.writer:
-            return program
-    raise PlanError(
-        "minimize: the loss belongs to none of the programs that are being written; call it in the "
-        "same program_guard"
-    )
-
-
-def _known() -> list[Program]:
-    return [_written.main, *(main for main, _ in _written.guarded)]
+    owner = cast(Recorder, variable.writer).owner()
+    if not isinstance(owner, Program):
+        raise PlanError(f"{variable!r} belongs to a program that is gone; keep the program")
+    return owner
 
 
 def accuracy(input: Tensor, label: Tensor, k: int = 1) -> Tensor:

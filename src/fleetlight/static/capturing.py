@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,8 +12,11 @@ from torch import Tensor, nn
 
 from fleetlight.errors import ConfigError
 from fleetlight.static import optimizers
+from fleetlight.static.clipping import Clip
 from fleetlight.static.feeds import Feed
+from fleetlight.static.passes.split_ps import SplitPS
 from fleetlight.static.program import Program
+from fleetlight.static.reading import Reading
 from fleetlight.static.source import Source
 from fleetlight.static.variable import Variable
 from fleetlight.static.writing import train
@@ -27,6 +30,8 @@ def capture(
     optimizer: torch.optim.Optimizer | None,
     example_inputs: Mapping[str, Tensor],
     fetches: Fetches | None = None,
+    clip_norm: float | None = None,
+    clip_value: float | None = None,
 ) -> Program:
     """A training step as a program; without an optimizer, a forward.
 
@@ -34,8 +39,11 @@ def capture(
     others follow the model's output into `loss_fn` and into each function of `fetches`. The first
     dimension of every input is the batch, of any size.
     """
+    clip = Clip(clip_norm, clip_value)
     if optimizer is not None:
         optimizers.check(optimizer)
+        if loss_fn is None:
+            raise ConfigError("capture: an optimizer without loss_fn has nothing to minimize")
     program = Program()
     source = program.written()
     feeds = {name: _feed(source, name, value) for name, value in example_inputs.items()}
@@ -46,14 +54,27 @@ def capture(
     found = {
         name: _computed(source, function, output, rest) for name, function in functions.items()
     }
-    if isinstance(output, Variable):
-        source.recorder.names["output"] = source.recorder.node_of(output)
+    for name, value in _named(output):
+        source.recorder.names[name] = source.recorder.node_of(value)
     for name, value in found.items():
         source.recorder.names[name] = _node(source, name, value)
     program.model = model
     if optimizer is not None:
-        train(program, found["loss"], model, optimizer)
+        train(program, found["loss"], model, optimizer, clip)
+    elif source.recorder.lookups:
+        program.passes, program.runner = (SplitPS(),), Reading()
     return program
+
+
+def _named(output: Any) -> Iterator[tuple[str, Variable]]:
+    """What a model answers: `output`, or by the keys of a dict, or `output_0`, `output_1`."""
+    if isinstance(output, Mapping):
+        parts = {str(key): value for key, value in output.items()}
+    elif isinstance(output, (list, tuple)):
+        parts = {f"output_{number}": value for number, value in enumerate(output)}
+    else:
+        parts = {"output": output}
+    yield from ((name, value) for name, value in parts.items() if isinstance(value, Variable))
 
 
 def _computed(source: Source, function: Callable[..., Any], output: Any, rest: list[Any]) -> Any:

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Coder`: makes the code of programs, once for each set of values and parts, and keeps it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+from fleetlight.errors import ConfigError
+from fleetlight.static.coding import inductor
+from fleetlight.static.coding.buckets import keep_buckets
+from fleetlight.static.coding.cleanup import clean
+from fleetlight.static.coding.python import function_of
+from fleetlight.static.feeds import Shape
+from fleetlight.static.form import Code, Form, drop_unused, graph_of
+from fleetlight.static.program import Program
+
+BACK_ENDS = ("fx", "inductor")
+#: what a run is for: the wanted values, and the parts that it makes
+Purpose = tuple[tuple[str, ...], tuple[str, ...]]
+
+
+class Coder:
+    """`fx` needs no compiler; `inductor` compiles to C++, where there is a compiler."""
+
+    def __init__(self, compile: str = "fx") -> None:
+        if compile not in BACK_ENDS:
+            choices = " or ".join(map(repr, BACK_ENDS))
+            raise ConfigError(f"Executor(compile={compile!r}): expected {choices}")
+        self._compiles = compile == "inductor" and inductor.has_compiler()
+        # the form is not kept: one that was rewritten goes, with its code
+        self._kept: weakref.WeakKeyDictionary[
+            Program, tuple[weakref.ref[Form], dict[Purpose, Code]]
+        ] = weakref.WeakKeyDictionary()
+
+    def __call__(self, program: Program, wanted: Sequence[str], parts: Sequence[str]) -> Code:
+        """The code of a program as it is now."""
+        form, purpose = program.form, (tuple(wanted), tuple(parts))
+        of, codes = self._kept.get(program, (None, {}))
+        if of is None or of() is not form:
+            codes = {}
+            self._kept[program] = weakref.ref(form), codes
+        if purpose not in codes:
+            codes[purpose] = self._made(form, *purpose)
+        return codes[purpose]
+
+    def _made(self, form: Form, wanted: Sequence[str], parts: Sequence[str]) -> Code:
+        graph = graph_of(form, wanted, parts)
+        clean(graph)
+        drop_unused(graph)
+        if self._compiles:
+            return inductor.Compiled(graph, _shapes(form))
+        keep_buckets(graph)
+        return function_of(graph)
+
+
+def _shapes(form: Form) -> list[Shape | None]:
+    """Of the inputs: those of feeds, and None for the state, whose shapes stay as they are.
+
+    What is pulled has other sizes in each run.
+    """
+    state = [(None,) * s.tensor.dim() if s.kind == "pulled" else None for s in form.state]
+    return [*state, *(feed.shape for feed in form.feeds)]

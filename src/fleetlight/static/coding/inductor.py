@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs compiled to C++ by torch's inductor, stretch by stretch.
+
+Communication, random numbers and fused optimizer steps stay calls at their places; what lies
+between is compiled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._guards import TracingContext, tracing
+
+from fleetlight.observe.log import logger
+from fleetlight.static.coding.buckets import keep_buckets
+from fleetlight.static.coding.examples import Examples, Fit
+from fleetlight.static.coding.python import function_of
+from fleetlight.static.coding.stretches import Stretch, stretches
+from fleetlight.static.feeds import Shape
+
+#: the executor has looked at the feeds, and the rest is ours
+_OPTIONS = {"size_asserts": False}
+#: of one code, for different batches
+_VERSIONS = 4
+
+
+@functools.cache
+def has_compiler() -> bool:
+    """Whether there is a C++ compiler; says so once where there is none."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    try:
+        get_cpp_compiler()
+    except (RuntimeError, OSError) as error:
+        why = str(error).strip().splitlines()[0]
+        logger.warning(
+            "Executor(compile='inductor') needs a C++ compiler at run time, and there is none (%s);"
+            " programs run as generated Python instead. Install g++, or name one in CXX",
+            why,
+        )
+        return False
+    return True
+
+
+class Compiled:
+    """The code of a graph, compiled when it first runs: then the sizes of batches are known.
+
+    Other sizes fit as well, unless the compiler took something for granted that does not hold for
+    them; for these it is compiled again, a few times, and then they run as generated Python.
+    """
+
+    def __init__(self, graph: fx.Graph, shapes: Sequence[Shape | None]) -> None:
+        self._graph, self._shapes = graph, shapes
+        self._versions: list[tuple[Fit, Callable[..., Any]]] = []
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        for fits, function in self._versions:
+            if fits(inputs):
+                return function(*inputs)
+        if len(self._versions) < _VERSIONS:
+            self._versions.append(_version(self._graph, inputs, self._shapes))
+            return self._versions[-1][1](*inputs)
+        return self._plain(*inputs)
+
+    @functools.cached_property
+    def _plain(self) -> Callable[..., Any]:
+        return function_of(self._graph)
+
+
+def _version(
+    original: fx.Graph, inputs: Sequence[Tensor], shapes: Sequence[Shape | None]
+) -> tuple[Fit, Callable[..., Any]]:
+    """Code for such inputs, and what tells whether inputs are such."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(original, {}))
+    with _warning(len(graph.nodes)):
+        examples = Examples(graph, inputs, shapes)
+        functions: list[tuple[Stretch, Callable[..., Any]]] = []
+        for stretch in stretches(graph):
+            with _warning(len(stretch.nodes)):
+                functions.append((stretch, _compiled(stretch, examples)))
+        instead: dict[fx.Node, fx.Node] = {}
+        for stretch, function in functions:
+            _put(graph, stretch, function, instead)
+        keep_buckets(graph)
+        return examples.fit(), function_of(graph)
+    return lambda _: True, function_of(original)
+
+
+@contextlib.contextmanager
+def _warning(count: int) -> Iterator[None]:
+    """What the compiler cannot do remains as it is."""
+    try:
+        yield
+    except Exception as error:
+        logger.warning(
+            "inductor could not compile %d operations of a program, which run as generated Python "
+            "instead: %s: %s",
+            count,
+            type(error).__name__,
+            str(error).strip().partition("\n")[0],
+        )
+
+
+def _compiled(stretch: Stretch, examples: Examples) -> Callable[..., Any]:
+    module = fx.GraphModule(torch.nn.Module(), stretch.graph())
+    given = [examples.of(node) for node in stretch.inputs]
+    with (
+        torch.no_grad(),
+        tracing(TracingContext(examples.fakes)),
+        warnings.catch_warnings(),
+    ):
+        # that torch uses what it has deprecated is not the user's business
+        warnings.simplefilter("ignore", DeprecationWarning)
+        made: Callable[..., Any] = torch._inductor.compile(module, given, _OPTIONS)
+    return made
+
+
+def _put(
+    graph: fx.Graph, stretch: Stretch, function: Callable[..., Any], instead: dict[fx.Node, fx.Node]
+) -> None:
+    """The function in place of the stretch; `instead` knows what stands for earlier nodes."""
+    inputs = tuple(instead.get(node, node) for node in stretch.inputs)
+    with graph.inserting_after(stretch.nodes[-1]):
+        call = graph.call_function(function, inputs)
+    behind = call
+    for number, old in enumerate(stretch.outputs):
+        with graph.inserting_after(behind):
+            behind = instead[old] = graph.call_function(operator.getitem, (call, number))
+        old.replace_all_uses_with(behind, lambda user: user not in stretch.own)
+    for node in reversed(stretch.nodes):
+        graph.erase_node(node)

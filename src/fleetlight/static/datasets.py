@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole data sets through a program, batch by batch, with a line in the log now and then."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from fleetlight.data.file_stream import FileStream
+from fleetlight.errors import ConfigError
+from fleetlight.observe.log import logger
+from fleetlight.static.loaders import BoundLoader, bind
+
+if TYPE_CHECKING:
+    from fleetlight.static.executor import Executor
+    from fleetlight.static.program import Program
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What came of a data set."""
+
+    steps: int
+    #: of the last run that computed them
+    fetched: list[Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Fetches:
+    """What is computed at the first run and at every `period`-th one, and how it is called."""
+
+    names: tuple[str, ...]
+    called: Sequence[str] | None
+    period: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.period, int) or self.period < 1:
+            raise ConfigError(f"print_period: got {self.period!r}, expected a number of runs")
+        if self.called is not None and len(self.called) != len(self.names):
+            raise ConfigError(
+                f"fetch_info: got {len(self.called)} names, expected one for each of the "
+                f"{len(self.names)} in fetch_list"
+            )
+
+    def of(self, step: int) -> tuple[str, ...]:
+        """What the run of this number computes, the first being 1."""
+        return self.names if step == 1 or step % self.period == 0 else ()
+
+    def told(self, values: Sequence[Tensor]) -> str:
+        """Names and values, for the log."""
+        names = self.called or self.names
+        return ", ".join(f"{n} {_shown(v)}" for n, v in zip(names, values, strict=True))
+
+
+def train(executor: Executor, program: Program, dataset: Any, fetches: Fetches) -> Outcome:
+    """A step for each batch."""
+    return _run(executor, program, _bound(dataset, program), fetches, "train")
+
+
+def infer(executor: Executor, program: Program, dataset: Any, fetches: Fetches) -> Outcome:
+    """A run for each batch of a program that changes nothing."""
+    if any(node.meta.get("part", "forward") != "forward" for node in program.form.graph.nodes):
+        raise ConfigError(
+            "infer_from_dataset: got a program that trains; give program.clone(for_test=True)"
+        )
+    return _run(executor, program, _bound(dataset, program), fetches, "infer")
+
+
+def _run(
+    executor: Executor, program: Program, loader: BoundLoader, fetches: Fetches, verb: str
+) -> Outcome:
+    step, fetched = 0, []
+    for step, batch in enumerate(loader, 1):
+        names = fetches.of(step)
+        values = executor.run(program, feed=batch, fetch_list=names)
+        if names:
+            fetched = values
+            logger.info("%s: step %d, %s", verb, step, fetches.told(values))
+    logger.info("%s: %d steps", verb, step)
+    return Outcome(step, fetched)
+
+
+def _bound(dataset: Any, program: Program) -> BoundLoader:
+    if isinstance(dataset, BoundLoader):
+        return dataset
+    if isinstance(dataset, FileStream):
+        raise ConfigError(
+            "a FileStream gives lines; give its loader, stream.loader(batch_size), or "
+            "fleet.shard(stream.loader(batch_size))"
+        )
+    if not isinstance(dataset, Iterable):
+        raise ConfigError(
+            f"dataset: got a {type(dataset).__name__}, expected a loader of batches, or one that "
+            "static.bind answered"
+        )
+    return bind(dataset, None, program)
+
+
+def _shown(value: Tensor) -> str:
+    return f"{value.item():.6g}" if value.numel() == 1 else str(value.tolist())

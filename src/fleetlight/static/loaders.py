@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loaders bound to the feeds of a program: batches by name, or taken by the executor itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from fleetlight.errors import ConfigError, did_you_mean
+from fleetlight.static.variable import Variable
+
+if TYPE_CHECKING:
+    from fleetlight.static.program import Program
+
+Batch = dict[str, Any]
+
+
+class EndOfData(Exception):
+    """A started loader has no more batches: reset it, and go on with what comes next.
+
+    A signal like Python's StopIteration, so it is none of Fleetlight's errors.
+    """
+
+
+class BoundLoader:
+    """Gives each batch of a loader as a dict for `exe.run(program, feed=...)`.
+
+    After `start()`, runs of the program without `feed` take the batches themselves, until
+    `EndOfData`; then `reset()`. Iterating it has nothing to do with that.
+    """
+
+    def __init__(self, loader: Iterable[Any], names: Sequence[str], program: Program) -> None:
+        self.loader, self.names, self.program = loader, tuple(names), program
+        self._batches: Iterator[Any] | None = None
+        self._is_at_end = False
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (named(self.names, batch) for batch in self.loader)
+
+    def __call__(self) -> Iterator[Batch]:
+        """The same, as `for batch in loader():`."""
+        return iter(self)
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]
+
+    @property
+    def is_started(self) -> bool:
+        """Whether runs of the program take batches from it."""
+        return self._batches is not None
+
+    def start(self) -> None:
+        """From now on runs of the program without feeds take its batches, from the first one."""
+        other = self.program.loader
+        if other is not None and other.is_started and not other._is_at_end:
+            which = "this loader" if other is self else "another loader of the program"
+            raise ConfigError(
+                f"start: {which} was started and is not at its end; call its reset() before"
+            )
+        if other is not None:
+            other.reset()
+        self.program.loader = self
+        self._batches = iter(self.loader)
+
+    def reset(self) -> None:
+        """Leave the batches that are left; `start()` begins anew. Twice is fine."""
+        batches: Any = self._batches
+        self._batches, self._is_at_end = None, False
+        if self.program.loader is self:
+            self.program.loader = None
+        if hasattr(batches, "close"):
+            # a generator has something to tidy up, such as the weight of its last batch
+            batches.close()
+
+    def take(self) -> Batch:
+        """The next batch; `EndOfData` where there is none, until it is reset."""
+        assert self._batches is not None
+        try:
+            if not self._is_at_end:
+                return named(self.names, next(self._batches))
+        except StopIteration:
+            self._is_at_end = True
+        raise EndOfData(
+            f"the loader of {', '.join(map(repr, self.names))} is at its end; call its reset(), "
+            "and start() for the next epoch"
+        )
+
+
+def bind(
+    loader: Iterable[Any], feeds: Sequence[Any] | None = None, program: Program | None = None
+) -> BoundLoader:
+    """Bind a loader - of torch, of `fleet.shard`, any iterable of batches - to feeds.
+
+    `feeds`: variables of `static.data` or their names, in the order of the values of a batch;
+    None: all of the program's.
+    """
+    if isinstance(loader, BoundLoader):
+        raise ConfigError(
+            "bind: got a loader that is bound already; bind the one that it was made of"
+        )
+    if not isinstance(loader, Iterable):
+        raise ConfigError(f"bind: got a {type(loader).__name__}, expected a loader of batches")
+    if isinstance(feeds, (str, Tensor)):
+        feeds = [feeds]
+    program = program or _program_of(feeds or ())
+    known = program.feeds
+    names = [_name(program, feed) for feed in (known if feeds is None else feeds)]
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                f"bind: the program has no feed {name!r}: {did_you_mean(name, known)}"
+            )
+    if not names or len(set(names)) < len(names):
+        raise ConfigError(f"bind: got the feeds {names}, expected each of some feeds once")
+    return BoundLoader(loader, names, program)
+
+
+def named(names: Sequence[str], batch: Any) -> Batch:
+    """The values of a batch by the names of the feeds: by its own names, or in its order."""
+    if isinstance(batch, Mapping):
+        missing = [name for name in names if name not in batch]
+        if missing:
+            raise ConfigError(
+                f"the loader gave a batch without {missing[0]!r}, which it is bound to: got "
+                f"{', '.join(map(repr, batch)) or 'nothing'}"
+            )
+        return {name: batch[name] for name in names}
+    values = list(_values(batch))
+    if len(values) != len(names):
+        raise ConfigError(
+            f"the loader gave a batch of {len(values)} values, and is bound to {len(names)} feeds: "
+            f"{', '.join(map(repr, names))}"
+        )
+    return dict(zip(names, values, strict=True))
+
+
+def _values(batch: Any) -> Iterator[Any]:
+    """Tensors and arrays, out of tuples in tuples: `(x, y)`, or `((x, weight), y)`."""
+    if isinstance(batch, (list, tuple)) and any(map(_holds_values, batch)):
+        for part in batch:
+            yield from _values(part)
+    else:
+        yield batch
+
+
+def _holds_values(part: Any) -> bool:
+    return isinstance(part, (Tensor, np.ndarray)) or (
+        isinstance(part, (list, tuple)) and any(map(_holds_values, part))
+    )
+
+
+def _program_of(feeds: Sequence[Any]) -> Program:
+    """The program in which a variable is written, or the one that is written now."""
+    from fleetlight.static.writing import default_main_program, program_of
+
+    variables = [feed for feed in feeds if isinstance(feed, Variable)]
+    return program_of(variables[0]) if variables else default_main_program()
+
+
+def _name(program: Program, feed: Any) -> str:
+    if isinstance(feed, str):
+        return feed
+    if not isinstance(feed, Variable):
+        raise ConfigError(
+            f"bind: got a {type(feed).__name__} as a feed, expected a variable of static.data or "
+            "its name"
+        )
+    feeds = program.source.recorder.feeds if program.source is not None else {}
+    names = [name for name, (_, variable, _) in feeds.items() if variable is feed]
+    if not names:
+        raise ConfigError(f"bind: {feed!r} is no feed; bind what static.data has answered")
+    return names[0]

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operations between the distinct rows of a run and what its lookups answer.
+
+`places` has the shape of a lookup's ids and says which row each of them reads; bag b holds the
+places bounds[b] to bounds[b + 1].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from fleetlight.kernels import gather_bags, gather_visited, spread_bags, sum_visited, weight_grads
+from fleetlight.kernels.bags import Mode
+
+_library: Any = torch.library.Library("fleetlight", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define("gather_rows(Tensor rows, Tensor places, ScalarType dtype) -> Tensor")
+_library.define("sum_rows(Tensor[] gradients, Tensor[] places, Tensor rows) -> Tensor")
+_library.define(
+    "gather_bags(Tensor rows, Tensor places, Tensor bounds, Tensor? each, str mode, "
+    "ScalarType dtype) -> (Tensor, Tensor)"
+)
+_library.define(
+    "sum_bags(Tensor gradient, Tensor rows, Tensor places, Tensor bounds, Tensor? each, str mode, "
+    "Tensor chosen) -> Tensor"
+)
+_library.define(
+    "weigh_bags(Tensor gradient, Tensor rows, Tensor places, Tensor bounds, Tensor each) -> Tensor"
+)
+
+#: a row for each place
+GATHER_ROWS = torch.ops.fleetlight.gather_rows.default
+#: the gradient of the rows, which is float32, by those of what was gathered
+SUM_ROWS = torch.ops.fleetlight.sum_rows.default
+#: a row for each bag; and, of maxima, which rows they are from
+GATHER_BAGS = torch.ops.fleetlight.gather_bags.default
+#: the gradient of the rows by that of the bags
+SUM_BAGS = torch.ops.fleetlight.sum_bags.default
+#: the gradient of what each place weighs in its bag
+WEIGH_BAGS = torch.ops.fleetlight.weigh_bags.default
+
+
+def _array(tensor: Tensor) -> Any:
+    """As kernels take it: float32, in order."""
+    return tensor.to("cpu", torch.float32).contiguous().numpy()
+
+
+def _flat(places: Tensor) -> Any:
+    return places.view(-1).numpy()
+
+
+# -- rows
+
+
+def _gather_rows(rows: Tensor, places: Tensor, dtype: torch.dtype) -> Tensor:
+    out = torch.from_numpy(gather_visited(rows.numpy(), _flat(places)))
+    return out.view(*places.shape, rows.shape[1]).to(dtype)
+
+
+def _gather_rows_cuda(rows: Tensor, places: Tensor, dtype: torch.dtype) -> Tensor:
+    return rows[places.long()].to(dtype)
+
+
+def _gathered(rows: Tensor, places: Tensor, dtype: torch.dtype) -> Tensor:
+    return rows.new_empty([*places.shape, rows.shape[1]], dtype=dtype)
+
+
+def _sum_rows(gradients: Sequence[Tensor], places: Sequence[Tensor], rows: Tensor) -> Tensor:
+    count, dim = rows.shape
+    flat = [gradient.reshape(-1, dim) for gradient in gradients]
+    together = flat[0] if len(flat) == 1 else torch.cat(flat)
+    where = places[0] if len(places) == 1 else torch.cat([p.view(-1) for p in places])
+    return torch.from_numpy(sum_visited(_array(together), _flat(where), count))
+
+
+def _sum_rows_cuda(gradients: Sequence[Tensor], places: Sequence[Tensor], rows: Tensor) -> Tensor:
+    out = torch.zeros_like(rows)
+    for gradient, where in zip(gradients, places, strict=True):
+        flat = gradient.reshape(-1, rows.shape[1]).to(rows.dtype)
+        out.index_add_(0, where.reshape(-1).long(), flat)
+    return out
+
+
+def _summed(gradients: Sequence[Tensor], places: Sequence[Tensor], rows: Tensor) -> Tensor:
+    return torch.empty_like(rows)
+
+
+# -- bags
+
+
+def _gather_bags(
+    rows: Tensor,
+    places: Tensor,
+    bounds: Tensor,
+    each: Tensor | None,
+    mode: str,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    weights = None if each is None else _array(each)
+    out, chosen = gather_bags(
+        _array(rows), places.cpu().numpy(), bounds.cpu().numpy(), weights, cast(Mode, mode)
+    )
+    made = torch.from_numpy(out).to(rows.device, dtype)
+    if chosen is None:
+        return made, places.new_empty(0)
+    return made, torch.from_numpy(chosen).to(rows.device)
+
+
+def _bagged(
+    rows: Tensor,
+    places: Tensor,
+    bounds: Tensor,
+    each: Tensor | None,
+    mode: str,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    shape = [bounds.shape[0] - 1, rows.shape[1]]
+    chosen = places.new_empty(shape if mode == "max" else [0])
+    return rows.new_empty(shape, dtype=dtype), chosen
+
+
+def _sum_bags(
+    gradient: Tensor,
+    rows: Tensor,
+    places: Tensor,
+    bounds: Tensor,
+    each: Tensor | None,
+    mode: str,
+    chosen: Tensor,
+) -> Tensor:
+    summed = spread_bags(
+        _array(gradient),
+        places.cpu().numpy(),
+        bounds.cpu().numpy(),
+        None if each is None else _array(each),
+        cast(Mode, mode),
+        len(rows),
+        chosen.cpu().numpy() if mode == "max" else None,
+    )
+    return torch.from_numpy(summed).to(rows.device)
+
+
+def _of_bags(
+    gradient: Tensor,
+    rows: Tensor,
+    places: Tensor,
+    bounds: Tensor,
+    each: Tensor | None,
+    mode: str,
+    chosen: Tensor,
+) -> Tensor:
+    return torch.empty_like(rows)
+
+
+def _weigh_bags(
+    gradient: Tensor, rows: Tensor, places: Tensor, bounds: Tensor, each: Tensor
+) -> Tensor:
+    dots = weight_grads(_array(gradient), _array(rows), places.cpu().numpy(), bounds.cpu().numpy())
+    return torch.from_numpy(dots).to(each.device, each.dtype).view(each.shape)
+
+
+def _weights(
+    gradient: Tensor, rows: Tensor, places: Tensor, bounds: Tensor, each: Tensor
+) -> Tensor:
+    return each.new_empty(each.shape)
+
+
+for _name, _made, _by_key in (
+    ("gather_rows", _gathered, {"CPU": _gather_rows, "CUDA": _gather_rows_cuda}),
+    ("sum_rows", _summed, {"CPU": _sum_rows, "CUDA": _sum_rows_cuda}),
+    ("gather_bags", _bagged, {"CPU": _gather_bags, "CUDA": _gather_bags}),
+    ("sum_bags", _of_bags, {"CPU": _sum_bags, "CUDA": _sum_bags}),
+    ("weigh_bags", _weights, {"CPU": _weigh_bags, "CUDA": _weigh_bags}),
+):
+    torch.library.register_fake(f"fleetlight::{_name}", _made, lib=_library)
+    for _key, _function in _by_key.items():
+        _library.impl(_name, _function, _key)

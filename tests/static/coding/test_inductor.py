@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiled programs do what generated Python does, and where they cannot be, that is what runs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.static.nets import batch, captured, net
+from torch import Tensor, nn
+
+from fleetlight import static
+from fleetlight.static.coding import inductor
+from fleetlight.static.passes import FuseAllReduce, InsertAllReduce, Overlap
+from fleetlight.static.reductions import reducing
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def heard(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """What is said to the user, and only that: compilers say a lot to nobody."""
+    with caplog.at_level(logging.WARNING):
+        yield
+
+
+def both(
+    kind: Any, options: dict[str, Any], executor: static.Executor, runs: int = 6
+) -> tuple[nn.Module, nn.Module]:
+    """The same training by generated Python and by another executor; answers both models."""
+    models = []
+    for runner in (static.Executor(), executor):
+        model = net()
+        optimizer = kind(model.parameters(), **options)
+        program = captured(model, optimizer)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)
+        for number in range(runs):
+            torch.manual_seed(number)
+            runner.run(program, batch(number), ["loss"])
+            schedule.step()
+        models.append(model)
+    return models[0], models[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [(torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}), (torch.optim.Adadelta, {"lr": 1.0})],
+)
+def test_it_computes_the_same_and_compiles_once(
+    kind: Any,
+    options: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the same dropout, for batches of all sizes and learning rates."""
+    made, version = [], inductor._version
+    monkeypatch.setattr(inductor, "_version", lambda *a: made.append(a) or version(*a))
+    executor = static.Executor(compile="inductor")
+    ours, theirs = both(kind, options, executor)
+    torch.testing.assert_close(theirs.state_dict(), ours.state_dict(), rtol=1e-9, atol=1e-12)
+    assert len(made) == 1
+    assert not caplog.records
+
+
+def test_dropout_is_another_one_in_each_run() -> None:
+    model = nn.Sequential(nn.Linear(8, 64), nn.Dropout(0.5)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    program = static.capture(model, lambda out, y: out.sum() + y.sum(), optimizer, batch(0))
+    executor = static.Executor(compile="inductor")
+    given = batch(0)
+    outputs = [executor.run(program, given, ["output"])[0] for _ in range(3)]
+    dropped = [float((output == 0).double().mean()) for output in outputs]
+    assert all(0.4 < share < 0.6 for share in dropped)
+    assert not torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[1], outputs[2])
+
+
+def test_batches_that_the_code_does_not_fit_have_code_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After a few such codes they run as generated Python."""
+    fitting = []
+
+    def exactly(self: Any) -> Any:
+        size = self._inputs[-1].shape[0]
+        fitting.append(size)
+        return lambda inputs: inputs[-1].shape[0] == size
+
+    monkeypatch.setattr("fleetlight.static.coding.examples.Examples.fit", exactly)
+    monkeypatch.setattr(inductor, "_VERSIONS", 2)
+    executor = static.Executor(compile="inductor")
+    ours, theirs = both(torch.optim.SGD, {"lr": 0.1}, executor)
+    torch.testing.assert_close(theirs.state_dict(), ours.state_dict(), rtol=1e-9, atol=1e-12)
+    assert fitting == [16, 7]
+
+
+class Doubling:
+    """Reductions of a worker whose only neighbour has the same gradients, with weight 3 of 4."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def begin(self, index: int, bucket: Tensor) -> None:
+        self.seen.append(f"begin {index}")
+
+    def end(self, index: int, bucket: Tensor) -> None:
+        self.seen.append(f"end {index}")
+        bucket.mul_(3.0)
+
+
+def test_reductions_stay_calls_in_their_order() -> None:
+    found = []
+    for compile in ("fx", "inductor"):
+        model, doubling = net(), Doubling()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        passes = InsertAllReduce(), FuseAllReduce(), Overlap()
+        program = captured(model, optimizer).apply(*passes)
+        with reducing(doubling):
+            for number in range(3):
+                torch.manual_seed(number)
+                static.Executor(compile=compile).run(program, batch(number), ["loss"])
+        found.append((model.state_dict(), doubling.seen))
+    torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-9, atol=1e-12)
+    assert found[1][1] == found[0][1]
+    assert found[1][1][:1] == ["begin 0"]
+
+
+def test_what_cannot_be_compiled_runs_as_python(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(*args: Any) -> Any:
+        raise RuntimeError("no such operation\nand much more")
+
+    monkeypatch.setattr(torch._inductor, "compile", failing)
+    ours, theirs = both(torch.optim.SGD, {"lr": 0.1}, static.Executor(compile="inductor"), 2)
+    torch.testing.assert_close(theirs.state_dict(), ours.state_dict(), rtol=1e-9, atol=1e-12)
+    # what is before and behind the dropout
+    assert [record.getMessage().partition(" of a ")[2] for record in caplog.records] == [
+        "program, which run as generated Python instead: RuntimeError: no such operation"
+    ] * 2
+
+
+WITHOUT = """
+import logging, torch
+logging.basicConfig(level=logging.WARNING)
+from fleetlight import static
+model = torch.nn.Linear(2, 1)
+inputs = {"x": torch.ones(3, 2), "y": torch.zeros(3, 1)}
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+program = static.capture(model, torch.nn.functional.mse_loss, optimizer, inputs)
+for _ in range(2):
+    executor = static.Executor(compile="inductor")
+    print("loss", float(executor.run(program, inputs, ["loss"])[0]))
+"""
+
+
+def test_without_a_compiler_one_warning_says_so() -> None:
+    environment = {**os.environ, "CXX": "no-such-compiler", "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT], env=environment, capture_output=True, text=True, timeout=90
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("loss") == 2
+    assert done.stderr.count("needs a C++ compiler at run time, and there is none") == 1
+    assert "no-such-compiler" in done.stderr

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A graph as a Python function: all arguments, values let go in time, errors with their line."""
+
+from __future__ import annotations
+
+import linecache
+import math
+import operator
+import traceback
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+
+from fleetlight.errors import PlanError
+from fleetlight.static.coding.python import function_of
+
+
+def taken(*values: Any, **named: Any) -> Any:
+    return values, named
+
+
+ODD: list[Any] = [
+    *(1, -2.5, math.inf, -math.inf, True, None, "a'b", [1, [2.0]], (3,), (), []),
+    *(slice(1, None, 2), torch.float16, torch.device("cpu"), torch.channels_last, range(3)),
+]
+
+
+@pytest.mark.parametrize("value", ODD, ids=repr)
+def test_every_argument_arrives_as_it_is(value: Any) -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    # graphs hold lists and dicts of their own kinds
+    graph.output(graph.call_function(taken, (x, [value, x]), {"named": value}))
+    (first, (second, again)), named = function_of(graph)("given")
+    assert (first, again, second, named) == ("given", "given", value, {"named": value})
+    assert type(second) is type(value)
+
+
+def test_names_that_are_taken_are_left_alone() -> None:
+    graph = fx.Graph()
+    inputs = [graph.placeholder(name) for name in ("run", "aten_add_Tensor", "slice", "taken")]
+    total = graph.call_function(torch.ops.aten.add.Tensor, (inputs[1], inputs[1]))
+    piece = graph.call_function(operator.getitem, (total, slice(0, 1)))
+    graph.output(graph.call_function(taken, (*inputs, piece)))
+    values = [torch.tensor([float(i), 5.0]) for i in range(4)]
+    (*given, found), _ = function_of(graph)(*values)
+    assert all(one is other for one, other in zip(given, values, strict=True))
+    assert found.tolist() == [2.0]
+
+
+def test_a_value_is_let_go_when_nothing_needs_it() -> None:
+    alive: list[weakref.ref[Tensor]] = []
+
+    def made(x: Tensor) -> Tensor:
+        out = x + 1
+        alive.append(weakref.ref(out))
+        return out
+
+    def looked(x: Tensor) -> int:
+        return sum(one() is not None for one in alive)
+
+    graph = fx.Graph()
+    value = graph.placeholder("x")
+    for _ in range(5):
+        value = graph.call_function(made, (value,))
+    graph.output([graph.call_function(looked, (value,))])
+    # the last one is held by its name while it is looked at
+    assert function_of(graph)(torch.zeros(2)) == [1]
+
+
+def test_what_nobody_needs_is_called_all_the_same() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    graph.call_function(torch.ops.aten.add_.Tensor, (x, 1))
+    graph.output([])
+    x_value = torch.zeros(2)
+    assert function_of(graph)(x_value) == []
+    assert x_value.tolist() == [1.0, 1.0]
+
+
+def test_an_error_shows_the_line_and_the_lines_go_with_the_function() -> None:
+    graph = fx.Graph()
+    graph.output(graph.call_function(torch.ops.aten.mm.default, (graph.placeholder("x"),) * 2))
+    function = function_of(graph)
+    with pytest.raises(RuntimeError) as caught:
+        function(torch.zeros(2, 3))
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "= aten_mm(x, x)" in shown
+    file = function.__code__.co_filename
+    assert file in linecache.cache
+    del function, caught
+    assert file not in linecache.cache
+
+
+def test_modules_are_not_called() -> None:
+    graph = fx.Graph()
+    graph.output(graph.call_module("layer", (graph.placeholder("x"),)))
+    with pytest.raises(PlanError, match="no code for call_module 'layer'"):
+        function_of(graph)

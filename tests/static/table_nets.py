@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nets with rows in tables, and programs of them without any server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import fleetlight as fleet
+from fleetlight import static
+from fleetlight.static.form import Form
+from fleetlight.static.recorder import Part
+from fleetlight.static.source import Source
+
+
+class Fields(nn.Module):
+    """Several fields, each with a layer of its own over one table, and a bag over all of them."""
+
+    def __init__(self, fields: int = 3, dim: int = 4) -> None:
+        super().__init__()
+        self.wide = fleet.nn.SparseEmbeddingBag(1, "sum", initializer="zeros")
+        self.deep = nn.ModuleList(
+            fleet.nn.SparseEmbedding(dim, table="deep") for _ in range(fields)
+        )
+        self.linear = nn.Linear(fields * dim, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        rows = [layer(ids[:, n]) for n, layer in enumerate(self.deep)]
+        out: Tensor = self.wide(ids) + self.linear(torch.cat(rows, 1))
+        return out
+
+
+class Only:
+    """Stands in for a job with servers: gradients are written, and nothing makes a step."""
+
+    def takes(self, program: static.Program) -> tuple[Part, ...]:
+        return "forward", "backward"
+
+    def distribute(self, program: static.Program) -> None:
+        pass
+
+
+def written(model: nn.Module, **shapes: Any) -> static.Program:
+    """A program that has gradients; feeds of whole numbers."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.distributor = Only()  # type: ignore[attr-defined]
+    inputs = {name: torch.zeros(shape, dtype=torch.int64) for name, shape in shapes.items()}
+    return static.capture(model, lambda out: out.sum(), optimizer, inputs)
+
+
+def calls(form: Form) -> list[str]:
+    """What a form computes, by names."""
+    return [str(n.target).removesuffix(".default") for n in form.graph.nodes]
+
+
+def source_of(program: static.Program) -> Source:
+    assert program.source is not None
+    return program.source
+
+
+class Asking(nn.Module):
+    """A layer that is asked for ids which a function has computed."""
+
+    def __init__(self, ids_of: Callable[[Any, Tensor], Tensor], **more: Any) -> None:
+        super().__init__()
+        self.emb = fleet.nn.SparseEmbedding(2)
+        self.other = fleet.nn.SparseEmbedding(2)
+        self.gate = nn.Parameter(torch.ones(3))
+        self.register_buffer("offsets", torch.tensor([0, 100, 200]))
+        self.ids_of = ids_of
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.emb(self.ids_of(self, x)).sum() + self.gate.sum()
+        return out

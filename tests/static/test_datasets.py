@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole data sets through a program, with a line in the log now and then."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.static.test_executor import Written
+from tests.static.test_loaders import loader
+from torch import Tensor
+
+from fleetlight import static
+from fleetlight.data.file_stream import FileStream
+from fleetlight.errors import ConfigError
+from fleetlight.static.writing import reset_default_programs
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    reset_default_programs()
+    yield
+    reset_default_programs()
+
+
+def lines_of(log: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in log.records if r.name == "fleetlight"]
+
+
+def test_a_stream_of_files_trains_a_program(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "fleetlight")
+    file = tmp_path / "records.txt"
+    file.write_text("".join(f"{n % 3} {n} {n + 1} 0 1\n" for n in range(10)))
+
+    def parse(lines: list[bytes]) -> tuple[Tensor, Tensor]:
+        rows = torch.tensor([[float(word) for word in line.split()] for line in lines])
+        return rows[:, 1:] / 10, rows[:, 0].long()
+
+    made = Written()
+    before = made.model.weight.clone()
+    stream = FileStream(str(file), parse)
+    done = made.executor.train_from_dataset(
+        None, stream.loader(2), [made.loss], fetch_info=["cost"], print_period=2
+    )
+    assert done.steps == 5
+    assert not torch.equal(made.model.weight, before)
+    told = lines_of(caplog)
+    assert [line.split(" cost ")[0] for line in told] == [
+        *("train: step 1,", "train: step 2,", "train: step 4,"),
+        "train: 5 steps",
+    ]
+    assert f"{done.fetched[0].item():.6g}" in told[2]
+
+
+def test_an_evaluation_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "fleetlight")
+    made = Written()
+    before = made.model.weight.clone()
+    bound = static.bind(loader(), ["x", "y"], made.test)
+    done = made.executor.infer_from_dataset(made.test, bound, [made.prediction], print_period=2)
+    assert torch.equal(made.model.weight, before)
+    assert (done.steps, done.fetched[0].shape) == (3, (4, 3))
+    assert lines_of(caplog)[0].startswith("infer: step 1, ")
+
+
+def test_no_fetch_and_no_batch_are_fine(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "fleetlight")
+    made = Written()
+    assert made.executor.train_from_dataset(dataset=loader()).fetched == []
+    assert made.executor.train_from_dataset(dataset=[], fetch_list=[made.loss]).steps == 0
+    assert lines_of(caplog) == ["train: 3 steps", "train: 0 steps"]
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    made = Written()
+    (tmp_path / "a").write_text("1\n")
+    stream = FileStream(str(tmp_path / "a"), lambda lines: lines)
+    train: Any = made.executor.train_from_dataset
+    with pytest.raises(
+        ConfigError, match=r"^a FileStream gives lines; give its loader, stream\.lo"
+    ):
+        train(None, stream)
+    with pytest.raises(
+        ConfigError, match=r"^dataset: got a NoneType, expected a loader of batches"
+    ):
+        train()
+    with pytest.raises(
+        ConfigError, match=r"^fetch_info: got 2 names, expected one for each of the 1"
+    ):
+        train(None, loader(), [made.loss], ["a", "b"])
+    with pytest.raises(ConfigError, match=r"^print_period: got 0, expected a number of runs$"):
+        train(None, loader(), print_period=0)
+    with pytest.raises(
+        ConfigError, match=r"^infer_from_dataset: got a program that trains; give pr"
+    ):
+        made.executor.infer_from_dataset(None, loader())

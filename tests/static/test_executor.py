@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The executor runs programs by the names of their feeds and fetches, and says what is missing."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.static.nets import batch, captured, net
+from torch import Tensor, nn
+
+from fleetlight import static
+from fleetlight.errors import ConfigError, PlanError
+from fleetlight.static.options import Options
+from fleetlight.static.writing import reset_default_programs
+
+X = [[1.0, 2.0, 3.0, 4.0], [4.0, 3.0, 2.0, 1.0]]
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    reset_default_programs()
+    yield
+    reset_default_programs()
+
+
+class Written:
+    """A small program, written line by line into the default one."""
+
+    def __init__(self, is_started: bool = True) -> None:
+        torch.manual_seed(3)
+        self.x = static.data("x", [None, 4])
+        self.y = static.data("y", [None], "int64")
+        self.model = nn.Linear(4, 3)
+        self.prediction = self.model(self.x).softmax(-1)
+        self.loss = F.cross_entropy(self.prediction, self.y)
+        self.test = static.default_main_program().clone(for_test=True)
+        static.minimize(torch.optim.SGD(self.model.parameters(), lr=0.1), self.loss)
+        self.executor = static.Executor()
+        if is_started:
+            self.executor.run(static.default_startup_program())
+
+    @property
+    def feed(self) -> dict[str, Any]:
+        return {"x": torch.tensor(X), "y": torch.tensor([0, 2])}
+
+    def run(self, **more: Any) -> list[Any]:
+        return self.executor.run(**{"feed": self.feed, "fetch_list": [self.loss], **more})
+
+
+def test_values_are_fetched_by_variable_and_by_name() -> None:
+    made = Written()
+    program = static.default_main_program()
+    one, other = made.run(program=program, fetch_list=[made.loss, made.loss.name])
+    assert torch.equal(one, other)
+    assert f"{one:.3f}" == f"{float(one):.3f}" == "%.3f" % one  # noqa: UP031
+    assert made.run(fetch_list=made.loss)[0].dim() == 0
+    assert made.run(fetch_list="loss")[0].dim() == 0
+    assert made.run(fetch_list=None) == []
+    (array,) = made.run(return_numpy=True)
+    assert isinstance(array, np.ndarray)
+
+
+@pytest.mark.parametrize(
+    "feed",
+    [
+        {"x": np.array(X, np.float32), "y": np.array([0, 2])},
+        {"x": X, "y": [0, 2]},
+        [np.array(X, np.float32), [0, 2]],
+        (torch.tensor(X), torch.tensor([0, 2])),
+        [{"x": X, "y": [0, 2]}],
+        {"x": torch.tensor(X).t().contiguous().t(), "y": torch.tensor([0, 2])},
+        {"x": np.array(X, np.float32)[::-1][::-1], "y": torch.tensor([0, 2]).requires_grad_(False)},
+    ],
+)
+def test_feeds_come_in_many_forms(feed: Any) -> None:
+    (expected,) = Written().run()
+    reset_default_programs()
+    torch.testing.assert_close(Written().run(feed=feed)[0], expected)
+
+
+BAD_FEEDS: list[tuple[Any, str]] = [
+    (
+        {"x": X},
+        r"^feed 'y' is missing: the program takes x: float32\[\?, 4\]; y: int64\[\?\], got ",
+    ),
+    ({"x": X, "y": [0, 2], "z": 1}, "^feed 'z' is not one of this program: known names: x, y$"),
+    (
+        {"x": torch.ones(2, 3), "y": [0, 2]},
+        r"^feed 'x': got the shape \[2, 3\], expected \[any, 4\]$",
+    ),
+    ({"x": np.ones((2, 4)), "y": [0, 2]}, r"^feed 'x': got torch.float64, expected torch.float32;"),
+    ({"x": X, "y": [0.0, 2.0]}, r"^feed 'y': got torch.float64, expected torch.int64; convert it"),
+    (
+        {"x": X, "y": [0]},
+        r"^feed 'y' has 1 in dimension 0, and feed 'x' 2 in dimension 0; expected",
+    ),
+    ([X], r"^feed: got 1 values, expected 2: x: float32\[\?, 4\]; y: int64\[\?\]$"),
+    ("x", r"^feed: got a str, expected a dict of x: .*, or as many tensors in this order$"),
+    ({"x": X, "y": [[0], [2]]}, r"^feed 'y': got the shape \[2, 1\], expected \[any\]$"),
+    (
+        None,
+        r"^feed 'x' is missing: the run got no feed, and no loader was started for the program;",
+    ),
+]
+
+
+@pytest.mark.parametrize(("feed", "words"), BAD_FEEDS)
+def test_feeds_that_do_not_fit_are_refused(feed: Any, words: str) -> None:
+    made = Written()
+    before = made.model.weight.clone()
+    with pytest.raises(ConfigError, match=words):
+        made.run(feed=feed)
+    assert torch.equal(made.model.weight, before)
+
+
+def test_a_variable_is_no_value() -> None:
+    made = Written()
+    with pytest.raises(
+        ConfigError, match=r"^feed 'x': got Variable x: .*, which has no values; fee"
+    ):
+        made.run(feed={"x": made.x, "y": [0, 2]})
+
+
+def test_a_prediction_needs_no_label() -> None:
+    made = Written()
+    (prediction,) = made.executor.run(made.test, {"x": X}, [made.prediction])
+    torch.testing.assert_close(prediction, made.model(torch.tensor(X)).softmax(-1).detach())
+    # named when the program was minimized, later than it was cloned
+    for loss in (made.loss, "loss", made.loss.name):
+        made.executor.run(made.test, made.feed, [loss])
+        with pytest.raises(ConfigError, match=r"^feed 'y' is missing"):
+            made.executor.run(made.test, {"x": X}, [loss])
+    # a step is made whatever is fetched
+    with pytest.raises(ConfigError, match=r"^feed 'y' is missing"):
+        made.run(feed={"x": X}, fetch_list=[made.prediction])
+
+
+def test_a_fetch_that_does_not_exist_is_named() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^fetch 'los' is not one of this program: did you mean 'loss'\?$"
+    ):
+        Written().run(fetch_list=["los"])
+
+
+def test_the_startup_program_runs_first_and_may_run_twice() -> None:
+    made = Written(is_started=False)
+    with pytest.raises(
+        ConfigError,
+        match=r"^the program was run before its startup program, which brings the first values to "
+        r"all workers; run exe\.run\(startup\) first$",
+    ):
+        made.run()
+    for _ in range(2):
+        assert made.executor.run(static.default_startup_program()) == []
+    made.run()
+
+
+def test_what_is_no_program_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^Executor: got a Linear, expected a static\.Program$"):
+        static.Executor().run(nn.Linear(1, 1), {})  # type: ignore[arg-type]
+
+
+def test_minimize_wants_one_loss_of_one_number() -> None:
+    made = Written()
+    optimizer = torch.optim.SGD(made.model.parameters(), lr=0.1)
+    with pytest.raises(PlanError, match=r"^minimize: the program has an optimizer already"):
+        static.minimize(optimizer, made.loss)
+    reset_default_programs()
+    x = static.data("x", [None, 4])
+    hidden = made.model(x)
+    with pytest.raises(PlanError, match=r"^minimize: got a loss of shape .*, expected one number"):
+        static.minimize(optimizer, hidden)
+    with pytest.raises(PlanError, match=r"^minimize: the loss depends on no parameter"):
+        static.minimize(optimizer, x.mean())
+    # neither is in the way of a good one
+    static.minimize(optimizer, hidden.mean())
+
+
+def test_a_name_is_taken_once() -> None:
+    static.data("x", [None, 4])
+    with pytest.raises(
+        ConfigError, match=r"^data 'x': the program has a feed of this name already$"
+    ):
+        static.data("x", [None, 5])
+
+
+def test_fetched_values_stay_what_they_were() -> None:
+    made = Written()
+    given = torch.tensor(X)
+    weight, x = made.run(feed=[given, [0, 2]], fetch_list=["p_weight", made.x])
+    kept = weight.clone()
+    made.run()
+    assert torch.equal(weight, kept)
+    assert not torch.equal(weight, made.model.weight)
+    assert x.data_ptr() != given.data_ptr()
+
+
+def test_fetches_are_computed_now_and_then() -> None:
+    """Every third run computes; those between answer what was computed last, and train as well."""
+    made = Written()
+    static.default_main_program().options = Options(fetch_frequency=3)
+    losses = [float(made.run()[0]) for _ in range(7)]
+    assert losses[0] == losses[1] == losses[2] != losses[3] == losses[4] == losses[5] != losses[6]
+    # what has never been computed is
+    assert made.run(fetch_list=[made.prediction])[0].shape == (2, 3)
+    # the executor's own word counts more, and an evaluation always answers what is
+    executor = static.Executor(fetch_frequency=1)
+    assert len({float(executor.run(feed=made.feed, fetch_list=["loss"])[0]) for _ in range(4)}) == 4
+    often = static.Executor(fetch_frequency=5)
+    one = often.run(made.test, {"x": X}, [made.prediction])[0]
+    made.run()
+    assert not torch.equal(one, often.run(made.test, {"x": X}, [made.prediction])[0])
+
+
+def test_threads_are_those_of_a_run() -> None:
+    seen: list[int] = []
+
+    class Looks(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2
+
+    program = static.capture(Looks(), None, None, {"x": torch.ones(2, 4)})
+    before = torch.get_num_threads()
+
+    class Runner:
+        def start(self, program: static.Program) -> None: ...
+
+        def run(self, *_: Any) -> list[Tensor]:
+            seen.append(torch.get_num_threads())
+            raise KeyboardInterrupt
+
+    program.runner = Runner()
+    for executor, count in (
+        (static.Executor(num_threads=before + 2), before + 2),
+        (static.Executor(), before),
+    ):
+        with pytest.raises(KeyboardInterrupt):
+            executor.run(program, {"x": torch.ones(2, 4)})
+        assert seen.pop() == count
+        assert torch.get_num_threads() == before
+
+
+def test_code_and_values_go_with_their_program() -> None:
+    executor = static.Executor()
+    model = net()
+    program = captured(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    executor.run(program, batch(0), ["loss"])
+    form, gone = weakref.ref(program.form), weakref.ref(program)
+    del program
+    gc.collect()
+    assert gone() is None
+    assert form() is None
+    executor.close()
+    executor.close()
+
+
+def test_options_are_whole_numbers_above_zero() -> None:
+    for name in ("fetch_frequency", "num_threads"):
+        for value in (0, -1, 1.5, True, "2"):
+            with pytest.raises(
+                ConfigError, match=rf"^{name}: got .*, expected a whole number above 0$"
+            ):
+                static.Executor(**{name: value})

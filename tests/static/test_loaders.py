@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loaders give batches by the names of feeds, or are started and asked by the executor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from tests.static.test_executor import Written
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from fleetlight import static
+from fleetlight.data.loader import ShardLoader
+from fleetlight.errors import ConfigError, FleetError
+from fleetlight.static.loaders import named
+from fleetlight.static.writing import reset_default_programs
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    reset_default_programs()
+    yield
+    reset_default_programs()
+
+
+def loader(records: int = 10, size: int = 4) -> DataLoader[Any]:
+    numbers = torch.arange(records * 4, dtype=torch.float32).reshape(records, 4)
+    return DataLoader(TensorDataset(numbers / 40, torch.arange(records) % 3), size)
+
+
+def test_batches_have_the_names_of_the_feeds() -> None:
+    made = Written()
+    bound = static.bind(loader(), [made.x, made.y])
+    assert len(bound) == 3
+    assert [(sorted(b), len(b["x"]), len(b["y"])) for b in bound] == [
+        (["x", "y"], size, size) for size in (4, 4, 2)
+    ]
+    assert [len(b["y"]) for b in bound()] == [4, 4, 2]
+    for given in bound:
+        assert made.run(feed=given)[0].dim() == 0
+
+
+class Pair(NamedTuple):
+    x: Tensor
+    y: Tensor
+
+
+A, B, C = torch.ones(2, 4), torch.zeros(2), torch.ones(1)
+
+
+@pytest.mark.parametrize(
+    ("batch", "names", "expected"),
+    [
+        ((A, B), "xy", [A, B]),
+        ([A, B], "xy", [A, B]),
+        (Pair(A, B), "xy", [A, B]),
+        ({"y": B, "x": A, "id": C}, "xy", [A, B]),
+        (A, "x", [A]),
+        ([A], "x", [A]),
+        (((A, C), B), "xzy", [A, C, B]),
+        ((A.numpy(), [0, 1]), "xy", [A.numpy(), [0, 1]]),
+        ([[1.0, 2.0], [3.0, 4.0]], "x", [[[1.0, 2.0], [3.0, 4.0]]]),
+    ],
+)
+def test_batches_come_in_many_forms(batch: Any, names: str, expected: list[Any]) -> None:
+    found = named(tuple(names), batch)
+    assert list(found) == list(names)
+    for one, other in zip(found.values(), expected, strict=True):
+        assert one is other or np.array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        ((A, B, C), "^the loader gave a batch of 3 values, and is bound to 2 feeds: 'x', 'y'$"),
+        (A, "^the loader gave a batch of 1 values, and is bound to 2 feeds: 'x', 'y'$"),
+        ({"x": A}, "^the loader gave a batch without 'y', which it is bound to: got 'x'$"),
+        ({}, "^the loader gave a batch without 'x', which it is bound to: got nothing$"),
+    ],
+)
+def test_batches_that_do_not_fit_are_refused(batch: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        named(("x", "y"), batch)
+
+
+def test_a_started_loader_gives_its_batches_until_its_end() -> None:
+    made = Written()
+    reader = static.bind(loader(), [made.x, made.y])
+    for _ in range(2):
+        reader.start()
+        for _ in range(3):
+            made.run(feed=None)
+        words = (
+            r"^the loader of 'x', 'y' is at its end; call its reset\(\), and start\(\) for the next"
+        )
+        with pytest.raises(static.EndOfData, match=words):
+            made.run(feed=None)
+        # and again, until it is reset
+        with pytest.raises(static.EndOfData):
+            made.run(feed=None)
+        reader.reset()
+    assert not issubclass(static.EndOfData, (FleetError, StopIteration))
+
+
+def test_the_end_makes_no_step() -> None:
+    made = Written()
+    reader = static.bind(loader(4, 4), [made.x, made.y])
+    reader.start()
+    made.run(feed=None)
+    before = made.model.weight.clone()
+    with pytest.raises(static.EndOfData):
+        made.run(feed=None)
+    assert torch.equal(made.model.weight, before)
+
+
+def test_who_was_not_started_or_was_reset_gives_nothing() -> None:
+    made = Written()
+    reader = static.bind(loader(), [made.x, made.y])
+    reader.reset()
+    for _ in range(2):
+        with pytest.raises(
+            ConfigError, match=r"^feed 'x' is missing: the run got no feed, and no lo"
+        ):
+            made.run(feed=None)
+        reader.start()
+        made.run(feed=None)
+        # in the middle: the rest is left, and the next start is the first batch
+        reader.reset()
+
+
+def test_one_loader_is_started_at_a_time() -> None:
+    made = Written()
+    one, other = (static.bind(loader(4, 4), [made.x, made.y]) for _ in range(2))
+    one.start()
+    with pytest.raises(
+        ConfigError, match=r"^start: another loader of the program was started and is"
+    ):
+        other.start()
+    with pytest.raises(
+        ConfigError, match=r"^start: this loader was started and is not at its end; c"
+    ):
+        one.start()
+    made.run(feed=None)
+    with pytest.raises(static.EndOfData):
+        made.run(feed=None)
+    # one that is at its end has nothing to lose
+    other.start()
+    assert not one.is_started
+    made.run(feed=None)
+    # what is not started is not stopped by its reset
+    one.reset()
+    assert other.is_started
+
+
+def test_a_feed_that_is_given_is_taken_and_the_loader_stays_where_it_is() -> None:
+    made = Written()
+    reader = static.bind(loader(8, 4), [made.x, made.y])
+    reader.start()
+    made.run()
+    for _ in range(2):
+        made.run(feed=None)
+    with pytest.raises(static.EndOfData):
+        made.run(feed=None)
+    made.run()
+
+
+def test_an_evaluation_takes_what_it_needs_of_a_loader_of_its_own() -> None:
+    made = Written()
+    reader = static.bind(loader(8, 4), ["x", "y"], made.test)
+    reader.start()
+    assert len(made.executor.run(made.test, fetch_list=[made.prediction])[0]) == 4
+    # another program's loader is none of the main program's
+    with pytest.raises(ConfigError, match=r"no loader was started for the program"):
+        made.run(feed=None)
+
+
+def test_a_reset_tidies_up_behind_the_loader() -> None:
+    tidied = []
+
+    class Tidies:
+        def __iter__(self) -> Iterator[Any]:
+            try:
+                yield from loader()
+            finally:
+                tidied.append(True)
+
+    made = Written()
+    reader = static.bind(Tidies(), [made.x, made.y])
+    reader.start()
+    made.run(feed=None)
+    reader.reset()
+    assert tidied == [True]
+
+
+def test_a_sharded_loader_says_what_its_batches_weigh() -> None:
+    told: list[Any] = []
+    shard = ShardLoader(
+        loader(8, 4),
+        worker=0,
+        workers=1,
+        seed=0,
+        tail="join",
+        on_share=lambda share: told.append(share and share.mine),
+    )
+    made = Written()
+    reader = static.bind(shard, [made.x, made.y])
+    for epoch in range(2):
+        reader.start()
+        for _ in range(2):
+            made.run(feed=None)
+        with pytest.raises(static.EndOfData):
+            made.run(feed=None)
+        reader.reset()
+        assert shard.epoch == epoch + 1
+    assert [mine for mine in told if mine] == [4, 4, 4, 4]
+
+
+def test_what_cannot_be_bound_is_refused() -> None:
+    made = Written()
+    bound = static.bind(loader(), [made.x, made.y])
+    for feeds, words in (
+        (["x", "z"], r"^bind: the program has no feed 'z': known names: x, y$"),
+        (["x", "x"], r"^bind: got the feeds \['x', 'x'\], expected each of some feeds once$"),
+        ([made.prediction], r"^bind: Variable .* is no feed; bind what static.data has answered$"),
+        ([3], r"^bind: got a int as a feed, expected a variable of static\.data or its name$"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            static.bind(loader(), feeds, static.default_main_program())
+    with pytest.raises(ConfigError, match=r"^bind: got a loader that is bound already"):
+        static.bind(bound, ["x"])
+    with pytest.raises(ConfigError, match=r"^bind: got a int, expected a loader of batches$"):
+        static.bind(3, ["x"])  # type: ignore[arg-type]
+
+
+def test_all_feeds_are_bound_where_none_are_named() -> None:
+    Written()
+    assert static.bind(loader()).names == ("x", "y")
+
+
+def test_a_feed_that_was_renamed_is_found() -> None:
+    made = Written()
+    made.x.name = "pictures"  # type: ignore[attr-defined]
+    assert static.bind(loader(), [made.x, made.y]).names == ("x", "y")
