@@ -18,7 +18,10 @@ from typing import Any
 _context = multiprocessing.get_context("forkserver")
 # torch._dynamo is what the first optimizer of a process imports
 _context.set_forkserver_preload(
-    ["torch", "torch._dynamo", "torch.export", "torch.utils.checkpoint", "fleetlight.fleet.api"]
+    [
+        *("torch", "torch._dynamo", "torch.export", "torch.utils.checkpoint"),
+        *("fleetlight.fleet.api", "fleetlight.static.executor", "fleetlight.static.capturing"),
+    ]
 )
 
 LIMIT_S = 60.0

@@ -7,6 +7,7 @@ so that the launcher, which needs none, does not wait for torch.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-#: names of the API that come with static programs
-_LATER = {"static"}
+#: names of the API that are packages of their own
+_PACKAGES = {"static"}
 
 
 def __getattr__(name: str) -> Any:
@@ -24,10 +25,15 @@ def __getattr__(name: str) -> Any:
     from fleetlight.errors import did_you_mean
     from fleetlight.fleet import api
 
-    if name in _LATER:
-        raise AttributeError(f"fleetlight.{name} is not yet available in this version")
+    if name in _PACKAGES:
+        return importlib.import_module(f"fleetlight.{name}")
+    if name == "main_program":
+        # another one after each `minimize`
+        from fleetlight.fleet.programs import main_program
+
+        return main_program()
     if name not in api.__all__:
-        near = did_you_mean(name, api.__all__)
+        near = did_you_mean(name, [*api.__all__, *_PACKAGES])
         raise AttributeError(f"module 'fleetlight' has no attribute {name!r}; {near}")
     value = globals()[name] = getattr(api, name)
     return value
@@ -36,4 +42,4 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     from fleetlight.fleet import api
 
-    return sorted({*globals(), *api.__all__})
+    return sorted({*globals(), *api.__all__, *_PACKAGES, "main_program"})

@@ -12,7 +12,7 @@ from benchmarks.peers import ps_timed
 from benchmarks.ps_jobs import Bar, Figures, Ours, section
 from benchmarks.ps_models import MODELS, Bags
 
-from benchmarks import geo_link, jobs, peers_ps, ps_modes
+from benchmarks import geo_link, jobs, peers_ps, ps_modes, static_ps
 
 
 def result(**facts: Any) -> dict[str, Any]:
@@ -27,7 +27,8 @@ def run(*results: dict[str, Any]) -> jobs.Run:
 
 
 def test_a_job_of_one_server_and_two_workers_reports_both() -> None:
-    job = Ours("tiny", "word2vec", "async", steps=3).job()
+    # by a program in one of both kinds
+    job = Ours("tiny", "word2vec", "async", steps=3, system="static").job()
     found = jobs.run(job)
     assert len(found.results) == 2
     figures = Figures.of("tiny", [found])
@@ -68,8 +69,9 @@ def test_batches_are_those_of_the_worker() -> None:
 
 def test_every_bar_is_between_variants_there_are() -> None:
     for model in MODELS:
-        names = set(ps_modes.variants(model, 1))
-        assert {name for bar in ps_modes.bars(model) for name in (bar.over, bar.under)} <= names
+        for page in (ps_modes, static_ps):
+            names = set(page.variants(model, 1))
+            assert {name for bar in page.bars(model) for name in (bar.over, bar.under)} <= names
     known = set(geo_link.variants([100, 400], {"async": 1, "geo": 1}))
     assert {geo_link.name_of(k) for k in geo_link.AT_LEAST} <= known
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fleetlight import checkpoint
 from fleetlight.checkpoint import InferenceModel
 from fleetlight.errors import ConfigError, PlanError, did_you_mean
-from fleetlight.fleet.context import Context, current
+from fleetlight.fleet.context import Context, current, current_or_none
 from fleetlight.fleet.model import as_plain_module
 from fleetlight.fleet.moving import MovedForward
 from fleetlight.fleet.registered import refuse_in_server, registered_model
@@ -30,27 +30,86 @@ from fleetlight.ps.layers.frozen import FrozenRows, frozen
 from fleetlight.ps.plan import ASYNC, TablePlan
 from fleetlight.ps.tables.table_file import WEIGHTS, Column, TableReader
 
+if TYPE_CHECKING:
+    from fleetlight.static.inference import Feeds
+    from fleetlight.static.program import Program
+
 Directory = str | os.PathLike[str]
+Examples = tuple[Tensor, ...] | Mapping[str, Tensor] | Tensor
 #: ids to keep of each table by its name, or "all"
 Rows = str | Mapping[str, Tensor]
 #: ids, ascending, and their rows
 _Table = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 
+@overload
 def save_inference_model(
     dirname: Directory,
-    example_inputs: tuple[Tensor, ...] | Mapping[str, Tensor] | Tensor,
+    example_inputs: Examples,
     model: nn.Module | None = None,
     *,
     dynamic_batch: bool | list[str] = True,
     rows: Rows = "all",
+) -> None:
+    """Of a model, with the rows of its tables."""
+
+
+@overload
+def save_inference_model(
+    dirname: Directory,
+    feeds: Feeds,
+    fetches: Sequence[Any],
+    /,
+    *,
+    dynamic_batch: bool | list[str] = True,
+    program: Program,
+) -> None:
+    """Of a static program: feeds and fetches are variables or their names."""
+
+
+@overload
+def save_inference_model(
+    dirname: Directory,
+    *,
+    feeds: Feeds,
+    fetches: Sequence[Any],
+    dynamic_batch: bool | list[str] = True,
+    program: Program,
+) -> None:
+    """The same, by keywords."""
+
+
+def save_inference_model(
+    dirname: Directory,
+    example_inputs: Any = None,
+    model: Any = None,
+    *,
+    dynamic_batch: bool | list[str] = True,
+    rows: Rows = "all",
+    feeds: Any = None,
+    fetches: Any = None,
+    program: Program | None = None,
 ) -> None:
     """Export the model for inference; worker 0 writes, on the others it does nothing.
 
     What is written runs with `load_inference_model` alone: no job, no servers, no class of the
     model. The rows of tables are part of it: all, or those of some ids, `rows={"emb": ids}`. Other
     ids read their first values.
+
+    Of a static program, feeds and fetches follow in place of example inputs and model:
+    `save_inference_model(dirname, ["x"], ["output"], program=program)`. It answers one fetch as it
+    is, several as a tuple.
     """
+    if program is not None:
+        given = example_inputs if feeds is None else feeds
+        wanted = model if fetches is None else fetches
+        _save_program(dirname, program, given, wanted, dynamic_batch)
+        return
+    if feeds is not None or fetches is not None:
+        raise ConfigError(
+            "save_inference_model: feeds and fetches are those of a static program; give it, too: "
+            "program=fleet.main_program"
+        )
     context = current()
     refuse_in_server(context, "save_inference_model")
     if context.group.index != 0:
@@ -62,6 +121,30 @@ def save_inference_model(
             module = stack.enter_context(with_frozen_tables(context, module, rows))
         stack.enter_context(as_plain_module(module))
         checkpoint.save_inference(dirname, module, examples, dynamic_batch=dynamic_batch)
+
+
+def _save_program(
+    dirname: Directory, program: Program, feeds: Any, fetches: Any, dynamic: bool | list[str]
+) -> None:
+    """Export what a program computes of its feeds. Needs no `fleet.init`."""
+    from fleetlight.static.inference import examples_of, inference_module
+
+    if feeds is None or fetches is None:
+        raise ConfigError(
+            "save_inference_model: expected the feeds and the fetches of the program, as variables "
+            'or names: save_inference_model(dirname, ["x"], ["output"], program=program)'
+        )
+    context = current_or_none()
+    if context is not None:
+        refuse_in_server(context, "save_inference_model")
+        if context.group.index != 0:
+            return
+    examples, batched = examples_of(program, feeds)
+    module = inference_module(program, feeds, fetches)
+    inputs = tuple(examples.values())
+    if dynamic is True:
+        dynamic = batched or False
+    checkpoint.save_inference(dirname, module, inputs, dynamic_batch=dynamic)
 
 
 def load_inference_model(dirname: Directory, device: str | torch.device = "cpu") -> InferenceModel:

@@ -24,6 +24,7 @@ from fleetlight.errors import DeadlineError, PlanError, did_you_mean
 from fleetlight.fleet.context import Context, current
 from fleetlight.fleet.terms import settings_of, terms_of
 from fleetlight.observe.log import logger
+from fleetlight.static.variable import is_written
 
 
 @contextlib.contextmanager
@@ -62,7 +63,10 @@ class ModelPlan:
         self.frozen = False
         self._forward = module.forward
         self._entry = Entry(self, self._forward)
-        module.forward = self._entry
+        self._stand_in()
+
+    def _stand_in(self) -> None:
+        self.module.forward = self._entry
 
     def freeze(self) -> None:
         """Agree on the model with the other workers and apply the strategy; once."""
@@ -203,6 +207,9 @@ class Entry:
         functools.update_wrapper(self, self.inner)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_written(args, kwargs):
+            # a program takes down what the module itself computes
+            return self.inner(*args, **kwargs)
         self._plan.freeze()
         return self._plan.run(self.inner, args, kwargs)
 
@@ -231,6 +238,11 @@ def reduction_of(context: Context) -> Reduction:
         synchronous=strategy.sync_nccl_allreduce,
         communicators=strategy.nccl_comm_num,
         shared_memory=strategy.shared_memory,
+        inner=(
+            strategy.hierarchical_allreduce_inter_nranks
+            if strategy.use_hierarchical_allreduce
+            else None
+        ),
         find_unused=strategy.find_unused_parameters,
     )
 

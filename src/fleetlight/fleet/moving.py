@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fleetlight.errors import ConfigError, PlanError
+from fleetlight.errors import PlanError
 from fleetlight.kernels.bags import Mode
-from fleetlight.ps.layers.embedding import bag_bounds, ids_of
+from fleetlight.ps.layers.embedding import bag_bounds, ids_of, refuse_outside
 from fleetlight.ps.layers.handle import TableHandle, Visit
 from fleetlight.ps.layers.lookup import embed, embed_bags
 from fleetlight.ps.update import Floats, Ids
@@ -55,7 +55,8 @@ class MovedForward:
 
     def __init__(self, module: Movable, handle: TableHandle) -> None:
         self._module = module
-        self._handle = handle
+        #: the way to the rows
+        self.handle = handle
         module.weight.data = module.weight.data.new_empty(0, module.embedding_dim)
         module.forward = self  # type: ignore[method-assign]
 
@@ -68,8 +69,8 @@ class MovedForward:
         """The parameters are called as torch calls them."""
         module = self._module
         flat = ids_of(input, type(module).__name__)
-        self._handle.reached(flat)
-        self._check_range(flat)
+        self.handle.reached(flat)
+        refuse_outside(flat, self.handle.plan.name, module.num_embeddings)
         if isinstance(module, nn.EmbeddingBag):
             bounds = bag_bounds(input, offsets, module.include_last_offset)
             weights = None if per_sample_weights is None else per_sample_weights.reshape(-1)
@@ -90,25 +91,16 @@ class MovedForward:
 
     def _visit(self, flat: Ids) -> Visit:
         trains = torch.is_grad_enabled() and self._module.weight.requires_grad
-        return self._handle.visit(flat, trains)
+        return self.handle.visit(flat, trains)
 
     def _trained(self, visit: Visit) -> Any:
         """The row of padding is read like any other, but never changed."""
         padding = self._module.padding_idx
         return None if padding is None else visit.wanted.ids != padding
 
-    def _check_range(self, flat: Ids) -> None:
-        rows = self._module.num_embeddings
-        if len(flat) and (flat.min() < 0 or flat.max() >= rows):
-            wrong = flat[(flat < 0) | (flat >= rows)][0]
-            raise ConfigError(
-                f"{self._handle.plan.name}: got id {wrong}, expected 0 to {rows - 1}; for ids of "
-                "any size use fleet.nn.SparseEmbedding"
-            )
-
     def __deepcopy__(self, memo: dict[int, Any]) -> MovedForward:
         copy = object.__new__(MovedForward)
-        copy._module, copy._handle = memo[id(self._module)], self._handle
+        copy._module, copy.handle = memo[id(self._module)], self.handle
         return copy
 
 

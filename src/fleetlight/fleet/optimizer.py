@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,6 +15,13 @@ from fleetlight.errors import PlanError
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.gradient_merge import GradientMerge
 from fleetlight.fleet.model import ModelPlan
+from fleetlight.static.variable import is_variable
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from fleetlight.static.program import Program
+    from fleetlight.static.recorder import Part
 
 
 class OptimizerPlan:
@@ -26,11 +33,13 @@ class OptimizerPlan:
 
     def __init__(self, optimizer: torch.optim.Optimizer, context: Context) -> None:
         self.optimizer = optimizer
-        self._context = context
+        self.context = self._context = context
         self._scaler: torch.amp.GradScaler | None = None
         self._known: set[int] | None = None
         self._frozen = False
         self.merge: GradientMerge | None = None
+        #: the program that makes its steps, if one does
+        self.program: Program | None = None
         self._models: list[ModelPlan] = []
         #: how many reductions of each model there had been at the last step
         self._used: dict[ModelPlan, int] = {}
@@ -38,6 +47,24 @@ class OptimizerPlan:
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
         optimizer.minimize = self._minimize  # type: ignore[attr-defined]
+        # static programs ask for it
+        optimizer.distributor = self  # type: ignore[attr-defined]
+
+    def takes(self, program: Program) -> Collection[Part]:
+        """A program is about to be written that makes this optimizer's steps."""
+        from fleetlight.fleet import programs
+
+        return programs.takes(self, program)
+
+    def distribute(self, program: Program) -> None:
+        """The program is written."""
+        from fleetlight.fleet import programs
+
+        programs.distribute(self, program)
+
+    def count_step(self) -> None:
+        """A program has made a step."""
+        self._after_step()
 
     def freeze(self) -> None:
         """Apply the strategy as it is when training begins; once."""
@@ -62,17 +89,31 @@ class OptimizerPlan:
         self.optimizer.step = types.MethodType(stand_in, self.optimizer)  # type: ignore[method-assign]
 
     def scaler_state(self) -> dict[str, Any] | None:
-        """The state of the loss scaler that `minimize` uses, if it uses one."""
+        """The state of the loss scaler that `minimize` or a program uses, if one does."""
+        if self.program is not None:
+            from fleetlight.static import schedule
+
+            return schedule.scaler_state(self.program.state)
         return None if self._scaler is None else self._scaler.state_dict()
 
     def load_scaler_state(self, state: dict[str, Any] | None) -> None:
         """Take up the loss scale where it was."""
+        if self.program is not None:
+            from fleetlight.static import schedule
+
+            schedule.load_scaler_state(self.program.state, state)
+            return
         scaler = self._scaler_or_none()
         if scaler is not None and state:
             scaler.load_state_dict(state)
 
     def _minimize(self, loss: Tensor, *_: Any) -> None:
         """Backward and step, in Fleet's word; `zero_grad` remains the caller's."""
+        if is_variable(loss):
+            from fleetlight import static
+
+            static.minimize(self.optimizer, loss)
+            return
         if not isinstance(loss, Tensor):
             raise PlanError(
                 f"minimize: got a {type(loss).__name__}, expected the loss as a tensor, on which "
@@ -109,9 +150,18 @@ class OptimizerPlan:
         return self._scaler
 
     def _before_step(self, _: Any, args: Any, kwargs: Any) -> Any:
+        self._refuse_beside_program()
         # with a closure, those that are there were used before, and will be made anew
         self._make_ready(takes_assigned=_closure_in(args, kwargs) is None)
         return self._with_common_loss(args, kwargs)
+
+    def _refuse_beside_program(self) -> None:
+        if self.program is not None and not self._context.group.alone:
+            raise PlanError(
+                "optimizer.step was called, but the steps of this optimizer are made by a program, "
+                "whose gradients the workers reduce; run the program, or train eagerly with an "
+                "optimizer and a model of their own"
+            )
 
     def _make_ready(self, *, takes_assigned: bool = True) -> None:
         """Behind this, the gradients are those of all workers and of all merged backwards."""

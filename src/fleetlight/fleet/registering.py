@@ -33,7 +33,7 @@ def distributed_model(model: Module) -> Module:
             "Fleetlight takes its place"
         )
     _refuse_late(context, "distributed_model")
-    _refuse_shared_parameters(model, context)
+    refuse_shared_parameters(model, context)
     kind = ServedModel if context.is_served else ModelPlan
     context.models.append(kind(model, context))
     return model
@@ -55,7 +55,8 @@ def _said(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-def _refuse_shared_parameters(model: nn.Module, context: Context) -> None:
+def refuse_shared_parameters(model: nn.Module, context: Context) -> None:
+    """A parameter belongs to one registered model."""
     known = {id(p) for plan in context.models for p in plan.module.parameters()}
     for name, parameter in model.named_parameters():
         if id(parameter) in known:

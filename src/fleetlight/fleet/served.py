@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,12 @@ from fleetlight.fleet.unstepped import Unstepped
 from fleetlight.ps.layers.table_gradient import TableGradient
 from fleetlight.ps.plan import GEO
 from fleetlight.ps.worker.crew import Crew
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from fleetlight.static.program import Program
+    from fleetlight.static.recorder import Part
 
 
 class ServedModel(ModelPlan):
@@ -43,6 +49,11 @@ class ServedModel(ModelPlan):
         assert session is not None
         assert session.dense_group is not None
         return session.dense_group
+
+    @property
+    def weight(self) -> float:
+        """What the gradients of the coming batch weigh."""
+        return self._weight
 
     def close(self) -> None:
         """Let go of the module and its parameters."""
@@ -91,6 +102,18 @@ class ServedOptimizer(OptimizerPlan):
     @steps.setter
     def steps(self, value: int) -> None:
         self._steps = value
+
+    def takes(self, program: Program) -> Collection[Part]:
+        """A program is about to be written that makes gradients for this optimizer."""
+        from fleetlight.fleet import served_programs
+
+        return served_programs.takes_served(self, program)
+
+    def distribute(self, program: Program) -> None:
+        """The program is written."""
+        from fleetlight.fleet import served_programs
+
+        served_programs.distribute_served(self, program)
 
     def _before_step(self, _: Any, args: Any, kwargs: Any) -> Any:
         for plan in self._context.models:

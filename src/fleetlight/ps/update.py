@@ -25,6 +25,17 @@ class TableGradients:
     shows: Floats | None = None
     clicks: Floats | None = None
 
+    def only(self, kept: NDArray[np.bool_]) -> TableGradients:
+        """Without some of the ids."""
+        before = np.concatenate(([0], np.cumsum(kept)))
+        return TableGradients(
+            ids=self.ids[kept],
+            starts=before[self.starts],
+            gradients=self.gradients[kept],
+            shows=None if self.shows is None else self.shows[kept],
+            clicks=None if self.clicks is None else self.clicks[kept],
+        )
+
 
 @dataclasses.dataclass
 class Update:

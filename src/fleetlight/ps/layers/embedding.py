@@ -7,6 +7,7 @@ They behave like torch's, but any int64 is an id, a row appears when its id is f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,9 @@ COMBINERS = ("sum", "mean", "max")
 
 class TableLayer(nn.Module):
     """What both layers share: a table, and ids that become rows of it."""
+
+    #: what is done in place of a lookup while a program is written
+    written: Callable[..., Tensor] | None = None
 
     def __init__(
         self,
@@ -107,10 +111,12 @@ class SparseEmbedding(TableLayer):
         self, ids: Tensor, show: Tensor | None = None, click: Tensor | None = None
     ) -> Tensor:
         """Rows of ids of any shape; `show` and `click` are counted by a ShowClickEntry."""
+        if self.written is not None:
+            return self.written(ids, show=show, click=click)
         flat = ids_of(ids, type(self).__name__)
         self._handle().reached(flat)
         real = None if self.padding_idx is None else flat != self.padding_idx
-        given = _given(show, click, len(flat), real)
+        given = given_counts(show, click, len(flat), real)
         rows = self._rows(flat if real is None or real.all() else flat[real], given)
         if real is not None and not real.all():
             where = torch.from_numpy(np.flatnonzero(real)).to(rows.device)
@@ -150,6 +156,9 @@ class SparseEmbeddingBag(TableLayer):
         click: Tensor | None = None,
     ) -> Tensor:
         """Bags are the rows of 2-D ids, or begin at `offsets` of 1-D ids."""
+        if self.written is not None:
+            each = _weights(per_sample_weights, ids, self.combiner)
+            return self.written(ids, offsets, each, show, click)
         flat = ids_of(ids, "SparseEmbeddingBag")
         self._handle().reached(flat)
         bounds = bag_bounds(ids, offsets, self.include_last_offset)
@@ -157,7 +166,7 @@ class SparseEmbeddingBag(TableLayer):
         real = None
         if self.padding_idx is not None and (flat == self.padding_idx).any():
             real = flat != self.padding_idx
-        given = _given(show, click, len(flat), real)
+        given = given_counts(show, click, len(flat), real)
         if real is not None:
             bounds = np.concatenate(([0], np.cumsum(real)))[bounds].astype(np.int64)
             flat = flat[real]
@@ -219,6 +228,16 @@ def bag_bounds(ids: Tensor, offsets: Tensor | None, include_last: bool) -> NDArr
     return np.ascontiguousarray(bounds)
 
 
+def refuse_outside(ids: Ids, table: str, rows: int) -> None:
+    """Ids that a layer of torch's would not have, where the table has its number of rows."""
+    if rows and len(ids) and (ids.min() < 0 or ids.max() >= rows):
+        wrong = ids[(ids < 0) | (ids >= rows)][0]
+        raise ConfigError(
+            f"{table}: got id {wrong}, expected 0 to {rows - 1}; for ids of any size use "
+            "fleet.nn.SparseEmbedding"
+        )
+
+
 def initializer_plan(initializer: Initializer) -> InitializerPlan:
     """The initializer as the plan keeps it."""
     name, *numbers = (initializer,) if isinstance(initializer, str) else initializer
@@ -247,7 +266,7 @@ def _weights(weights: Tensor | None, ids: Tensor, combiner: str) -> Tensor | Non
     return weights.reshape(-1)
 
 
-def _given(
+def given_counts(
     show: Tensor | None, click: Tensor | None, count: int, real: NDArray[np.bool_] | None
 ) -> Given:
     """Numbers that came with the ids, without those of padding."""

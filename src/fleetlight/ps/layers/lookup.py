@@ -112,20 +112,8 @@ def _table_gradient(
     shows, clicks = counts or (None, None)
     part = TableGradients(visit.wanted.ids, visit.wanted.starts, summed, shows, clicks)
     if trained is not None and not trained.all():
-        part = _only(part, trained)
+        part = part.only(trained)
     return TableGradient(weight, [part])
-
-
-def _only(part: TableGradients, kept: NDArray[np.bool_]) -> TableGradients:
-    """The part without some of its ids."""
-    before = np.concatenate(([0], np.cumsum(kept)))
-    return TableGradients(
-        ids=part.ids[kept],
-        starts=before[part.starts],
-        gradients=part.gradients[kept],
-        shows=None if part.shows is None else part.shows[kept],
-        clicks=None if part.clicks is None else part.clicks[kept],
-    )
 
 
 def _floats(tensor: Tensor) -> Floats:

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which passes a strategy asks for, in the order in which they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from fleetlight.errors import StrategyError
+from fleetlight.fleet.context import Context
+from fleetlight.fleet.model import reduction_of
+from fleetlight.static import passes
+from fleetlight.static.options import Options
+
+if TYPE_CHECKING:
+    from fleetlight.static.form import Pass
+
+
+def passes_of(context: Context) -> tuple[Pass, ...]:
+    """What is done to the program of a job before it runs."""
+    if context.is_served:
+        return (*_of_training(context), passes.SplitPS())
+    return (*_of_training(context), *_of_reduction(context))
+
+
+def options_of(context: Context) -> Options:
+    """How the programs of a job are run."""
+    strategy = context.strategy
+    threads = dict(strategy.execution_strategy.changed()).get("num_threads")
+    return Options(strategy.fetch_frequency, threads)
+
+
+def _of_training(context: Context) -> Iterator[Pass]:
+    strategy = context.strategy
+    if strategy.recompute and strategy.recompute_configs.checkpoints:
+        yield passes.Recompute(tuple(strategy.recompute_configs.checkpoints))
+    if strategy.amp:
+        configs = strategy.amp_configs
+        if context.is_served and configs.dtype == "float16":
+            raise StrategyError(
+                "strategy.amp_configs.dtype: got 'float16', which needs a loss scale, and a "
+                "program that trains with parameter servers has none; take 'bfloat16'"
+            )
+        yield passes.Amp(configs.dtype, configs.init_loss_scaling, configs.use_dynamic_loss_scaling)
+    merges = strategy.gradient_merge and strategy.gradient_merge_configs.k_steps > 1
+    # beside servers the live optimizer makes the steps, and merges
+    if merges and not context.is_served:
+        merge = strategy.gradient_merge_configs
+        yield passes.GradientMerge(merge.k_steps, merge.avg)
+
+
+def _of_reduction(context: Context) -> Iterator[Pass]:
+    if context.group.alone:
+        return
+    strategy = context.strategy
+    if strategy.sync_batch_norm:
+        raise StrategyError(
+            "strategy.sync_batch_norm: a program normalises by the batch of its own worker; train "
+            "eagerly where the statistics of all workers are needed"
+        )
+    reduction = reduction_of(context)
+    yield passes.InsertAllReduce()
+    if strategy.fuse_all_reduce_ops:
+        yield passes.FuseAllReduce(reduction.limits)
+    if strategy.fp16_allreduce:
+        yield passes.Narrow.of(strategy.fp16_allreduce)
+    yield passes.Overlap()
