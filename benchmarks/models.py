@@ -22,6 +22,11 @@ def mlp(widths: tuple[int, ...] = (784, 128, 128, CLASSES)) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
+def tiny_mlp() -> nn.Sequential:
+    """Hardly anything to compute."""
+    return mlp((32, 64, 64, 2))
+
+
 def deep_mlp() -> nn.Sequential:
     """Eight linear layers of 128: many small gradients."""
     return mlp((128,) * 8 + (CLASSES,))
@@ -86,6 +91,7 @@ class Workload:
     optimizer: Callable[[nn.Module], torch.optim.Optimizer]
     shape: tuple[int, ...]
     batch: int
+    classes: int = CLASSES
 
     def batches(self, count: int, seed: int) -> list[tuple[Tensor, Tensor]]:
         """`count` batches, the same for the same seed."""
@@ -93,7 +99,7 @@ class Workload:
         return [
             (
                 torch.rand(self.batch, *self.shape, generator=random),
-                torch.randint(CLASSES, (self.batch,), generator=random),
+                torch.randint(self.classes, (self.batch,), generator=random),
             )
             for _ in range(count)
         ]
@@ -102,6 +108,8 @@ class Workload:
 WORKLOADS = {
     "mlp": Workload("MLP 784-128-128-10, batch 64, Adam", mlp, adam, (1, 28, 28), 64),
     "mlp8": Workload("MLP of 8 layers of 128, batch 16, Adam", deep_mlp, adam, (128,), 16),
+    "tiny": Workload("MLP 32-64-64-2, batch 32, momentum", tiny_mlp, momentum, (32,), 32, 2),
+    "mnist": Workload("MLP 784-128-128-10, batch 8, Adam", mlp, adam, (1, 28, 28), 8),
     "resnet50": Workload("ResNet-50, 32x32, batch 8, momentum", resnet50, momentum, (3, 32, 32), 8),
     "resnet50_224": Workload(
         "ResNet-50, 224x224, batch 8, momentum", resnet50, momentum, (3, 224, 224), 8

@@ -39,6 +39,8 @@ class Ours:
     around: tuple[Sequence[str], Sequence[str]] = ((), ())
     #: where the servers listen
     host: str = "127.0.0.1"
+    #: "static": by a program
+    system: str = "fleetlight"
 
     def job(self) -> Job:
         """Made anew for every run, since ports differ."""
@@ -60,7 +62,7 @@ class Ours:
         return Job(self.name, commands, results=self.workers)
 
     def _argv(self, core: int) -> list[str]:
-        argv = [*PROGRAM, "--system", "fleetlight", *options(self.model, self.steps, self.warmup)]
+        argv = [*PROGRAM, "--system", self.system, *options(self.model, self.steps, self.warmup)]
         argv += ["--mode", self.mode, "--k_steps", str(self.k_steps)]
         argv += ["--lookahead"] * self.lookahead
         return argv + ["--core", str(core)] * self.own_core

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import cProfile
+import inspect
 import itertools
 import os
 import time
@@ -34,7 +35,7 @@ def main() -> None:
         os.sched_setaffinity(0, {_cores()[options.core]})
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    {"torch": plain_torch, "fleetlight": fleetlight}[options.system](options)
+    {"torch": plain_torch}.get(options.system, fleetlight)(options)
 
 
 def plain_torch(options: argparse.Namespace) -> None:
@@ -45,16 +46,19 @@ def plain_torch(options: argparse.Namespace) -> None:
 
 
 def fleetlight(options: argparse.Namespace) -> None:
-    """Ours: a server serves, a worker trains."""
+    """Ours, eager or by a static program: a server serves, a worker trains."""
     import fleetlight as fleet
 
     fleet.init()
     configs = {"k_steps": options.k_steps} if options.mode == "geo" else {}
     strategy = fleet.DistributedStrategy(a_sync=options.mode != "sync", a_sync_configs=configs)
     plain = MODELS[options.model](lambda rows, dim: fleet.nn.SparseEmbedding(dim))
-    model = fleet.distributed_model(plain)
-    optimizer = torch.optim.SGD(model.parameters(), lr=ps_timed.LR)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=ps_timed.LR)
     optimizer = fleet.distributed_optimizer(optimizer, strategy)
+    if options.system == "static":
+        step = _program(plain, optimizer, options.model)
+    else:
+        step = _step(fleet.distributed_model(plain), optimizer)
     if fleet.is_server():
         ps_timed.announce_server()
         fleet.init_server()
@@ -69,7 +73,7 @@ def fleetlight(options: argparse.Namespace) -> None:
     # all begin together; a barrier at the end leaves nothing in a queue
     train(
         options,
-        _step(model, optimizer),
+        step,
         batches,
         rank,
         lambda: fleet.all_reduce(1),
@@ -109,6 +113,23 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., f
     return step
 
 
+def _program(model: nn.Module, optimizer: torch.optim.Optimizer, name: str) -> Callable[..., float]:
+    """The same as a program; servers write it too, which tells them what is trained."""
+    from fleetlight import static
+
+    names = [*inspect.signature(model.forward).parameters, "labels"]
+    example = map(torch.from_numpy, ps_timed.batches(name, 0, count=1)[0])
+    inputs = dict(zip(names, example, strict=True))
+    program = static.capture(model, binary_cross_entropy_with_logits, optimizer, inputs)
+    executor = static.Executor()
+
+    def step(*batch: Tensor) -> float:
+        [loss] = executor.run(program, dict(zip(names, batch, strict=True)), ["loss"])
+        return loss.item()  # type: ignore[no-any-return]
+
+    return step
+
+
 def _batches(model: str, rank: int) -> list[Batch]:
     return [tuple(map(torch.from_numpy, batch)) for batch in ps_timed.batches(model, rank)]
 
@@ -144,7 +165,7 @@ def _cores() -> list[int]:
 def _parse() -> Any:
     parser = ps_timed.parser()
     parser.description = __doc__
-    parser.add_argument("--system", choices=("torch", "fleetlight"), required=True)
+    parser.add_argument("--system", choices=("torch", "fleetlight", "static"), required=True)
     parser.add_argument("--lookahead", action="store_true", help="pull the next batch's rows ahead")
     parser.add_argument("--core", type=int, help="stay on this one of the cores, counted from 0")
     parser.add_argument("--profile", default="", metavar="FILE", help="with FILE.<worker>")
