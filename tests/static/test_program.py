@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fleetlight import static
 from fleetlight.errors import ConfigError
 from fleetlight.static.form import code_of, has_effect
+from fleetlight.static.passes import GradientMerge
 from fleetlight.static.runners import EVERYTHING
 
 
@@ -98,3 +99,23 @@ def test_a_fetch_that_does_not_exist_is_named() -> None:
         ConfigError, match=r"fetch 'acuracy' is not one of this program: .*accuracy"
     ):
         static.Executor().run(made(), batch(0), ["acuracy"])
+
+
+def test_what_passes_remember_stays_when_something_is_written_after_a_run() -> None:
+    """A gradient that waits for its step, and the count of those that were merged."""
+    with static.program_guard(static.Program(), static.Program()):
+        x = static.data("x", [None, 8], "float64")
+        model = net()
+        output = model(x)
+        static.minimize(torch.optim.SGD(model.parameters(), lr=0.1), output.square().mean())
+        program = static.default_main_program()
+        program.passes = (GradientMerge(3),)
+        executor = static.Executor()
+        executor.run(program.startup)
+        executor.run(program, {"x": batch(0)["x"]})
+        before = {s.name: s.tensor.clone() for s in program.state if s.kind == "gradient"}
+        output.name = "out"
+        after = {s.name: s.tensor for s in program.state if s.kind == "gradient"}
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+    assert any(tensor.any() for tensor in after.values())
+    assert [int(s.tensor) for s in program.state if s.kind == "schedule"] == [1]

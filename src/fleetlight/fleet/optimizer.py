@@ -107,13 +107,22 @@ class OptimizerPlan:
         if scaler is not None and state:
             scaler.load_state_dict(state)
 
-    def _minimize(self, loss: Tensor, *_: Any) -> None:
-        """Backward and step, in Fleet's word; `zero_grad` remains the caller's."""
+    def _minimize(self, loss: Tensor, *_: Any, **clip: float | None) -> None:
+        """Backward and step, in Fleet's word; `zero_grad` remains the caller's.
+
+        Of a static program's loss, they are written into the program, with `clip_norm` or
+        `clip_value`.
+        """
         if is_variable(loss):
             from fleetlight import static
 
-            static.minimize(self.optimizer, loss)
+            static.minimize(self.optimizer, loss, **clip)
             return
+        if clip:
+            raise PlanError(
+                f"minimize: got {', '.join(clip)}, which is for static programs; in an eager loop "
+                "call backward(), fleet.clip_grad_norm_(model, max_norm) and step()"
+            )
         if not isinstance(loss, Tensor):
             raise PlanError(
                 f"minimize: got a {type(loss).__name__}, expected the loss as a tensor, on which "

@@ -76,6 +76,8 @@ class Program:
             form = self.source.form()
             for rewrite in self.passes:
                 form = rewrite(form)
+            if self._made is not None:
+                _keep(self._made[1].state, form.state)
             self._made = (key, form)
         return self._made[1]
 
@@ -205,6 +207,14 @@ class Program:
             later[name].name if name in later and name not in self.form.fetches else name
             for name in given
         ]
+
+
+def _keep(before: Iterable[Slot], now: Iterable[Slot]) -> None:
+    """What passes remember between runs stays when something has been written since."""
+    known = {(slot.kind, slot.name): slot.tensor for slot in before}
+    for slot in now:
+        if slot.kind in ("gradient", "schedule"):
+            slot.tensor = known.get((slot.kind, slot.name), slot.tensor)
 
 
 def load_program(dirname: Directory, device: str | torch.device | None = None) -> Program:

@@ -14,9 +14,10 @@ from tests.static.nets import captured, net
 
 from fleetlight import static
 from fleetlight.errors import ConfigError
-from fleetlight.static.coding.coder import Coder
+from fleetlight.static.coding.coder import Coder, shapes_of
 from fleetlight.static.form import Form
 from fleetlight.static.runners import EVERYTHING
+from fleetlight.static.state import Slot
 
 
 class Rewritten:
@@ -66,3 +67,11 @@ def test_it_does_not_keep_programs() -> None:
 def test_other_back_ends_are_refused(value: Any) -> None:
     with pytest.raises(ConfigError, match=r"compile=.*: expected 'fx' or 'inductor'"):
         static.Executor(compile=value)
+
+
+def test_what_is_pulled_is_open_to_a_compiler_and_other_state_is_not() -> None:
+    form = program().form
+    rows = Slot("pulled", "rows of table", torch.zeros(0, 8))
+    shapes = shapes_of(dataclasses.replace(form, state=(*form.state, rows)))
+    assert set(shapes[: len(form.state)]) == {None}
+    assert shapes[len(form.state) :] == [(None, None), (None, 8), (None,)]

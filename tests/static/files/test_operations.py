@@ -28,7 +28,7 @@ KNOWN = [
 ]
 
 
-@pytest.mark.parametrize("target", KNOWN, ids=str)
+@pytest.mark.parametrize("target", KNOWN, ids=name_of)
 def test_an_operation_is_found_by_its_name(target: Any) -> None:
     assert operation(name_of(target)) is target
 

@@ -49,12 +49,12 @@ class Coder:
         clean(graph)
         drop_unused(graph)
         if self._compiles:
-            return inductor.Compiled(graph, _shapes(form))
+            return inductor.Compiled(graph, shapes_of(form))
         keep_buckets(graph)
         return function_of(graph)
 
 
-def _shapes(form: Form) -> list[Shape | None]:
+def shapes_of(form: Form) -> list[Shape | None]:
     """Of the inputs: those of feeds, and None for the state, whose shapes stay as they are.
 
     What is pulled has other sizes in each run.
