@@ -57,14 +57,24 @@ def ddp(workload: Workload, batches: Batches) -> Variant:
     return _eager(workload, batches, lambda model: model)
 
 
+def fused_ddp(workload: Workload, batches: Batches) -> Variant:
+    """The same with torch's fused optimizer, which programs have, too."""
+    return _eager(workload, batches, lambda model: model, fused=True)
+
+
 def compiled_ddp(workload: Workload, batches: Batches) -> Variant:
     """The same, compiled by inductor."""
     return _eager(workload, batches, torch.compile)
 
 
-def _eager(workload: Workload, batches: Batches, made: Callable[[Any], Any]) -> Variant:
+def _eager(
+    workload: Workload, batches: Batches, made: Callable[[Any], Any], fused: bool = False
+) -> Variant:
     plain = workload.model()
     optimizer = workload.optimizer(plain)
+    if fused:
+        known = optimizer.defaults
+        optimizer = type(optimizer)(plain.parameters(), **{**known, "fused": True})
     model = made(DistributedDataParallel(plain, gradient_as_bucket_view=True))
     return Variant(plain, functools.partial(_eager_step, model, optimizer, batches))
 
@@ -105,6 +115,7 @@ def _next(batches: Batches) -> tuple[Tensor, Tensor]:
 VARIANTS: dict[str, Callable[[Workload, Batches], Variant]] = {
     "ddp": ddp,
     "ddp again": ddp,
+    "ddp fused": fused_ddp,
     "compiled ddp": compiled_ddp,
     "static fx": functools.partial(static, "fx"),
     "static inductor": functools.partial(static, "inductor"),

@@ -20,7 +20,11 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     [
         *("torch", "torch._dynamo", "torch.export", "torch.utils.checkpoint"),
-        *("fleetlight.fleet.api", "fleetlight.static.executor", "fleetlight.static.capturing"),
+        *(
+            "fleetlight.fleet.api",
+            "fleetlight.static.executor",
+            "fleetlight.static.capturing",
+        ),
     ]
 )
 

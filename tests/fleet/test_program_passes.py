@@ -10,7 +10,7 @@ import pytest
 
 from fleetlight import DistributedStrategy
 from fleetlight.fleet.program_passes import options_of
-from fleetlight.static.options import Options
+from fleetlight.static.running.options import Options
 
 
 @pytest.mark.parametrize(

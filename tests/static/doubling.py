@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from fleetlight import static
-from fleetlight.static.form import Form, Pass
-from fleetlight.static.reductions import REDUCE, REDUCED, reducing
+from fleetlight.static.graph.form import Form, Pass
+from fleetlight.static.graph.reductions import REDUCE, REDUCED, reducing
 
 
 class Doubling:

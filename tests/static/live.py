@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
-from fleetlight.static.form import Form, code_of
-from fleetlight.static.runners import EVERYTHING
+from fleetlight.static.graph.form import Form, code_of
+from fleetlight.static.running.runners import EVERYTHING
 
 
 def most_bytes(form: Form, feeds: Sequence[Tensor]) -> int:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 import fleetlight as fleet
 from fleetlight import static
-from fleetlight.static.form import Form
-from fleetlight.static.recorder import Part
-from fleetlight.static.source import Source
+from fleetlight.static.graph.form import Form
+from fleetlight.static.writing.recorder import Part
+from fleetlight.static.writing.source import Source
 
 
 class Fields(nn.Module):

@@ -17,7 +17,7 @@ from torch import Tensor
 from fleetlight import static
 from fleetlight.data.file_stream import FileStream
 from fleetlight.errors import ConfigError
-from fleetlight.static.writing import reset_default_programs
+from fleetlight.static.definition import reset_default_programs
 
 
 @pytest.fixture(autouse=True)

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from fleetlight import static
 from fleetlight.errors import ConfigError, PlanError
-from fleetlight.static.options import Options
-from fleetlight.static.writing import reset_default_programs
+from fleetlight.static.definition import reset_default_programs
+from fleetlight.static.running.options import Options
 
 X = [[1.0, 2.0, 3.0, 4.0], [4.0, 3.0, 2.0, 1.0]]
 

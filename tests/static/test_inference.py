@@ -93,7 +93,11 @@ torch.save(load_inference(sys.argv[1])(*torch.load(sys.argv[2])), sys.argv[3])
 assert not loaded(), loaded()
 import fleetlight as fleet
 fleet.load_inference_model(sys.argv[1])
-assert loaded() <= {"fleetlight.static", "fleetlight.static.variable"}, loaded()
+assert loaded() <= {
+    "fleetlight.static",
+    "fleetlight.static.graph",
+    "fleetlight.static.graph.variable",
+}, loaded()
 """
 
 

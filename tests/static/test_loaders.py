@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from fleetlight import static
 from fleetlight.data.loader import ShardLoader
 from fleetlight.errors import ConfigError, FleetError
+from fleetlight.static.definition import reset_default_programs
 from fleetlight.static.loaders import named
-from fleetlight.static.writing import reset_default_programs
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from fleetlight import static
 from fleetlight.errors import ConfigError
-from fleetlight.static.form import code_of, has_effect
+from fleetlight.static.graph.form import code_of, has_effect
 from fleetlight.static.passes import GradientMerge
-from fleetlight.static.runners import EVERYTHING
+from fleetlight.static.running.runners import EVERYTHING
 
 
 def made() -> static.Program:

@@ -24,7 +24,7 @@ from fleetlight.errors import DeadlineError, PlanError, did_you_mean
 from fleetlight.fleet.context import Context, current
 from fleetlight.fleet.terms import settings_of, terms_of
 from fleetlight.observe.log import logger
-from fleetlight.static.variable import is_written
+from fleetlight.static.graph.variable import is_written
 
 
 @contextlib.contextmanager

@@ -15,13 +15,13 @@ from fleetlight.errors import PlanError
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.gradient_merge import GradientMerge
 from fleetlight.fleet.model import ModelPlan
-from fleetlight.static.variable import is_variable
+from fleetlight.static.graph.variable import is_variable
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from fleetlight.static.program import Program
-    from fleetlight.static.recorder import Part
+    from fleetlight.static.writing.recorder import Part
 
 
 class OptimizerPlan:
@@ -91,7 +91,7 @@ class OptimizerPlan:
     def scaler_state(self) -> dict[str, Any] | None:
         """The state of the loss scaler that `minimize` or a program uses, if one does."""
         if self.program is not None:
-            from fleetlight.static import schedule
+            from fleetlight.static.graph import schedule
 
             return schedule.scaler_state(self.program.state)
         return None if self._scaler is None else self._scaler.state_dict()
@@ -99,7 +99,7 @@ class OptimizerPlan:
     def load_scaler_state(self, state: dict[str, Any] | None) -> None:
         """Take up the loss scale where it was."""
         if self.program is not None:
-            from fleetlight.static import schedule
+            from fleetlight.static.graph import schedule
 
             schedule.load_scaler_state(self.program.state, state)
             return

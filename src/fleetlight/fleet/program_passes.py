@@ -10,10 +10,10 @@ from fleetlight.errors import StrategyError
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.model import reduction_of
 from fleetlight.static import passes
-from fleetlight.static.options import Options
+from fleetlight.static.running.options import Options
 
 if TYPE_CHECKING:
-    from fleetlight.static.form import Pass
+    from fleetlight.static.graph.form import Pass
 
 
 def passes_of(context: Context) -> tuple[Pass, ...]:

@@ -20,10 +20,10 @@ from fleetlight.fleet.registering import refuse_shared_parameters
 from fleetlight.fleet.summing import Summing
 from fleetlight.fleet.terms import settings_of
 from fleetlight.observe.log import logger
-from fleetlight.static.fingerprint import digest, entries, first_difference
+from fleetlight.static.graph.fingerprint import digest, entries, first_difference
 from fleetlight.static.program import Program
-from fleetlight.static.recorder import Part
-from fleetlight.static.runners import EVERYTHING, Coder, make_step
+from fleetlight.static.running.runners import EVERYTHING, Coder, make_step
+from fleetlight.static.writing.recorder import Part
 
 if TYPE_CHECKING:
     from fleetlight.fleet.optimizer import OptimizerPlan

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from fleetlight.static.program import Program
-    from fleetlight.static.recorder import Part
+    from fleetlight.static.writing.recorder import Part
 
 
 class ServedModel(ModelPlan):

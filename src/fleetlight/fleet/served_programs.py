@@ -18,16 +18,16 @@ from fleetlight.fleet.program_passes import options_of, passes_of
 from fleetlight.fleet.registering import distributed_model
 from fleetlight.fleet.served import ServedModel, ServedOptimizer
 from fleetlight.ps.layers.table_gradient import TableGradient
-from fleetlight.static.layouts import laid_out
-from fleetlight.static.lookups import Lookup
-from fleetlight.static.marks import GRADIENT
-from fleetlight.static.pulling import Arrived, pull
-from fleetlight.static.runners import Coder, run_parts
+from fleetlight.static.graph.layouts import laid_out
+from fleetlight.static.graph.lookups import Lookup
+from fleetlight.static.graph.marks import GRADIENT
+from fleetlight.static.running.pulling import Arrived, pull
+from fleetlight.static.running.runners import Coder, run_parts
 
 if TYPE_CHECKING:
-    from fleetlight.static.form import Form
+    from fleetlight.static.graph.form import Form
     from fleetlight.static.program import Program
-    from fleetlight.static.recorder import Part
+    from fleetlight.static.writing.recorder import Part
 
 _GRADIENTS: tuple[Part, ...] = ("forward", "backward")
 

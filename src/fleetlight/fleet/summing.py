@@ -15,7 +15,7 @@ from fleetlight.collective.replica import reducer_of
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.model import reduction_of
 from fleetlight.fleet.terms import terms_of
-from fleetlight.static.reductions import GroupReductions, reducing
+from fleetlight.static.graph.reductions import GroupReductions, reducing
 
 
 class Summing:

@@ -11,11 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fleetlight.static.capturing import capture
-    from fleetlight.static.executor import Executor
-    from fleetlight.static.inference import inference_module
-    from fleetlight.static.loaders import EndOfData, bind
-    from fleetlight.static.program import Program, load_program
-    from fleetlight.static.writing import (
+    from fleetlight.static.definition import (
         accuracy,
         data,
         default_main_program,
@@ -23,22 +19,26 @@ if TYPE_CHECKING:
         minimize,
         program_guard,
     )
+    from fleetlight.static.executor import Executor
+    from fleetlight.static.inference import inference_module
+    from fleetlight.static.loaders import EndOfData, bind
+    from fleetlight.static.program import Program, load_program
 
 #: the module of each public name
 _PLACES = {
     "EndOfData": "loaders",
     "Executor": "executor",
     "Program": "program",
-    "accuracy": "writing",
+    "accuracy": "definition",
     "bind": "loaders",
     "capture": "capturing",
-    "data": "writing",
-    "default_main_program": "writing",
-    "default_startup_program": "writing",
+    "data": "definition",
+    "default_main_program": "definition",
+    "default_startup_program": "definition",
     "inference_module": "inference",
     "load_program": "program",
-    "minimize": "writing",
-    "program_guard": "writing",
+    "minimize": "definition",
+    "program_guard": "definition",
 }
 
 __all__ = [

@@ -11,19 +11,21 @@ import torch
 from torch import Tensor, nn
 
 from fleetlight.errors import ConfigError
-from fleetlight.static import optimizers
-from fleetlight.static.clipping import Clip
-from fleetlight.static.feeds import Feed
+from fleetlight.static.definition import train
+from fleetlight.static.graph.feeds import Feed
+from fleetlight.static.graph.variable import Variable
 from fleetlight.static.passes.split_ps import SplitPS
 from fleetlight.static.program import Program
-from fleetlight.static.reading import Reading
-from fleetlight.static.source import Source
-from fleetlight.static.variable import Variable
-from fleetlight.static.writing import train
+from fleetlight.static.running.reading import Reading
+from fleetlight.static.writing import optimizers
+from fleetlight.static.writing.clipping import Clip
+from fleetlight.static.writing.haste import uncollected
+from fleetlight.static.writing.source import Source
 
 Fetches = Mapping[str, Callable[..., Tensor]]
 
 
+@uncollected()
 def capture(
     model: nn.Module,
     loss_fn: Callable[..., Tensor] | None,

@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 
 from fleetlight.errors import ConfigError
-from fleetlight.static import calls, datasets
+from fleetlight.static import datasets
 from fleetlight.static.coding.coder import Coder
-from fleetlight.static.feeds import Feed, accept, in_order
-from fleetlight.static.form import Form, needed_feeds
-from fleetlight.static.options import Options, Threads
-from fleetlight.static.places import place_of
+from fleetlight.static.definition import default_main_program
+from fleetlight.static.graph.feeds import Feed, accept, in_order
+from fleetlight.static.graph.form import Form, needed_feeds
 from fleetlight.static.program import Program
-from fleetlight.static.writing import default_main_program
+from fleetlight.static.running.options import Options, Threads
+from fleetlight.static.running.places import place_of
+from fleetlight.static.writing import calls
 
 
 class Executor:

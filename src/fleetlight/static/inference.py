@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from fleetlight.errors import ConfigError, PlanError, did_you_mean
-from fleetlight.static.feeds import Feed
-from fleetlight.static.form import Form, graph_of
+from fleetlight.static.graph.feeds import Feed
+from fleetlight.static.graph.form import Form, graph_of
+from fleetlight.static.graph.state import Slot
 from fleetlight.static.program import Program, names_of
-from fleetlight.static.state import Slot
 
 #: feeds: their variables or names, or names with examples
 Feeds = Sequence[Any] | Mapping[str, Tensor]

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from fleetlight.errors import ConfigError, did_you_mean
-from fleetlight.static.variable import Variable
+from fleetlight.static.graph.variable import Variable
 
 if TYPE_CHECKING:
     from fleetlight.static.program import Program
@@ -154,7 +154,7 @@ def _holds_values(part: Any) -> bool:
 
 def _program_of(feeds: Sequence[Any]) -> Program:
     """The program in which a variable is written, or the one that is written now."""
-    from fleetlight.static.writing import default_main_program, program_of
+    from fleetlight.static.definition import default_main_program, program_of
 
     variables = [feed for feed in feeds if isinstance(feed, Variable)]
     return program_of(variables[0]) if variables else default_main_program()

@@ -14,17 +14,18 @@ from torch import nn
 
 from fleetlight.checkpoint.store import Directory
 from fleetlight.errors import ConfigError, PlanError
-from fleetlight.static import text
-from fleetlight.static.evaluation import evaluation
-from fleetlight.static.feeds import Feed
 from fleetlight.static.files import saving
-from fleetlight.static.form import Form, Pass
-from fleetlight.static.options import Options
-from fleetlight.static.reading import Reading, read_tables
-from fleetlight.static.reductions import REDUCE
-from fleetlight.static.runners import Alone, Runner
-from fleetlight.static.source import Source
-from fleetlight.static.state import Slot
+from fleetlight.static.graph import text
+from fleetlight.static.graph.evaluation import evaluation
+from fleetlight.static.graph.feeds import Feed
+from fleetlight.static.graph.form import Form, Pass
+from fleetlight.static.graph.reductions import REDUCE
+from fleetlight.static.graph.state import Slot
+from fleetlight.static.running.options import Options
+from fleetlight.static.running.reading import Reading, read_tables
+from fleetlight.static.running.runners import Alone, Runner
+from fleetlight.static.writing.haste import uncollected
+from fleetlight.static.writing.source import Source
 
 if TYPE_CHECKING:
     from fleetlight.static.drawing import Drawing
@@ -73,9 +74,10 @@ class Program:
         key = None if self.source is None else (self.source.version, self.passes)
         if self._made is None or self._made[0] != key:
             assert self.source is not None
-            form = self.source.form()
-            for rewrite in self.passes:
-                form = rewrite(form)
+            with uncollected():
+                form = self.source.form()
+                for rewrite in self.passes:
+                    form = rewrite(form)
             if self._made is not None:
                 _keep(self._made[1].state, form.state)
             self._made = (key, form)

@@ -10,8 +10,8 @@ from tests.static.nets import batch, captured, net
 from torch import Tensor, fx
 
 from fleetlight.static.coding.cleanup import clean
-from fleetlight.static.form import code_of, drop_unused, graph_of
-from fleetlight.static.runners import EVERYTHING
+from fleetlight.static.graph.form import code_of, drop_unused, graph_of
+from fleetlight.static.running.runners import EVERYTHING
 
 aten: Any = torch.ops.aten
 

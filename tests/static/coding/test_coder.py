@@ -15,9 +15,9 @@ from tests.static.nets import captured, net
 from fleetlight import static
 from fleetlight.errors import ConfigError
 from fleetlight.static.coding.coder import Coder, shapes_of
-from fleetlight.static.form import Form
-from fleetlight.static.runners import EVERYTHING
-from fleetlight.static.state import Slot
+from fleetlight.static.graph.form import Form
+from fleetlight.static.graph.state import Slot
+from fleetlight.static.running.runners import EVERYTHING
 
 
 class Rewritten:

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from fleetlight import static
 from fleetlight.static.coding import inductor
+from fleetlight.static.graph.reductions import reducing
 from fleetlight.static.passes import FuseAllReduce, InsertAllReduce, Overlap
-from fleetlight.static.reductions import reducing
 
 ROOT = Path(__file__).parents[3]
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import torch
 from torch import fx, nn
 
-from fleetlight.static.feeds import Feed
-from fleetlight.static.form import Form
-from fleetlight.static.marks import GRADIENT
-from fleetlight.static.reductions import REDUCE, REDUCED
-from fleetlight.static.state import Slot
+from fleetlight.static.graph.feeds import Feed
+from fleetlight.static.graph.form import Form
+from fleetlight.static.graph.marks import GRADIENT
+from fleetlight.static.graph.reductions import REDUCE, REDUCED
+from fleetlight.static.graph.state import Slot
 
 _aten = torch.ops.aten
 VALUE = torch.empty(4, 3)

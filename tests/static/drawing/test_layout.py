@@ -17,7 +17,7 @@ from fleetlight.static.drawing.around import Heading
 from fleetlight.static.drawing.blocks import blocks_of
 from fleetlight.static.drawing.layout import laid_out
 from fleetlight.static.drawing.scene import Box, Scene, Text
-from fleetlight.static.form import Form
+from fleetlight.static.graph.form import Form
 from fleetlight.static.passes import FuseAllReduce, InsertAllReduce, Overlap
 
 NAMES = st.lists(st.sampled_from(["block", "0", "1", "an_unusually_long_name"]), max_size=3)

@@ -22,7 +22,7 @@ from fleetlight.checkpoint.manifest import encode
 from fleetlight.errors import CheckpointError, ConfigError, CorruptCheckpointError
 from fleetlight.static.files import saving
 from fleetlight.static.files.document import Document, describe, form_of
-from fleetlight.static.fingerprint import fingerprint
+from fleetlight.static.graph.fingerprint import fingerprint
 from fleetlight.static.passes import Amp, GradientMerge, InsertAllReduce
 
 OPTIMIZERS: list[Callable[..., torch.optim.Optimizer]] = [

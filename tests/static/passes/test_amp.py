@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fleetlight import static
 from fleetlight.errors import PlanError
+from fleetlight.static.graph.schedule import SCALE, scaler_state
 from fleetlight.static.passes import (
     Amp,
     FuseAllReduce,
@@ -21,7 +22,6 @@ from fleetlight.static.passes import (
     Overlap,
     Recompute,
 )
-from fleetlight.static.schedule import SCALE, scaler_state
 
 
 class Mixed(nn.Module):

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from fleetlight import static
 from fleetlight.errors import PlanError
-from fleetlight.static.form import Pass
-from fleetlight.static.marks import GRADIENT
+from fleetlight.static.graph.form import Pass
+from fleetlight.static.graph.marks import GRADIENT
+from fleetlight.static.graph.schedule import MERGED, Schedule
 from fleetlight.static.passes import FuseAllReduce, GradientMerge, InsertAllReduce, Overlap
-from fleetlight.static.schedule import MERGED, Schedule
 
 
 def merging(

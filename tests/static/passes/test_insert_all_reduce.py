@@ -12,8 +12,8 @@ from tests.static.nets import batch, captured, net
 from torch import Tensor, nn
 
 from fleetlight import static
+from fleetlight.static.graph.text import short_name
 from fleetlight.static.passes import InsertAllReduce
-from fleetlight.static.text import short_name
 
 
 def program_of(model: nn.Module, **given: Tensor) -> static.Program:

@@ -10,7 +10,7 @@ from tests.static.nets import batch, net
 from tests.static.passes.test_insert_all_reduce import program_of
 
 from fleetlight.collective.buckets import BucketLimits
-from fleetlight.static.form import Pass
+from fleetlight.static.graph.form import Pass
 from fleetlight.static.passes import FuseAllReduce, InsertAllReduce, Narrow, Overlap
 from fleetlight.static.passes.all_reduces import all_reduces_of
 

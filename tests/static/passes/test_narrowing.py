@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from fleetlight import static
-from fleetlight.static.form import Form, code_of
+from fleetlight.static.graph.form import Form, code_of
+from fleetlight.static.graph.text import short_name
 from fleetlight.static.passes import Amp
-from fleetlight.static.text import short_name
 
 F = nn.functional
 

@@ -14,10 +14,10 @@ from tests.static.resnet import captured_resnet50
 from torch import fx
 
 from fleetlight.collective.buckets import BucketLimits
-from fleetlight.static.form import Pass
+from fleetlight.static.graph.form import Pass
+from fleetlight.static.graph.reductions import REDUCE, REDUCED
 from fleetlight.static.passes import FuseAllReduce, InsertAllReduce, Overlap
 from fleetlight.static.passes.all_reduces import all_reduces_of, is_carried
-from fleetlight.static.reductions import REDUCE, REDUCED
 
 SMALL = FuseAllReduce(BucketLimits(bytes=1000, first_bytes=300))
 ALONE, FUSED = (InsertAllReduce(), Overlap()), (InsertAllReduce(), SMALL, Overlap())

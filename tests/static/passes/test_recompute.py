@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from fleetlight import static
 from fleetlight.errors import PlanError
-from fleetlight.static.form import code_of
+from fleetlight.static.graph.form import code_of
 from fleetlight.static.passes import Recompute
-from fleetlight.static.runners import EVERYTHING
+from fleetlight.static.running.runners import EVERYTHING
 
 BLOCKS = ("1", "2", "3", "4", "5")
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 import fleetlight as fleet
 from fleetlight import static
 from fleetlight.errors import PlanError
-from fleetlight.static.form import Form
+from fleetlight.static.graph.feeds import Feed
+from fleetlight.static.graph.form import Form
 from fleetlight.static.passes import SplitPS
 
 
@@ -64,9 +65,7 @@ def test_rows_are_of_any_number_and_gradients_like_them() -> None:
 
 def answers(form: Form, **feeds: Tensor) -> list[Any]:
     assert form.split is not None
-    given = [
-        feeds[n.name] if isinstance(n, static.feeds.Feed) else n.tensor for n in form.split.needs
-    ]
+    given = [feeds[n.name] if isinstance(n, Feed) else n.tensor for n in form.split.needs]
     return [a.tolist() for a in form.split.ids(*given)]
 
 

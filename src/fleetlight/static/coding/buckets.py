@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, fx
 
-from fleetlight.static.aliases import base_of
-from fleetlight.static.reductions import REDUCE
+from fleetlight.static.graph.aliases import base_of
+from fleetlight.static.graph.reductions import REDUCE
 
 
 class Bucket:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fleetlight.static.layouts import LAID_OUT, laid_out
+from fleetlight.static.graph.layouts import LAID_OUT, laid_out
 
 #: operations that torch has as functions of the same arguments, which read these faster
 _FUNCTIONS = {

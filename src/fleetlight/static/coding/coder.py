@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from fleetlight.errors import ConfigError
 from fleetlight.static.coding import inductor
 from fleetlight.static.coding.buckets import keep_buckets
 from fleetlight.static.coding.cleanup import clean
 from fleetlight.static.coding.python import function_of
-from fleetlight.static.feeds import Shape
-from fleetlight.static.form import Code, Form, drop_unused, graph_of
-from fleetlight.static.program import Program
+from fleetlight.static.graph.feeds import Shape
+from fleetlight.static.graph.form import Code, Form, drop_unused, graph_of
+
+if TYPE_CHECKING:
+    from fleetlight.static.program import Program
 
 BACK_ENDS = ("fx", "inductor")
 #: what a run is for: the wanted values, and the parts that it makes

@@ -13,7 +13,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils._sympy.printers import PythonPrinter
 
-from fleetlight.static.feeds import Shape
+from fleetlight.static.graph.feeds import Shape
 
 Fit = Callable[[Sequence[Tensor]], bool]
 

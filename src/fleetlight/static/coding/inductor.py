@@ -23,7 +23,7 @@ from fleetlight.static.coding.buckets import keep_buckets
 from fleetlight.static.coding.examples import Examples, Fit
 from fleetlight.static.coding.python import function_of
 from fleetlight.static.coding.stretches import Stretch, stretches
-from fleetlight.static.feeds import Shape
+from fleetlight.static.graph.feeds import Shape
 
 #: the executor has looked at the feeds, and the rest is ours
 _OPTIONS = {"size_asserts": False}

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from fleetlight.static.aliases import is_view
 from fleetlight.static.coding.buckets import is_bucket
-from fleetlight.static.layouts import LAID_OUT
+from fleetlight.static.graph.aliases import is_view
+from fleetlight.static.graph.layouts import LAID_OUT
 
 #: fewer operations than these are called faster than compiled code is
 _LEAST = 2

@@ -17,7 +17,7 @@ from fleetlight.static.drawing.blocks import Blocks, blocks_of
 from fleetlight.static.drawing.layout import laid_out
 from fleetlight.static.drawing.svg import svg_of
 from fleetlight.static.drawing.words import counted, mib
-from fleetlight.static.form import Form
+from fleetlight.static.graph.form import Form
 
 SUFFIX = ".svg"
 

@@ -19,9 +19,9 @@ from fleetlight.static.drawing.levels import (
 )
 from fleetlight.static.drawing.steps import Step, steps_of
 from fleetlight.static.drawing.travels import Travel, travels_of
-from fleetlight.static.form import Form
-from fleetlight.static.sizes import Sizes
-from fleetlight.static.state import Slot
+from fleetlight.static.graph.form import Form
+from fleetlight.static.graph.sizes import Sizes
+from fleetlight.static.graph.state import Slot
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,9 +10,9 @@ from torch import fx
 
 from fleetlight.static.drawing.levels import plain_name
 from fleetlight.static.drawing.words import counted
-from fleetlight.static.feeds import Feed
-from fleetlight.static.form import Form
-from fleetlight.static.sizes import Sizes, plain
+from fleetlight.static.graph.feeds import Feed
+from fleetlight.static.graph.form import Form
+from fleetlight.static.graph.sizes import Sizes, plain
 
 #: more than these are drawn together with those like them
 _MOST = 6

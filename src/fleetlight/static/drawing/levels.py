@@ -10,10 +10,10 @@ from itertools import groupby
 import torch
 from torch import fx
 
-from fleetlight.static.marks import GRADIENT
+from fleetlight.static.graph.marks import GRADIENT
+from fleetlight.static.graph.reductions import REDUCE, REDUCED
+from fleetlight.static.graph.text import short_name
 from fleetlight.static.passes.all_reduces import all_reduces_of, is_carried
-from fleetlight.static.reductions import REDUCE, REDUCED
-from fleetlight.static.text import short_name
 
 #: as many as one can look at
 MOST = 40

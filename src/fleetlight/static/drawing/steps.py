@@ -10,9 +10,9 @@ from torch import fx
 
 from fleetlight.static.drawing.levels import names_of_operations
 from fleetlight.static.drawing.words import counted
-from fleetlight.static.form import Form
-from fleetlight.static.marks import GRADIENT
-from fleetlight.static.text import short_name
+from fleetlight.static.graph.form import Form
+from fleetlight.static.graph.marks import GRADIENT
+from fleetlight.static.graph.text import short_name
 
 #: more kernels than these are one block
 _MOST = 4

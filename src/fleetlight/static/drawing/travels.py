@@ -9,11 +9,11 @@ from collections.abc import Collection, Mapping, Sequence
 from torch import fx
 
 from fleetlight.static.drawing.levels import looks
-from fleetlight.static.form import Form
-from fleetlight.static.marks import GRADIENT
+from fleetlight.static.graph.form import Form
+from fleetlight.static.graph.marks import GRADIENT
+from fleetlight.static.graph.reductions import REDUCED
+from fleetlight.static.graph.sizes import plain
 from fleetlight.static.passes.all_reduces import AllReduce, all_reduces_of
-from fleetlight.static.reductions import REDUCED
-from fleetlight.static.sizes import plain
 
 #: behind backward, or before the first operation of the step; lower numbers are later
 BEHIND = -1

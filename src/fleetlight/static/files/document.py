@@ -13,15 +13,15 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.symbolic_shapes import guarding_hint_or_throw
 
 from fleetlight.errors import CheckpointError, CorruptCheckpointError
-from fleetlight.static.feeds import Feed, Limit
 from fleetlight.static.files.arguments import named, pack, unpack
 from fleetlight.static.files.operations import name_of, operation
 from fleetlight.static.files.values import fill_in
-from fleetlight.static.form import Form
-from fleetlight.static.recorder import Part
-from fleetlight.static.schedule import Schedule
-from fleetlight.static.sizes import Sizes, plain
-from fleetlight.static.state import Kind, Slot
+from fleetlight.static.graph.feeds import Feed, Limit
+from fleetlight.static.graph.form import Form
+from fleetlight.static.graph.schedule import Schedule
+from fleetlight.static.graph.sizes import Sizes, plain
+from fleetlight.static.graph.state import Kind, Slot
+from fleetlight.static.writing.recorder import Part
 
 
 class SlotEntry(msgspec.Struct, frozen=True):

@@ -15,9 +15,9 @@ import torch
 from torch._ops import OpOverload
 
 from fleetlight.errors import CheckpointError
-from fleetlight.static.layouts import LAID_OUT
-from fleetlight.static.marks import GRADIENT, LOOKS_AT_TRAINING, UNLESS_TESTING
-from fleetlight.static.reductions import REDUCE, REDUCED
+from fleetlight.static.graph.layouts import LAID_OUT
+from fleetlight.static.graph.marks import GRADIENT, LOOKS_AT_TRAINING, UNLESS_TESTING
+from fleetlight.static.graph.reductions import REDUCE, REDUCED
 
 #: of torch
 NAMESPACES = ("aten", "prims")

@@ -28,7 +28,7 @@ from fleetlight.checkpoint.store import (
 from fleetlight.checkpoint.tensors import read_tensors, write_tensors
 from fleetlight.errors import CheckpointError, CorruptCheckpointError
 from fleetlight.static.files.document import Document, describe, form_of
-from fleetlight.static.form import Form
+from fleetlight.static.graph.form import Form
 
 FORMAT = "fleetlight-program"
 PROGRAM_FILE = "program.json"

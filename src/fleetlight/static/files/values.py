@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from fleetlight.errors import CheckpointError
-from fleetlight.static.feeds import Feed
+from fleetlight.static.graph.feeds import Feed
 
 
 def fill_in(

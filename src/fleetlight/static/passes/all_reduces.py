@@ -9,8 +9,8 @@ import operator
 import torch
 from torch import Tensor, fx
 
-from fleetlight.static.aliases import is_view
-from fleetlight.static.reductions import REDUCE, REDUCED
+from fleetlight.static.graph.aliases import is_view
+from fleetlight.static.graph.reductions import REDUCE, REDUCED
 
 #: compute nothing
 _CARRIERS = (

@@ -11,10 +11,10 @@ import torch
 from torch import fx
 
 from fleetlight.collective.buckets import MIB, BucketLimits, assign
-from fleetlight.static.form import Form
+from fleetlight.static.graph.form import Form
+from fleetlight.static.graph.reductions import REDUCE, REDUCED
 from fleetlight.static.passes.all_reduces import AllReduce, all_reduces_of
 from fleetlight.static.passes.operations import Pen
-from fleetlight.static.reductions import REDUCE, REDUCED
 
 _aten = torch.ops.aten
 

@@ -14,13 +14,13 @@ import torch
 from torch import fx
 
 from fleetlight.errors import PlanError
-from fleetlight.static.aliases import base_of
-from fleetlight.static.form import Form
+from fleetlight.static.graph.aliases import base_of
+from fleetlight.static.graph.form import Form
 from fleetlight.static.passes.gradients import made_by
 from fleetlight.static.passes.operations import Pen
 from fleetlight.static.passes.repeatable import changers_of
 from fleetlight.static.passes.slots import Inputs, gradient_slots, marks_to_keep, weigh
-from fleetlight.static.recorder import Part
+from fleetlight.static.writing.recorder import Part
 
 
 @dataclasses.dataclass(frozen=True)

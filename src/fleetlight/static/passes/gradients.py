@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from torch import fx
 
-from fleetlight.static.aliases import base_of
-from fleetlight.static.marks import GRADIENT
+from fleetlight.static.graph.aliases import base_of
+from fleetlight.static.graph.marks import GRADIENT
 
 
 def gradients_of(graph: fx.Graph) -> list[fx.Node]:

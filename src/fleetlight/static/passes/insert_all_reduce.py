@@ -9,12 +9,12 @@ from collections.abc import Collection
 import torch
 from torch import fx
 
-from fleetlight.static.aliases import looked_at
-from fleetlight.static.form import Form
+from fleetlight.static.graph.aliases import looked_at
+from fleetlight.static.graph.form import Form
+from fleetlight.static.graph.reductions import REDUCE, REDUCED
 from fleetlight.static.passes.flat import Layout
 from fleetlight.static.passes.gradients import gradients_of, made_by
 from fleetlight.static.passes.operations import Pen
-from fleetlight.static.reductions import REDUCE, REDUCED
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 
 from fleetlight.collective.buckets import MIB
 from fleetlight.collective.codec import Codec
-from fleetlight.static.form import Form
+from fleetlight.static.graph.form import Form
 from fleetlight.static.passes.all_reduces import AllReduce, all_reduces_of
 from fleetlight.static.passes.operations import Pen
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fleetlight.static.aliases import base_of, changed_by
+from fleetlight.static.graph.aliases import base_of, changed_by
 from fleetlight.static.passes.operations import Pen
 
 _aten = torch.ops.aten

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable
 
 from torch import fx
 
-from fleetlight.static.aliases import Memory
-from fleetlight.static.form import Form
+from fleetlight.static.graph.aliases import Memory
+from fleetlight.static.graph.form import Form
+from fleetlight.static.graph.reductions import REDUCE, REDUCED
 from fleetlight.static.passes.all_reduces import AllReduce, all_reduces_of, is_carried
-from fleetlight.static.reductions import REDUCE, REDUCED
 
 
 @dataclasses.dataclass(frozen=True)

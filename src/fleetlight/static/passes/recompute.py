@@ -20,15 +20,15 @@ from collections.abc import Iterable, Sequence
 from torch import fx
 
 from fleetlight.errors import PlanError, did_you_mean
-from fleetlight.static.form import Form
-from fleetlight.static.marks import UNLESS_TESTING
+from fleetlight.static.graph.form import Form
+from fleetlight.static.graph.marks import UNLESS_TESTING
 from fleetlight.static.passes.repeatable import (
     Region,
     changers_of,
     is_training_norm,
     without_statistics,
 )
-from fleetlight.static.recorder import Call
+from fleetlight.static.writing.recorder import Call
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fleetlight.static.aliases import base_of, changed_by
-from fleetlight.static.marks import UNLESS_TESTING
+from fleetlight.static.graph.aliases import base_of, changed_by
+from fleetlight.static.graph.marks import UNLESS_TESTING
 
 _aten = torch.ops.aten
 #: in training they need no statistics, and change them

@@ -10,10 +10,10 @@ from torch import Tensor, fx
 from torch._subclasses import FakeTensor
 
 from fleetlight.errors import PlanError
-from fleetlight.static.form import Form
+from fleetlight.static.graph.form import Form
+from fleetlight.static.graph.reductions import REDUCE
+from fleetlight.static.graph.state import Kind, Slot
 from fleetlight.static.passes.gradients import gradients_of
-from fleetlight.static.reductions import REDUCE
-from fleetlight.static.state import Kind, Slot
 
 
 class Inputs:

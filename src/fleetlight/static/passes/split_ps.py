@@ -17,13 +17,13 @@ from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
 from fleetlight.errors import PlanError
-from fleetlight.static.form import Form
-from fleetlight.static.lookup_ops import EACH_GRADIENT, LOOK_UP, TABLE_GRADIENT
-from fleetlight.static.lookups import ROWS, Pull, Split
-from fleetlight.static.marks import GRADIENT
+from fleetlight.static.graph.form import Form
+from fleetlight.static.graph.lookup_ops import EACH_GRADIENT, LOOK_UP, TABLE_GRADIENT
+from fleetlight.static.graph.lookups import ROWS, Pull, Split
+from fleetlight.static.graph.marks import GRADIENT
+from fleetlight.static.graph.row_ops import GATHER_BAGS, GATHER_ROWS, SUM_BAGS, SUM_ROWS, WEIGH_BAGS
+from fleetlight.static.graph.state import Slot
 from fleetlight.static.passes.ids import EACH, IDS, NUMBER, IdsProgram
-from fleetlight.static.row_ops import GATHER_BAGS, GATHER_ROWS, SUM_BAGS, SUM_ROWS, WEIGH_BAGS
-from fleetlight.static.state import Slot
 
 _aten = torch.ops.aten
 #: what may be between the gradients of lookups and the optimizer: their sum

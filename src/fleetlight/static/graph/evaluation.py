@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From training to evaluation: no dropout, norms by their running statistics, no backward."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+
+import torch
+from torch import fx
+
+from fleetlight.errors import PlanError
+from fleetlight.static.graph.aliases import base_of, changed_by
+from fleetlight.static.graph.chance import node_draws
+from fleetlight.static.graph.form import Form, has_effect
+from fleetlight.static.graph.marks import LOOKS_AT_TRAINING, UNLESS_TESTING
+from fleetlight.static.graph.schedule import Schedule
+
+
+def evaluation(form: Form) -> Form:
+    """The forward as it is computed when nobody trains."""
+    graph, _ = form.copied()
+    for node in reversed(graph.nodes):
+        if node.meta.get("part", "forward") != "forward" and node.op != "placeholder":
+            graph.erase_node(node)
+    fetched = set(form.fetches.values())
+    for node in reversed(graph.nodes):
+        if node.target is operator.getitem and not node.users and has_effect(node.args[0]):
+            # what a norm keeps for its backward
+            graph.erase_node(node)
+    _refuse_own_ways(graph)
+    _take_tested(graph)
+    _drop_changes(graph, form)
+    _drop_chance(graph, fetched)
+    names = {node.name for node in graph.nodes}
+    kept = {name: node for name, node in form.fetches.items() if node in names}
+    return dataclasses.replace(form, graph=graph, fetches=kept, reports=(), schedule=Schedule())
+
+
+def _take_tested(graph: fx.Graph) -> None:
+    """Of what is computed in two ways, take the other, and drop what only training computes."""
+    dead: list[fx.Node] = []
+    for node in graph.nodes:
+        if node.target is UNLESS_TESTING:
+            trained, tested = node.args
+            # it keeps its name, by which it is fetched
+            node.target, node.args = torch.ops.aten.alias.default, (tested,)
+            dead.append(trained)
+    while dead:
+        node = dead.pop()
+        if not node.users and node.op == "call_function" and not node._erased:
+            inputs = node.all_input_nodes
+            graph.erase_node(node)
+            dead += inputs
+
+
+def _drop_changes(graph: fx.Graph, form: Form) -> None:
+    """An evaluation leaves the state as it is."""
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    state = dict(zip(inputs, form.state, strict=False))
+    for node in reversed(graph.nodes):
+        changed = [state[c] for c in map(base_of, changed_by(node)) if c in state]
+        if not changed or not has_effect(node):
+            continue
+        if node.users:
+            raise PlanError(
+                f"clone(for_test=True): {node.name} changes {changed[0]} and goes on with what it "
+                "is then, but an evaluation changes nothing; change a clone of it"
+            )
+        graph.erase_node(node)
+
+
+def _drop_chance(graph: fx.Graph, fetched: set[str]) -> None:
+    """Random numbers that are left belong to training, unless something named depends on them."""
+    by_chance: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        inputs = {*node.all_input_nodes, *map(base_of, node.all_input_nodes)}
+        before = (by_chance[i] for i in inputs if i in by_chance)
+        first = node if node_draws(node) else next(before, None)
+        if first is not None:
+            for touched in {node, *map(base_of, changed_by(node))}:
+                by_chance[touched] = first
+    for node, first in by_chance.items():
+        if node.name in fetched:
+            raise PlanError(
+                f"clone(for_test=True): {first.name} draws random numbers, and nothing says what "
+                f"an evaluation computes in its place for {node.name}; use torch's own dropout "
+                "functions, or capture model.eval() with optimizer=None"
+            )
+    for node in reversed(graph.nodes):
+        if node in by_chance and node.op == "call_function" and not node.users:
+            graph.erase_node(node)
+
+
+def _refuse_own_ways(graph: fx.Graph) -> None:
+    for node in graph.nodes:
+        if node.target is LOOKS_AT_TRAINING:
+            raise PlanError(
+                f"clone(for_test=True): {node.args[0]} looks at self.training by itself, and "
+                "nothing says what it does in an evaluation; give self.training to torch's "
+                "dropout or norm functions only, or capture model.eval() with optimizer=None"
+            )

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Form`: a program as passes see it. A pass takes one and answers another."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, fx
+
+from fleetlight.errors import ConfigError, did_you_mean
+from fleetlight.static.graph.aliases import base_of
+from fleetlight.static.graph.feeds import Feed
+from fleetlight.static.graph.lookups import Lookup, Split
+from fleetlight.static.graph.marks import without_marks
+from fleetlight.static.graph.schedule import Schedule
+from fleetlight.static.graph.state import Slot
+
+Code = Callable[..., list[Tensor]]
+#: nodes of another graph by those that they were copied from
+Copied = dict[fx.Node, fx.Node]
+#: where a batch norm is told whether it trains
+_TRAINS = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """The graph's inputs are the state, then the feeds, both in this order.
+
+    What a node belongs to is in its `meta["part"]`: forward, backward or update; or reduction,
+    where gradients of several backwards are put together with those of others before the update.
+    """
+
+    graph: fx.Graph
+    state: tuple[Slot, ...]
+    feeds: tuple[Feed, ...]
+    #: names of values that were named, and the names of their nodes
+    fetches: Mapping[str, str]
+    #: what each pass has done
+    reports: tuple[str, ...] = ()
+    #: which parts are run when
+    schedule: Schedule = dataclasses.field(default_factory=Schedule)
+    #: calls of layers whose rows are in tables, by the numbers that their nodes have
+    lookups: tuple[Lookup, ...] = ()
+    #: what is pulled before a run and pushed after it, once that is known
+    split: Split | None = None
+
+    def copied(self) -> tuple[fx.Graph, Copied]:
+        """A graph of one's own, with nodes of the same names; and which is which."""
+        copy = fx.Graph()
+        nodes: Copied = {}
+        copy.graph_copy(self.graph, nodes)
+        return copy, nodes
+
+    def rewritten(self, graph: fx.Graph, report: str, **changes: Any) -> Form:
+        """The form with another graph, and a line about what has been done."""
+        return dataclasses.replace(self, graph=graph, reports=(*self.reports, report), **changes)
+
+    @functools.cached_property
+    def late(self) -> frozenset[str]:
+        """Names of nodes that are computed when a step is made, which is not in each run."""
+        nodes = self.graph.nodes
+        return frozenset(n.name for n in nodes if n.meta.get("part") in ("reduction", "update"))
+
+    def node(self, name: str) -> fx.Node:
+        """The node of a name, as a user gives it."""
+        wanted = self.fetches.get(name, name)
+        node: fx.Node
+        for node in self.graph.nodes:
+            if node.name == wanted and isinstance(node.meta.get("val"), Tensor):
+                return node
+        known = [*self.fetches, *(n.name for n in self.graph.nodes if n.op == "call_function")]
+        raise ConfigError(f"fetch {name!r} is not one of this program: {did_you_mean(name, known)}")
+
+
+class Pass(Protocol):
+    """A pure function from a form to another one, which says in `reports` what it has done."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in `explain()`."""
+
+    def __call__(self, form: Form) -> Form:
+        """The form, rewritten."""
+
+
+def code_of(form: Form, wanted: Sequence[str], parts: Iterable[str]) -> fx.GraphModule:
+    """A module that makes just these values and all changes of the state by these parts."""
+    return fx.GraphModule(torch.nn.Module(), graph_of(form, wanted, parts))
+
+
+def needed_feeds(form: Form, wanted: Iterable[str]) -> tuple[str, ...]:
+    """The feeds on which these values, or any change of the state, depend."""
+    waiting = [form.node(name) for name in wanted]
+    waiting += [n for n in form.graph.nodes if n.op == "call_function" and has_effect(n)]
+    seen: set[fx.Node] = set()
+    while waiting:
+        node = waiting.pop()
+        if node not in seen:
+            seen.add(node)
+            waiting += node.all_input_nodes
+    inputs = [node for node in form.graph.nodes if node.op == "placeholder"]
+    feeds = zip(form.feeds, inputs[len(form.state) :], strict=True)
+    for_ids = () if form.split is None else form.split.needs
+    return tuple(feed.name for feed, node in feeds if node in seen or feed in for_ids)
+
+
+def graph_of(form: Form, wanted: Sequence[str], parts: Iterable[str]) -> fx.Graph:
+    """The same as a graph: marks and unused nodes removed."""
+    copy, nodes = form.copied()
+    kept = frozenset(parts)
+    copy.output([_own(copy, nodes[form.node(name)]) for name in wanted])
+    without_marks(copy)
+    drop_unused(copy, lambda node: node.meta.get("part", "forward") not in kept)
+    return copy
+
+
+def _own(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """The value of a node, not in the memory of the state or of a feed: these change later."""
+    if base_of(node).op != "placeholder":
+        return node
+    return graph.call_function(torch.ops.aten.clone.default, (node,))
+
+
+def drop_unused(graph: fx.Graph, harmless: Callable[[fx.Node], bool] = lambda node: False) -> int:
+    """Remove nodes that nothing needs and that change nothing; how many.
+
+    What a `harmless` one changes is not wanted.
+    """
+    dropped = 0
+    for node in reversed(graph.nodes):
+        if node.users or node.op in ("placeholder", "output"):
+            continue
+        if harmless(node) or not has_effect(node):
+            graph.erase_node(node)
+            dropped += 1
+    return dropped
+
+
+def has_effect(node: fx.Node) -> bool:
+    """Whether a node does something beside computing its value."""
+    target: Any = node.target
+    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+        return node.op not in ("get_attr", "call_function")
+    if target.namespace in ("_c10d_functional", "c10d"):
+        return True
+    if target.overloadpacket is torch.ops.aten.native_batch_norm:
+        # it changes its statistics when it trains, though its schema does not say so
+        return bool(node.args[_TRAINS])
+    return bool(target._schema.is_mutable)

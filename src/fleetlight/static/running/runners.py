@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who makes the steps of a program: one process alone, or together with others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from fleetlight.static.program import Program
+    from fleetlight.static.writing.recorder import Part
+
+#: makes the code of a program for some values and parts
+Coder = Callable[["Program", Sequence[str], Sequence[str]], Callable[..., list[Tensor]]]
+
+
+class Runner(Protocol):
+    """How the steps of a program are made."""
+
+    def start(self, program: Program) -> None:
+        """Before the first run: bring the first values to where they belong. Twice is fine."""
+
+    def run(
+        self, program: Program, coder: Coder, feeds: Sequence[Tensor], wanted: Sequence[str]
+    ) -> list[Tensor]:
+        """One run with these feeds, which answers the wanted values."""
+
+
+class Alone:
+    """One process that waits for nobody."""
+
+    def start(self, program: Program) -> None:
+        """The first values are those of the modules as they were made."""
+
+    def run(
+        self, program: Program, coder: Coder, feeds: Sequence[Tensor], wanted: Sequence[str]
+    ) -> list[Tensor]:
+        """A step, or what its schedule makes of a run."""
+        return make_step(program, coder, feeds, wanted)[0]
+
+
+EVERYTHING: tuple[Part, ...] = ("forward", "backward", "update")
+
+
+def make_step(
+    program: Program, coder: Coder, feeds: Sequence[Tensor], wanted: Sequence[str]
+) -> tuple[list[Tensor], bool]:
+    """A run as the program's schedule wants it; the wanted values, and whether it made a step.
+
+    Of what belongs to the step, a run without one answers what it would be now.
+    """
+    form = program.form
+    if form.schedule.is_plain:
+        return run_parts(program, coder, feeds, wanted, EVERYTHING), True
+    late = [name for name in wanted if form.fetches.get(name, name) in form.late]
+    early = [name for name in wanted if name not in late]
+    found = run_parts(program, coder, feeds, early, ("forward", "backward"))
+    values = dict(zip(early, found, strict=True))
+    is_due = form.schedule.counted(form.state)
+    if is_due and form.schedule.reduces_apart:
+        run_parts(program, coder, feeds, (), ("reduction",))
+    steps = is_due and form.schedule.unscaled(form.state)
+    if steps or late:
+        found = run_parts(program, coder, feeds, late, ("update",) if steps else ())
+        # they may be the very slots that are about to be emptied
+        values |= {name: value.clone() for name, value in zip(late, found, strict=True)}
+    if is_due:
+        form.schedule.restart(form.state)
+    return [values[name] for name in wanted], steps
+
+
+def run_parts(
+    program: Program,
+    coder: Coder,
+    feeds: Sequence[Tensor],
+    wanted: Sequence[str],
+    parts: Sequence[str],
+) -> list[Tensor]:
+    """Run some parts of a program on its state as it is now."""
+    code = coder(program, wanted, parts)
+    state = program.state
+    for slot in state:
+        if slot.current is not None:
+            slot.refresh()
+    with torch.no_grad():
+        out = code(*(slot.tensor for slot in state), *feeds)
+    if "update" in parts and program.optimizer is not None:
+        # torch's schedulers look at it
+        program.optimizer._opt_called = True  # type: ignore[attr-defined]
+    return out

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of modules by a program: inside of one, its parameters and buffers are variables."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.stateless import _reparametrize_module
+
+from fleetlight.errors import PlanError
+from fleetlight.static.graph.variable import has_variable, writer_of
+from fleetlight.static.writing import tables
+from fleetlight.static.writing.own_ways import watched_training
+from fleetlight.static.writing.recorder import Recorder
+
+_call = nn.Module.__call__
+
+
+class Modules:
+    """The modules that a program has called, from the outside."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        recorder.calls = self.call
+        #: in the order of their first calls
+        self.outermost: list[nn.Module] = []
+        self._paths: dict[int, str] = {}
+
+    @property
+    def root(self) -> nn.Module:
+        """One module that has them all; its names are those of the state."""
+        owned = {id(p) for module in self.outermost for p in module.parameters()}
+        loose = [
+            entry.slot.tensor
+            for key, entry in self._recorder.entries.items()
+            if entry.slot.kind == "parameter" and key not in owned
+        ]
+        if len(self.outermost) == 1 and not loose:
+            return self.outermost[0]
+        root = nn.Module()
+        for number, module in enumerate(self.outermost):
+            root.add_module(_short_name(module, number), module)
+        for number, tensor in enumerate(loose):
+            assert isinstance(tensor, nn.Parameter)
+            root.register_parameter(f"parameter_{number}", tensor)
+        return root
+
+    def name_state(self, root: nn.Module) -> None:
+        """Give each tensor of the state the name that it has in a checkpoint of `root`."""
+        tensors: dict[str, Tensor] = {**dict(root.named_parameters()), **dict(root.named_buffers())}
+        names = {id(tensor): name for name, tensor in tensors.items()}
+        numbers = dict.fromkeys(("parameter", "buffer", "constant"), 0)
+        for key, entry in self._recorder.entries.items():
+            slot = entry.slot
+            if key in names:
+                slot.name = names[key]
+            elif slot.kind in numbers and not slot.name:
+                slot.name = f"{slot.kind}_{numbers[slot.kind]}"
+                numbers[slot.kind] += 1
+
+    def call(self, module: nn.Module, call: Callable[[], Any]) -> Any:
+        """A call of a module, with variables in place of its state."""
+        path = self._paths.get(id(module))
+        recorder = self._recorder
+        if recorder.modules:
+            with recorder.calling(recorder.modules[-1].path if path is None else path):
+                return call()
+        self._know(module)
+        before = self._state_of(module)
+        after = dict(before)
+        with recorder.calling(type(module).__name__), _watched(), recorder.writing():
+            with (
+                watched_training(recorder),
+                _reparametrize_module(module, after),
+                tables.written(module, recorder.lookups),
+            ):
+                out = call()
+            _keep_changed(before, after)
+        return out
+
+    def _know(self, module: nn.Module) -> None:
+        if any(module is known for known in self.outermost):
+            return
+        # parts of a second module may have the names of parts of the first
+        prefix = f"{_short_name(module, len(self.outermost))}." if self.outermost else ""
+        self.outermost.append(module)
+        for path, part in module.named_modules():
+            self._paths.setdefault(id(part), f"{prefix}{path}")
+
+    def _state_of(self, module: nn.Module) -> Any:
+        """By all names of it: a tensor may have several."""
+        state = self._recorder.state
+        parameters = list(module.named_parameters(remove_duplicate=False))
+        buffers = module.named_buffers(remove_duplicate=False)
+        lazy = [name for name, tensor in parameters if is_lazy(tensor)]
+        if lazy:
+            raise PlanError(
+                f"{lazy[0]} has no shape yet; call the model once with a batch before the program"
+            )
+        return {
+            **{name: state("parameter", "", tensor) for name, tensor in parameters},
+            **{name: state("buffer", "", tensor) for name, tensor in buffers},
+        }
+
+
+def _keep_changed(before: Mapping[str, Tensor], after: Mapping[str, Any]) -> None:
+    """Buffers that have become other tensors, `self.mean = ...`, are changed where they are."""
+    for name, was in before.items():
+        now = after[name]
+        if now is was:
+            continue
+        if not isinstance(now, Tensor) or now.shape != was.shape:
+            raise PlanError(
+                f"the forward has put something else in the place of {name}; expected a tensor of "
+                f"shape {list(was.shape)}, since a program changes its state where it is"
+            )
+        with torch.no_grad():
+            was.copy_(now)
+
+
+def _short_name(module: nn.Module, number: int) -> str:
+    return f"{type(module).__name__.lower()}_{number}"
+
+
+@contextlib.contextmanager
+def _watched() -> Iterator[None]:
+    """Inside the block, modules within a module are seen as well."""
+    before = nn.Module.__call__
+    watch()
+    try:
+        yield
+    finally:
+        nn.Module.__call__ = before  # type: ignore[method-assign]
+
+
+def watch() -> None:
+    """From now on a call of a module with variables is a call by their program."""
+    nn.Module.__call__ = _watching  # type: ignore[method-assign]
+
+
+def unwatch() -> None:
+    """Modules are called as torch calls them."""
+    if nn.Module.__call__ is not _call:
+        # setting it costs tens of microseconds: Python then forgets what it knew of all modules
+        nn.Module.__call__ = _call  # type: ignore[method-assign]
+
+
+@functools.wraps(_call)
+def _watching(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    if not has_variable((args, kwargs)):
+        return _call(module, *args, **kwargs)
+    writer = writer_of((args, kwargs))
+    assert isinstance(writer, Recorder)
+    return writer.calls(module, lambda: _call(module, *args, **kwargs))

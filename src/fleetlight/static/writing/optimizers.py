@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch's optimizers in a program: which can be captured, and how a step becomes a graph."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import _compile_session_context
+
+from fleetlight.errors import PlanError
+from fleetlight.static.graph.layouts import LAID_OUT, is_dense
+
+#: those whose step as a graph is known to equal the eager one
+CAPTURED: tuple[type[torch.optim.Optimizer], ...] = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adagrad,
+    torch.optim.RMSprop,
+    torch.optim.Adadelta,
+)
+#: torch has one kernel for the whole step of these, which needs no memory of its own
+_FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad)
+State = dict[str, Any]
+
+
+def check(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse what cannot be captured."""
+    kind = next(k for k in type(optimizer).__mro__ if not k.__module__.startswith("fleetlight."))
+    if kind not in CAPTURED:
+        names = ", ".join(known.__name__ for known in CAPTURED)
+        raise PlanError(
+            f"got the optimizer {kind.__name__}, expected one whose steps can be captured: {names}"
+            "; train eagerly with others"
+        )
+    for group in optimizer.param_groups:
+        if group.get("dampening"):
+            raise PlanError(
+                f"got SGD with dampening={group['dampening']}: its first step is another than the "
+                "later ones, and a program has one; train eagerly, or with dampening=0"
+            )
+
+
+def begin(optimizer: torch.optim.Optimizer) -> None:
+    """Give the optimizer the state it has before its first step.
+
+    Optimizers make it in that step. So one is made on copies, by gradients of zero; what it has
+    counted is set back.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad and parameter not in optimizer.state:
+                state = _first_state(optimizer, group, parameter)
+                if state:
+                    optimizer.state[parameter] = state
+
+
+def _first_state(
+    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], parameter: Tensor
+) -> State:
+    one = parameter.detach().clone()
+    one.grad = torch.zeros_like(one)
+    double = _double(optimizer, [{**group, "params": [one], "lr": 0.0}], {})
+    with torch.no_grad():
+        _bare_step(double)
+    return {
+        key: torch.zeros_like(value) if isinstance(value, Tensor) else value
+        for key, value in double.state[one].items()
+    }
+
+
+def step(
+    optimizer: torch.optim.Optimizer,
+    parameters: Sequence[Sequence[Tensor]],
+    gradients: Mapping[Tensor, Tensor],
+    states: Mapping[Tensor, State],
+    rates: Sequence[Tensor],
+) -> None:
+    """Make a step of the same kind on other tensors: on those that are being traced."""
+    groups = [
+        _traced(optimizer, {**group, "params": list(mine), "lr": rate}, states)
+        for group, mine, rate in zip(optimizer.param_groups, parameters, rates, strict=True)
+    ]
+    taken: dict[Tensor, State] = {}
+    for group in groups:
+        for parameter in group["params"]:
+            gradient, state = gradients.get(parameter), states.get(parameter, {})
+            if gradient is not None and group["fused"]:
+                gradient = LAID_OUT(gradient, parameter)
+            parameter.grad = gradient
+            taken[parameter] = state if group["fused"] else _exact(optimizer, state)
+    double = _double(optimizer, groups, taken)
+    # else it looks into its tensors, which have no values yet
+    with _compile_session_context(), torch.no_grad():
+        _bare_step(double)
+    for parameter, state in taken.items():
+        parameter.grad = None
+        if "step" in state and state is not states[parameter]:
+            states[parameter]["step"].copy_(state["step"])
+
+
+def _traced(
+    optimizer: torch.optim.Optimizer, group: State, states: Mapping[Tensor, State]
+) -> State:
+    """The group, stepped by one kernel where there is one, or else all tensors at once."""
+    fused = isinstance(optimizer, _FUSED) and not group["differentiable"]
+    kinds = {(p.dtype, p.device) for p in group["params"]}
+    for parameter in group["params"]:
+        kept = states.get(parameter, {}).values()
+        tensors = [value for value in kept if isinstance(value, Tensor)]
+        fused = fused and len(kinds) == 1 and parameter.is_floating_point() and is_dense(parameter)
+        fused = fused and all(
+            value.device == parameter.device
+            and (value.dim() == 0 or value.stride() == parameter.stride())
+            for value in tensors
+        )
+    # "capturable" counts steps in a tensor
+    more = {"capturable": True} if "capturable" in group else {}
+    return {**group, **more, "fused": fused, "foreach": not fused}
+
+
+def _exact(optimizer: torch.optim.Optimizer, state: State) -> State:
+    """Powers of numbers near 1 need more digits than a count; eager steps take Python's."""
+    if not isinstance(optimizer, _FUSED):
+        # these only count
+        return state
+    return {k: v.to(torch.float64) if k == "step" else v for k, v in state.items()}
+
+
+def _double(
+    optimizer: torch.optim.Optimizer,
+    groups: list[dict[str, Any]],
+    states: Mapping[Tensor, State],
+) -> torch.optim.Optimizer:
+    """The same optimizer, of other tensors and without the hooks."""
+    double = copy.copy(optimizer)
+    double.param_groups = groups
+    double.state = collections.defaultdict(dict, states)
+    return double
+
+
+def _bare_step(optimizer: torch.optim.Optimizer) -> None:
+    inspect.unwrap(type(optimizer).step)(optimizer)

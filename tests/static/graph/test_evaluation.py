@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The evaluation of a program computes what the model does in eval mode, and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.static import kinds
+from tests.static.kinds import KINDS, Headed, batch, captured, flat, loss_of
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
+
+from fleetlight import static
+from fleetlight.errors import PlanError
+from fleetlight.static.definition import reset_default_programs
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    reset_default_programs()
+    yield
+    reset_default_programs()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_it_equals_the_model_in_eval_mode(name: str) -> None:
+    model = kinds.of(KINDS[name])
+    executor, program = static.Executor(), captured(model)
+    # running statistics that differ from those of the batch
+    executor.run(program, batch(0))
+    evaluation = program.clone(for_test=True)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    rng = torch.get_rng_state()
+    given = batch(1)
+    (found,) = executor.run(evaluation, given, ["loss"])
+    assert torch.equal(torch.get_rng_state(), rng) or batch(1)
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    model.eval()
+    expected = loss_of(model(given["x"]), given["y"]).detach()
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_it_draws_nothing_and_needs_no_label() -> None:
+    model = kinds.of(lambda: kinds.encoder(0.5))
+    evaluation = captured(model).clone(for_test=True)
+    (x,) = (batch(1)["x"],)
+    executor = static.Executor()
+    before = torch.get_rng_state()
+    one, other = (executor.run(evaluation, {"x": x}, ["output"])[0] for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(one, other)
+
+
+def test_what_ends_in_a_dropout_is_fetched_by_its_variable() -> None:
+    x = static.data("x", [None, 4])
+    out = F.dropout(x * 2, 0.5)
+    evaluation = static.default_main_program().clone(for_test=True)
+    executor = static.Executor()
+    executor.run(static.default_startup_program())
+    assert torch.equal(
+        executor.run(evaluation, {"x": torch.ones(3, 4)}, [out])[0], 2 * torch.ones(3, 4)
+    )
+
+
+class Noisy(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.rand_like(x)
+
+
+class Branches(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if self.training else x
+
+
+class AtTheEnd(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 2
+        if not self.training:
+            y = y.softmax(-1)
+        return y
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(4, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.count.add_(1)
+
+
+OWN: list[tuple[Any, str]] = [
+    (Noisy, r"^clone\(for_test=True\): rand_like draws random numbers, and nothing says what an "),
+    (Branches, r"^clone\(for_test=True\): body looks at self.training by itself, and nothing says"),
+    (AtTheEnd, r"body looks at self.training by itself.*capture model\.eval\(\) with optimizer="),
+    (lambda: spectral_norm(nn.Linear(4, 4)), r"weight\.0 looks at self\.training by itself"),
+    (Counts, r"^clone\(for_test=True\): add_ changes buffer body\.count and goes on with what it"),
+]
+
+
+@pytest.mark.parametrize(("body", "words"), OWN)
+def test_what_nobody_knows_of_an_evaluation_is_refused(body: Any, words: str) -> None:
+    program = captured(kinds.of(lambda: Headed(body(), flat)))
+    static.Executor().run(program, batch(0))
+    with pytest.raises(PlanError, match=words):
+        program.clone(for_test=True)
+
+
+class Known(nn.Module):
+    """Gives what it is asked to functions that are known."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            x = F.dropout(x, 0.3)
+        return F.dropout(x * x.size(0), p=0.5, training=self.training)
+
+
+def test_known_functions_may_be_told_whether_they_train() -> None:
+    model = kinds.of(lambda: Headed(Known(), flat))
+    program = captured(model)
+    given = batch(2)
+    (found,) = static.Executor().run(program.clone(for_test=True), given, ["output"])
+    torch.testing.assert_close(found, model.eval()(given["x"]).detach(), rtol=1e-9, atol=1e-12)
+
+
+def test_models_in_eval_mode_can_be_captured_whatever_they_ask() -> None:
+    model = kinds.of(lambda: Headed(Branches(), flat)).eval()
+    program = static.capture(model, None, None, {"x": batch(0)["x"]})
+    (found,) = static.Executor().run(program, {"x": batch(1)["x"]}, ["output"])
+    torch.testing.assert_close(found, model(batch(1)["x"]).detach())
+    # the attribute is an ordinary one again
+    assert model.training is False
+    assert "training" not in nn.Module.__dict__

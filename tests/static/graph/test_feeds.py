@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a program takes, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fleetlight.errors import ConfigError
+from fleetlight.static.graph.feeds import Feed, accept, feed_of
+
+X = Feed("x", (None, 3), torch.float32, ("batch", None))
+Y = Feed("y", (None,), torch.int64, ("batch",))
+FEEDS = {"x": X, "y": Y}
+
+
+def given(batch: int = 2) -> dict[str, Any]:
+    return {"x": torch.ones(batch, 3), "y": torch.zeros(batch, dtype=torch.int64)}
+
+
+def test_tensors_and_arrays_come_in_the_order_of_the_program() -> None:
+    x, y = accept(FEEDS, {"y": np.array([1, 2]), "x": np.ones((2, 3), np.float32)})
+    assert (x.shape, y.tolist()) == ((2, 3), [1, 2])
+    assert len(accept(FEEDS, given(7))[0]) == 7
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"x": None}, r"feed 'x' is missing: .* x: float32\[\?, 3\]; y: int64\[\?\], got 'y'"),
+        ({"z": 1}, "feed 'z' is not one of this program"),
+        ({"x": torch.ones(2, 4)}, r"'x': got the shape \[2, 4\], expected \[any, 3\]"),
+        ({"x": torch.ones(3)}, r"got the shape \[3\]"),
+        ({"x": torch.ones(2, 3).double()}, r"'x': got torch.float64, expected torch.float32"),
+        ({"y": [[]]}, "feed 'y': got torch.float64"),
+        ({"x": object()}, "feed 'x': got a object, expected a tensor"),
+        ({"x": torch.ones(3, 3)}, "'y' has 2 in dimension 0, and feed 'x' 3 in dimension 0"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change: dict[str, Any], words: str) -> None:
+    feeds = {name: value for name, value in {**given(), **change}.items() if value is not None}
+    with pytest.raises(ConfigError, match=words):
+        accept(FEEDS, feeds)
+
+
+def test_a_size_that_was_looked_at_is_part_of_the_program() -> None:
+    with pytest.raises(ConfigError, match=r"got the shape \[2, 3\], expected \[4, 3\]"):
+        Feed("x", (4, 3), torch.float32).accepted(torch.ones(2, 3))
+
+
+def test_users_may_write_minus_one_and_names_of_types() -> None:
+    assert feed_of("x", [-1, 3], "float32") == feed_of("x", [None, 3], torch.float32)
+    for shape, dtype in (([0], "float32"), (["a"], "float32"), ([1], "float33"), ([1], 3)):
+        with pytest.raises(ConfigError, match="data 'x'"):
+            feed_of("x", shape, dtype)  # type: ignore[arg-type]

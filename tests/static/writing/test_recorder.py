@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of all kinds train as a program as they do eagerly; what cannot be written is refused."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.static import kinds
+from tests.static.kinds import KINDS, batch, captured, loss_of
+from torch import Tensor, nn
+
+from fleetlight import static
+from fleetlight.errors import PlanError
+from fleetlight.static.definition import reset_default_programs
+
+MORE: dict[str, Callable[[], nn.Module]] = {"buffers": kinds.Remembers, "draws": kinds.Draws}
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    reset_default_programs()
+    yield
+    reset_default_programs()
+
+
+@pytest.mark.parametrize("name", [*KINDS, *MORE])
+def test_it_equals_eager_training_whatever_the_batch_size(name: str) -> None:
+    kind = {**KINDS, **MORE}[name]
+    ours, theirs = kinds.of(kind), kinds.of(kind)
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9)
+    program, executor = captured(ours), static.Executor()
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=0)
+    for number in range(3):
+        given = batch(number)
+        torch.manual_seed(number)
+        optimizer.zero_grad()
+        expected = loss_of(theirs(given["x"]), given["y"])
+        expected.backward()
+        optimizer.step()
+        torch.manual_seed(number)
+        (found,) = executor.run(program, given, ["loss"])
+        torch.testing.assert_close(found, expected.detach(), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=1e-9, atol=1e-11)
+
+
+def test_several_outputs_have_names() -> None:
+    given = batch(0)
+    for kind, names in ((tuple, ["output_0", "output_1"]), (dict, ["scores", "double"])):
+        one, other = static.Executor().run(captured(kinds.Several(kind).double()), given, names)
+        torch.testing.assert_close(other, 2 * one)
+
+
+def test_several_models_are_one_program() -> None:
+    x, y = static.data("x", [None, 4]), static.data("y", [None], "int64")
+    one, other = nn.Linear(4, 5), nn.Linear(5, 3)
+    loss = F.cross_entropy(other(one(x).tanh()), y)
+    parameters = [*one.parameters(), *other.parameters()]
+    static.minimize(torch.optim.SGD(parameters, lr=0.1), loss)
+    executor = static.Executor()
+    executor.run(static.default_startup_program())
+    before = [p.clone() for p in parameters]
+    executor.run(feed={"x": torch.ones(2, 4), "y": [0, 1]})
+    assert not any(torch.equal(p, b) for p, b in zip(parameters, before, strict=True))
+
+
+def test_generators_are_as_before() -> None:
+    """Recomputed dropouts use torch's generator as a clock while they are written down."""
+    model = kinds.of(kinds.computed_again)
+    batch(0)
+    before = torch.get_rng_state()
+    static.capture(model, loss_of, torch.optim.SGD(model.parameters(), lr=0.1), batch(0))
+    batch(0)
+    assert torch.equal(torch.get_rng_state(), torch.get_rng_state())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+VALUES: list[Callable[[Tensor], Any]] = [
+    lambda x: x.sum().item(),
+    lambda x: float(x.sum()),
+    lambda x: int(x.sum()),
+    lambda x: 1 if x.sum() > 0 else 0,
+    lambda x: f"{x.sum():.3f}",
+    lambda x: "%.3f" % x.sum(),  # noqa: UP031
+    lambda x: x.numpy(),
+    lambda x: np.sin(x),
+    lambda x: x.tolist(),
+]
+
+
+@pytest.mark.parametrize("asks", VALUES)
+def test_values_are_refused(asks: Callable[[Tensor], Any]) -> None:
+    with pytest.raises(
+        PlanError,
+        match=r"^the program looks at the values of its tensors \(\w+: an `if`, a loop, .item\(\) "
+        r"or print\), which it does not have while it is written: it has one course for all "
+        r"batches; use torch\.where in place of an `if`, fetch what you want to print, or train "
+        r"eagerly$",
+    ):
+        asks(static.data("x", [None, 4]))
+
+
+def test_a_variable_shows_what_it_is() -> None:
+    x = static.data("x", [None, 4])
+    assert f"{x}" == str(x) == repr(x)
+    assert str(x).startswith("Variable x: float32[")
+
+
+OTHERS: list[tuple[Callable[[Tensor], Any], str]] = [
+    (lambda x: x.sum().backward(), r"^backward\(\) of a variable .* minimize\(optimizer, loss\)"),
+    (copy.deepcopy, "^a variable cannot be copied or pickled: .*save the program"),
+    (pickle.dumps, "^a variable cannot be copied or pickled"),
+    (nn.LazyLinear(3), "^weight has no shape yet; call the model once with a batch"),
+    (lambda x: (nn.Linear(4, 4).weight * 2) @ x.t(), "computed from parameters outside of the pro"),
+    (lambda x: x.t_().resize_(3), "resize_ of a tensor has no place in a program"),
+]
+
+
+@pytest.mark.parametrize(("does", "words"), OTHERS)
+def test_what_has_no_meaning_is_refused(does: Callable[[Tensor], Any], words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        does(static.data("x", [None, 4]))
+
+
+def test_constants_are_not_changed_from_run_to_run() -> None:
+    class Adds(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            total = torch.zeros(4)
+            total += x.sum(0)
+            return total
+
+    with pytest.raises(
+        PlanError,
+        match=r"^add_: a tensor of shape \[4\] that is no parameter and no buffer is changed where "
+        r"it is, .*; make it of a tensor of the program, x\.new_zeros\(\.\.\.\), or register it",
+    ):
+        Adds()(static.data("x", [None, 4]))
+
+
+def test_variables_belong_to_their_program() -> None:
+    one, other = static.Program(), static.Program()
+    with static.program_guard(one):
+        x = static.data("x", [None, 4])
+    with static.program_guard(other):
+        z = static.data("z", [None, 4])
+    with pytest.raises(PlanError, match=r"^Variable x: .* belongs to another program$"):
+        z + x
+    # its own program can be gone on with
+    y = x * 2
+    executor = static.Executor()
+    assert one.startup is not None
+    executor.run(one.startup)
+    assert executor.run(one, {"x": torch.ones(2, 4)}, [y])[0].sum() == 16
+
+
+def test_a_forward_keeps_the_shapes_of_buffers() -> None:
+    class Grows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen = x.sum(0)
+            return x
+
+    with pytest.raises(PlanError, match=r"in the place of seen; expected a tensor of shape \[1\]"):
+        Grows()(static.data("x", [None, 4]))
+
+
+def test_views_in_place_keep_open_sizes() -> None:
+    """A size is asked for where it is needed: of a tensor that has been turned since."""
+    x = static.data("x", [None, 4])
+    turned = (x * 1).t_()
+    out = turned.new_ones(turned.shape) * turned
+    executor = static.Executor()
+    executor.run(static.default_startup_program())
+    for size in (2, 5):
+        assert executor.run(feed={"x": torch.ones(size, 4)}, fetch_list=[out])[0].shape == (4, size)
+    # nor has any pass to know of them
+    nodes = static.default_main_program().form.graph.nodes
+    assert not [n for n in nodes if torch.Tag.inplace_view in getattr(n.target, "tags", ())]
+
+
+def test_sparse_gradients_are_refused_with_the_remedy() -> None:
+    ids = static.data("ids", [None, 3], "int64")
+    model = nn.Embedding(9, 2, sparse=True)
+    with pytest.raises(PlanError, match=r"Embedding\(sparse=True\).*sparse=False.*servers"):
+        static.minimize(torch.optim.SGD(model.parameters(), lr=1), model(ids).sum())
+    weight = nn.Parameter(torch.ones(9, 2))
+    with pytest.raises(PlanError, match="has no form in a program, which has dense tensors only"):
+        static.minimize(
+            torch.optim.SGD([weight], lr=1), F.embedding(ids, weight, sparse=True).sum()
+        )
