@@ -114,6 +114,15 @@ def test_first_program_of_the_readme_is_that_of_the_quick_start_and_learns(tmp_p
     assert 0.6 < float(re.findall(r"AUC (\S+)", output)[0]) < 0.8
 
 
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("number", range(3))
+def test_programs_of_the_page_about_static_programs_run(number: int, tmp_path: Path) -> None:
+    found = blocks(ROOT / "docs" / "static.md", "python")
+    assert len(found) == 3
+    (tmp_path / "program.py").write_text(found[number])
+    printed([sys.executable, "program.py"], tmp_path)
+
+
 def weights(command: list[str], folder: Path) -> list[float]:
     """What the quick start's script prints last."""
     output = printed(command, folder)

@@ -40,13 +40,14 @@ class Odd(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.turned = nn.Parameter(torch.rand(4, 3).double())
+        self.turned = nn.Parameter(torch.rand(3, 4).double())
         self.sliced = nn.Parameter(torch.rand(3, 8).double()[:, :4])
         self.conv = nn.Conv2d(2, 3, 3).double().to(memory_format=torch.channels_last)
 
     def forward(self, x: Tensor) -> Tensor:
         rows = self.conv(x).mean((2, 3))
-        out: Tensor = nn.functional.linear(rows, self.turned) @ self.sliced.t()
+        weight = self.turned.t().contiguous().tanh()
+        out: Tensor = nn.functional.linear(rows, weight) @ self.sliced.t()
         return out
 
 
