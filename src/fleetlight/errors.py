@@ -96,10 +96,10 @@ class LaunchError(FleetError, RuntimeError):
     """The launcher could not start the job or keep it running."""
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A sentence listing the names nearest to `name`, or all of them when none is near."""
+def did_you_mean(name: str, known: Iterable[str], told: Iterable[str] | None = None) -> str:
+    """A sentence listing the names nearest to `name`, or all (or those `told`) when none is."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
     if near:
         return "did you mean " + " or ".join(repr(n) for n in near) + "?"
-    return "known names: " + ", ".join(names)
+    return "known names: " + ", ".join(names if told is None else told)

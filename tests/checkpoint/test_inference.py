@@ -220,3 +220,12 @@ def test_a_full_disk_ends_neither_the_process_nor_the_old_model(
         save_inference(saved, nn.Linear(2, 2), torch.ones(2, 2))
     uninstall()
     assert folders(saved) == ["generation-000001", "manifest.json"]
+
+
+def test_it_says_what_it_takes_and_gives(tmp_path: Path) -> None:
+    save_inference(tmp_path, Net(), batch(3))
+    assert repr(load_inference(tmp_path)) == (
+        "InferenceModel(x: float32[?, 4], ids: int64[?]) -> float32[?, 2], int64[?]"
+    )
+    save_inference(tmp_path, nn.Linear(2, 3), torch.ones(4, 2), dynamic_batch=False)
+    assert repr(load_inference(tmp_path)).endswith("float32[4, 2]) -> float32[4, 3]")

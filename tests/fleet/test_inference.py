@@ -193,3 +193,9 @@ def test_before_the_tables_are_open() -> None:
     with pytest.raises(PlanError, match=r"call fleet\.init_worker\(\) on every worker before"):
         export(member, Path("never"))
     member.context.group.leave()
+
+
+@pytest.mark.parametrize("given", [(object(), "dir", ["x"], ["y"]), ("dir", ["x"], ["y"], 1)])
+def test_the_form_of_fleet_is_refused_with_the_new_one(given: Any) -> None:
+    with pytest.raises(ConfigError, match=r"write fleet\.save_inference_model\(dirname, feeds, f"):
+        fleet.save_inference_model(*given)

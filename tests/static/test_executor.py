@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,10 @@ from tests.static.nets import batch, captured, net
 from torch import Tensor, nn
 
 from fleetlight import static
+from fleetlight.checkpoint import load_inference, save_inference
 from fleetlight.errors import ConfigError, PlanError
 from fleetlight.static.definition import reset_default_programs
+from fleetlight.static.passes import GradientMerge
 from fleetlight.static.running.options import Options
 
 X = [[1.0, 2.0, 3.0, 4.0], [4.0, 3.0, 2.0, 1.0]]
@@ -167,6 +170,19 @@ def test_what_is_no_program_is_refused() -> None:
         static.Executor().run(nn.Linear(1, 1), {})  # type: ignore[arg-type]
 
 
+def test_a_model_for_inference_is_called(tmp_path: Path) -> None:
+    save_inference(tmp_path, nn.Linear(2, 1), torch.ones(3, 2))
+    model: Any = load_inference(tmp_path)
+    with pytest.raises(ConfigError, match=r"got an InferenceModel: call it, model\(x\)$"):
+        static.Executor().run(model, {})
+
+
+def test_a_module_is_no_fetch() -> None:
+    made = Written()
+    with pytest.raises(ConfigError, match="got a Linear, expected a variable of the program"):
+        made.run(fetch_list=[nn.Linear(1, 1)])
+
+
 def test_minimize_wants_one_loss_of_one_number() -> None:
     made = Written()
     optimizer = torch.optim.SGD(made.model.parameters(), lr=0.1)
@@ -268,3 +284,80 @@ def test_options_are_whole_numbers_above_zero() -> None:
                 ConfigError, match=rf"^{name}: got .*, expected a whole number above 0$"
             ):
                 static.Executor(**{name: value})
+
+
+def test_a_variable_of_another_program_is_not_taken_for_one_of_the_same_name() -> None:
+    programs = []
+    for factor in (2, 3):
+        with static.program_guard(static.Program(), static.Program()):
+            x = static.data("x", [None, 2])
+            programs.append((static.default_main_program(), x * factor))
+    executor = static.Executor()
+    (first, mine), (_, other) = programs
+    executor.run(first.startup)
+    with pytest.raises(ConfigError, match="belongs to another program"):
+        executor.run(first, feed={"x": torch.ones(1, 2)}, fetch_list=[other])
+    assert executor.run(first, feed={"x": torch.ones(1, 2)}, fetch_list=[mine])[0].sum() == 4
+
+
+def test_a_variable_may_not_have_the_name_of_a_feed() -> None:
+    x = static.data("x", [None, 2])
+    tripled = x * 3
+    with pytest.raises(PlanError, match="the name 'x' belongs to another variable"):
+        tripled.name = "x"  # type: ignore[attr-defined]
+
+
+def test_what_is_fed_stays_what_it_was() -> None:
+    x = static.data("x", [None, 4])
+    out = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 1))(x)
+    executor = static.Executor()
+    executor.run(static.default_startup_program())
+    given = -torch.ones(2, 4)
+    executor.run(feed={"x": given}, fetch_list=[out])
+    assert given.sum() == -8
+
+
+def test_no_answer_is_older_than_the_frequency_says() -> None:
+    made = Written()
+    for _ in range(3):
+        made.run()
+    for _ in range(9):
+        made.run(fetch_list=[])
+    expected = made.model(torch.tensor(X)).softmax(-1)
+    executor = static.Executor(fetch_frequency=4)
+    old = executor.run(feed=made.feed, fetch_list=[made.loss])
+    assert old[0] == F.cross_entropy(expected, torch.tensor([0, 2]))
+    for _ in range(20):
+        executor.run(feed=made.feed)
+    now = F.cross_entropy(made.model(torch.tensor(X)).softmax(-1), torch.tensor([0, 2]))
+    assert executor.run(feed=made.feed, fetch_list=[made.loss])[0] == now
+
+
+def test_passes_that_were_changed_in_place_are_made() -> None:
+    made = Written()
+    program = static.default_main_program()
+    program.passes = [GradientMerge(2)]
+    made.run()
+    program.passes.clear()
+    before = made.model.weight.detach().clone()
+    made.run()
+    assert not torch.equal(made.model.weight, before)
+
+
+def test_another_guard_does_not_end_the_writing_of_the_default_program() -> None:
+    """Modules called behind it have their names, and are seen to look at whether they train."""
+    x = static.data("x", [None, 4])
+    with static.program_guard(static.Program()):
+        static.data("other", [None])
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    model(x)
+    names = [slot.name for slot in static.default_main_program().state]
+    assert "0.weight" in names
+    assert "1.num_batches_tracked" in names
+
+
+def test_a_module_that_is_called_after_the_first_run_is_refused() -> None:
+    made = Written()
+    made.run()
+    with pytest.raises(PlanError, match="call all modules before the first run"):
+        nn.Linear(3, 2)(made.prediction)

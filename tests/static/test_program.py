@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from tests.static.nets import batch, captured, net
 from torch import Tensor, nn
 
 from fleetlight import static
-from fleetlight.errors import ConfigError
+from fleetlight.errors import ConfigError, PlanError
 from fleetlight.static.graph.form import code_of, has_effect
-from fleetlight.static.passes import GradientMerge
+from fleetlight.static.passes import GradientMerge, SplitPS
 from fleetlight.static.running.runners import EVERYTHING
 
 
@@ -119,3 +121,52 @@ def test_what_passes_remember_stays_when_something_is_written_after_a_run() -> N
     torch.testing.assert_close(after, before, rtol=0, atol=0)
     assert any(tensor.any() for tensor in after.values())
     assert [int(s.tensor) for s in program.state if s.kind == "schedule"] == [1]
+
+
+def test_unknown_fetches_get_names_that_somebody_gave() -> None:
+    program = made()
+    with pytest.raises(ConfigError, match=r"known names: output, loss, accuracy, x, y$"):
+        program.form.node("qqq")
+    with pytest.raises(ConfigError, match="did you mean 'addmm"):
+        program.form.node("addm")
+
+
+def test_whatever_has_its_values_has_a_startup_program_that_does_nothing(tmp_path: Path) -> None:
+    program, executor = made(), static.Executor()
+    program.save(tmp_path / "program")
+    loaded = static.load_program(tmp_path / "program")
+    for one in (program, loaded, loaded.clone(), program.clone(for_test=True)):
+        executor.run(one, batch(0), ["output"])
+        before = [slot.tensor.clone() for slot in one.state]
+        assert one.startup is not None
+        assert executor.run(one.startup) == []
+        executor.run(one, batch(0), ["output"] if one.form.late else [])
+        assert len(before) == len(one.state)
+
+
+def test_a_copy_of_a_program_waits_for_its_startup_program() -> None:
+    main = static.Program()
+    with static.program_guard(main):
+        out = nn.Linear(2, 2)(static.data("x", [None, 2]))
+    feed, executor = {"x": torch.ones(1, 2)}, static.Executor()
+    copies = [main.clone(), main.clone(for_test=True), main.apply()]
+    for copy in copies:
+        with pytest.raises(ConfigError, match="run before its startup program"):
+            executor.run(copy, feed, [out])
+    executor.run(main.startup)
+    for copy in (*copies, main.clone()):
+        executor.run(copy, feed, [out])
+
+
+def test_what_keeps_no_values_needs_no_startup() -> None:
+    main = static.Program()
+    with static.program_guard(main):
+        out = static.data("x", [None, 2]).sum()
+    assert static.Executor().run(main, {"x": torch.ones(1, 2)}, [out])[0] == 2
+
+
+def test_programs_of_parameter_servers_have_no_file_with_tables_or_without(tmp_path: Path) -> None:
+    program = made().apply(SplitPS())
+    assert not program.form.lookups
+    with pytest.raises(PlanError, match=r"^Program\.save: parameter servers make the steps"):
+        program.save(tmp_path / "program")

@@ -21,6 +21,7 @@ from fleetlight.checkpoint.inputs import (
     bind_inputs,
     describe_input,
     name_examples,
+    sizes_text,
 )
 from fleetlight.checkpoint.manifest import VERSION, Stamp, encode
 from fleetlight.checkpoint.snapshot import package_version
@@ -57,6 +58,11 @@ class InferenceModel:
         self.manifest = manifest
         self.device = device
         self._module = program.module()
+        self._gives = ", ".join(_outputs(program)) or "nothing"
+
+    def __repr__(self) -> str:
+        """`InferenceModel(x: float32[?, 4]) -> float32[?, 3]`."""
+        return f"InferenceModel({', '.join(map(str, self.inputs))}) -> {self._gives}"
 
     @property
     def inputs(self) -> list[InputEntry]:
@@ -80,6 +86,18 @@ class InferenceModel:
                     f"input {entry.name!r} is on {value.device}, expected it on {self.device}; "
                     f"move it there, or load the model with device={str(value.device)!r}"
                 )
+
+
+def _outputs(program: ExportedProgram) -> Iterator[str]:
+    """`float32[?, 3]` for each tensor that it answers."""
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    for name in program.graph_signature.user_outputs:
+        value = values.get(name) if isinstance(name, str) else name
+        if isinstance(value, Tensor):
+            shape = [size if isinstance(size, int) else None for size in value.shape]
+            yield f"{str(value.dtype).removeprefix('torch.')}{sizes_text(shape)}"
+        else:
+            yield repr(value)
 
 
 def save_inference(

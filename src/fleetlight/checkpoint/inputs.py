@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 import torch
@@ -22,6 +22,14 @@ class InputEntry(msgspec.Struct, frozen=True):
     name: str
     dtype: str
     shape: tuple[int | None, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}{sizes_text(self.shape)}"
+
+
+def sizes_text(shape: Iterable[int | None]) -> str:
+    """`[?, 4]`."""
+    return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
 
 
 def describe_input(name: str, example: Tensor, has_batch: bool) -> InputEntry:

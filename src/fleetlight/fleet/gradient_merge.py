@@ -46,7 +46,7 @@ class GradientMerge:
             return None
         self.complete()
         result = step()
-        self._restart()
+        self.restart()
         return result
 
     def is_between(self) -> bool:
@@ -74,9 +74,11 @@ class GradientMerge:
             yield
         finally:
             self._takes_scaler = False
-            self._restart()
+            self.restart()
 
-    def _restart(self) -> None:
+    def restart(self) -> None:
+        """Nothing has been merged yet."""
+        self._parts.clear()
         self._done = 0
         self._is_whole = False
 

@@ -83,7 +83,7 @@ def save_inference_model(
     dirname: Directory,
     example_inputs: Any = None,
     model: Any = None,
-    *,
+    *others: Any,
     dynamic_batch: bool | list[str] = True,
     rows: Rows = "all",
     feeds: Any = None,
@@ -100,6 +100,7 @@ def save_inference_model(
     `save_inference_model(dirname, ["x"], ["output"], program=program)`. It answers one fetch as it
     is, several as a tuple.
     """
+    _refuse_old_form(dirname, example_inputs, model, *others)
     if program is not None:
         given = example_inputs if feeds is None else feeds
         wanted = model if fetches is None else fetches
@@ -121,6 +122,18 @@ def save_inference_model(
             module = stack.enter_context(with_frozen_tables(context, module, rows))
         stack.enter_context(as_plain_module(module))
         checkpoint.save_inference(dirname, module, examples, dynamic_batch=dynamic_batch)
+
+
+def _refuse_old_form(dirname: Any, *others: Any) -> None:
+    """Fleet took an executor, the folder, the feeds and the fetches."""
+    if isinstance(dirname, (str, os.PathLike)) and len(others) == 2:
+        return
+    got = ", ".join(type(value).__name__ for value in (dirname, *others) if value is not None)
+    raise ConfigError(
+        f"fleet.save_inference_model: got ({got}), expected a folder, feeds and fetches; there is "
+        "no executor to pass here: write fleet.save_inference_model(dirname, feeds, fetches, "
+        "program=program)"
+    )
 
 
 def _save_program(

@@ -116,6 +116,8 @@ def _steps(saved: Checkpoint) -> list[int]:
 
 def _fitted_rest(context: Context, saved: Checkpoint) -> Iterator[Callable[[], None]]:
     yield functools.partial(setattr, context, "step", saved.manifest.step)
+    for plan in context.optimizers:
+        yield plan.restart_merge
     yield _fitted_rng(context, saved)
 
 

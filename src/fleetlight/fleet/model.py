@@ -68,6 +68,9 @@ class ModelPlan:
     def _stand_in(self) -> None:
         self.module.forward = self._entry
 
+    def _step_aside(self) -> None:
+        self.module.__dict__.pop("forward", None)
+
     def freeze(self) -> None:
         """Agree on the model with the other workers and apply the strategy; once."""
         if self.frozen:
@@ -89,7 +92,7 @@ class ModelPlan:
     def _agree(self) -> None:
         if not self._context.group.alone:
             self._warn_of_other_device()
-            with _saying_who_meets():
+            with saying_who_meets(_AT_FIRST_FORWARD):
                 self._replicate()
 
     def _warn_of_other_device(self) -> None:
@@ -161,6 +164,10 @@ class ModelPlan:
             self.replica.reducer.weight = weight
             self.replica.position = position
 
+    def weigh_as(self, other: ModelPlan) -> None:
+        """Go on where the plan that was there before has been told to be."""
+        self.weigh(other._weight, other._position)
+
     @property
     def reduces(self) -> bool:
         """True when the coming backward is to be reduced."""
@@ -177,22 +184,26 @@ class ModelPlan:
 
     def close(self) -> None:
         """Let go of the module; its forward is its own again."""
-        self.module.__dict__.pop("forward", None)
+        self._step_aside()
         if self.replica is not None:
             self.replica.close()
             self.replica = None
 
 
+#: an absent worker is often one that does not evaluate where another does
+_AT_FIRST_FORWARD = (
+    "At the first forward of a model all workers meet; where only some of them call it first, let "
+    "all call fleet.init_worker() before"
+)
+
+
 @contextlib.contextmanager
-def _saying_who_meets() -> Iterator[None]:
-    """An absent worker is often one that does not evaluate where another does."""
+def saying_who_meets(hint: str) -> Iterator[None]:
+    """Where somebody does not come in time, say when all are to come."""
     try:
         yield
     except DeadlineError as error:
-        raise DeadlineError(
-            f"{error}. At the first forward of a model all workers meet; where only some of them "
-            "call it first, let all call fleet.init_worker() before"
-        ) from None
+        raise DeadlineError(f"{error}. {hint}") from None
 
 
 class Entry:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import types
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,8 +39,10 @@ class OptimizerPlan:
         self._known: set[int] | None = None
         self._frozen = False
         self.merge: GradientMerge | None = None
-        #: the program that makes its steps, if one does
+        #: the program that makes its steps, if one does; the last one written
         self.program: Program | None = None
+        #: all of them that are still there
+        self.programs: weakref.WeakSet[Program] = weakref.WeakSet()
         self._models: list[ModelPlan] = []
         #: how many reductions of each model there had been at the last step
         self._used: dict[ModelPlan, int] = {}
@@ -101,11 +104,19 @@ class OptimizerPlan:
         if self.program is not None:
             from fleetlight.static.graph import schedule
 
-            schedule.load_scaler_state(self.program.state, state)
+            for program in self.programs:
+                schedule.load_scaler_state(program.state, state)
             return
         scaler = self._scaler_or_none()
         if scaler is not None and state:
             scaler.load_state_dict(state)
+
+    def restart_merge(self) -> None:
+        """Drop what was merged of a step that is not made: other values have been loaded."""
+        if self.merge is not None:
+            self.merge.restart()
+        for program in self.programs:
+            program.form.schedule.restart(program.state)
 
     def _minimize(self, loss: Tensor, *_: Any, **clip: float | None) -> None:
         """Backward and step, in Fleet's word; `zero_grad` remains the caller's.

@@ -7,7 +7,7 @@ import functools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -16,11 +16,14 @@ from fleetlight.checkpoint import Snapshot, WorkerState
 from fleetlight.errors import ConfigError
 from fleetlight.fleet.context import Context, current
 from fleetlight.fleet.loading import load_job
-from fleetlight.fleet.registered import names_of, refuse_in_server, registered_model
+from fleetlight.fleet.registered import has_all_of, names_of, refuse_in_server, registered_model
 from fleetlight.fleet.served import ServedOptimizer
 from fleetlight.fleet.served_saving import ServedCut, at_rest
 from fleetlight.fleet.table_files import FOLDER, check_via
 from fleetlight.observe.log import logger
+
+if TYPE_CHECKING:
+    from fleetlight.static.program import Program
 
 Directory = str | os.PathLike[str]
 
@@ -31,6 +34,7 @@ def save_persistables(
     extra: Mapping[str, Any] | None = None,
     background: bool = False,
     via: str = FOLDER,
+    program: Program | None = None,
 ) -> None:
     """Save model, optimizer, positions of the loaders and random numbers; every worker calls it.
 
@@ -43,24 +47,31 @@ def save_persistables(
 
     Parameter servers write their tables themselves, so they need the path as well; with
     `via="worker0"` they send them to worker 0 instead.
+
+    `program` may say which static program it is that trains; the files are the same without it.
     """
     _refuse_old_form("save_persistables", dirname, others)
     check_via(via)
     context = current()
     refuse_in_server(context, "save_persistables")
+    _check_program("save_persistables", program, context)
     _save(context, dirname, extra or {}, background=background, via=via)
 
 
-def load_persistables(dirname: Directory, *others: Any, via: str = FOLDER) -> dict[str, Any]:
+def load_persistables(
+    dirname: Directory, *others: Any, via: str = FOLDER, program: Program | None = None
+) -> dict[str, Any]:
     """Load what `save_persistables` wrote, by any number of workers; every worker calls it.
 
     Workers that cannot read the path get the checkpoint from worker 0; parameter servers do with
-    `via="worker0"`. Any number of servers will do. Answers `extra`.
+    `via="worker0"`. Any number of servers will do. What a gradient merge has of a step that is not
+    made is dropped. `program` is as in `save_persistables`. Answers `extra`.
     """
     _refuse_old_form("load_persistables", dirname, others)
     check_via(via)
     context = current()
     refuse_in_server(context, "load_persistables")
+    _check_program("load_persistables", program, context)
     return load_job(context, dirname, via)
 
 
@@ -155,6 +166,25 @@ def _worker_state(context: Context) -> WorkerState:
             "steps": [p.steps for p in context.optimizers if isinstance(p, ServedOptimizer)],
         },
     )
+
+
+def _check_program(name: str, program: Any, context: Context) -> None:
+    """Its model must be one of those that are saved."""
+    if program is None:
+        return
+    model = getattr(program, "model", None)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"fleet.{name}: got program={program!r:.80}, expected a static.Program that trains a "
+            f"registered model; write fleet.{name}(dirname), or program.save(dirname) for a "
+            "program without its model"
+        )
+    if not any(has_all_of(plan.module, model) for plan in context.models):
+        raise ConfigError(
+            f"fleet.{name}: the model of the program is no registered one, so it is not in the "
+            "checkpoint; write the program with the optimizer that fleet.distributed_optimizer "
+            "answered, or add model = fleet.distributed_model(model)"
+        )
 
 
 def _refuse_old_form(name: str, dirname: Any, others: tuple[Any, ...]) -> None:

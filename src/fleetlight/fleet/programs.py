@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+import itertools
+import weakref
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,19 +16,26 @@ from fleetlight.collective import agreement
 from fleetlight.collective.group import Group
 from fleetlight.errors import PlanError
 from fleetlight.fleet.context import Context
-from fleetlight.fleet.model import ModelPlan
+from fleetlight.fleet.model import ModelPlan, saying_who_meets
 from fleetlight.fleet.program_passes import options_of, passes_of
-from fleetlight.fleet.registering import refuse_shared_parameters
+from fleetlight.fleet.registered import has_all_of
 from fleetlight.fleet.summing import Summing
 from fleetlight.fleet.terms import settings_of
 from fleetlight.observe.log import logger
 from fleetlight.static.graph.fingerprint import digest, entries, first_difference
+from fleetlight.static.graph.form import Form
+from fleetlight.static.graph.state import Slot
 from fleetlight.static.program import Program
 from fleetlight.static.running.runners import EVERYTHING, Coder, make_step
 from fleetlight.static.writing.recorder import Part
 
 if TYPE_CHECKING:
     from fleetlight.fleet.optimizer import OptimizerPlan
+
+_AT_FIRST_RUN = (
+    "At the first run of a program all workers meet, and again when it was rewritten; run the same "
+    "program on all of them"
+)
 
 #: the program that was given to a registered optimizer last
 _main: Program | None = None
@@ -49,41 +58,74 @@ def remember(program: Program) -> None:
 
 
 class ProgramModel(ModelPlan):
-    """A registered model that a program trains; its own forward stays what it is."""
+    """A registered model that programs train; its own forward stays what it is."""
 
-    def __init__(self, module: nn.Module, context: Context, program: Program) -> None:
+    def __init__(self, module: nn.Module, context: Context) -> None:
         super().__init__(module, context)
-        self.program = program
         self._summing: Summing | None = None
+        #: digests of the programs that the workers have agreed on, and their numbers
+        self._numbers: dict[str, int] = {}
 
     def _stand_in(self) -> None:
         """Calls of the module are not the job's business."""
 
+    def _step_aside(self) -> None:
+        """Nothing was put in the place of its forward."""
+
     def freeze(self) -> None:
-        """Agree with the other workers on model and program, and begin with the same values."""
+        """Agree with the other workers on the model, and begin with the same values."""
         if not self.frozen:
             self._agree()
             self.frozen = True
-            if self._context.group.index == 0:
-                for report in self.program.reports:
-                    logger.info("%s", report)
 
     def _agree(self) -> None:
         group = self._dense_group()
         if group.alone:
             return
         self._warn_of_other_device()
-        agreement.check_same_module(self.module, group, settings_of(self._context))
-        _check_same_program(entries(self.program.form), group)
-        tensors = [s.tensor for s in self.program.state if s.kind != "rate"]
-        group.broadcast(tensors, "first values of the program")
-        self._summing = Summing(self._context, group)
+        with saying_who_meets(_AT_FIRST_RUN):
+            agreement.check_same_module(self.module, group, settings_of(self._context))
+            _broadcast(self._tensors(), group, "first values of the model")
+            self._summing = Summing(self._context, group)
 
-    def reducing(self) -> contextlib.AbstractContextManager[None]:
-        """Inside the block, the program's gradients become means over the workers."""
+    def _tensors(self) -> list[Tensor]:
+        return [*self.module.parameters(), *self.module.buffers()]
+
+    def agree_on(self, form: Form) -> int:
+        """The number of a program, after all workers have found theirs to be the same."""
+        mine = entries(form)
+        found = digest(mine)
+        if found not in self._numbers:
+            group = self._dense_group()
+            if not group.alone:
+                with saying_who_meets(_AT_FIRST_RUN):
+                    # somebody who runs another one must not take this for a gradient
+                    group.assemble("comparing the programs")
+                    _check_same_program(mine, found, group)
+            self._numbers[found] = len(self._numbers)
+            if group.index == 0:
+                for report in form.reports:
+                    logger.info("%s", report)
+        return self._numbers[found]
+
+    def share(self, state: Iterable[Slot]) -> None:
+        """Bring worker 0's values of what a program trains beside the model to all workers."""
+        group = self._dense_group()
+        if group.alone:
+            return
+        known = {id(tensor) for tensor in self._tensors()}
+        slots = [s for s in state if s.kind in ("parameter", "buffer", "optimizer")]
+        for slot in slots:
+            # somebody may have loaded other tensors since
+            slot.refresh()
+        tensors = [slot.tensor for slot in slots if id(slot.tensor) not in known]
+        _broadcast(tensors, group, "first values of the program")
+
+    def reducing(self, number: int) -> contextlib.AbstractContextManager[None]:
+        """Inside the block, the gradients of a program become means over the workers."""
         if self._summing is None:
             return contextlib.nullcontext()
-        return self._summing.at(self._position)
+        return self._summing.at(self._position, number)
 
     def close(self) -> None:
         """Let go of what reduces its gradients."""
@@ -99,9 +141,19 @@ class ProgramModel(ModelPlan):
         return self._weight if self._context.averages else self._weight * self._context.group.size
 
 
-def _check_same_program(mine: list[tuple[str, str]], group: Group) -> None:
+def _broadcast(tensors: Sequence[Tensor], group: Group, operation: str) -> None:
+    """Worker 0's values for all; what counts steps may be in main memory, and the rest not."""
+    for kind, alike in itertools.groupby(sorted(tensors, key=_kind), _kind):
+        group.broadcast(list(alike), f"{operation} ({kind})")
+
+
+def _kind(tensor: Tensor) -> str:
+    return tensor.device.type
+
+
+def _check_same_program(mine: list[tuple[str, str]], found: str, group: Group) -> None:
     """All workers must run the same operations: a reduction of one waits for that of the others."""
-    digests = group.gather_bytes(digest(mine).encode(), "comparing the programs")
+    digests = group.gather_bytes(found.encode(), "comparing the programs")
     if len(set(digests)) == 1:
         return
     everybody = group.gather_bytes(msgspec.json.encode(mine), "comparing the programs")
@@ -114,52 +166,94 @@ def _check_same_program(mine: list[tuple[str, str]], group: Group) -> None:
 
 
 def takes(plan: OptimizerPlan, program: Program) -> Collection[Part]:
-    """Register the program's model; answers what of its training this process writes."""
+    """Answers what of a program's training this process writes; registers nothing yet."""
     assert program.model is not None
-    context = plan.context
-    model = ProgramModel(program.model, context, program)
-    known = [m for m in context.models if m.module is program.model]
-    if known:
-        known[0].close()
-        context.models[context.models.index(known[0])] = model
-    else:
-        refuse_shared_parameters(program.model, context)
-        context.models.append(model)
-    plan.program = program
+    if _registered(program.model, plan.context) is None:
+        _refuse_shared(program.model, plan.context)
     return EVERYTHING
+
+
+def _registered(module: nn.Module, context: Context) -> ModelPlan | None:
+    """The registered model that the program's is, or is a part of."""
+    return next((m for m in context.models if has_all_of(m.module, module)), None)
+
+
+def _refuse_shared(module: nn.Module, context: Context) -> None:
+    """The model that a parameter belongs to must have all that the program uses."""
+    known = {id(p) for plan in context.models for p in plan.module.parameters()}
+    shared = [name for name, p in module.named_parameters() if id(p) in known]
+    if shared:
+        raise PlanError(
+            f"minimize: the program uses {shared[0]}, which is in a registered model or another "
+            "program, beside parameters that are not; before the first of these programs is "
+            "written, register one module that has them all: fleet.distributed_model(module)"
+        )
 
 
 def distribute(plan: OptimizerPlan, program: Program) -> None:
     """Rewrite a program as the strategy says, and have its steps made by all workers."""
-    remember(program)
+    assert program.model is not None
     context = plan.context
-    model = next(m for m in context.models if m.module is program.model)
-    assert isinstance(model, ProgramModel)
-    program.passes = passes_of(context)
-    program.options = options_of(context)
-    program.runner = Together(plan, model)
+    # what may refuse comes first
+    program.passes, program.options = passes_of(context), options_of(context)
+    program.runner = Together(plan, _program_model(program.model, context))
+    plan.program = program
+    plan.programs.add(program)
+    remember(program)
+
+
+def _program_model(module: nn.Module, context: Context) -> ProgramModel:
+    """One for all programs of a registered model, in the place of what trains it eagerly."""
+    known = _registered(module, context)
+    if isinstance(known, ProgramModel):
+        return known
+    model = ProgramModel(module if known is None else known.module, context)
+    if known is None:
+        context.models.append(model)
+        return model
+    model.weigh_as(known)
+    known.close()
+    context.models[context.models.index(known)] = model
+    return model
 
 
 class Together:
-    """Makes the steps of a program with the other workers."""
+    """Makes the steps of a program, and of those rewritten from it, with the other workers."""
 
     def __init__(self, plan: OptimizerPlan, model: ProgramModel) -> None:
         self._plan, self._model = plan, model
+        self._has_shared = False
+        #: what the workers have agreed on last, and its number
+        self._agreed: weakref.WeakKeyDictionary[Program, tuple[Form, int]] = (
+            weakref.WeakKeyDictionary()
+        )
 
     def start(self, program: Program) -> None:
         """All workers come here; twice is fine."""
-        self._model.freeze()
+        self._agree(program)
 
     def run(
         self, program: Program, coder: Coder, feeds: Sequence[Tensor], wanted: Sequence[str]
     ) -> list[Tensor]:
         """A step, its gradients averaged over the workers."""
-        self.start(program)
+        number = self._agree(program)
         for slot in program.state:
             if slot.kind == "weight":
                 slot.tensor.fill_(self._model.weight)
-        with self._model.reducing():
+        with self._model.reducing(number):
             out, stepped = make_step(program, coder, feeds, wanted)
         if stepped:
             self._plan.count_step()
         return out
+
+    def _agree(self, program: Program) -> int:
+        """The number of the program as it is now, which nobody has run if it was rewritten."""
+        form, known = program.form, self._agreed.get(program)
+        if known is None or known[0] is not form:
+            self._model.freeze()
+            known = self._agreed[program] = form, self._model.agree_on(form)
+            self._plan.programs.add(program)
+        if not self._has_shared:
+            self._model.share(form.state)
+            self._has_shared = True
+        return known[1]

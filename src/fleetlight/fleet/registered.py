@@ -17,6 +17,12 @@ def registered_model(context: Context) -> nn.Module:
     return modules[0] if len(modules) == 1 else nn.ModuleList(modules)
 
 
+def has_all_of(module: nn.Module, other: nn.Module) -> bool:
+    """Whether a registered model is another one, or has all of its parameters."""
+    mine = {id(parameter) for parameter in module.parameters()}
+    return module is other or all(id(parameter) in mine for parameter in other.parameters())
+
+
 def names_of(model: nn.Module) -> dict[nn.Parameter, str]:
     """What each parameter is called."""
     return {parameter: name for name, parameter in model.named_parameters()}

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fleetlight.errors import PlanError
 from fleetlight.fleet import programs
 from fleetlight.fleet.program_passes import options_of, passes_of
+from fleetlight.fleet.registered import has_all_of
 from fleetlight.fleet.registering import distributed_model
 from fleetlight.fleet.served import ServedModel, ServedOptimizer
 from fleetlight.ps.layers.table_gradient import TableGradient
@@ -36,18 +37,12 @@ def takes_served(plan: ServedOptimizer, program: Program) -> Collection[Part]:
     """Register the program's model; workers make gradients, servers nothing at all."""
     context = plan.context
     assert program.model is not None
-    if not any(_has(model.module, program.model) for model in context.models):
+    if not any(has_all_of(model.module, program.model) for model in context.models):
         distributed_model(program.model)
     program.runner = Served(plan)
     # scripts speak of it in servers, too, where nothing more is written
     programs.remember(program)
     return () if context.service is not None else _GRADIENTS
-
-
-def _has(module: nn.Module, other: nn.Module) -> bool:
-    """Whether a registered model is another one, or has all of it."""
-    mine = {id(parameter) for parameter in module.parameters()}
-    return module is other or all(id(parameter) in mine for parameter in other.parameters())
 
 
 def distribute_served(plan: ServedOptimizer, program: Program) -> None:
@@ -95,7 +90,7 @@ class Served:
     def _model_of(self, program: Program) -> ServedModel:
         assert program.model is not None
         for model in self._plan.context.models:
-            if isinstance(model, ServedModel) and _has(model.module, program.model):
+            if isinstance(model, ServedModel) and has_all_of(model.module, program.model):
                 return model
         raise AssertionError("the model of a program was registered when it was written")
 
@@ -131,8 +126,6 @@ class _Known:
         self.trained = [p for group in plan.optimizer.param_groups for p in group["params"]]
         self._model = model
         self._weights = [slot for slot in form.state if slot.kind == "weight"]
-        #: what was written there last
-        self._weight = 1.0
         split = form.split
         pushes = {} if split is None else split.pushes
         marks = {n.name: n.args[1] for n in form.graph.nodes if n.target is GRADIENT}
@@ -149,10 +142,8 @@ class _Known:
 
     def weigh(self) -> None:
         """What the batch in hand counts for, in its short last block or after the data's end."""
-        if self._model.weight != self._weight:
-            self._weight = self._model.weight
-            for slot in self._weights:
-                slot.tensor.fill_(self._weight)
+        for slot in self._weights:
+            slot.tensor.fill_(self._model.weight)
 
     def put(self, found: Sequence[Tensor], arrived: Sequence[Arrived]) -> None:
         """Gradients where an optimizer looks for them."""

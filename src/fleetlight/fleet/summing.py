@@ -27,18 +27,28 @@ class Summing:
         reduction = dataclasses.replace(reduction_of(context), codec=Codec())
         self._reducer = reducer_of(group, reduction)
         self._reductions = GroupReductions(self._reducer, group, self._check)
+        self._program = 0
 
     @contextlib.contextmanager
-    def at(self, position: Position) -> Iterator[None]:
-        """Inside the block programs reduce with the others, who are told where this worker is."""
-        terms = agreement.checksum(terms_of(self._context))
-        self._reductions.prepare(Stamp(position, terms))
+    def at(self, position: Position, program: int) -> Iterator[None]:
+        """Inside the block a program reduces with the others, who are told where this worker is.
+
+        `program` is its number, the same on all workers.
+        """
+        self._program = program
+        self._reductions.prepare(Stamp(position, agreement.checksum(self._terms())))
         with reducing(self._reductions):
             yield
 
     def _check(self, stamps: Mapping[int, Stamp]) -> None:
         check_equally_far({index: stamp.position for index, stamp in stamps.items()})
-        agreement.check_same_terms(stamps, terms_of(self._context), self._group)
+        agreement.check_same_terms(stamps, self._terms(), self._group)
+
+    def _terms(self) -> agreement.Terms:
+        return [
+            *terms_of(self._context),
+            ("the program that runs, in the order of their first runs,", self._program),
+        ]
 
     def close(self) -> None:
         """Let go of what was opened for it, and of the process groups."""

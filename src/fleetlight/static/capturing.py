@@ -18,6 +18,7 @@ from fleetlight.static.passes.split_ps import SplitPS
 from fleetlight.static.program import Program
 from fleetlight.static.running.reading import Reading
 from fleetlight.static.writing import optimizers
+from fleetlight.static.writing.calls import watched
 from fleetlight.static.writing.clipping import Clip
 from fleetlight.static.writing.haste import uncollected
 from fleetlight.static.writing.source import Source
@@ -47,6 +48,7 @@ def capture(
         if loss_fn is None:
             raise ConfigError("capture: an optimizer without loss_fn has nothing to minimize")
     program = Program()
+    program.begin_at_once()
     source = program.written()
     feeds = {name: _feed(source, name, value) for name, value in example_inputs.items()}
     to_model = _inputs_of(model, list(feeds))
@@ -80,7 +82,7 @@ def _named(output: Any) -> Iterator[tuple[str, Variable]]:
 
 
 def _computed(source: Source, function: Callable[..., Any], output: Any, rest: list[Any]) -> Any:
-    with source.recorder.writing():
+    with watched(), source.recorder.writing():
         return function(output, *rest)
 
 

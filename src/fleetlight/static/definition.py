@@ -45,6 +45,8 @@ class _Written:
         _pair(self.main, self.startup)
         #: innermost last
         self.guarded: list[tuple[Program, Program]] = []
+        #: True from the first feed of the default program to its first run
+        self.is_open = False
 
     def now(self) -> tuple[Program, Program]:
         return self.guarded[-1] if self.guarded else (self.main, self.startup)
@@ -75,6 +77,17 @@ def reset_default_programs() -> None:
     _pair(_written.main, _written.startup)
 
 
+def leave_writing(run: Program | None = None) -> None:
+    """Where nothing is being written, modules are called as torch calls them.
+
+    The default program is being written until it is run.
+    """
+    if run is _written.main:
+        _written.is_open = False
+    if not _written.guarded and not _written.is_open:
+        calls.unwatch()
+
+
 @contextlib.contextmanager
 def program_guard(main: Program, startup: Program | None = None) -> Iterator[None]:
     """Inside the block, `data` belongs to `main`, which waits for `startup` to run."""
@@ -91,8 +104,7 @@ def program_guard(main: Program, startup: Program | None = None) -> Iterator[Non
         yield
     finally:
         _written.guarded.pop()
-        if not _written.guarded:
-            calls.unwatch()
+        leave_writing()
 
 
 def data(
@@ -110,6 +122,7 @@ def data(
     sizes = [
         size or _EXAMPLES[min(place, len(_EXAMPLES) - 1)] for place, size in enumerate(feed.shape)
     ]
+    _written.is_open = _written.is_open or not _written.guarded
     calls.watch()
     example = torch.zeros(sizes, dtype=feed.dtype, device=device)
     return source.recorder.feed(feed, example, is_invented=True)

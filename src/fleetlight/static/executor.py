@@ -11,16 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fleetlight.checkpoint import InferenceModel
 from fleetlight.errors import ConfigError
 from fleetlight.static import datasets
 from fleetlight.static.coding.coder import Coder
-from fleetlight.static.definition import default_main_program
+from fleetlight.static.definition import default_main_program, leave_writing
 from fleetlight.static.graph.feeds import Feed, accept, in_order
-from fleetlight.static.graph.form import Form, needed_feeds
+from fleetlight.static.graph.form import Form, changed_feeds, needed_feeds
 from fleetlight.static.program import Program
 from fleetlight.static.running.options import Options, Threads
 from fleetlight.static.running.places import place_of
-from fleetlight.static.writing import calls
+
+#: what is the same on all workers
+_KEPT = ("parameter", "buffer")
 
 
 class Executor:
@@ -63,8 +66,8 @@ class Executor:
         that was started (`static.bind`) gives the next batch, or `static.EndOfData`. What no fetch
         and no change of the state needs may be missing: a prediction needs no label.
         """
-        calls.unwatch()
         program = _checked(default_main_program() if program is None else program)
+        leave_writing(program)
         if program.begins:
             return self._start(program)
         self._check_started(program)
@@ -120,7 +123,7 @@ class Executor:
 
     def _check_started(self, program: Program) -> None:
         startup = program.startup
-        if startup is None or program.has_started:
+        if startup is None or program.has_started or not _keeps_values(program.form):
             return
         if not any(p.has_started for p in startup.begins):
             raise ConfigError(
@@ -142,7 +145,12 @@ class Executor:
                 "static.bind(loader, ...)"
             )
         given: Mapping[str, Any] = in_order(known.feeds, {} if feed is None else feed)
-        return accept(known.feeds, given, needed, known.device or self.place)
+        feeds = accept(known.feeds, given, needed, known.device or self.place)
+        if not known.changed:
+            return feeds
+        # what the caller fed stays what it was
+        named = zip(known.feeds, feeds, strict=True)
+        return [value.clone() if name in known.changed else value for name, value in named]
 
     def _of(self, program: Program) -> _Known:
         form = program.form
@@ -160,28 +168,36 @@ class _Known:
     #: how often it was run, and what its fetches were last
     runs: int = 0
     values: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    #: in which run each of them was computed
+    computed: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.feeds: dict[str, Feed] = {feed.name: feed for feed in self.form.feeds}
-        kept = [s.tensor for s in self.form.state if s.kind in ("parameter", "buffer")]
+        kept = [slot.tensor for slot in self.form.state if slot.kind in _KEPT]
         self.device: torch.device | None = kept[0].device if kept else None
         #: an evaluation answers what it computes, whatever the frequency
         self.trains = any(
             node.meta.get("part", "forward") != "forward" for node in self.form.graph.nodes
         )
+        self.changed = changed_feeds(self.form)
         self._needed: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def to_compute(self, wanted: Sequence[str], frequency: int) -> Sequence[str]:
-        """What of the fetches this run is to compute; the others are answered as they were."""
-        if not self.trains or self.runs % frequency == 0:
+        """What of the fetches this run is to compute; the others are answered as they were.
+
+        None of them is older than `frequency` runs.
+        """
+        if not self.trains or frequency == 1 or self.runs % frequency == 0:
             return wanted
-        return [name for name in wanted if name not in self.values]
+        oldest = self.runs - frequency
+        return [name for name in wanted if self.computed.get(name, oldest) <= oldest]
 
     def count(self, computed: Sequence[str], values: Sequence[Tensor]) -> None:
         """A run is done."""
-        self.runs += 1
         if self.trains:
             self.values.update(zip(computed, values, strict=True))
+            self.computed.update(dict.fromkeys(computed, self.runs))
+        self.runs += 1
 
     def needs(self, wanted: Sequence[str]) -> tuple[str, ...]:
         """The feeds that a run needs for these values and for all changes of the state."""
@@ -191,9 +207,16 @@ class _Known:
         return self._needed[key]
 
 
+def _keeps_values(form: Form) -> bool:
+    """Whether there is anything that a startup program brings."""
+    return any(slot.kind in _KEPT for slot in form.state)
+
+
 def _checked(program: Any) -> Program:
     if isinstance(program, Program):
         return program
+    if isinstance(program, InferenceModel):
+        raise ConfigError("Executor: got an InferenceModel: call it, model(x)")
     raise ConfigError(f"Executor: got a {type(program).__name__}, expected a static.Program")
 
 

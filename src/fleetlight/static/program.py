@@ -15,12 +15,14 @@ from torch import nn
 from fleetlight.checkpoint.store import Directory
 from fleetlight.errors import ConfigError, PlanError
 from fleetlight.static.files import saving
+from fleetlight.static.files.document import ON_SERVERS
 from fleetlight.static.graph import text
 from fleetlight.static.graph.evaluation import evaluation
 from fleetlight.static.graph.feeds import Feed
 from fleetlight.static.graph.form import Form, Pass
 from fleetlight.static.graph.reductions import REDUCE
 from fleetlight.static.graph.state import Slot
+from fleetlight.static.graph.variable import Variable
 from fleetlight.static.running.options import Options
 from fleetlight.static.running.reading import Reading, read_tables
 from fleetlight.static.running.runners import Alone, Runner
@@ -66,12 +68,23 @@ class Program:
         """A program of a form; nothing more can be written into it."""
         program = cls()
         program.source, program._made = None, (None, form)
+        program.begin_at_once()
         return program
+
+    def begin_at_once(self) -> None:
+        """Its values are there: its startup program does nothing and need not be run."""
+        self.startup, self.has_started = Program(), True
+
+    def _begin_with(self, other: Program) -> None:
+        """What brings the values of another program brings those of this one."""
+        if other.startup is not None:
+            self.startup, self.has_started = other.startup, other.has_started
 
     @property
     def form(self) -> Form:
         """The program as it will run."""
-        key = None if self.source is None else (self.source.version, self.passes)
+        # a copy: it may be a list that somebody changes
+        key = None if self.source is None else (self.source.version, tuple(self.passes))
         if self._made is None or self._made[0] != key:
             assert self.source is not None
             with uncollected():
@@ -104,7 +117,8 @@ class Program:
         for rewrite in passes:
             form = rewrite(form)
         program = Program.of(form)
-        program.runner, program.startup = self.runner, self.startup
+        program._begin_with(self)
+        program.runner = self.runner
         program.options, program.origin = self.options, self.origin or self.source
         program.model, program.optimizer = self.model, self.optimizer
         return program
@@ -117,7 +131,8 @@ class Program:
         program = Program.of(read_tables(evaluation(source)))
         if program.form.split is not None:
             program.runner = Reading()
-        program.startup, program.model = self.startup, self.model
+        program._begin_with(self)
+        program.model = self.model
         program.origin = self.origin or self.source
         return program
 
@@ -167,12 +182,8 @@ class Program:
 
         A crash leaves what was there before. In a job, save on one worker.
         """
-        if self.form.lookups:
-            raise PlanError(
-                "Program.save: the rows of the tables of this program are on the parameter "
-                "servers; keep them by fleet.save_persistables, or save the model for inference "
-                "by fleet.save_inference_model(dirname, inputs)"
-            )
+        if self.form.lookups or self.form.split is not None:
+            raise PlanError(f"Program.save: {ON_SERVERS}")
         saving.save(dirname, self._of_one_worker())
 
     def _of_one_worker(self) -> Form:
@@ -201,7 +212,7 @@ class Program:
 
     def names_of(self, wanted: Iterable[Any]) -> Sequence[str]:
         """Names by which this program knows variables, or what a user calls them."""
-        given = [one if isinstance(one, str) else one.name for one in wanted]
+        given = [one if isinstance(one, str) else self._name_of(one) for one in wanted]
         if self.origin is None:
             return given
         later = self.origin.recorder.names
@@ -209,6 +220,21 @@ class Program:
             later[name].name if name in later and name not in self.form.fetches else name
             for name in given
         ]
+
+    def _name_of(self, variable: Any) -> str:
+        """Another program has another value by the same name."""
+        if not isinstance(variable, Variable):
+            raise ConfigError(
+                f"fetch: got a {type(variable).__name__}, expected a variable of the program, "
+                "or its name"
+            )
+        source = self.origin or self.source
+        if source is None or variable.writer is not source.recorder:
+            raise ConfigError(
+                f"fetch: {variable!r} belongs to another program; fetch it from that one, or here "
+                f"by its name, fetch_list=[{variable.name!r}]"
+            )
+        return variable.name
 
 
 def _keep(before: Iterable[Slot], now: Iterable[Slot]) -> None:

@@ -396,3 +396,13 @@ def test_a_document_is_the_form() -> None:
     again, _ = describe(form_of(msgspec.json.decode(text, type=Document), tensors))
     assert msgspec.json.encode(again) == text
     assert accuracy.__name__ in document.fetches
+
+
+def test_the_weight_of_the_last_batch_is_not_saved(tmp_path: Path) -> None:
+    program = made()
+    (weight,) = (slot for slot in program.state if slot.kind == "weight")
+    weight.tensor.fill_(0.25)
+    program.save(tmp_path)
+    (loaded,) = (s for s in static.load_program(tmp_path).state if s.kind == "weight")
+    assert loaded.tensor.item() == 1
+    assert weight.tensor.item() == 0.25

@@ -135,3 +135,17 @@ def test_models_in_eval_mode_can_be_captured_whatever_they_ask() -> None:
     # the attribute is an ordinary one again
     assert model.training is False
     assert "training" not in nn.Module.__dict__
+
+
+@pytest.mark.parametrize("is_renamed", [False, True])
+def test_what_depends_on_random_numbers_says_so_where_it_is_fetched(is_renamed: bool) -> None:
+    x = static.data("x", [None, 4])
+    noisy = (x + torch.randn_like(x)).mean()
+    plain = x * 2
+    evaluation = static.default_main_program().clone(for_test=True)
+    if is_renamed:
+        noisy.name = "noisy"  # type: ignore[attr-defined]
+    executor, feed = static.Executor(), {"x": torch.ones(3, 4)}
+    assert executor.run(evaluation, feed, [plain])[0].sum() == 24
+    with pytest.raises(PlanError, match=r"randn_like draws random numbers, and nothing says what"):
+        executor.run(evaluation, feed, [noisy])

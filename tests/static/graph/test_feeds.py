@@ -56,3 +56,16 @@ def test_users_may_write_minus_one_and_names_of_types() -> None:
     for shape, dtype in (([0], "float32"), (["a"], "float32"), ([1], "float33"), ([1], 3)):
         with pytest.raises(ConfigError, match="data 'x'"):
             feed_of("x", shape, dtype)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shape", [4, "4", None])
+def test_a_shape_is_a_list(shape: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^data 'q': got the shape .*, expected a list of sizes"):
+        feed_of("q", shape, "float32")
+
+
+def test_types_with_near_names_are_told() -> None:
+    with pytest.raises(ConfigError, match=r"dtype='flot32', expected .*did you mean 'float32'"):
+        feed_of("q", [4], "flot32")
+    with pytest.raises(ConfigError, match=r"known names: float32, float64, bfloat16, int64"):
+        feed_of("q", [4], "zzz")

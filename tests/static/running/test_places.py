@@ -36,6 +36,11 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         place_of(2)
 
 
+def test_what_was_typed_is_quoted() -> None:
+    with pytest.raises(ConfigError, match="got the place 'gpuu', expected"):
+        place_of("gpuu")
+
+
 @pytest.mark.parametrize("place", [None, "moon", True, -1, 1.5, object()])
 def test_no_place(place: Any) -> None:
     with pytest.raises(ConfigError, match=r"^Executor: got the place .*, expected 'cpu', 'cuda', "):

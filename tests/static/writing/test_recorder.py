@@ -197,3 +197,24 @@ def test_sparse_gradients_are_refused_with_the_remedy() -> None:
         static.minimize(
             torch.optim.SGD([weight], lr=1), F.embedding(ids, weight, sparse=True).sum()
         )
+
+
+def test_a_feed_is_fetched_by_its_own_name() -> None:
+    # both are a_b for Python
+    one, other = static.data("a b", [None, 2]), static.data("a_b", [None, 2])
+    feed = {"a b": torch.ones(1, 2), "a_b": torch.zeros(1, 2)}
+    assert [one.name, other.name] == list(feed)  # type: ignore[attr-defined]
+    for wanted in ([one, other], list(feed)):
+        found = static.Executor().run(feed=feed, fetch_list=wanted)
+        assert [value.sum().item() for value in found] == [2, 0]
+
+
+def test_open_sizes_have_no_names_of_torch(caplog: pytest.LogCaptureFixture) -> None:
+    x = static.data("x", [None, 4])
+    assert repr(x.repeat(2, 1)) == "Variable repeat: float32[?, 4]"
+    with pytest.raises(RuntimeError, match=r"but got \[any, 4\] X \[5, 3\]"):
+        nn.Linear(5, 3)(x)
+    with pytest.raises(RuntimeError, match=r"tensor a \(any\) must match .* tensor b \(any\)"):
+        x + x.repeat(2, 1)
+    # the error alone, and not what torch writes on its way
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]

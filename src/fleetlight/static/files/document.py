@@ -23,6 +23,13 @@ from fleetlight.static.graph.sizes import Sizes, plain
 from fleetlight.static.graph.state import Kind, Slot
 from fleetlight.static.writing.recorder import Part
 
+#: why some programs have no files of their own
+ON_SERVERS = (
+    "parameter servers make the steps of this program and keep the rows of its tables, if it has "
+    "any, which its files could not say; save all by fleet.save_persistables(dirname), for the "
+    "same script to load, or the model by fleet.save_inference_model(dirname, inputs)"
+)
+
 
 class SlotEntry(msgspec.Struct, frozen=True):
     """A tensor of the state; its values are in the file of the state under `tensor`."""
@@ -84,10 +91,7 @@ class Document(msgspec.Struct, frozen=True):
 def describe(form: Form) -> tuple[Document, dict[str, Tensor]]:
     """The form as plain data, and the tensors of its state by their names in a file."""
     if form.lookups or form.split:
-        raise CheckpointError(
-            "the program looks rows up in tables of parameter servers, which are not in its files; "
-            "fleet.save_persistables(dirname) saves tables and model, for the same script to load"
-        )
+        raise CheckpointError(ON_SERVERS)
     sizes = Sizes(form)
     nodes = list(form.graph.nodes)
     inputs = [node for node in nodes if node.op == "placeholder"]
@@ -109,6 +113,9 @@ def describe(form: Form) -> tuple[Document, dict[str, Tensor]]:
 def _slot(slot: Slot, node: fx.Node, tensors: dict[str, Tensor]) -> SlotEntry:
     slot.refresh()
     key, tensor = str(slot), slot.tensor.detach()
+    if slot.kind == "weight":
+        # that of the last batch says nothing of the next one
+        tensor = torch.ones_like(tensor)
     while key in tensors:
         key += "'"
     tensors[key] = tensor

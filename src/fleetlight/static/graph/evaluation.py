@@ -31,10 +31,17 @@ def evaluation(form: Form) -> Form:
     _refuse_own_ways(graph)
     _take_tested(graph)
     _drop_changes(graph, form)
-    _drop_chance(graph, fetched)
+    missing = _drop_chance(graph, fetched)
     names = {node.name for node in graph.nodes}
     kept = {name: node for name, node in form.fetches.items() if node in names}
-    return dataclasses.replace(form, graph=graph, fetches=kept, reports=(), schedule=Schedule())
+    return dataclasses.replace(
+        form,
+        graph=graph,
+        fetches=kept,
+        reports=(),
+        schedule=Schedule(),
+        missing={**form.missing, **missing},
+    )
 
 
 def _take_tested(graph: fx.Graph) -> None:
@@ -70,8 +77,11 @@ def _drop_changes(graph: fx.Graph, form: Form) -> None:
         graph.erase_node(node)
 
 
-def _drop_chance(graph: fx.Graph, fetched: set[str]) -> None:
-    """Random numbers that are left belong to training, unless something named depends on them."""
+def _drop_chance(graph: fx.Graph, fetched: set[str]) -> dict[str, str]:
+    """Random numbers that are left belong to training, unless something named depends on them.
+
+    Answers what is computed no longer, and why.
+    """
     by_chance: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         inputs = {*node.all_input_nodes, *map(base_of, node.all_input_nodes)}
@@ -80,16 +90,22 @@ def _drop_chance(graph: fx.Graph, fetched: set[str]) -> None:
         if first is not None:
             for touched in {node, *map(base_of, changed_by(node))}:
                 by_chance[touched] = first
-    for node, first in by_chance.items():
-        if node.name in fetched:
-            raise PlanError(
-                f"clone(for_test=True): {first.name} draws random numbers, and nothing says what "
-                f"an evaluation computes in its place for {node.name}; use torch's own dropout "
-                "functions, or capture model.eval() with optimizer=None"
-            )
+    missing = {
+        node.name: (
+            f"clone(for_test=True): {first.name} draws random numbers, and nothing says what "
+            f"an evaluation computes in its place for {node.name}; use torch's own dropout "
+            "functions, or capture model.eval() with optimizer=None"
+        )
+        for node, first in by_chance.items()
+        if node.op == "call_function"
+    }
+    for node in by_chance:
+        if node.name in fetched and node.name in missing:
+            raise PlanError(missing[node.name])
     for node in reversed(graph.nodes):
         if node in by_chance and node.op == "call_function" and not node.users:
             graph.erase_node(node)
+    return missing
 
 
 def _refuse_own_ways(graph: fx.Graph) -> None:

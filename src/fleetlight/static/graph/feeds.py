@@ -16,6 +16,8 @@ from torch import Tensor
 from fleetlight.errors import ConfigError, did_you_mean
 from fleetlight.static.graph.variable import is_variable
 
+#: types that most feeds have
+_USUAL = ("float32", "float64", "bfloat16", "int64", "int32", "bool")
 #: sizes of a tensor; None is any size
 Shape = tuple[int | None, ...]
 
@@ -198,6 +200,11 @@ def _compare(feeds: Mapping[str, Feed], found: Mapping[str, Tensor]) -> dict[str
 
 def feed_of(name: str, shape: Sequence[int | None], dtype: Any) -> Feed:
     """A feed from what a user writes: -1 is any size too, and a type may be its name."""
+    if not isinstance(shape, Sequence) or isinstance(shape, str):
+        raise ConfigError(
+            f"data {name!r}: got the shape {shape!r}, expected a list of sizes, in which None is "
+            f"any size: [None, 4]"
+        )
     sizes: list[int | None] = []
     for size in shape:
         if size is not None and (not isinstance(size, int) or size < -1 or size == 0):
@@ -209,8 +216,10 @@ def feed_of(name: str, shape: Sequence[int | None], dtype: Any) -> Feed:
 def _dtype(name: str, dtype: Any) -> torch.dtype:
     found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(found, torch.dtype):
+        known = [key for key, value in vars(torch).items() if isinstance(value, torch.dtype)]
+        near = f"; {did_you_mean(dtype, known, _USUAL)}" if isinstance(dtype, str) else ""
         raise ConfigError(
-            f"data {name!r}: got dtype={dtype!r}, expected one of torch, torch.float32"
+            f"data {name!r}: got dtype={dtype!r}, expected one of torch, torch.float32{near}"
         )
     return found
 

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx
 
-from fleetlight.errors import ConfigError, did_you_mean
-from fleetlight.static.graph.aliases import base_of
+from fleetlight.errors import ConfigError, PlanError, did_you_mean
+from fleetlight.static.graph.aliases import base_of, changed_by
 from fleetlight.static.graph.feeds import Feed
 from fleetlight.static.graph.lookups import Lookup, Split
 from fleetlight.static.graph.marks import without_marks
@@ -47,6 +47,8 @@ class Form:
     lookups: tuple[Lookup, ...] = ()
     #: what is pulled before a run and pushed after it, once that is known
     split: Split | None = None
+    #: names of values that it cannot compute, and why
+    missing: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def copied(self) -> tuple[fx.Graph, Copied]:
         """A graph of one's own, with nodes of the same names; and which is which."""
@@ -65,15 +67,34 @@ class Form:
         nodes = self.graph.nodes
         return frozenset(n.name for n in nodes if n.meta.get("part") in ("reduction", "update"))
 
+    @functools.cached_property
+    def checks(self) -> tuple[Callable[[], None], ...]:
+        """What is asked before it trains; an evaluation trains nothing."""
+        if not any(node.meta.get("part") == "backward" for node in self.graph.nodes):
+            return ()
+        return tuple(slot.check for slot in self.state if slot.check is not None)
+
     def node(self, name: str) -> fx.Node:
         """The node of a name, as a user gives it."""
-        wanted = self.fetches.get(name, name)
+        wanted = self.fetches.get(name) or self._inputs.get(name, name)
         node: fx.Node
         for node in self.graph.nodes:
             if node.name == wanted and isinstance(node.meta.get("val"), Tensor):
                 return node
-        known = [*self.fetches, *(n.name for n in self.graph.nodes if n.op == "call_function")]
-        raise ConfigError(f"fetch {name!r} is not one of this program: {did_you_mean(name, known)}")
+        if wanted in self.missing:
+            raise PlanError(self.missing[wanted])
+        told = [*self.fetches, *self._inputs]
+        known = [*told, *(n.name for n in self.graph.nodes if n.op == "call_function")]
+        raise ConfigError(
+            f"fetch {name!r} is not one of this program: {did_you_mean(name, known, told)}"
+        )
+
+    @functools.cached_property
+    def _inputs(self) -> Mapping[str, str]:
+        """Names of feeds, and of their nodes, where Python knows others."""
+        inputs = [node.name for node in self.graph.nodes if node.op == "placeholder"]
+        names = [feed.name for feed in self.feeds]
+        return dict(zip(names, inputs[len(self.state) :], strict=True))
 
 
 class Pass(Protocol):
@@ -90,6 +111,15 @@ class Pass(Protocol):
 def code_of(form: Form, wanted: Sequence[str], parts: Iterable[str]) -> fx.GraphModule:
     """A module that makes just these values and all changes of the state by these parts."""
     return fx.GraphModule(torch.nn.Module(), graph_of(form, wanted, parts))
+
+
+def changed_feeds(form: Form) -> frozenset[str]:
+    """The feeds that the program changes where they are, as an in-place function of torch does."""
+    inputs = [node for node in form.graph.nodes if node.op == "placeholder"]
+    calls = [node for node in form.graph.nodes if node.op == "call_function"]
+    changed = {base_of(one) for node in calls for one in changed_by(node)}
+    feeds = zip(form.feeds, inputs[len(form.state) :], strict=True)
+    return frozenset(feed.name for feed, node in feeds if node in changed)
 
 
 def needed_feeds(form: Form, wanted: Iterable[str]) -> tuple[str, ...]:

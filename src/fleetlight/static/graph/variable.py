@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from torch import Tensor
+from torch import SymInt, Tensor
 from torch.utils._pytree import tree_leaves
 
 
@@ -68,10 +68,15 @@ class Variable(Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         kind = str(self.fake.dtype).removeprefix("torch.")
-        return f"Variable {self.name}: {kind}[{', '.join(map(str, self.fake.shape))}]"
+        return f"Variable {self.name}: {kind}[{', '.join(map(_text, self.fake.shape))}]"
 
     def __format__(self, spec: str) -> str:
         return format(float(self), spec) if spec else repr(self)
+
+
+def _text(size: int | SymInt) -> str:
+    """As feeds say it: torch's own names of open sizes tell nobody anything."""
+    return "?" if isinstance(size, SymInt) else str(size)
 
 
 def writer_of(values: Any) -> Writer:

@@ -33,12 +33,10 @@ def place_of(place: Any) -> torch.device:
 def _device(place: Any) -> torch.device:
     if isinstance(place, int) and not isinstance(place, bool) and place >= 0:
         return torch.device("cuda", place)
-    if isinstance(place, str):
-        # Paddle calls it gpu
-        place = place.replace("gpu", "cuda", 1)
     if not isinstance(place, (str, torch.device)):
         raise ConfigError(f"Executor: got the place {place!r}, {_EXPECTED}")
     try:
-        return torch.device(place)
+        # Paddle calls it gpu
+        return torch.device(place.replace("gpu", "cuda", 1) if isinstance(place, str) else place)
     except RuntimeError:
         raise ConfigError(f"Executor: got the place {place!r}, {_EXPECTED}") from None

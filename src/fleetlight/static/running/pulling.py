@@ -31,6 +31,7 @@ from fleetlight.ps.update import Floats, Ids, TableGradients
 from fleetlight.static.graph.feeds import Feed
 from fleetlight.static.graph.form import Form
 from fleetlight.static.graph.lookups import ROWS, Lookup, Pull, Wanted
+from fleetlight.static.graph.state import Slot
 
 Places = NDArray[np.int32]
 
@@ -59,6 +60,9 @@ def pull(form: Form, feeds: Sequence[Tensor], *, insert: bool) -> list[Arrived]:
     if form.split is None or not form.split.pulls:
         return []
     by_name = dict(zip((feed.name for feed in form.feeds), feeds, strict=True))
+    for need in form.split.needs:
+        if isinstance(need, Slot):
+            need.refresh()
     given = [
         by_name[need.name] if isinstance(need, Feed) else need.tensor for need in form.split.needs
     ]

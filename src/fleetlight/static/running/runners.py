@@ -82,12 +82,15 @@ def run_parts(
     """Run some parts of a program on its state as it is now."""
     code = coder(program, wanted, parts)
     state = program.state
+    if "backward" in parts or "update" in parts:
+        for check in program.form.checks:
+            check()
     for slot in state:
-        if slot.current is not None:
+        if slot.current is not None or slot.places:
             slot.refresh()
     with torch.no_grad():
         out = code(*(slot.tensor for slot in state), *feeds)
-    if "update" in parts and program.optimizer is not None:
-        # torch's schedulers look at it
+    if "backward" in parts and program.optimizer is not None:
+        # torch's schedulers look at it, also where the step is made later
         program.optimizer._opt_called = True  # type: ignore[attr-defined]
     return out

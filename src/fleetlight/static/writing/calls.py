@@ -74,7 +74,7 @@ class Modules:
         self._know(module)
         before = self._state_of(module)
         after = dict(before)
-        with recorder.calling(type(module).__name__), _watched(), recorder.writing():
+        with recorder.calling(type(module).__name__), watched(), recorder.writing():
             with (
                 watched_training(recorder),
                 _reparametrize_module(module, after),
@@ -103,10 +103,21 @@ class Modules:
             raise PlanError(
                 f"{lazy[0]} has no shape yet; call the model once with a batch before the program"
             )
-        return {
+        variables = {
             **{name: state("parameter", "", tensor) for name, tensor in parameters},
             **{name: state("buffer", "", tensor) for name, tensor in buffers},
         }
+        self._place(module)
+        return variables
+
+    def _place(self, module: nn.Module) -> None:
+        """Say where the tensors of the state are: somebody may put others there."""
+        entries = self._recorder.entries
+        for part in module.modules():
+            for place in (part._parameters, part._buffers):
+                for name, tensor in place.items():
+                    if tensor is not None and id(tensor) in entries:
+                        entries[id(tensor)].slot.is_in(place, name)
 
 
 def _keep_changed(before: Mapping[str, Tensor], after: Mapping[str, Any]) -> None:
@@ -129,7 +140,7 @@ def _short_name(module: nn.Module, number: int) -> str:
 
 
 @contextlib.contextmanager
-def _watched() -> Iterator[None]:
+def watched() -> Iterator[None]:
     """Inside the block, modules within a module are seen as well."""
     before = nn.Module.__call__
     watch()

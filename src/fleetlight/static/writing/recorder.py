@@ -41,6 +41,8 @@ from fleetlight.static.writing.testing import Twin, twin
 Part = Literal["forward", "backward", "reduction", "update"]
 
 
+#: how torch calls a module
+_CALL = nn.Module.__call__
 #: functions that compute nothing
 _QUESTIONS = ("__get__", "size", "dim", "is_floating_point", "numel", "stride", "is_contiguous")
 #: views that torch can also make in place
@@ -106,7 +108,8 @@ class Recorder:
         context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
         fake = self._fakes.from_tensor(example.detach().contiguous(), symbolic_context=context)
         variable = self._placeholder(feed.name, fake, requires_grad=False)
-        self.feeds[feed.name] = (feed, variable, self.node_of(variable))
+        node = self.node_of(variable)
+        self.feeds[feed.name], self._given[node] = (feed, variable, node), feed.name
         if is_invented:
             self._invented.add(feed.name)
         return variable
@@ -181,8 +184,17 @@ class Recorder:
                     "of the program, which would take it for a constant; compute it in the forward "
                     "of a module that the program calls"
                 )
+            self._refuse_unseen()
             return self.state("parameter", "", value)
         return value
+
+    def _refuse_unseen(self) -> None:
+        """A module that nobody watches has its own tensors in place of the program's."""
+        if nn.Module.__call__ is _CALL:
+            raise PlanError(
+                "a module was called with variables of a program that was run already; call all "
+                "modules before the first run, or inside static.program_guard(program)"
+            )
 
     def operation(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An operation of torch, below autograd."""
@@ -310,7 +322,8 @@ class Recorder:
         """Give it another name."""
         if not isinstance(name, str) or not name:
             raise PlanError(f"a name of a variable: got {name!r}, expected a string")
-        if self.names.get(name, variable) not in (variable, self.node_of(variable)):
+        is_feed = name in self.feeds and self.feeds[name][2] is not self.node_of(variable)
+        if is_feed or self.names.get(name, variable) not in (variable, self.node_of(variable)):
             raise PlanError(f"the name {name!r} belongs to another variable of this program")
         node = self.node_of(variable)
         self.names[name], self._given[node] = node, name

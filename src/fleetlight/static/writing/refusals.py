@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     UnsupportedOperatorException,
@@ -26,6 +29,10 @@ _ASKS_VALUES = frozenset(
         *("__float__", "__int__", "__bool__", "__index__", "__complex__"),
     )
 )
+#: where torch writes a traceback, before the error that is raised anyway
+_TRACES = logging.getLogger(fake_tensor.__name__)
+#: an open size as torch calls it, or a multiple of one
+_OPEN = re.compile(r"\b(?:\d+\*)?s\d+\b")
 _COPIES = ("__deepcopy__", "__reduce_ex__")
 
 
@@ -66,6 +73,7 @@ def changes(func: Any, args: Sequence[Any], entries: Mapping[int, Any]) -> None:
 def of(func: Any) -> Iterator[None]:
     """Inside the block, `func` is written down; say in plain words why it is not."""
     name = getattr(func, "__name__", str(func)).partition(".")[0]
+    was_silent, _TRACES.disabled = _TRACES.disabled, True
     try:
         yield
     except (GuardOnDataDependentSymNode, DataDependentOutputException) as error:
@@ -75,6 +83,12 @@ def of(func: Any) -> Iterator[None]:
             f"{name} has no form in a program, which has dense tensors only ({error}); do it "
             "outside, or train eagerly"
         ) from error
+    except (RuntimeError, ValueError) as error:
+        # torch's own, such as of shapes that do not fit
+        error.args = tuple(_OPEN.sub("any", a) if isinstance(a, str) else a for a in error.args)
+        raise
+    finally:
+        _TRACES.disabled = was_silent
 
 
 def _asked(name: str) -> PlanError:

@@ -37,11 +37,17 @@ def write_backward(
         raise PlanError("minimize: the loss depends on no parameter that requires a gradient")
     trained = _trained(recorder, names, optimizer)
     with recorder.part_of("backward"), recorder.writing():
-        weight = recorder.state("weight", WEIGHT, torch.ones((), dtype=loss.dtype))
+        ones = torch.ones((), dtype=loss.dtype)
+        slot = Slot("weight", WEIGHT, ones)
+        weight = recorder.state("weight", WEIGHT, ones, slot)
         found = torch.autograd.grad(
             loss, [variable for _, variable in trained], [weight], allow_unused=True
         )
         recorder.chance.end()
+        for entry in recorder.entries.values():
+            # of another optimizer, with which writing has failed
+            entry.slot.check = None
+        slot.check = Trained(optimizer, names).check
         return {
             name: GRADIENT(gradient, name)
             for (name, _), gradient in zip(trained, found, strict=True)
@@ -59,7 +65,7 @@ def write_step(
     optimizers.begin(optimizer)
     groups = optimizer.param_groups
     with recorder.part_of("update"), recorder.writing():
-        rates = [_rate(recorder, f"group {number}", group) for number, group in enumerate(groups)]
+        rates = [_rate(recorder, optimizer, number) for number in range(len(groups))]
         parameters = [
             [recorder.state("parameter", names[id(p)], p) for p in group["params"]]
             for group in groups
@@ -123,21 +129,25 @@ def _kept(optimizer: torch.optim.Optimizer, parameter: Tensor, key: str) -> Tens
     return tensor
 
 
-def _rate(recorder: Recorder, name: str, group: dict[str, Any]) -> Tensor:
-    slot = rate(name, _reading(name, group))
+def _rate(recorder: Recorder, optimizer: torch.optim.Optimizer, number: int) -> Tensor:
+    name = f"group {number}"
+    slot = rate(name, _reading(optimizer, number))
     return recorder.state("rate", name, slot.tensor, slot)
 
 
-def _reading(name: str, group: dict[str, Any]) -> Callable[[], float]:
+def _reading(optimizer: torch.optim.Optimizer, number: int) -> Callable[[], float]:
     """The learning rate as it is now; what else a group says has become part of the program."""
-    written = _options(group)
+    written = _options(optimizer.param_groups[number])
 
     def read() -> float:
+        # whoever loads a state_dict puts other groups there
+        group = optimizer.param_groups[number]
         now = _options(group)
-        if now != written:
-            option = next(o for o in written if now.get(o) != written[o])
+        # schedulers note things of their own in a group
+        option = next((o for o in written if now.get(o) != written[o]), None)
+        if option is not None:
             raise PlanError(
-                f"{name} of the optimizer: {option} is {now.get(option)!r} and was "
+                f"group {number} of the optimizer: {option} is {now.get(option)!r} and was "
                 f"{written[option]!r} when the program was written; of a program only the learning "
                 "rate can be changed, so write it again"
             )
@@ -148,3 +158,45 @@ def _reading(name: str, group: dict[str, Any]) -> Callable[[], float]:
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in group.items() if name not in _FREE}
+
+
+class Trained:
+    """What an optimizer trained when a program was written: the program trains just that."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, names: dict[int, str]) -> None:
+        self._optimizer = optimizer
+        self._groups = [list(group["params"]) for group in optimizer.param_groups]
+        self._identities = [list(map(id, group)) for group in self._groups]
+        self._trains = [[p.requires_grad for p in group] for group in self._groups]
+        self._names = [[names[id(p)] for p in group] for group in self._groups]
+
+    def check(self) -> None:
+        """Refuse to train when it is something else now. It is asked before each step."""
+        groups = self._optimizer.param_groups
+        if len(groups) != len(self._groups):
+            self._refuse("the optimizer", f"{len(groups)} param groups", str(len(self._groups)))
+        for number, group in enumerate(groups):
+            now = group["params"]
+            if list(map(id, now)) != self._identities[number]:
+                self._refuse_group(number, now)
+            if [p.requires_grad for p in now] != self._trains[number]:
+                self._refuse_frozen(number, now)
+
+    def _refuse_group(self, number: int, now: list[Tensor]) -> None:
+        was, place = self._groups[number], f"group {number} of the optimizer"
+        if len(now) != len(was):
+            self._refuse(place, f"{len(now)} parameters", str(len(was)))
+        changed = next(n for n, (p, one) in enumerate(zip(now, was, strict=True)) if p is not one)
+        self._refuse(place, f"another parameter at {changed}", self._names[number][changed])
+
+    def _refuse_frozen(self, number: int, now: list[Tensor]) -> None:
+        was = zip(self._names[number], now, self._trains[number], strict=True)
+        name, parameter = next((name, p) for name, p, trains in was if p.requires_grad != trains)
+        now_is, was_it = parameter.requires_grad, not parameter.requires_grad
+        self._refuse(f"parameter {name}", f"requires_grad={now_is}", f"requires_grad={was_it}")
+
+    def _refuse(self, place: str, has: str, had: str) -> None:
+        raise PlanError(
+            f"{place} has {has} and had {had} when the program was written, which trains what it "
+            "was written with; capture or write the program again"
+        )
