@@ -29,10 +29,14 @@ def call_up(
         raise NotReadyError(getattr(error, "strerror", None) or str(error)) from None
     with contextlib.ExitStack() as on_failure:
         on_failure.callback(connected.close)
-        if is_itself(connected):
-            raise NotReadyError("Connection refused")
-        keep_from_children(connected)
-        prepare(connected)
+        try:
+            if is_itself(connected):
+                raise NotReadyError("Connection refused")
+            keep_from_children(connected)
+            prepare(connected)
+        except OSError as error:
+            # a server that is ending has closed it already
+            raise NotReadyError(error.strerror or str(error)) from None
         if tls is None:
             wire = Wire(connected, peer)
         else:
