@@ -13,7 +13,8 @@ from torch import nn
 
 from fleetlight.collective.buckets import BucketLimits
 from fleetlight.collective.ddp import BackwardBuckets
-from fleetlight.collective.reducer import Bucket, Reducer
+from fleetlight.collective.reducer import Reducer
+from fleetlight.collective.routes.route import Bucket
 
 pytestmark = pytest.mark.multiprocess
 

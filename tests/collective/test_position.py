@@ -15,7 +15,8 @@ from fleetlight.collective.position import (
     Stamp,
     check_equally_far,
 )
-from fleetlight.collective.reducer import Bucket, Reducer
+from fleetlight.collective.reducer import Reducer
+from fleetlight.collective.routes.route import Bucket
 from fleetlight.errors import DivergedError
 from fleetlight.fleet.context import current
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.futures import Future
 
 from fleetlight.collective.position import Stamp
-from fleetlight.collective.reducer import Bucket, Reducer
+from fleetlight.collective.reducer import Reducer
+from fleetlight.collective.routes.route import Bucket
 
 
 class Slow:

@@ -16,7 +16,7 @@ from torch import Tensor
 from fleetlight.collective.c10d import _broadcast_coalesced, world
 from fleetlight.collective.liveness import Liveness
 from fleetlight.collective.membership import Hello
-from fleetlight.collective.shared_memory import SharedMemoryError
+from fleetlight.collective.routes.shared_memory import SharedMemoryError
 from fleetlight.errors import (
     CheckpointError,
     ConfigError,

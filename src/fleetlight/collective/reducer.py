@@ -3,91 +3,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
 from fleetlight.collective.codec import Codec
-from fleetlight.collective.position import BLANK, PACKED_BYTES, Stamp
-
-
-@dataclasses.dataclass(frozen=True)
-class Bucket:
-    """Gradients that travel together, flat in one buffer."""
-
-    index: int
-    buffer: Tensor
-
-
-class Route(Protocol):
-    """A way for tensors to be summed over the workers."""
-
-    def start(self, index: int, tensor: Tensor, stamp: Stamp) -> Future[Any]:
-        """Begin to sum a tensor, in place; give the others this worker's stamp."""
-
-    def finish(self) -> None:
-        """Bring everything started to its end, as far as that takes this worker's doing."""
-
-    def stamps(self) -> Mapping[int, Stamp]:
-        """The stamps of the workers; asked once, when all the sums are there."""
-
-    def close(self) -> None:
-        """Let go of what was opened for it."""
-
-
-class ProcessGroups:
-    """The route through torch's process groups, which take turns at the buckets."""
-
-    def __init__(self, groups: Sequence[dist.ProcessGroup]) -> None:
-        self._groups = groups
-        self._stamps: Tensor | None = None
-
-    def start(self, index: int, tensor: Tensor, stamp: Stamp) -> Future[Any]:
-        """Hand the tensor to a process group, which works on a thread of its own.
-
-        The first one takes the stamps along. Not on GPUs: to read them would be to wait.
-        """
-        group = self._groups[index % len(self._groups)]
-        if tensor.is_sparse or tensor.is_complex():
-            work = dist.all_reduce(tensor, group=group, async_op=True)
-            assert work is not None
-        elif self._stamps is None and tensor.device.type == "cpu":
-            self._stamps = packed_stamps(stamp, group.rank(), group.size(), tensor.dtype)
-            work = group.allreduce_coalesced([tensor, self._stamps])
-        else:
-            # the same call without the checks around it, which cost as much
-            work = group.allreduce([tensor])
-        return cast("Future[Any]", work.get_future())
-
-    def finish(self) -> None:
-        """Nothing to do: the threads of the process group finish."""
-
-    def stamps(self) -> Mapping[int, Stamp]:
-        """What the first tensor brought along."""
-        stamps, self._stamps = self._stamps, None
-        return {} if stamps is None else unpacked_stamps(stamps)
-
-    def close(self) -> None:
-        """Nothing to do: the process groups are the group's."""
-
-
-def packed_stamps(stamp: Stamp, index: int, size: int, dtype: torch.dtype) -> Tensor:
-    """A row for each worker. Only its own is not zero, so the sum over the workers has them all,
-    and it is exact: every narrow type holds the values of a byte."""
-    stamps = torch.zeros(size, PACKED_BYTES, dtype=dtype)
-    stamps[index] = torch.tensor(list(stamp.packed()), dtype=dtype)
-    return stamps
-
-
-def unpacked_stamps(stamps: Tensor) -> dict[int, Stamp]:
-    """The stamp of each worker, from the sum over the workers."""
-    rows = stamps.to(torch.uint8).tolist()
-    return {index: Stamp.unpacked(bytes(row)) for index, row in enumerate(rows)}
+from fleetlight.collective.position import BLANK, Stamp
+from fleetlight.collective.routes.process_groups import ProcessGroups
+from fleetlight.collective.routes.route import Bucket, Route
 
 
 class Reducer:

@@ -18,8 +18,9 @@ from fleetlight.collective.codec import Codec
 from fleetlight.collective.ddp import BackwardBuckets
 from fleetlight.collective.group import Group
 from fleetlight.collective.position import UNKNOWN, Position, Stamp, check_equally_far
-from fleetlight.collective.reducer import Bucket, Reducer
-from fleetlight.collective.routing import route_of
+from fleetlight.collective.reducer import Reducer
+from fleetlight.collective.routes.route import Bucket
+from fleetlight.collective.routes.routing import route_of
 from fleetlight.collective.sink import outputs_of, through_sink
 from fleetlight.errors import PlanError
 from fleetlight.observe.log import logger

@@ -18,7 +18,8 @@ from torch.futures import Future
 
 from fleetlight.collective.group import Group
 from fleetlight.collective.position import Stamp
-from fleetlight.collective.reducer import Bucket, Reducer
+from fleetlight.collective.reducer import Reducer
+from fleetlight.collective.routes.route import Bucket
 from fleetlight.errors import PlanError
 
 _OPERATION = "all_reduce of the gradients"

@@ -13,8 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetlight.collective.memory_level import MemoryLevel
-from fleetlight.collective.shared_memory import SharedMemoryError
+from fleetlight.collective.routes.memory_level import MemoryLevel
+from fleetlight.collective.routes.shared_memory import SharedMemoryError
 from fleetlight.errors import DivergedError
 from fleetlight.sockets.descriptors import bound_waits
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fleetlight.collective import hierarchy
-from fleetlight.collective.hierarchy import Hierarchy
 from fleetlight.collective.position import Position, Stamp
+from fleetlight.collective.routes.hierarchy import Hierarchy
 
 STAMP = Stamp(Position(1, 7), 9)
 

@@ -18,7 +18,7 @@ WORK = """
     import torch
     import fleetlight as fleet
     from fleetlight.collective.replica import Reduction, reducer_of
-    from fleetlight.collective.reducer import Bucket
+    from fleetlight.collective.routes.route import Bucket
     from fleetlight.fleet.context import current
 
     def sent():

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetlight.collective.position import Position, Stamp
-from fleetlight.collective.shared_memory import SharedMemory, SharedMemoryError
+from fleetlight.collective.routes.shared_memory import SharedMemory, SharedMemoryError
 from fleetlight.errors import DivergedError
 from fleetlight.sockets.descriptors import bound_waits
 

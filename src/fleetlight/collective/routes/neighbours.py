@@ -11,8 +11,8 @@ import sys
 from collections.abc import Collection
 
 from fleetlight.collective.group import Group
-from fleetlight.collective.levels import hosts_of
-from fleetlight.collective.shared_memory import SharedMemory
+from fleetlight.collective.routes.levels import hosts_of
+from fleetlight.collective.routes.shared_memory import SharedMemory
 from fleetlight.observe.log import logger
 from fleetlight.sockets.descriptors import bound_waits
 from fleetlight.sockets.forking import kept_from_children

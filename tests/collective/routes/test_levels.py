@@ -6,8 +6,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetlight.collective.levels import described, group_with, groups_of, hosts_of, levels_of
 from fleetlight.collective.membership import Hello
+from fleetlight.collective.routes.levels import (
+    described,
+    group_with,
+    groups_of,
+    hosts_of,
+    levels_of,
+)
 
 
 def hellos(hosts: list[int]) -> dict[int, Hello]:

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from fleetlight.collective.shared_memory import (
+from fleetlight.collective.routes.shared_memory import (
     ALIGN,
     FIRST_BYTES,
     Arena,

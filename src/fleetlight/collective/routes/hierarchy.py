@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from fleetlight.collective.position import Stamp
-from fleetlight.collective.reducer import packed_stamps, unpacked_stamps
+from fleetlight.collective.routes.process_groups import packed_stamps, unpacked_stamps
 
 #: so much goes up at a time; smaller pieces overlap more, larger ones have fewer waits
 PIECE_BYTES = 4 << 20

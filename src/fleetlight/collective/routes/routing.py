@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import torch.distributed as dist
 
 from fleetlight.collective.group import Group, Parts
-from fleetlight.collective.hierarchy import GroupLevel, Hierarchy, Level
-from fleetlight.collective.levels import Groups, described, group_with, levels_of
-from fleetlight.collective.memory_level import MemoryLevel
-from fleetlight.collective.neighbours import connected, shared_memory_of
-from fleetlight.collective.reducer import Route
+from fleetlight.collective.routes.hierarchy import GroupLevel, Hierarchy, Level
+from fleetlight.collective.routes.levels import Groups, described, group_with, levels_of
+from fleetlight.collective.routes.memory_level import MemoryLevel
+from fleetlight.collective.routes.neighbours import connected, shared_memory_of
+from fleetlight.collective.routes.route import Route
 from fleetlight.observe.log import logger
 
 
