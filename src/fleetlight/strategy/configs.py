@@ -36,47 +36,73 @@ class ASyncConfigs(Settings):
 
 
 @dataclass(init=False, eq=False, repr=False)
-class LocalSGDConfigs(Settings):
+class AveragingConfigs(Settings):
+    """What happens to state beside the parameters when workers that train alone meet."""
+
+    begin_step: int = setting(1, "up to this step the workers meet at every step", minimum=0)
+    optimizer_state: str = setting(
+        "keep",
+        "what becomes of momenta and the like when parameters are averaged",
+        choices=("keep", "average", "reset"),
+    )
+    buffers: str = setting(
+        "average", "whose statistics batch norm goes on with", choices=("average", "rank0")
+    )
+
+
+@dataclass(init=False, eq=False, repr=False)
+class LocalSGDConfigs(AveragingConfigs):
     """When the workers of LocalSGD average their parameters."""
 
-    k_steps: int = setting(1, "steps between two averagings", minimum=1, available=False)
-    begin_step: int = setting(
-        1, "before this step the workers average at every step", minimum=0, available=False
-    )
+    k_steps: int = setting(1, "steps between two averagings", minimum=1)
 
 
 @dataclass(init=False, eq=False, repr=False)
-class AdaptiveLocalSGDConfigs(Settings):
-    """Where adaptive LocalSGD starts from."""
+class AdaptiveLocalSGDConfigs(AveragingConfigs):
+    """Where adaptive LocalSGD starts from, and how far it goes."""
 
-    init_k_steps: int = setting(1, "steps between the first averagings", minimum=1, available=False)
-    begin_step: int = setting(
-        1, "before this step the workers average at every step", minimum=0, available=False
-    )
+    init_k_steps: int = setting(1, "steps between the first averagings", minimum=1)
+    max_k_steps: int = setting(16, "most steps between two averagings", minimum=1)
 
 
 @dataclass(init=False, eq=False, repr=False)
-class DiLoCoConfigs(Settings):
+class DiLoCoConfigs(AveragingConfigs):
     """The outer optimizer of DiLoCo."""
 
-    k_steps: int = setting(500, "inner steps between two outer steps", minimum=1, available=False)
-    outer_lr: float = setting(0.7, "learning rate of the outer step", above=0, available=False)
+    k_steps: int = setting(500, "inner steps between two outer steps", minimum=1)
+    outer_lr: float = setting(0.7, "learning rate of the outer step", above=0)
     outer_momentum: float = setting(
-        0.9, "Nesterov momentum of the outer step", minimum=0, available=False
+        0.9, "Nesterov momentum of the outer step", minimum=0, maximum=1
     )
+
+
+@dataclass(init=False, eq=False, repr=False)
+class CompressionConfigs(Settings):
+    """What int8 and top-k compression leave out, and what they send of the rest."""
+
+    ratio: float = setting(0.01, "part of the values that topk sends", above=0, maximum=1)
+    error_feedback: bool = setting(True, "what was not sent is added to the next gradient")
+    min_size: int = setting(1024, "parameters with fewer values travel as they are", minimum=1)
+    exclude: list[str] = setting([], "parameters, or modules, that travel as they are")
 
 
 @dataclass(init=False, eq=False, repr=False)
 class DGCConfigs(Settings):
-    """The sparsity schedule of deep gradient compression."""
+    """The sparsity schedule of DGC, and what surrounds it."""
 
-    rampup_begin_step: int = setting(
-        0, "steps with dense gradients before it starts", minimum=0, available=False
+    rampup_begin_step: int = setting(0, "steps with dense gradients before it starts", minimum=0)
+    rampup_step: int = setting(1, "steps over which the sparsity rises", minimum=1)
+    sparsity: list[float] = setting([0.999], "the sparsities to walk through", item=float)
+    local_grad_clip_norm: float | None = setting(
+        None,
+        "norm to which a gradient is clipped before it counts",
+        kind=float,
+        above=0,
+        optional=True,
     )
-    rampup_step: int = setting(1, "steps over which the sparsity rises", minimum=1, available=False)
-    sparsity: list[float] = setting(
-        [0.999], "the sparsities to walk through", item=float, available=False
-    )
+    factor_masking: bool = setting(True, "what was sent also loses its momentum")
+    min_size: int = setting(16384, "parameters with fewer values travel as they are", minimum=1)
+    exclude: list[str] = setting([], "parameters, or modules, that travel as they are")
 
 
 @dataclass(init=False, eq=False, repr=False)

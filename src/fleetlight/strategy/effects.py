@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fleetlight.errors import StrategyError
-from fleetlight.strategy.job import JobFacts
+from fleetlight.strategy import sparing
+from fleetlight.strategy.job import JobFacts, counted
 from fleetlight.strategy.settings import Settings, default_of, rules_of
 
 if TYPE_CHECKING:
@@ -52,14 +53,10 @@ def effect_of(strategy: DistributedStrategy, name: str, job: JobFacts) -> Effect
 
 
 def _headline(job: JobFacts) -> str:
-    servers = _counted(job.server_num, "server")
+    servers = counted(job.server_num, "server")
     mode = "collective" if job.is_collective else f"parameter-server, {servers}"
-    workers, hosts = _counted(job.worker_num, "worker"), _counted(job.node_num, "host")
+    workers, hosts = counted(job.worker_num, "worker"), counted(job.node_num, "host")
     return f"job: {mode}, {workers} on {hosts}, {job.backend}"
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _was_set(strategy: DistributedStrategy, name: str) -> bool:
@@ -161,39 +158,6 @@ def _scale(strategy: DistributedStrategy, job: JobFacts) -> Effect:
     return _on_reduction(lambda s, j: f"the {s.gradient_scale} over the workers")(strategy, job)
 
 
-def _process_groups(strategy: DistributedStrategy, job: JobFacts) -> Effect:
-    count = strategy.nccl_comm_num
-    if not job.is_collective:
-        # which kind they are, and whether they are needed, turns out when the workers meet
-        return True, f"{_counted(count, 'process group')}, used where shared memory is not"
-    levels = strategy.use_hierarchical_allreduce and _hierarchy(strategy, job)[0]
-    if strategy.shared_memory and job.backend == "gloo" and job.node_num == 1 and not levels:
-        return False, (
-            "the workers of one host sum in shared memory, not through process groups; "
-            "shared_memory=False lets buckets take turns over them"
-        )
-    if levels:
-        return True, f"the leaders of the hosts have {_counted(count, 'process group')}"
-    if count == 1:
-        return True, f"all buckets go through one {job.backend} process group"
-    return True, f"buckets take turns over {count} {job.backend} process groups"
-
-
-def _hierarchy(strategy: DistributedStrategy, job: JobFacts) -> Effect:
-    inner = strategy.hierarchical_allreduce_inter_nranks
-    if not strategy.use_hierarchical_allreduce:
-        return True, "off: all workers take part in one all-reduce"
-    if not job.is_collective:
-        return True, "where workers share hosts, those of one sum first"
-    if job.backend != "gloo":
-        return False, "it is for CPUs: on GPUs NCCL finds its own way through the hosts"
-    if job.node_num == 1 and not 1 < inner < job.worker_num:
-        return False, "all workers are on one host, so there is no link between hosts to spare"
-    if job.node_num == job.worker_num:
-        return False, "every host has one worker, so there is nothing to sum inside"
-    return True, "workers of one host sum first, and one of each host meets the others"
-
-
 def _inner_group(strategy: DistributedStrategy, job: JobFacts) -> Effect:
     inner = strategy.hierarchical_allreduce_inter_nranks
     active, why = _follows("use_hierarchical_allreduce", "all workers of a host sum at once")(
@@ -287,7 +251,7 @@ def _execution(strategy: DistributedStrategy, job: JobFacts) -> Effect:
             "set the threads of an operator, and memory is freed at once by reference counts"
         )
     changed = dict(configs.changed())
-    threads = f"operators of a program run on {_counted(configs.num_threads, 'thread')}"
+    threads = f"operators of a program run on {counted(configs.num_threads, 'thread')}"
     scope = "memory is freed at once by reference counts, so there is no scope to drop"
     if "num_threads" not in changed:
         return False, f"num_iteration_per_drop_scope: {scope}"
@@ -297,10 +261,16 @@ def _execution(strategy: DistributedStrategy, job: JobFacts) -> Effect:
 _RULES: dict[str, Rule] = {
     "a_sync": _a_sync,
     "a_sync_configs": _a_sync_configs,
-    "localsgd_configs": _follows("localsgd", ""),
-    "adaptive_localsgd_configs": _follows("adaptive_localsgd", ""),
-    "diloco_configs": _follows("diloco", ""),
-    "dgc_configs": _follows("dgc", ""),
+    "localsgd": sparing.localsgd,
+    "localsgd_configs": _follows("localsgd", "as localsgd says"),
+    "adaptive_localsgd": sparing.adaptive_localsgd,
+    "adaptive_localsgd_configs": _follows("adaptive_localsgd", "as adaptive_localsgd says"),
+    "diloco": sparing.diloco,
+    "diloco_configs": _follows("diloco", "as diloco says"),
+    "compression": _when_reducing(sparing.compression),
+    "compression_configs": _when_reducing(sparing.compression_configs),
+    "dgc": _when_reducing(sparing.dgc),
+    "dgc_configs": _follows("dgc", "as dgc says"),
     "fuse_all_reduce_ops": _on_reduction(
         lambda s, j: (
             "gradients travel in buckets"
@@ -320,9 +290,9 @@ _RULES: dict[str, Rule] = {
             )
         )
     ),
-    "use_hierarchical_allreduce": _when_reducing(_hierarchy),
+    "use_hierarchical_allreduce": _when_reducing(sparing.hierarchy),
     "hierarchical_allreduce_inter_nranks": _when_reducing(_inner_group),
-    "nccl_comm_num": _when_reducing(_process_groups),
+    "nccl_comm_num": _when_reducing(sparing.process_groups),
     "shared_memory": _on_reduction(
         lambda s, j: (
             "workers of one host sum in shared memory where they can"
@@ -339,11 +309,7 @@ _RULES: dict[str, Rule] = {
     ),
     "gradient_merge": _merge,
     "gradient_merge_configs": _follows("gradient_merge", "as gradient_merge says"),
-    "fp16_allreduce": _on_reduction(
-        lambda s, j: {False: "gradients travel in their own type", "bf16": "as bfloat16"}.get(
-            s.fp16_allreduce, "as float16"
-        )
-    ),
+    "fp16_allreduce": _when_reducing(sparing.narrowing),
     "amp": lambda s, j: (True, f"autocast to {s.amp_configs.dtype}" if s.amp else "off"),
     "amp_configs": _amp_configs,
     "recompute": _recompute,

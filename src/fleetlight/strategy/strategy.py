@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from fleetlight.errors import NotAvailableError, StrategyError
-from fleetlight.strategy import effects, toml
+from fleetlight.strategy import conflicts, effects, toml
 from fleetlight.strategy.configs import (
     AdaptiveLocalSGDConfigs,
     AmpConfigs,
     ASyncConfigs,
+    CompressionConfigs,
     DGCConfigs,
     DiLoCoConfigs,
     ExecutionStrategy,
@@ -47,13 +48,13 @@ class DistributedStrategy(Settings):
 
     a_sync: bool = setting(False, "parameter servers apply a push when it arrives")
     a_sync_configs: ASyncConfigs = nested(ASyncConfigs, "GeoSGD, staleness, queues")
-    localsgd: bool = setting(False, "average parameters every k steps", available=False)
+    localsgd: bool = setting(False, "average parameters every k steps")
     localsgd_configs: LocalSGDConfigs = nested(LocalSGDConfigs, "when LocalSGD averages")
-    adaptive_localsgd: bool = setting(False, "LocalSGD whose k follows the loss", available=False)
+    adaptive_localsgd: bool = setting(False, "LocalSGD whose k follows the loss")
     adaptive_localsgd_configs: AdaptiveLocalSGDConfigs = nested(
         AdaptiveLocalSGDConfigs, "where adaptive LocalSGD starts"
     )
-    diloco: bool = setting(False, "LocalSGD with an outer Nesterov step", available=False)
+    diloco: bool = setting(False, "LocalSGD with an outer Nesterov step")
     diloco_configs: DiLoCoConfigs = nested(DiLoCoConfigs, "the outer step of DiLoCo")
     fuse_all_reduce_ops: bool = setting(True, "reduce gradients in buckets, not one by one")
     fuse_grad_size_in_MB: float = setting(25.0, "size of a bucket, in MiB", above=0)
@@ -77,7 +78,15 @@ class DistributedStrategy(Settings):
         kind=bool,
         choices=(False, True, "fp16", "bf16"),
     )
-    dgc: bool = setting(False, "deep gradient compression", available=False)
+    compression: str = setting(
+        "none",
+        "in which form gradients cross between hosts",
+        choices=("none", "fp16", "bf16", "int8", "topk"),
+    )
+    compression_configs: CompressionConfigs = nested(
+        CompressionConfigs, "how much int8 and topk send, and of what"
+    )
+    dgc: bool = setting(False, "deep gradient compression")
     dgc_configs: DGCConfigs = nested(DGCConfigs, "the sparsity schedule of DGC")
     amp: bool = setting(False, "autocast around the model's forward")
     amp_configs: AmpConfigs = nested(AmpConfigs, "what autocast computes in")
@@ -121,6 +130,7 @@ class DistributedStrategy(Settings):
 
     def check(self, job: JobFacts | None = None) -> None:
         """Refuse what this job cannot do and must not pretend to do."""
+        conflicts.check(self)
         effects.check(self, job or current_job())
 
     def to_file(self, path: str | Path) -> None:

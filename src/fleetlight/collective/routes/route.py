@@ -5,12 +5,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 from torch.futures import Future
 
 from fleetlight.collective.position import Stamp
+
+
+class Part(NamedTuple):
+    """A parameter's values in a bucket."""
+
+    name: str
+    size: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +26,8 @@ class Bucket:
 
     index: int
     buffer: Tensor
+    #: whose they are, in order, where they may travel in another form
+    parts: tuple[Part, ...] = ()
 
 
 class Route(Protocol):

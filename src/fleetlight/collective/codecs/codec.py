@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a codec is: a form in which consecutive values of a bucket travel, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+
+class Span(NamedTuple):
+    """The values [start:stop) of a stretch are those of a parameter from `at` on."""
+
+    name: str
+    at: int
+    start: int
+    stop: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Stretch:
+    """Consecutive values of a bucket that are encoded at once, and what the sender keeps of them.
+
+    What is kept has the length of the stretch, is changed in place, and is there the next time.
+    """
+
+    spans: Sequence[Span]
+    #: what was not sent so far; None: it is dropped
+    owed: Tensor | None = None
+    #: momentum that gathers before anything is sent
+    velocity: Tensor | None = None
+
+
+class Codec(Protocol):
+    """One form. Messages of the same spans have the same length, whoever sends them."""
+
+    name: str
+    #: whether any run of values can be a message of its own
+    divisible: bool
+
+    def message_bytes(self, spans: Sequence[Span]) -> int:
+        """How long a message is."""
+
+    def encode(self, values: Tensor, stretch: Stretch, message: Tensor) -> None:
+        """Write float32 values into a message of bytes; `values` may be overwritten."""
+
+    def add(self, message: Tensor, spans: Sequence[Span], total: Tensor) -> None:
+        """Add what a message holds to float32 values."""

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings that exclude each other, and why."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from fleetlight.errors import StrategyError
+
+if TYPE_CHECKING:
+    from fleetlight.strategy.strategy import DistributedStrategy
+
+Test = Callable[["DistributedStrategy"], bool]
+
+#: the settings by which workers train alone for several steps
+LOCAL = ("localsgd", "adaptive_localsgd", "diloco")
+
+
+def check(strategy: DistributedStrategy) -> None:
+    """Raise for the first two settings that cannot both hold."""
+    for first, second, why in _pairs():
+        if _TESTS[first](strategy) and _TESTS[second](strategy):
+            raise StrategyError(
+                f"strategy.{first} and strategy.{second} exclude each other: {why}; leave one out"
+            )
+
+
+def _pairs() -> Iterator[tuple[str, str, str]]:
+    for first, second in itertools.combinations(LOCAL, 2):
+        yield first, second, "each says when workers that train alone meet"
+    for local in LOCAL:
+        for other, why in _BESIDE_LOCAL.items():
+            yield local, other, why
+    yield from _COMPRESSING
+
+
+def _on(name: str) -> Test:
+    return lambda strategy: bool(getattr(strategy, name))
+
+
+def _is_scaled(strategy: DistributedStrategy) -> bool:
+    return strategy.amp and strategy.amp_configs.dtype == "float16"
+
+
+_FLOAT16 = "amp_configs.dtype = 'float16'"
+_SUM = "gradient_scale = 'sum'"
+
+_TESTS: dict[str, Test] = {
+    **{name: _on(name) for name in (*LOCAL, "dgc", "fp16_allreduce", "sync_batch_norm")},
+    _FLOAT16: _is_scaled,
+    _SUM: lambda strategy: strategy.gradient_scale == "sum",
+    "compression": lambda strategy: strategy.compression != "none",
+    "compression = 'int8' or 'topk'": lambda s: s.compression in ("int8", "topk"),
+}
+
+_BESIDE_LOCAL = {
+    "dgc": "DGC compresses the gradients of each step, and workers that train alone send none",
+    "sync_batch_norm": "batch norm over all workers is a meeting in every forward",
+    _SUM: "workers that train alone have no gradients to sum",
+    _FLOAT16: (
+        "its loss scaler leaves out steps on one worker and not on another; 'bfloat16' needs none"
+    ),
+}
+
+_OWED = (
+    "what was not sent is added to later gradients, whose loss scale is another; 'bfloat16' needs "
+    "no loss scale"
+)
+
+_COMPRESSING = [
+    ("compression", "fp16_allreduce", "both say in which form gradients travel"),
+    ("dgc", "compression", "both say in which form gradients travel"),
+    ("dgc", "fp16_allreduce", "both say in which form gradients travel"),
+    ("dgc", _FLOAT16, _OWED),
+    ("compression = 'int8' or 'topk'", _FLOAT16, _OWED),
+]

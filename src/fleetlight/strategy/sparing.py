@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Effects of the settings that spare the network between hosts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleetlight.strategy.job import JobFacts, counted
+
+if TYPE_CHECKING:
+    from fleetlight.strategy.effects import Effect
+    from fleetlight.strategy.strategy import DistributedStrategy
+
+
+def hierarchy(strategy: DistributedStrategy, job: JobFacts) -> Effect:
+    inner = strategy.hierarchical_allreduce_inter_nranks
+    if not strategy.use_hierarchical_allreduce:
+        return True, "off: all workers take part in one all-reduce"
+    if not job.is_collective:
+        return True, "where workers share hosts, those of one sum first"
+    if job.backend != "gloo":
+        return False, "it is for CPUs: on GPUs NCCL finds its own way through the hosts"
+    if job.node_num == 1 and not 1 < inner < job.worker_num:
+        return False, "all workers are on one host, so there is no link between hosts to spare"
+    if job.node_num == job.worker_num:
+        return False, "every host has one worker, so there is nothing to sum inside"
+    return True, "workers of one host sum first, and one of each host meets the others"
+
+
+def process_groups(strategy: DistributedStrategy, job: JobFacts) -> Effect:
+    count = strategy.nccl_comm_num
+    if not job.is_collective:
+        # which kind they are, and whether they are needed, turns out when the workers meet
+        return True, f"{counted(count, 'process group')}, used where shared memory is not"
+    levels = strategy.use_hierarchical_allreduce and hierarchy(strategy, job)[0]
+    if strategy.shared_memory and job.backend == "gloo" and job.node_num == 1 and not levels:
+        return False, (
+            "the workers of one host sum in shared memory, not through process groups; "
+            "shared_memory=False lets buckets take turns over them"
+        )
+    if levels:
+        return True, f"the leaders of the hosts have {counted(count, 'process group')}"
+    if count == 1:
+        return True, f"all buckets go through one {job.backend} process group"
+    return True, f"buckets take turns over {count} {job.backend} process groups"
+
+
+def compression(strategy: DistributedStrategy, job: JobFacts) -> Effect:
+    """In which form gradients cross between hosts."""
+    if strategy.compression == "none":
+        return True, "gradients travel in their own type"
+    if not crosses_a_link(strategy, job):
+        return False, _NO_LINK
+    return True, _FORMS[strategy.compression].format(_percent(strategy.compression_configs.ratio))
+
+
+_NO_LINK = "all workers are on one host, so nothing crosses a link that could be spared"
+
+_FORMS = {
+    "fp16": "gradients cross between hosts as float16",
+    "bf16": "gradients cross between hosts as bfloat16",
+    "int8": "gradients cross between hosts as int8, with a scale for every block",
+    "topk": "of the gradients, the {} that are largest cross between hosts",
+}
+
+
+def compression_configs(strategy: DistributedStrategy, job: JobFacts) -> Effect:
+    """What int8 and topk send."""
+    if strategy.compression not in ("int8", "topk"):
+        return False, "they are for compression = 'int8' or 'topk'"
+    active, why = compression(strategy, job)
+    if not active:
+        return False, f"compression has no effect: {why}"
+    if strategy.compression == "int8" and "ratio" in dict(strategy.compression_configs.changed()):
+        return False, "ratio is for compression = 'topk'; int8 sends all values"
+    return True, "as compression says"
+
+
+def narrowing(strategy: DistributedStrategy, job: JobFacts) -> Effect:
+    """Of `fp16_allreduce`."""
+    if strategy.fp16_allreduce is False:
+        return True, "gradients travel in their own type"
+    if not crosses_a_link(strategy, job):
+        return False, _NO_LINK
+    return True, "as bfloat16" if strategy.fp16_allreduce == "bf16" else "as float16"
+
+
+def dgc(strategy: DistributedStrategy, job: JobFacts) -> Effect:
+    """Of deep gradient compression."""
+    if not strategy.dgc:
+        return True, "off: gradients are dense"
+    if not crosses_a_link(strategy, job):
+        return False, _NO_LINK
+    last = strategy.dgc_configs.sparsity[-1:]
+    return True, f"the largest {_percent(1 - last[0]) if last else ''} of the gradients are sent"
+
+
+def crosses_a_link(strategy: DistributedStrategy, job: JobFacts) -> bool:
+    """False where workers sum in memory that they share."""
+    return not (
+        job.is_collective and job.node_num == 1 and job.backend == "gloo" and strategy.shared_memory
+    )
+
+
+def localsgd(strategy: DistributedStrategy, job: JobFacts) -> Effect:
+    """Of LocalSGD."""
+    configs = strategy.localsgd_configs
+    sentence = f"parameters are averaged every {configs.k_steps} steps"
+    return _alone(strategy.localsgd, configs.k_steps, configs.begin_step, sentence, job)
+
+
+def adaptive_localsgd(strategy: DistributedStrategy, job: JobFacts) -> Effect:
+    """Of LocalSGD whose k follows the loss."""
+    configs = strategy.adaptive_localsgd_configs
+    sentence = (
+        f"parameters are averaged every {configs.init_k_steps} steps at first, then as the loss "
+        f"falls, at most every {configs.max_k_steps}"
+    )
+    return _alone(
+        strategy.adaptive_localsgd, configs.max_k_steps, configs.begin_step, sentence, job
+    )
+
+
+def diloco(strategy: DistributedStrategy, job: JobFacts) -> Effect:
+    """Of DiLoCo; an outer step is worth making after every inner step, too."""
+    configs = strategy.diloco_configs
+    sentence = f"an outer step every {configs.k_steps} steps"
+    return _alone(strategy.diloco, max(2, configs.k_steps), configs.begin_step, sentence, job)
+
+
+def _alone(on: bool, k: int, begin_step: int, sentence: str, job: JobFacts) -> Effect:
+    """Of a setting by which workers train alone for up to k steps."""
+    if not on:
+        return True, "off: the workers meet at every step"
+    if not job.is_collective:
+        return False, (
+            "it is for collective jobs; with parameter servers, a_sync_configs.k_steps (GeoSGD) "
+            "lets workers train by themselves"
+        )
+    if job.worker_num == 1:
+        return False, "one worker has nobody to meet"
+    if k == 1:
+        return False, "to average after every step is to train synchronously, which is what is done"
+    return True, sentence + (f", from step {begin_step} on" if begin_step > 1 else "")
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * ratio:.4g} %"
