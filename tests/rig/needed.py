@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests on a rig need, and a job whose workers are on its hosts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from rig.hosts import Rig
+from tests.workers import run_processes
+
+from rig import spaces
+
+_OBSTACLE = spaces.obstacle()
+_PORT = 6170
+
+#: marks of tests that need a rig
+NEEDED = [
+    pytest.mark.netns,
+    pytest.mark.multiprocess,
+    pytest.mark.skipif(_OBSTACLE is not None, reason=f"{_OBSTACLE}"),
+]
+
+
+def run_on(
+    rig: Rig,
+    places: Sequence[int],
+    function: Callable[..., Any],
+    *args: Any,
+    deadline_s: float = 20.0,
+) -> list[Any]:
+    """Call `function(*args)` in worker i on host `places[i]`, after `fleet.init`.
+
+    Worker 0 keeps the meeting point, so its host is the master.
+    """
+    each = [_placed(rig, places[0], place, function, args, {}) for place in places]
+    return run_processes(_on_host, each, deadline_s=deadline_s)
+
+
+def serve_on(
+    rig: Rig,
+    servers: Sequence[int],
+    workers: Sequence[int],
+    server: Callable[[], Any],
+    worker: Callable[[], Any],
+) -> list[Any]:
+    """A job with parameter servers on these hosts; what the servers and the workers returned."""
+    ports = range(_PORT + 1, _PORT + 1 + len(servers))
+    endpoints = [f"{rig.hosts[at].address}:{port}" for at, port in zip(servers, ports, strict=True)]
+    job = {
+        "FLEET_SERVER_NUM": str(len(servers)),
+        "FLEET_SERVER_ENDPOINTS": ",".join(endpoints),
+        "FLEET_WORKER_NUM": str(len(workers)),
+    }
+    each = [
+        _placed(rig, workers[0], place, function, (), {**job, **_who(kind, index)})
+        for kind, places, function in (("server", servers, server), ("worker", workers, worker))
+        for index, place in enumerate(places)
+    ]
+    return run_processes(_on_host, each)
+
+
+def _who(kind: str, index: int) -> dict[str, str]:
+    return {"FLEET_ROLE": kind, "FLEET_INDEX": str(index)}
+
+
+def _placed(
+    rig: Rig,
+    master: int,
+    place: int,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    env: dict[str, str],
+) -> tuple[Any, ...]:
+    """What a process needs to know."""
+    # no other program is on these hosts, so any port is free
+    env = {"FLEET_MASTER": f"{rig.hosts[master].address}:{_PORT}", **env}
+    return rig.hosts[place].name, function, args, env
+
+
+def _on_host(
+    name: str, function: Callable[..., Any], args: tuple[Any, ...], env: dict[str, str]
+) -> Any:
+    spaces.enter(name)
+    os.environ.update(env)
+    import fleetlight as fleet
+
+    served = "FLEET_SERVER_NUM" in env
+    fleet.init(is_collective=not served)
+    value = function(*args)
+    if not served:
+        fleet.stop_worker()
+    return value

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host that disappears while workers reduce: everybody ends, and knows whose fault it was."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from rig.hosts import hosts
+from tests.launch.workplace import wait_until
+from tests.rig.needed import NEEDED, run_on
+from tests.workers import WorkerFailedError
+from torch import nn
+
+import fleetlight as fleet
+from fleetlight.errors import DeadlineError
+
+pytestmark = NEEDED
+
+DEADLINE_S = 4.0
+#: workers 1 and 4 are on the second of three hosts
+PLACES = (0, 1, 2, 0, 1)
+
+
+def train(seen: Path) -> None:
+    """Reduce by levels until that fails; `seen` says that it goes well."""
+    plain = nn.Linear(256, 256)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    strategy = fleet.DistributedStrategy(use_hierarchical_allreduce=True)
+    model = fleet.distributed_model(plain)
+    optimizer = fleet.distributed_optimizer(optimizer, strategy)
+    try:
+        for step in range(1_000_000):
+            optimizer.zero_grad()
+            model(torch.ones(1, 256)).sum().backward()
+            optimizer.step()
+            if step == 3 and fleet.is_first_worker():
+                seen.touch()
+    except DeadlineError as error:
+        # as at the end of a script: the others are told, and may ask worker 0
+        sys.excepthook(type(error), error, None)
+        raise
+
+
+def ends(cut: int, seen: Path) -> list[str]:
+    """What the workers end with when this host is cut off amid their reductions."""
+    with hosts(3) as rig:
+
+        def pull() -> None:
+            wait_until(seen.exists, "the first reductions")
+            rig.hosts[cut].cut()
+
+        puller = threading.Thread(target=pull)
+        puller.start()
+        with pytest.raises(WorkerFailedError) as failed:
+            run_on(rig, PLACES, train, seen, deadline_s=DEADLINE_S)
+        puller.join()
+    texts = str(failed.value).split("\nworker ")
+    return [text.rstrip("\n").rpartition("\n")[2] for text in texts]
+
+
+def test_those_that_are_left_name_who_was_cut_off(tmp_path: Path) -> None:
+    said = ends(1, tmp_path / "seen")
+    assert len(said) == len(PLACES)
+    assert all("DeadlineError: all_reduce of the gradients at step" in text for text in said)
+    for index in (0, 2, 3):
+        assert "worker 1 (pid " in said[index]
+        assert "(10.213.7.2)) has been silent for" in said[index]
+    # and those that were cut off themselves miss the others
+    for index in (1, 4):
+        assert "worker 0 (pid " in said[index]
+        assert "(10.213.7.1)), which keeps the job's meeting point, does not answer" in said[index]
+
+
+def test_those_that_are_left_name_the_host_of_the_meeting_point(tmp_path: Path) -> None:
+    said = ends(0, tmp_path / "seen")
+    assert len(said) == len(PLACES)
+    for index in (1, 2, 4):
+        assert "worker 0 (pid " in said[index]
+        assert "(10.213.7.1)), which keeps the job's meeting point, does not answer" in said[index]
+    for index in (0, 3):
+        assert "worker 1 (pid " in said[index]
+        assert "(10.213.7.2)) has been silent for" in said[index]

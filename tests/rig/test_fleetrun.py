@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launcher on several hosts: who is who, and that the workers train together."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from rig.hosts import Rig, hosts
+from tests.rig.needed import NEEDED
+
+pytestmark = [*NEEDED, pytest.mark.timeout(180)]
+
+SCRIPT = str(Path(__file__).with_name("train.py"))
+RESULT = re.compile(r"RESULT (\d+/\d+) (\d+/\d+) ([\d.]+) ([\d.]+)")
+
+
+def run(rig: Rig, flags: Sequence[Sequence[str]], folder: Path) -> list[str]:
+    """Start a launcher on each host; what each has printed, all having ended well."""
+    running = []
+    for host, own in zip(rig.hosts, flags, strict=True):
+        argv = [sys.executable, "-m", "fleetlight.launch", *own, "--tee"]
+        logs = ["--log_dir", f"log{host.number}"]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        running.append(host.start([*argv, *logs, SCRIPT], cwd=folder, **pipes))
+    texts = [process.communicate(timeout=120)[0] for process in running]
+    assert [process.returncode for process in running] == [0] * len(running), "\n".join(texts)
+    return texts
+
+
+def told(texts: Sequence[str]) -> list[tuple[str, ...]]:
+    """What the workers have said of themselves, in their order."""
+    return sorted(found for text in texts for found in RESULT.findall(text))
+
+
+def test_two_hosts_of_unequal_size_by_their_master(tmp_path: Path) -> None:
+    with hosts(2) as rig:
+        first, second = rig.addresses
+        meeting = ["--nnodes", "2", "--master", f"{first}:6170"]
+        # the host with fewer workers comes first: places must not be counted from its size
+        flags = [[*meeting, "--nproc_per_node", count] for count in ("1", "2")]
+        said = told(run(rig, flags, tmp_path))
+    assert [who[:3] for who in said] == [
+        ("0/3", "0/2", first),
+        ("1/3", "0/2", second),
+        ("2/3", "1/2", second),
+    ]
+    assert len({total for *_, total in said}) == 1

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several hosts on one machine: what reaches which, what is counted, and that nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rig.hosts import Host, Rig, hosts
+from rig.spaces import RigError
+from tests.launch.workplace import is_running, wait_until
+from tests.rig.needed import NEEDED
+
+from rig import spaces
+
+pytestmark = NEEDED
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SERVE = """
+import socket
+with socket.create_server(("", 99)) as listener:
+    print("ready", flush=True)
+    while True:
+        with listener.accept()[0] as caller:
+            while caller.recv(1 << 20):
+                pass
+            caller.sendall(b"!")
+"""
+CALL = """
+import socket, sys
+with socket.create_connection((sys.argv[1], 99), timeout=float(sys.argv[3])) as server:
+    server.sendall(bytes(int(sys.argv[2])))
+    server.shutdown(socket.SHUT_WR)
+    assert server.recv(1) == b"!"
+"""
+HOLD = """
+import sys
+from rig.hosts import hosts
+with hosts(1) as rig:
+    running = rig.hosts[0].start([sys.executable, "-c", "import time; time.sleep(600)"])
+    print(rig.hosts[0].name, running.pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+def serve(host: Host) -> None:
+    running = host.start([sys.executable, "-c", SERVE], stdout=subprocess.PIPE)
+    assert running.stdout is not None
+    with running.stdout as output:
+        assert output.readline() == "ready\n"
+
+
+def call(host: Host, address: str, count: int = 0, limit_s: float = 30.0) -> str:
+    """Send so many bytes; the last line of what went wrong."""
+    argv = [sys.executable, "-c", CALL, address, str(count), str(limit_s)]
+    return host.run(argv).stderr.rstrip("\n").rpartition("\n")[2]
+
+
+def shapes(rig: Rig) -> str:
+    """What is said about both ends of all cables."""
+    names = [*(host.name for host in rig.hosts), rig.switch]
+    return "".join(spaces.command("tc", "-n", name, "qdisc", "show") for name in names)
+
+
+def hold() -> tuple[subprocess.Popen[str], str, int]:
+    """A program with a rig; it, the name of its host, the id of a process there."""
+    program = subprocess.Popen(
+        [sys.executable, "-c", HOLD],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert program.stdout is not None
+    name, pid = program.stdout.readline().split()
+    return program, name, int(pid)
+
+
+def end(program: subprocess.Popen[str], how: signal.Signals) -> None:
+    program.send_signal(how)
+    with program:
+        program.wait(timeout=30)
+
+
+def test_hosts_reach_each_other_and_count_what_passes() -> None:
+    with hosts(3) as rig:
+        assert rig.ips == "10.213.7.1,10.213.7.2,10.213.7.3"
+        first, second, third = rig.hosts
+        serve(second)
+        assert call(first, second.address, 10_000_000) == ""
+        assert 10_000_000 < first.sent() < 10_500_000
+        assert 10_000_000 < second.received() < 10_500_000
+        assert second.sent() + third.sent() + third.received() < 1_000_000
+
+
+def test_nothing_passes_a_cut_cable() -> None:
+    with hosts(2) as rig:
+        first, second = rig.hosts
+        serve(second)
+        second.cut()
+        assert "timed out" in call(first, second.address, limit_s=0.1)
+        second.mend()
+        assert call(first, second.address) == ""
+
+
+def test_both_directions_of_a_link_are_shaped() -> None:
+    with hosts(2, rate="200mbit") as rig:
+        assert shapes(rig).count("rate 200Mbit") == 4
+        rig.hosts[0].shape("1gbit")
+        rig.hosts[1].shape(None)
+        rig.hosts[1].shape(None)
+        shown = shapes(rig)
+        assert (shown.count("rate 1Gbit"), shown.count("tbf")) == (2, 2)
+        with pytest.raises(RigError, match="fast"):
+            rig.hosts[0].shape("fast")
+
+
+def test_an_error_inside_leaves_nothing() -> None:
+    names, pids = [], []
+
+    def work() -> None:
+        with hosts(1) as rig:
+            names.append(rig.hosts[0].name)
+            running = rig.hosts[0].start(["sh", "-c", "sleep 600 & wait"])
+            wait_until(lambda: len(spaces.inhabitants(names[0])) == 2, "the shell and its child")
+            pids.extend(spaces.inhabitants(names[0]))
+            assert running.pid in pids
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        work()
+    wait_until(lambda: not any(map(is_running, pids)), "the end of both")
+    assert names[0] not in spaces.command("ip", "netns", "list")
+
+
+def test_a_process_that_left_its_group_is_ended_too() -> None:
+    with hosts(1) as rig:
+        host = rig.hosts[0]
+        script = "import os, time; os.setsid(); print(os.getpid(), flush=True); time.sleep(600)"
+        fork = f"import os\nif not os.fork(): exec({script!r})"
+        ended = host.start([sys.executable, "-c", fork], stdout=subprocess.PIPE)
+        with ended:
+            assert ended.stdout is not None
+            pid = int(ended.stdout.readline())
+        assert spaces.inhabitants(host.name) == [pid]
+    wait_until(lambda: not is_running(pid), "its end")
+
+
+def test_sigterm_leaves_nothing() -> None:
+    program, name, pid = hold()
+    end(program, signal.SIGTERM)
+    assert not is_running(pid)
+    assert name not in spaces.command("ip", "netns", "list")
+
+
+def test_the_next_rig_removes_what_a_killed_program_left() -> None:
+    program, name, pid = hold()
+    end(program, signal.SIGKILL)
+    assert name in spaces.command("ip", "netns", "list")
+    with hosts(1) as mine:
+        named = spaces.command("ip", "netns", "list")
+        assert name not in named
+        assert mine.hosts[0].name in named
+        # nor does another rig touch this one, whose process lives
+        assert spaces.sweep() == []
+    wait_until(lambda: not is_running(pid), "the end of what the program had started")
+
+
+def test_a_process_that_takes_too_long_is_ended() -> None:
+    with hosts(1) as rig:
+        with pytest.raises(subprocess.TimeoutExpired):
+            rig.hosts[0].run(["sleep", "600"], timeout_s=0.1)
+        assert spaces.inhabitants(rig.hosts[0].name) == []
+
+
+def test_a_process_gets_the_environment_and_more() -> None:
+    with hosts(1) as rig:
+        shown = rig.hosts[0].run(["sh", "-c", "echo $HOME $MORE"], {"MORE": "of it"})
+    assert shown.stdout == f"{os.environ['HOME']} of it\n"
+
+
+def test_more_hosts_than_addresses_are_refused() -> None:
+    with pytest.raises(RigError, match="got 255 hosts, expected 1 to 254"), hosts(255):
+        pass

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameter servers on one host, workers on others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from rig.hosts import hosts
+from tests.rig.needed import NEEDED, serve_on
+from torch import nn
+
+import fleetlight as fleet
+
+pytestmark = NEEDED
+
+IDS = 40
+
+
+def registered() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    table = fleet.distributed_model(fleet.nn.SparseEmbedding(4))
+    optimizer = torch.optim.Adagrad(table.parameters(), lr=0.1)
+    return table, fleet.distributed_optimizer(optimizer)
+
+
+def serve() -> str:
+    registered()
+    fleet.init_server()
+    fleet.run_server()
+    return "served"
+
+
+def train() -> Any:
+    table, optimizer = registered()
+    fleet.init_worker()
+    ids = torch.arange(IDS).view(4, -1)
+    for step in range(4):
+        optimizer.zero_grad()
+        table(ids[(step + fleet.worker_index()) % 4]).square().sum().backward()
+        optimizer.step()
+    fleet.barrier_worker()
+    with torch.no_grad():
+        rows = table(torch.arange(IDS)).tolist()
+    who = (fleet.worker_index(), fleet.worker_num(), fleet.server_endpoints())
+    fleet.stop_worker()
+    return who, rows
+
+
+def test_workers_train_with_servers_of_another_host() -> None:
+    with hosts(3) as rig:
+        *served, (who, rows), (others_who, others_rows) = serve_on(
+            rig, (0, 0), (1, 2), serve, train
+        )
+        sent, reached = rig.hosts[0].sent(), rig.hosts[1].received()
+    assert served == ["served", "served"]
+    endpoints = ["10.213.7.1:6171", "10.213.7.1:6172"]
+    assert who == (0, 2, endpoints)
+    assert others_who == (1, 2, endpoints)
+    assert rows == others_rows
+    # all rows were read over the cable once at least
+    assert min(sent, reached) > IDS * 4 * 4
