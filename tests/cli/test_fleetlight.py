@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import pathlib
+import subprocess
 import sys
 import types
 
 import pytest
+from tests.launch.doctor.doctors import HOSTS, free_ports
 
 from fleetlight.cli.fleetlight import main
 from fleetlight.errors import CheckpointError
@@ -62,3 +64,43 @@ def test_a_command_is_needed() -> None:
     with pytest.raises(SystemExit) as stopped:
         main([])
     assert stopped.value.code == 2
+
+
+def test_doctor_of_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--nproc", "1"]) == 0
+    lines = capsys.readouterr().out.strip().splitlines()
+    assert lines[0].startswith("name ")
+    assert lines[-1] == "fit"
+
+
+def test_doctor_of_machines_that_this_is_none_of(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--ips", "192.0.2.7,192.0.2.8"]) == 1
+    assert "error: none of the machines 192.0.2.7, 192.0.2.8" in capsys.readouterr().err
+
+
+@pytest.mark.multiprocess
+def test_doctors_of_two_machines() -> None:
+    options = ["--ips", ",".join(HOSTS[:2]), "--port", str(free_ports(3)), "--seconds", "0.1"]
+    command = [sys.executable, "-m", "fleetlight.cli.fleetlight", "doctor", *options]
+    running = [
+        subprocess.Popen([*command, "--host", host], stdout=subprocess.PIPE, text=True)
+        for host in HOSTS[:2]
+    ]
+    first, second = (process.communicate(timeout=60)[0].splitlines() for process in running)
+    assert [process.returncode for process in running] == [0, 0]
+    assert "fleetlight: measuring 127.0.0.1 -> 127.0.0.2" in first
+    assert first[-1] == second[-1] == "fit"
+    tables = [lines[lines.index("") :] for lines in (first, second)]
+    assert tables[0] == tables[1]
+
+
+@pytest.mark.multiprocess
+def test_a_doctor_that_nobody_meets_is_told_whom_it_misses() -> None:
+    options = ["--ips", ",".join(HOSTS[:2]), "--port", str(free_ports(3)), "--deadline_s", "0.2"]
+    command = [sys.executable, "-m", "fleetlight.cli.fleetlight", "doctor", *options]
+    done = subprocess.run(
+        [*command, "--host", HOSTS[0]], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert "problem: 127.0.0.2 did not come: connection refused" in done.stdout
+    assert done.stdout.endswith("not fit: 1 problem\n")

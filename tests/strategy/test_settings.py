@@ -32,7 +32,7 @@ class Outer(Settings):
     megabytes: float = setting(25.0, "how much", above=0, maximum=1000)
     mode: str = setting("mean", "how", choices=("mean", "sum"))
     limit: int | None = setting(None, "at most", kind=int, optional=True, minimum=0)
-    weights: list[float] = setting([1.0], "how heavy", item=float)
+    weights: list[float] = setting([1.0], "how heavy", item=float, above=0, below=9, filled=True)
     inner: Inner = nested(Inner, "more")
 
 
@@ -108,6 +108,10 @@ def test_a_nested_config_is_a_dict_or_its_class(bad: object) -> None:
         ("mode", 1, r"got 1 \(int\), expected 'mean' or 'sum'"),
         ("weights", "1.0", "expected list"),
         ("weights", [1.0, "2"], r"\[1\]: got '2' \(str\), expected float"),
+        ("weights", [1.0, 0], r"\[1\]: got 0\.0, expected more than 0"),
+        ("weights", [9], r"\[0\]: got 9\.0, expected less than 9"),
+        ("weights", [float("nan")], r"\[0\]: got nan, expected a finite number"),
+        ("weights", [], r"got \[\], expected at least one float"),
     ],
 )
 def test_wrong_values_say_where_and_what_was_expected(

@@ -36,6 +36,7 @@ FIELDS = {
     "sync_nccl_allreduce": False,
     "gradient_merge": False,
     "fp16_allreduce": False,
+    "compression": "none",
     "dgc": False,
     "amp": False,
     "recompute": False,
@@ -48,6 +49,7 @@ FIELDS = {
     "seed": 0,
     "deadline_s": 300.0,
 }
+AVERAGING = {"begin_step", "optimizer_state", "buffers"}
 CONFIGS = {
     "a_sync_configs": {
         "k_steps",
@@ -58,34 +60,27 @@ CONFIGS = {
         "on_nonfinite",
         "cache_rows",
     },
-    "localsgd_configs": {"k_steps", "begin_step"},
-    "adaptive_localsgd_configs": {"init_k_steps", "begin_step"},
-    "diloco_configs": {"k_steps", "outer_lr", "outer_momentum"},
+    "localsgd_configs": AVERAGING | {"k_steps"},
+    "adaptive_localsgd_configs": AVERAGING | {"init_k_steps", "max_k_steps"},
+    "diloco_configs": AVERAGING | {"k_steps", "outer_lr", "outer_momentum"},
     "gradient_merge_configs": {"k_steps", "avg"},
-    "dgc_configs": {"rampup_begin_step", "rampup_step", "sparsity"},
+    "compression_configs": {"ratio", "error_feedback", "min_size", "exclude"},
+    "dgc_configs": {
+        "rampup_begin_step",
+        "rampup_step",
+        "sparsity",
+        "local_grad_clip_norm",
+        "factor_masking",
+        "min_size",
+        "exclude",
+    },
     "amp_configs": {"dtype", "init_loss_scaling", "use_dynamic_loss_scaling"},
     "recompute_configs": {"checkpoints"},
     "execution_strategy": {"num_threads", "num_iteration_per_drop_scope"},
 }
 
 #: a value other than the default for each setting that is not yet available
-LATER: dict[str, Any] = {
-    "localsgd": True,
-    "localsgd_configs.k_steps": 4,
-    "localsgd_configs.begin_step": 10,
-    "adaptive_localsgd": True,
-    "adaptive_localsgd_configs.init_k_steps": 2,
-    "adaptive_localsgd_configs.begin_step": 3,
-    "diloco": True,
-    "diloco_configs.k_steps": 10,
-    "diloco_configs.outer_lr": 0.5,
-    "diloco_configs.outer_momentum": 0.5,
-    "dgc": True,
-    "dgc_configs.rampup_begin_step": 1,
-    "dgc_configs.rampup_step": 2,
-    "dgc_configs.sparsity": [0.5],
-    "durability": "log",
-}
+LATER: dict[str, Any] = {"durability": "log"}
 
 
 def settings_of(settings: Settings, prefix: str = "") -> dict[str, bool]:
@@ -141,8 +136,8 @@ def test_order_never_matters() -> None:
         ("gradient_merge", True),
         ("gradient_merge_configs", {"k_steps": 4}),
         ("gradient_merge_configs", {"avg": False}),
-        ("fuse_grad_size_in_MB", 8),
-        ("exec_strategy", {"num_threads": 2}),
+        ("compression", "topk"),
+        ("local_sgd_steps", 4),
     ]
     made = []
     for order in itertools.permutations(settings):
@@ -151,8 +146,8 @@ def test_order_never_matters() -> None:
             setattr(strategy, name, value)
         made.append(strategy)
     expected = DistributedStrategy(
-        execution_strategy=ExecutionStrategy(num_threads=2),
-        fuse_grad_size_in_MB=8.0,
+        localsgd_configs=LocalSGDConfigs(k_steps=4),
+        compression="topk",
         gradient_merge_configs=GradientMergeConfigs(avg=False, k_steps=4),
         gradient_merge=True,
     )
@@ -163,8 +158,10 @@ def test_aliases() -> None:
     strategy: Any = DistributedStrategy()
     strategy.exec_strategy.num_threads = 3
     assert strategy.execution_strategy.num_threads == 3
-    assert (strategy.use_local_sgd, strategy.local_sgd_steps) == (False, 1)
-    assert strategy.local_sgd_is_warm_steps == strategy.localsgd_configs.begin_step
+    strategy.use_local_sgd, strategy.local_sgd_steps = True, 4
+    strategy.local_sgd_is_warm_steps = 9
+    assert strategy.localsgd
+    assert strategy.localsgd_configs == LocalSGDConfigs(k_steps=4, begin_step=9)
     strategy.exec_strategy = ExecutionStrategy(num_threads=5)
     assert strategy.execution_strategy.num_threads == 5
 
@@ -224,19 +221,6 @@ def test_not_yet_available_is_an_error_however_it_is_set(name: str, tmp_path: Pa
     with pytest.raises(NotAvailableError, match=f"strategy.toml: .*{inner}"):
         DistributedStrategy.from_file(file)
     assert strategy == DistributedStrategy()
-
-
-@pytest.mark.parametrize("name", ["use_local_sgd", "local_sgd_steps", "local_sgd_is_warm_steps"])
-def test_not_yet_available_by_its_alias(name: str, tmp_path: Path) -> None:
-    value = True if name.startswith("use") else 5
-    with pytest.raises(NotAvailableError):
-        DistributedStrategy(**{name: value})
-    with pytest.raises(NotAvailableError):
-        setattr(DistributedStrategy(), name, value)
-    file = tmp_path / "strategy.toml"
-    file.write_text(toml(name, value))
-    with pytest.raises(NotAvailableError, match=r"strategy\.toml"):
-        DistributedStrategy.from_file(file)
 
 
 def test_what_comes_later_may_be_set_to_its_default() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -21,16 +22,24 @@ def values_of(rules: Rules) -> st.SearchStrategy[Any]:
     """Values that a field takes, from its own rules."""
     if rules.choices:
         return st.sampled_from(rules.choices)
+    if rules.kind is list:
+        inner = dataclasses.replace(rules, kind=rules.item)
+        return st.lists(values_of(inner), min_size=int(rules.filled))
     if rules.kind is bool:
         return st.booleans()
     if rules.kind is int:
         return st.integers(min_value=int(rules.minimum or 0))
     if rules.kind is float:
-        return st.floats(0, rules.maximum, exclude_min=True, allow_nan=False, allow_infinity=False)
-    if rules.kind is str:
-        return st.text()
-    assert rules.kind is list
-    return st.lists(st.text())
+        return floats_of(rules)
+    assert rules.kind is str
+    return st.text()
+
+
+def floats_of(rules: Rules) -> st.SearchStrategy[float]:
+    """Positive numbers that the rules take."""
+    most = rules.maximum if rules.below is None else rules.below
+    bounds = {"exclude_min": True, "exclude_max": rules.below is not None}
+    return st.floats(0, most, allow_nan=False, allow_infinity=False, **bounds)
 
 
 def settings_for(settings: Settings) -> st.SearchStrategy[dict[str, Any]]:

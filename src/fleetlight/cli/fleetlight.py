@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import sys
 from collections.abc import Callable, Sequence
 
 from fleetlight.errors import FleetError
+from fleetlight.launch.job.spec import DEFAULT_PORT
+from fleetlight.strategy.job import counted
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,6 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except FleetError as error:
         print(f"fleetlight: error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -43,7 +48,33 @@ def _parser() -> argparse.ArgumentParser:
     cert.add_argument("--days", type=int, default=365, help="how long they are valid (365)")
     cert.add_argument("--replace", action="store_true", help="make all anew where there are some")
     cert.set_defaults(command=_cert)
+    _add_doctor(commands)
     return parser
+
+
+def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    doctor = commands.add_parser(
+        "doctor",
+        help="whether machines and the network between them are fit",
+        description="Looks at this machine; with --ips, started on each of them at the same time, "
+        "at all of them and the network between them. Exit code 0: fit, 1: not.",
+    )
+    doctor.add_argument("--ips", default="", metavar="A,B", help="the machines, as for fleetrun")
+    doctor.add_argument("--host", metavar="ADDRESS", help="which of them this is, if it is unclear")
+    doctor.add_argument(
+        "--port",
+        type=int,
+        default=DEFAULT_PORT,
+        help=f"where doctors meet; the ports behind it are tried as well ({DEFAULT_PORT})",
+    )
+    doctor.add_argument("--nproc", type=int, metavar="N", help="workers per machine (one per GPU)")
+    doctor.add_argument(
+        "--seconds", type=float, default=1.0, metavar="S", help="to measure each link for (1)"
+    )
+    doctor.add_argument(
+        "--deadline_s", type=float, default=60.0, metavar="S", help="how long to wait for all (60)"
+    )
+    doctor.set_defaults(command=_doctor)
 
 
 def _version(found: argparse.Namespace) -> int:
@@ -70,6 +101,32 @@ def _cert(found: argparse.Namespace) -> int:
         print(f"wrote {path}")
     print(f"copy the folder to every machine of the job, then: fleetrun --ssl {found.folder} ...")
     return 0
+
+
+def _doctor(found: argparse.Namespace) -> int:
+    from fleetlight.launch import inventory
+    from fleetlight.launch.doctor import table
+    from fleetlight.launch.doctor.examination import Wish, examine
+
+    wish = Wish(
+        ips=tuple(word.strip() for word in found.ips.split(",") if word.strip()),
+        host=found.host,
+        port=found.port,
+        workers=found.nproc,
+        seconds=found.seconds,
+        deadline_s=found.deadline_s,
+    )
+    result = examine(wish, inventory.look(os.environ), os.environ, _say)
+    print(f"\n{result.text}\n")
+    if result.found:
+        print(f"{table.of_findings(result.found)}\n")
+    problems = sum(finding.is_problem for finding in result.found)
+    print("fit" if result.is_fit else f"not fit: {counted(problems, 'problem')}")
+    return 0 if result.is_fit else 1
+
+
+def _say(text: str) -> None:
+    print(f"fleetlight: {text}", flush=True)
 
 
 if __name__ == "__main__":

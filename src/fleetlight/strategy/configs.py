@@ -92,7 +92,9 @@ class DGCConfigs(Settings):
 
     rampup_begin_step: int = setting(0, "steps with dense gradients before it starts", minimum=0)
     rampup_step: int = setting(1, "steps over which the sparsity rises", minimum=1)
-    sparsity: list[float] = setting([0.999], "the sparsities to walk through", item=float)
+    sparsity: list[float] = setting(
+        [0.999], "the sparsities to walk through", item=float, minimum=0, below=1, filled=True
+    )
     local_grad_clip_norm: float | None = setting(
         None,
         "norm to which a gradient is clipped before it counts",

@@ -25,6 +25,17 @@ def check(strategy: DistributedStrategy) -> None:
             raise StrategyError(
                 f"strategy.{first} and strategy.{second} exclude each other: {why}; leave one out"
             )
+    _check_bounds(strategy)
+
+
+def _check_bounds(strategy: DistributedStrategy) -> None:
+    """Of settings that are fine by themselves, but not in the order they are in."""
+    configs = strategy.adaptive_localsgd_configs
+    if strategy.adaptive_localsgd and configs.init_k_steps > configs.max_k_steps:
+        raise StrategyError(
+            f"strategy.adaptive_localsgd_configs: init_k_steps = {configs.init_k_steps} is more "
+            f"than max_k_steps = {configs.max_k_steps}; raise max_k_steps or start with less"
+        )
 
 
 def _pairs() -> Iterator[tuple[str, str, str]]:

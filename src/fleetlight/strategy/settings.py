@@ -18,18 +18,21 @@ Self = TypeVar("Self", bound="Settings")
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """What a value must fulfil besides having the type of its default."""
+    """What a value must fulfil besides having the type of its default; a list's items, each."""
 
     doc: str
     kind: type = bool
     minimum: float | None = None
     above: float | None = None
     maximum: float | None = None
+    below: float | None = None
     choices: tuple[object, ...] = ()
     available: bool = True
     optional: bool = False
     #: the type of a list's items
     item: type = str
+    #: a list needs one at least
+    filled: bool = False
 
 
 def setting(default: T, doc: str, **rules: Any) -> T:
@@ -210,6 +213,9 @@ def _as_float(value: int) -> float:
 def _check_rules(value: Any, rules: Rules, where: str) -> None:
     if value is None:
         return
+    if isinstance(value, list):
+        _check_items(value, rules, where)
+        return
     if rules.choices and not _is_choice(value, rules):
         raise StrategyError(f"{where}: got {value!r}, expected {_choices(rules)}")
     if isinstance(value, float) and not math.isfinite(value):
@@ -220,6 +226,15 @@ def _check_rules(value: Any, rules: Rules, where: str) -> None:
         raise StrategyError(f"{where}: got {value!r}, expected more than {rules.above}")
     if rules.maximum is not None and value > rules.maximum:
         raise StrategyError(f"{where}: got {value!r}, expected at most {rules.maximum:g}")
+    if rules.below is not None and not value < rules.below:
+        raise StrategyError(f"{where}: got {value!r}, expected less than {rules.below:g}")
+
+
+def _check_items(values: list[Any], rules: Rules, where: str) -> None:
+    if rules.filled and not values:
+        raise StrategyError(f"{where}: got [], expected at least one {rules.item.__name__}")
+    for i, value in enumerate(values):
+        _check_rules(value, rules, f"{where}[{i}]")
 
 
 def _is_choice(value: Any, rules: Rules) -> bool:

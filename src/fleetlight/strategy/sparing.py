@@ -48,7 +48,7 @@ def process_groups(strategy: DistributedStrategy, job: JobFacts) -> Effect:
 def compression(strategy: DistributedStrategy, job: JobFacts) -> Effect:
     """In which form gradients cross between hosts."""
     if strategy.compression == "none":
-        return True, "gradients travel in their own type"
+        return True, _elsewhere(strategy, "fp16_allreduce", "dgc")
     if not crosses_a_link(strategy, job):
         return False, _NO_LINK
     return True, _FORMS[strategy.compression].format(_percent(strategy.compression_configs.ratio))
@@ -62,6 +62,12 @@ _FORMS = {
     "int8": "gradients cross between hosts as int8, with a scale for every block",
     "topk": "of the gradients, the {} that are largest cross between hosts",
 }
+
+
+def _elsewhere(strategy: DistributedStrategy, *others: str) -> str:
+    """Of a setting that leaves the form of gradients to those others that are on."""
+    said = [name for name in others if getattr(strategy, name) not in (False, "none")]
+    return f"as {said[0]} says" if said else "gradients travel in their own type"
 
 
 def compression_configs(strategy: DistributedStrategy, job: JobFacts) -> Effect:
@@ -79,7 +85,7 @@ def compression_configs(strategy: DistributedStrategy, job: JobFacts) -> Effect:
 def narrowing(strategy: DistributedStrategy, job: JobFacts) -> Effect:
     """Of `fp16_allreduce`."""
     if strategy.fp16_allreduce is False:
-        return True, "gradients travel in their own type"
+        return True, _elsewhere(strategy, "compression", "dgc")
     if not crosses_a_link(strategy, job):
         return False, _NO_LINK
     return True, "as bfloat16" if strategy.fp16_allreduce == "bf16" else "as float16"
@@ -91,8 +97,8 @@ def dgc(strategy: DistributedStrategy, job: JobFacts) -> Effect:
         return True, "off: gradients are dense"
     if not crosses_a_link(strategy, job):
         return False, _NO_LINK
-    last = strategy.dgc_configs.sparsity[-1:]
-    return True, f"the largest {_percent(1 - last[0]) if last else ''} of the gradients are sent"
+    last = strategy.dgc_configs.sparsity[-1]
+    return True, f"the largest {_percent(1 - last)} of the gradients are sent"
 
 
 def crosses_a_link(strategy: DistributedStrategy, job: JobFacts) -> bool:
@@ -105,7 +111,7 @@ def crosses_a_link(strategy: DistributedStrategy, job: JobFacts) -> bool:
 def localsgd(strategy: DistributedStrategy, job: JobFacts) -> Effect:
     """Of LocalSGD."""
     configs = strategy.localsgd_configs
-    sentence = f"parameters are averaged every {configs.k_steps} steps"
+    sentence = f"parameters are averaged every {counted(configs.k_steps, 'step')}"
     return _alone(strategy.localsgd, configs.k_steps, configs.begin_step, sentence, job)
 
 
@@ -113,8 +119,8 @@ def adaptive_localsgd(strategy: DistributedStrategy, job: JobFacts) -> Effect:
     """Of LocalSGD whose k follows the loss."""
     configs = strategy.adaptive_localsgd_configs
     sentence = (
-        f"parameters are averaged every {configs.init_k_steps} steps at first, then as the loss "
-        f"falls, at most every {configs.max_k_steps}"
+        f"parameters are averaged every {counted(configs.init_k_steps, 'step')} at first, then as "
+        f"the loss falls, at most every {configs.max_k_steps}"
     )
     return _alone(
         strategy.adaptive_localsgd, configs.max_k_steps, configs.begin_step, sentence, job
@@ -124,7 +130,7 @@ def adaptive_localsgd(strategy: DistributedStrategy, job: JobFacts) -> Effect:
 def diloco(strategy: DistributedStrategy, job: JobFacts) -> Effect:
     """Of DiLoCo; an outer step is worth making after every inner step, too."""
     configs = strategy.diloco_configs
-    sentence = f"an outer step every {configs.k_steps} steps"
+    sentence = f"an outer step every {counted(configs.k_steps, 'step')}"
     return _alone(strategy.diloco, max(2, configs.k_steps), configs.begin_step, sentence, job)
 
 

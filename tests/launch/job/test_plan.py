@@ -133,6 +133,8 @@ def test_among_several_machines_one_may_have_only_servers() -> None:
         (CPU, {"worker_num": 2}, "say --server_num N; .* use --nproc_per_node 2"),
         (CPU, {"server_num": 2}, "needs workers: say --worker_num"),
         (CPU, {"server_num": 0, "worker_num": 2}, "needs servers"),
+        (CPU, {"server_num": 2, "ips": ("10.0.0.1", "10.0.0.2")}, "have none, say --worker_num 0"),
+        (CPU, {"worker_num": 2, "ips": ("10.0.0.1", "10.0.0.2")}, "servers, say --server_num 0"),
         (CPU, {"server_num": 1, "worker_num": 1, "nproc_per_node": 2}, "with servers use --worker"),
         (
             CPU,

@@ -94,8 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_servers(
         parser.add_argument_group(
             "parameter servers",
-            "fleetrun starts the processes; training with parameter servers is not yet available\n"
-            "in this version",
+            "on this machine, or, with the addresses of all, on several",
         )
     )
     _add_machines(parser.add_argument_group("several machines"))

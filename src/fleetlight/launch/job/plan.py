@@ -167,9 +167,11 @@ def _counts(options: Options, *, alone: bool) -> tuple[int, int]:
             raise ConfigError(
                 "a parameter-server job needs servers: say --server_num N; for training without "
                 f"servers use --nproc_per_node {workers or 'N'} instead of --worker_num"
+                + ("" if alone else "; on a machine that is to have no servers, say --server_num 0")
             )
         if not workers:
-            raise ConfigError("a parameter-server job needs workers: say --worker_num N")
+            none = "" if alone else "; on a machine that is to have none, say --worker_num 0"
+            raise ConfigError(f"a parameter-server job needs workers: say --worker_num N{none}")
     if not servers and not workers:
         raise ConfigError("this machine would run nothing; give it a server or a worker")
     return servers, workers

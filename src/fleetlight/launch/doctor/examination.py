@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the words of the command line to what was found: alone, or with other machines."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from fleetlight.errors import ConfigError
+from fleetlight.launch.doctor import findings, table
+from fleetlight.launch.doctor.facts import look, mtu_of
+from fleetlight.launch.doctor.findings import Finding
+from fleetlight.launch.doctor.meeting import Say, meet
+from fleetlight.launch.doctor.messages import Asked
+from fleetlight.launch.inventory import Machine
+from fleetlight.launch.job.options import Options
+from fleetlight.launch.job.place import find_place
+from fleetlight.roles.address import is_loopback
+
+#: longest list of machines: each two measure each other
+_MOST = 64
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What the user has asked for."""
+
+    ips: tuple[str, ...] = ()
+    host: str | None = None
+    port: int
+    workers: int | None = None
+    seconds: float = 1.0
+    deadline_s: float = 60.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What to show, and what was found."""
+
+    text: str
+    found: list[Finding]
+
+    @property
+    def is_fit(self) -> bool:
+        """True without a problem."""
+        return not any(finding.is_problem for finding in self.found)
+
+
+def examine(wish: Wish, machine: Machine, environment: Mapping[str, str], say: Say) -> Result:
+    """Look at this machine and, with a list of machines, at what is between them."""
+    _check(wish)
+    workers = wish.workers or max(1, machine.gpus)
+    if not wish.ips:
+        return _alone(machine, environment, workers)
+    _check_names(wish.ips, machine)
+    notes: list[str] = []
+    options = Options(script="", ips=wish.ips, host=wish.host, start_port=wish.port)
+    place = find_place(options, machine, notes)
+    for note in notes:
+        say(note)
+    hosts = place.meeting.hosts if place.meeting else (place.host,)
+    asked = Asked(
+        names=wish.ips, hosts=hosts, port=wish.port, workers=workers, seconds=wish.seconds
+    )
+    facts = look(machine, environment, asked, place.host)
+    exam = meet(asked, hosts.index(place.host), facts, wish.deadline_s, say)
+    return Result(table.of_exam(exam), findings.of_exam(exam))
+
+
+def _alone(machine: Machine, environment: Mapping[str, str], workers: int) -> Result:
+    facts = look(machine, environment, Asked(workers=workers))
+    mtus = [mtu_of(interface) for interface, _ in machine.addresses]
+    text = table.of_machine(facts, machine.addresses, mtus)
+    return Result(text, list(findings.of_machine(facts)))
+
+
+def _check(wish: Wish) -> None:
+    workers = wish.workers or 1
+    if not 1 <= workers <= 1024:
+        raise ConfigError(f"--nproc {wish.workers}: expected 1 to 1024 workers")
+    if not 1 <= wish.port <= 65535 - workers - 1:
+        raise ConfigError(f"--port {wish.port}: expected 1 to {65535 - workers - 1}")
+    for flag, value, most in (
+        ("--seconds", wish.seconds, 60.0),
+        ("--deadline_s", wish.deadline_s, 1e6),
+    ):
+        if not 0 < value <= most:
+            raise ConfigError(f"{flag} {value:g}: expected more than 0 and at most {most:g}")
+    if len(wish.ips) > _MOST:
+        raise ConfigError(f"--ips lists {len(wish.ips)} machines, expected at most {_MOST}")
+
+
+def _check_names(names: Sequence[str], machine: Machine) -> None:
+    """A name that leads a machine to itself leads the others nowhere."""
+    found = {name: machine.resolve(name) for name in names}
+    outside = any(not is_loopback(address) for address in found.values())
+    for name, address in found.items():
+        if outside and is_loopback(address):
+            raise ConfigError(
+                f"{name} stands for {address} on this machine, where others cannot reach it; "
+                "correct /etc/hosts, or list addresses in place of names"
+            )

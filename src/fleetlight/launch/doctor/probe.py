@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures between two machines, by plain sockets: round trip, bandwidth, ports, clocks."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import statistics
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from fleetlight.errors import DeadlineError, FleetError, PeerLostError
+from fleetlight.launch.doctor.messages import (
+    Done,
+    Echo,
+    Link,
+    Receive,
+    Received,
+    TellTime,
+    Time,
+)
+from fleetlight.launch.doctor.wire import Wire, dial
+
+#: how long one message, or one connection, may take
+LIMIT_S = 5.0
+#: how long a port may take to answer
+PORT_S = 2.0
+_ECHOES = 20
+_CHUNK = bytes(1 << 17)
+#: how long a receiver that has said how much came lets the rest run out
+_DRAIN_S = 1.0
+
+
+def measure(own: str, to: str, port: int, link: Link, ports: Iterable[int], seconds: float) -> Link:
+    """The link from here to the doctor at another machine; what fails is a part of the answer."""
+    try:
+        wire = dial(to, port, own, LIMIT_S)
+    except OSError as error:
+        return _with(link, error=f"port {port}: {why(error)}")
+    try:
+        trip = round_trip(wire)
+        received = send_for(wire, seconds)
+    except FleetError as error:
+        return _with(link, error=str(error))
+    finally:
+        wire.close()
+    rate = received.count / received.seconds if received.count and received.seconds else 0.0
+    return _with(link, round_trip_s=trip, bytes_per_s=rate, closed=unreachable(own, to, ports))
+
+
+def _with(link: Link, **found: Any) -> Link:
+    return msgspec.structs.replace(link, **found)
+
+
+def why(error: OSError) -> str:
+    """An error of a connection in few words."""
+    if isinstance(error, TimeoutError):
+        return "no answer"
+    return (error.strerror or str(error)).lower()
+
+
+def round_trip(wire: Wire) -> float:
+    """Seconds from a small message to its answer, the median."""
+    taken = []
+    for _ in range(_ECHOES):
+        begin = time.perf_counter()
+        wire.ask(Echo(), Done)
+        taken.append(time.perf_counter() - begin)
+    return statistics.median(taken)
+
+
+def clock_ahead(wire: Wire) -> float:
+    """How far the clock there is ahead of this one, as the quickest answer shows."""
+    found = []
+    for _ in range(_ECHOES):
+        begin, now = time.perf_counter(), time.time()
+        theirs = wire.ask(TellTime(), Time).now
+        taken = time.perf_counter() - begin
+        found.append((taken, theirs - now - taken / 2))
+    return min(found)[1]
+
+
+def unreachable(own: str, to: str, ports: Iterable[int]) -> dict[int, str]:
+    """The ports that no connection gets to, and why."""
+    closed = {}
+    for port in ports:
+        try:
+            socket.create_connection((to, port), PORT_S, (own, 0)).close()
+        except OSError as error:
+            closed[port] = why(error)
+    return closed
+
+
+def send_for(wire: Wire, seconds: float) -> Received:
+    """Send as much as goes; what the other received until it had enough.
+
+    The receiver's clock counts: much of what was sent may still lie in buffers.
+    """
+    wire.say(Receive(seconds))
+    wire.socket.setblocking(False)
+    end = time.monotonic() + seconds + wire.limit_s
+    while time.monotonic() < end:
+        readable, writable, _ = select.select([wire.socket], [wire.socket], [], 0.1)
+        if readable:
+            return wire.answer(Received)
+        if writable:
+            _push(wire)
+    raise DeadlineError(f"{wire.peer} did not say how much it received")
+
+
+def _push(wire: Wire) -> None:
+    try:
+        with contextlib.suppress(BlockingIOError):
+            wire.socket.send(_CHUNK)
+    except OSError as error:
+        raise PeerLostError(f"{wire.peer} went away ({why(error)})") from None
+
+
+def receive_for(wire: Wire, seconds: float) -> None:
+    """Take what comes, say how much it was, and let the rest run out."""
+    count, took = _taken(wire, seconds)
+    wire.say(Received(count, took))
+    # to hang up on what is on its way would take the answer away with it
+    wire.socket.shutdown(socket.SHUT_WR)
+    _taken(wire, _DRAIN_S)
+
+
+def _taken(wire: Wire, seconds: float) -> tuple[int, float]:
+    """How many bytes come until the time is up or the sender hangs up; the first begins it."""
+    buffer = bytearray(1 << 20)
+    count, begin, last = 0, 0.0, 0.0
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        wire.socket.settimeout(left)
+        try:
+            got = wire.socket.recv_into(buffer)
+        except OSError:
+            break
+        if not got:
+            break
+        last = time.perf_counter()
+        if begin == 0.0:
+            begin = last  # what it brought was on its way before
+        else:
+            count += got
+    return count, last - begin

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was found, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from fleetlight.launch.doctor.findings import Finding, bits
+from fleetlight.launch.doctor.messages import Exam, Facts
+from fleetlight.roles.address import Addresses
+
+
+def of_exam(exam: Exam) -> str:
+    """A table of the machines and one of the links between them."""
+    heads = ["machine", "name", "fleetlight", "torch", "python", "cores", "memory", "GPUs"]
+    machines = [[*heads, "interface", "MTU", "clock"]]
+    for number, facts in sorted(exam.facts.items()):
+        ahead = exam.clocks.get(number)
+        clock = "" if ahead is None else f"{round(ahead, 3) + 0.0:+.3f} s"
+        interface = [facts.interface or "?", str(facts.mtu or "?")]
+        machines.append([exam.asked.hosts[number], *_machine(facts), *interface, clock])
+    if not exam.links:
+        return _aligned(machines)
+    links = [["from", "to", "round trip", "bandwidth", "ports"]]
+    for link in exam.links:
+        ends = [exam.asked.hosts[link.sender], exam.asked.hosts[link.receiver]]
+        trip = "-" if link.round_trip_s is None else f"{1000 * link.round_trip_s:.3g} ms"
+        rate = "-" if link.bytes_per_s is None else bits(link.bytes_per_s)
+        ports = "-" if link.error else "closed" if link.closed else "open"
+        links.append([*ends, trip, rate, ports])
+    return f"{_aligned(machines)}\n\n{_aligned(links)}"
+
+
+def of_machine(facts: Facts, addresses: Addresses, mtus: Sequence[int | None]) -> str:
+    """What one machine is like, a line each."""
+    told = [
+        ("name", f"{facts.name} ({facts.name_address or 'stands for no address'})"),
+        ("system", facts.system),
+        ("fleetlight", facts.fleetlight),
+        ("torch", facts.torch),
+        ("python", facts.python),
+        ("cores", str(facts.cores)),
+        ("memory", _gib(facts.memory)),
+        ("GPUs", str(facts.gpus)),
+        ("shared memory", _gib(facts.shared_memory) + " (/dev/shm)"),
+        ("open files", "no limit" if facts.files is None else str(facts.files)),
+        ("OMP_NUM_THREADS", facts.threads or "not set: fleetrun divides the cores"),
+    ]
+    for (interface, address), mtu in zip(addresses, mtus, strict=True):
+        size = f", MTU {mtu}" if mtu else ""
+        told.append(("address", f"{address} ({interface or 'interface unknown'}{size})"))
+    return _aligned([[name, value] for name, value in told])
+
+
+def of_findings(found: Iterable[Finding]) -> str:
+    """One line for what is, one for what to do."""
+    lines = []
+    for finding in found:
+        kind = "problem" if finding.is_problem else "advice"
+        lines += [f"{kind}: {finding.what}", f"    {finding.remedy}"]
+    return "\n".join(lines)
+
+
+def _machine(facts: Facts) -> list[str]:
+    versions = [facts.name, facts.fleetlight, facts.torch, facts.python]
+    return [*versions, str(facts.cores), _gib(facts.memory), str(facts.gpus)]
+
+
+def _gib(size: int | None) -> str:
+    return "none" if size is None else f"{size / 2**30:.3g} GiB"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    padded = (
+        "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True))
+        for row in rows
+    )
+    return "\n".join(line.rstrip() for line in padded)

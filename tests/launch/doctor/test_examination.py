@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The words of the command line, and what comes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.launch.doctor.doctors import free_ports
+
+from fleetlight.errors import ConfigError
+from fleetlight.launch.doctor.examination import Wish, examine
+from fleetlight.launch.inventory import Machine
+
+NAMES = {"here": "127.0.1.1", "there": "192.0.2.7"}
+MACHINE = Machine(
+    cores=4,
+    addresses=(("lo", "127.0.0.1"), ("eth0", "192.0.2.1")),
+    resolve=lambda host: NAMES.get(host, host),
+)
+
+
+def unheard(text: str) -> None:
+    raise AssertionError(text)
+
+
+def test_this_machine_alone() -> None:
+    result = examine(Wish(port=6170, workers=2), MACHINE, {}, unheard)
+    assert result.is_fit
+    assert "cores            4" in result.text
+    assert "192.0.2.1 (eth0" in result.text
+
+
+def test_a_list_of_one() -> None:
+    said: list[str] = []
+    wish = Wish(ips=("127.0.0.1",), port=free_ports(3))
+    result = examine(wish, MACHINE, {}, said.append)
+    assert result.is_fit
+    assert result.text.splitlines()[1].startswith("127.0.0.1  ")
+
+
+@pytest.mark.parametrize(
+    ("wish", "complaint"),
+    [
+        pytest.param({"workers": -1}, "--nproc -1: expected 1 to 1024", id="workers"),
+        pytest.param({"port": 0}, "--port 0: expected 1 to 65533", id="no port"),
+        pytest.param({"port": 65535}, "--port 65535", id="last port"),
+        pytest.param({"seconds": 0.0}, "--seconds 0: expected more than 0", id="no time"),
+        pytest.param({"seconds": float("nan")}, "--seconds nan", id="nan"),
+        pytest.param({"deadline_s": -1.0}, "--deadline_s -1", id="past"),
+        pytest.param({"ips": ("a",) * 65}, "lists 65 machines, expected at most 64", id="many"),
+        pytest.param({"ips": ("here", "there")}, r"here stands for 127\.0\.1\.1", id="loopback"),
+        pytest.param(
+            {"ips": ("192.0.2.7", "192.0.2.8")}, "none of the machines .* is this one", id="other"
+        ),
+        pytest.param({"ips": ("127.0.0.1", "127.0.0.2")}, "say --host", id="unclear"),
+    ],
+)
+def test_what_cannot_be_examined(wish: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        examine(Wish(**{"port": 6170, **wish}), MACHINE, {}, unheard)

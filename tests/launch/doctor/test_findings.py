@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is made of facts: each problem and advice with what to do, and none without reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from fleetlight.launch.doctor.findings import (
+    Finding,
+    bits,
+    of_exam,
+    of_machine,
+    seconds,
+    seconds_a_step,
+)
+from fleetlight.launch.doctor.messages import Asked, Exam, Facts, Link
+
+HOSTS = ("10.0.0.1", "10.0.0.2")
+ASKED = Asked(names=HOSTS, hosts=HOSTS, port=6170, workers=2)
+#: of a machine that nothing is wrong with
+SOUND = Facts(
+    asked=ASKED,
+    name="node",
+    name_address="10.0.0.1",
+    fleetlight="1",
+    torch="2",
+    python="3",
+    cores=8,
+    memory=1 << 34,
+    shared_memory=1 << 33,
+    files=65536,
+    interface="eth0",
+    mtu=1500,
+    listening=(6171, 6172, 6173, 40000),
+)
+FAST = 1.25e9
+
+
+def exam(**changes: Any) -> Exam:
+    links = tuple(
+        Link(sender=i, receiver=1 - i, round_trip_s=1e-4, bytes_per_s=FAST) for i in range(2)
+    )
+    sound = Exam(asked=ASKED, facts={0: SOUND, 1: SOUND}, links=links, clocks={1: 0.01})
+    return msgspec.structs.replace(sound, **changes)
+
+
+def second(**changes: Any) -> dict[int, Facts]:
+    return {0: SOUND, 1: msgspec.structs.replace(SOUND, **changes)}
+
+
+def link(**changes: Any) -> tuple[Link, ...]:
+    return (
+        Link(**{"sender": 0, "receiver": 1, "round_trip_s": 1e-4, "bytes_per_s": FAST} | changes),
+    )
+
+
+def test_nothing_is_said_of_what_is_sound() -> None:
+    assert of_exam(exam()) == []
+    assert list(of_machine(SOUND)) == []
+
+
+PROBLEMS: dict[str, tuple[Exam, str, str]] = {
+    "did not start": (
+        exam(absent={1: "connection refused"}),
+        "10.0.0.2 did not come: connection refused",
+        "start `fleetlight doctor --ips 10.0.0.1,10.0.0.2 --port 6170` there",
+    ),
+    "firewall": (exam(absent={1: "no answer"}), "no answer", "its firewall pass TCP port 6170"),
+    "another list": (
+        exam(absent={1: "was started with"}),
+        "with",
+        "the same list in the same order",
+    ),
+    "another program": (exam(absent={1: "did not answer within 1 s"}), "", "sport = 6170"),
+    "gone": (exam(absent={0: "went away"}), "10.0.0.1 did not come", "what its doctor printed"),
+    "untold": (
+        exam(untold={1: "no answer"}),
+        "10.0.0.2 could not be told what was found: no answer",
+        "set dev eth0 mtu 1400",
+    ),
+    "torch": (
+        exam(facts=second(torch="2.1")),
+        "torch is not the same everywhere: 2 on 10.0.0.1; 2.1 on 10.0.0.2",
+        "install one torch on all",
+    ),
+    "fleetlight": (exam(facts=second(fleetlight="0")), "1 on 10.0.0.1; 0 on", "one fleetlight"),
+    "no torch": (
+        exam(facts={0: msgspec.structs.replace(SOUND, torch="not installed")}),
+        "torch is not installed on 10.0.0.1",
+        "pip install torch",
+    ),
+    "taken": (
+        exam(facts=second(taken={6171: "port 6171 on h is taken by process 7; end that process"})),
+        "port 6171 on h is taken by process 7",
+        "choose another --port here and --start_port for fleetrun",
+    ),
+    "unmeasured": (
+        exam(links=link(error="port 6170: no answer", bytes_per_s=None)),
+        "10.0.0.1 -> 10.0.0.2 could not be measured: port 6170: no answer",
+        "in both directions",
+    ),
+    "large": (
+        exam(links=link(bytes_per_s=0.0)),
+        "small messages arrive, large ones do not",
+        "`ip link set dev eth0 mtu 1400`",
+    ),
+    "closed": (
+        exam(links=link(closed={6172: "no answer"})),
+        "no connection to ports 6172 (no answer)",
+        "let the firewall of 10.0.0.2 pass TCP ports 6170-6173",
+    ),
+    "chosen": (
+        exam(links=link(closed={40000: "no answer"})),
+        "ports 40000 (no answer)",
+        "all above 1024",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PROBLEMS)
+def test_a_problem_is_named_with_its_remedy(case: str) -> None:
+    found, what, remedy = PROBLEMS[case]
+    problem, *others = of_exam(found)
+    assert problem.is_problem
+    assert what in problem.what
+    assert remedy in problem.remedy
+    assert not any(other.is_problem for other in others)
+
+
+ADVICE: dict[str, tuple[Exam, str, str]] = {
+    "python": (exam(facts=second(python="3.9")), "python is not the same everywhere", "one python"),
+    "mtu": (exam(facts=second(mtu=9000)), "MTU is not the same", "large packets may be lost"),
+    "options": (
+        exam(facts=second(asked=Asked(names=HOSTS, hosts=HOSTS, port=6170, workers=3))),
+        "started differently: --nproc 2, --port 6170 on 10.0.0.1; --nproc 3",
+        "the same options",
+    ),
+    "name": (
+        exam(facts=second(name_address="127.0.1.1")),
+        "node for 127.0.1.1 on 10.0.0.2",
+        "/etc/hosts",
+    ),
+    "ahead": (exam(clocks={1: 2.04}), "10.0.0.2 is 2.0 s ahead of that of 10.0.0.1", "NTP"),
+    "behind": (exam(clocks={1: -61.0}), "61.0 s behind", "NTP"),
+    "late": (exam(links=link(round_trip_s=0.04)), "and back takes 40 ms", "fuse_grad_size_in_MB"),
+    "shared": (exam(facts=second(shared_memory=64 << 20)), "has 64 MiB of shared", "--shm-size"),
+    "unshared": (exam(facts=second(shared_memory=None)), "has no shared memory", "--shm-size"),
+    "files": (exam(facts=second(files=256)), "may open 256 files", "ulimit -n"),
+    "cores": (exam(facts=second(cores=1)), "2 workers would share the 1 cores", "or fewer"),
+    "threads": (exam(facts=second(threads="8")), "OMP_NUM_THREADS=8", "unset it"),
+    "slow": (
+        exam(links=(*link(), *link(sender=1, receiver=0, bytes_per_s=25e6))),
+        "200 Mbit/s from 10.0.0.2 to 10.0.0.1: 100 MB of gradients take 4 s a step",
+        "compression='int8' makes it about 1 s, localsgd with k_steps=4 1 s on average, diloco",
+    ),
+    "modest": (exam(links=link(bytes_per_s=400e6)), "take 0.25 s", "compression='bf16'"),
+}
+
+
+@pytest.mark.parametrize("case", ADVICE)
+def test_advice_is_no_problem(case: str) -> None:
+    found, what, remedy = ADVICE[case]
+    (advice,) = of_exam(found)
+    assert not advice.is_problem
+    assert what in advice.what
+    assert remedy in advice.remedy
+
+
+def test_problems_come_first() -> None:
+    both = exam(clocks={1: 9.0}, links=link(error="no answer"))
+    assert [finding.is_problem for finding in of_exam(both)] == [True, False]
+
+
+def test_one_that_heard_nothing_of_the_first_still_tells() -> None:
+    found = exam(facts={1: SOUND}, absent={0: "connection refused"}, links=(), clocks={})
+    assert [f.what for f in of_exam(found)] == ["10.0.0.1 did not come: connection refused"]
+
+
+def test_workers_with_gpus_need_no_core_each() -> None:
+    gpus = msgspec.structs.replace(SOUND, cores=1, gpus=2)
+    assert list(of_machine(gpus)) == []
+
+
+@pytest.mark.parametrize(("hosts", "expected"), [(2, 4.0), (3, 16 / 3), (4, 6.0)])
+def test_the_time_of_a_step_is_that_of_what_a_host_sends(hosts: int, expected: float) -> None:
+    assert seconds_a_step(25e6, hosts) == pytest.approx(expected)
+
+
+def test_figures() -> None:
+    assert [bits(rate) for rate in (25e6, 117.5e6, 1.25e9)] == [
+        *("200 Mbit/s", "940 Mbit/s"),
+        "10 Gbit/s",
+    ]
+    assert [seconds(value) for value in (41.3, 4.13, 0.51, 0.012)] == [
+        "41 s",
+        "4.1 s",
+        "0.51 s",
+        "12 ms",
+    ]
+    assert Finding(True, "a", "b") == Finding(True, "a", "b")

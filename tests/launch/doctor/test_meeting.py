@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How doctors meet: all come, one does not, one goes away."""
+
+from __future__ import annotations
+
+import socket
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+import pytest
+from tests.launch.doctor.doctors import HOSTS, asked, facts
+
+from fleetlight.errors import LaunchError
+from fleetlight.launch.doctor import meeting
+from fleetlight.launch.doctor.messages import Asked, Exam
+from fleetlight.launch.doctor.service import Service
+
+
+@pytest.fixture(autouse=True)
+def talkative(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is said every few seconds is said at once."""
+    monkeypatch.setattr(meeting, "TELL_S", 0.0)
+
+
+def doctors(of: Asked, numbers: range, deadline_s: float = 20.0) -> list[tuple[Exam, list[str]]]:
+    """The doctors of these machines, at the same time: what each found, and what it said."""
+    said: dict[int, list[str]] = {number: [] for number in numbers}
+    with ThreadPoolExecutor() as threads:
+        running: dict[int, Future[Exam]] = {
+            number: threads.submit(
+                meeting.meet, of, number, facts(of), deadline_s, said[number].append
+            )
+            for number in numbers
+        }
+        return [(future.result(), said[number]) for number, future in running.items()]
+
+
+def test_all_find_the_same() -> None:
+    of = asked(3)
+    (first, said), *others = doctors(of, range(3))
+    assert [exam for exam, _ in others] == [first, first]
+    assert list(first.facts) == [0, 1, 2]
+    assert (first.absent, first.untold) == ({}, {})
+    ways = [(link.sender, link.receiver) for link in first.links]
+    assert ways == [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
+    for link in first.links:
+        assert (link.error, link.closed) == ("", {})
+        assert (link.bytes_per_s or 0) > 1e6
+    assert list(first.clocks) == [1, 2]
+    assert "measuring 127.0.0.3 -> 127.0.0.2" in said
+    for number, found in first.facts.items():
+        assert set(of.ports) <= set(found.listening), number
+        assert len(found.listening) == len(of.ports) + 1
+
+
+def test_one_that_does_not_come_is_named_and_the_others_are_measured() -> None:
+    of = asked(3)
+    (first, said), (second, _) = doctors(of, range(2), deadline_s=1.0)
+    assert first == second
+    assert first.absent == {2: "connection refused"}
+    assert [(link.sender, link.receiver) for link in first.links] == [(0, 1), (1, 0)]
+    assert f"not ready: 127.0.0.3:{of.port} (connection refused)" in said
+
+
+def test_without_the_first_the_others_know_only_that() -> None:
+    of = asked(2)
+    ((exam, said),) = doctors(of, range(1, 2), deadline_s=0.5)
+    assert exam.absent == {0: "connection refused"}
+    assert list(exam.facts) == [1]
+    assert f"not ready: 127.0.0.1:{of.port} (connection refused)" in said
+
+
+def test_a_first_that_listens_and_cannot_ask() -> None:
+    of = asked(2)
+    with socket.create_server((HOSTS[0], of.port)):
+        ((exam, _),) = doctors(of, range(1, 2), deadline_s=0.5)
+    assert exam.absent == {0: "listens, but has not asked 127.0.0.2: can it be reached from there?"}
+
+
+def test_another_list_is_said_so() -> None:
+    of = asked(2)
+    other = msgspec.structs.replace(of, hosts=(HOSTS[0], HOSTS[1], HOSTS[2]))
+    listener = socket.create_server((HOSTS[1], of.port))
+    service = Service(listener, other, 1, facts(other))
+    ((exam, _),) = doctors(of, range(1), deadline_s=0.5)
+    service.close()
+    assert exam.absent == {
+        1: "was started with --ips that stand for 127.0.0.1, 127.0.0.2, 127.0.0.3"
+    }
+
+
+def test_another_program_at_the_port() -> None:
+    of = asked(2)
+    with ThreadPoolExecutor() as threads, socket.create_server((HOSTS[1], of.port)) as listener:
+        threads.submit(_talk, listener)
+        ((exam, _),) = doctors(of, range(1), deadline_s=0.3)
+    assert "announced 1213486160 bytes, expected a doctor's message" in exam.absent[1]
+
+
+def _talk(listener: socket.socket) -> None:
+    listener.settimeout(0.5)
+    try:
+        while True:
+            connected, _ = listener.accept()
+            connected.sendall(b"HTTP/1.1 400 Bad request\r\n\r\n")
+            connected.recv(1000)
+            connected.close()
+    except OSError:
+        pass
+
+
+def test_one_that_goes_away_leaves_links_unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = asked(2)
+    listener = socket.create_server((HOSTS[1], of.port))
+    service = Service(listener, of, 1, facts(of))
+    say: Any = lambda text: service.close() if text.startswith("measuring") else None  # noqa: E731
+    exam = meeting.meet(of, 0, facts(of), 5.0, say)
+    assert [link.error for link in exam.links] == [
+        f"port {of.port}: connection refused",
+        "connection refused",
+    ]
+    assert exam.untold == {1: "connection refused"}
+    assert exam.clocks == {}
+
+
+def test_a_first_that_goes_away_is_noticed() -> None:
+    of = asked(2)
+    with ThreadPoolExecutor() as threads:
+        listener = socket.create_server((HOSTS[0], of.port))
+        said: list[str] = []
+        running = threads.submit(meeting.meet, of, 1, facts(of), 20.0, said.append)
+        _ask_once(of)
+        listener.close()
+        exam = running.result(timeout=30)
+    assert exam.absent == {0: "went away before it told what was found"}
+    assert f"127.0.0.1:{of.port} is here and asks" in said
+
+
+def _ask_once(of: Asked) -> None:
+    from fleetlight.launch.doctor.messages import Facts, TellFacts
+    from fleetlight.launch.doctor.wire import dial
+
+    for _ in range(1000):
+        try:
+            wire = dial(HOSTS[1], of.port, HOSTS[0], 5.0)
+        except OSError:
+            continue
+        wire.ask(TellFacts(), Facts)
+        wire.close()
+        return
+
+
+def test_a_taken_port_is_named() -> None:
+    of = asked(2)
+    with (
+        socket.create_server((HOSTS[0], of.port)),
+        pytest.raises(LaunchError, match=rf"port {of.port} on 127\.0\.0\.1, .*taken by process"),
+    ):
+        meeting.meet(of, 0, facts(of), 1.0, print)

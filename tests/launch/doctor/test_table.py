@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was found, as text that people read."""
+
+from __future__ import annotations
+
+from fleetlight.launch.doctor.findings import Finding
+from fleetlight.launch.doctor.messages import Asked, Exam, Facts, Link
+from fleetlight.launch.doctor.table import of_exam, of_findings, of_machine
+
+HOSTS = ("10.0.0.1", "10.0.0.2")
+FACTS = Facts(
+    name="a",
+    fleetlight="0.1",
+    torch="2",
+    python="3",
+    cores=8,
+    memory=3 << 30,
+    shared_memory=None,
+    interface="eth0",
+    mtu=1500,
+)
+
+
+def test_machines_and_links() -> None:
+    exam = Exam(
+        asked=Asked(names=HOSTS, hosts=HOSTS),
+        facts={0: FACTS, 1: Facts(name="long", mtu=None)},
+        links=(
+            Link(sender=0, receiver=1, round_trip_s=2e-4, bytes_per_s=25e6),
+            Link(sender=1, receiver=0, round_trip_s=2e-4, bytes_per_s=25e6, closed={1: "no"}),
+            Link(sender=1, receiver=0, error="no answer"),
+        ),
+        clocks={1: -0.0001},
+    )
+    assert of_exam(exam).splitlines() == [
+        "machine   name  fleetlight  torch  python  cores  memory  GPUs  interface  MTU   clock",
+        "10.0.0.1  a     0.1         2      3       8      3 GiB   0     eth0       1500",
+        "10.0.0.2  long                             1      0 GiB   0     ?          ?     +0.000 s",
+        "",
+        "from      to        round trip  bandwidth   ports",
+        "10.0.0.1  10.0.0.2  0.2 ms      200 Mbit/s  open",
+        "10.0.0.2  10.0.0.1  0.2 ms      200 Mbit/s  closed",
+        "10.0.0.2  10.0.0.1  -           -           -",
+    ]
+
+
+def test_a_machine_alone() -> None:
+    lines = of_machine(FACTS, (("eth0", "10.0.0.1"), ("", "::1")), [1500, None]).splitlines()
+    assert lines[0] == "name             a (stands for no address)"
+    assert "shared memory    none (/dev/shm)" in lines
+    assert "open files       no limit" in lines
+    assert lines[-2:] == [
+        "address          10.0.0.1 (eth0, MTU 1500)",
+        "address          ::1 (interface unknown)",
+    ]
+
+
+def test_findings() -> None:
+    found = [Finding(True, "it is so", "do this"), Finding(False, "and so", "or that")]
+    assert of_findings(found) == ("problem: it is so\n    do this\nadvice: and so\n    or that")

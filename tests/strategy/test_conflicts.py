@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings that exclude each other: one error that names both, in whatever order they come."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from fleetlight.errors import StrategyError
+from fleetlight.strategy import DistributedStrategy, JobFacts
+
+LOCAL = ("localsgd", "adaptive_localsgd", "diloco")
+FLOAT16 = {"amp": True, "amp_configs": {"dtype": "float16"}}
+BFLOAT16 = {"amp": True, "amp_configs": {"dtype": "bfloat16"}}
+
+#: two settings, and how the error calls them
+EXCLUDING: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
+    **{
+        f"{one}, {two}": ({one: True}, {two: True}, one, two)
+        for one, two in itertools.combinations(LOCAL, 2)
+    },
+    **{f"{one}, dgc": ({one: True}, {"dgc": True}, one, "dgc") for one in LOCAL},
+    **{
+        f"{one}, batch norm": ({one: True}, {"sync_batch_norm": True}, one, "sync_batch_norm")
+        for one in LOCAL
+    },
+    **{
+        f"{one}, sum": ({one: True}, {"gradient_scale": "sum"}, one, "gradient_scale = 'sum'")
+        for one in LOCAL
+    },
+    **{
+        f"{one}, float16": ({one: True}, FLOAT16, one, "amp_configs.dtype = 'float16'")
+        for one in LOCAL
+    },
+    "two codecs": ({"compression": "bf16"}, {"fp16_allreduce": True}, "compression", "fp16_allr"),
+    "dgc, codec": ({"dgc": True}, {"compression": "fp16"}, "dgc", "compression"),
+    "dgc, fp16": ({"dgc": True}, {"fp16_allreduce": "bf16"}, "dgc", "fp16_allreduce"),
+    "dgc, float16": ({"dgc": True}, FLOAT16, "dgc", "amp_configs.dtype = 'float16'"),
+    "int8, float16": ({"compression": "int8"}, FLOAT16, "compression = 'int8'", "amp_configs"),
+    "topk, float16": ({"compression": "topk"}, FLOAT16, "'topk'", "amp_configs.dtype"),
+}
+
+
+@pytest.mark.parametrize("case", EXCLUDING)
+def test_two_that_exclude_each_other(case: str) -> None:
+    first, second, one, other = EXCLUDING[case]
+    messages = []
+    for settings in ({**first, **second}, {**second, **first}):
+        strategy = DistributedStrategy()
+        for name, value in settings.items():
+            setattr(strategy, name, value)
+        with pytest.raises(StrategyError, match=r"exclude each other: .*; leave one out") as caught:
+            strategy.check()
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+    assert one in messages[0]
+    assert other in messages[0]
+    for alone in (first, second):
+        DistributedStrategy(**alone).check()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({"compression": "bf16", **FLOAT16}, id="a cast needs no unit"),
+        pytest.param({"compression": "int8", **BFLOAT16}, id="bfloat16 has no loss scale"),
+        pytest.param({"localsgd": True, "compression": "topk"}, id="meetings may be compressed"),
+        pytest.param({"diloco": True, "fp16_allreduce": True}, id="and narrow"),
+        pytest.param({"dgc": True, "use_hierarchical_allreduce": True}, id="by levels"),
+        pytest.param({"adaptive_localsgd": True, "gradient_merge": True}, id="and merged"),
+        pytest.param({"localsgd": False, "diloco": True}, id="what is off is no conflict"),
+    ],
+)
+def test_what_goes_together(settings: dict[str, Any]) -> None:
+    for job in (JobFacts(), JobFacts(worker_num=4, node_num=2)):
+        DistributedStrategy(**settings).check(job)
+
+
+def test_adaptive_localsgd_starts_below_its_end() -> None:
+    configs = {"init_k_steps": 32}
+    DistributedStrategy(adaptive_localsgd_configs=configs).check()
+    strategy = DistributedStrategy(adaptive_localsgd=True, adaptive_localsgd_configs=configs)
+    with pytest.raises(StrategyError, match="init_k_steps = 32 is more than max_k_steps = 16"):
+        strategy.check()
+    strategy.adaptive_localsgd_configs.max_k_steps = 32
+    strategy.check()

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `explain()` says of the settings that spare the network between hosts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fleetlight.strategy import DistributedStrategy, JobFacts
+from fleetlight.strategy.effects import effect_of
+
+ONE = JobFacts()
+#: workers of one host, who sum in shared memory
+HOST = JobFacts(worker_num=4)
+HOSTS = JobFacts(worker_num=4, node_num=2)
+SERVERS = JobFacts(is_collective=False, worker_num=4, server_num=2)
+
+#: a setting of each kind, and what it does between hosts
+CODED: dict[str, tuple[dict[str, Any], str]] = {
+    "fp16": ({"compression": "fp16"}, "gradients cross between hosts as float16"),
+    "bf16": ({"compression": "bf16"}, "gradients cross between hosts as bfloat16"),
+    "int8": ({"compression": "int8"}, "as int8, with a scale for every block"),
+    "topk": ({"compression": "topk"}, "the 1 % that are largest cross between hosts"),
+    "2 %": (
+        {"compression": "topk", "compression_configs": {"ratio": 0.02}},
+        "the 2 % that are largest",
+    ),
+    "dgc": ({"dgc": True}, "the largest 0.1 % of the gradients are sent"),
+    "last": ({"dgc": True, "dgc_configs": {"sparsity": [0.75, 0.96]}}, "the largest 4 %"),
+    "older": ({"fp16_allreduce": "bf16"}, "as bfloat16"),
+}
+ALONE: dict[str, tuple[dict[str, Any], str]] = {
+    "localsgd": (
+        {"localsgd": True, "localsgd_configs": {"k_steps": 4, "begin_step": 100}},
+        "parameters are averaged every 4 steps, from step 100 on",
+    ),
+    "adaptive": (
+        {"adaptive_localsgd": True, "adaptive_localsgd_configs": {"init_k_steps": 2}},
+        "every 2 steps at first, then as the loss falls, at most every 16",
+    ),
+    "diloco": ({"diloco": True}, "an outer step every 500 steps"),
+    "diloco, 1": (
+        {"diloco": True, "diloco_configs": {"k_steps": 1}},
+        "an outer step every 1 step",
+    ),
+}
+
+
+def effect(settings: dict[str, Any], job: JobFacts, name: str = "") -> tuple[bool, str]:
+    return effect_of(DistributedStrategy(**settings), name or next(iter(settings)), job)
+
+
+@pytest.mark.parametrize("case", CODED)
+def test_compression_is_for_a_link(case: str) -> None:
+    settings, sentence = CODED[case]
+    active, why = effect(settings, HOSTS)
+    assert active
+    assert sentence in why
+    assert DistributedStrategy(**settings).inert(HOSTS) == []
+    active, why = effect(settings, HOST)
+    assert not active
+    assert "all workers are on one host" in why
+    assert effect({**settings, "shared_memory": False}, HOST)[0]
+    assert effect(settings, ONE) == (False, "one worker has nobody to reduce with")
+    assert "parameter servers" in effect(settings, SERVERS)[1]
+    dense = {**settings, "a_sync_configs": {"dense": "allreduce"}}
+    assert effect(dense, SERVERS)[0]
+
+
+@pytest.mark.parametrize("case", CODED)
+def test_what_configures_it_has_no_effect_without_it(case: str) -> None:
+    settings, _ = CODED[case]
+    for name in settings:
+        active, _ = effect(settings, HOST, name)
+        assert not active
+    for name in ("compression_configs", "dgc_configs"):
+        assert effect({name: {"min_size": 5}}, HOSTS)[0] is False
+
+
+def test_one_setting_says_in_which_form_gradients_travel() -> None:
+    for name in ("compression", "fp16_allreduce"):
+        assert effect({}, HOSTS, name) == (True, "gradients travel in their own type")
+    assert effect({"fp16_allreduce": True}, HOSTS, "compression") == (
+        True,
+        "as fp16_allreduce says",
+    )
+    assert effect({"compression": "bf16"}, HOSTS, "fp16_allreduce") == (True, "as compression says")
+    assert effect({"dgc": True}, HOSTS, "compression") == (True, "as dgc says")
+
+
+@pytest.mark.parametrize("compression", ["none", "fp16", "bf16"])
+def test_casts_have_nothing_to_configure(compression: str) -> None:
+    settings = {"compression": compression, "compression_configs": {"ratio": 0.5}}
+    (sentence,) = DistributedStrategy(**settings).inert(HOSTS)
+    assert sentence.endswith("they are for compression = 'int8' or 'topk'")
+
+
+def test_int8_has_no_ratio() -> None:
+    configs = {"ratio": 0.5}
+    active, why = effect(
+        {"compression": "int8", "compression_configs": configs}, HOSTS, "compression_configs"
+    )
+    assert not active
+    assert "ratio is for compression = 'topk'" in why
+    for said in ({"compression": "topk", "compression_configs": configs}, {"compression": "int8"}):
+        assert effect(said, HOSTS, "compression_configs")[0]
+
+
+@pytest.mark.parametrize("case", ALONE)
+def test_workers_that_train_alone(case: str) -> None:
+    settings, sentence = ALONE[case]
+    active, why = effect(settings, HOSTS)
+    assert active
+    assert sentence in why
+    # to train alone spares the waiting, too, so it counts on one host
+    assert DistributedStrategy(**settings).inert(HOST) == []
+    assert effect(settings, ONE) == (False, "one worker has nobody to meet")
+    active, why = effect(settings, SERVERS)
+    assert not active
+    assert "GeoSGD" in why
+    assert len(DistributedStrategy(**settings).inert(SERVERS)) == len(settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "configs"),
+    [("localsgd", {"k_steps": 1}), ("adaptive_localsgd", {"max_k_steps": 1})],
+)
+def test_to_meet_at_every_step_is_synchronous(name: str, configs: dict[str, int]) -> None:
+    active, why = effect({name: True, f"{name}_configs": configs}, HOSTS)
+    assert not active
+    assert "to average after every step is to train synchronously" in why
+
+
+@pytest.mark.parametrize("case", ["localsgd", "adaptive", "diloco", "dgc"])
+def test_configs_follow_their_switch(case: str) -> None:
+    settings, _ = {**ALONE, **CODED}[case]
+    name = next(iter(settings))
+    configs = f"{name}_configs"
+    assert effect(settings, HOSTS, configs) == (True, f"as {name} says")
+    assert effect({}, HOSTS, configs) == (False, f"{name} is off")
+    assert effect({}, HOSTS, name)[1].startswith("off: ")
