@@ -13,6 +13,7 @@ from torch import nn
 
 from fleetlight.collective.buckets import BucketLimits
 from fleetlight.collective.ddp import BackwardBuckets
+from fleetlight.collective.flattening import flat_of
 from fleetlight.collective.reducer import Reducer
 from fleetlight.collective.routes.route import Bucket
 
@@ -108,6 +109,53 @@ def gradients_are_reduced() -> list[Any]:
 
 def test_announced_backwards_are_reduced_and_others_are_not() -> None:
     assert run_workers(gradients_are_reduced) == [[1.5, 1.5, 1.0], [1.5, 1.5, 2.0]]
+
+
+def coded_buckets() -> list[Any]:
+    """Of each bucket, whose gradients may be coded, and whether its values are theirs, in order."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 3, 2), nn.Flatten(), nn.Linear(12, 5), nn.Linear(5, 4))
+    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    group = dist.group.WORLD
+    assert group is not None
+    parameters, x = dict(model.named_parameters()), torch.randn(2, 2, 3, 3)
+    local = dict(
+        zip(parameters, torch.autograd.grad(model(x).sum(), [*parameters.values()]), strict=True)
+    )
+    seen: list[Any] = []
+
+    def on_bucket(index: int, is_last: bool, buffer: torch.Tensor) -> Any:
+        parts = buckets.coded[index]
+        like = [parameters[name] for name, _ in parts]
+        right = parts and torch.equal(buffer, flat_of([local[name] for name, _ in parts], like))
+        seen.append(([name for name, _ in parts], bool(right)))
+        future: Any = torch.futures.Future()
+        future.set_result(buffer)
+        return future
+
+    buckets = BackwardBuckets(
+        list(model.named_parameters()),
+        sparse=set(),
+        limits=BucketLimits(bytes=300, first_bytes=1),
+        group=group,
+        find_unused=False,
+        on_bucket=on_bucket,
+        coded={name for name, p in parameters.items() if p.ndim > 1},
+    )
+    for _ in range(3):
+        model.zero_grad()
+        assert not buckets.before_forward()
+        output = model(x)
+        buckets.after_forward([])
+        output.sum().backward()
+    return seen
+
+
+def test_buckets_of_what_may_be_coded_are_known_and_stay() -> None:
+    two, one = (["3.weight", "2.weight"], True), (["0.weight"], True)
+    biases = ([], False)
+    for seen in run_workers(coded_buckets):
+        assert seen == [biases, two, biases, one] * 3
 
 
 def reducer_is_freed() -> bool:

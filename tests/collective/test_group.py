@@ -13,6 +13,7 @@ import torch
 from tests.workers import WorkerFailedError, run_workers
 
 import fleetlight as fleet
+from fleetlight.collective import group as groups
 from fleetlight.collective.group import Group, is_network_error
 from fleetlight.errors import CheckpointError, ConfigError, DeadlineError, PeerError
 from fleetlight.fleet.context import current
@@ -23,6 +24,7 @@ def test_alone_everything_is_its_own_answer() -> None:
     assert group.alone
     assert group.all_reduce(torch.tensor([3.0])).tolist() == [3.0]
     assert group.gather_bytes(b"x", "test") == [b"x"]
+    assert group.bytes_to_first(b"x", "test") == [b"x"]
     assert group.broadcast_bytes(b"x", "test") == b"x"
     group.barrier()
     group.assemble("anything")
@@ -52,6 +54,7 @@ def test_a_failed_network_is_told_from_a_wrong_argument(text: str, of_the_networ
 
 def exchange() -> Any:
     group = current().group
+    groups._MESSAGE_BYTES = 1
     mine = torch.tensor([float(group.index), 5.0])
     return (
         [group.all_reduce(mine.clone(), op).tolist() for op in ("sum", "max", "min")],
@@ -59,17 +62,20 @@ def exchange() -> Any:
         group.broadcast_bytes(f"from {group.index}".encode(), "test"),
         [float(fleet.all_reduce(group.index + 0.5)), fleet.all_reduce(group.index, "max")],
         [t.tolist() for t in fleet.all_gather(mine)],
+        group.bytes_to_first(b"w" * group.index, "test"),
     )
 
 
 @pytest.mark.multiprocess
 def test_three_workers_exchange() -> None:
-    for answer in run_workers(exchange, 3):
+    answers = run_workers(exchange, 3)
+    for answer in answers:
         assert answer[0] == [[3.0, 15.0], [2.0, 5.0], [0.0, 5.0]]
         assert answer[1] == [b"", b"w", b"ww"]
         assert answer[2] == b"from 0"
         assert answer[3] == [4.5, 2]
         assert answer[4] == [[0.0, 5.0], [1.0, 5.0], [2.0, 5.0]]
+    assert [answer[5] for answer in answers] == [[b"", b"w", b"ww"], [], []]
 
 
 def one_fails() -> str:

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.futures import Future
 
 from fleetlight.collective.position import Stamp
@@ -19,7 +18,7 @@ from fleetlight.collective.routes.route import Bucket
 class Slow:
     """A route that never comes to an end."""
 
-    def start(self, index: int, tensor: Tensor, stamp: Stamp) -> Future[Any]:
+    def start(self, bucket: Bucket, stamp: Stamp) -> Future[Any]:
         return Future()
 
     def finish(self) -> None:

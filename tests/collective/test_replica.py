@@ -105,13 +105,22 @@ def test_the_sum_of_gradients() -> None:
         torch.testing.assert_close(result, plain(5, scale=2.0), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("narrow", "tolerance"), [(True, 1e-3), ("bf16", 1e-2)])
-def test_narrow_gradients_are_nearly_the_same(narrow: bool | str, tolerance: float) -> None:
-    results = run_workers(train, 2, {"fp16_allreduce": narrow}, 5, torch.float32)
-    exact = plain(5, dtype=torch.float32)
+@pytest.mark.parametrize(
+    ("narrow", "tolerance"),
+    [({"fp16_allreduce": True}, 1e-3), ({"compression": "bf16"}, 1e-2)],
+    ids=["fp16_allreduce", "compression"],
+)
+def test_narrow_gradients_are_nearly_the_same(narrow: dict[str, Any], tolerance: float) -> None:
+    results = run_workers(train, 2, {"shared_memory": False, **narrow}, 5)
+    exact = plain(5)
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
     torch.testing.assert_close(results[0], exact, rtol=0, atol=tolerance)
-    assert not torch.equal(results[0], exact)
+    assert (results[0] - exact).abs().max() > 1e-9
+
+
+def test_in_shared_memory_nothing_is_narrow() -> None:
+    for result in run_workers(train, 2, {"fp16_allreduce": True}, 5):
+        torch.testing.assert_close(result, plain(5), rtol=0, atol=1e-12)
 
 
 def accumulate() -> Any:

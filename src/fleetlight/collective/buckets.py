@@ -32,8 +32,8 @@ def assign(
 ) -> list[list[int]]:
     """Split gradients, given in the order they are produced, into buckets of indices.
 
-    Gradients of different kinds (dtype, device, sparse or not) never share a bucket. A bucket
-    is closed by the gradient that reaches a limit, so it may exceed it by that gradient.
+    Gradients of different kinds (dtype, device, sparse, coded or not) never share a bucket. A
+    bucket is closed by the gradient that reaches a limit, so it may exceed it by that gradient.
     """
     closed: list[list[int]] = []
     open_buckets: dict[Hashable, list[int]] = {}

@@ -10,7 +10,7 @@ this is the only file that touches it, and `tests/collective/test_ddp.py` is its
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch.distributed as dist
 from torch import Tensor
@@ -19,6 +19,7 @@ from torch.nn import Parameter
 
 from fleetlight.collective.buckets import BucketLimits, assign
 from fleetlight.collective.c10d import GradBucket, Logger, Reducer, _register_comm_hook
+from fleetlight.collective.routes.route import Part
 
 OnBucket = Callable[[int, bool, Tensor], "Future[Tensor]"]
 
@@ -38,17 +39,25 @@ class BackwardBuckets:
         group: dist.ProcessGroup,
         find_unused: bool,
         on_bucket: OnBucket,
+        coded: Collection[str] = (),
     ) -> None:
+        """Those that may travel `coded` share no bucket with others."""
         names = [name for name, _ in parameters]
         tensors: list[Tensor] = [parameter for _, parameter in parameters]
         is_sparse = [name in sparse for name in names]
         self._find_unused = find_unused
-        # torch regroups by the order seen in the first backward, but knows no limit on the
-        # count; with one, the order of definition stands for the order of production
-        self._may_regroup = limits.count == 0 and not find_unused
+        # torch regroups by the order seen in the first backward, but knows no limit on the count
+        # and nothing of codecs; then the order of definition stands for the order of production
+        self._may_regroup = not (limits.count or find_unused or coded)
+        buckets = self._first_buckets(tensors, is_sparse, [name in coded for name in names], limits)
+        #: in each of the first buckets, whose gradients they are that may travel coded
+        self.coded = [
+            tuple(Part(names[i], tensors[i].numel()) for i in bucket if names[i] in coded)
+            for bucket in buckets
+        ]
         self._reducer = Reducer(
             tensors,
-            self._first_buckets(tensors, is_sparse, limits),
+            buckets,
             [],
             group,
             is_sparse,
@@ -91,14 +100,17 @@ class BackwardBuckets:
 
     @staticmethod
     def _first_buckets(
-        tensors: Sequence[Tensor], is_sparse: Sequence[bool], limits: BucketLimits
+        tensors: Sequence[Tensor],
+        is_sparse: Sequence[bool],
+        is_coded: Sequence[bool],
+        limits: BucketLimits,
     ) -> list[list[int]]:
         """Buckets by the order of definition, reversed: about how backward produces them."""
         order = list(reversed(range(len(tensors))))
         sizes = [tensors[i].numel() * tensors[i].element_size() for i in order]
         kinds = [
             # a sparse gradient never shares a bucket, not even with another sparse one
-            (tensors[i].dtype, tensors[i].device, i if is_sparse[i] else -1)
+            (tensors[i].dtype, tensors[i].device, i if is_sparse[i] else -1, is_coded[i])
             for i in order
         ]
         return [[order[k] for k in bucket] for bucket in assign(sizes, kinds, limits)]

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fleetlight.collective.account import account_of
 from fleetlight.collective.c10d import _broadcast_coalesced, world
 from fleetlight.collective.liveness import Liveness
 from fleetlight.collective.membership import Hello
@@ -24,6 +25,7 @@ from fleetlight.errors import (
     PeerError,
     PlanError,
 )
+from fleetlight.observe.log import logger
 from fleetlight.sockets.forking import kept_from_children
 
 #: how long a finished worker keeps its connections for what is on its way
@@ -31,6 +33,9 @@ _LINGER_S = 2.0
 _ASK_EVERY_S = 0.02
 #: how long a worker may be silent before nobody waits for it at the end
 _SILENCE_S = 5.0
+
+#: so much of a worker's state is sent at a time: the deadline is that of a message
+_MESSAGE_BYTES = 64 << 20
 
 _OF_THE_NETWORK = re.compile(r"/gloo/\S+:\d+\]|\b(connection|timed out|timeout)\b", re.IGNORECASE)
 
@@ -74,6 +79,8 @@ class Group:
         self.hellos = hellos or {}
         self.size = max(1, len(self.hellos))
         self.liveness = liveness
+        #: what communication costs this worker
+        self.account = account_of(self.hellos, index)
         self.deadline_s = deadline_s
         self.device = device or torch.device("cpu")
         self.backend = backend
@@ -135,12 +142,18 @@ class Group:
             yield
             return
         try:
-            with self.liveness.waiting(operation):
+            with self.liveness.waiting(operation), self.account.waiting():
                 yield
         except RuntimeError as error:
             if not is_network_error(error):
                 raise
             raise self.liveness.explain(error, operation) from None
+
+    def count_step(self, step: int) -> None:
+        """This worker has made a step of its optimizers, the `step`th."""
+        self.account.count_step()
+        if self.liveness is not None:
+            self.liveness.step = step
 
     def _carrier(self, tensor: Tensor) -> dist.ProcessGroup:
         """The process group that takes a tensor from where it is."""
@@ -187,6 +200,32 @@ class Group:
             everybody = [torch.empty_like(mine) for _ in range(self.size)]
             dist.all_gather(everybody, mine, self._carrier(mine))
         return [bytes(t[: int(n)].numpy()) for t, n in zip(everybody, sizes, strict=True)]
+
+    def bytes_to_first(self, data: bytes, operation: str) -> list[bytes]:
+        """Everybody's bytes, in the order of the workers, on worker 0, and nothing on the others.
+
+        For what is large: each worker's bytes cross the network once.
+        """
+        if self.alone:
+            return [data]
+        sizes = torch.zeros(self.size, dtype=torch.int64)
+        sizes[self.index] = len(data)
+        with self.named(operation):
+            dist.all_reduce(sizes, group=self._carrier(sizes))
+            if self.index == 0:
+                return [data, *(self._received(i, n) for i, n in enumerate(sizes.tolist()) if i)]
+            for start in range(0, len(data), _MESSAGE_BYTES):
+                part = bytearray(data[start : start + _MESSAGE_BYTES])
+                sent = torch.frombuffer(part, dtype=torch.uint8)
+                dist.send(sent, 0, self._carrier(sent))
+        return []
+
+    def _received(self, index: int, size: int) -> bytes:
+        """So many bytes that another worker sends."""
+        buffer = torch.empty(size, dtype=torch.uint8)
+        for start in range(0, size, _MESSAGE_BYTES):
+            dist.recv(buffer[start : start + _MESSAGE_BYTES], index, self._carrier(buffer))
+        return buffer.numpy().tobytes()
 
     def broadcast_bytes(self, data: bytes, operation: str) -> bytes:
         """Worker 0's bytes, on everybody."""
@@ -246,6 +285,7 @@ class Group:
         """After a good run: say goodbye, let what is on its way arrive, close the connections."""
         if self.liveness is None:
             return
+        self._say_cost()
         self.liveness.depart(None)
         self._await_others(_LINGER_S)
         self._close_connections()
@@ -254,6 +294,12 @@ class Group:
             self._await_others(self.deadline_s)
             self._await(self.liveness.all_left, _LINGER_S)
         self.liveness.farewell()
+
+    def _say_cost(self) -> None:
+        # NCCL works behind the back of the CPU, which waits for the GPU, not for the others
+        cost = self.account.figures().sentence(waits=self.backend != "nccl")
+        if cost and self.index == 0:
+            logger.info("%s", cost)
 
     def _close_connections(self) -> None:
         """Close what is ours; the script may have opened the process group, or closed it."""
@@ -271,10 +317,17 @@ class Group:
                 for group in filter(None, made):
                     dist.destroy_process_group(group)
 
-    def fail(self, error: str) -> None:
-        """After a bad run: tell the others why, and leave the rest to the end of the process."""
+    def fail(self, error: str, *, consequence: bool = False) -> None:
+        """After a bad run: tell the others why, and leave the rest to the end of the process.
+
+        `consequence` says that it has failed because another did.
+        """
         if self.liveness is not None:
             self.liveness.depart(error)
+            if consequence and self.index == 0:
+                # those that wait for the same one are about to ask at the meeting point, which
+                # worker 0 keeps; without it they would take worker 0 for the cause
+                self._await_others(_LINGER_S)
             self.liveness.farewell()
 
     def _await_others(self, at_most_s: float) -> None:

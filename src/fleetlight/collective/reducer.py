@@ -6,14 +6,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from fleetlight.collective.codec import Codec
 from fleetlight.collective.position import BLANK, Stamp
 from fleetlight.collective.routes.process_groups import ProcessGroups
 from fleetlight.collective.routes.route import Bucket, Route
+from fleetlight.collective.routes.staged import Staged
 
 
 class Reducer:
@@ -29,18 +30,21 @@ class Reducer:
         groups: Sequence[dist.ProcessGroup],
         *,
         route: Route | None = None,
-        codec: Codec | None = None,
+        narrow: torch.dtype | None = None,
         synchronous: bool = False,
     ) -> None:
-        """`route` is what plain tensors take instead of the process groups."""
+        """`route` is what plain tensors take instead of the process groups.
+
+        `narrow` is the type in which values go through these.
+        """
         self._scale = 1.0 / size
         #: what the current batch of this worker weighs: 1 usually, 0 where it does not count
         self.weight = 1.0
         #: what the others are told of this worker
         self.stamp = BLANK
-        self._groups = ProcessGroups(groups)
+        self._groups = ProcessGroups(groups, narrow)
         self._route: Route = route or self._groups
-        self._codec = codec or Codec()
+        self._staged = Staged(self._route)
         self._synchronous = synchronous
         #: errors of reductions that have ended, oldest first
         self.failures: list[RuntimeError] = []
@@ -51,21 +55,24 @@ class Reducer:
 
     def reduce(self, bucket: Bucket) -> Future[Tensor]:
         """Start the reduction of one bucket; the future holds its buffer, reduced."""
-        buffer = bucket.buffer.mul_(self._scale)
-        sent = self._codec.encode(buffer)
-        started = self._route_for(sent).start(bucket.index, sent, self.stamp)
-        future = cast(
-            "Future[Tensor]", started.then(_finishing(sent, buffer, self._codec, self.failures))
-        )
+        bucket.buffer.mul_(self._scale)
+        started = self._route_for(bucket).start(bucket, self.stamp)
+        future = cast("Future[Tensor]", started.then(_finishing(bucket.buffer, self.failures)))
         if self._synchronous:
             self.finish()
             future.wait()
         return future
 
-    def _route_for(self, tensor: Tensor) -> Route:
-        """Other routes take plain tensors in main memory; process groups take all."""
-        plain = tensor.device.type == "cpu" and not (tensor.is_sparse or tensor.is_complex())
-        return self._route if plain else self._groups
+    def _route_for(self, bucket: Bucket) -> Route:
+        """Other routes take plain tensors in main memory; process groups take all.
+
+        What may travel in another form is worth the way through main memory.
+        """
+        if bucket.buffer.is_sparse or bucket.buffer.is_complex():
+            return self._groups
+        if in_main_memory(bucket.buffer):
+            return self._route
+        return self._staged if bucket.parts else self._groups
 
     def finish(self) -> None:
         """Call it before waiting for futures; what fails is kept in `failures`."""
@@ -83,9 +90,12 @@ class Reducer:
         self._route.close()
 
 
-def _finishing(
-    sent: Tensor, buffer: Tensor, codec: Codec, failures: list[RuntimeError]
-) -> Callable[[Future[Any]], Tensor]:
+def in_main_memory(tensor: Tensor) -> bool:
+    """Whether routes other than process groups can take a tensor."""
+    return tensor.device.type == "cpu"
+
+
+def _finishing(buffer: Tensor, failures: list[RuntimeError]) -> Callable[[Future[Any]], Tensor]:
     """What is done with a bucket when it is back, on whatever thread brings it.
 
     That thread may be the last to let go of this function, so it must not hold the process
@@ -98,7 +108,6 @@ def _finishing(
         except RuntimeError as error:
             # a future's error would reach the user as the text of another one
             failures.append(error)
-            return buffer
-        return codec.decode(sent, buffer)
+        return buffer
 
     return finish

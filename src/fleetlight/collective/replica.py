@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,14 +13,15 @@ from torch.futures import Future
 
 from fleetlight.collective import agreement
 from fleetlight.collective.agreement import Terms
-from fleetlight.collective.buckets import MIB, BucketLimits, assign
-from fleetlight.collective.codec import Codec
+from fleetlight.collective.at_once import reduce_at_once
+from fleetlight.collective.buckets import MIB, BucketLimits
+from fleetlight.collective.codecs.compression import Compression
 from fleetlight.collective.ddp import BackwardBuckets
 from fleetlight.collective.group import Group
 from fleetlight.collective.position import UNKNOWN, Position, Stamp, check_equally_far
 from fleetlight.collective.reducer import Reducer
-from fleetlight.collective.routes.route import Bucket
-from fleetlight.collective.routes.routing import route_of
+from fleetlight.collective.routes.route import Bucket, Part
+from fleetlight.collective.routes.routing import Wishes, crosses_a_link, route_of
 from fleetlight.collective.sink import outputs_of, through_sink
 from fleetlight.errors import PlanError
 from fleetlight.observe.log import logger
@@ -33,7 +34,10 @@ class Reduction:
     """How gradients are reduced: what a strategy says about it."""
 
     limits: BucketLimits = dataclasses.field(default_factory=BucketLimits)
-    codec: Codec = dataclasses.field(default_factory=Codec)
+    #: the type in which values travel where workers share no memory
+    narrow: torch.dtype | None = None
+    #: the form in which those travel there that it covers
+    compression: Compression | None = None
     average: bool = True
     synchronous: bool = False
     communicators: int = 1
@@ -42,20 +46,29 @@ class Reduction:
     inner: int | None = None
     find_unused: bool = False
 
+    def within(self, group: Group) -> Reduction:
+        """What of it takes effect among these workers."""
+        if crosses_a_link(group, self.shared_memory):
+            return self
+        return dataclasses.replace(self, narrow=None, compression=None)
+
 
 def reducer_of(group: Group, reduction: Reduction) -> Reducer:
     """The reducer of a group. Making it is a meeting of all of them."""
+    asked = reduction.within(group)
+    wishes = Wishes(
+        shared_memory=asked.shared_memory,
+        inner=asked.inner,
+        communicators=asked.communicators,
+        narrow=asked.narrow,
+        compression=asked.compression,
+    )
     return Reducer(
         group.size,
-        group.communicators(reduction.communicators),
-        route=route_of(
-            group,
-            shared_memory=reduction.shared_memory,
-            inner=reduction.inner,
-            communicators=reduction.communicators,
-        ),
-        codec=reduction.codec,
-        synchronous=reduction.synchronous,
+        group.communicators(asked.communicators),
+        route=route_of(group, wishes),
+        narrow=asked.narrow,
+        synchronous=asked.synchronous,
     )
 
 
@@ -77,7 +90,7 @@ class Replica:
         self._terms = terms
         #: behind which batch this worker is
         self.position: Position = UNKNOWN
-        self._reduction = reduction
+        self._reduction = reduction.within(group)
         # one without elements stands for a table, whose rows are elsewhere
         self._parameters = [
             (n, p) for n, p in module.named_parameters() if p.requires_grad and p.numel()
@@ -88,13 +101,17 @@ class Replica:
         ]
         group.broadcast([*module.parameters(), *self._live_buffers()], "first values of the model")
         self.reducer = reducer_of(group, reduction)
-        self._buckets = self._make_buckets(module)
+        sparse = _sparse_names(module)
+        self._coded = self._coded_names(sparse)
+        self._buckets = self._make_buckets(sparse)
         self._asked_inputs = False
         self._seen_backward = False
         self._reported = False
         self._warned_late = False
         self._is_complete = False
         self._futures: list[Future[Tensor]] = []
+        #: coded buckets of the backward that goes on, and whose gradients are in them
+        self._coming: list[tuple[tuple[Part, ...], Tensor]] = []
         #: how many times gradients have been reduced
         self.reductions = 0
         #: True when some gradient has changed since all were reduced
@@ -104,22 +121,47 @@ class Replica:
             for _, p in self._parameters
         ]
 
-    def _make_buckets(self, module: nn.Module) -> BackwardBuckets | None:
+    def _coded_names(self, sparse: Collection[str]) -> set[str]:
+        """The parameters whose gradients may travel coded."""
+        compression = self._reduction.compression
+        if compression is None:
+            return set()
+        compression.begin()
+        asked = {name: p for name, p in self._parameters if compression.covers(name, p)}
+        coded = {n for n, p in asked.items() if n not in sparse and p.dtype == torch.float32}
+        if coded != asked.keys() and self._group.index == 0:
+            name = next(name for name in asked if name not in coded)
+            kind = "sparse" if name in sparse else str(asked[name].dtype).removeprefix("torch.")
+            logger.warning(
+                "%d of the gradients that %s is for travel as they are, such as that of %s, which "
+                "is %s: it takes dense ones of float32",
+                len(asked) - len(coded),
+                compression.codec.name,
+                name,
+                kind,
+            )
+        return coded
+
+    def _make_buckets(self, sparse: set[str]) -> BackwardBuckets | None:
         if not self._parameters:
             return None  # everything is frozen: nothing to reduce
         return BackwardBuckets(
             self._parameters,
-            sparse=_sparse_names(module),
+            sparse=sparse,
             limits=self._reduction.limits,
             group=self._group.communicators(1)[0],
             find_unused=self._reduction.find_unused,
             on_bucket=self._on_bucket,
+            coded=self._coded,
         )
 
     # -- forward and backward
 
-    def before_forward(self, inputs: Any, reduces: bool) -> None:
-        """Called before a forward that trains, `reduces` if its backward is to be reduced."""
+    def before_forward(self, inputs: Any, reduces: bool, *, alone: bool = False) -> None:
+        """Called before a forward that trains, `reduces` if its backward is to be reduced.
+
+        Workers that train `alone` have buffers of their own.
+        """
         if not self._asked_inputs:
             self._asked_inputs = True
             agreement.warn_if_same_records(inputs, self._group)
@@ -130,7 +172,8 @@ class Replica:
                 regrouped = self._buckets.before_forward()
             if regrouped:
                 self._reported = False
-        self._group.broadcast(self._live_buffers(), "buffers of the model")
+        if not alone:
+            self._group.broadcast(self._live_buffers(), "buffers of the model")
 
     @property
     def factor(self) -> float:
@@ -156,11 +199,15 @@ class Replica:
     def _on_bucket(self, index: int, is_last: bool, buffer: Tensor) -> Future[Tensor]:
         if index == 0:
             self._futures.clear()
+            self._coming.clear()
             # a callback of the engine raises our own error out of backward(), type and all;
             # what a future raises would arrive as the text of a RuntimeError
             torch.autograd.Variable._execution_engine.queue_callback(self._finish_backward)
             self._renew_stamp()
-        future = self.reducer.reduce(Bucket(index, buffer))
+        parts = self._buckets.coded[index] if self._coded_now and self._buckets else ()
+        if parts:
+            self._coming.append((parts, buffer))
+        future = self.reducer.reduce(Bucket(index, buffer, parts))
         self._futures.append(future)
         self._is_complete = is_last
         if is_last and not self._reported:
@@ -171,8 +218,33 @@ class Replica:
         self._settle(self._futures, _OPERATION)
         self._futures.clear()
         if self._is_complete:
+            if self._coming:
+                self._arrive(
+                    {
+                        part.name: values
+                        for parts, buffer in self._coming
+                        for part, values in zip(parts, _split(parts, buffer), strict=True)
+                    }
+                )
             self._dirty = False
             self.reductions += 1
+
+    @property
+    def compression(self) -> Compression | None:
+        """The form in which gradients travel, where that takes effect."""
+        return self._reduction.compression
+
+    @property
+    def _coded_now(self) -> set[str]:
+        """The parameters whose coming gradients travel coded."""
+        compression = self.compression
+        return self._coded if compression is not None and compression.is_on else set()
+
+    def _arrive(self, means: Mapping[str, Tensor]) -> None:
+        """Means that have travelled coded are here."""
+        self._coming.clear()
+        if self.compression is not None:
+            self.compression.arrived(means)
 
     def _renew_stamp(self) -> None:
         self.reducer.stamp = Stamp(self.position, agreement.checksum(self._terms()))
@@ -243,26 +315,36 @@ class Replica:
         if not expected:
             # only some workers may be here; who is not must not be met in another collective
             self._group.assemble("reducing gradients before the step")
-        tensors = [p for _, p in self._parameters]
-        mine = torch.tensor([p.grad is not None for p in tensors], dtype=torch.int32)
+        mine = torch.tensor([p.grad is not None for _, p in self._parameters], dtype=torch.int32)
         used = self._group.all_reduce(mine.to(self._group.device), "max").tolist()
-        grads = [_gradient(p) for p, some in zip(tensors, used, strict=True) if some]
-        sizes = [g.numel() * g.element_size() for g in grads]
-        kinds = [(g.dtype, g.device) for g in grads]
-        buckets = [
-            [grads[i] for i in indices] for indices in assign(sizes, kinds, self._reduction.limits)
-        ]
-        flats = [torch.cat([g.reshape(-1) for g in bucket]) for bucket in buckets]
-        self._renew_stamp()
-        started = [self.reducer.reduce(Bucket(i, flat)) for i, flat in enumerate(flats)]
-        self._settle(started, "all_reduce of late gradients")
+        pairs = zip(self._parameters, used, strict=True)
+        grads = {name: _gradient(p) for (name, p), some in pairs if some}
+        buckets = self._reduce_now(grads, "all_reduce of late gradients")
+        coded = self._coded_now
+        if coded:
+            self._arrive({name: grad for name, grad in grads.items() if name in coded})
         if expected and not self._reported:
             self._seen_backward = True  # these buckets are the final ones
-            self._report(len(buckets))
-        for bucket, flat in zip(buckets, flats, strict=True):
-            _copy_back(flat, bucket)
+            self._report(buckets)
         self._dirty = False
         self.reductions += 1
+
+    @torch.no_grad()
+    def mean(self, named: Mapping[str, Tensor], operation: str) -> None:
+        """Put the means over all workers in the place of tensors; see `averaging.means.Means`."""
+        self._reduce_now(named, operation)
+
+    def _reduce_now(self, named: Mapping[str, Tensor], operation: str) -> int:
+        """Reduce tensors in place, without overlap; answers how many buckets they made."""
+        self._renew_stamp()
+        return reduce_at_once(
+            self.reducer,
+            named,
+            lambda started: self._settle(started, operation),
+            limits=self._reduction.limits,
+            parameters=dict(self._parameters),
+            coded=self._coded_now,
+        )
 
     # -- leaving
 
@@ -275,6 +357,10 @@ class Replica:
         del self._buckets, self.reducer
 
 
+def _split(parts: Sequence[Part], buffer: Tensor) -> Sequence[Tensor]:
+    return torch.split(buffer, [part.size for part in parts])
+
+
 def _sparse_names(module: nn.Module) -> set[str]:
     """Parameters whose gradients are sparse: the weights of embeddings that say so."""
     return {
@@ -282,11 +368,6 @@ def _sparse_names(module: nn.Module) -> set[str]:
         for name, child in module.named_modules()
         if isinstance(child, (nn.Embedding, nn.EmbeddingBag)) and child.sparse
     }
-
-
-def _copy_back(flat: Tensor, grads: list[Tensor]) -> None:
-    parts = torch.split(flat, [g.numel() for g in grads])
-    torch._foreach_copy_(grads, [part.view_as(g) for part, g in zip(parts, grads, strict=True)])
 
 
 def _gradient(parameter: Tensor) -> Tensor:

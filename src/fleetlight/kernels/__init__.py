@@ -5,12 +5,14 @@ Compiled by numba when first used; `twins` holds the same in plain NumPy, slow a
 """
 
 from fleetlight.kernels.bags import gather_bags, spread_bags, weight_grads
+from fleetlight.kernels.blocks import add_blocks, block_count, to_blocks
 from fleetlight.kernels.bucket_order import BucketCount, put_in_bucket_order
 from fleetlight.kernels.dedup import Deduped, dedup, member
 from fleetlight.kernels.finite import all_finite
 from fleetlight.kernels.first_values import Initializer, first_values, table_seed
 from fleetlight.kernels.gathering import gather, gather_visited, sum_by, sum_visited
 from fleetlight.kernels.hashing import BUCKETS, buckets, servers_of, splitmix64
+from fleetlight.kernels.largest import add_at, largest, take_out
 from fleetlight.kernels.rules import RULES, Rule, rule_named
 from fleetlight.kernels.table import RowTable
 
@@ -22,13 +24,17 @@ __all__ = [
     "Initializer",
     "RowTable",
     "Rule",
+    "add_at",
+    "add_blocks",
     "all_finite",
+    "block_count",
     "buckets",
     "dedup",
     "first_values",
     "gather",
     "gather_bags",
     "gather_visited",
+    "largest",
     "member",
     "put_in_bucket_order",
     "rule_named",
@@ -38,5 +44,7 @@ __all__ = [
     "sum_by",
     "sum_visited",
     "table_seed",
+    "take_out",
+    "to_blocks",
     "weight_grads",
 ]

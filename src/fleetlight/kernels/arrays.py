@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 # only read
 Ids: TypeAlias = NDArray[np.int64]
 Positions: TypeAlias = NDArray[np.int32]
+Codes: TypeAlias = NDArray[np.int8]
 Values: TypeAlias = NDArray[np.float32]  #: one dimension
 Grid: TypeAlias = NDArray[np.float32]  #: two dimensions
 Doubles: TypeAlias = NDArray[np.float64]
 
 # written
 Bools: TypeAlias = NDArray[np.bool_]
+Int8s: TypeAlias = NDArray[np.int8]
 Int32s: TypeAlias = NDArray[np.int32]
 Int64s: TypeAlias = NDArray[np.int64]
 Uint32s: TypeAlias = NDArray[np.uint32]
@@ -38,10 +40,12 @@ Choices: TypeAlias = NDArray[np.int32]  #: two dimensions
 _ARRAYS = {
     "Ids": ("int64", 1, True),
     "Positions": ("int32", 1, True),
+    "Codes": ("int8", 1, True),
     "Values": ("float32", 1, True),
     "Grid": ("float32", 2, True),
     "Doubles": ("float64", 1, True),
     "Bools": ("boolean", 1, False),
+    "Int8s": ("int8", 1, False),
     "Int32s": ("int32", 1, False),
     "Int64s": ("int64", 1, False),
     "Uint32s": ("uint32", 1, False),

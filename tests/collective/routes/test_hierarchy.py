@@ -10,9 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fleetlight.collective import hierarchy
 from fleetlight.collective.position import Position, Stamp
+from fleetlight.collective.routes import hierarchy
+from fleetlight.collective.routes.exchange import Plain, Turns
 from fleetlight.collective.routes.hierarchy import Hierarchy
+from fleetlight.collective.routes.route import Bucket, Part
+from fleetlight.collective.routes.stretches import Place
 
 STAMP = Stamp(Position(1, 7), 9)
 
@@ -76,14 +79,14 @@ class Doubling:
 
 
 def route(levels: list[Any], leaders: list[Any]) -> Hierarchy:
-    return Hierarchy(1, 2, levels, leaders)
+    return Hierarchy(1, 2, levels, Plain(Turns(leaders)))
 
 
 def test_a_tensor_goes_up_level_by_level_and_comes_down_the_same_way() -> None:
     said: list[str] = []
     made = route([Doubling(said, "a"), Doubling(said, "b")], [Leaders()])
     tensor = torch.ones(2, 3)
-    future = made.start(0, tensor, STAMP)
+    future = made.start(Bucket(0, tensor), STAMP)
     made.finish()
     assert future.done()
     assert torch.equal(tensor, torch.full((2, 3), 40.0))
@@ -99,7 +102,7 @@ def test_a_round_ends_once_however_often_it_is_waited_for() -> None:
     said: list[str] = []
     made = route([Doubling(said, "a")], [Leaders()])
     made.finish()
-    made.start(0, torch.ones(3), STAMP)
+    made.start(Bucket(0, torch.ones(3)), STAMP)
     made.finish()
     made.finish()
     made.close()
@@ -109,7 +112,7 @@ def test_a_round_ends_once_however_often_it_is_waited_for() -> None:
 def test_pieces_are_on_the_network_before_anybody_waits() -> None:
     leaders = Leaders()
     made = route([Doubling([], "a")], [leaders])
-    made.start(0, torch.ones(3), STAMP)
+    made.start(Bucket(0, torch.ones(3)), STAMP)
     # backward would go on now
     assert leaders.came.wait(timeout=60)
     assert not any(sent.waited for sent in leaders.sent)
@@ -125,7 +128,7 @@ def test_large_tensors_go_in_pieces_and_process_groups_take_turns(
     one, other = Leaders(), Leaders()
     made = route([Doubling([], "a")], [one, other])
     tensors = [torch.ones(50), torch.ones(0), torch.ones(7, dtype=torch.float64)]
-    futures = [made.start(i, tensor, STAMP) for i, tensor in enumerate(tensors)]
+    futures = [made.start(Bucket(i, tensor), STAMP) for i, tensor in enumerate(tensors)]
     made.finish()
     assert all(future.done() for future in futures)
     assert all(bool((tensor == 20).all()) for tensor in tensors)
@@ -133,6 +136,52 @@ def test_large_tensors_go_in_pieces_and_process_groups_take_turns(
     # the stamps of two workers are 40 bytes
     assert sizes == [[40, 16, 2], [16, 16, 7]]
     made.close()
+
+
+class Coded:
+    """An exchange that takes down what it is asked for; sums are 100 times as large."""
+
+    def __init__(self) -> None:
+        self.places: list[Place] = []
+        self.said: list[str] = []
+
+    def start(self, tensor: Tensor, place: Place) -> CodedShot:
+        self.places.append(place)
+        self.said.append("start")
+        return CodedShot(self, tensor)
+
+    def close(self) -> None:
+        self.said.append("close")
+
+
+class CodedShot:
+    def __init__(self, by: Coded, tensor: Tensor) -> None:
+        self._by, self._tensor = by, tensor
+
+    def go_on(self) -> None:
+        self._by.said.append("go on")
+
+    def wait(self) -> None:
+        self._by.said.append("wait")
+        self._tensor.mul_(100)
+
+
+def test_what_may_be_coded_takes_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hierarchy, "PIECE_BYTES", 64)
+    leaders, coded = Leaders(), Coded()
+    made = Hierarchy(1, 2, [Doubling([], "a")], Plain(Turns([leaders])), coded)  # type: ignore[list-item]
+    parts = (Part("w", 20), Part("v", 20))
+    plain, other = torch.ones(3), torch.ones(40)
+    made.start(Bucket(0, plain), STAMP)
+    made.start(Bucket(1, other, parts), STAMP)
+    made.finish()
+    assert plain.tolist() == [20.0] * 3
+    assert other.tolist() == [200.0] * 40
+    assert coded.places == [Place(parts, 0), Place(parts, 16), Place(parts, 32)]
+    # nothing comes down before all is on its way
+    assert coded.said[-3:] == ["wait"] * 3
+    made.close()
+    assert coded.said[-1] == "close"
 
 
 def test_a_worker_that_leads_nowhere_sends_nothing() -> None:
@@ -143,7 +192,7 @@ def test_a_worker_that_leads_nowhere_sends_nothing() -> None:
 
     made = route([Follower([], "a")], [])
     tensor = torch.ones(3)
-    made.start(0, tensor, STAMP)
+    made.start(Bucket(0, tensor), STAMP)
     made.finish()
     assert torch.equal(tensor, torch.full((3,), 2.0))
     made.close()
@@ -152,7 +201,7 @@ def test_a_worker_that_leads_nowhere_sends_nothing() -> None:
 def test_a_failure_on_the_way_up_is_raised_where_it_is_waited_for_and_stays() -> None:
     made = route([], [Leaders(RuntimeError("connection closed"))])
     for _ in range(2):
-        future = made.start(0, torch.ones(3), STAMP)
+        future = made.start(Bucket(0, torch.ones(3)), STAMP)
         with pytest.raises(RuntimeError, match="connection closed"):
             made.finish()
         assert future.done()
@@ -175,7 +224,7 @@ def test_closing_in_the_middle_ends_the_thread() -> None:
 
     stuck = Stuck()
     made = route([stuck], [])
-    made.start(0, torch.ones(3), STAMP)
+    made.start(Bucket(0, torch.ones(3)), STAMP)
     assert stuck.entered.wait(timeout=60)
     made.close()
     assert not made._thread.is_alive()

@@ -10,7 +10,8 @@ import torch
 from tests.workers import run_workers
 
 import fleetlight as fleet
-from fleetlight.collective import neighbours
+from fleetlight.collective.routes import neighbours
+from fleetlight.collective.routes.route import Bucket
 from fleetlight.fleet.context import current
 
 pytestmark = pytest.mark.multiprocess
@@ -24,7 +25,7 @@ def shared(fails_on: int | None) -> Any:
     if memory is None:
         return None
     tensor = torch.tensor([1.0 + fleet.worker_index()])
-    memory.start(0, tensor)
+    memory.start(Bucket(0, tensor))
     memory.finish()
     memory.close()
     return float(tensor)

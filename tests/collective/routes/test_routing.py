@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fleetlight as fleet
-from fleetlight.collective import neighbours
+from fleetlight.collective.routes import neighbours
 from fleetlight.fleet.context import current
 
 pytestmark = pytest.mark.multiprocess
@@ -140,6 +140,15 @@ def test_workers_equal_one_process_and_each_other(
         assert told == [[TWO_LEVELS], [], [], []]
 
 
+def test_where_hosts_meet_values_may_be_narrow() -> None:
+    results = run_on(TWO_HOSTS, train, {"fp16_allreduce": True})
+    for end, levels, _ in results:
+        assert torch.equal(end, results[0][0])
+        torch.testing.assert_close(end, plain(), rtol=0, atol=1e-3)
+        assert levels == ["MemoryLevel"]
+    assert (results[0][0] - plain()).abs().max() > 1e-9
+
+
 def test_where_one_may_not_share_memory_all_take_process_groups() -> None:
     for end, levels, _ in run_on(TWO_HOSTS, train, {}, True):
         torch.testing.assert_close(end, plain(), rtol=0, atol=1e-12)
@@ -162,7 +171,7 @@ def train_two(settings: dict[str, Any]) -> Any:
         sum(F.cross_entropy(model(x), y) for model in models).backward()  # type: ignore[union-attr]
         optimizer.step()
         routes = [plan.replica.reducer._route for plan in current().models]
-        groups = [{id(g) for g in (*r._leaders, *_groups(r))} for r in routes]
+        groups = [{id(g) for g in (*r._plain._turns._groups, *_groups(r))} for r in routes]
         assert not groups[0] & groups[1]
         used |= groups[0] | groups[1]
     return [flat(model) for model in models], len(used)

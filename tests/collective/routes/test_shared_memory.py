@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetlight.collective.position import Position, Stamp
+from fleetlight.collective.routes.route import Bucket
 from fleetlight.collective.routes.shared_memory import SharedMemory, SharedMemoryError
 from fleetlight.errors import DivergedError
 from fleetlight.sockets.descriptors import bound_waits
@@ -38,7 +39,7 @@ def together(workers: list[SharedMemory], rounds: list[list[list[torch.Tensor]]]
     def run(worker: SharedMemory, mine: list[list[torch.Tensor]]) -> None:
         try:
             for tensors in mine:
-                futures = [worker.start(i, tensor) for i, tensor in enumerate(tensors)]
+                futures = [worker.start(Bucket(i, tensor)) for i, tensor in enumerate(tensors)]
                 worker.finish()
                 assert all(future.done() for future in futures)
         except BaseException as error:
@@ -112,7 +113,7 @@ def test_stamps_come_with_the_sums(size: int) -> None:
     workers = mesh(size)
     stamps = {i: Stamp(Position(1, 10 * i), i) for i in range(size)}
     for worker, stamp in zip(workers, stamps.values(), strict=True):
-        worker.start(0, torch.ones(3), stamp)
+        worker.start(Bucket(0, torch.ones(3)), stamp)
     threads = [threading.Thread(target=worker.finish) for worker in workers]
     for thread in threads:
         thread.start()
@@ -127,7 +128,7 @@ def test_a_dead_peer_is_noticed_at_once() -> None:
     one, other = mesh(2)
     other.close()
     tensor = torch.ones(3)
-    future = one.start(0, tensor)
+    future = one.start(Bucket(0, tensor))
     with pytest.raises(SharedMemoryError, match="worker 1"):
         one.finish()
     assert future.done()
@@ -136,7 +137,7 @@ def test_a_dead_peer_is_noticed_at_once() -> None:
 
 def test_a_late_peer_is_named_at_the_deadline() -> None:
     one, other = mesh(2, deadline_s=0.2)
-    one.start(0, torch.ones(3))
+    one.start(Bucket(0, torch.ones(3)))
     with pytest.raises(SharedMemoryError, match="timed out waiting for worker 1"):
         one.finish()
     one.close()

@@ -39,6 +39,8 @@ class Codec(Protocol):
     name: str
     #: whether any run of values can be a message of its own
     divisible: bool
+    #: whether a sender gathers momentum for it, in `Stretch.velocity`
+    has_velocity: bool
 
     def message_bytes(self, spans: Sequence[Span]) -> int:
         """How long a message is."""

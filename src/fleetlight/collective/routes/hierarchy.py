@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The route by levels: sums inside the hosts first, so that only leaders send across.
 
+Those who send sum by an exchange, which may encode what it sends. Without levels, all workers do.
+
 A thread of its own brings tensors up, in pieces and in the order in which they are started: while
 a piece is on the network, the host sums the next one and backward goes on. `finish` brings the
 totals down again, on the thread that waits for them. So each connection has one user at a time:
@@ -22,7 +24,10 @@ from torch import Tensor
 from torch.futures import Future
 
 from fleetlight.collective.position import Stamp
+from fleetlight.collective.routes.exchange import Exchange, Shot
 from fleetlight.collective.routes.process_groups import packed_stamps, unpacked_stamps
+from fleetlight.collective.routes.route import Bucket
+from fleetlight.collective.routes.stretches import Place
 
 #: so much goes up at a time; smaller pieces overlap more, larger ones have fewer waits
 PIECE_BYTES = 4 << 20
@@ -82,9 +87,11 @@ class _Piece:
     """A part of a tensor, on its way."""
 
     tensor: Tensor
+    #: where it lies in its bucket
+    place: Place
     #: what this worker had at each of its levels
     sums: list[Tensor] = dataclasses.field(default_factory=list)
-    #: done when it is up; its result is the sum of the leaders, where this worker is one
+    #: done when it is up; its result is on its way among the leaders, where this worker is one
     up: concurrent.futures.Future[Any] = dataclasses.field(
         default_factory=concurrent.futures.Future
     )
@@ -98,43 +105,44 @@ class Hierarchy:
         index: int,
         size: int,
         levels: Sequence[Level],
-        leaders: Sequence[dist.ProcessGroup],
+        plain: Exchange,
+        coded: Exchange | None = None,
         closed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`levels` are this worker's, from below; `leaders` take turns where it leads in all.
+        """`levels` are this worker's, from below. Where it leads in all, it goes on by an exchange.
 
-        The process groups are its own until it has `closed`: others would change the order in
-        which they are used.
+        By `coded`, if a bucket says whose its values are. The process groups are the route's own
+        until it has `closed`: others would change the order in which they are used.
         """
         self._index, self._size = index, size
         self._levels = list(levels)
-        self._leaders = list(leaders)
+        self._plain, self._coded = plain, coded
         self._closed = closed
         self._pieces: list[_Piece] = []
         self._started: list[tuple[Tensor, Future[Tensor]]] = []
         self._stamps: Tensor | None = None
-        self._sent = 0
         self._failure: Exception | None = None
         self._way_up: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._bring_up, name="fleet-hierarchy", daemon=True)
         self._thread.start()
 
-    def start(self, index: int, tensor: Tensor, stamp: Stamp) -> Future[Tensor]:
-        """Send a tensor on its way up; its future is done by `finish`."""
+    def start(self, bucket: Bucket, stamp: Stamp) -> Future[Tensor]:
+        """Send a bucket on its way up; its future is done by `finish`."""
         if not self._started:
             # the sum of the stamps has all of them, and takes the way of the others
             self._stamps = packed_stamps(stamp, self._index, self._size, torch.uint8)
-            self._send_up(self._stamps)
-        self._send_up(tensor)
+            self._send_up(self._stamps, Place((), is_exact=True))
+        self._send_up(bucket.buffer, Place(bucket.parts, is_exact=bucket.is_exact))
         future: Future[Tensor] = Future()
-        self._started.append((tensor, future))
+        self._started.append((bucket.buffer, future))
         return future
 
-    def _send_up(self, tensor: Tensor) -> None:
+    def _send_up(self, tensor: Tensor, place: Place) -> None:
         if not tensor.numel():
             return
         for part in torch.split(tensor.view(-1), PIECE_BYTES // tensor.element_size()):
-            piece = _Piece(part)
+            piece = _Piece(part, place)
+            place = place.behind(part.numel())
             self._pieces.append(piece)
             self._way_up.put(piece)
 
@@ -145,15 +153,21 @@ class Hierarchy:
         if not started:
             return  # no round to end: memory whose halves take turns would not
         try:
-            # the waits of the thread are bounded, so these are
-            sums = [piece.up.result() for piece in pieces]
-            for piece, work in zip(pieces, sums, strict=True):
-                self._bring_down(piece, work)
+            shots = [self._gone_up(piece) for piece in pieces]
+            for piece, shot in zip(pieces, shots, strict=True):
+                self._bring_down(piece, shot)
         finally:
             for level in self._levels:
                 level.end_round()
             for tensor, future in started:
                 future.set_result(tensor)
+
+    def _gone_up(self, piece: _Piece) -> Shot | None:
+        """Wait until a piece is up; the waits of the thread are bounded, so this is."""
+        shot: Shot | None = piece.up.result()
+        if shot is not None:
+            shot.go_on()
+        return shot
 
     def stamps(self) -> Mapping[int, Stamp]:
         """What the workers told of themselves in the round that has ended."""
@@ -169,7 +183,8 @@ class Hierarchy:
         for level in self._levels:
             level.close()
         self._levels.clear()
-        self._leaders.clear()
+        for exchange in filter(None, (self._plain, self._coded)):
+            exchange.close()
         self._pieces.clear()
         self._closed()
 
@@ -187,7 +202,7 @@ class Hierarchy:
             # not to be kept until the next one comes
             del piece
 
-    def _carry(self, piece: _Piece) -> dist.Work | None:
+    def _carry(self, piece: _Piece) -> Shot | None:
         """Through the levels, as far as this worker leads, and then on to the network."""
         tensor = piece.tensor
         for level in self._levels:
@@ -196,12 +211,11 @@ class Hierarchy:
             if total is None:
                 return None
             tensor = total
-        leaders = self._leaders[self._sent % len(self._leaders)]
-        self._sent += 1
-        return leaders.allreduce([tensor])
+        coded = self._coded if piece.place.parts else None
+        return (coded or self._plain).start(tensor, piece.place)
 
-    def _bring_down(self, piece: _Piece, work: dist.Work | None) -> None:
-        if work is not None:
-            work.wait()
+    def _bring_down(self, piece: _Piece, shot: Shot | None) -> None:
+        if shot is not None:
+            shot.wait()
         for level, tensor in reversed(list(zip(self._levels, piece.sums, strict=True))):
             level.down(tensor)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -11,21 +11,32 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
+from fleetlight.collective.codecs.narrow import narrowed
 from fleetlight.collective.position import PACKED_BYTES, Stamp
+from fleetlight.collective.routes.route import Bucket
 
 
 class ProcessGroups:
     """The route through torch's process groups, which take turns at the buckets."""
 
-    def __init__(self, groups: Sequence[dist.ProcessGroup]) -> None:
+    def __init__(
+        self, groups: Sequence[dist.ProcessGroup], narrow: torch.dtype | None = None
+    ) -> None:
+        """`narrow` is the type in which wider values travel."""
         self._groups = groups
+        self._narrow = narrow
         self._stamps: Tensor | None = None
 
-    def start(self, index: int, tensor: Tensor, stamp: Stamp) -> Future[Any]:
-        """Hand the tensor to a process group, which works on a thread of its own.
+    def start(self, bucket: Bucket, stamp: Stamp) -> Future[Any]:
+        """Hand the bucket to a process group, which works on a thread of its own."""
+        sent = narrowed(bucket.buffer, None if bucket.is_exact else self._narrow)
+        future = self._start(bucket.index, sent, stamp)
+        if sent is bucket.buffer:
+            return future
+        return future.then(_widening(sent, bucket.buffer))
 
-        The first one takes the stamps along. Not on GPUs: to read them would be to wait.
-        """
+    def _start(self, index: int, tensor: Tensor, stamp: Stamp) -> Future[Any]:
+        """The first tensor takes the stamps along. Not on GPUs: to read them would be to wait."""
         group = self._groups[index % len(self._groups)]
         if tensor.is_sparse or tensor.is_complex():
             work = dist.all_reduce(tensor, group=group, async_op=True)
@@ -48,6 +59,16 @@ class ProcessGroups:
 
     def close(self) -> None:
         """Nothing to do: the process groups are the group's."""
+
+
+def _widening(sent: Tensor, buffer: Tensor) -> Callable[[Future[Any]], Tensor]:
+    """What is done with narrow sums when they are there."""
+
+    def widen(done: Future[Any]) -> Tensor:
+        done.value()  # raises what went wrong
+        return buffer.copy_(sent)
+
+    return widen
 
 
 def packed_stamps(stamp: Stamp, index: int, size: int, dtype: torch.dtype) -> Tensor:

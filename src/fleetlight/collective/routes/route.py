@@ -28,13 +28,15 @@ class Bucket:
     buffer: Tensor
     #: whose they are, in order, where they may travel in another form
     parts: tuple[Part, ...] = ()
+    #: True for values that travel as they are in any case: they are no gradients
+    is_exact: bool = False
 
 
 class Route(Protocol):
     """A way for tensors to be summed over the workers."""
 
-    def start(self, index: int, tensor: Tensor, stamp: Stamp) -> Future[Any]:
-        """Begin to sum a tensor, in place; give the others this worker's stamp."""
+    def start(self, bucket: Bucket, stamp: Stamp) -> Future[Any]:
+        """Begin to sum a bucket, in place; give the others this worker's stamp."""
 
     def finish(self) -> None:
         """Bring everything started to its end, as far as that takes this worker's doing."""

@@ -3,47 +3,96 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
+import torch
 import torch.distributed as dist
 
+from fleetlight.collective.codecs.compression import Compression
 from fleetlight.collective.group import Group, Parts
+from fleetlight.collective.routes.exchange import Gathered, Plain, Turns, TwoShots
 from fleetlight.collective.routes.hierarchy import GroupLevel, Hierarchy, Level
-from fleetlight.collective.routes.levels import Groups, described, group_with, levels_of
+from fleetlight.collective.routes.levels import (
+    Groups,
+    described,
+    group_with,
+    hosts_of,
+    levels_of,
+)
 from fleetlight.collective.routes.memory_level import MemoryLevel
 from fleetlight.collective.routes.neighbours import connected, shared_memory_of
 from fleetlight.collective.routes.route import Route
 from fleetlight.observe.log import logger
 
 
-def route_of(
-    group: Group, *, shared_memory: bool = True, inner: int | None = None, communicators: int = 1
-) -> Route | None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What is asked of a route."""
+
+    shared_memory: bool = True
+    #: workers that sum first among themselves, 0: those of a host; None: all at once
+    inner: int | None = None
+    #: process groups that take turns
+    communicators: int = 1
+    #: the type in which values travel where hosts meet
+    narrow: torch.dtype | None = None
+    #: the form in which those travel there that it covers
+    compression: Compression | None = None
+
+
+def route_of(group: Group, wishes: Wishes) -> Route | None:
     """The route of plain tensors in main memory; None: the process groups of all workers.
 
-    `inner` asks for a hierarchy, and says how many workers form an inner group, 0: those of a host.
     All workers come here alike.
     """
+    levels = [] if wishes.inner is None else levels_of(group.hellos, wishes.inner)
+    if wishes.compression is not None and not group.alone:
+        return _hierarchy(group, levels or [[list(range(group.size))]], wishes)
+    if takes_levels(group, levels):
+        return _hierarchy(group, levels, wishes)
+    return shared_memory_of(group) if wishes.shared_memory else None
+
+
+def senders_of(group: Group, inner: int | None) -> int:
+    """How many workers send, where workers that sum first are one."""
     levels = [] if inner is None else levels_of(group.hellos, inner)
-    # NCCL finds its own way through the hosts
-    if len(levels) > 1 and group.backend == "gloo":
-        return _hierarchy(group, levels, shared_memory, communicators)
-    return shared_memory_of(group) if shared_memory else None
+    return len(levels[-1][0]) if levels else group.size
 
 
-def _hierarchy(
-    group: Group, levels: Sequence[Groups], shared_memory: bool, communicators: int
-) -> Hierarchy:
+def crosses_a_link(group: Group, shared_memory: bool) -> bool:
+    """False where workers sum in memory that they share, so that no other form is worth while."""
+    return len(hosts_of(group.hellos)) > 1 or group.backend != "gloo" or not shared_memory
+
+
+def takes_levels(group: Group, levels: Sequence[Groups]) -> bool:
+    """Whether these levels are a hierarchy, and taken: NCCL finds its own way through the hosts."""
+    return len(levels) > 1 and group.backend == "gloo"
+
+
+def _hierarchy(group: Group, levels: Sequence[Groups], wishes: Wishes) -> Hierarchy:
     *inside, leaders = levels
     loans = _Loans(group)
-    here = _in_memory(group, inside) if shared_memory else None
+    here = _in_memory(group, inside) if inside and wishes.shared_memory else None
     if here is None:
         here = [GroupLevel(made) for level in inside for made in loans.take(level)]
-    if group.index == 0:
+    if group.index == 0 and inside:
         logger.info("hierarchical all_reduce: %s", described(levels))
-    return Hierarchy(
-        group.index, group.size, here, loans.take(leaders, communicators), loans.give_back
-    )
+    turns = Turns(loans.take(leaders, wishes.communicators))
+    coded = None
+    if wishes.compression is not None:
+        coded = _coded(wishes.compression, turns, leaders, loans)
+    plain = Plain(turns, wishes.narrow)
+    return Hierarchy(group.index, group.size, here, plain, coded, loans.give_back)
+
+
+def _coded(
+    compression: Compression, turns: Turns, leaders: Groups, loans: _Loans
+) -> Gathered | TwoShots:
+    """Where two meet, each needs all that the other has; among more, chunks are less."""
+    if compression.codec.divisible and len(leaders[0]) > 2:
+        return TwoShots(turns, Turns(loans.take(leaders)), compression)
+    return Gathered(turns, compression)
 
 
 def _in_memory(group: Group, inside: Sequence[Groups]) -> list[Level] | None:

@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from fleetlight.collective.position import BLANK, PACKED_BYTES, Stamp
+from fleetlight.collective.routes.route import Bucket
 from fleetlight.errors import DivergedError
 
 #: tensors begin at multiples of this
@@ -58,8 +59,9 @@ class SharedMemory:
         self._started: list[tuple[Tensor, int, Future[Tensor]]] = []
         self._stamps = {index: BLANK}
 
-    def start(self, index: int, tensor: Tensor, stamp: Stamp = BLANK) -> Future[Tensor]:
-        """Put a tensor where the others can read it; its future is done by `finish`."""
+    def start(self, bucket: Bucket, stamp: Stamp = BLANK) -> Future[Tensor]:
+        """Put a bucket where the others can read it; its future is done by `finish`."""
+        tensor = bucket.buffer
         self._stamps[self._index] = stamp
         place = self._used
         self._used += -(-tensor.nbytes // ALIGN) * ALIGN

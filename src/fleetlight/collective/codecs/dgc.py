@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Deep gradient compression (Lin et al., 2018): few values are sent, and momentum knows of it.
+
+With a sender's part g of the mean gradient and the momentum m of the optimizer,
+
+    u = m u + g         with Nesterov's momentum  u = m (u + g)
+    v = v + u                                     v = v + u + g
+
+the largest of |v| are sent, and are 0 in v and in u afterwards. What arrives is not a gradient any
+more but a movement, in which momentum is contained; `handed_over` makes of it what the
+optimizer takes for a gradient and turns back into that movement.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fleetlight.collective.codecs.codec import Span, Stretch
+from fleetlight.collective.codecs.topk import fields_of, find_largest, sent_of
+from fleetlight.collective.flattening import as_it_lies
+from fleetlight.kernels import add_at, all_finite, take_out
+
+
+class Momentum(NamedTuple):
+    """What the optimizer does with the gradient of a parameter."""
+
+    parameter: Tensor
+    factor: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    #: the optimizer's own, None before its first step
+    buffer: Tensor | None = None
+
+
+class DGC:
+    """A message is places, then values, as those of `TopK`."""
+
+    name = "dgc"
+    divisible = False
+    has_velocity = True
+
+    def __init__(
+        self,
+        momentum_of: Callable[[str], Momentum],
+        *,
+        clip_norm: float | None = None,
+        factor_masking: bool = True,
+    ) -> None:
+        self._momentum_of = momentum_of
+        self._clip_norm = clip_norm
+        self._factor_masking = factor_masking
+        #: how many send what is summed
+        self.senders = 1
+        #: the part of the values that is not sent now
+        self.sparsity = 0.0
+        #: True while momentum is to be taken over from the optimizer
+        self.begins = False
+
+    def message_bytes(self, spans: Sequence[Span]) -> int:
+        """As in `Codec`."""
+        return 8 * sum(sent_of(span, 1 - self.sparsity) for span in spans)
+
+    def encode(self, values: Tensor, stretch: Stretch, message: Tensor) -> None:
+        """As in `Codec`. Where values are not finite, these are sent and nothing gathers."""
+        velocity, gathered = stretch.velocity, stretch.owed
+        assert velocity is not None
+        assert gathered is not None
+        if not all_finite(values.numpy()):
+            self._send(values, stretch.spans, message)
+            return
+        for span in stretch.spans:
+            run = slice(span.start, span.stop)
+            self._gather(span, values[run], velocity[run], gathered[run])
+        places = self._send(gathered, stretch.spans, message)
+        if self._factor_masking:
+            velocity[torch.from_numpy(places)] = 0.0
+
+    def add(self, message: Tensor, spans: Sequence[Span], total: Tensor) -> None:
+        """As in `Codec`."""
+        add_at(*fields_of(message), total.numpy())
+
+    def _send(self, values: Tensor, spans: Sequence[Span], message: Tensor) -> NDArray[np.int32]:
+        """Take the largest out; answers where they were."""
+        places, taken = fields_of(message)
+        find_largest(values.numpy(), spans, 1 - self.sparsity, places)
+        take_out(values.numpy(), places, taken)
+        return places
+
+    def _gather(self, span: Span, gradient: Tensor, velocity: Tensor, gathered: Tensor) -> None:
+        momentum = self._momentum_of(span.name)
+        run = slice(span.at, span.at + len(gradient))
+        if self.begins and momentum.buffer is not None:
+            share = momentum.factor if momentum.nesterov else 1.0
+            before = _flat(momentum.buffer, momentum.parameter)[run]
+            velocity.copy_(before).mul_(share / self.senders)
+        if self._clip_norm is not None:
+            self._clip(gradient, momentum.parameter.numel())
+        if momentum.weight_decay:
+            decay = momentum.weight_decay / self.senders
+            kept = _flat(momentum.parameter, momentum.parameter)[run]
+            # gradients of a GPU come through main memory
+            gradient.add_(kept.to(gradient.device), alpha=decay)
+        if momentum.nesterov:
+            velocity.add_(gradient).mul_(momentum.factor)
+            gathered.add_(velocity).add_(gradient)
+        else:
+            velocity.mul_(momentum.factor).add_(gradient)
+            gathered.add_(velocity)
+
+    def _clip(self, gradient: Tensor, size: int) -> None:
+        """To a norm of which the sum over the senders has the limit, if they are independent.
+
+        A part of a parameter may have its part of that.
+        """
+        assert self._clip_norm is not None
+        limit = self._clip_norm * math.sqrt(len(gradient) / size / self.senders)
+        norm = float(torch.linalg.vector_norm(gradient))
+        if norm > limit:
+            gradient.mul_(limit / norm)
+
+
+def handed_over(movement: Tensor, momentum: Momentum) -> None:
+    """Make of a movement, in place, the gradient that the optimizer turns into it.
+
+    With its buffer b, it will step by b' = m b + x + w p, or by x + w p + m b' with Nesterov's
+    momentum; x is to be such that this is the movement.
+    """
+    m = momentum.factor
+    if momentum.buffer is not None:
+        before = _shaped_like(movement, momentum.buffer, momentum.parameter)
+        movement.add_(before, alpha=-(m * m) if momentum.nesterov else -m)
+    if momentum.nesterov:
+        movement.div_(1 + m)
+    if momentum.weight_decay:
+        kept = _shaped_like(movement, momentum.parameter, momentum.parameter)
+        movement.add_(kept, alpha=-momentum.weight_decay)
+
+
+def _shaped_like(movement: Tensor, tensor: Tensor, parameter: Tensor) -> Tensor:
+    return tensor.detach() if movement.shape == tensor.shape else _flat(tensor, parameter)
+
+
+def _flat(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """In the order of the parameter's memory, as in buckets; the tensor itself may lie otherwise.
+
+    Momentum does when it was loaded.
+    """
+    return as_it_lies(tensor.detach(), parameter).reshape(-1)

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The values of an array that are largest without their signs, found in a time that is linear.
+
+A float32 without its sign compares as the integer that its bits are. So the smallest of the k
+largest is found digit by digit, as in a radix sort, by counting how many have which digit.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fleetlight.kernels.arrays import Floats, Int32s, Int64s, Positions, Values
+from fleetlight.kernels.compiling import kernel, part
+
+#: how the 31 bits are cut into digits
+_HIGH, _MIDDLE, _LOW = 20, 9, 0
+_DIGITS = 1 << 11
+_UNSIGNED = 0x7FFFFFFF
+
+
+def largest(values: Values, places: Int32s) -> None:
+    """Write where the largest are, as many as there is room for, in ascending order.
+
+    Of equals, the first ones count. A NaN is larger than infinity.
+    """
+    _largest(values.view(np.int32), places)
+
+
+def take_out(values: Floats, places: Positions, taken: Floats) -> None:
+    """Put the values at some places into another array, and zeros where they were."""
+    _take_out(values, places, taken)
+
+
+def add_at(places: Positions, values: Values, total: Floats) -> None:
+    """Add values at places."""
+    _add_at(places, values, total)
+
+
+@kernel
+def _largest(bits: Positions, places: Int32s) -> None:
+    wanted = len(places)
+    counts = np.zeros(_DIGITS, np.int64)
+    for i in range(len(bits)):
+        counts[(bits[i] & _UNSIGNED) >> _HIGH] += 1
+    prefix, wanted = _digit(counts, wanted)
+    for i in range(len(bits)):
+        key = bits[i] & _UNSIGNED
+        if key >> _HIGH == prefix:
+            counts[(key >> _MIDDLE) & (_DIGITS - 1)] += 1
+    digit, wanted = _digit(counts, wanted)
+    prefix = prefix * _DIGITS + digit
+    for i in range(len(bits)):
+        key = bits[i] & _UNSIGNED
+        if key >> _MIDDLE == prefix:
+            counts[key & ((1 << _MIDDLE) - 1)] += 1
+    digit, wanted = _digit(counts, wanted)
+    _write(bits, (prefix << _MIDDLE) + digit, wanted, places)
+
+
+@part
+def _digit(counts: Int64s, wanted: int) -> tuple[int, int]:
+    """The digit of the last that is wanted, and how many are wanted that have it."""
+    digit = len(counts) - 1
+    while digit > 0 and counts[digit] < wanted:
+        wanted -= counts[digit]
+        digit -= 1
+    counts[:] = 0
+    return digit, wanted
+
+
+@part
+def _write(bits: Positions, smallest: int, ties: int, places: Int32s) -> None:
+    """All places above the smallest, and the first `ties` that are equal to it."""
+    at = 0
+    for i in range(len(bits)):
+        key = bits[i] & _UNSIGNED
+        if key >= smallest:
+            if key == smallest:
+                if ties == 0:
+                    continue
+                ties -= 1
+            places[at] = i
+            at += 1
+
+
+@kernel
+def _take_out(values: Floats, places: Positions, taken: Floats) -> None:
+    for i in range(len(places)):
+        taken[i] = values[places[i]]
+        values[places[i]] = 0
+
+
+@kernel
+def _add_at(places: Positions, values: Values, total: Floats) -> None:
+    for i in range(len(places)):
+        total[places[i]] += values[i]

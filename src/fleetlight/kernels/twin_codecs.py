@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels of codecs once more, in plain NumPy: what their tests compare with."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fleetlight.kernels.arrays import Codes, Floats, Int8s, Int32s, Positions, Values
+
+_BLOCK = 256
+_UNSIGNED = np.int32(0x7FFFFFFF)
+
+
+def to_blocks(values: Floats, owed: Floats | None, scales: Floats, codes: Int8s) -> None:
+    """Each block on its own; one with something that is not finite owes what it did."""
+    if owed is not None:
+        values += owed
+    for number, scale in enumerate(_scales(values)):
+        block = slice(number * _BLOCK, (number + 1) * _BLOCK)
+        scales[number] = scale
+        if np.isnan(scale):
+            codes[block] = 0
+            continue
+        inverse = np.float32(1) / scale if scale > 0 else np.float32(0)
+        codes[block] = np.rint(values[block] * inverse)
+        if owed is not None:
+            owed[block] = values[block] - codes[block] * scale
+
+
+def _scales(values: Values) -> list[np.float32]:
+    """NaN where there is none, 0 where values are too small to be sent."""
+    most = [np.abs(values[n : n + _BLOCK]).max() for n in range(0, len(values), _BLOCK)]
+    found = [m / np.float32(127) if m >= np.float32(1e-36) else np.float32(0) for m in most]
+    return [
+        s if m <= np.float32(3.4e38) else np.float32(np.nan)
+        for s, m in zip(found, most, strict=True)
+    ]
+
+
+def add_blocks(scales: Values, codes: Codes, total: Floats) -> None:
+    """Each code times the scale of its block."""
+    total += codes * np.repeat(scales, _BLOCK)[: len(codes)]
+
+
+def largest(values: Values, places: Int32s) -> None:
+    """A stable sort by the bits without the sign, the largest first."""
+    order = np.argsort(-(values.view(np.int32) & _UNSIGNED), kind="stable")
+    places[:] = np.sort(order[: len(places)])
+
+
+def take_out(values: Floats, places: Positions, taken: Floats) -> None:
+    """A copy, then zeros."""
+    taken[:] = values[places]
+    values[places] = 0
+
+
+def add_at(places: Positions, values: Values, total: Floats) -> None:
+    """Places may repeat."""
+    np.add.at(total, places, values)

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A codec whose results can be foreseen: bfloat16, of which the rest is owed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fleetlight.collective.codecs.codec import Span, Stretch
+from fleetlight.collective.codecs.compression import Compression
+
+
+class Rounding:
+    """Two bytes a value."""
+
+    name = "rounding"
+    has_velocity = False
+
+    def __init__(self, divisible: bool) -> None:
+        self.divisible = divisible
+
+    def message_bytes(self, spans: Sequence[Span]) -> int:
+        assert spans[0].start == 0
+        return 2 * spans[-1].stop
+
+    def encode(self, values: Tensor, stretch: Stretch, message: Tensor) -> None:
+        assert message.numel() == self.message_bytes(stretch.spans) == 2 * values.numel()
+        if stretch.owed is not None:
+            values.add_(stretch.owed)
+        sent = values.bfloat16()
+        message.copy_(sent.view(torch.uint8))
+        if stretch.owed is not None:
+            stretch.owed.copy_(values - sent.float())
+        values.fill_(torch.nan)  # it may be overwritten
+
+    def add(self, message: Tensor, spans: Sequence[Span], total: Tensor) -> None:
+        total.add_(message.view(torch.bfloat16).float())
+
+
+def rounded(divisible: bool = True, error_feedback: bool = True) -> Compression:
+    """Its compression, of all that is no vector."""
+    return Compression(Rounding(divisible), error_feedback=error_feedback)

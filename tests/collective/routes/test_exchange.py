@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Senders sum pieces: plainly, narrower, or by messages of a codec."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.collective.rounding import rounded
+from tests.workers import run_workers
+from torch import Tensor
+
+from fleetlight.collective.codecs.ledger import Ledger
+from fleetlight.collective.routes.exchange import (
+    Exchange,
+    Gathered,
+    Messages,
+    Plain,
+    Turns,
+    TwoShots,
+)
+from fleetlight.collective.routes.route import Part
+from fleetlight.collective.routes.stretches import Place
+from fleetlight.fleet.context import current
+
+#: several pieces, of which the last is too small for three chunks
+PIECES = (2000, 1000, 40)
+PARTS = (Part("a", 1500), Part("b", 1540))
+ROUNDS = 3
+
+
+def test_messages_are_used_again_when_they_are_given_back() -> None:
+    messages = Messages()
+    one, other = messages.take(2, 8), messages.take(2, 8)
+    assert one.data_ptr() != other.data_ptr()
+    messages.give_back(one)
+    assert messages.take(2, 8) is one
+    assert messages.take(1, 8).shape == (1, 8)
+
+
+def groups(count: int) -> list[Any]:
+    group = current().group
+    return group.lend((tuple(range(group.size)),), count)  # type: ignore[union-attr]
+
+
+def made(kind: str) -> tuple[Exchange, Ledger | None]:
+    """Every kind of exchange; coded ones keep what they owe."""
+    turns = Turns(groups(2))
+    if kind in ("plain", "bf16"):
+        return Plain(turns, torch.bfloat16 if kind == "bf16" else None), None
+    compression = rounded(divisible=kind == "two shots")
+    if kind == "gathered":
+        return Gathered(turns, compression), compression.ledger
+    return TwoShots(turns, Turns(groups(1)), compression), compression.ledger
+
+
+def values_of(index: int, round_: int) -> Tensor:
+    generator = torch.Generator().manual_seed(10 * round_ + index)
+    return torch.randn(sum(PIECES), generator=generator)
+
+
+def summed(kind: str) -> tuple[list[Tensor], Tensor]:
+    """The totals of each round, and what this worker still owes."""
+    index, totals = current().group.index, []
+    exchange, ledger = made(kind)
+    for round_ in range(ROUNDS):
+        bucket, place, shots = values_of(index, round_), Place(PARTS), []
+        for piece in bucket.split(list(PIECES)):
+            shots.append(exchange.start(piece, place))
+            place = place.behind(piece.numel())
+        for shot in shots:
+            shot.go_on()
+        for shot in shots:
+            shot.wait()
+        totals.append(bucket)
+    kept = [ledger.of(kind, PARTS) for kind in ("owed", "owed again")] if ledger else []
+    owed = sum(kept, torch.zeros(sum(PIECES)))
+    exchange.close()
+    return totals, owed
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [("plain", 2), ("bf16", 2), ("gathered", 2), ("gathered", 3), ("two shots", 3)],
+    ids=["plain", "bf16", "gathered-2", "gathered-3", "two-shots-3"],
+)
+def test_all_have_the_sum_and_what_is_missing_is_owed(kind: str, workers: int) -> None:
+    results = run_workers(summed, workers, kind)
+    true = [torch.stack([values_of(i, r) for i in range(workers)]).sum(0) for r in range(ROUNDS)]
+    for totals, _ in results:
+        for total, first, right in zip(totals, results[0][0], true, strict=True):
+            # bit for bit
+            assert torch.equal(total, first)
+            digits = 1e-6 if kind == "plain" else 0.06
+            torch.testing.assert_close(total, right, rtol=0, atol=digits)
+    if "bf16" not in kind:
+        sent = torch.stack(results[0][0]).sum(0)
+        owed = torch.stack([mine for _, mine in results]).sum(0)
+        assert kind == "plain" or owed.abs().max() > 1e-4
+        torch.testing.assert_close(sent + owed, torch.stack(true).sum(0), rtol=0, atol=1e-5)
