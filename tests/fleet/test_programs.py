@@ -38,20 +38,22 @@ def example() -> dict[str, Tensor]:
     return {"x": torch.zeros(4, 6).double(), "y": torch.zeros(4, dtype=torch.int64)}
 
 
-def prepared(strategy: Any, seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+def prepared(
+    strategy: Any, seed: int = 0, size: int = 4
+) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
     model = network(seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
     model = fleet.distributed_model(model)
     optimizer = fleet.distributed_optimizer(optimizer, strategy)
-    return model, optimizer, fleet.shard(DataLoader(records(), 4, shuffle=True))
+    return model, optimizer, fleet.shard(DataLoader(records(), size, shuffle=True))
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
-def eager(settings: dict[str, Any], seed: int = 0) -> Any:
-    model, optimizer, loader = prepared(fleet.DistributedStrategy(**settings), seed)
+def eager(settings: dict[str, Any], seed: int = 0, size: int = 4) -> Any:
+    model, optimizer, loader = prepared(fleet.DistributedStrategy(**settings), seed, size)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.7)
     for _ in range(2):
         for x, y in loader:
@@ -61,8 +63,8 @@ def eager(settings: dict[str, Any], seed: int = 0) -> Any:
     return state_of(model)
 
 
-def captured(settings: dict[str, Any], seed: int = 0) -> Any:
-    model, optimizer, loader = prepared(fleet.DistributedStrategy(**settings), seed)
+def captured(settings: dict[str, Any], seed: int = 0, size: int = 4) -> Any:
+    model, optimizer, loader = prepared(fleet.DistributedStrategy(**settings), seed, size)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.7)
     program = static.capture(model, F.cross_entropy, optimizer, example())
     executor = static.Executor()
@@ -98,7 +100,7 @@ SETTINGS: list[dict[str, Any]] = [
     {},
     {"gradient_scale": "sum"},
     {"fuse_all_reduce_ops": False},
-    {"fp16_allreduce": "bf16"},
+    {"fp16_allreduce": "bf16", "shared_memory": False},
     {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2}},
 ]
 
@@ -213,15 +215,29 @@ def test_there_is_no_main_program_before_minimize(monkeypatch: pytest.MonkeyPatc
         _ = fleet.main_program
 
 
-def lonely_sync_batch_norm() -> Any:
-    strategy = fleet.DistributedStrategy(sync_batch_norm=True)
-    model, optimizer, _ = prepared(strategy)
-    with pytest.raises(ConfigError, match="a program normalises by the batch of its own worker"):
+def refused(settings: dict[str, Any], why: str) -> Any:
+    model, optimizer, _ = prepared(fleet.DistributedStrategy(**settings))
+    with pytest.raises(ConfigError, match=why):
         static.capture(model, F.cross_entropy, optimizer, example())
 
 
-def test_sync_batch_norm_is_refused() -> None:
-    run_workers(lonely_sync_batch_norm)
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"sync_batch_norm": True}, "a program normalises by the batch of its own worker"),
+        (
+            {
+                "compression": "int8",
+                "compression_configs": {"exclude": ["head"]},
+                "shared_memory": False,
+            },
+            "exclude: the model has no parameter or module 'head'",
+        ),
+    ],
+    ids=["sync_batch_norm", "exclude"],
+)
+def test_what_programs_cannot_do_is_refused(settings: dict[str, Any], why: str) -> None:
+    run_workers(refused, 2, settings, why)
 
 
 def captured_twice() -> Any:

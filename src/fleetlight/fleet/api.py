@@ -23,6 +23,7 @@ from fleetlight.fleet.identity import (
 from fleetlight.fleet.inference import load_inference_model, save_inference_model
 from fleetlight.fleet.lifecycle import init, init_server, init_worker, run_server, stop_worker
 from fleetlight.fleet.model import no_sync
+from fleetlight.fleet.perf import account, collective_perf
 from fleetlight.fleet.persistables import load_persistables, save_persistables
 from fleetlight.fleet.progress import progress
 from fleetlight.fleet.registering import distributed_model, distributed_optimizer
@@ -42,10 +43,12 @@ __all__ = [
     "RoleMaker",
     "ShowClickEntry",
     "UserDefinedRoleMaker",
+    "account",
     "all_gather",
     "all_reduce",
     "barrier_worker",
     "clip_grad_norm_",
+    "collective_perf",
     "data",
     "distributed_model",
     "distributed_optimizer",

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fleetlight.errors import PlanError
 from fleetlight.fleet.context import Context, current
+from fleetlight.fleet.dgc import clipping_error, uses_dgc
 from fleetlight.fleet.served import ServedOptimizer
 from fleetlight.ps.worker.communicator.base import norm_of
 
@@ -19,10 +20,12 @@ def clip_grad_norm_(
 ) -> Tensor:
     """Scale the gradients so that their global norm is at most `max_norm`; answers the norm.
 
-    Call it between backward and step; the gradients of all workers are the same by then. Of
-    gradients still being merged, it only answers the norm.
+    Call it between backward and step; the gradients of all workers are the same by then, where
+    they do not train alone. Of gradients still being merged, it only answers the norm.
     """
     context = current()
+    if uses_dgc(context):
+        raise clipping_error("fleet.clip_grad_norm_")
     merges = [plan.merge for plan in context.optimizers if plan.merge is not None]
     if any(merge.is_between() for merge in merges):
         max_norm = float("inf")
@@ -30,7 +33,7 @@ def clip_grad_norm_(
         merge.complete()
     parameters = list(model.parameters() if isinstance(model, nn.Module) else model)
     for plan in context.models:
-        if plan.replica is not None:
+        if plan.replica is not None and not plan.trains_alone:
             used = plan.stepped if plan.has_any_of(parameters) else -1
             plan.replica.ensure_reduced(expected=bool(context.holds), used=used)
     if context.session is not None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fleetlight.errors import ConfigError
+from fleetlight.fleet import averaging
 from fleetlight.fleet.alike import check_alike
 from fleetlight.fleet.context import current
 
@@ -18,12 +19,16 @@ _Back = Callable[[Tensor], Any]
 
 
 def barrier_worker() -> None:
-    """Wait until every worker is here; afterwards all workers are equal."""
+    """Wait until every worker is here; afterwards all workers are equal.
+
+    Workers that train alone (LocalSGD, DiLoCo) meet in it, so call it before an evaluation.
+    """
     context = current()
     if context.session is not None:
         context.session.barrier(context)
     else:
         context.group.barrier("barrier_worker")
+        averaging.meet(context, "barrier_worker")
     for model in context.models:
         model.share_buffers()
 

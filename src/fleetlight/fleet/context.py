@@ -6,6 +6,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, TypeAlias
 
+from torch import nn
+
 from fleetlight.collective.group import Group
 from fleetlight.errors import ConfigError
 from fleetlight.fleet.saving import BackgroundSave
@@ -14,10 +16,12 @@ from fleetlight.roles import Role
 from fleetlight.strategy import DistributedStrategy
 
 if TYPE_CHECKING:
+    from fleetlight.collective.codecs.compression import Compression
     from fleetlight.data.loader import ShardLoader
     from fleetlight.fleet.joining import Service
     from fleetlight.fleet.model import ModelPlan
     from fleetlight.fleet.optimizer import OptimizerPlan
+    from fleetlight.fleet.seen_loss import SeenLoss
     from fleetlight.fleet.session import Session
     from fleetlight.fleet.sharding import Weights
 
@@ -35,6 +39,8 @@ class Context:
     strategy: DistributedStrategy
     models: list[ModelPlan] = dataclasses.field(default_factory=list)
     optimizers: list[OptimizerPlan] = dataclasses.field(default_factory=list)
+    #: in which form the gradients of models cross between hosts
+    compressions: dict[nn.Module, Compression] = dataclasses.field(default_factory=dict)
     loaders: list[ShardLoader] = dataclasses.field(default_factory=list)
     saving: BackgroundSave = dataclasses.field(default_factory=BackgroundSave)
     #: this worker's part in a job with parameter servers
@@ -43,6 +49,8 @@ class Context:
     service: Service | None = None
     #: what the batches of the loaders weigh
     weights: Weights | None = None
+    #: the loss of the last backward, where somebody follows it
+    seen_loss: SeenLoss | None = None
     #: how many reasons there are to keep gradients local for now
     holds: int = 0
     #: optimizer steps made so far

@@ -94,7 +94,8 @@ def save_inference_model(
 
     What is written runs with `load_inference_model` alone: no job, no servers, no class of the
     model. The rows of tables are part of it: all, or those of some ids, `rows={"emb": ids}`. Other
-    ids read their first values.
+    ids read their first values. Workers that train alone (LocalSGD, DiLoCo) differ: let all call
+    `fleet.barrier_worker()` before.
 
     Of a static program, feeds and fetches follow in place of example inputs and model:
     `save_inference_model(dirname, ["x"], ["output"], program=program)`. It answers one fetch as it

@@ -14,7 +14,7 @@ import fleetlight
 from fleetlight.collective.forming import form
 from fleetlight.collective.registration import Scheduler
 from fleetlight.errors import ConfigError, FleetError, RoleError
-from fleetlight.fleet import account
+from fleetlight.fleet import account, averaging
 from fleetlight.fleet.context import Context, Peers, current, current_or_none, set_current
 from fleetlight.fleet.joining import Service, join_servers
 from fleetlight.fleet.leaving import end_badly, tell_leaving, watch_the_end
@@ -125,6 +125,7 @@ def stop_worker() -> None:
     context = current_or_none()
     if context is None:
         return
+    averaging.tell_at_end(context)
     with contextlib.ExitStack() as ending:
         ending.callback(_leave, context)
         if context.session is not None:
@@ -146,6 +147,7 @@ def _stop_session(session: Session, group: Peers) -> None:
 def _leave(context: Context) -> None:
     global _left
     set_current(None)
+    averaging.close(context)
     _left = not context.group.alone
     for model in context.models:
         model.close()

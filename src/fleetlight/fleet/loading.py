@@ -17,6 +17,7 @@ from torch import nn
 from fleetlight import checkpoint
 from fleetlight.checkpoint import Checkpoint
 from fleetlight.errors import CheckpointError
+from fleetlight.fleet import averaging, compressing
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.courier import carry_checkpoint
 from fleetlight.fleet.registered import names_of, registered_model
@@ -86,6 +87,8 @@ def _fitted(context: Context, model: nn.Module, saved: Checkpoint) -> Iterator[C
     elsewhere = [parameter for parameter, name in names.items() if name in tables]
     for plan, one in zip(context.optimizers, optimizers, strict=True):
         yield checkpoint.fitted_optimizer_state(plan.optimizer, names, one, elsewhere)
+    yield from averaging.fitted(context, saved, names)
+    yield from compressing.fitted(context, saved)
     yield from _fitted_rest(context, saved)
 
 

@@ -13,14 +13,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from fleetlight.collective.averaging.means import Means
 from fleetlight.collective.batch_norm import synchronise_batch_norm
 from fleetlight.collective.buckets import BucketLimits
-from fleetlight.collective.codec import Codec
+from fleetlight.collective.codecs.narrow import narrow_type
 from fleetlight.collective.group import Group
 from fleetlight.collective.position import UNKNOWN, Position
 from fleetlight.collective.replica import Reduction, Replica
 from fleetlight.collective.sink import weighed
 from fleetlight.errors import DeadlineError, PlanError, did_you_mean
+from fleetlight.fleet import averaging
+from fleetlight.fleet.compressing import compression_of
 from fleetlight.fleet.context import Context, current
 from fleetlight.fleet.terms import settings_of, terms_of
 from fleetlight.observe.log import logger
@@ -115,7 +118,7 @@ class ModelPlan:
         self.replica = Replica(
             self.module,
             group,
-            reduction_of(self._context),
+            reduction_of(self._context, self.module),
             settings=settings_of(self._context),
             terms=functools.partial(terms_of, self._context),
         )
@@ -141,11 +144,14 @@ class ModelPlan:
         replica = self.replica
         if replica is None or not torch.is_grad_enabled():
             return inner(*args, **kwargs)
+        alone = self.trains_alone
+        # alone, a short batch is like any other; only one that repeats a record counts for nothing
+        factor = float(self._weight > 0) if alone else replica.factor
         if not self.module.training:
-            return weighed(inner, args, kwargs, replica.factor)
+            return weighed(inner, args, kwargs, factor)
         reduces = self.reduces
-        replica.before_forward((args, kwargs), reduces)
-        return replica.after_forward(weighed(inner, args, kwargs, replica.factor), reduces)
+        replica.before_forward((args, kwargs), reduces, alone=alone)
+        return replica.after_forward(weighed(inner, args, kwargs, factor), reduces)
 
     def replicate_again(self) -> None:
         """Parameters were added, frozen or unfrozen: agree anew. All workers come here alike."""
@@ -171,7 +177,17 @@ class ModelPlan:
     @property
     def reduces(self) -> bool:
         """True when the coming backward is to be reduced."""
-        return not self._context.holds
+        return not self._context.holds and not self.trains_alone
+
+    @property
+    def trains_alone(self) -> bool:
+        """True while this worker makes steps of its own with the model."""
+        return averaging.trains_alone(self._context, self)
+
+    @property
+    def means(self) -> Means | None:
+        """Who takes means over the workers for it, once they have agreed on it."""
+        return self.replica
 
     def has_any_of(self, parameters: Iterable[Tensor]) -> bool:
         """True when some of these are parameters of the model."""
@@ -235,8 +251,8 @@ def _plain_forward(module: nn.Module) -> Any:
     return types.MethodType(type(module).forward, module)
 
 
-def reduction_of(context: Context) -> Reduction:
-    """What the strategy says about the reduction of gradients."""
+def reduction_of(context: Context, module: nn.Module | None = None) -> Reduction:
+    """What the strategy says about the reduction of gradients, those of a model if one is given."""
     strategy = context.strategy
     return Reduction(
         limits=BucketLimits.of(
@@ -244,7 +260,8 @@ def reduction_of(context: Context) -> Reduction:
             mib=strategy.fuse_grad_size_in_MB,
             count=strategy.fuse_grad_size_in_num,
         ),
-        codec=Codec.of(strategy.fp16_allreduce),
+        narrow=narrow_type(strategy.fp16_allreduce) or narrow_type(strategy.compression),
+        compression=None if module is None else compression_of(context, module),
         average=context.averages,
         synchronous=strategy.sync_nccl_allreduce,
         communicators=strategy.nccl_comm_num,

@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fleetlight.collective.group import Group
 from fleetlight.errors import PlanError
+from fleetlight.fleet.averaging import Alone, alone_of
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.gradient_merge import GradientMerge
 from fleetlight.fleet.model import ModelPlan
 from fleetlight.static.graph.variable import is_variable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
+    from fleetlight.collective.averaging.engine import Averaging
     from fleetlight.static.program import Program
     from fleetlight.static.writing.recorder import Part
 
@@ -34,16 +37,24 @@ class OptimizerPlan:
 
     def __init__(self, optimizer: torch.optim.Optimizer, context: Context) -> None:
         self.optimizer = optimizer
-        self.context = self._context = context
+        self.context = context
         self._scaler: torch.amp.GradScaler | None = None
         self._known: set[int] | None = None
         self._frozen = False
         self.merge: GradientMerge | None = None
+        #: how its steps are made alone, if they ever are
+        self.alone: Alone | None = None
+        self._has_asked_alone = False
+        #: takes the engine of that to where a checkpoint was
+        self._go_on: Callable[[Averaging], None] | None = None
         #: the program that makes its steps, if one does; the last one written
         self.program: Program | None = None
         #: all of them that are still there
         self.programs: weakref.WeakSet[Program] = weakref.WeakSet()
-        self._models: list[ModelPlan] = []
+        #: those that it steps, known at its first step
+        self.models: list[ModelPlan] = []
+        #: True when the workers are to agree anew on these when they meet
+        self._is_outdated = False
         #: how many reductions of each model there had been at the last step
         self._used: dict[ModelPlan, int] = {}
         self._stand_in_for_step()
@@ -65,8 +76,17 @@ class OptimizerPlan:
 
         programs.distribute(self, program)
 
-    def count_step(self) -> None:
-        """A program has made a step."""
+    def before_program_step(self) -> None:
+        """A program is about to make a step."""
+        self._begin_alone()
+        if self.alone is not None:
+            self._look_at_parameters()
+            self.alone.before_step()
+
+    def count_step(self, loss: Tensor | None = None) -> None:
+        """A program has made a step; with the loss if `alone.wants_loss` was true before."""
+        if loss is not None and self.context.seen_loss is not None:
+            self.context.seen_loss.see(loss)
         self._after_step()
 
     def freeze(self) -> None:
@@ -74,9 +94,38 @@ class OptimizerPlan:
         if self._frozen:
             return
         self._frozen = True
-        strategy = self._context.strategy
+        strategy = self.context.strategy
         if strategy.gradient_merge and strategy.gradient_merge_configs.k_steps > 1:
-            self.merge = GradientMerge(self.optimizer, self._context)
+            self.merge = GradientMerge(self.optimizer, self.context)
+        self._begin_alone()
+
+    def _begin_alone(self) -> None:
+        """Find out whether it makes steps alone, when training begins; once."""
+        if self._has_asked_alone:
+            return
+        self._has_asked_alone = True
+        self.alone = alone_of(self)
+        if self.alone is not None and self._go_on is not None:
+            self._go_on(self.alone.engine)
+            self._go_on = None
+
+    def go_on(self, there: Callable[[Averaging], None]) -> None:
+        """Values of a checkpoint were loaded: what trains alone goes on from there."""
+        if self.alone is not None:
+            there(self.alone.engine)
+        else:
+            self._go_on = there
+
+    @property
+    def trains_alone(self) -> bool:
+        """True when the coming step is made without the other workers."""
+        return self.alone is not None and self.alone.now
+
+    def trains_some_of(self, model: ModelPlan) -> bool:
+        """Whether it steps a parameter of the model."""
+        if self._known is not None:
+            return model in self.models
+        return model.has_any_of(p for group in self.optimizer.param_groups for p in group["params"])
 
     def _stand_in_for_step(self) -> None:
         step = self.optimizer.step
@@ -157,13 +206,13 @@ class OptimizerPlan:
 
     def _scaler_or_none(self) -> torch.amp.GradScaler | None:
         """Float16 needs its loss scaled; bfloat16 has the range of float32."""
-        strategy = self._context.strategy
+        strategy = self.context.strategy
         if not strategy.amp or strategy.amp_configs.dtype != "float16":
             return None
         if self._scaler is None:
             configs = strategy.amp_configs
             self._scaler = torch.amp.GradScaler(
-                self._context.group.device.type,
+                self.context.group.device.type,
                 init_scale=configs.init_loss_scaling,
                 growth_interval=2000 if configs.use_dynamic_loss_scaling else 1 << 30,
             )
@@ -176,7 +225,7 @@ class OptimizerPlan:
         return self._with_common_loss(args, kwargs)
 
     def _refuse_beside_program(self) -> None:
-        if self.program is not None and not self._context.group.alone:
+        if self.program is not None and not self.context.group.alone:
             raise PlanError(
                 "optimizer.step was called, but the steps of this optimizer are made by a program, "
                 "whose gradients the workers reduce; run the program, or train eagerly with an "
@@ -185,39 +234,61 @@ class OptimizerPlan:
 
     def _make_ready(self, *, takes_assigned: bool = True) -> None:
         """Behind this, the gradients are those of all workers and of all merged backwards."""
-        for plan in self._context.models:
+        for plan in self.context.models:
             plan.freeze()  # also when its own forward was never called
-        trainable = self._trainable()
-        if trainable != self._known:
-            self._know(trainable)
+        self._look_at_parameters()
         if self.merge is not None:
             self.merge.complete()
-        for plan in self._models:
+        if self.alone is not None:
+            self.alone.before_step()
+            if self.alone.now:
+                return
+        for plan in self.models:
             if plan.replica is not None:
                 used = self._used.get(plan, 0) if takes_assigned else -1
                 plan.replica.ensure_reduced(expected=self.merge is not None, used=used)
 
-    def _trainable(self) -> set[int]:
+    def _look_at_parameters(self) -> None:
+        trainable = self._trainable()
+        if trainable.keys() != self._known:
+            self._know(trainable)
+
+    def _trainable(self) -> dict[int, Tensor]:
         return {
-            id(p)
+            id(p): p
             for group in self.optimizer.param_groups
             for p in group["params"]
             if p.requires_grad
         }
 
-    def _know(self, trainable: set[int]) -> None:
+    def _know(self, trainable: dict[int, Tensor]) -> None:
         """Find the models it steps; those whose parameters have changed agree anew."""
         if self._known is not None:
-            for plan in self._models:
+            self._is_outdated = True
+            # to agree is to begin with equal values: workers that are apart would lose theirs
+            if not self.trains_alone:
+                self._agree_anew()
+        self._known = set(trainable)
+        self._check_parameters(self._known)
+        if self.alone is not None:
+            self.alone.engine.trains(trainable.values())
+
+    def _agree_anew(self) -> None:
+        if self._is_outdated:
+            self._is_outdated = False
+            for plan in self.models:
                 plan.replicate_again()
-        self._known = trainable
-        self._check_parameters(trainable)
+
+    def meet_early(self) -> None:
+        """Let workers that train alone be equal now. All of them come here."""
+        if self.alone is not None and self.alone.meet_early():
+            self._agree_anew()
 
     def _with_common_loss(self, args: Any, kwargs: Any) -> Any:
         """Optimizers that decide by the loss of a closure must see the same loss everywhere."""
-        group = self._context.group
+        group = self.context.group
         closure = _closure_in(args, kwargs)
-        if closure is None or group.alone:
+        if closure is None or group.alone or self.trains_alone:
             return None
 
         def common() -> Any:
@@ -229,24 +300,26 @@ class OptimizerPlan:
         return (args[0], common), {k: v for k, v in kwargs.items() if k != "closure"}
 
     def _after_step(self, *_: Any) -> None:
-        context = self._context
+        context = self.context
         context.step += 1
-        for plan in self._models:
+        for plan in self.models:
             if plan.replica is not None:
                 self._used[plan] = plan.stepped = plan.replica.reductions
-        if context.group.liveness is not None:
-            context.group.liveness.step = context.step
+        if isinstance(context.group, Group):
+            context.group.count_step(context.step)
+        if self.alone is not None and self.alone.step_made():
+            self._agree_anew()
 
     def _check_parameters(self, mine: set[int]) -> None:
         """A parameter outside every registered model would drift apart on the workers."""
         known: set[int] = set()
-        self._models = []
-        for plan in self._context.models:
+        self.models = []
+        for plan in self.context.models:
             ids = {id(p) for p in plan.module.parameters()}
             known |= ids
             if ids & mine:
-                self._models.append(plan)
-        strangers = 0 if self._context.group.alone else len(mine - known)
+                self.models.append(plan)
+        strangers = 0 if self.context.group.alone else len(mine - known)
         if strangers:
             raise PlanError(
                 f"{strangers} parameters of the optimizer belong to no distributed model, so they "

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from torch import nn
 from fleetlight import checkpoint
 from fleetlight.checkpoint import Snapshot, WorkerState
 from fleetlight.errors import ConfigError
+from fleetlight.fleet import averaging, compressing
 from fleetlight.fleet.context import Context, current
 from fleetlight.fleet.loading import load_job
 from fleetlight.fleet.registered import has_all_of, names_of, refuse_in_server, registered_model
@@ -47,6 +49,9 @@ def save_persistables(
 
     Parameter servers write their tables themselves, so they need the path as well; with
     `via="worker0"` they send them to worker 0 instead.
+
+    Workers that train alone (LocalSGD, DiLoCo) meet first, and go on with the mean of their
+    optimizers' states as well: to go on and to load are the same training.
 
     `program` may say which static program it is that trains; the files are the same without it.
     """
@@ -91,7 +96,9 @@ def _save(
         )
     with at_rest(context):
         context.group.assemble("save_persistables")
-        workers = context.group.gather_bytes(_worker_state(context).to_bytes(), "save_persistables")
+        averaging.settle(context, "save_persistables")
+        mine = _worker_state(context).to_bytes()
+        workers = context.group.bytes_to_first(mine, "save_persistables")
 
         def save() -> None:
             context.saving.finish()
@@ -144,11 +151,20 @@ def _snapshot(
             checkpoint.optimizer_state(plan.optimizer, names_of(model))
             for plan in context.optimizers
         ],
-        workers=[WorkerState.from_bytes(data) for data in workers],
+        workers=_with_common_values(context, model, workers),
         seed=context.strategy.seed,
         step=context.step,
         extra=extra,
     )
+
+
+def _with_common_values(
+    context: Context, model: nn.Module, workers: Sequence[bytes]
+) -> list[WorkerState]:
+    """The states of the workers; what all have alike is in that of worker 0."""
+    zero, *others = [WorkerState.from_bytes(data) for data in workers]
+    common = averaging.saved_values(context, names_of(model))
+    return [dataclasses.replace(zero, values={**zero.values, **common}), *others]
 
 
 def _write(dirname: Directory, snapshot: Snapshot) -> None:
@@ -165,6 +181,7 @@ def _worker_state(context: Context) -> WorkerState:
             "scalers": [plan.scaler_state() for plan in context.optimizers],
             "steps": [p.steps for p in context.optimizers if isinstance(p, ServedOptimizer)],
         },
+        tensors=compressing.saved_tensors(context),
     )
 
 

@@ -6,9 +6,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from torch import Tensor, nn
+
+from fleetlight.collective.codecs.codec import Span
+from fleetlight.collective.group import Group
+from fleetlight.collective.replica import Reduction
+from fleetlight.collective.routes.levels import Groups, levels_of
+from fleetlight.collective.routes.routing import takes_levels
 from fleetlight.errors import StrategyError
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.model import reduction_of
+from fleetlight.fleet.summing import coded_in, may_train_alone
 from fleetlight.static import passes
 from fleetlight.static.running.options import Options
 
@@ -16,11 +24,11 @@ if TYPE_CHECKING:
     from fleetlight.static.graph.form import Pass
 
 
-def passes_of(context: Context) -> tuple[Pass, ...]:
-    """What is done to the program of a job before it runs."""
+def passes_of(context: Context, model: nn.Module) -> tuple[Pass, ...]:
+    """What is done to a program of a job before it runs; `model` is the registered one."""
     if context.is_served:
         return (*_of_training(context), passes.SplitPS())
-    return (*_of_training(context), *_of_reduction(context))
+    return (*_of_training(context), *_of_reduction(context, model))
 
 
 def options_of(context: Context) -> Options:
@@ -49,7 +57,7 @@ def _of_training(context: Context) -> Iterator[Pass]:
         yield passes.GradientMerge(merge.k_steps, merge.avg)
 
 
-def _of_reduction(context: Context) -> Iterator[Pass]:
+def _of_reduction(context: Context, model: nn.Module) -> Iterator[Pass]:
     if context.group.alone:
         return
     strategy = context.strategy
@@ -58,10 +66,35 @@ def _of_reduction(context: Context) -> Iterator[Pass]:
             "strategy.sync_batch_norm: a program normalises by the batch of its own worker; train "
             "eagerly where the statistics of all workers are needed"
         )
-    reduction = reduction_of(context)
+    assert isinstance(context.group, Group)
+    reduction = reduction_of(context, model).within(context.group)
+    levels = _levels(context.group, reduction)
     yield passes.InsertAllReduce()
+    yield from _coded(model, reduction)
     if strategy.fuse_all_reduce_ops:
         yield passes.FuseAllReduce(reduction.limits)
-    if strategy.fp16_allreduce:
-        yield passes.Narrow.of(strategy.fp16_allreduce)
+    if levels and reduction.inner is not None:
+        yield passes.Hierarchical(reduction.inner, levels, reduction.narrow)
+    elif reduction.narrow is not None and not may_train_alone(context):
+        # a pass would also round the gradients of workers that train alone
+        yield passes.Narrow(reduction.narrow)
     yield passes.Overlap()
+
+
+def _levels(group: Group, reduction: Reduction) -> tuple[Groups, ...]:
+    """Where workers share hosts; elsewhere all of them sum at once."""
+    levels = [] if reduction.inner is None else levels_of(group.hellos, reduction.inner)
+    return tuple(levels) if takes_levels(group, levels) else ()
+
+
+def _coded(model: nn.Module, reduction: Reduction) -> Iterator[Pass]:
+    if reduction.compression is None:
+        return
+    reduction.compression.check(name for name, _ in model.named_parameters())
+    codec = reduction.compression.codec
+    coded: set[Tensor] = set(coded_in(model, reduction).values())
+
+    def message_bytes(values: int) -> int:
+        return codec.message_bytes([Span("", 0, 0, values)])
+
+    yield passes.Compress(codec.name, coded.__contains__, message_bytes)

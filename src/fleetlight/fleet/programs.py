@@ -13,9 +13,11 @@ import msgspec
 from torch import Tensor, nn
 
 from fleetlight.collective import agreement
+from fleetlight.collective.averaging.means import Means
 from fleetlight.collective.group import Group
 from fleetlight.errors import PlanError
 from fleetlight.fleet.context import Context
+from fleetlight.fleet.dgc import clipping_error, uses_dgc
 from fleetlight.fleet.model import ModelPlan, saying_who_meets
 from fleetlight.fleet.program_passes import options_of, passes_of
 from fleetlight.fleet.registered import has_all_of
@@ -86,7 +88,7 @@ class ProgramModel(ModelPlan):
         with saying_who_meets(_AT_FIRST_RUN):
             agreement.check_same_module(self.module, group, settings_of(self._context))
             _broadcast(self._tensors(), group, "first values of the model")
-            self._summing = Summing(self._context, group)
+            self._summing = Summing(self._context, group, self.module)
 
     def _tensors(self) -> list[Tensor]:
         return [*self.module.parameters(), *self.module.buffers()]
@@ -102,6 +104,8 @@ class ProgramModel(ModelPlan):
                     # somebody who runs another one must not take this for a gradient
                     group.assemble("comparing the programs")
                     _check_same_program(mine, found, group)
+                    assert self._summing is not None
+                    self._summing.open(form, len(self._numbers))
             self._numbers[found] = len(self._numbers)
             if group.index == 0:
                 for report in form.reports:
@@ -122,10 +126,18 @@ class ProgramModel(ModelPlan):
         _broadcast(tensors, group, "first values of the program")
 
     def reducing(self, number: int) -> contextlib.AbstractContextManager[None]:
-        """Inside the block, the gradients of a program become means over the workers."""
+        """Inside the block, the gradients of a program become means over the workers.
+
+        Where this worker trains alone they are its own.
+        """
         if self._summing is None:
             return contextlib.nullcontext()
-        return self._summing.at(self._position, number)
+        return self._summing.at(self._position, number, alone=self.trains_alone)
+
+    @property
+    def means(self) -> Means | None:
+        """As in `ModelPlan`."""
+        return self._summing
 
     def close(self) -> None:
         """Let go of what reduces its gradients."""
@@ -137,6 +149,9 @@ class ProgramModel(ModelPlan):
     @property
     def weight(self) -> float:
         """What the gradients of the coming batch weigh."""
+        if self.trains_alone:
+            # a short batch is like any other; one that repeats a record counts for nothing
+            return float(self._weight > 0)
         # the mean over the workers of gradients as many times as large is their sum
         return self._weight if self._context.averages else self._weight * self._context.group.size
 
@@ -170,6 +185,8 @@ def takes(plan: OptimizerPlan, program: Program) -> Collection[Part]:
     assert program.model is not None
     if _registered(program.model, plan.context) is None:
         _refuse_shared(program.model, plan.context)
+    if program.clips and uses_dgc(plan.context):
+        raise clipping_error("clip_norm, clip_value")
     return EVERYTHING
 
 
@@ -195,7 +212,9 @@ def distribute(plan: OptimizerPlan, program: Program) -> None:
     assert program.model is not None
     context = plan.context
     # what may refuse comes first
-    program.passes, program.options = passes_of(context), options_of(context)
+    known = _registered(program.model, context)
+    module = program.model if known is None else known.module
+    program.passes, program.options = passes_of(context, module), options_of(context)
     program.runner = Together(plan, _program_model(program.model, context))
     plan.program = program
     plan.programs.add(program)
@@ -237,14 +256,18 @@ class Together:
     ) -> list[Tensor]:
         """A step, its gradients averaged over the workers."""
         number = self._agree(program)
+        self._plan.before_program_step()
         for slot in program.state:
             if slot.kind == "weight":
                 slot.tensor.fill_(self._model.weight)
         with self._model.reducing(number):
-            out, stepped = make_step(program, coder, feeds, wanted)
+            # a schedule of meetings may follow the loss
+            alone = self._plan.alone
+            asked = [*wanted, "loss"] if alone is not None and alone.wants_loss else wanted
+            out, stepped = make_step(program, coder, feeds, asked)
         if stepped:
-            self._plan.count_step()
-        return out
+            self._plan.count_step(out[-1] if len(asked) > len(wanted) else None)
+        return out[: len(wanted)]
 
     def _agree(self, program: Program) -> int:
         """The number of the program as it is now, which nobody has run if it was rewritten."""

@@ -116,13 +116,13 @@ class ServedOptimizer(OptimizerPlan):
         served_programs.distribute_served(self, program)
 
     def _before_step(self, _: Any, args: Any, kwargs: Any) -> Any:
-        for plan in self._context.models:
+        for plan in self.context.models:
             plan.freeze()
         session = self._session()
         changed = _closure_called(args, kwargs)
         if self.merge is not None:
             self.merge.complete()
-        for plan in self._context.models:
+        for plan in self.context.models:
             if plan.replica is not None:
                 plan.replica.ensure_reduced(expected=self.merge is not None)
         skip = self._unscale()
@@ -154,21 +154,21 @@ class ServedOptimizer(OptimizerPlan):
         session.communicator.refresh()
         # the bias correction of Adam counts the steps that were made
         self._steps += self._applied
-        self._context.step += self._applied
-        if isinstance(self._context.group, Crew):
-            self._context.group.step = self._context.step
+        self.context.step += self._applied
+        if isinstance(self.context.group, Crew):
+            self.context.group.step = self.context.step
 
     def update(self) -> Any:
         """The gradients as they stand, before the step."""
         return self._session().collect(self.optimizer, self._steps)
 
     def _session(self) -> Session:
-        session = self._context.session
+        session = self.context.session
         if session is None:
             raise PlanError("optimizer.step was called in a parameter server; servers do not train")
         if session.is_over:
             raise PlanError("optimizer.step came after fleet.stop_worker: this worker has left")
-        session.open(self._context)
+        session.open(self.context)
         return session
 
     def _parameters(self) -> list[nn.Parameter]:

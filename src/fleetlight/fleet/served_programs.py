@@ -47,7 +47,8 @@ def takes_served(plan: ServedOptimizer, program: Program) -> Collection[Part]:
 
 def distribute_served(plan: ServedOptimizer, program: Program) -> None:
     """Rewrite a program as the strategy says, its lookups last."""
-    program.passes = passes_of(plan.context)
+    assert program.model is not None
+    program.passes = passes_of(plan.context, program.model)
     program.options = options_of(plan.context)
 
 

@@ -3,42 +3,120 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor, nn
+from torch.futures import Future
 
 from fleetlight.collective import agreement
-from fleetlight.collective.codec import Codec
+from fleetlight.collective.at_once import reduce_at_once
 from fleetlight.collective.group import Group
-from fleetlight.collective.position import Position, Stamp, check_equally_far
-from fleetlight.collective.replica import reducer_of
+from fleetlight.collective.position import UNKNOWN, Position, Stamp, check_equally_far
+from fleetlight.collective.reducer import Reducer
+from fleetlight.collective.replica import Reduction, reducer_of
+from fleetlight.collective.routes.route import Part
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.model import reduction_of
 from fleetlight.fleet.terms import terms_of
-from fleetlight.static.graph.reductions import GroupReductions, reducing
+from fleetlight.static.graph.form import Form
+from fleetlight.static.graph.reductions import GroupReductions, NoReductions, Parts, reducing
+from fleetlight.static.passes.all_reduces import all_reduces_of, members_of
+from fleetlight.strategy.conflicts import LOCAL
 
 
 class Summing:
-    """Takes the means of a program's gradients over the workers. Making it is a meeting of all."""
+    """Takes means over the workers for the programs of a model: of gradients, and at meetings."""
 
-    def __init__(self, context: Context, group: Group) -> None:
-        self._context, self._group = context, group
-        # narrow types are the business of a pass
-        reduction = dataclasses.replace(reduction_of(context), codec=Codec())
-        self._reducer = reducer_of(group, reduction)
-        self._reductions = GroupReductions(self._reducer, group, self._check)
-        self._program = 0
+    def __init__(self, context: Context, group: Group, module: nn.Module) -> None:
+        self._context, self._group, self._module = context, group, module
+        self._reduction = reduction_of(context, module).within(group)
+        #: those that programs have asked for, by `inner`
+        self._reducers: dict[int | None, Reducer] = {}
+        self._compression = self._reduction.compression
+        if self._compression is not None:
+            self._compression.begin()
+        self._reductions = GroupReductions(self._reducers, group, self._check, self._arrived)
+        #: whose gradients are in the buckets of programs that may travel in another form
+        self._parts: dict[int, Parts] = {}
+        self._position, self._program = UNKNOWN, 0
 
-    @contextlib.contextmanager
-    def at(self, position: Position, program: int) -> Iterator[None]:
-        """Inside the block a program reduces with the others, who are told where this worker is.
+    def open(self, form: Form, program: int) -> None:
+        """Make the reducers that a program asks for and no other has. A meeting of all workers.
 
         `program` is its number, the same on all workers.
         """
-        self._program = program
-        self._reductions.prepare(Stamp(position, agreement.checksum(self._terms())))
-        with reducing(self._reductions):
-            yield
+        self._parts[program] = self._parts_of(form)
+        asked = [reduction.inner for reduction in all_reduces_of(form.graph)]
+        for inner in dict.fromkeys(asked or [None]):
+            if inner not in self._reducers:
+                # in buckets of all workers at once, narrow types are the business of a pass
+                by_pass = inner is None and not may_train_alone(self._context)
+                narrow = None if by_pass else self._reduction.narrow
+                reduction = dataclasses.replace(self._reduction, inner=inner, narrow=narrow)
+                self._reducers[inner] = reducer_of(self._group, reduction)
+
+    def _parts_of(self, form: Form) -> Parts:
+        known = {id(parameter): name for name, parameter in self._module.named_parameters()}
+        names = {s.name: known.get(id(s.tensor), s.name) for s in form.state}
+        members = members_of(form.graph)
+        return {
+            reduction.index: tuple(
+                Part(names[str(mark.args[1])], mark.meta["val"].numel())
+                for mark in members[reduction.index]
+            )
+            for reduction in all_reduces_of(form.graph)
+            if reduction.is_coded
+        }
+
+    def at(
+        self, position: Position, program: int, *, alone: bool = False
+    ) -> AbstractContextManager[None]:
+        """Inside the block a program reduces with the others, who are told where this worker is.
+
+        A worker that trains `alone` reduces nothing.
+        """
+        self._position, self._program = position, program
+        if alone:
+            return reducing(NoReductions())
+        is_coded = self._compression is not None and self._compression.is_on
+        self._reductions.prepare(self._stamp(), self._parts[program] if is_coded else {})
+        return reducing(self._reductions)
+
+    def _arrived(self, means: Mapping[str, Tensor]) -> None:
+        if self._compression is not None:
+            self._compression.hand_over(means)
+
+    @torch.no_grad()
+    def mean(self, named: Mapping[str, Tensor], operation: str) -> None:
+        """As in `averaging.means.Means`, by the reducer of the first program."""
+        reducer = next(iter(self._reducers.values()))
+        reducer.stamp = self._stamp()
+
+        def settle(reductions: Sequence[Future[Tensor]]) -> None:
+            with self._group.named(operation):
+                reducer.finish()
+                for reduction in reductions:
+                    reduction.wait()
+                if reducer.failures:
+                    failure = reducer.failures[0]
+                    reducer.failures.clear()
+                    raise failure
+            self._check(reducer.stamps())
+
+        reduce_at_once(
+            reducer,
+            named,
+            settle,
+            limits=self._reduction.limits,
+            parameters=dict(self._module.named_parameters()),
+            coded=coded_in(self._module, self._reduction),
+        )
+
+    def _stamp(self) -> Stamp:
+        return Stamp(self._position, agreement.checksum(self._terms()))
 
     def _check(self, stamps: Mapping[int, Stamp]) -> None:
         check_equally_far({index: stamp.position for index, stamp in stamps.items()})
@@ -52,5 +130,24 @@ class Summing:
 
     def close(self) -> None:
         """Let go of what was opened for it, and of the process groups."""
-        self._reducer.close()
-        del self._reducer, self._reductions
+        for reducer in self._reducers.values():
+            reducer.close()
+        self._reducers.clear()
+        del self._reductions
+
+
+def may_train_alone(context: Context) -> bool:
+    """Whether the strategy has workers train alone, if only later."""
+    return any(getattr(context.strategy, name) for name in LOCAL)
+
+
+def coded_in(module: nn.Module, reduction: Reduction) -> dict[str, nn.Parameter]:
+    """The parameters of a model whose gradients may travel in another form."""
+    compression = reduction.compression
+    if compression is None:
+        return {}
+    return {
+        name: parameter
+        for name, parameter in module.named_parameters()
+        if parameter.dtype == torch.float32 and compression.covers(name, parameter)
+    }

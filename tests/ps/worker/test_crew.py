@@ -46,6 +46,8 @@ def all_do(act: Callable[[Crew], Any], workers: int = 3) -> list[Any]:
 def test_bytes_and_tensors_are_gathered_in_order() -> None:
     gathered = all_do(lambda c: c.gather_bytes(b"x" * c.index, "names"))
     assert gathered == [[b"", b"x", b"xx"]] * 3
+    first = all_do(lambda c: c.bytes_to_first(b"x" * c.index, "names"))
+    assert first == [[b"", b"x", b"xx"], [], []]
     tensors = all_do(lambda c: c.all_gather(torch.tensor([[c.index, 7]])))
     assert [[t.tolist() for t in each] for each in tensors] == [[[[0, 7]], [[1, 7]], [[2, 7]]]] * 3
     empty = all_do(lambda c: c.all_gather(torch.empty(0, 4)))

@@ -71,6 +71,11 @@ class Crew:
         """Everybody's bytes, in the order of the workers, on everybody."""
         return self._meet(data, operation, self.deadline_s)
 
+    def bytes_to_first(self, data: bytes, operation: str) -> list[bytes]:
+        """Everybody's bytes, in the order of the workers, on worker 0; nothing on the others."""
+        everybody = self.gather_bytes(data, operation)
+        return everybody if self.index == 0 else []
+
     def _meet(self, data: bytes, operation: str, deadline_s: float) -> list[bytes]:
         if self.alone:
             return [data]
@@ -154,8 +159,11 @@ class Crew:
             self._over.set()
             self.client.leave()
 
-    def fail(self, error: str) -> None:
-        """After a bad run: tell the servers why, who tell the others; whatever happens."""
+    def fail(self, error: str, *, consequence: bool = False) -> None:
+        """After a bad run: tell the servers why, who tell the others; whatever happens.
+
+        The servers stay, so nobody waits for this worker, be its failure a `consequence` or not.
+        """
         self._over.set()
         with contextlib.suppress(Exception):
             self.client.part(error or "an error")

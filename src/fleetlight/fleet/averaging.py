@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers that train alone: LocalSGD, adaptive LocalSGD and DiLoCo, as the strategy says."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+from torch import nn
+
+from fleetlight.collective.averaging.engine import Averaging
+from fleetlight.collective.averaging.means import Member
+from fleetlight.collective.averaging.outer import Mean, Nesterov, Outer
+from fleetlight.collective.averaging.schedule import Adaptive, Every
+from fleetlight.collective.group import Group
+from fleetlight.errors import DivergedError, PlanError
+from fleetlight.fleet.context import Context
+from fleetlight.fleet.loss_scaling import scaler_at_work
+from fleetlight.fleet.seen_loss import SeenLoss
+from fleetlight.observe.log import logger
+from fleetlight.strategy import DistributedStrategy
+from fleetlight.strategy.configs import AveragingConfigs
+
+if TYPE_CHECKING:
+    from fleetlight.checkpoint import Checkpoint
+    from fleetlight.fleet.model import ModelPlan
+    from fleetlight.fleet.optimizer import OptimizerPlan
+
+Names: TypeAlias = Mapping[nn.Parameter, str]
+
+#: the word for its state in a checkpoint
+_IN_CHECKPOINT = "averaging"
+
+
+class Alone:
+    """What a registered optimizer does where its steps are made alone, and when the workers meet.
+
+    Between two meetings workers differ: before something is computed that should be the same on
+    all, such as an evaluation, `fleet.barrier_worker()` lets them meet.
+    """
+
+    def __init__(self, optimizer: OptimizerPlan, mode: str, engine: Averaging) -> None:
+        self.engine = engine
+        self._plan, self._mode = optimizer, mode
+        #: how many losses had been seen at the last meeting
+        self._seen = 0
+        self._is_told = False
+
+    @property
+    def now(self) -> bool:
+        """True when the coming step is made alone."""
+        return self.engine.alone
+
+    @property
+    def wants_loss(self) -> bool:
+        """True when the schedule will ask for the loss of the coming step."""
+        return self.engine.wants_loss
+
+    def before_step(self) -> None:
+        """Called before each step, when it is known what the optimizer trains."""
+        scaler = scaler_at_work() if self.now else None
+        if scaler is not None and scaler.is_enabled():
+            raise PlanError(
+                f"{self._mode}: a GradScaler steps the optimizer, and would leave out steps on one "
+                "worker and not on another; leave it out, and compute in bfloat16, which needs "
+                "none: torch.autocast(..., torch.bfloat16), or strategy.amp"
+            )
+        if self.now and not self._is_told:
+            self._tell()
+        self.engine.in_place = self._plan.program is not None
+        self.engine.before_step()
+
+    def step_made(self) -> bool:
+        """Called behind each step; answers whether the workers have met."""
+        seen = self._plan.context.seen_loss
+        new = seen is not None and seen.number > self._seen
+        schedule = self.engine.schedule
+        # what is called in parts only comes here unseen before its first step
+        late = isinstance(schedule, Adaptive) and schedule.meets_next and schedule.step > 0
+        if late and not new:
+            raise PlanError(
+                f"{self._mode}: no loss was seen since the workers met last, and how often they "
+                "meet depends on it; call loss.backward() or optimizer.minimize(loss) with the "
+                "loss as one number"
+            )
+        members = self._members() if self.engine.meets_next else []
+        met = self.engine.step_made(members, seen.value if seen and new else None)
+        if met and seen is not None:
+            self._seen = seen.number
+        return met
+
+    def meet_early(self) -> bool:
+        """Let the workers be equal; answers whether they had to meet for it."""
+        return self.engine.meet_early(self._members())
+
+    def settle(self) -> None:
+        """Let the states of their optimizers be equal, too."""
+        self.engine.settle(self._members())
+
+    def tell_at_end(self) -> None:
+        """Say so if the workers never trained alone."""
+        schedule = self.engine.schedule
+        if 0 < schedule.step <= schedule.begin_step:
+            logger.warning(
+                "%s: the job ended after step %d, and up to begin_step = %d workers train "
+                "synchronously, so they never trained alone",
+                self._mode,
+                schedule.step,
+                schedule.begin_step,
+            )
+
+    def _members(self) -> list[Member]:
+        return [
+            Member(
+                model.means,
+                dict(model.module.named_parameters()),
+                dict(model.module.named_buffers()),
+            )
+            for model in self._plan.models
+            if model.means is not None
+        ]
+
+    def _tell(self) -> None:
+        self._is_told = True
+        if self._plan.context.group.index == 0:
+            schedule = self.engine.schedule
+            logger.info(
+                "%s: from step %d on workers train alone, and meet every %d steps%s",
+                self._mode,
+                schedule.step + 1,
+                schedule.k,
+                " at first" if isinstance(schedule, Adaptive) else "",
+            )
+
+
+def alone_of(plan: OptimizerPlan) -> Alone | None:
+    """How an optimizer steps alone, if the strategy says that it does and there are others."""
+    context = plan.context
+    if context.is_served or context.group.alone:
+        return None
+    assert isinstance(context.group, Group)
+    found = chosen(context.strategy)
+    if found is None:
+        return None
+    mode, configs, schedule, outer = found
+    if isinstance(schedule, Adaptive) and context.seen_loss is None:
+        context.seen_loss = SeenLoss()
+    engine = Averaging(
+        plan.optimizer,
+        context.group,
+        schedule=schedule,
+        outer=outer,
+        optimizer_state=configs.optimizer_state,
+        buffers=configs.buffers,
+    )
+    return Alone(plan, mode, engine)
+
+
+def chosen(strategy: DistributedStrategy) -> tuple[str, AveragingConfigs, Every, Outer] | None:
+    """The setting by which workers train alone. To average at each step is to train together."""
+    local, adaptive, diloco = (
+        strategy.localsgd_configs,
+        strategy.adaptive_localsgd_configs,
+        strategy.diloco_configs,
+    )
+    if strategy.localsgd and local.k_steps > 1:
+        return "localsgd", local, Every(local.k_steps, local.begin_step), Mean()
+    if strategy.adaptive_localsgd and adaptive.max_k_steps > 1:
+        k, max_k = adaptive.init_k_steps, adaptive.max_k_steps
+        return "adaptive_localsgd", adaptive, Adaptive(k, max_k, adaptive.begin_step), Mean()
+    if strategy.diloco:
+        outer = Nesterov(diloco.outer_lr, diloco.outer_momentum)
+        return "diloco", diloco, Every(diloco.k_steps, diloco.begin_step), outer
+    return None
+
+
+def trains_alone(context: Context, model: ModelPlan) -> bool:
+    """True while all optimizers that step the model make steps of their own."""
+    mine = [o.alone for o in context.optimizers if o.alone is not None and o.trains_some_of(model)]
+    return bool(mine) and all(alone.now for alone in mine)
+
+
+def meet(context: Context, operation: str) -> None:
+    """Let all workers be equal now. All of them come here."""
+    plans = [plan for plan in context.optimizers if plan.alone is not None]
+    if not plans:
+        return
+    _check_equally_far(plans, context, operation)
+    for plan in plans:
+        plan.meet_early()
+
+
+def settle(context: Context, operation: str) -> None:
+    """The same, and the states of optimizers: what one worker saves is then what all have."""
+    meet(context, operation)
+    for plan in context.optimizers:
+        if plan.alone is not None:
+            plan.alone.settle()
+
+
+def _check_equally_far(plans: Sequence[OptimizerPlan], context: Context, operation: str) -> None:
+    """Who has nothing to meet for would not be there when the others wait for it."""
+    mine = [plan.alone.engine.schedule.step for plan in plans if plan.alone is not None]
+    everybody = context.group.gather_bytes(msgspec.json.encode(mine), operation)
+    for index, one in enumerate(everybody):
+        steps = msgspec.json.decode(one, type=list[int])
+        if one != everybody[0]:
+            first = msgspec.json.decode(everybody[0], type=list[int])
+            raise DivergedError(
+                f"{operation}: the workers have made different numbers of steps: {_counted(first)} "
+                f"on worker 0, but {_counted(steps)} on worker {index}; workers that train alone "
+                "meet in this call, so all must make it behind the same step"
+            )
+
+
+def _counted(steps: Sequence[int]) -> str:
+    return " and ".join(map(str, steps))
+
+
+def tell_at_end(context: Context) -> None:
+    """What is to be said of it when a job ends well."""
+    for plan in context.optimizers:
+        if plan.alone is not None and context.group.index == 0:
+            plan.alone.tell_at_end()
+
+
+def close(context: Context) -> None:
+    """Losses are seen no longer."""
+    if context.seen_loss is not None:
+        context.seen_loss.close()
+        context.seen_loss = None
+
+
+# -- checkpoints
+
+
+def saved_values(context: Context, names: Names) -> dict[str, Any]:
+    """What goes into the record of worker 0; it is the same on all workers."""
+    states = [p.alone and p.alone.engine.state(names) for p in context.optimizers]
+    return {_IN_CHECKPOINT: states} if any(states) else {}
+
+
+def fitted(context: Context, saved: Checkpoint, names: Names) -> Iterator[Callable[[], None]]:
+    """The steps that let optimizers go on where those of a checkpoint stood."""
+    zero = saved.worker(0)
+    states = [] if zero is None else zero.values.get(_IN_CHECKPOINT, [])
+    for number, plan in enumerate(context.optimizers):
+        state = states[number] if number < len(states) else None
+        if state is not None:
+            go_on = functools.partial(_load, state=state, names=names)
+        else:
+            # how they shared the steps of the job is not known
+            step = saved.manifest.step // len(context.optimizers)
+            go_on = functools.partial(_begin_anew, step=step, names=names)
+        yield functools.partial(plan.go_on, go_on)
+
+
+def _load(engine: Averaging, *, state: Mapping[str, Any], names: Names) -> None:
+    engine.load(state, names)
+
+
+def _begin_anew(engine: Averaging, *, step: int, names: Names) -> None:
+    engine.begin_anew(step, names)
