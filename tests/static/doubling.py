@@ -17,14 +17,17 @@ class Doubling:
     def __init__(self) -> None:
         self.log: list[tuple[str, int]] = []
         self.types: list[torch.dtype] = []
+        #: how many workers were to form an inner group
+        self.inner: list[int | None] = []
         self._kept: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def begin(self, index: int, bucket: Tensor) -> None:
+    def begin(self, index: int, bucket: Tensor, inner: int | None) -> None:
         """Whoever reads the bucket from now on reads nonsense."""
         assert bucket.dim() == 1
         assert bucket.is_contiguous()
         self.log.append(("begin", index))
         self.types.append(bucket.dtype)
+        self.inner.append(inner)
         self._kept[index] = bucket, 2 * bucket
         bucket.fill_(float("nan"))
 

@@ -62,7 +62,7 @@ def train(executor: Executor, program: Program, dataset: Any, fetches: Fetches) 
 
 def infer(executor: Executor, program: Program, dataset: Any, fetches: Fetches) -> Outcome:
     """A run for each batch of a program that changes nothing."""
-    if any(node.meta.get("part", "forward") != "forward" for node in program.form.graph.nodes):
+    if program.form.trains:
         raise ConfigError(
             "infer_from_dataset: got a program that trains; give program.clone(for_test=True)"
         )

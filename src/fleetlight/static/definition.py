@@ -172,6 +172,7 @@ def train(
     distributor: Distributor | None = getattr(optimizer, "distributor", None)
     source = program.written()
     program.model, program.optimizer = model, optimizer
+    program.clips = bool(clip)
     source.modules.name_state(model)
     parts = EVERYTHING if distributor is None else distributor.takes(program)
     if "backward" not in parts:

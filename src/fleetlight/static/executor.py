@@ -79,7 +79,7 @@ class Executor:
         with Threads(options.num_threads):
             found = program.runner.run(program, self._coder, feeds, missing)
         known.count(missing, found)
-        values = [known.values[name] for name in wanted] if known.trains else found
+        values = [known.values[name] for name in wanted] if known.form.trains else found
         return [value.cpu().numpy() for value in values] if return_numpy else list(values)
 
     def train_from_dataset(
@@ -175,10 +175,6 @@ class _Known:
         self.feeds: dict[str, Feed] = {feed.name: feed for feed in self.form.feeds}
         kept = [slot.tensor for slot in self.form.state if slot.kind in _KEPT]
         self.device: torch.device | None = kept[0].device if kept else None
-        #: an evaluation answers what it computes, whatever the frequency
-        self.trains = any(
-            node.meta.get("part", "forward") != "forward" for node in self.form.graph.nodes
-        )
         self.changed = changed_feeds(self.form)
         self._needed: dict[tuple[str, ...], tuple[str, ...]] = {}
 
@@ -187,14 +183,15 @@ class _Known:
 
         None of them is older than `frequency` runs.
         """
-        if not self.trains or frequency == 1 or self.runs % frequency == 0:
+        # an evaluation answers what it computes, whatever the frequency
+        if not self.form.trains or frequency == 1 or self.runs % frequency == 0:
             return wanted
         oldest = self.runs - frequency
         return [name for name in wanted if self.computed.get(name, oldest) <= oldest]
 
     def count(self, computed: Sequence[str], values: Sequence[Tensor]) -> None:
         """A run is done."""
-        if self.trains:
+        if self.form.trains:
             self.values.update(zip(computed, values, strict=True))
             self.computed.update(dict.fromkeys(computed, self.runs))
         self.runs += 1

@@ -61,6 +61,8 @@ class Program:
         #: the model that it trains, and what its state is called by
         self.model: nn.Module | None = None
         self.optimizer: torch.optim.Optimizer | None = None
+        #: True when its gradients are clipped
+        self.clips = False
         self._made: tuple[object, Form] | None = None
 
     @classmethod

@@ -22,7 +22,7 @@ class Places:
     def __init__(self) -> None:
         self.found: list[tuple[int, list[float]]] = []
 
-    def begin(self, index: int, bucket: Tensor) -> None:
+    def begin(self, index: int, bucket: Tensor, inner: int | None) -> None:
         self.found.append((bucket.data_ptr(), bucket.tolist()))
 
     def end(self, index: int, bucket: Tensor) -> None:

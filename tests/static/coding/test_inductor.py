@@ -107,7 +107,7 @@ class Doubling:
     def __init__(self) -> None:
         self.seen: list[str] = []
 
-    def begin(self, index: int, bucket: Tensor) -> None:
+    def begin(self, index: int, bucket: Tensor, inner: int | None) -> None:
         self.seen.append(f"begin {index}")
 
     def end(self, index: int, bucket: Tensor) -> None:

@@ -21,13 +21,16 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from fleetlight import static
-from fleetlight.collective.position import BLANK, Stamp
+from fleetlight.collective.position import BLANK, Position, Stamp
 from fleetlight.collective.reducer import Reducer
 from fleetlight.collective.replica import Reduction, reducer_of
+from fleetlight.collective.routes.route import Bucket, Part
 from fleetlight.errors import PlanError
 from fleetlight.fleet.context import current
 from fleetlight.static.graph.reductions import REDUCE, REDUCED, GroupReductions, reducing
 from fleetlight.static.passes import FuseAllReduce, InsertAllReduce, Overlap
+
+STAMP = Stamp(Position(1, 7), 9)
 
 
 class Late:
@@ -38,8 +41,8 @@ class Late:
         self.started: list[tuple[Tensor, Future[Tensor]]] = []
         self.asked = 0
 
-    def start(self, index: int, tensor: Tensor, stamp: Stamp) -> Future[Any]:
-        self.started.append((tensor, Future()))
+    def start(self, bucket: Bucket, stamp: Stamp) -> Future[Any]:
+        self.started.append((bucket.buffer, Future()))
         return self.started[-1][1]
 
     def finish(self) -> None:
@@ -67,7 +70,7 @@ class Nobody:
 
 def reductions_by(route: Late, told: list[Mapping[int, Stamp]]) -> GroupReductions:
     nobody: Any = Nobody()
-    made = GroupReductions(Reducer(1, [], route=route), nobody, told.append)
+    made = GroupReductions({None: Reducer(1, [], route=route)}, nobody, told.append)
     made.prepare(BLANK)
     return made
 
@@ -84,7 +87,7 @@ def test_outside_of_a_job_it_is_said_what_to_do() -> None:
 
 def test_tensors_without_values_are_not_reduced() -> None:
     with FakeTensorMode():
-        REDUCE(torch.ones(2), 0)
+        REDUCE(torch.ones(2), 0, inner=2, codec="int8")
     REDUCED(torch.ones(2, device="meta"), 0)
 
 
@@ -122,6 +125,41 @@ def test_the_first_failure_is_raised_and_nothing_stays_behind() -> None:
     assert (bucket.tolist(), len(told)) == ([2, 2], 1)
 
 
+def test_buckets_go_by_the_reducer_of_their_levels_and_each_tells_its_stamps() -> None:
+    told: list[Mapping[int, Stamp]] = []
+    routes = {None: Late(), 0: Late(), 2: Late()}
+    nobody: Any = Nobody()
+    reducers = {inner: Reducer(1, [], route=route) for inner, route in routes.items()}
+    reductions = GroupReductions(reducers, nobody, told.append)
+    reductions.prepare(STAMP, {1: (Part("a", 1), Part("b", 1))})
+    buckets = [torch.ones(2), torch.ones(2)]
+    with reducing(reductions):
+        REDUCE(buckets[0], 0)
+        REDUCE(buckets[1], 1, inner=0)
+        assert [len(route.started) for route in routes.values()] == [1, 1, 0]
+        REDUCED(buckets[0], 0)
+        assert told == []
+        REDUCED(buckets[1], 1)
+    # the third has reduced nothing, and has no stamps
+    assert [route.asked for route in routes.values()] == [1, 1, 0]
+    assert [reducer.stamp for reducer in reducers.values()] == [STAMP] * 3
+    assert [bucket.tolist() for bucket in buckets] == [[2, 2], [2, 2]]
+
+
+def test_a_failure_ends_what_other_reducers_have_begun() -> None:
+    routes = {None: Late("the cable is out"), 0: Late()}
+    nobody: Any = Nobody()
+    reducers = {inner: Reducer(1, [], route=route) for inner, route in routes.items()}
+    reductions = GroupReductions(reducers, nobody)
+    reductions.prepare(BLANK)
+    with reducing(reductions):
+        REDUCE(torch.ones(2), 0)
+        REDUCE(torch.ones(2), 1, inner=0)
+        with pytest.raises(RuntimeError, match="the cable is out"):
+            REDUCED(torch.ones(2), 0)
+    assert routes[0].started == []
+
+
 # -- with real workers
 
 
@@ -144,7 +182,7 @@ def program(model: nn.Module, feeds: list[dict[str, Tensor]], shared: bool) -> N
     captured = static.capture(model, loss, optimizer, feeds[0])
     ours = captured.apply(InsertAllReduce(), FuseAllReduce(), Overlap())
     reducer = reducer_of(group, Reduction(shared_memory=shared))
-    reductions = GroupReductions(reducer, group)
+    reductions = GroupReductions({None: reducer}, group)
     executor = static.Executor()
     for number, feed in enumerate(feeds):
         torch.manual_seed(number + 10 * group.index)

@@ -59,6 +59,23 @@ def test_types_are_not_mixed() -> None:
     assert kinds == [torch.float64, torch.float32]
 
 
+def by_levels(form: Form) -> Form:
+    """Every other reduction is to go by levels."""
+    graph, _ = form.copied()
+    for reduction in all_reduces_of(graph)[::2]:
+        reduction.mark(inner=2)
+    return form.rewritten(graph, "some go by levels")
+
+
+def test_what_goes_by_levels_and_what_does_not_are_not_mixed() -> None:
+    by_levels.name = "by levels"  # type: ignore[attr-defined]
+    form = rewritten(program_of(net()).form, InsertAllReduce(), by_levels, FuseAllReduce())
+    reductions = all_reduces_of(form.graph)
+    assert {reduction.inner for reduction in reductions} == {None, 2}
+    assert sum(sizes(form)) == sum(p.numel() for p in net().parameters())
+    assert len(reductions) == 2
+
+
 def test_it_trains_as_before() -> None:
     for make in (net, lambda: Odd().double()):
         for limits in (SMALL, BucketLimits(), BucketLimits(count=1)):

@@ -12,7 +12,7 @@ from torch import fx
 from fleetlight.errors import PlanError
 from fleetlight.static.graph.aliases import base_of, changed_by
 from fleetlight.static.graph.chance import node_draws
-from fleetlight.static.graph.form import Form, has_effect
+from fleetlight.static.graph.form import Form, has_effect, in_forward
 from fleetlight.static.graph.marks import LOOKS_AT_TRAINING, UNLESS_TESTING
 from fleetlight.static.graph.schedule import Schedule
 
@@ -21,7 +21,7 @@ def evaluation(form: Form) -> Form:
     """The forward as it is computed when nobody trains."""
     graph, _ = form.copied()
     for node in reversed(graph.nodes):
-        if node.meta.get("part", "forward") != "forward" and node.op != "placeholder":
+        if not in_forward(node) and node.op != "placeholder":
             graph.erase_node(node)
     fetched = set(form.fetches.values())
     for node in reversed(graph.nodes):

@@ -68,6 +68,11 @@ class Form:
         return frozenset(n.name for n in nodes if n.meta.get("part") in ("reduction", "update"))
 
     @functools.cached_property
+    def trains(self) -> bool:
+        """Whether it has more than a forward."""
+        return not all(map(in_forward, self.graph.nodes))
+
+    @functools.cached_property
     def checks(self) -> tuple[Callable[[], None], ...]:
         """What is asked before it trains; an evaluation trains nothing."""
         if not any(node.meta.get("part") == "backward" for node in self.graph.nodes):
@@ -95,6 +100,11 @@ class Form:
         inputs = [node.name for node in self.graph.nodes if node.op == "placeholder"]
         names = [feed.name for feed in self.feeds]
         return dict(zip(names, inputs[len(self.state) :], strict=True))
+
+
+def in_forward(node: fx.Node) -> bool:
+    """Whether a node belongs to the forward, as do those of which nothing is said."""
+    return bool(node.meta.get("part", "forward") == "forward")
 
 
 class Pass(Protocol):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -19,70 +19,107 @@ from torch.futures import Future
 from fleetlight.collective.group import Group
 from fleetlight.collective.position import Stamp
 from fleetlight.collective.reducer import Reducer
-from fleetlight.collective.routes.route import Bucket
+from fleetlight.collective.routes.route import Bucket, Part
 from fleetlight.errors import PlanError
 
 _OPERATION = "all_reduce of the gradients"
+#: of buckets by their numbers
+Parts = Mapping[int, tuple[Part, ...]]
+_NO_PARTS: Parts = {}
 
 
 class Reductions(Protocol):
     """Who takes means over the workers."""
 
-    def begin(self, index: int, bucket: Tensor) -> None:
-        """Start with a bucket, which nobody touches until it is back."""
+    def begin(self, index: int, bucket: Tensor, inner: int | None) -> None:
+        """Start with a bucket, which nobody touches until it is back.
+
+        By levels, if `inner` says so: how many workers form an inner group, 0: those of a host.
+        """
 
     def end(self, index: int, bucket: Tensor) -> None:
         """Wait until it is back; a failure is raised."""
 
 
+class NoReductions:
+    """Gradients stay this worker's own."""
+
+    def begin(self, index: int, bucket: Tensor, inner: int | None) -> None:
+        """Nobody else is asked."""
+
+    def end(self, index: int, bucket: Tensor) -> None:
+        """It is as it was."""
+
+
 class GroupReductions:
-    """Carried out by the reducer of a group of workers.
+    """Carried out by reducers of a group of workers, one for each `inner` that is asked for.
 
     `settled` is called with the stamps of the workers when all that was begun is back: before
-    anything is done with the last bucket.
+    anything is done with the last bucket. `arrived` is called with what has travelled coded.
     """
 
     def __init__(
         self,
-        reducer: Reducer,
+        reducers: Mapping[int | None, Reducer],
         group: Group,
         settled: Callable[[Mapping[int, Stamp]], None] = lambda stamps: None,
+        arrived: Callable[[Mapping[str, Tensor]], None] = lambda means: None,
     ) -> None:
-        self._reducer = reducer
+        self._reducers = reducers
         self._group = group
         self._settled = settled
-        self._begun: dict[int, Future[Tensor]] = {}
+        self._arrived = arrived
+        self._begun: dict[int, tuple[Reducer, Future[Tensor]]] = {}
+        #: whose stamps are to be looked at
+        self._used: list[Reducer] = []
+        self._parts: Parts = {}
 
-    def prepare(self, stamp: Stamp) -> None:
-        """Before a run: what the others are told of this worker. The last one may have failed."""
-        self._reducer.stamp = stamp
+    def prepare(self, stamp: Stamp, parts: Parts = _NO_PARTS) -> None:
+        """Before a run: what the others are told of this worker. The last one may have failed.
+
+        `parts`: whose gradients the buckets have that may travel in another form.
+        """
+        for reducer in self._reducers.values():
+            reducer.stamp = stamp
         self._begun.clear()
+        self._used.clear()
+        self._parts = parts
 
-    def begin(self, index: int, bucket: Tensor) -> None:
-        """Hand it to the reducer, which works in place while the program goes on."""
-        self._begun[index] = self._reducer.reduce(Bucket(index, bucket))
+    def begin(self, index: int, bucket: Tensor, inner: int | None) -> None:
+        """Hand it to a reducer, which works in place while the program goes on."""
+        reducer = self._reducers[inner]
+        if reducer not in self._used:
+            self._used.append(reducer)
+        started = reducer.reduce(Bucket(index, bucket, self._parts.get(index, ())))
+        self._begun[index] = reducer, started
 
     def end(self, index: int, bucket: Tensor) -> None:
         """Wait for it; after a failure for all others too, which would hold the process group."""
-        future = self._begun.pop(index)
+        reducer, future = self._begun.pop(index)
         with self._group.named(_OPERATION):
             if not future.done():
-                self._reducer.finish()
+                reducer.finish()
             reduced = future.wait()
-            if self._reducer.failures:
-                self._fail()
+            if reducer.failures:
+                self._fail(reducer.failures[0])
         if reduced.data_ptr() != bucket.data_ptr():
             # a compiler has put it somewhere else since
             bucket.copy_(reduced)
+        if parts := self._parts.get(index):
+            rows = torch.split(bucket, [part.size for part in parts])
+            self._arrived({p.name: row for p, row in zip(parts, rows, strict=True)})
         if not self._begun:
-            self._settled(self._reducer.stamps())
+            for reducer in self._used:
+                self._settled(reducer.stamps())
+            self._used.clear()
 
-    def _fail(self) -> None:
-        self._reducer.finish()
-        for future in self._begun.values():
+    def _fail(self, failure: RuntimeError) -> NoReturn:
+        for reducer in self._used:
+            reducer.finish()
+        for _, future in self._begun.values():
             future.wait()
-        failure = self._reducer.failures[0]
-        self._reducer.failures.clear()
+        for reducer in self._used:
+            reducer.failures.clear()
         raise failure
 
 
@@ -110,22 +147,32 @@ def _reductions() -> Reductions:
         ) from None
 
 
-def _begin(bucket: Tensor, index: int, behind: Tensor | None = None) -> None:
-    _reductions().begin(index, bucket)
+def _begin(
+    bucket: Tensor,
+    index: int,
+    behind: Tensor | None = None,
+    *,
+    inner: int | None = None,
+    codec: str | None = None,
+) -> None:
+    _reductions().begin(index, bucket, inner)
 
 
 def _end(bucket: Tensor, index: int, behind: Tensor | None = None) -> None:
     _reductions().end(index, bucket)
 
 
-def _nothing(bucket: Tensor, index: int, behind: Tensor | None = None) -> None:
+def _nothing(*_: Any, **__: Any) -> None:
     """What either does to a tensor without values."""
 
 
+# `behind` is a bucket whose turn is before: compilers keep only orders that they see a need for.
+# `inner` asks for levels, as in `Reductions`; `codec` is the form in which a bucket may travel.
 _library: Any = torch.library.Library("fleetlight", "FRAGMENT")  # type: ignore[no-untyped-call]
+_ARGUMENTS = "Tensor(a!) bucket, int index, Tensor? behind=None"
+_library.define(f"reduce({_ARGUMENTS}, *, int? inner=None, str? codec=None) -> ()")
+_library.define(f"reduced({_ARGUMENTS}) -> ()")
 for _name, _step in (("reduce", _begin), ("reduced", _end)):
-    # `behind` is a bucket whose turn is before: compilers keep only orders that they see a need for
-    _library.define(f"{_name}(Tensor(a!) bucket, int index, Tensor? behind=None) -> ()")
     for _backend in ("CPU", "CUDA"):
         _library.impl(_name, _step, _backend)
     _library.impl(_name, _nothing, "Meta")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -28,17 +28,7 @@ Kind = Literal[
     "constant",
     "pulled",
 ]
-KINDS: tuple[Kind, ...] = (
-    "parameter",
-    "buffer",
-    "optimizer",
-    "gradient",
-    "rate",
-    "weight",
-    "schedule",
-    "constant",
-    "pulled",
-)
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclasses.dataclass(eq=False)

@@ -2,8 +2,10 @@
 """What can be done to a program before it runs: pure functions from form to form, one a file."""
 
 from fleetlight.static.passes.amp import Amp
+from fleetlight.static.passes.compress import Compress
 from fleetlight.static.passes.fuse_all_reduce import FuseAllReduce
 from fleetlight.static.passes.gradient_merge import GradientMerge
+from fleetlight.static.passes.hierarchical import Hierarchical
 from fleetlight.static.passes.insert_all_reduce import InsertAllReduce
 from fleetlight.static.passes.narrow import Narrow
 from fleetlight.static.passes.overlap import Overlap
@@ -12,8 +14,10 @@ from fleetlight.static.passes.split_ps import SplitPS
 
 __all__ = [
     "Amp",
+    "Compress",
     "FuseAllReduce",
     "GradientMerge",
+    "Hierarchical",
     "InsertAllReduce",
     "Narrow",
     "Overlap",

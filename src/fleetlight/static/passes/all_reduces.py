@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+from collections.abc import Hashable
 
 import torch
 from torch import Tensor, fx
 
 from fleetlight.static.graph.aliases import is_view
 from fleetlight.static.graph.reductions import REDUCE, REDUCED
+from fleetlight.static.passes.gradients import gradients_of, made_by
 
 #: compute nothing
 _CARRIERS = (
@@ -46,6 +48,33 @@ class AllReduce:
         """How much travels."""
         return self.value.numel() * self.value.element_size()
 
+    @property
+    def index(self) -> int:
+        """Its number."""
+        index = self.begin.args[1]
+        assert isinstance(index, int)
+        return index
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether it may travel in another form."""
+        return self.begin.kwargs.get("codec") is not None
+
+    @property
+    def inner(self) -> int | None:
+        """How many workers form an inner group, where it goes by levels."""
+        inner = self.begin.kwargs.get("inner")
+        return inner if isinstance(inner, int) else None
+
+    @property
+    def kind(self) -> Hashable:
+        """What buckets have in common that may be one."""
+        return self.value.dtype, self.value.device, tuple(sorted(self.begin.kwargs.items()))
+
+    def mark(self, **how: str | int) -> None:
+        """Say how it travels, beside what it says already."""
+        self.begin.kwargs = {**self.begin.kwargs, **how}
+
     def give(self, means: fx.Node) -> None:
         """Have whoever uses the bucket when it is back use something else in its place."""
         for user in list(self.bucket.users):
@@ -57,6 +86,21 @@ def all_reduces_of(graph: fx.Graph) -> list[AllReduce]:
     """In the order in which they begin."""
     ends = {node.args[1]: node for node in graph.nodes if node.target is REDUCED}
     return [AllReduce(n, ends[n.args[1]]) for n in graph.nodes if n.target is REDUCE]
+
+
+def members_of(graph: fx.Graph) -> dict[int, tuple[fx.Node, ...]]:
+    """The marks of the gradients that come back in each bucket, in their order, by its number."""
+    buckets = {reduction.bucket: reduction.index for reduction in all_reduces_of(graph)}
+    found: dict[int, dict[int, fx.Node]] = {}
+    for mark in gradients_of(graph):
+        place, node = 0, made_by(mark)
+        while node not in buckets and is_carried(node):
+            if node.target is operator.getitem:
+                place = int(str(node.args[1]))
+            node = node.all_input_nodes[0]
+        if node in buckets:
+            found.setdefault(buckets[node], {})[place] = mark
+    return {index: tuple(marks[place] for place in sorted(marks)) for index, marks in found.items()}
 
 
 def is_carried(node: fx.Node) -> bool:

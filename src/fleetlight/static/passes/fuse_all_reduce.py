@@ -21,7 +21,10 @@ _aten = torch.ops.aten
 
 @dataclasses.dataclass(frozen=True)
 class FuseAllReduce:
-    """Reductions that follow each other become one, up to the limits of a bucket."""
+    """Reductions that follow each other become one, up to the limits of a bucket.
+
+    Only those that travel alike: of one type, by the same levels, in the same form.
+    """
 
     limits: BucketLimits = dataclasses.field(default_factory=BucketLimits)
     name = "fuse_all_reduce"
@@ -30,7 +33,7 @@ class FuseAllReduce:
         """The form with as many reductions as there are buckets, waited for in their order."""
         graph, _ = form.copied()
         singles = all_reduces_of(graph)
-        kinds = [(single.value.dtype, single.value.device) for single in singles]
+        kinds = [single.kind for single in singles]
         buckets = assign([single.bytes for single in singles], kinds, self.limits)
         first_end = min((single.end for single in singles), default=None)
         for index, members in enumerate(buckets):
@@ -52,7 +55,7 @@ def _fuse(singles: Sequence[AllReduce], index: int, first_end: fx.Node) -> None:
     with last.graph.inserting_before(last):
         rows = [_source(single.bucket) for single in singles]
         bucket = pen.write(_aten.cat.default, rows) if len(rows) > 1 else singles[0].bucket
-        pen.write(REDUCE, bucket, index)
+        pen.write(REDUCE, bucket, index, **last.kwargs)
     with last.graph.inserting_before(first_end):
         pen.write(REDUCED, bucket, index)
         pieces = _pieces(pen, bucket, [single.value.numel() for single in singles])

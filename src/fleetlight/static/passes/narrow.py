@@ -8,7 +8,6 @@ import dataclasses
 import torch
 
 from fleetlight.collective.buckets import MIB
-from fleetlight.collective.codec import Codec
 from fleetlight.static.graph.form import Form
 from fleetlight.static.passes.all_reduces import AllReduce, all_reduces_of
 from fleetlight.static.passes.operations import Pen
@@ -20,18 +19,13 @@ _to_copy = torch.ops.aten._to_copy.default
 class Narrow:
     """Floating-point buckets are cast before they are reduced, and back when they are means.
 
-    This is the only place where that happens in a program: its reducer has no codec. The reducer
+    For buckets of all workers at once; by levels, the reducer narrows what the leaders send. It
     divides by the number of workers before it sums, so sums fit into float16 where the gradients
     do.
     """
 
     dtype: torch.dtype = torch.float16
     name = "narrow"
-
-    @classmethod
-    def of(cls, fp16_allreduce: bool | str) -> Narrow:
-        """What a strategy's `fp16_allreduce` asks for."""
-        return cls(Codec.of(fp16_allreduce).dtype or torch.float16)
 
     def __call__(self, form: Form) -> Form:
         """The form, whose wide buckets travel narrow; fused ones take fewer casts."""

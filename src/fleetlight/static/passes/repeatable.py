@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from fleetlight.static.graph.aliases import base_of, changed_by
+from fleetlight.static.graph.form import in_forward
 from fleetlight.static.graph.marks import UNLESS_TESTING
 
 _aten = torch.ops.aten
@@ -68,7 +69,7 @@ class Region:
         backward, shared = set(self.backward), set[fx.Node]()
         for node in self.forward:
             others = (u for u in node.users if u not in backward)
-            if any(user.meta.get("part", "forward") != "forward" for user in others):
+            if not all(map(in_forward, others)):
                 shared |= {node, base_of(node)}
         return shared
 

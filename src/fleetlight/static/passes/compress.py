@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`strategy.compression` in a program: which gradients travel in another form.
+
+How they then travel is the business of the reducer. It keeps what it did not send by parameters, so
+each of these gradients is laid out as its parameter is, whatever order backward has left it in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from torch import Tensor, fx
+
+from fleetlight.collective.buckets import MIB
+from fleetlight.errors import PlanError
+from fleetlight.static.graph.aliases import is_view
+from fleetlight.static.graph.form import Form
+from fleetlight.static.passes.all_reduces import AllReduce, all_reduces_of, members_of
+from fleetlight.static.passes.flat import Layout
+from fleetlight.static.passes.operations import Pen
+
+
+@dataclasses.dataclass(frozen=True)
+class Compress:
+    """Comes before gradients are fused, so that none shares a bucket with another kind."""
+
+    #: what the form is called
+    codec: str
+    #: whether a parameter's gradient takes it
+    covers: Callable[[Tensor], bool]
+    #: how many bytes so many values need in it
+    message_bytes: Callable[[int], int]
+    name = "compress"
+
+    def __call__(self, form: Form) -> Form:
+        """The form, whose large gradients say how they travel."""
+        graph, _ = form.copied()
+        parameters = {slot.name: slot.tensor for slot in form.state if slot.kind == "parameter"}
+        members, singles = members_of(graph), all_reduces_of(graph)
+        coded = []
+        for single in singles:
+            mark = self._mark_of(members[single.index])
+            parameter = parameters.get(str(mark.args[1]))
+            if parameter is not None and self.covers(parameter):
+                coded.append(single)
+                single.mark(codec=self.codec)
+                _lay_out(single, mark, Layout.of(parameter))
+        return form.rewritten(graph, self._report(singles, coded))
+
+    def _report(self, singles: list[AllReduce], coded: list[AllReduce]) -> str:
+        before = sum(single.bytes for single in singles)
+        saved = sum(one.bytes - self.message_bytes(one.value.numel()) for one in coded)
+        return (
+            f"{len(coded)} of {len(singles)} gradients travel as {self.codec}: "
+            f"{before / MIB:.2f} -> {(before - saved) / MIB:.2f} MiB"
+        )
+
+    def _mark_of(self, marks: tuple[fx.Node, ...]) -> fx.Node:
+        if len(marks) > 1:
+            raise PlanError(
+                f"{self.name} comes before the pass that puts gradients into buckets, and came "
+                "behind it"
+            )
+        return marks[0]
+
+
+def _lay_out(single: AllReduce, mark: fx.Node, wanted: Layout) -> None:
+    """Reduce the numbers in another order, as a copy, where they are not in it."""
+    (old,) = mark.all_input_nodes
+    found = Layout.of(old.meta["val"])
+    if found.order == wanted.order:
+        return
+    graph, pen = single.begin.graph, Pen(single.begin)
+    with graph.inserting_before(single.begin):
+        row = wanted.flat(pen, found.shaped(pen, single.bucket))
+    with graph.inserting_before(single.end.next):
+        means = wanted.shaped(pen, row)
+    mark.replace_input_with(old, means)
+    for node in (single.begin, single.end):
+        node.args = (row, *node.args[1:])
+    while not old.users and is_view(old) and single.end < old:
+        unused, old = old, old.all_input_nodes[0]
+        graph.erase_node(unused)

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Buckets are told to go by levels, and nothing else of a program changes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.static.doubling import rewritten, run
+from tests.static.nets import batch, net
+from tests.static.passes.test_insert_all_reduce import program_of
+
+from fleetlight.collective.buckets import BucketLimits
+from fleetlight.static.graph.fingerprint import fingerprint
+from fleetlight.static.graph.form import Pass
+from fleetlight.static.passes import FuseAllReduce, Hierarchical, InsertAllReduce, Narrow, Overlap
+from fleetlight.static.passes.all_reduces import all_reduces_of
+
+INSERT, FUSE = InsertAllReduce(), FuseAllReduce(BucketLimits(bytes=1000, first_bytes=300))
+LEVELS = ([[0, 1], [2, 3]], [[0, 2]])
+BY_HOSTS = Hierarchical(0, LEVELS)
+ORDERS: list[tuple[Pass, ...]] = [
+    (INSERT, BY_HOSTS),
+    (INSERT, FUSE, BY_HOSTS, Overlap()),
+    (INSERT, BY_HOSTS, FUSE, Narrow(), Overlap()),
+    (INSERT, FUSE, Overlap(), BY_HOSTS),
+]
+
+
+@pytest.mark.parametrize("passes", ORDERS, ids=lambda passes: "-".join(p.name for p in passes))
+def test_every_bucket_says_so_when_it_begins(passes: tuple[Pass, ...]) -> None:
+    program = program_of(net()).apply(*passes)
+    doubling, _ = run(program, batch(0))
+    assert doubling.inner == [0] * len(all_reduces_of(program.form.graph))
+    assert doubling.inner
+
+
+def test_it_tells_how_the_workers_come_together() -> None:
+    form = rewritten(program_of(net()).form, INSERT, FUSE, Hierarchical(2, LEVELS))
+    told = "2 all-reduces go by levels: 2 groups of 2, then 2 leaders"
+    assert form.reports[-1] == told
+    narrow = rewritten(form, Hierarchical(2, LEVELS, torch.bfloat16))
+    assert narrow.reports[-1] == f"{told} in bfloat16"
+
+
+def test_workers_with_other_levels_have_another_program() -> None:
+    form = program_of(net()).form
+    prints = {
+        fingerprint(rewritten(form, INSERT, *more))
+        for more in ((), (BY_HOSTS,), (Hierarchical(2, LEVELS),))
+    }
+    assert len(prints) == 3
