@@ -14,7 +14,7 @@ PACKAGE = ROOT / "src" / "fleetlight"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 PYTHON = sorted(
     path
-    for folder in ("src", "tests", "examples", "benchmarks")
+    for folder in ("src", "tests", "examples", "benchmarks", "rig")
     for path in (ROOT / folder).rglob("*.py")
 )
 
@@ -27,7 +27,7 @@ READS_ENVIRONMENT = {"roles", "strategy", "launch", "cli"}
 READS_CACHE_HOME = "src/fleetlight/kernels/compiled_files.py"
 ENVIRONMENT = re.compile(r"\b(environb?|getenvb?|expandvars)\b")
 #: tests of what lies beside the package
-ELSEWHERE = ("examples/", "multiprocess/", "benchmarks/")
+ELSEWHERE = ("examples/", "multiprocess/", "benchmarks/", "rig/")
 LONG_FUNCTIONS: set[str] = set()
 LONG_FILES: set[str] = set()
 
