@@ -112,7 +112,7 @@ def _train(options: argparse.Namespace) -> None:
     workload = WORKLOADS[options.worker]
     models, steps = {}, {}
     for name in options.variants:
-        models[name], steps[name] = _variant(workload, VARIANTS[name])
+        models[name], steps[name] = variant(workload, VARIANTS[name])
     turns, count = TURNS[options.worker]
     interleave.interleave(steps, 1, 1, max(3, count), dist.barrier)  # to warm up
     rounds = interleave.interleave(steps, options.rounds, turns, count, dist.barrier)
@@ -130,7 +130,7 @@ def _join(with_fleet: bool) -> None:
         dist.init_process_group("gloo")
 
 
-def _variant(
+def variant(
     workload: Workload, parallel: Callable[[nn.Module, torch.optim.Optimizer], Parallel]
 ) -> tuple[nn.Module, Callable[[], None]]:
     """A fresh model made parallel, and the function that trains it one step."""
