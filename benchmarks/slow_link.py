@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two hosts behind links of 200 Mbit/s: what a reduction costs, and a step of training.
+
+The hosts are network namespaces with two workers each, which takes root, `ip` and `tc`. Every
+variant is a job of its own; they take turns, and ratios are taken within a round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from rig.hosts import Rig, hosts
+
+from benchmarks import harness, interleave, jobs, report
+from benchmarks.slow_modes import DGC, INT8, LEVELS, TOPK, Settings, both, diloco, localsgd, narrow
+
+CLAIM = (
+    "25 million parameters, 2 hosts with 2 workers each, links of 200 Mbit/s. One reduction: by "
+    "levels 1.4 times as fast as by one all-reduce, 2.8 times where the workers' indices "
+    "alternate between hosts, with at most 1.05 times the gradients' bytes sent by a host; with "
+    "levels and bfloat16 2.4 times, int8 2.2 times for at most 1/3.5 of the bytes, the largest 1 "
+    "% 8 times. Training: LocalSGD with k = 4 and levels makes 4.3 times the steps per second of "
+    "flat synchronous training; DiLoCo with H = 500 at least 0.95 times those of workers that "
+    "never meet."
+)
+PROGRAM = str(Path(__file__).parent / "slow_train.py")
+HOSTS, WORKERS = 2, 4
+#: of float32 gradients, in MiB
+MODEL_MIB = 4 * 25_021_066 / 2**20
+FLAT, DDP, ALONE = "flat", "plain DDP", "no communication"
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """One way to do it: settings of the strategy, or no strategy of ours at all."""
+
+    name: str
+    settings: Settings = dataclasses.field(default_factory=dict)
+    system: str = "fleetlight"
+    #: neighbours in the order of the workers are on different hosts
+    alternating: bool = False
+    #: untimed steps, and timed ones: whole periods of those who meet now and then
+    warmup: int = 2
+    steps: int = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Bar:
+    """How many times as fast one is as another; the bytes it sends, as a part of the other's."""
+
+    over: str
+    under: str
+    at_least: float | None = None
+    bytes_at_most: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """Variants that are compared, over links of one rate."""
+
+    title: str
+    task: str
+    variants: Sequence[Variant]
+    bars: Sequence[Bar]
+    rate: str | None = "200mbit"
+
+
+INTERLEAVED = "flat, alternating indices"
+LEVELS_INTERLEAVED = "by levels, alternating indices"
+BY_LEVELS = "by levels"
+
+REDUCTION = Section(
+    f"One reduction of {MODEL_MIB:.1f} MiB",
+    "reduce",
+    [
+        Variant(FLAT),
+        Variant(DDP, system="ddp"),
+        Variant(BY_LEVELS, LEVELS),
+        Variant(INTERLEAVED, alternating=True, steps=2),
+        Variant(LEVELS_INTERLEAVED, LEVELS, alternating=True),
+        Variant("by levels, bf16", both(LEVELS, narrow("bf16"))),
+        Variant("by levels, int8", both(LEVELS, INT8), steps=5),
+        Variant("by levels, top 1 %", both(LEVELS, TOPK), steps=10),
+    ],
+    [
+        Bar(DDP, FLAT),
+        Bar(BY_LEVELS, FLAT, 1.4),
+        Bar(LEVELS_INTERLEAVED, INTERLEAVED, 2.8),
+        Bar("by levels, bf16", FLAT, 2.4),
+        Bar("by levels, int8", FLAT, 2.2),
+        Bar("by levels, int8", BY_LEVELS, bytes_at_most=1 / 3.5),
+        Bar("by levels, top 1 %", FLAT, 8.0),
+    ],
+)
+
+LOCAL = "LocalSGD, k = 4, by levels"
+TRAINING = Section(
+    "Training, a step",
+    "train",
+    [
+        Variant(FLAT),
+        Variant(DDP, system="ddp"),
+        Variant(BY_LEVELS, LEVELS),
+        Variant("by levels, int8", both(LEVELS, INT8), steps=5),
+        Variant("DGC, 0.1 %, by levels", both(LEVELS, DGC), steps=10),
+        Variant(LOCAL, both(LEVELS, localsgd(4)), warmup=4, steps=8),
+        Variant(
+            "LocalSGD, k = 4, by levels, int8",
+            both(LEVELS, localsgd(4), INT8),
+            warmup=4,
+            steps=16,
+        ),
+        Variant(ALONE, system="alone", steps=20),
+    ],
+    [
+        Bar(DDP, FLAT),
+        Bar(BY_LEVELS, FLAT),
+        Bar("by levels, int8", FLAT),
+        Bar("DGC, 0.1 %, by levels", FLAT),
+        Bar(LOCAL, FLAT, 4.3),
+        Bar("LocalSGD, k = 4, by levels, int8", FLAT),
+        Bar(ALONE, FLAT),
+    ],
+)
+
+DGC_CLAIM = Section(
+    "DGC over links of 1 Gbit/s",
+    "train",
+    [Variant(FLAT, steps=5), Variant("DGC, 0.1 %", DGC, steps=10)],
+    [Bar("DGC, 0.1 %", FLAT)],
+    rate="1gbit",
+)
+
+FAST_CLAIM = Section(
+    "LocalSGD over links as fast as they go",
+    "train",
+    [
+        Variant(FLAT, steps=8),
+        Variant("LocalSGD, k = 2", localsgd(2), steps=8),
+        Variant("LocalSGD, k = 4", localsgd(4), warmup=4, steps=8),
+    ],
+    [Bar("LocalSGD, k = 2", FLAT), Bar("LocalSGD, k = 4", FLAT)],
+    rate=None,
+)
+
+SECTIONS = {
+    "reduction": REDUCTION,
+    "training": TRAINING,
+    "dgc": DGC_CLAIM,
+    "fast": FAST_CLAIM,
+}
+#: H and how many times the speed of no communication is promised
+DILOCO: Mapping[int, float | None] = {50: None, 500: 0.95}
+
+
+def job(variant: Variant, task: str, rig: Rig, flags: Sequence[str] = ()) -> jobs.Job:
+    """Four workers on two hosts."""
+    argv = [sys.executable, PROGRAM, "--system", variant.system, "--task", task]
+    argv += ["--strategy", json.dumps(dict(variant.settings))]
+    argv += ["--warmup", str(variant.warmup), "--steps", str(variant.steps), *flags]
+    port = str(jobs.free_port())
+    commands = [_command(argv, rank, variant, rig, port) for rank in range(WORKERS)]
+    return jobs.Job(variant.name, commands, results=WORKERS)
+
+
+def _command(argv: Sequence[str], rank: int, variant: Variant, rig: Rig, port: str) -> jobs.Command:
+    each = WORKERS // HOSTS
+    at, local = (rank % HOSTS, rank // HOSTS) if variant.alternating else divmod(rank, each)
+    who = {"RANK": rank, "LOCAL_RANK": local, "WORLD_SIZE": WORKERS, "LOCAL_WORLD_SIZE": each}
+    where = {"MASTER_ADDR": rig.addresses[0], "MASTER_PORT": port}
+    environment = {name: str(value) for name, value in {**who, **where}.items()}
+    return jobs.Command([*rig.hosts[at].prefix, *argv], environment)
+
+
+def measured(section: Section, options: argparse.Namespace) -> str:
+    """All variants of a section, round by round."""
+    wanted = [one for one in section.variants if _wanted(one, options)]
+    with hosts(HOSTS, rate=section.rate) as rig:
+        make: dict[str, Callable[[], jobs.Job]] = {
+            one.name: functools.partial(
+                job, _short(one, options), section.task, rig, ["--batch", str(options.batch)]
+            )
+            for one in wanted
+        }
+        runs = harness.rounds(make, options.rounds, options.idle_s, attempts=2)
+    for name, of in runs.items():
+        _agreed(name, of)
+    return written(section, runs)
+
+
+def _wanted(variant: Variant, options: argparse.Namespace) -> bool:
+    return not options.variants or variant.name in options.variants
+
+
+def _short(variant: Variant, options: argparse.Namespace) -> Variant:
+    """Fewer steps where only a look is asked for."""
+    if not options.quick:
+        return variant
+    period = max(1, variant.warmup if "LocalSGD" in variant.name else 1)
+    return dataclasses.replace(variant, warmup=max(1, period), steps=period)
+
+
+def _agreed(name: str, runs: Sequence[jobs.Run]) -> None:
+    """Workers that communicate end with the same."""
+    for run in runs:
+        sums = {result["checksum"] for result in run.results}
+        if len(sums) > 1:
+            raise jobs.BenchmarkError(f"{name}: what the workers have differs: sums {sums}")
+
+
+def written(section: Section, runs: Mapping[str, Sequence[jobs.Run]]) -> str:
+    """A section of the page: seconds and bytes, then ratios with their bars."""
+    series = {one.name: one for one in harness.series(runs).values()}
+    rows = [
+        (
+            name,
+            str(report.Spread.of([1 / rate for rate in series[name].rates])),
+            str(report.Spread.of([1e-3 * ms for ms in series[name].cpu_ms])),
+            str(report.Spread.of([_sent_mib(run) for run in of])),
+        )
+        for name, of in runs.items()
+    ]
+    head = ("variant", "seconds: median (min..max)", "CPU s of a worker", "MiB a host sends")
+    bars = [bar for bar in section.bars if bar.over in runs and bar.under in runs]
+    parts = [
+        f"## {section.title}, {_of(section.rate)}",
+        report.table(head, rows),
+        report.table(
+            ("compared", "times as fast", "at least", "of the bytes", "at most", "each round"),
+            [_compared(bar, series, runs) for bar in bars],
+        ),
+        f"Rounds: {len(next(iter(runs.values())))}. {report.foreign_line(harness.foreign(runs))}",
+    ]
+    return "\n\n".join(parts)
+
+
+def _of(rate: str | None) -> str:
+    if rate is None:
+        return "links not shaped"
+    return f"links of {rate.replace('mbit', ' Mbit/s').replace('gbit', ' Gbit/s')}"
+
+
+def _compared(
+    bar: Bar, series: Mapping[str, report.Series], runs: Mapping[str, Sequence[jobs.Run]]
+) -> tuple[str, ...]:
+    ratio = report.Ratio(series[bar.over], series[bar.under], bar.at_least)
+    parts = [
+        _sent_mib(over) / max(1e-9, _sent_mib(under))
+        for over, under in zip(runs[bar.over], runs[bar.under], strict=True)
+    ]
+    spread = report.Spread.of(parts)
+    return (
+        f"{bar.over} / {bar.under}",
+        str(ratio.spread),
+        ratio.verdict,
+        report.short(spread.median),
+        at_most(spread.median, bar.bytes_at_most),
+        " ".join(f"{one:.3f}" for one in ratio.rounds),
+    )
+
+
+def at_most(value: float, limit: float | None) -> str:
+    """Whether a value stays below its limit."""
+    if limit is None:
+        return "-"
+    return f"{report.short(limit)}: {'met' if value <= limit else 'missed'}"
+
+
+def _sent_mib(run: jobs.Run) -> float:
+    """MiB that the busiest host sent for a step."""
+    return float(max(r["sent"] / r["steps"] for r in run.results)) / 2**20
+
+
+def beside_alone(every: int, options: argparse.Namespace) -> str:
+    """DiLoCo in turn with training that never meets, in the same processes.
+
+    A few per cent are to be shown, which differ more between two jobs. A round has as many steps
+    as there are between two outer steps, so each round pays for one.
+    """
+    variant = Variant(f"DiLoCo, H = {every}", both(LEVELS, diloco(every)), steps=25)
+    rounds, steps = (1, 100) if options.quick else (options.long_rounds, max(every, 500))
+    turns = max(1, steps // variant.steps)
+    flags = ["--beside", "--rounds", str(rounds), "--turns", str(turns)]
+    flags += ["--batch", str(options.batch)]
+    with hosts(HOSTS, rate="200mbit") as rig:
+        made = dataclasses.replace(job(variant, "train", rig, flags), deadline_s=3600.0)
+        found = sorted(jobs.run(made).results, key=lambda result: int(result["rank"]))
+    workers = [result["rounds"] for result in found]
+    alone, ours = interleave.series(workers)
+    names = [dataclasses.replace(alone, name=ALONE), dataclasses.replace(ours, name=variant.name)]
+    ratio = report.Ratio(names[1], names[0], DILOCO.get(every))
+    title = f"DiLoCo, H = {every}, {_of('200mbit')}, in turn with no communication"
+    return report.section(title, names, [ratio], interleave.foreign(workers))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure what is asked for and write the result page."""
+    options = _parse(argv)
+    parts = []
+    for name in options.sections:
+        if name in SECTIONS:
+            parts.append(measured(SECTIONS[name], options))
+        else:
+            parts += [beside_alone(every, options) for every in options.every]
+        print("\n\n".join(parts[-1:]), end="\n\n", flush=True)
+    parts += published(options.sections)
+    if options.write and not options.quick:
+        path = report.write("slow_link", CLAIM, parts)
+        print(f"written: {path.relative_to(jobs.ROOT)}")
+    return 0
+
+
+def published(sections: Sequence[str]) -> list[str]:
+    """What others have said about the same, to be read beside our own rows."""
+    rows = [
+        (
+            "LocalSGD makes more steps per second on a fast network",
+            "Paddle Fleet: ResNet-50, 32 V100 in 4 hosts: +5.4 % with k = 2, +5.9 % with k = 4",
+            "LocalSGD over links as fast as they go",
+        ),
+        (
+            "DGC makes more steps per second than dense gradients at 1 Gbit/s",
+            "Paddle Fleet: Faster R-CNN, 2 P40: 6.53 times",
+            "DGC over links of 1 Gbit/s",
+        ),
+    ]
+    if not {"dgc", "fast"} & set(sections):
+        return []
+    head = ("claim", "published", "ours: section")
+    return [f"## Published figures of the same meaning\n\n{report.table(head, rows)}"]
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    every = (*SECTIONS, "diloco")
+    parser.add_argument("--sections", nargs="+", choices=every, default=list(every))
+    parser.add_argument("--variants", nargs="+", help="only these, by name")
+    parser.add_argument("--every", type=int, nargs="+", default=list(DILOCO), help="H of DiLoCo")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--long_rounds", type=int, default=3, help="of DiLoCo")
+    parser.add_argument("--batch", type=int, default=16, help="sets what a step computes")
+    parser.add_argument("--idle_s", type=float, default=0.0, help="wait for an idle machine first")
+    parser.add_argument("--quick", action="store_true", help="few steps, no page")
+    parser.add_argument("--write", action=argparse.BooleanOptionalAction, default=True)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

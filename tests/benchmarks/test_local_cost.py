@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What useless settings cost: the bars, and that each setting is told to be useless."""
+
+from __future__ import annotations
+
+import pytest
+from benchmarks.report import Series
+
+from benchmarks import local_cost
+from fleetlight import DistributedStrategy
+
+
+@pytest.mark.parametrize(
+    ("rate", "cpu", "speed", "cost"),
+    [(98.0, 10.2, "met", "met"), (96.0, 10.2, "missed", "met"), (98.0, 10.4, "met", "missed")],
+    ids=["fine", "slow", "dear"],
+)
+def test_speed_and_cpu_have_bars_of_their_own(
+    rate: float, cpu: float, speed: str, cost: str
+) -> None:
+    series = {
+        "ddp": Series("ddp", [100.0], [10.0]),
+        "ddp again": Series("ddp again", [101.0], [10.0]),
+        "fleetlight": Series("fleetlight", [rate], [cpu]),
+    }
+    found = local_cost.row("int8", series)
+    assert found[2] == f"0.970: {speed}"
+    assert found[3] == "1.01 (1.01..1.01)"
+    assert found[5] == f"1.03: {cost}"
+
+
+def test_every_mode_holds_together_and_runs_on_some_workload() -> None:
+    for mode, settings in local_cost.MODES.items():
+        DistributedStrategy(**settings)
+        assert set(local_cost.ONLY.get(mode, local_cost.TURNS)) <= set(local_cost.TURNS)
