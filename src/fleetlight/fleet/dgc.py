@@ -123,10 +123,11 @@ class DeepCompression(Compression):
     def _check_optimizers(self) -> None:
         """Some may have been registered late, and a scheduler may have set momentum to zero."""
         for plan in self._context.optimizers:
-            _check_optimizer(plan.optimizer)
+            check_optimizer(plan.optimizer)
 
 
-def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """DGC knows the momentum of one kind of optimizer."""
     kind = type(optimizer)
     if not isinstance(optimizer, torch.optim.SGD):
         raise PlanError(

@@ -149,9 +149,17 @@ class ModelPlan:
         factor = float(self._weight > 0) if alone else replica.factor
         if not self.module.training:
             return weighed(inner, args, kwargs, factor)
+        if replica.compression is not None:
+            replica = self._up_to_date(replica)
         reduces = self.reduces
         replica.before_forward((args, kwargs), reduces, alone=alone)
         return replica.after_forward(weighed(inner, args, kwargs, factor), reduces)
+
+    def _up_to_date(self, replica: Replica) -> Replica:
+        """To agree anew at the step, as is done else, would be to encode gradients twice."""
+        for optimizer in self._context.optimizers:
+            optimizer.notice_changes()
+        return self.replica or replica
 
     def replicate_again(self) -> None:
         """Parameters were added, frozen or unfrozen: agree anew. All workers come here alike."""

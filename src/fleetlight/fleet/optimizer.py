@@ -248,6 +248,11 @@ class OptimizerPlan:
                 used = self._used.get(plan, 0) if takes_assigned else -1
                 plan.replica.ensure_reduced(expected=self.merge is not None, used=used)
 
+    def notice_changes(self) -> None:
+        """Agree anew now, instead of at the step, if it has begun and steps other parameters."""
+        if self._known is not None:
+            self._look_at_parameters()
+
     def _look_at_parameters(self) -> None:
         trainable = self._trainable()
         if trainable.keys() != self._known:

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DGC, with torch's own optimizer behind it, moves parameters as the paper says."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.collective.codecs.paper import Paper
+from torch import Tensor
+
+from fleetlight.collective.codecs.codec import Span, Stretch
+from fleetlight.collective.codecs.compression import Compression
+from fleetlight.collective.codecs.dgc import DGC, Momentum, handed_over
+from fleetlight.collective.flattening import flat_of, spread
+from fleetlight.collective.routes.route import Part
+from fleetlight.collective.routes.stretches import Place, Stretches
+
+#: the first is cut by the end of a piece
+SHAPES = {"a": (6, 7), "b": (5, 4)}
+PIECES = (30, 32)
+CUTS: dict[str, tuple[int, ...]] = {"a": (30,), "b": ()}
+LR = 0.1
+
+
+def parameters_of(shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {n: torch.randn(s, generator=generator).requires_grad_() for n, s in shapes.items()}
+
+
+def gradients_of(step: int, sender: int, like: dict[str, Tensor]) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(100 * step + sender)
+    return {n: torch.randn(p.shape, generator=generator) for n, p in like.items()}
+
+
+def momentum_of(name: str, like: dict[str, Tensor], optimizer: torch.optim.SGD) -> Momentum:
+    [group] = optimizer.param_groups
+    how = [group[field] for field in ("momentum", "nesterov", "weight_decay")]
+    return Momentum(like[name], *how, optimizer.state[like[name]].get("momentum_buffer"))
+
+
+class Job:
+    """Some senders in one process, which all see the same parameters."""
+
+    def __init__(
+        self, senders: int, parameters: dict[str, Tensor], options: dict[str, Any], **how: Any
+    ) -> None:
+        self.parameters = parameters
+        self.optimizer = torch.optim.SGD(parameters.values(), LR, **{"momentum": 0.9, **options})
+        self.parts = tuple(Part(name, p.numel()) for name, p in parameters.items())
+        find = functools.partial(momentum_of, like=parameters, optimizer=self.optimizer)
+        self.momentum_of = find
+        self.codecs = [DGC(find, **how) for _ in range(senders)]
+        self.ledgers = [Stretches(Compression(codec)) for codec in self.codecs]
+        for codec in self.codecs:
+            codec.senders = senders
+
+    def step(self, number: int, sparsity: float, *, begins: bool = False) -> None:
+        """Encode, add up, hand over, and let torch step."""
+        like = list(self.parameters.values())
+        total = torch.zeros(sum(part.size for part in self.parts))
+        for sender, (codec, stretches) in enumerate(zip(self.codecs, self.ledgers, strict=True)):
+            codec.sparsity, codec.begins = sparsity, begins
+            mine = gradients_of(number, sender, self.parameters)
+            flat = flat_of(list(mine.values()), like) / len(self.codecs)
+            travel(codec, stretches, flat, self.parts, total)
+        movements = total.split([part.size for part in self.parts])
+        for name, movement in zip(self.parameters, movements, strict=True):
+            handed_over(movement, self.momentum_of(name))
+        grads = [torch.empty_like(parameter) for parameter in like]
+        spread(total, grads, like)
+        self._apply(grads)
+
+    def dense_step(self, number: int) -> None:
+        """The mean, as without a codec."""
+        each = [gradients_of(number, s, self.parameters) for s in range(len(self.codecs))]
+        names = self.parameters
+        self._apply([torch.stack([mine[n] for mine in each]).mean(0) for n in names])
+
+    def _apply(self, grads: Sequence[Tensor]) -> None:
+        for parameter, grad in zip(self.parameters.values(), grads, strict=True):
+            parameter.grad = grad
+        self.optimizer.step()
+
+
+def travel(
+    codec: DGC, stretches: Stretches, flat: Tensor, parts: tuple[Part, ...], total: Tensor
+) -> None:
+    """Piece by piece, as `Hierarchy` cuts a bucket."""
+    sizes = PIECES if sum(PIECES) == len(flat) else (len(flat),)
+    place = Place(parts)
+    for values, sums in zip(flat.split(list(sizes)), total.split(list(sizes)), strict=True):
+        stretch = stretches.at(place, len(values))
+        message = torch.zeros(codec.message_bytes(stretch.spans), dtype=torch.uint8)
+        codec.encode(values, stretch, message)
+        codec.add(message, stretch.spans, sums)
+        place = place.behind(len(values))
+
+
+@dataclasses.dataclass
+class Twins:
+    """The same by the paper."""
+
+    job: Job
+    papers: dict[str, Paper]
+
+    def step(self, number: int, sparsity: float) -> None:
+        senders = range(len(self.job.codecs))
+        each = [gradients_of(number, s, self.job.parameters) for s in senders]
+        for name, paper in self.papers.items():
+            mine = [grads[name].double().reshape(-1).numpy() / len(each) for grads in each]
+            paper.step(np.array(mine), sparsity)
+
+    def begin(self) -> None:
+        for name, paper in self.papers.items():
+            buffer = self.job.momentum_of(name).buffer
+            assert buffer is not None
+            paper.weight = self.job.parameters[name].detach().double().reshape(-1).numpy().copy()
+            paper.begin(buffer.double().reshape(-1).numpy())
+
+    def check(self) -> None:
+        for name, paper in self.papers.items():
+            mine = self.job.parameters[name].detach().reshape(-1)
+            torch.testing.assert_close(mine.double(), torch.from_numpy(paper.weight), **NEAR)
+
+
+#: of float32, after a few steps
+NEAR = {"rtol": 1e-4, "atol": 1e-5}
+
+
+def both(senders: int, clip: float | None, masking: bool, options: dict[str, Any]) -> Twins:
+    parameters = parameters_of(SHAPES)
+    weights = {n: p.detach().double().reshape(-1).numpy().copy() for n, p in parameters.items()}
+    job = Job(senders, parameters, options, clip_norm=clip, factor_masking=masking)
+    how: dict[str, Any] = {"lr": LR, "clip_norm": clip, "masking": masking, **options}
+    return Twins(job, {n: Paper(w, senders, CUTS[n], **how) for n, w in weights.items()})
+
+
+CASES: dict[str, tuple[int, float | None, bool, dict[str, Any]]] = {
+    "one_sender": (1, None, True, {}),
+    "two": (2, None, True, {}),
+    "unmasked": (2, None, False, {"momentum": 0.7}),
+    "nesterov": (3, None, True, {"nesterov": True}),
+    "decay": (2, None, True, {"weight_decay": 0.1}),
+    "clipped": (2, 1.5, True, {}),
+    "all": (3, 1.5, False, {"nesterov": True, "weight_decay": 0.1}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_steps_are_those_of_the_paper(case: str) -> None:
+    twins = both(*CASES[case])
+    for number, sparsity in enumerate([0.5, 0.5, 0.8, 0.9, 0.9, 0.9]):
+        twins.job.step(number, sparsity)
+        twins.step(number, sparsity)
+        twins.check()
+
+
+@pytest.mark.parametrize("case", ["two", "nesterov", "all"])
+def test_momentum_goes_on_when_gradients_become_sparse(case: str) -> None:
+    twins = both(*CASES[case])
+    for number in range(3):
+        twins.job.dense_step(number)
+    twins.begin()
+    for number in range(3, 7):
+        twins.job.step(number, 0.8, begins=number == 3)
+        twins.step(number, 0.8)
+        twins.check()
+
+
+PLAIN: dict[str, dict[str, Any]] = {
+    "momentum": {},
+    "nesterov": {"nesterov": True},
+    "decay": {"weight_decay": 0.1},
+    "both": {"nesterov": True, "weight_decay": 0.1},
+}
+
+
+@pytest.mark.parametrize("dense", [0, 2], ids=["from_the_start", "later"])
+@pytest.mark.parametrize("options", PLAIN)
+def test_when_all_is_sent_and_nothing_masked_it_is_plain_momentum(options: str, dense: int) -> None:
+    jobs = [Job(2, parameters_of(SHAPES), PLAIN[options], factor_masking=False) for _ in range(2)]
+    for number in range(6):
+        jobs[0].dense_step(number)
+        if number < dense:
+            jobs[1].dense_step(number)
+        else:
+            jobs[1].step(number, 0.0, begins=number == dense)
+    for name, parameter in jobs[0].parameters.items():
+        torch.testing.assert_close(jobs[1].parameters[name], parameter, **NEAR)
+
+
+@pytest.mark.parametrize("loaded", [False, True], ids=["live", "loaded"])
+def test_parameters_may_lie_in_any_order(loaded: bool) -> None:
+    jobs = []
+    for masking in (True, False):
+        pictures = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(0))
+        lying = pictures.to(memory_format=torch.channels_last).requires_grad_()
+        jobs.append(
+            Job(2, {"w": lying}, {"weight_decay": 0.1, "nesterov": True}, factor_masking=masking)
+        )
+    for number in range(5):
+        jobs[0].dense_step(number)
+        if number < 2:
+            jobs[1].dense_step(number)
+        else:
+            jobs[1].step(number, 0.0, begins=number == 2)
+        state = jobs[1].optimizer.state[jobs[1].parameters["w"]]
+        if loaded:
+            state["momentum_buffer"] = state["momentum_buffer"].contiguous()
+    torch.testing.assert_close(jobs[0].parameters["w"], jobs[1].parameters["w"], **NEAR)
+
+
+def test_only_the_part_that_is_not_spared_is_in_a_message() -> None:
+    codec = DGC(lambda name: Momentum(torch.zeros(1)))
+    spans = (Span("a", 0, 0, 1000), Span("b", 3, 1000, 1004))
+    for sparsity, count in ((0.0, 1004), (0.5, 502), (0.9, 101), (0.999, 2)):
+        codec.sparsity = sparsity
+        assert codec.message_bytes(spans) == 8 * count
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")], ids=str)
+def test_what_is_not_finite_arrives_and_nothing_gathers(bad: float) -> None:
+    codec = DGC(lambda name: Momentum(torch.zeros(8), 0.9, weight_decay=1.0))
+    codec.sparsity = 0.75
+    owed, velocity = torch.arange(8.0), torch.ones(8)
+    stretch = Stretch((Span("a", 0, 0, 8),), owed, velocity)
+    message = torch.zeros(codec.message_bytes(stretch.spans), dtype=torch.uint8)
+    values = torch.tensor([1, 2, bad, bad, bad, 6, 7, 8])
+    codec.encode(values, stretch, message)
+    total = torch.zeros(8)
+    codec.add(message, stretch.spans, total)
+    assert total.isfinite().tolist() == [True, True, False, False, True, True, True, True]
+    assert owed.tolist() == list(range(8))
+    assert velocity.tolist() == [1] * 8
+
+
+def test_a_parameter_that_nobody_steps_has_no_momentum() -> None:
+    movement = torch.tensor([1.0, 2])
+    handed_over(movement, Momentum(torch.ones(2)))
+    assert movement.tolist() == [1, 2]
+
+
+def test_the_movement_may_be_shaped_as_the_parameter_is() -> None:
+    parameter = torch.randn(3, 2).t().requires_grad_()
+    momentum = Momentum(parameter, 0.9, True, 0.1, torch.randn(2, 3))
+    shaped = torch.randn(2, 3)
+    flat = shaped.t().reshape(-1).clone()
+    handed_over(shaped, momentum)
+    handed_over(flat, momentum)
+    torch.testing.assert_close(flat, shaped.t().reshape(-1))

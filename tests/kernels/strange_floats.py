@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Floats for the tests: many that are equal, and the strangest that a float32 can be."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+MOST = float(np.finfo(np.float32).max)
+SMALL = (0.0, -0.0, 1e-45, -1e-45, 1e-40, 1e-36, -1e-35)
+LARGE = (MOST, -MOST, 3e38, np.inf, -np.inf, np.nan, -np.nan)
+
+finite = st.floats(-1e6, 1e6, width=32)
+one_value = st.one_of(
+    st.sampled_from([1.0, -1.0, 0.5]), finite, st.sampled_from(SMALL), st.sampled_from(LARGE)
+)
+
+
+def values_of(found: list[float]) -> NDArray[np.float32]:
+    return np.array(found, np.float32)
+
+
+some_values = st.lists(one_value, max_size=40).map(values_of)
