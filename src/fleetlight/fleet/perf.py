@@ -77,7 +77,7 @@ def _reduce_scatter(group: Group, values: Tensor) -> None:
     (everybody,) = group.communicators(1)
     part = torch.empty_like(values.chunk(group.size)[group.index])
     with group.named("reduce_scatter"):
-        dist.reduce_scatter_tensor(part, values, group=everybody)
+        dist.reduce_scatter_single(part, values, group=everybody)
 
 
 _OPERATIONS: dict[str, Operation] = {

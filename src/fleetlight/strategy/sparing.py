@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 
 def hierarchy(strategy: DistributedStrategy, job: JobFacts) -> Effect:
+    """Of sums inside the hosts first."""
     inner = strategy.hierarchical_allreduce_inter_nranks
     if not strategy.use_hierarchical_allreduce:
         return True, "off: all workers take part in one all-reduce"
@@ -28,6 +29,7 @@ def hierarchy(strategy: DistributedStrategy, job: JobFacts) -> Effect:
 
 
 def process_groups(strategy: DistributedStrategy, job: JobFacts) -> Effect:
+    """Of how many process groups there are."""
     count = strategy.nccl_comm_num
     if not job.is_collective:
         # which kind they are, and whether they are needed, turns out when the workers meet

@@ -241,4 +241,4 @@ class Messages:
 
 def gathered(everybody: Tensor, mine: Tensor, group: dist.ProcessGroup) -> Any:
     """Start to bring a message of each sender to all of them."""
-    return dist.all_gather_into_tensor(everybody, mine, group=group, async_op=True)
+    return dist.all_gather_single(everybody, mine, group=group, async_op=True)
