@@ -109,7 +109,8 @@ def test_bytes_are_looked_at_between_hosts_only(monkeypatch: pytest.MonkeyPatch)
 def test_alone_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
     group = Group()
     for step in range(3):
-        group.count_step(step)
+        group.tell_step(step)
+        group.account.count_step()
     assert group.account.figures().steps == 2
     group.leave()
     assert not caplog.records

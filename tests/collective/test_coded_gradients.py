@@ -105,12 +105,11 @@ WEIGHTS = {"owed/0.weight", "owed/2.weight"}
     ("way", "settings"),
     [
         ("whole", {"fuse_all_reduce_ops": False, "nccl_comm_num": 2}),
-        ("whole", {"find_unused_parameters": True}),
         ("parts_alone", {}),
         ("accumulated", {}),
         ("frozen", {}),
     ],
-    ids=["not_fused", "unused", "parts_alone", "accumulated", "frozen"],
+    ids=["not_fused", "parts_alone", "accumulated", "frozen"],
 )
 def test_workers_nearly_equal_one_process(way: str, settings: dict[str, Any]) -> None:
     results = run_workers(train, 2, way, {"shared_memory": False, **settings})

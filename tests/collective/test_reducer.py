@@ -7,12 +7,31 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
 import torch
 from torch.futures import Future
 
 from fleetlight.collective.position import Stamp
 from fleetlight.collective.reducer import Reducer
 from fleetlight.collective.routes.route import Bucket
+
+
+class Failing:
+    """A route on which nothing arrives."""
+
+    def start(self, bucket: Bucket, stamp: Stamp) -> Future[Any]:
+        self.lost: Future[Any] = Future()
+        self.lost.set_exception(RuntimeError(f"bucket {bucket.index} is lost"))  # type: ignore[arg-type]
+        return self.lost
+
+    def finish(self) -> None:
+        pass
+
+    def stamps(self) -> Mapping[int, Stamp]:
+        return {}
+
+    def close(self) -> None:
+        pass
 
 
 class Slow:
@@ -39,3 +58,11 @@ def test_a_bucket_on_its_way_holds_no_process_group() -> None:
     del reducer
     assert gone() is None
     assert not future.done()
+
+
+def test_the_first_failure_is_raised_once() -> None:
+    reducer = Reducer(2, [], route=Failing())
+    started = [reducer.reduce(Bucket(index, torch.ones(3))) for index in range(2)]
+    with pytest.raises(RuntimeError, match="bucket 0 is lost"):
+        reducer.settle(started)
+    reducer.settle(started)

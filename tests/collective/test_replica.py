@@ -9,20 +9,46 @@ import logging
 import os
 import pickle
 import signal
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from tests.collective.routes.test_levels import hellos
 from tests.workers import WorkerFailedError, run_workers
 from torch import nn
 from torch.nn import functional as F
 
 import fleetlight as fleet
+from fleetlight.collective.codecs.compression import Compression
+from fleetlight.collective.codecs.int8 import Int8
+from fleetlight.collective.replica import Reduction
 from fleetlight.errors import PlanError
 
 pytestmark = pytest.mark.multiprocess
 
 SAMPLES, FEATURES, CLASSES = 24, 6, 3
+
+
+@pytest.mark.parametrize(
+    ("hosts", "backend", "shared", "narrow", "coded"),
+    [
+        ([0, 0], "gloo", True, False, False),
+        ([0, 0], "nccl", True, True, False),
+        ([0, 0], "gloo", False, True, True),
+        ([0, 1], "nccl", True, True, True),
+    ],
+    ids=["memory", "gpus", "no_memory", "hosts"],
+)
+def test_in_which_form_gradients_travel_depends_on_where_workers_are(
+    hosts: list[int], backend: str, shared: bool, narrow: bool, coded: bool
+) -> None:
+    group: Any = SimpleNamespace(hellos=hellos(hosts), backend=backend)
+    compression = Compression(Int8())
+    asked = Reduction(narrow=torch.bfloat16, compression=compression, shared_memory=shared)
+    found = asked.within(group)
+    assert found.narrow is (torch.bfloat16 if narrow else None)
+    assert found.compression is (compression if coded else None)
 
 
 def data(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:

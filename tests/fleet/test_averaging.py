@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -393,6 +394,78 @@ def frozen_on_the_way() -> Any:
 def test_parameters_frozen_on_the_way_are_agreed_on_at_the_next_meeting() -> None:
     differ = [True, True, False, False, True, False, True, True, False]
     assert run_workers(frozen_on_the_way) == [(differ, False, 3)] * 2
+
+
+def joined_on_the_way() -> Any:
+    """A layer joins while workers are apart; each has drawn it from another seed."""
+    model, optimizer = registered("sgd", **localsgd(2))
+    differ = []
+    for number, batch in enumerate(batches(fleet.worker_index(), 5)):
+        if number == 1:
+            torch.manual_seed(fleet.worker_index())
+            model.add_module("joined", nn.Linear(3, 3).double())
+            optimizer.add_param_group({"params": list(model.joined.parameters())})  # type: ignore[operator, union-attr]
+        step(model, optimizer, batch)
+        differ.append(apart(model))
+    fleet.barrier_worker()
+    return differ, apart(model)
+
+
+def test_parameters_that_join_on_the_way_begin_alike() -> None:
+    assert run_workers(joined_on_the_way) == [([True, False, True, False, True], False)] * 2
+
+
+def small_movements() -> Any:
+    """What a small learning rate moves parameters by, which are zero at first."""
+    model = fleet.distributed_model(nn.Linear(6, 4))
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    settings = {"compression": "fp16", "shared_memory": False}
+    strategy = fleet.DistributedStrategy(**localsgd(2), **settings)
+    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=1e-8), strategy)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.ones(1, 6)).sum().backward()
+        optimizer.step()
+    return flat(model.parameters())
+
+
+def test_movements_too_small_for_float16_arrive() -> None:
+    for end in run_workers(small_movements):
+        torch.testing.assert_close(end, torch.full_like(end, -2e-8), rtol=0.01, atol=0)
+
+
+def accounted() -> Any:
+    """Nothing but the meeting behind the last step is waited for."""
+    model, optimizer = registered("sgd", **localsgd(3))
+    train(model, optimizer, 2)
+    before = fleet.account().waited_s
+    train(model, optimizer, 1, first=2)
+    return before, fleet.account().waited_s
+
+
+def test_a_meeting_is_a_part_of_the_step_before_it() -> None:
+    for before, waited in run_workers(accounted):
+        assert before == 0 < waited
+
+
+def ended_apart(steps: int, folder: Path) -> list[str]:
+    said: list[str] = []
+    logger.addFilter(lambda record: bool(said.append(record.getMessage())) or True)
+    model, optimizer = registered("sgd", **localsgd(4))
+    train(model, optimizer, steps)
+    fleet.save_inference_model(str(folder), torch.zeros(2, 6).double(), model)
+    fleet.stop_worker()
+    return [text for text in said if "behind the last meeting" in text]
+
+
+def test_worker_0_says_that_workers_are_apart(tmp_path: Path) -> None:
+    (saved, ended), others = run_workers(ended_apart, 2, 6, tmp_path / "apart")
+    assert saved.startswith("save_inference_model: it takes the parameters of this worker")
+    assert ended.startswith("localsgd: the job ended 2 steps behind the last meeting")
+    assert all("call fleet.barrier_worker()" in text for text in (saved, ended))
+    assert others == []
+    assert run_workers(ended_apart, 2, 4, tmp_path / "equal") == [[], []]
 
 
 def coded(compression: str) -> Any:

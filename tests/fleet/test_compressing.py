@@ -5,16 +5,20 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from tests.collective.routes.test_levels import hellos
 from tests.workers import run_workers
 from torch import nn
 from torch.nn import functional as F
 
 import fleetlight as fleet
-from fleetlight.errors import StrategyError
+from fleetlight.collective.codecs.topk import TopK
+from fleetlight.errors import PlanError, StrategyError
+from fleetlight.fleet import compressing, loading
 from fleetlight.fleet.context import current
 
 pytestmark = pytest.mark.multiprocess
@@ -126,3 +130,118 @@ def test_what_is_owed_is_in_the_checkpoint_of_as_many_workers(tmp_path: Path) ->
     sentence = "what 2 workers had not sent of their gradients is dropped: this job has 3"
     assert first == [sentence]
     assert others == [[], []]
+
+
+class Workers(SimpleNamespace):
+    """As much of a group as is looked at: four workers on two hosts."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index=index, size=4, alone=False, hellos=hellos([0, 0, 1, 1]))
+
+
+def context_of(index: int, **settings: Any) -> Any:
+    model = nn.Linear(3, 2)
+    return SimpleNamespace(
+        group=Workers(index),
+        session=None,
+        is_served=False,
+        strategy=fleet.DistributedStrategy(**settings),
+        models=[SimpleNamespace(module=model)],
+        compressions={},
+    )
+
+
+@pytest.mark.parametrize(("index", "is_sender"), [(1, False), (2, True)])
+def test_who_sends_no_more_drops_what_it_owed(
+    index: int, is_sender: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compressing, "Group", Workers)
+    monkeypatch.setattr(logging.getLogger("fleetlight"), "propagate", True)
+    mine = SimpleNamespace(tensors={"compression/0/owed/weight": torch.ones(6)})
+    saved: Any = SimpleNamespace(worker=lambda _: mine, manifest=SimpleNamespace(workers=4))
+    for levels in (False, True):
+        caplog.clear()
+        context = context_of(index, compression="topk", use_hierarchical_allreduce=levels)
+        for load in compressing.fitted(context, saved):
+            load()
+        [compression] = context.compressions.values()
+        assert ("owed/weight" in compression.ledger.state()) is (is_sender or not levels)
+        assert ("another one sends for it" in caplog.text) is (levels and not is_sender)
+
+
+def test_beside_servers_there_is_no_dgc() -> None:
+    context = context_of(0, dgc=True)
+    context.is_served = True
+    assert compressing.compression_of(context, context.models[0].module) is None
+    context = context_of(0, compression="topk", a_sync_configs={"dense": "allreduce"})
+    context.is_served = True
+    found = compressing.compression_of(context, context.models[0].module)
+    assert found is not None
+    assert isinstance(found.codec, TopK)
+
+
+def test_beside_servers_what_is_owed_is_loaded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compressing, "fitted", lambda context, saved: iter(["owed"]))
+    monkeypatch.setattr(loading.checkpoint, "fitted_model_state", lambda *_: "model")
+    context: Any = SimpleNamespace(optimizers=[], loaders=[], group=SimpleNamespace(index=0))
+    saved: Any = SimpleNamespace(
+        worker=lambda _: None,
+        workers=list,
+        optimizers=list,
+        model=lambda: None,
+        manifest=SimpleNamespace(step=1),
+    )
+    served: Any = SimpleNamespace(model=lambda *_: None, look=lambda: None, load="tables")
+    steps: list[Any] = list(loading._fitted_served(context, nn.Linear(1, 1), saved, served))
+    assert steps[:3] == ["model", "owed", "tables"]
+
+
+def scaled(enabled: bool) -> str:
+    model, optimizer = prepared(**compressed("int8"))
+    scaler = torch.amp.GradScaler("cpu", enabled=enabled)
+    try:
+        scaler.scale(F.cross_entropy(model(torch.ones(8, 6)), torch.arange(8) % 3)).backward()
+        scaler.step(optimizer)
+    except PlanError as error:
+        return str(error)
+    return ""
+
+
+def test_a_loss_scaler_changes_the_unit_of_what_is_owed() -> None:
+    for told in run_workers(scaled, 2, True):
+        assert "a GradScaler steps the optimizer" in told
+        assert "compute in bfloat16" in told
+    assert run_workers(scaled, 2, False) == ["", ""]
+
+
+def adversaries() -> tuple[int, int, torch.Tensor]:
+    """How often the workers agreed anew on the second model: in turns, and when a part froze."""
+    first, optimizer = prepared(**compressed("int8"))
+    second = fleet.distributed_model(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)))
+    other = fleet.distributed_optimizer(torch.optim.SGD(second.parameters(), lr=0.1))
+    plan = current().models[1]
+    agreed: list[int] = []
+    again = plan.replicate_again
+    plan.replicate_again = lambda: (agreed.append(1), again())[1]  # type: ignore[method-assign,func-returns-value]
+    generator = torch.Generator().manual_seed(fleet.worker_index())
+    for _ in range(5):
+        x = torch.randn(8, 6, generator=generator)
+        second.requires_grad_(False)
+        second(first(x)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        second.requires_grad_()
+        second(first(x).detach()).square().mean().backward()
+        other.step()
+        other.zero_grad()
+    in_turns = len(agreed)
+    second[0].requires_grad_(False)
+    second(torch.ones(2, 3))
+    return in_turns, len(agreed), torch.cat([flat(first), flat(second)])
+
+
+def test_models_that_train_against_each_other_are_agreed_on_once() -> None:
+    results = run_workers(adversaries)
+    for in_turns, frozen, end in results:
+        assert (in_turns, frozen) == (0, 1)
+        assert torch.equal(end, results[0][2])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fleetlight as fleet
+from fleetlight.collective.codecs.dgc import DGC as Codec
+from fleetlight.collective.routes.route import Part
+from fleetlight.collective.routes.stretches import VELOCITY
 from fleetlight.errors import PlanError
 from fleetlight.fleet.context import current
 from fleetlight.fleet.dgc import DeepCompression, check_optimizer
@@ -235,6 +239,68 @@ def test_momentum_must_be_that_of_the_paper(options: dict[str, Any], told: str) 
         check_optimizer(torch.optim.SGD([torch.zeros(1)], LR, **{"momentum": 0.9, **options}))
 
 
+def alone(step: int, configs: dict[str, Any]) -> tuple[nn.Sequential, Any, DeepCompression]:
+    """What compresses a model, without a job, and the optimizer that it knows."""
+    model = network()
+    sgd = torch.optim.SGD(model.parameters(), LR, momentum=0.9)
+    plans = [SimpleNamespace(optimizer=sgd)]
+    context: Any = SimpleNamespace(strategy=strategy(configs), step=step, optimizers=plans)
+    return model, sgd, DeepCompression(context, model)
+
+
+@pytest.mark.parametrize("step", [2, 5], ids=["at_the_beginning", "later"])
+def test_momentum_is_taken_over_when_none_has_gathered(step: int) -> None:
+    _, _, compression = alone(step, {"rampup_begin_step": 2})
+    codec = compression.codec
+    assert isinstance(codec, Codec)
+    assert compression.prepare()
+    assert codec.begins
+    # it is asked once a step, whatever the first bucket leaves
+    compression.ledger.of(VELOCITY, (Part("0.weight", 72),))
+    assert codec.begins
+    assert compression.prepare()
+    assert not codec.begins
+    # what was loaded may have none
+    compression.ledger.load({"owed/0.weight": torch.ones(72)})
+    assert compression.prepare()
+    assert codec.begins
+    assert not alone(1, {"rampup_begin_step": 2})[2].prepare()
+
+
+def test_who_steps_a_parameter_is_found_out_before_each_step() -> None:
+    model, sgd, compression = alone(0, {})
+    [group] = sgd.param_groups
+    moved = [group["params"].pop() for _ in range(2)]
+    assert compression.prepare()
+    assert [compression.momentum_of(n).factor for n in ("0.weight", "2.weight")] == [0.9, 0]
+    # as many groups as before
+    group["params"] += moved
+    model[0].weight = nn.Parameter(torch.ones(12, 6))
+    group["params"][0] = model[0].weight
+    assert compression.prepare()
+    for name, layer in (("0.weight", model[0]), ("2.weight", model[2])):
+        assert compression.momentum_of(name).factor == 0.9
+        assert compression.momentum_of(name).parameter is layer.weight
+
+
+def test_a_parameter_must_not_get_an_optimizer_on_its_way() -> None:
+    model, sgd, compression = alone(0, {})
+    sgd.param_groups[0]["params"].pop(2)
+    assert compression.prepare()
+    means = {"2.weight": torch.zeros(3, 12)}
+    compression.hand_over(means)
+    sgd.add_param_group({"params": [model[2].weight]})
+    with pytest.raises(PlanError, match=r"got the parameter 2\.weight while"):
+        compression.hand_over(means)
+
+
+def test_messages_are_reported_as_short_as_they_get() -> None:
+    _, _, compression = alone(0, {"sparsity": [0.5, 0.99]})
+    assert compression.prepare()
+    # 1 %, each with its place
+    assert compression.message_bytes(1000) == 10 * 8
+
+
 def reduced_twice() -> Iterator[str]:
     model, optimizer = prepared({}, {})
     with fleet.no_sync():
@@ -269,6 +335,7 @@ def test_momentum_gathers_once_a_step_and_gradients_are_not_clipped() -> None:
         assert "dgc_configs.local_grad_clip_norm" in clipped
         assert "reduced twice for one step" in twice
         assert "fleet.no_sync()" in twice
+        assert "where a step was skipped behind backward, decide before" in twice
 
 
 @pytest.mark.multiprocess

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tests.kernels.batches import numbers, same
 from tests.kernels.strange_floats import some_values
 
+from fleetlight.errors import DivergedError
 from fleetlight.kernels import add_at, largest, take_out, twin_codecs
 
 
@@ -81,3 +82,12 @@ def test_places_may_repeat() -> None:
     total = np.ones(3, np.float32)
     add_at(np.array([2, 2, 0], np.int32), np.array([1, 2, 3], np.float32), total)
     assert total.tolist() == [4, 1, 4]
+
+
+@pytest.mark.parametrize("place", [-1, 3, 2**31 - 1])
+def test_a_place_outside_is_refused_and_nothing_is_written_there(place: int) -> None:
+    room = np.zeros(5, np.float32)
+    places, values = np.array([0, place], np.int32), np.array([1, 28], np.float32)
+    with pytest.raises(DivergedError, match=f"place {place}, expected places from 0 to 2"):
+        add_at(places, values, room[1:4])
+    assert room.tolist() == [0, 1, 0, 0, 0]

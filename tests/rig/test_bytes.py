@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from rig.hosts import hosts
 from tests.rig.needed import NEEDED, run_on
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 import fleetlight as fleet
+from fleetlight import static
 
 pytestmark = NEEDED
 
@@ -26,6 +28,10 @@ WARM, STEPS = 4, 4
 LEVELS: dict[str, Any] = {"use_hierarchical_allreduce": True}
 LOCAL: dict[str, Any] = {"localsgd": True, "localsgd_configs": {"k_steps": 4, "begin_step": 0}}
 DILOCO: dict[str, Any] = {"diloco": True, "diloco_configs": {"k_steps": 4, "begin_step": 0}}
+ADAPTIVE: dict[str, Any] = {
+    "adaptive_localsgd": True,
+    "adaptive_localsgd_configs": {"init_k_steps": 4, "max_k_steps": 4, "begin_step": 0},
+}
 DGC: dict[str, Any] = {"dgc": True, "dgc_configs": {"sparsity": [0.99], "rampup_step": 1}}
 #: neighbours in the order of the workers are on different hosts
 INTERLEAVED = (0, 1, 0, 1)
@@ -38,7 +44,29 @@ def sent() -> int:
     return int(line.split()[8])
 
 
-def train(settings: dict[str, Any]) -> tuple[float, bytes]:
+def eager_step(model: nn.Module, optimizer: Any) -> Callable[[Tensor], None]:
+    """What makes a step with a batch."""
+
+    def step(x: Tensor) -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def program_step(model: nn.Module, optimizer: Any) -> Callable[[Tensor], None]:
+    """The same by a program."""
+    example = {"x": torch.zeros(2, WIDTH), "y": torch.zeros(2, WIDTH)}
+    program = static.capture(model, F.mse_loss, optimizer, example)
+
+    def step(x: Tensor) -> None:
+        static.Executor().run(program, {"x": x, "y": example["y"]})
+
+    return step
+
+
+def train(settings: dict[str, Any], stepping: Any = eager_step) -> tuple[float, bytes]:
     """How many times the model its host sends in a step; the parameters in the end."""
     strategy = fleet.DistributedStrategy(**settings)
     torch.manual_seed(0)
@@ -47,23 +75,24 @@ def train(settings: dict[str, Any]) -> tuple[float, bytes]:
     model = fleet.distributed_model(plain)
     optimizer = fleet.distributed_optimizer(optimizer, strategy)
     torch.manual_seed(fleet.worker_index())
+    make_step = stepping(model, optimizer)
     before = 0
     for step in range(WARM + STEPS):
         if step == WARM:
             fleet.all_reduce(0.0)
             before = sent()
-        optimizer.zero_grad()
-        model(torch.randn(2, WIDTH)).square().mean().backward()
-        optimizer.step()
+        make_step(torch.randn(2, WIDTH))
     fleet.all_reduce(0.0)
     share = (sent() - before) / (MODEL_BYTES * STEPS)
     return share, b"".join(p.detach().numpy().tobytes() for p in plain.parameters())
 
 
-def shares(places: Sequence[int], settings: dict[str, Any]) -> list[float]:
+def shares(
+    places: Sequence[int], settings: dict[str, Any], stepping: Any = eager_step
+) -> list[float]:
     """What the host of each worker sends; all must have the same model in the end."""
     with hosts(max(places) + 1) as rig:
-        answers = run_on(rig, places, train, settings)
+        answers = run_on(rig, places, train, settings, stepping)
     assert len({parameters for _, parameters in answers}) == 1
     return [share for share, _ in answers]
 
@@ -83,8 +112,11 @@ def test_one_ring_of_all_workers_crosses_with_every_step() -> None:
             UNEQUAL, LEVELS | {"compression": "int8"}, 0.3, 4 / 3 / 3.5, id="int8, three hosts"
         ),
         pytest.param(INTERLEAVED, LEVELS | {"compression": "topk"}, 0.01, 0.05, id="topk"),
+        pytest.param(UNEQUAL, LEVELS | {"compression": "topk"}, 0.02, 0.08, id="topk, three hosts"),
         pytest.param(INTERLEAVED, LEVELS | DGC, 0.01, 0.05, id="dgc"),
         pytest.param(INTERLEAVED, LEVELS | LOCAL, 0.25, 1.05 / 4, id="localsgd"),
+        pytest.param(UNEQUAL, LEVELS | LOCAL, 0.3, 1.05 / 3, id="localsgd, three hosts"),
+        pytest.param(INTERLEAVED, LEVELS | ADAPTIVE, 0.25, 1.05 / 4, id="adaptive localsgd"),
         pytest.param(INTERLEAVED, LEVELS | DILOCO, 0.25, 1.05 / 4, id="diloco"),
         pytest.param(
             INTERLEAVED,
@@ -100,3 +132,8 @@ def test_a_host_sends_its_share(
 ) -> None:
     for share in shares(places, settings):
         assert least <= share <= most
+
+
+def test_so_it_does_by_a_program() -> None:
+    for share in shares(INTERLEAVED, LEVELS | {"compression": "int8"}, program_step):
+        assert 0.25 <= share <= 1 / 3.5

@@ -153,3 +153,11 @@ def test_a_batch_size_that_is_baked_in_is_checked() -> None:
     assert program.feeds["y"].shape == (16,)
     with pytest.raises(ConfigError, match=r"got the shape \[7, 8\], expected \[16, 8\]"):
         static.Executor().run(program, batch(1))
+
+
+@pytest.mark.parametrize(
+    "given", [(torch.zeros(2, 4),), torch.zeros(2, 4)], ids=["tuple", "tensor"]
+)
+def test_inputs_have_names(given: Any) -> None:
+    with pytest.raises(ConfigError, match="expected a mapping of names to tensors"):
+        static.capture(nn.Linear(4, 1), None, None, given)

@@ -14,6 +14,7 @@ from fleetlight.strategy import DistributedStrategy, JobFacts
 LOCAL = ("localsgd", "adaptive_localsgd", "diloco")
 FLOAT16 = {"amp": True, "amp_configs": {"dtype": "float16"}}
 BFLOAT16 = {"amp": True, "amp_configs": {"dtype": "bfloat16"}}
+UNUSED = {"find_unused_parameters": True}
 
 #: two settings, and how the error calls them
 EXCLUDING: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
@@ -40,6 +41,9 @@ EXCLUDING: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "dgc, float16": ({"dgc": True}, FLOAT16, "dgc", "amp_configs.dtype = 'float16'"),
     "int8, float16": ({"compression": "int8"}, FLOAT16, "compression = 'int8'", "amp_configs"),
     "topk, float16": ({"compression": "topk"}, FLOAT16, "'topk'", "amp_configs.dtype"),
+    "dgc, unused": ({"dgc": True}, UNUSED, "dgc", "find_unused_parameters"),
+    "int8, unused": ({"compression": "int8"}, UNUSED, "'int8'", "find_unused_parameters"),
+    "topk, unused": ({"compression": "topk"}, UNUSED, "'topk'", "find_unused_parameters"),
 }
 
 
@@ -65,6 +69,7 @@ def test_two_that_exclude_each_other(case: str) -> None:
     "settings",
     [
         pytest.param({"compression": "bf16", **FLOAT16}, id="a cast needs no unit"),
+        pytest.param({"compression": "fp16", **UNUSED}, id="a cast owes nothing"),
         pytest.param({"compression": "int8", **BFLOAT16}, id="bfloat16 has no loss scale"),
         pytest.param({"localsgd": True, "compression": "topk"}, id="meetings may be compressed"),
         pytest.param({"diloco": True, "fp16_allreduce": True}, id="and narrow"),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ ONE = JobFacts()
 #: workers of one host, who sum in shared memory
 HOST = JobFacts(worker_num=4)
 HOSTS = JobFacts(worker_num=4, node_num=2)
+#: of one host, too
+GPUS = JobFacts(worker_num=4, backend="nccl")
 SERVERS = JobFacts(is_collective=False, worker_num=4, server_num=2)
 
 #: a setting of each kind, and what it does between hosts
@@ -33,7 +36,7 @@ CODED: dict[str, tuple[dict[str, Any], str]] = {
 ALONE: dict[str, tuple[dict[str, Any], str]] = {
     "localsgd": (
         {"localsgd": True, "localsgd_configs": {"k_steps": 4, "begin_step": 100}},
-        "parameters are averaged every 4 steps, from step 100 on",
+        "parameters are averaged every 4 steps, from step 101 on",
     ),
     "adaptive": (
         {"adaptive_localsgd": True, "adaptive_localsgd_configs": {"init_k_steps": 2}},
@@ -65,7 +68,7 @@ def test_compression_is_for_a_link(case: str) -> None:
     assert effect(settings, ONE) == (False, "one worker has nobody to reduce with")
     assert "parameter servers" in effect(settings, SERVERS)[1]
     dense = {**settings, "a_sync_configs": {"dense": "allreduce"}}
-    assert effect(dense, SERVERS)[0]
+    assert effect(dense, SERVERS)[0] is ("dgc" not in settings)
 
 
 @pytest.mark.parametrize("case", CODED)
@@ -76,6 +79,33 @@ def test_what_configures_it_has_no_effect_without_it(case: str) -> None:
         assert not active
     for name in ("compression_configs", "dgc_configs"):
         assert effect({name: {"min_size": 5}}, HOSTS)[0] is False
+
+
+def test_on_gpus_of_one_host_only_casts_are_of_use() -> None:
+    for form, active in (("fp16", True), ("bf16", True), ("int8", False), ("topk", False)):
+        assert effect({"compression": form}, GPUS)[0] is active
+        found = effect({"compression": form, "shared_memory": False}, GPUS)
+        assert found[0]
+        assert "cross between workers" in found[1]
+    assert effect({"fp16_allreduce": True}, GPUS)[0]
+    assert not effect({"dgc": True}, GPUS)[0]
+
+
+@pytest.mark.parametrize("case", CODED)
+def test_on_gpus_messages_go_by_levels(case: str) -> None:
+    settings, _ = CODED[case]
+    asked = {"use_hierarchical_allreduce": True, **settings}
+    coded = case not in ("fp16", "bf16", "older")
+    active, why = effect(asked, dataclasses.replace(GPUS, node_num=2))
+    assert active is coded
+    assert ("NCCL finds its own way" in why) is not coded
+
+
+def test_dgc_is_for_collective_jobs() -> None:
+    settings = {"dgc": True, "a_sync_configs": {"dense": "allreduce"}}
+    active, why = effect(settings, SERVERS)
+    assert not active
+    assert why.startswith("it is for collective jobs")
 
 
 def test_one_setting_says_in_which_form_gradients_travel() -> None:
@@ -120,6 +150,14 @@ def test_workers_that_train_alone(case: str) -> None:
     assert not active
     assert "GeoSGD" in why
     assert len(DistributedStrategy(**settings).inert(SERVERS)) == len(settings)
+
+
+@pytest.mark.parametrize("asked", [{"compression": "fp16"}, {"fp16_allreduce": True}], ids=str)
+def test_float16_is_not_for_movements(asked: dict[str, Any]) -> None:
+    for settings, _ in ALONE.values():
+        assert effect({**asked, **settings}, HOSTS, next(iter(asked)))[1].startswith("as bfloat16")
+    # workers that meet at every step have no movements to tell
+    assert effect({**asked, "localsgd": True}, HOSTS)[1].endswith("as float16")
 
 
 @pytest.mark.parametrize(

@@ -149,9 +149,8 @@ class Group:
                 raise
             raise self.liveness.explain(error, operation) from None
 
-    def count_step(self, step: int) -> None:
-        """This worker has made a step of its optimizers, the `step`th."""
-        self.account.count_step()
+    def tell_step(self, step: int) -> None:
+        """This worker has made a step of its optimizers, the `step`th: errors say so."""
         if self.liveness is not None:
             self.liveness.step = step
 

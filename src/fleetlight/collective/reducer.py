@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -80,6 +80,16 @@ class Reducer:
             self._route.finish()
         except RuntimeError as error:
             self.failures.append(error)
+
+    def settle(self, started: Iterable[Future[Tensor]]) -> None:
+        """Wait for what was started; the first failure of these is raised."""
+        self.finish()
+        for reduction in started:
+            reduction.wait()
+        if self.failures:
+            failure = self.failures[0]
+            self.failures.clear()
+            raise failure
 
     def stamps(self) -> Mapping[int, Stamp]:
         """What the workers told of themselves; when all reductions are finished."""

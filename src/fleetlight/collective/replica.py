@@ -16,6 +16,7 @@ from fleetlight.collective.agreement import Terms
 from fleetlight.collective.at_once import reduce_at_once
 from fleetlight.collective.buckets import MIB, BucketLimits
 from fleetlight.collective.codecs.compression import Compression
+from fleetlight.collective.coded import coded_in, sparse_names
 from fleetlight.collective.ddp import BackwardBuckets
 from fleetlight.collective.group import Group
 from fleetlight.collective.position import UNKNOWN, Position, Stamp, check_equally_far
@@ -50,7 +51,9 @@ class Reduction:
         """What of it takes effect among these workers."""
         if crosses_a_link(group, self.shared_memory):
             return self
-        return dataclasses.replace(self, narrow=None, compression=None)
+        # NCCL sums in no memory that is shared, so that fewer bytes may be of use
+        narrow = None if group.backend == "gloo" else self.narrow
+        return dataclasses.replace(self, narrow=narrow, compression=None)
 
 
 def reducer_of(group: Group, reduction: Reduction) -> Reducer:
@@ -101,9 +104,10 @@ class Replica:
         ]
         group.broadcast([*module.parameters(), *self._live_buffers()], "first values of the model")
         self.reducer = reducer_of(group, reduction)
-        sparse = _sparse_names(module)
-        self._coded = self._coded_names(sparse)
-        self._buckets = self._make_buckets(sparse)
+        self._coded = self._coded_names(module)
+        #: those of them whose gradients travel coded now
+        self._coded_now: Collection[str] = ()
+        self._buckets = self._make_buckets(sparse_names(module))
         self._asked_inputs = False
         self._seen_backward = False
         self._reported = False
@@ -121,26 +125,27 @@ class Replica:
             for _, p in self._parameters
         ]
 
-    def _coded_names(self, sparse: Collection[str]) -> set[str]:
+    def _coded_names(self, module: nn.Module) -> set[str]:
         """The parameters whose gradients may travel coded."""
         compression = self._reduction.compression
         if compression is None:
             return set()
         compression.begin()
+        coded = coded_in(module, compression)
         asked = {name: p for name, p in self._parameters if compression.covers(name, p)}
-        coded = {n for n, p in asked.items() if n not in sparse and p.dtype == torch.float32}
-        if coded != asked.keys() and self._group.index == 0:
-            name = next(name for name in asked if name not in coded)
-            kind = "sparse" if name in sparse else str(asked[name].dtype).removeprefix("torch.")
+        others = {name: p for name, p in asked.items() if name not in coded}
+        if others and self._group.index == 0:
+            name, parameter = next(iter(others.items()))
+            kind = str(parameter.dtype).removeprefix("torch.")
             logger.warning(
                 "%d of the gradients that %s is for travel as they are, such as that of %s, which "
                 "is %s: it takes dense ones of float32",
-                len(asked) - len(coded),
+                len(others),
                 compression.codec.name,
                 name,
-                kind,
+                "sparse" if name in sparse_names(module) else kind,
             )
-        return coded
+        return coded.keys() & asked.keys()
 
     def _make_buckets(self, sparse: set[str]) -> BackwardBuckets | None:
         if not self._parameters:
@@ -203,7 +208,7 @@ class Replica:
             # a callback of the engine raises our own error out of backward(), type and all;
             # what a future raises would arrive as the text of a RuntimeError
             torch.autograd.Variable._execution_engine.queue_callback(self._finish_backward)
-            self._renew_stamp()
+            self._prepare()
         parts = self._buckets.coded[index] if self._coded_now and self._buckets else ()
         if parts:
             self._coming.append((parts, buffer))
@@ -234,31 +239,23 @@ class Replica:
         """The form in which gradients travel, where that takes effect."""
         return self._reduction.compression
 
-    @property
-    def _coded_now(self) -> set[str]:
-        """The parameters whose coming gradients travel coded."""
-        compression = self.compression
-        return self._coded if compression is not None and compression.is_on else set()
-
     def _arrive(self, means: Mapping[str, Tensor]) -> None:
         """Means that have travelled coded are here."""
         self._coming.clear()
         if self.compression is not None:
             self.compression.arrived(means)
 
-    def _renew_stamp(self) -> None:
+    def _prepare(self) -> None:
+        """Before gradients travel: in which form, and what the others are told of this worker."""
+        compression = self.compression
+        is_coded = compression is not None and compression.prepare()
+        self._coded_now = self._coded if is_coded else ()
         self.reducer.stamp = Stamp(self.position, agreement.checksum(self._terms()))
 
     def _settle(self, reductions: Sequence[Future[Tensor]], operation: str) -> None:
         """Wait for what has been started, and see that it is what it should be."""
         with self._group.named(operation):
-            self.reducer.finish()
-            for reduction in reductions:
-                reduction.wait()
-            if self.reducer.failures:
-                failure = self.reducer.failures[0]
-                self.reducer.failures.clear()
-                raise failure
+            self.reducer.settle(reductions)
         stamps = self.reducer.stamps()
         check_equally_far({index: stamp.position for index, stamp in stamps.items()})
         agreement.check_same_terms(stamps, self._terms(), self._group)
@@ -336,7 +333,7 @@ class Replica:
 
     def _reduce_now(self, named: Mapping[str, Tensor], operation: str) -> int:
         """Reduce tensors in place, without overlap; answers how many buckets they made."""
-        self._renew_stamp()
+        self._prepare()
         return reduce_at_once(
             self.reducer,
             named,
@@ -359,15 +356,6 @@ class Replica:
 
 def _split(parts: Sequence[Part], buffer: Tensor) -> Sequence[Tensor]:
     return torch.split(buffer, [part.size for part in parts])
-
-
-def _sparse_names(module: nn.Module) -> set[str]:
-    """Parameters whose gradients are sparse: the weights of embeddings that say so."""
-    return {
-        f"{name}.weight" if name else "weight"
-        for name, child in module.named_modules()
-        if isinstance(child, (nn.Embedding, nn.EmbeddingBag)) and child.sparse
-    }
 
 
 def _gradient(parameter: Tensor) -> Tensor:

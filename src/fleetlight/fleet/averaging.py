@@ -100,9 +100,16 @@ class Alone:
         self.engine.settle(self._members())
 
     def tell_at_end(self) -> None:
-        """Say so if the workers never trained alone."""
+        """Say so if the workers never trained alone, or still differ."""
         schedule = self.engine.schedule
-        if 0 < schedule.step <= schedule.begin_step:
+        if schedule.apart:
+            logger.warning(
+                "%s: the job ended %s, so each worker has parameters of its own; let all call "
+                "fleet.barrier_worker() behind the last step, before saving or evaluating",
+                self._mode,
+                self.how_far_apart(),
+            )
+        elif 0 < schedule.step <= schedule.begin_step:
             logger.warning(
                 "%s: the job ended after step %d, and up to begin_step = %d workers train "
                 "synchronously, so they never trained alone",
@@ -110,6 +117,12 @@ class Alone:
                 schedule.step,
                 schedule.begin_step,
             )
+
+    def how_far_apart(self) -> str:
+        """Since when each worker has trained for itself."""
+        schedule = self.engine.schedule
+        steps = schedule.step - schedule.last
+        return f"{steps} {'step' if steps == 1 else 'steps'} behind the last meeting"
 
     def _members(self) -> list[Member]:
         return [
@@ -224,6 +237,18 @@ def tell_at_end(context: Context) -> None:
     for plan in context.optimizers:
         if plan.alone is not None and context.group.index == 0:
             plan.alone.tell_at_end()
+
+
+def warn_if_apart(context: Context, operation: str) -> None:
+    """Of something that is made of this worker's parameters alone."""
+    for plan in context.optimizers:
+        if plan.alone is not None and plan.alone.engine.schedule.apart:
+            logger.warning(
+                "%s: it takes the parameters of this worker, which stand %s; let all workers "
+                "call fleet.barrier_worker() before",
+                operation,
+                plan.alone.how_far_apart(),
+            )
 
 
 def close(context: Context) -> None:

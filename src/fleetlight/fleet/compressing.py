@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
@@ -12,11 +12,16 @@ from torch import Tensor, nn
 from fleetlight.collective.codecs.compression import Compression
 from fleetlight.collective.codecs.int8 import Int8
 from fleetlight.collective.codecs.topk import TopK
+from fleetlight.collective.group import Group
+from fleetlight.collective.routes.routing import senders
+from fleetlight.errors import PlanError
 from fleetlight.fleet.context import Context
+from fleetlight.fleet.loss_scaling import scaler_at_work
 from fleetlight.observe.log import logger
 
 if TYPE_CHECKING:
     from fleetlight.checkpoint import Checkpoint
+    from fleetlight.fleet.model import ModelPlan
 
 #: before the names of what is kept, in a worker's part of a checkpoint
 _KEPT = "compression/"
@@ -25,7 +30,9 @@ _KEPT = "compression/"
 def compression_of(context: Context, module: nn.Module) -> Compression | None:
     """What the strategy asks for. There is one of each model, however often workers agree anew."""
     strategy = context.strategy
-    if context.group.alone or not (strategy.dgc or strategy.compression in ("int8", "topk")):
+    # where there are servers, steps are not the optimizer's own: DGC has nothing to correct
+    asked = strategy.compression in ("int8", "topk") or (strategy.dgc and not context.is_served)
+    if context.group.alone or not asked:
         return None
     if module not in context.compressions:
         made = _made(context, module)
@@ -47,6 +54,19 @@ def _made(context: Context, module: nn.Module) -> Compression:
         exclude=configs.exclude,
         error_feedback=configs.error_feedback,
     )
+
+
+def refuse_scaler(models: Iterable[ModelPlan]) -> None:
+    """Called within a step: what is owed was made with another loss scale."""
+    coded = any(p.replica is not None and p.replica.compression is not None for p in models)
+    scaler = scaler_at_work() if coded else None
+    if scaler is not None and scaler.is_enabled():
+        raise PlanError(
+            "compression = 'int8' or 'topk', dgc: a GradScaler steps the optimizer, and what was "
+            "not sent is added to later gradients, whose loss scale is another; leave it out, and "
+            "compute in bfloat16, which needs none: torch.autocast(..., torch.bfloat16), or "
+            "strategy.amp"
+        )
 
 
 def saved_tensors(context: Context) -> dict[str, Tensor]:
@@ -71,10 +91,27 @@ def fitted(context: Context, saved: Checkpoint) -> Iterator[Callable[[], None]]:
                 context.group.size,
             )
         kept = {}
+    elif kept and not _sends(context):
+        logger.warning(
+            "what this worker had not sent of its gradients is dropped: in this job another one "
+            "sends for it, see use_hierarchical_allreduce"
+        )
+        kept = {}
     for number, compression in _compressions(context):
         prefix = _prefix(number)
         mine = {n.removeprefix(prefix): t for n, t in kept.items() if n.startswith(prefix)}
         yield functools.partial(compression.ledger.load, mine)
+
+
+def _sends(context: Context) -> bool:
+    """False where this worker leaves it to another one to meet those of other hosts."""
+    session, strategy = context.session, context.strategy
+    group = context.group if session is None else session.dense_group
+    if not isinstance(group, Group):
+        return True
+    by_levels = strategy.use_hierarchical_allreduce
+    inner = strategy.hierarchical_allreduce_inter_nranks if by_levels else None
+    return group.index in senders(group, inner)
 
 
 def _compressions(context: Context) -> Iterator[tuple[int, Compression]]:

@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
+from fleetlight.collective.codecs.codec import Span
 from fleetlight.collective.codecs.compression import Compression
-from fleetlight.collective.codecs.dgc import DGC, Momentum, handed_over
+from fleetlight.collective.codecs.dgc import DGC, Momentum, bytes_at, handed_over
 from fleetlight.collective.codecs.sparsity import Sparsity
 from fleetlight.collective.group import Group
-from fleetlight.collective.routes.routing import crosses_a_link, senders_of
+from fleetlight.collective.routes.routing import crosses_a_link, senders
+from fleetlight.collective.routes.stretches import VELOCITY
 from fleetlight.errors import PlanError
 from fleetlight.fleet.context import Context
 
@@ -32,23 +34,27 @@ class DeepCompression(Compression):
         self._parameters = dict(module.named_parameters())
         #: of each parameter, its optimizer and the number of its param group
         self._owners: dict[int, tuple[torch.optim.Optimizer, int]] = {}
-        #: how many groups the optimizers had when that was found out
-        self._groups: list[int] = []
         self._sparsity = Sparsity(configs.rampup_begin_step, configs.rampup_step, configs.sparsity)
         #: the number of reductions behind which there was a step when gradients arrived last
         self._arrived_at = -1
 
-    @property
-    def is_on(self) -> bool:
-        """False while gradients are still dense. The codec is told how sparse they are now."""
-        self._renew_owners()
-        step = self._step
-        sparsity = self._sparsity.at(step)
+    def prepare(self) -> bool:
+        """As in `Compression`: False while gradients are still dense.
+
+        The codec is told of the step: the thread that encodes only reads.
+        """
+        sparsity = self._sparsity.at(self._step)
         if sparsity is None:
             return False
+        self._find_owners()
         self._dgc.sparsity = sparsity
-        self._dgc.begins = step == self._sparsity.begin
+        # it begins, or goes on where a checkpoint had none: nothing has gathered yet
+        self._dgc.begins = not self.ledger.has(VELOCITY)
         return True
+
+    def message_bytes(self, values: int) -> int:
+        """As in `Compression`: when it has become as sparse as it gets."""
+        return bytes_at(self._sparsity.levels[-1], [Span("", 0, 0, values)])
 
     @property
     def _step(self) -> int:
@@ -63,17 +69,18 @@ class DeepCompression(Compression):
         strategy = self._context.strategy
         by_levels = strategy.use_hierarchical_allreduce
         inner = strategy.hierarchical_allreduce_inter_nranks if by_levels else None
-        self._dgc.senders = senders_of(group, inner)
+        self._dgc.senders = len(senders(group, inner))
 
     def arrived(self, means: Mapping[str, Tensor]) -> None:
         """As in `Compression`: each reduction is to be that of one step."""
-        self._check_optimizers()
         self._refuse_second()
         self.hand_over(means)
 
     @torch.no_grad()
     def hand_over(self, means: Mapping[str, Tensor]) -> None:
         """As in `Compression`: it is given what it turns into the movement that has arrived."""
+        self._check_optimizers()
+        self._check_owners(means)
         for name, mean in means.items():
             handed_over(mean, self.momentum_of(name))
 
@@ -84,7 +91,8 @@ class DeepCompression(Compression):
             raise PlanError(
                 "dgc: the gradients of a model were reduced twice for one step of its optimizer, "
                 "but each reduction lets momentum gather. Make the other backwards of a step "
-                "inside fleet.no_sync(), or set gradient_merge; step behind every reduction; and "
+                "inside fleet.no_sync(), or set gradient_merge; step behind every reduction: where "
+                "a step was skipped behind backward, decide before backward, on all workers; and "
                 "detach what only passes through the model"
             )
         self._arrived_at = stepped
@@ -105,20 +113,32 @@ class DeepCompression(Compression):
             state.get("momentum_buffer"),
         )
 
-    def _renew_owners(self) -> None:
-        """Optimizers and groups may be added; the thread that encodes only reads."""
-        optimizers = [plan.optimizer for plan in self._context.optimizers]
-        groups = [len(optimizer.param_groups) for optimizer in optimizers]
-        if groups == self._groups:
-            return
+    def _find_owners(self) -> None:
+        """Parameters, groups and optimizers may have changed in any way since the last step."""
+        self._parameters = dict(self._module.named_parameters())
         self._owners = {
             id(parameter): (optimizer, number)
-            for optimizer in optimizers
+            for optimizer, number, parameter in self._held()
             if isinstance(optimizer, torch.optim.SGD)
-            for number, group in enumerate(optimizer.param_groups)
-            for parameter in group["params"]
         }
-        self._groups = groups
+
+    def _held(self) -> Iterator[tuple[torch.optim.Optimizer, int, Tensor]]:
+        """All that is stepped: by which optimizer, and in which of its groups."""
+        for plan in self._context.optimizers:
+            for number, group in enumerate(plan.optimizer.param_groups):
+                for parameter in group["params"]:
+                    yield plan.optimizer, number, parameter
+
+    def _check_owners(self, names: Iterable[str]) -> None:
+        """What was encoded without momentum must not be stepped with it."""
+        held = {id(parameter) for _, _, parameter in self._held()}
+        for name in names:
+            number = id(self._parameters[name])
+            if number in held and number not in self._owners:
+                raise PlanError(
+                    f"dgc: an optimizer got the parameter {name} while its gradient was on its "
+                    "way; add parameters before backward or behind the step"
+                )
 
     def _check_optimizers(self) -> None:
         """Some may have been registered late, and a scheduler may have set momentum to zero."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fleetlight import checkpoint
 from fleetlight.checkpoint import InferenceModel
 from fleetlight.errors import ConfigError, PlanError, did_you_mean
+from fleetlight.fleet import averaging
 from fleetlight.fleet.context import Context, current, current_or_none
 from fleetlight.fleet.model import as_plain_module
 from fleetlight.fleet.moving import MovedForward
@@ -116,6 +117,7 @@ def save_inference_model(
     refuse_in_server(context, "save_inference_model")
     if context.group.index != 0:
         return
+    averaging.warn_if_apart(context, "save_inference_model")
     examples = (example_inputs,) if isinstance(example_inputs, Tensor) else example_inputs
     with contextlib.ExitStack() as stack:
         module = model or registered_model(context)
@@ -153,6 +155,7 @@ def _save_program(
         refuse_in_server(context, "save_inference_model")
         if context.group.index != 0:
             return
+        averaging.warn_if_apart(context, "save_inference_model")
     examples, batched = examples_of(program, feeds)
     module = inference_module(program, feeds, fetches)
     inputs = tuple(examples.values())

@@ -14,7 +14,7 @@ import fleetlight
 from fleetlight.collective.forming import form
 from fleetlight.collective.registration import Scheduler
 from fleetlight.errors import ConfigError, FleetError, RoleError
-from fleetlight.fleet import account, averaging
+from fleetlight.fleet import averaging, served_figures
 from fleetlight.fleet.context import Context, Peers, current, current_or_none, set_current
 from fleetlight.fleet.joining import Service, join_servers
 from fleetlight.fleet.leaving import end_badly, tell_leaving, watch_the_end
@@ -23,7 +23,7 @@ from fleetlight.fleet.session import Session, drawn_of
 from fleetlight.observe import log
 from fleetlight.observe.log import logger
 from fleetlight.roles import Kind, Role, RoleMaker
-from fleetlight.strategy import DistributedStrategy, JobFacts, set_current_job
+from fleetlight.strategy import DistributedStrategy, JobFacts, conflicts, set_current_job
 
 
 def init(
@@ -38,6 +38,8 @@ def init(
     _check_call(role_maker, is_collective, strategy)
     maker = role_maker or RoleMaker(is_collective)
     strategy = strategy or DistributedStrategy()
+    # before the others wait for this process
+    conflicts.check(strategy)
     role = maker.role
     deadline_s, deadline_from = _deadline(role, strategy)
     _configure_log(role)
@@ -103,7 +105,7 @@ def run_server() -> None:
         )
     try:
         service.server.wait()
-        logger.info("%s", account.of_server(service.server.counted()))
+        logger.info("%s", served_figures.of_server(service.server.counted()))
     finally:
         service.stop()
     set_current(None)

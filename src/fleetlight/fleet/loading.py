@@ -14,7 +14,8 @@ from typing import Any
 
 from torch import nn
 
-from fleetlight import checkpoint
+# not `from fleetlight import`, which asks for the API, and that may be being imported
+import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import Checkpoint
 from fleetlight.errors import CheckpointError
 from fleetlight.fleet import averaging, compressing
@@ -106,6 +107,7 @@ def _fitted_served(
         if isinstance(plan, ServedOptimizer):
             count = steps[number] if number < len(steps) else saved.manifest.step
             yield functools.partial(setattr, plan, "steps", count)
+    yield from compressing.fitted(context, saved)
     loading.look()
     yield loading.load
     yield from _fitted_rest(context, saved)

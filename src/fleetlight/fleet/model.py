@@ -28,6 +28,7 @@ from fleetlight.fleet.context import Context, current
 from fleetlight.fleet.terms import settings_of, terms_of
 from fleetlight.observe.log import logger
 from fleetlight.static.graph.variable import is_written
+from fleetlight.strategy import DistributedStrategy
 
 
 @contextlib.contextmanager
@@ -158,7 +159,7 @@ class ModelPlan:
     def _up_to_date(self, replica: Replica) -> Replica:
         """To agree anew at the step, as is done else, would be to encode gradients twice."""
         for optimizer in self._context.optimizers:
-            optimizer.notice_changes()
+            optimizer.notice_changes(self)
         return self.replica or replica
 
     def replicate_again(self) -> None:
@@ -268,7 +269,7 @@ def reduction_of(context: Context, module: nn.Module | None = None) -> Reduction
             mib=strategy.fuse_grad_size_in_MB,
             count=strategy.fuse_grad_size_in_num,
         ),
-        narrow=narrow_type(strategy.fp16_allreduce) or narrow_type(strategy.compression),
+        narrow=_narrow(strategy),
         compression=None if module is None else compression_of(context, module),
         average=context.averages,
         synchronous=strategy.sync_nccl_allreduce,
@@ -281,6 +282,14 @@ def reduction_of(context: Context, module: nn.Module | None = None) -> Reduction
         ),
         find_unused=strategy.find_unused_parameters,
     )
+
+
+def _narrow(strategy: DistributedStrategy) -> torch.dtype | None:
+    """The type that values travel in, if a strategy asks for one."""
+    asked = narrow_type(strategy.fp16_allreduce) or narrow_type(strategy.compression)
+    # to float16, what a small learning rate moves parameters by is nothing
+    moves = asked is torch.float16 and averaging.chosen(strategy) is not None
+    return torch.bfloat16 if moves else asked
 
 
 def _recompute(module: nn.Module, names: list[str]) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from fleetlight.collective.group import Group
 from fleetlight.errors import PlanError
 from fleetlight.fleet.averaging import Alone, alone_of
+from fleetlight.fleet.compressing import refuse_scaler
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.gradient_merge import GradientMerge
 from fleetlight.fleet.model import ModelPlan
@@ -222,6 +223,7 @@ class OptimizerPlan:
         self._refuse_beside_program()
         # with a closure, those that are there were used before, and will be made anew
         self._make_ready(takes_assigned=_closure_in(args, kwargs) is None)
+        refuse_scaler(self.models)
         return self._with_common_loss(args, kwargs)
 
     def _refuse_beside_program(self) -> None:
@@ -248,10 +250,18 @@ class OptimizerPlan:
                 used = self._used.get(plan, 0) if takes_assigned else -1
                 plan.replica.ensure_reduced(expected=self.merge is not None, used=used)
 
-    def notice_changes(self) -> None:
-        """Agree anew now, instead of at the step, if it has begun and steps other parameters."""
-        if self._known is not None:
-            self._look_at_parameters()
+    def notice_changes(self, model: ModelPlan) -> None:
+        """Agree anew now, instead of at the step, if it has begun and trains others of the model.
+
+        None of them for now, as where two models train against each other, is no change.
+        """
+        if self._known is None:
+            return
+        theirs = {id(p) for p in model.module.parameters()}
+        trainable = self._trainable()
+        found = trainable.keys() & theirs
+        if found and found != self._known & theirs:
+            self._know(trainable)
 
     def _look_at_parameters(self) -> None:
         trainable = self._trainable()
@@ -268,15 +278,16 @@ class OptimizerPlan:
 
     def _know(self, trainable: dict[int, Tensor]) -> None:
         """Find the models it steps; those whose parameters have changed agree anew."""
+        # to agree is to begin with equal values: workers that are apart would lose theirs
+        agreed = self._known is None or not self.trains_alone
         if self._known is not None:
             self._is_outdated = True
-            # to agree is to begin with equal values: workers that are apart would lose theirs
-            if not self.trains_alone:
+            if agreed:
                 self._agree_anew()
         self._known = set(trainable)
         self._check_parameters(self._known)
         if self.alone is not None:
-            self.alone.engine.trains(trainable.values())
+            self.alone.engine.trains(trainable.values(), agreed=agreed)
 
     def _agree_anew(self) -> None:
         if self._is_outdated:
@@ -310,10 +321,14 @@ class OptimizerPlan:
         for plan in self.models:
             if plan.replica is not None:
                 self._used[plan] = plan.stepped = plan.replica.reductions
-        if isinstance(context.group, Group):
-            context.group.count_step(context.step)
+        group = context.group if isinstance(context.group, Group) else None
+        if group is not None:
+            group.tell_step(context.step)
         if self.alone is not None and self.alone.step_made():
             self._agree_anew()
+        if group is not None:
+            # a meeting behind the step is a part of what it costs
+            group.account.count_step()
 
     def _check_parameters(self, mine: set[int]) -> None:
         """A parameter outside every registered model would drift apart on the workers."""

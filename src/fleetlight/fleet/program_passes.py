@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from fleetlight.collective.codecs.codec import Span
+from fleetlight.collective.coded import coded_in
 from fleetlight.collective.group import Group
 from fleetlight.collective.replica import Reduction
 from fleetlight.collective.routes.levels import Groups, levels_of
@@ -16,7 +16,7 @@ from fleetlight.collective.routes.routing import takes_levels
 from fleetlight.errors import StrategyError
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.model import reduction_of
-from fleetlight.fleet.summing import coded_in, may_train_alone
+from fleetlight.fleet.summing import may_train_alone
 from fleetlight.static import passes
 from fleetlight.static.running.options import Options
 
@@ -84,17 +84,14 @@ def _of_reduction(context: Context, model: nn.Module) -> Iterator[Pass]:
 def _levels(group: Group, reduction: Reduction) -> tuple[Groups, ...]:
     """Where workers share hosts; elsewhere all of them sum at once."""
     levels = [] if reduction.inner is None else levels_of(group.hellos, reduction.inner)
-    return tuple(levels) if takes_levels(group, levels) else ()
+    taken = takes_levels(group, levels, coded=reduction.compression is not None)
+    return tuple(levels) if taken else ()
 
 
 def _coded(model: nn.Module, reduction: Reduction) -> Iterator[Pass]:
-    if reduction.compression is None:
+    compression = reduction.compression
+    if compression is None:
         return
-    reduction.compression.check(name for name, _ in model.named_parameters())
-    codec = reduction.compression.codec
-    coded: set[Tensor] = set(coded_in(model, reduction).values())
-
-    def message_bytes(values: int) -> int:
-        return codec.message_bytes([Span("", 0, 0, values)])
-
-    yield passes.Compress(codec.name, coded.__contains__, message_bytes)
+    compression.check(name for name, _ in model.named_parameters())
+    coded: set[Tensor] = set(coded_in(model, compression).values())
+    yield passes.Compress(compression.codec.name, coded.__contains__, compression.message_bytes)

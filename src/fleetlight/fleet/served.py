@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fleetlight.collective.group import Group
 from fleetlight.collective.sink import weighed
 from fleetlight.errors import PlanError
+from fleetlight.fleet.compressing import refuse_scaler
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.loss_scaling import scaler_at_work, tell_infinity
 from fleetlight.fleet.model import ModelPlan
@@ -125,6 +126,7 @@ class ServedOptimizer(OptimizerPlan):
         for plan in self.context.models:
             if plan.replica is not None:
                 plan.replica.ensure_reduced(expected=self.merge is not None)
+        refuse_scaler(self.context.models)
         skip = self._unscale()
         # A norm is that of all who take part in a step: where it is a number, nobody had an
         # infinity, and a skip means that somebody has cleared what was clipped.

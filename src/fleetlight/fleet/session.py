@@ -16,7 +16,7 @@ from fleetlight.collective.group import Group
 from fleetlight.collective.liveness import Liveness
 from fleetlight.collective.membership import several
 from fleetlight.errors import PlanError
-from fleetlight.fleet import account
+from fleetlight.fleet import served_figures
 from fleetlight.fleet.moving import MovedForward, is_movable, rows_of
 from fleetlight.fleet.planning import Drawn, draw
 from fleetlight.observe.log import logger
@@ -209,9 +209,9 @@ class Session:
         self.is_over = True
         if self.is_open:
             self.communicator.stop()
-            logger.info("%s", account.of_worker(self.communicator.figures()))
+            logger.info("%s", served_figures.of_worker(self.communicator.figures()))
             if self.client.worker == 0:
-                logger.info("%s", account.of_servers(self.client.figures()))
+                logger.info("%s", served_figures.of_servers(self.client.figures()))
 
     def leave(self) -> None:
         """Part from the scheduler, and the workers that averaged with this one."""

@@ -13,10 +13,11 @@ from torch.futures import Future
 
 from fleetlight.collective import agreement
 from fleetlight.collective.at_once import reduce_at_once
+from fleetlight.collective.coded import coded_in
 from fleetlight.collective.group import Group
 from fleetlight.collective.position import UNKNOWN, Position, Stamp, check_equally_far
 from fleetlight.collective.reducer import Reducer
-from fleetlight.collective.replica import Reduction, reducer_of
+from fleetlight.collective.replica import reducer_of
 from fleetlight.collective.routes.route import Part
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.model import reduction_of
@@ -81,7 +82,7 @@ class Summing:
         self._position, self._program = position, program
         if alone:
             return reducing(NoReductions())
-        is_coded = self._compression is not None and self._compression.is_on
+        is_coded = self._compression is not None and self._compression.prepare()
         self._reductions.prepare(self._stamp(), self._parts[program] if is_coded else {})
         return reducing(self._reductions)
 
@@ -97,13 +98,7 @@ class Summing:
 
         def settle(reductions: Sequence[Future[Tensor]]) -> None:
             with self._group.named(operation):
-                reducer.finish()
-                for reduction in reductions:
-                    reduction.wait()
-                if reducer.failures:
-                    failure = reducer.failures[0]
-                    reducer.failures.clear()
-                    raise failure
+                reducer.settle(reductions)
             self._check(reducer.stamps())
 
         reduce_at_once(
@@ -112,7 +107,7 @@ class Summing:
             settle,
             limits=self._reduction.limits,
             parameters=dict(self._module.named_parameters()),
-            coded=coded_in(self._module, self._reduction),
+            coded=coded_in(self._module, self._compression),
         )
 
     def _stamp(self) -> Stamp:
@@ -139,15 +134,3 @@ class Summing:
 def may_train_alone(context: Context) -> bool:
     """Whether the strategy has workers train alone, if only later."""
     return any(getattr(context.strategy, name) for name in LOCAL)
-
-
-def coded_in(module: nn.Module, reduction: Reduction) -> dict[str, nn.Parameter]:
-    """The parameters of a model whose gradients may travel in another form."""
-    compression = reduction.compression
-    if compression is None:
-        return {}
-    return {
-        name: parameter
-        for name, parameter in module.named_parameters()
-        if parameter.dtype == torch.float32 and compression.covers(name, parameter)
-    }

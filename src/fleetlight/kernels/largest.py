@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fleetlight.errors import DivergedError
 from fleetlight.kernels.arrays import Floats, Int32s, Int64s, Positions, Values
 from fleetlight.kernels.compiling import kernel, part
 
@@ -32,8 +33,13 @@ def take_out(values: Floats, places: Positions, taken: Floats) -> None:
 
 
 def add_at(places: Positions, values: Values, total: Floats) -> None:
-    """Add values at places."""
-    _add_at(places, values, total)
+    """Add values at places. They have come from elsewhere: one outside of the total is an error."""
+    added = _add_at(places, values, total)
+    if added < len(places):
+        raise DivergedError(
+            f"a message has a value for place {places[added]}, expected places from 0 to "
+            f"{len(total) - 1}: the workers do not reduce the same gradients, or it was damaged"
+        )
 
 
 @kernel
@@ -91,6 +97,10 @@ def _take_out(values: Floats, places: Positions, taken: Floats) -> None:
 
 
 @kernel
-def _add_at(places: Positions, values: Values, total: Floats) -> None:
+def _add_at(places: Positions, values: Values, total: Floats) -> int:
+    """Answers how many it has added before it met one that is outside."""
     for i in range(len(places)):
+        if not 0 <= places[i] < len(total):
+            return i
         total[places[i]] += values[i]
+    return len(places)

@@ -43,6 +43,11 @@ def capture(
     dimension of every input is the batch, of any size.
     """
     clip = Clip(clip_norm, clip_value)
+    if not isinstance(example_inputs, Mapping):
+        raise ConfigError(
+            f"capture: example_inputs is a {type(example_inputs).__name__}, expected a mapping of "
+            'names to tensors, such as {"x": x, "y": y}: programs are fed by these names'
+        )
     if optimizer is not None:
         optimizers.check(optimizer)
         if loss_fn is None:

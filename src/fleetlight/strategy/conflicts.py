@@ -57,9 +57,10 @@ def _is_scaled(strategy: DistributedStrategy) -> bool:
 
 _FLOAT16 = "amp_configs.dtype = 'float16'"
 _SUM = "gradient_scale = 'sum'"
+_UNUSED = "find_unused_parameters"
 
 _TESTS: dict[str, Test] = {
-    **{name: _on(name) for name in (*LOCAL, "dgc", "fp16_allreduce", "sync_batch_norm")},
+    **{name: _on(name) for name in (*LOCAL, "dgc", "fp16_allreduce", "sync_batch_norm", _UNUSED)},
     _FLOAT16: _is_scaled,
     _SUM: lambda strategy: strategy.gradient_scale == "sum",
     "compression": lambda strategy: strategy.compression != "none",
@@ -80,10 +81,14 @@ _OWED = (
     "no loss scale"
 )
 
+_NEVER_PAID = "what a parameter is owed that no worker used in a step would be lost"
+
 _COMPRESSING = [
     ("compression", "fp16_allreduce", "both say in which form gradients travel"),
     ("dgc", "compression", "both say in which form gradients travel"),
     ("dgc", "fp16_allreduce", "both say in which form gradients travel"),
     ("dgc", _FLOAT16, _OWED),
     ("compression = 'int8' or 'topk'", _FLOAT16, _OWED),
+    ("dgc", _UNUSED, _NEVER_PAID),
+    ("compression = 'int8' or 'topk'", _UNUSED, _NEVER_PAID),
 ]

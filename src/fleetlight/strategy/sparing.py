@@ -19,7 +19,7 @@ def hierarchy(strategy: DistributedStrategy, job: JobFacts) -> Effect:
         return True, "off: all workers take part in one all-reduce"
     if not job.is_collective:
         return True, "where workers share hosts, those of one sum first"
-    if job.backend != "gloo":
+    if job.backend != "gloo" and not _is_coded(strategy, job):
         return False, "it is for CPUs: on GPUs NCCL finds its own way through the hosts"
     if job.node_num == 1 and not 1 < inner < job.worker_num:
         return False, "all workers are on one host, so there is no link between hosts to spare"
@@ -51,19 +51,31 @@ def compression(strategy: DistributedStrategy, job: JobFacts) -> Effect:
     """In which form gradients cross between hosts."""
     if strategy.compression == "none":
         return True, _elsewhere(strategy, "fp16_allreduce", "dgc")
-    if not crosses_a_link(strategy, job):
+    if not _travels_so(strategy, job, coded=strategy.compression in ("int8", "topk")):
         return False, _NO_LINK
-    return True, _FORMS[strategy.compression].format(_percent(strategy.compression_configs.ratio))
+    if strategy.compression == "fp16" and _moves(strategy, job):
+        return True, _MOVED
+    ratio = _percent(strategy.compression_configs.ratio)
+    return True, _FORMS[strategy.compression].format(_senders(job), ratio)
 
 
 _NO_LINK = "all workers are on one host, so nothing crosses a link that could be spared"
 
+_MOVED = (
+    "as bfloat16: to float16, what workers that train alone have moved by would often be nothing"
+)
+
 _FORMS = {
-    "fp16": "gradients cross between hosts as float16",
-    "bf16": "gradients cross between hosts as bfloat16",
-    "int8": "gradients cross between hosts as int8, with a scale for every block",
-    "topk": "of the gradients, the {} that are largest cross between hosts",
+    "fp16": "gradients cross between {} as float16",
+    "bf16": "gradients cross between {} as bfloat16",
+    "int8": "gradients cross between {} as int8, with a scale for every block",
+    "topk": "of the gradients, the {1} that are largest cross between {0}",
 }
+
+
+def _senders(job: JobFacts) -> str:
+    """Between whom something crosses that is not in its own form."""
+    return "workers" if job.is_collective and job.node_num == 1 else "hosts"
 
 
 def _elsewhere(strategy: DistributedStrategy, *others: str) -> str:
@@ -88,25 +100,49 @@ def narrowing(strategy: DistributedStrategy, job: JobFacts) -> Effect:
     """Of `fp16_allreduce`."""
     if strategy.fp16_allreduce is False:
         return True, _elsewhere(strategy, "compression", "dgc")
-    if not crosses_a_link(strategy, job):
+    if not _travels_so(strategy, job, coded=False):
         return False, _NO_LINK
-    return True, "as bfloat16" if strategy.fp16_allreduce == "bf16" else "as float16"
+    if strategy.fp16_allreduce == "bf16":
+        return True, "as bfloat16"
+    return True, _MOVED if _moves(strategy, job) else "as float16"
 
 
 def dgc(strategy: DistributedStrategy, job: JobFacts) -> Effect:
     """Of deep gradient compression."""
     if not strategy.dgc:
         return True, "off: gradients are dense"
-    if not crosses_a_link(strategy, job):
+    if not job.is_collective:
+        return False, (
+            "it is for collective jobs, whose steps are the optimizer's own; with parameter "
+            "servers, compression = 'topk' goes with dense gradients that are reduced"
+        )
+    if not _travels_so(strategy, job, coded=True):
         return False, _NO_LINK
     last = strategy.dgc_configs.sparsity[-1]
     return True, f"the largest {_percent(1 - last)} of the gradients are sent"
 
 
-def crosses_a_link(strategy: DistributedStrategy, job: JobFacts) -> bool:
-    """False where workers sum in memory that they share."""
-    return not (
-        job.is_collective and job.node_num == 1 and job.backend == "gloo" and strategy.shared_memory
+def _travels_so(strategy: DistributedStrategy, job: JobFacts, *, coded: bool) -> bool:
+    """False where workers are on one host, and what travels in another form spares no link.
+
+    NCCL has no shared memory to sum in, so narrow types may be of use there.
+    """
+    if not job.is_collective or job.node_num > 1 or not strategy.shared_memory:
+        return True
+    return job.backend != "gloo" and not coded
+
+
+def _is_coded(strategy: DistributedStrategy, job: JobFacts) -> bool:
+    """Whether gradients travel as messages of a codec, which go by levels on GPUs as well."""
+    asked = strategy.dgc or strategy.compression in ("int8", "topk")
+    return asked and _travels_so(strategy, job, coded=True)
+
+
+def _moves(strategy: DistributedStrategy, job: JobFacts) -> bool:
+    """Whether workers train alone, and tell each other how far they have moved."""
+    return any(
+        getattr(strategy, effect.__name__) and effect(strategy, job)[0]
+        for effect in (localsgd, adaptive_localsgd, diloco)
     )
 
 
@@ -149,7 +185,7 @@ def _alone(on: bool, k: int, begin_step: int, sentence: str, job: JobFacts) -> E
         return False, "one worker has nobody to meet"
     if k == 1:
         return False, "to average after every step is to train synchronously, which is what is done"
-    return True, sentence + (f", from step {begin_step} on" if begin_step > 1 else "")
+    return True, sentence + (f", from step {begin_step + 1} on" if begin_step > 1 else "")
 
 
 def _percent(ratio: float) -> str:

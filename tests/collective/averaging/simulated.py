@@ -42,6 +42,8 @@ class Worker:
         self._table, self.index, self.size = table, index, table.size
         #: the names in each mean that was taken
         self.means: list[list[str]] = []
+        #: how many times worker 0 gave tensors to all
+        self.broadcasts = 0
 
     def mean(self, named: Mapping[str, Tensor], operation: str) -> None:
         self.means.append(list(named))
@@ -60,6 +62,7 @@ class Worker:
         return tensor.copy_(torch.stack(everybody).amax(0))
 
     def broadcast(self, tensors: Sequence[Tensor], operation: str) -> None:
+        self.broadcasts += 1
         first = self._table.exchange(self.index, [tensor.clone() for tensor in tensors])[0]
         for tensor, value in zip(tensors, first, strict=True):
             tensor.copy_(value)

@@ -164,6 +164,33 @@ def test_what_was_frozen_meets_once_more_and_what_came_takes_part() -> None:
     assert torch.equal(end, other_end)
 
 
+def came_unagreed(worker: Any) -> Any:
+    """A parameter joins whose first values are each worker's own: index + 1."""
+    training = Training(worker)
+    training.step(0)
+    training.model.add_module("2", nn.Linear(2, 2, bias=False).double())
+    new: Any = training.model[2].weight
+    torch.nn.init.constant_(new, worker.index + 1)
+    training.optimizer.add_param_group({"params": [new]})
+    training.engine.trains(training.model.parameters(), agreed=False)
+    training.step(0)
+    first = new.detach().clone()
+    shared = worker.broadcasts
+    training.step(0)
+    training.step(0)
+    return first, new.detach().clone(), worker.broadcasts - shared
+
+
+def test_what_came_while_workers_were_apart_begins_with_worker_0s_values() -> None:
+    (one, end, shared), (two, other_end, _) = together(came_unagreed)
+    # gradients are 0 on worker 0 and 1 on worker 1
+    torch.testing.assert_close(one, torch.full_like(one, 1 - 0.1 / 2))
+    assert torch.equal(one, two)
+    assert torch.equal(end, other_end)
+    # of the next meeting, only the count of batches
+    assert shared == 1
+
+
 def adaptive(worker: Any) -> Any:
     """Losses are 8 at first, then 2: k = ceil(4 sqrt(2 / 8)) = 2, then 1 / 2 of the rate."""
     training = Training(worker, schedule=Adaptive(4, 16, 0))

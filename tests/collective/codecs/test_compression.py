@@ -49,9 +49,14 @@ def test_names_must_be_those_of_something() -> None:
     assert "body.10" in str(caught.value)
 
 
+def test_it_knows_how_long_messages_are() -> None:
+    # one byte a value, and the scales of two blocks
+    assert compression().message_bytes(300) == 308
+
+
 def test_what_has_arrived_is_left_as_it_is() -> None:
     found, mean = compression(), torch.ones(3)
-    assert found.is_on
+    assert found.prepare()
     found.begin()
     found.arrived({"body.0.weight": mean})
     found.hand_over({"body.0.weight": mean})

@@ -33,6 +33,15 @@ def test_kinds_are_apart() -> None:
     assert ledger.of("owed", (A, B)).tolist() == [0, 1, 2, 3, 4]
 
 
+def test_it_knows_of_which_kind_it_has_any() -> None:
+    ledger = filled()
+    assert ledger.has("owed")
+    assert not ledger.has("velocity")
+    ledger.load({"velocity/a": torch.ones(2)})
+    assert not ledger.has("owed")
+    assert ledger.has("velocity")
+
+
 def test_it_goes_with_the_parameter_into_other_buckets() -> None:
     ledger = filled()
     assert ledger.of("owed", (B, C, A)).tolist() == [2, 3, 4, 9, 0, 1]

@@ -35,8 +35,23 @@ def test_messages_are_used_again_when_they_are_given_back() -> None:
     one, other = messages.take(2, 8), messages.take(2, 8)
     assert one.data_ptr() != other.data_ptr()
     messages.give_back(one)
-    assert messages.take(2, 8) is one
-    assert messages.take(1, 8).shape == (1, 8)
+    again = messages.take(3, 4)
+    assert again.data_ptr() == one.data_ptr()
+    assert again.shape == (3, 4)
+    assert messages.take(1, 8).data_ptr() != other.data_ptr()
+
+
+def test_messages_take_the_memory_that_fits_best_and_keep_none_that_does_not() -> None:
+    messages = Messages()
+    small, large = messages.take(1, 8), messages.take(1, 32)
+    messages.give_back(large, small)
+    addresses = small.data_ptr(), large.data_ptr()
+    assert messages.take(2, 4).data_ptr() == addresses[0]
+    assert messages.take(2, 5).data_ptr() == addresses[1]
+    # messages that grow leave nothing behind
+    for length in range(50, 60):
+        messages.give_back(messages.take(1, length))
+    assert [len(memory) for memory in messages._free] == [59]
 
 
 def groups(count: int) -> list[Any]:

@@ -7,19 +7,53 @@ import logging
 import os
 import signal
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from tests.collective.routes.test_levels import hellos
 from tests.workers import WorkerFailedError, run_processes
 from torch import nn
 from torch.nn import functional as F
 
 import fleetlight as fleet
 from fleetlight.collective.routes import neighbours
+from fleetlight.collective.routes.levels import levels_of
+from fleetlight.collective.routes.routing import crosses_a_link, senders, takes_levels
 from fleetlight.fleet.context import current
 
 pytestmark = pytest.mark.multiprocess
+
+
+def on(hosts: list[int], backend: str = "gloo") -> Any:
+    """A group, as far as it is looked at, of workers on numbered hosts."""
+    return SimpleNamespace(hellos=hellos(hosts), size=len(hosts), backend=backend)
+
+
+def test_of_those_who_sum_first_one_sends() -> None:
+    assert list(senders(on([0, 1, 0, 1]), None)) == [0, 1, 2, 3]
+    assert list(senders(on([0, 1, 0, 1]), 0)) == [0, 1]
+    assert list(senders(on([0, 0, 0]), 2)) == [0, 2]
+    # no levels
+    assert list(senders(on([0, 1]), 0)) == [0, 1]
+    assert list(senders(on([0, 0]), 0)) == [0, 1]
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_a_link_is_crossed_between_hosts_or_where_no_memory_is_shared(backend: str) -> None:
+    assert crosses_a_link(on([0, 1], backend), True)
+    assert crosses_a_link(on([0, 0], backend), False)
+    assert not crosses_a_link(on([0, 0], backend), True)
+
+
+def test_nccl_goes_by_levels_only_with_messages() -> None:
+    levels = levels_of(hellos([0, 0, 1, 1]))
+    assert takes_levels(on([0, 0, 1, 1]), levels)
+    assert not takes_levels(on([0, 0, 1, 1], "nccl"), levels)
+    assert takes_levels(on([0, 0, 1, 1], "nccl"), levels, coded=True)
+    assert not takes_levels(on([0, 1], "nccl"), levels_of(hellos([0, 1])), coded=True)
+
 
 #: in turns, so that neighbours in the order of the workers are on different hosts
 TWO_HOSTS = ["127.0.0.1", "127.0.0.2"] * 2

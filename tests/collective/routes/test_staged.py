@@ -45,9 +45,9 @@ PARTS = (Part("a", 3),)
 def test_the_sum_comes_back() -> None:
     route = Doubling()
     staged, buffer = Staged(route), torch.ones(3)
-    future = staged.start(Bucket(7, buffer, PARTS), BLANK)
+    future = staged.start(Bucket(7, buffer, PARTS, True), BLANK)
     [(sent, _)] = route.started
-    assert (sent.index, sent.parts) == (7, PARTS)
+    assert (sent.index, sent.parts, sent.is_exact) == (7, PARTS, True)
     assert sent.buffer.data_ptr() != buffer.data_ptr()
     assert not future.done()
     staged.finish()

@@ -54,6 +54,15 @@ def test_all_find_the_same() -> None:
         assert len(found.listening) == len(of.ports) + 1
 
 
+def test_how_long_it_takes_is_said_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "_LONG_S", 0.0)
+    (_, said), (_, other) = doctors(asked(2), range(2))
+    (at,) = [number for number, text in enumerate(said) if "links are measured" in text]
+    assert said[at].startswith("2 links are measured, one after another")
+    assert said[at + 1].startswith("measuring ")
+    assert not any("links are measured" in text for text in other)
+
+
 def test_one_that_does_not_come_is_named_and_the_others_are_measured() -> None:
     of = asked(3)
     (first, said), (second, _) = doctors(of, range(2), deadline_s=1.0)

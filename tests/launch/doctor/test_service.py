@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import errno
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from tests.launch.doctor.doctors import HOSTS, asked, facts
 
 from fleetlight.errors import FleetError, ProtocolError
 from fleetlight.launch.doctor import probe
+from fleetlight.launch.doctor import service as service_module
 from fleetlight.launch.doctor.messages import (
     Done,
     Echo,
@@ -121,6 +125,40 @@ def test_connections_come_to_an_end_in_number() -> None:
     else:
         pytest.fail("nobody is let in any more")
     last.close()
+
+
+class _Full(socket.socket):
+    """A listener of a process with too many open files, the first time."""
+
+    asked = 0
+
+    def accept(self) -> Any:
+        self.asked += 1
+        if self.asked == 1:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().accept()
+
+
+def test_too_many_open_files_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    class Counted(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout or 0.0)
+            return super().wait(timeout)
+
+    listener = _Full()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((HOSTS[1], ASKED.port))
+    listener.listen()
+    monkeypatch.setattr(service_module, "_LOOK_S", 0.01)
+    monkeypatch.setattr(threading, "Event", Counted)
+    service = Service(listener, ASKED, 1, facts(ASKED))
+    asking = wire()
+    assert asking.ask(Echo(), Done) == Done()
+    asking.close()
+    service.close()
+    assert waits.count(0.01) == 1
 
 
 def test_a_port_that_cannot_be_reached_is_named(service: Service) -> None:

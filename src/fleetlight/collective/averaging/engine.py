@@ -47,6 +47,8 @@ class Averaging:
         self._trained: list[Tensor] = []
         #: the values that all workers had when they were equal last
         self._start: dict[Tensor, Tensor] = {}
+        #: what came while workers were apart, so that they may have begun it with other values
+        self._unagreed: set[Tensor] = set()
         self._is_started = False
         #: True when the states of the optimizers may differ
         self._moments_apart = False
@@ -75,9 +77,14 @@ class Averaging:
         """True when the loss of the coming step will be asked for."""
         return isinstance(self.schedule, Adaptive) and self.meets_next
 
-    def trains(self, parameters: Iterable[Tensor]) -> None:
-        """From now on the optimizer steps these; what it stepped before counts once more."""
-        self._trained = [p for p in parameters if p.numel()]
+    def trains(self, parameters: Iterable[Tensor], *, agreed: bool = True) -> None:
+        """From now on the optimizer steps these; what it stepped before counts once more.
+
+        `agreed`: the workers are known to have begun with the same values of those that are new.
+        """
+        known, self._trained = set(self._trained), [p for p in parameters if p.numel()]
+        if not agreed:
+            self._unagreed.update(set(self._trained) - known)
         self._is_started = False
 
     @torch.no_grad()
@@ -129,19 +136,23 @@ class Averaging:
         self.schedule.met()
         self.meetings += 1
         self._start = {p: self._start[p] for p in self._trained if p in self._start}
+        self._unagreed.clear()
 
     def _average(self, member: Member) -> None:
         trained = {name: p for name, p in member.parameters.items() if p in self._start}
         parameters = list(trained.values())
         start = [self._start[p] for p in parameters]
         moved = list(torch._foreach_sub(start, parameters)) if parameters else []
+        # each has moved from where it was, and all go on from where worker 0 was
+        unagreed = [self._start[p] for p in parameters if p in self._unagreed]
+        self._share(unagreed, "first values of new parameters")
         averaged, taken = self._sorted(member.buffers)
         named = dict(zip([MOVED + name for name in trained], moved, strict=True))
         member.means.mean({**named, **averaged}, _OPERATION)
         if parameters:
             self._outer.step(parameters, start, moved)
             torch._foreach_copy_(parameters, start)
-        self._share(taken)
+        self._share(taken, "buffers of worker 0")
 
     def _sorted(self, buffers: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]:
         """Buffers of which the mean is taken, and those that are worker 0's."""
@@ -153,9 +164,10 @@ class Averaging:
         others = [b for name, b in buffers.items() if f"buffer/{name}" not in averaged]
         return averaged, others
 
-    def _share(self, tensors: Sequence[Tensor]) -> None:
+    def _share(self, tensors: Sequence[Tensor], operation: str) -> None:
+        """Let all have worker 0's."""
         for _, alike in itertools.groupby(sorted(tensors, key=_kind), _kind):
-            self._group.broadcast(list(alike), "buffers of worker 0")
+            self._group.broadcast(list(alike), operation)
 
     def _treat_optimizer_state(self, members: Sequence[Member]) -> None:
         if self._optimizer_state == "average":
@@ -195,6 +207,7 @@ class Averaging:
 
     def _restart(self) -> None:
         self._start.clear()
+        self._unagreed.clear()
         self._is_started = self._moments_apart = False
 
 

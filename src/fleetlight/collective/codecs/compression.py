@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
-from fleetlight.collective.codecs.codec import Codec
+from fleetlight.collective.codecs.codec import Codec, Span
 from fleetlight.collective.codecs.ledger import Ledger
 from fleetlight.errors import StrategyError, did_you_mean
 
@@ -32,10 +32,13 @@ class Compression:
     def begin(self) -> None:
         """Called where it takes effect, before the first gradient; may refuse."""
 
-    @property
-    def is_on(self) -> bool:
-        """Whether the coming gradients travel coded."""
+    def prepare(self) -> bool:
+        """Called once before gradients travel; answers whether they do so coded."""
         return True
+
+    def message_bytes(self, values: int) -> int:
+        """How long the message of a parameter with so many values is, once nothing changes."""
+        return self.codec.message_bytes([Span("", 0, 0, values)])
 
     def arrived(self, means: Mapping[str, Tensor]) -> None:
         """Called with the means of covered gradients of a backward, before anybody uses them."""

@@ -65,7 +65,7 @@ class DGC:
 
     def message_bytes(self, spans: Sequence[Span]) -> int:
         """As in `Codec`."""
-        return 8 * sum(sent_of(span, 1 - self.sparsity) for span in spans)
+        return bytes_at(self.sparsity, spans)
 
     def encode(self, values: Tensor, stretch: Stretch, message: Tensor) -> None:
         """As in `Codec`. Where values are not finite, these are sent and nothing gathers."""
@@ -124,6 +124,11 @@ class DGC:
         norm = float(torch.linalg.vector_norm(gradient))
         if norm > limit:
             gradient.mul_(limit / norm)
+
+
+def bytes_at(sparsity: float, spans: Sequence[Span]) -> int:
+    """How long a message is at a sparsity."""
+    return 8 * sum(sent_of(span, 1 - sparsity) for span in spans)
 
 
 def handed_over(movement: Tensor, momentum: Momentum) -> None:

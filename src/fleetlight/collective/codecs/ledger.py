@@ -32,6 +32,10 @@ class Ledger:
         found = self._kept.get((kind, parts))
         return self._taken_in(kind, parts) if found is None else found
 
+    def has(self, kind: str) -> bool:
+        """Whether anything of that kind is kept, or was loaded."""
+        return any(found == kind for found, _ in (*self._kept, *self._loose))
+
     def state(self) -> dict[str, Tensor]:
         """Copies, by kind and parameter."""
         loose = {f"{kind}/{name}": tensor.clone() for (kind, name), tensor in self._loose.items()}

@@ -12,7 +12,9 @@ in the same order, and bring them to an end in that order.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -222,21 +224,36 @@ class _Shots:
 
 
 class Messages:
-    """Memory of messages, which is used again."""
+    """Memory of messages, which is used again, also for shorter ones."""
 
     def __init__(self) -> None:
-        self._free: dict[tuple[int, int], list[Tensor]] = {}
+        self._free: list[Tensor] = []
+        #: by the address of what was made of them
+        self._taken: dict[int, Tensor] = {}
+        # who takes and who gives back are two threads
+        self._lock = threading.Lock()
 
     def take(self, count: int, length: int) -> Tensor:
         """So many messages of so many bytes."""
-        free = self._free.get((count, length))
-        return free.pop() if free else torch.empty(count, length, dtype=torch.uint8)
+        with self._lock:
+            memory = self._found(max(1, count * length))
+            self._taken[memory.data_ptr()] = memory
+        return memory[: count * length].view(count, length)
 
     def give_back(self, *taken: Tensor) -> None:
         """Nobody reads or writes them any more."""
-        for messages in taken:
-            count, length = messages.shape
-            self._free.setdefault((count, length), []).append(messages)
+        with self._lock:
+            self._free.extend(self._taken.pop(messages.data_ptr()) for messages in taken)
+
+    def _found(self, size: int) -> Tensor:
+        """The smallest that is large enough; where none is, the largest makes room for it."""
+        self._free.sort(key=len)
+        sizes = [len(memory) for memory in self._free]
+        place = bisect.bisect_left(sizes, size)
+        if place < len(sizes):
+            return self._free.pop(place)
+        del self._free[-1:]
+        return torch.empty(size, dtype=torch.uint8)
 
 
 def gathered(everybody: Tensor, mine: Tensor, group: dist.ProcessGroup) -> Any:

@@ -54,20 +54,26 @@ def route_of(group: Group, wishes: Wishes) -> Route | None:
     return shared_memory_of(group) if wishes.shared_memory else None
 
 
-def senders_of(group: Group, inner: int | None) -> int:
-    """How many workers send, where workers that sum first are one."""
+def senders(group: Group, inner: int | None) -> Sequence[int]:
+    """The workers that send messages of a codec: of those that sum first, one."""
     levels = [] if inner is None else levels_of(group.hellos, inner)
-    return len(levels[-1][0]) if levels else group.size
+    return levels[-1][0] if levels else range(group.size)
 
 
 def crosses_a_link(group: Group, shared_memory: bool) -> bool:
-    """False where workers sum in memory that they share, so that no other form is worth while."""
-    return len(hosts_of(group.hellos)) > 1 or group.backend != "gloo" or not shared_memory
+    """False where all workers are on one host, so that a codec would cost and spare nothing.
+
+    Who wants them to do without shared memory gets what workers of several hosts do.
+    """
+    return len(hosts_of(group.hellos)) > 1 or not shared_memory
 
 
-def takes_levels(group: Group, levels: Sequence[Groups]) -> bool:
-    """Whether these levels are a hierarchy, and taken: NCCL finds its own way through the hosts."""
-    return len(levels) > 1 and group.backend == "gloo"
+def takes_levels(group: Group, levels: Sequence[Groups], *, coded: bool = False) -> bool:
+    """Whether these levels are a hierarchy, and taken: NCCL finds its own way through the hosts.
+
+    What is `coded` is in main memory, and does not go through it.
+    """
+    return len(levels) > 1 and (coded or group.backend == "gloo")
 
 
 def _hierarchy(group: Group, levels: Sequence[Groups], wishes: Wishes) -> Hierarchy:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,9 +30,8 @@ class Staged:
         def bring_back(done: Future[Any]) -> None:
             back.set_result(buffer.copy_(sent))
 
-        self._route.start(Bucket(bucket.index, sent, bucket.parts), stamp).add_done_callback(
-            bring_back
-        )
+        below = dataclasses.replace(bucket, buffer=sent)
+        self._route.start(below, stamp).add_done_callback(bring_back)
         return back
 
     def finish(self) -> None:

@@ -36,6 +36,8 @@ _LOOK_S, TELL_S = 0.2, 3.0
 _DIAL_S = 1.0
 #: how often the first machine may be out of reach before it counts as gone
 _STRIKES = 3
+#: how long measuring takes if that is worth a word
+_LONG_S = 30.0
 
 
 def meet(asked: Asked, number: int, facts: Facts, deadline_s: float, say: Say) -> Exam:
@@ -70,7 +72,8 @@ class _Leader:
     def examine(self, deadline_s: float) -> Exam:
         """Wait for the others, have each measure its links in turn, and tell them all."""
         self._gather(deadline_s)
-        pairs = itertools.permutations(sorted(self._facts), 2)
+        pairs = list(itertools.permutations(sorted(self._facts), 2))
+        self._announce(len(pairs))
         links = tuple(self._measured(sender, receiver) for sender, receiver in pairs)
         exam = Exam(
             asked=self._asked,
@@ -80,6 +83,15 @@ class _Leader:
             clocks=dict(self._clocks()),
         )
         return msgspec.structs.replace(exam, untold=dict(self._tell(exam)))
+
+    def _announce(self, links: int) -> None:
+        """Say how long it takes where that is long: two at a time would slow each other."""
+        seconds = links * self._asked.seconds
+        if seconds >= _LONG_S:
+            self._say(
+                f"{links} links are measured, one after another, for {self._asked.seconds:g} s "
+                f"each: {_duration(seconds)} or more; a smaller --seconds takes less"
+            )
 
     def _others(self) -> list[int]:
         return [number for number in self._facts if number != 0]
@@ -161,6 +173,10 @@ class _Leader:
             # who went away meanwhile is missed when it is told what was found
             with contextlib.suppress(FleetError, OSError), self._wire(number) as wire:
                 yield number, probe.clock_ahead(wire)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
 
 
 def _why(error: FleetError | OSError) -> str:

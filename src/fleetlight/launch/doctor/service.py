@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import threading
 import time
@@ -61,12 +60,21 @@ class Service:
 
     def _accept(self) -> None:
         while not self._over.is_set():
-            with contextlib.suppress(OSError):
+            try:
                 connected, (address, *_) = self._listener.accept()
-                if address not in self._asked.hosts or not self._room.acquire(blocking=False):
-                    connected.close()
-                    continue
-                threading.Thread(target=self._serve, args=(connected, address), daemon=True).start()
+            except TimeoutError:
+                continue
+            except OSError:
+                # such as too many open files: whoever knocks stays there, and so does the error
+                self._over.wait(_LOOK_S)
+                continue
+            self._let_in(connected, address)
+
+    def _let_in(self, connected: socket.socket, address: str) -> None:
+        if address not in self._asked.hosts or not self._room.acquire(blocking=False):
+            connected.close()
+            return
+        threading.Thread(target=self._serve, args=(connected, address), daemon=True).start()
 
     def _serve(self, connected: socket.socket, address: str) -> None:
         wire = Wire(connected, address, _SILENT_S)

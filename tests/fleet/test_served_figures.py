@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from fleetlight.fleet.account import of_server, of_servers, of_worker
+from fleetlight.fleet.served_figures import of_server, of_servers, of_worker
 from fleetlight.ps.messages import Counted
 
 MIB = 2**20
