@@ -165,6 +165,6 @@ def test_the_first_that_cannot_be_coded_is_named_once() -> None:
     first, second = run_workers(told)
     assert second == []
     assert first == [
-        "2 of the gradients that rounding is for travel as they are, such as that of ids.weight, "
-        "which is sparse: it takes dense ones of float32"
+        "rounding takes dense gradients of float32; of those that are large enough 2 will travel "
+        "as they are, such as that of ids.weight, which is sparse"
     ]

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from fleetlight.collective.codecs.compression import Compression
+from fleetlight.observe.log import logger
 
 
 def coded_in(module: nn.Module, compression: Compression | None) -> dict[str, nn.Parameter]:
@@ -21,6 +22,30 @@ def coded_in(module: nn.Module, compression: Compression | None) -> dict[str, nn
         and parameter.dtype == torch.float32
         and compression.covers(name, parameter)
     }
+
+
+def warn_of_others(module: nn.Module, compression: Compression) -> None:
+    """Say so where gradients that it is for travel as they are, or all do."""
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    coded, codec = coded_in(module, compression), compression.codec.name
+    others = [n for n, p in trained.items() if n not in coded and compression.covers(n, p)]
+    if others:
+        name = others[0]
+        kind = str(trained[name].dtype).removeprefix("torch.")
+        logger.warning(
+            "%s takes dense gradients of float32; of those that are large enough %d will travel as "
+            "they are, such as that of %s, which is %s",
+            codec,
+            len(others),
+            name,
+            "sparse" if name in sparse_names(module) else kind,
+        )
+    elif trained and not coded:
+        logger.warning(
+            "%s has no effect: all parameters of the model have one dimension, fewer values than "
+            "min_size, or are excluded",
+            codec,
+        )
 
 
 def sparse_names(module: nn.Module) -> set[str]:

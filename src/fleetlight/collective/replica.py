@@ -16,7 +16,7 @@ from fleetlight.collective.agreement import Terms
 from fleetlight.collective.at_once import reduce_at_once
 from fleetlight.collective.buckets import MIB, BucketLimits
 from fleetlight.collective.codecs.compression import Compression
-from fleetlight.collective.coded import coded_in, sparse_names
+from fleetlight.collective.coded import coded_in, sparse_names, warn_of_others
 from fleetlight.collective.ddp import BackwardBuckets
 from fleetlight.collective.group import Group
 from fleetlight.collective.position import UNKNOWN, Position, Stamp, check_equally_far
@@ -132,20 +132,9 @@ class Replica:
             return set()
         compression.begin()
         coded = coded_in(module, compression)
-        asked = {name: p for name, p in self._parameters if compression.covers(name, p)}
-        others = {name: p for name, p in asked.items() if name not in coded}
-        if others and self._group.index == 0:
-            name, parameter = next(iter(others.items()))
-            kind = str(parameter.dtype).removeprefix("torch.")
-            logger.warning(
-                "%d of the gradients that %s is for travel as they are, such as that of %s, which "
-                "is %s: it takes dense ones of float32",
-                len(others),
-                compression.codec.name,
-                name,
-                "sparse" if name in sparse_names(module) else kind,
-            )
-        return coded.keys() & asked.keys()
+        if self._group.index == 0:
+            warn_of_others(module, compression)
+        return coded.keys() & {name for name, _ in self._parameters}
 
     def _make_buckets(self, sparse: set[str]) -> BackwardBuckets | None:
         if not self._parameters:

@@ -86,7 +86,10 @@ class Alone:
                 "loss as one number"
             )
         members = self._members() if self.engine.meets_next else []
+        k = schedule.k
         met = self.engine.step_made(members, seen.value if seen and new else None)
+        if schedule.k != k and self._plan.context.group.index == 0:
+            logger.info("%s: the workers meet every %d steps now", self._mode, schedule.k)
         if met and seen is not None:
             self._seen = seen.number
         return met

@@ -69,6 +69,13 @@ def refuse_scaler(models: Iterable[ModelPlan]) -> None:
         )
 
 
+def tell_at_end(context: Context) -> None:
+    """What is to be said of it when a job ends well."""
+    if context.group.index == 0:
+        for compression in context.compressions.values():
+            compression.tell_at_end()
+
+
 def saved_tensors(context: Context) -> dict[str, Tensor]:
     """What this worker keeps of gradients that were not sent as they are."""
     return {

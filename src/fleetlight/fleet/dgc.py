@@ -17,6 +17,7 @@ from fleetlight.collective.routes.routing import crosses_a_link, senders
 from fleetlight.collective.routes.stretches import VELOCITY
 from fleetlight.errors import PlanError
 from fleetlight.fleet.context import Context
+from fleetlight.observe.log import logger
 
 
 class DeepCompression(Compression):
@@ -55,6 +56,17 @@ class DeepCompression(Compression):
     def message_bytes(self, values: int) -> int:
         """As in `Compression`: when it has become as sparse as it gets."""
         return bytes_at(self._sparsity.levels[-1], [Span("", 0, 0, values)])
+
+    def tell_at_end(self) -> None:
+        """Say so if gradients were dense to the end."""
+        steps, begin = self._step, self._sparsity.begin
+        if 0 < steps <= begin:
+            logger.warning(
+                "dgc: the job ended after step %d, and up to rampup_begin_step = %d gradients are "
+                "dense, so none was compressed",
+                steps,
+                begin,
+            )
 
     @property
     def _step(self) -> int:

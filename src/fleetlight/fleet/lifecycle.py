@@ -14,7 +14,7 @@ import fleetlight
 from fleetlight.collective.forming import form
 from fleetlight.collective.registration import Scheduler
 from fleetlight.errors import ConfigError, FleetError, RoleError
-from fleetlight.fleet import averaging, served_figures
+from fleetlight.fleet import averaging, compressing, served_figures
 from fleetlight.fleet.context import Context, Peers, current, current_or_none, set_current
 from fleetlight.fleet.joining import Service, join_servers
 from fleetlight.fleet.leaving import end_badly, tell_leaving, watch_the_end
@@ -128,6 +128,7 @@ def stop_worker() -> None:
     if context is None:
         return
     averaging.tell_at_end(context)
+    compressing.tell_at_end(context)
     with contextlib.ExitStack() as ending:
         ending.callback(_leave, context)
         if context.session is not None:

@@ -47,6 +47,9 @@ class Compression:
     def hand_over(self, means: Mapping[str, Tensor]) -> None:
         """Make of some of them, in place, what the optimizer is to get."""
 
+    def tell_at_end(self) -> None:
+        """Called when a job ends well."""
+
     def covers(self, name: str, parameter: Tensor) -> bool:
         """False for what travels as it is: biases, norms, small parameters, excluded ones."""
         if parameter.dim() < 2 or parameter.numel() < self._min_size:
@@ -55,7 +58,7 @@ class Compression:
 
     def check(self, names: Iterable[str]) -> None:
         """Every name that is excluded must be that of a parameter, or of a module with some."""
-        known = list(names)
+        known = list(dict.fromkeys(names))
         modules = {name.rpartition(".")[0] for name in known}
         for excluded in self._exclude:
             if not any(_is_in(name, excluded) for name in known):
