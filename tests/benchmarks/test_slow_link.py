@@ -76,6 +76,16 @@ def test_time_and_bytes_have_bars_of_their_own() -> None:
     assert "0.200: missed" in second
 
 
+def test_published_figures_stand_beside_ours() -> None:
+    flat, dgc = (variant.name for variant in slow_link.DGC_CLAIM.variants)
+    runs = {flat: [run(8.0, 8 << 20)], dgc: [run(2.0, 2 << 20)]}
+    found = {slow_link.DGC_CLAIM.title: slow_link.reached(slow_link.DGC_CLAIM, runs)}
+    [text] = slow_link.published(found)
+    assert f"6.53 | {dgc}: 4.00 (4.00..4.00) |" in text
+    assert "LocalSGD" not in text
+    assert slow_link.published({}) == []
+
+
 def test_workers_that_end_with_different_values_are_an_error() -> None:
     broken = run(1.0, 1)
     broken.results[1]["checksum"] = 2.0
