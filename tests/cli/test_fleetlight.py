@@ -104,3 +104,8 @@ def test_a_doctor_that_nobody_meets_is_told_whom_it_misses() -> None:
     assert done.returncode == 1
     assert "problem: 127.0.0.2 did not come: connection refused" in done.stdout
     assert done.stdout.endswith("not fit: 1 problem\n")
+
+
+def test_a_list_without_machines_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--ips", ","]) == 1
+    assert "--ips ',' names no machine" in capsys.readouterr().err

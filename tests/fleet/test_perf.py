@@ -42,6 +42,7 @@ def test_one_worker_has_nobody_to_send_to() -> None:
         pytest.param(("broadcast", 5, {1.5: 1}), "size 1.5", id="half a byte"),
         pytest.param(("broadcast", 5, {8: 0}), "got 0 for 8 bytes", id="no time"),
         pytest.param(("broadcast", 5, {8: "1"}), "got '1' for 8 bytes", id="text"),
+        pytest.param(("broadcast", 5, [8]), "size_and_time is a list", id="list"),
     ],
 )
 def test_wrong_arguments(arguments: Any, complaint: str) -> None:

@@ -9,7 +9,7 @@ import platform
 import sys
 from collections.abc import Callable, Sequence
 
-from fleetlight.errors import FleetError
+from fleetlight.errors import ConfigError, FleetError
 from fleetlight.launch.job.spec import DEFAULT_PORT
 from fleetlight.strategy.job import counted
 
@@ -108,8 +108,11 @@ def _doctor(found: argparse.Namespace) -> int:
     from fleetlight.launch.doctor import table
     from fleetlight.launch.doctor.examination import Wish, examine
 
+    ips = tuple(word.strip() for word in found.ips.split(",") if word.strip())
+    if found.ips and not ips:
+        raise ConfigError(f"--ips {found.ips!r} names no machine; leave it out for this one alone")
     wish = Wish(
-        ips=tuple(word.strip() for word in found.ips.split(",") if word.strip()),
+        ips=ips,
         host=found.host,
         port=found.port,
         workers=found.nproc,

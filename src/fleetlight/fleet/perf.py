@@ -41,6 +41,11 @@ def collective_perf(
     {size: seconds}, the median of up to `round` rounds, the same on all workers, who all call it.
     """
     group = _group("collective_perf")
+    if size_and_time is not None and not isinstance(size_and_time, Mapping):
+        raise ConfigError(
+            f"collective_perf: size_and_time is a {type(size_and_time).__name__}, expected a "
+            "mapping of bytes to seconds, such as {1 << 20: 0.1}"
+        )
     expected = dict.fromkeys(DEFAULT_SIZES, math.inf) if not size_and_time else dict(size_and_time)
     _check(comm_type, round, expected)
     _check_same(group, json.dumps([comm_type, round, list(expected)]))

@@ -80,7 +80,9 @@ class DiLoCoConfigs(AveragingConfigs):
 class CompressionConfigs(Settings):
     """What int8 and top-k compression leave out, and what they send of the rest."""
 
-    ratio: float = setting(0.01, "part of the values that topk sends", above=0, maximum=1)
+    ratio: float = setting(
+        0.01, "part of the values that topk sends; each takes twice its bytes", above=0, maximum=0.5
+    )
     error_feedback: bool = setting(True, "what was not sent is added to the next gradient")
     min_size: int = setting(1024, "parameters with fewer values travel as they are", minimum=1)
     exclude: list[str] = setting([], "parameters, or modules, that travel as they are")

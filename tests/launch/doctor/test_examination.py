@@ -43,6 +43,7 @@ def test_a_list_of_one() -> None:
     ("wish", "complaint"),
     [
         pytest.param({"workers": -1}, "--nproc -1: expected 1 to 1024", id="workers"),
+        pytest.param({"workers": 0}, "--nproc 0: expected 1 to 1024", id="no workers"),
         pytest.param({"port": 0}, "--port 0: expected 1 to 65533", id="no port"),
         pytest.param({"port": 65535}, "--port 65535", id="last port"),
         pytest.param({"seconds": 0.0}, "--seconds 0: expected more than 0", id="no time"),

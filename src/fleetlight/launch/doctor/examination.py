@@ -75,7 +75,7 @@ def _alone(machine: Machine, environment: Mapping[str, str], workers: int) -> Re
 
 
 def _check(wish: Wish) -> None:
-    workers = wish.workers or 1
+    workers = 1 if wish.workers is None else wish.workers
     if not 1 <= workers <= 1024:
         raise ConfigError(f"--nproc {wish.workers}: expected 1 to 1024 workers")
     if not 1 <= wish.port <= 65535 - workers - 1:
