@@ -82,7 +82,7 @@ def test_help_is_cheap_and_complete() -> None:
     for flag in ("--nproc_per_node", "--gpus", "--ips", "--server_num", "--max_restarts", "--tee"):
         assert flag in done.stdout
     assert "--xpus" not in done.stdout
-    assert "training with parameter servers is not yet available" in done.stdout
+    assert "on this machine, or, with the addresses of all, on several" in done.stdout
 
 
 def test_the_version(capfd: pytest.CaptureFixture[str]) -> None:
