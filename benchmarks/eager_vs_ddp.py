@@ -62,12 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.worker:
         _work(options)
         return 0
-    sections = []
-    for name in options.workloads:
-        sections.append(_measure(name, options))
-        print(sections[-1], end="\n\n", flush=True)
-    path = report.write("eager_vs_ddp", CLAIM, sections)
-    print(f"written: {path.relative_to(jobs.ROOT)}")
+    sections = (_measure(name, options) for name in options.workloads)
+    report.page("eager_vs_ddp", CLAIM, sections)
     return 0
 
 

@@ -54,13 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.worker:
         _work(options)
         return 0
-    sections = []
-    for name in options.workloads:
-        sections.append(_measure(name, options))
-        print(sections[-1], end="\n\n", flush=True)
-    if options.write:
-        path = report.write("local_cost", CLAIM, sections)
-        print(f"written: {path.relative_to(jobs.ROOT)}")
+    sections = (_measure(name, options) for name in options.workloads)
+    report.page("local_cost", CLAIM, sections, keep=options.write)
     return 0
 
 

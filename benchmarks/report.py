@@ -124,6 +124,16 @@ def write(name: str, claim: str, sections: Sequence[str], folder: Path = RESULTS
     return path
 
 
+def page(name: str, claim: str, sections: Iterable[str], *, keep: bool = True) -> None:
+    """Print sections as they come, and write the page of all if it is to be kept."""
+    done = []
+    for section in sections:
+        done.append(section)
+        print(section, end="\n\n", flush=True)
+    if keep:
+        print(f"written: {write(name, claim, done).relative_to(RESULTS.parent.parent)}")
+
+
 def command_line(argv: Sequence[str] | None = None) -> str:
     """The command that was run, with absolute paths cut to their last part."""
     script, *arguments = sys.argv if argv is None else argv

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from tests.collective.doubles import Slow
 from torch import Tensor
 from torch.futures import Future
 
@@ -17,7 +18,7 @@ from fleetlight.collective.reducer import Reducer
 from fleetlight.collective.routes.route import Bucket, Part
 
 
-class Doubling:
+class Doubling(Slow):
     """A route of workers that all have the same; it keeps what came."""
 
     def __init__(self) -> None:
@@ -29,15 +30,6 @@ class Doubling:
         future: Future[Any] = Future()
         future.set_result(bucket.buffer)
         return future
-
-    def finish(self) -> None:
-        pass
-
-    def stamps(self) -> Mapping[int, Stamp]:
-        return {}
-
-    def close(self) -> None:
-        pass
 
 
 def reduced(

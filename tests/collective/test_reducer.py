@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
+from tests.collective.doubles import Slow
 from torch.futures import Future
 
 from fleetlight.collective.position import Stamp
@@ -16,38 +16,13 @@ from fleetlight.collective.reducer import Reducer
 from fleetlight.collective.routes.route import Bucket
 
 
-class Failing:
+class Failing(Slow):
     """A route on which nothing arrives."""
 
     def start(self, bucket: Bucket, stamp: Stamp) -> Future[Any]:
         self.lost: Future[Any] = Future()
         self.lost.set_exception(RuntimeError(f"bucket {bucket.index} is lost"))  # type: ignore[arg-type]
         return self.lost
-
-    def finish(self) -> None:
-        pass
-
-    def stamps(self) -> Mapping[int, Stamp]:
-        return {}
-
-    def close(self) -> None:
-        pass
-
-
-class Slow:
-    """A route that never comes to an end."""
-
-    def start(self, bucket: Bucket, stamp: Stamp) -> Future[Any]:
-        return Future()
-
-    def finish(self) -> None:
-        pass
-
-    def stamps(self) -> Mapping[int, Stamp]:
-        return {}
-
-    def close(self) -> None:
-        pass
 
 
 def test_a_bucket_on_its_way_holds_no_process_group() -> None:

@@ -187,18 +187,15 @@ class Group:
         """Everybody's bytes, in the order of the workers, on everybody."""
         if self.alone:
             return [data]
-        sizes = torch.zeros(self.size, dtype=torch.int64)
-        sizes[self.index] = len(data)
         with self.named(operation):
-            dist.all_reduce(sizes, group=self._carrier(sizes))
-            longest = int(sizes.max())
-            mine = torch.zeros(max(1, longest), dtype=torch.uint8)
+            sizes = self._sizes(len(data))
+            mine = torch.zeros(max(1, *sizes), dtype=torch.uint8)
             mine[: len(data)] = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)[
                 : len(data)
             ]
             everybody = [torch.empty_like(mine) for _ in range(self.size)]
             dist.all_gather(everybody, mine, self._carrier(mine))
-        return [bytes(t[: int(n)].numpy()) for t, n in zip(everybody, sizes, strict=True)]
+        return [bytes(t[:n].numpy()) for t, n in zip(everybody, sizes, strict=True)]
 
     def bytes_to_first(self, data: bytes, operation: str) -> list[bytes]:
         """Everybody's bytes, in the order of the workers, on worker 0, and nothing on the others.
@@ -207,17 +204,23 @@ class Group:
         """
         if self.alone:
             return [data]
-        sizes = torch.zeros(self.size, dtype=torch.int64)
-        sizes[self.index] = len(data)
         with self.named(operation):
-            dist.all_reduce(sizes, group=self._carrier(sizes))
+            sizes = self._sizes(len(data))
             if self.index == 0:
-                return [data, *(self._received(i, n) for i, n in enumerate(sizes.tolist()) if i)]
+                return [data, *(self._received(i, n) for i, n in enumerate(sizes) if i)]
             for start in range(0, len(data), _MESSAGE_BYTES):
                 part = bytearray(data[start : start + _MESSAGE_BYTES])
                 sent = torch.frombuffer(part, dtype=torch.uint8)
                 dist.send(sent, 0, self._carrier(sent))
         return []
+
+    def _sizes(self, mine: int) -> list[int]:
+        """How much each worker has."""
+        sizes = torch.zeros(self.size, dtype=torch.int64)
+        sizes[self.index] = mine
+        dist.all_reduce(sizes, group=self._carrier(sizes))
+        found: list[int] = sizes.tolist()
+        return found
 
     def _received(self, index: int, size: int) -> bytes:
         """So many bytes that another worker sends."""

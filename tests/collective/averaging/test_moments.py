@@ -96,19 +96,22 @@ def test_states_of_another_kind_are_named() -> None:
         assert "momentum_buffer of parameter 0 in group 0 is float64[3] on one worker" in text
 
 
+def check_they_step_alike(optimizer: torch.optim.Optimizer, new: torch.optim.Optimizer) -> None:
+    """From equal parameters on, which is what their states make of gradients."""
+    both = [one.param_groups[0]["params"] for one in (optimizer, new)]
+    with torch.no_grad():
+        torch._foreach_copy_(*both)
+    for one in (optimizer, new):
+        step_on(one, seed=5, steps=2)
+    for mine, fresh in zip(*both, strict=True):
+        assert torch.equal(mine, fresh)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_behind_a_reset_it_steps_as_a_new_one(kind: str) -> None:
     optimizer, new = stepped(kind, seed=0), stepped(kind, seed=0, steps=0)
     moments.reset(optimizer)
-    with torch.no_grad():
-        for mine, fresh in zip(
-            *(o.param_groups[0]["params"] for o in (optimizer, new)), strict=True
-        ):
-            mine.copy_(fresh)
-    step_on(optimizer, seed=5, steps=2)
-    step_on(new, seed=5, steps=2)
-    for mine, fresh in zip(*(o.param_groups[0]["params"] for o in (optimizer, new)), strict=True):
-        assert torch.equal(mine, fresh)
+    check_they_step_alike(optimizer, new)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "dampening"])
@@ -118,12 +121,4 @@ def test_a_reset_in_place_keeps_the_tensors(kind: str) -> None:
     moments.reset(optimizer, in_place=True)
     for mine, kept in zip(state_of(optimizer), before, strict=True):
         assert all(mine[key] is kept[key] for key in kept)
-    with torch.no_grad():
-        for mine, fresh in zip(
-            *(o.param_groups[0]["params"] for o in (optimizer, new)), strict=True
-        ):
-            mine.copy_(fresh)
-    step_on(optimizer, seed=5, steps=2)
-    step_on(new, seed=5, steps=2)
-    for mine, fresh in zip(*(o.param_groups[0]["params"] for o in (optimizer, new)), strict=True):
-        assert torch.equal(mine, fresh)
+    check_they_step_alike(optimizer, new)

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A route that leads nowhere, for tests to say what happens to what is started on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.futures import Future
+
+from fleetlight.collective.position import Stamp
+from fleetlight.collective.routes.route import Bucket
+
+
+class Slow:
+    """Nothing that is started comes to an end."""
+
+    def start(self, bucket: Bucket, stamp: Stamp) -> Future[Any]:
+        return Future()
+
+    def finish(self) -> None:
+        pass
+
+    def stamps(self) -> Mapping[int, Stamp]:
+        return {}
+
+    def close(self) -> None:
+        pass
