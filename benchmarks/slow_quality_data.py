@@ -20,6 +20,8 @@ from benchmarks.jobs import BenchmarkError
 from fleetlight.data import MNIST
 from fleetlight.data.rows import Table
 
+#: names of modes
+SYNC, AGAIN, DGC = "synchronous", "synchronous again", "DGC, 0.1 %"
 #: characters that the transformer sees
 CONTEXT = 64
 #: channels of the convolutions
@@ -49,6 +51,10 @@ class Task:
     epochs: int
     #: a classifier's accuracy counts, of a text the loss
     classifies: bool = True
+    #: SGD with momentum, which DGC asks for
+    has_momentum: bool = True
+    #: the modes that are looked at, if not all
+    only: tuple[str, ...] = ()
 
 
 def digits(data: Path, seed: int) -> tuple[Example, Example]:
@@ -165,6 +171,11 @@ def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=5e-4)
 
 
+def steep_sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """As far as a transformer comes without Adam."""
+    return torch.optim.SGD(parameters, lr=0.5, momentum=0.9, nesterov=True)
+
+
 def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """The usual one of transformers."""
     return torch.optim.AdamW(parameters, lr=2e-3, betas=(0.9, 0.99), weight_decay=0.1)
@@ -185,7 +196,16 @@ def _text_model() -> nn.Module:
 TASKS = {
     "digits": Task("Handwritten digits (MNIST)", digits, _digits_model, sgd, 32, 8),
     "cifar": Task("Photographs (CIFAR-10)", cifar, _cifar_model, sgd, 32, 12),
-    "text": Task("Shakespeare's characters", text, _text_model, adamw, 16, 2, classifies=False),
+    "text": Task(
+        *("Shakespeare's characters", text, _text_model, adamw, 16, 2),
+        classifies=False,
+        has_momentum=False,
+    ),
+    "text-sgd": Task(
+        *("Shakespeare's characters, by momentum SGD", text, _text_model, steep_sgd, 16, 2),
+        classifies=False,
+        only=(SYNC, AGAIN, DGC),
+    ),
 }
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.slow_quality import SYNC, Reached
+from benchmarks.slow_quality import Reached
+from benchmarks.slow_quality_data import SYNC
 from tests.workers import run_processes
 
 from benchmarks import jobs, slow_quality, slow_quality_data, slow_quality_train
@@ -43,6 +44,9 @@ def test_every_mode_has_settings_that_hold_together() -> None:
             DistributedStrategy(**{"shared_memory": False, **settings})
     assert "DGC, 0.1 %" in slow_quality.modes("digits", 500)
     assert "DGC, 0.1 %" not in slow_quality.modes("text", 500)
+    assert list(slow_quality.modes("text-sgd", 500)) == [
+        *("synchronous", "synchronous again", "DGC, 0.1 %")
+    ]
 
 
 def test_a_curve_is_the_mean_of_neighbouring_steps() -> None:

@@ -127,8 +127,8 @@ def test_what_is_owed_is_in_the_checkpoint_of_as_many_workers(tmp_path: Path) ->
     assert not torch.equal(run_workers(load_and_go_on, 2, tmp_path, True)[0][0], went_on)
     # it is each worker's own
     first, *others = [told for _, told in run_workers(load_and_go_on, 3, tmp_path)]
-    sentence = "what 2 workers had not sent of their gradients is dropped: this job has 3"
-    assert first == [sentence]
+    what = "what 2 workers had still to send, of gradients or movements, is dropped"
+    assert first == [f"{what}: this job has 3"]
     assert others == [[], []]
 
 

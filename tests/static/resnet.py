@@ -28,10 +28,10 @@ def resnet50(classes: int = 10) -> nn.Module:
     return model
 
 
-def images(seed: int, count: int = 4) -> dict[str, Tensor]:
+def images(seed: int, count: int = 4, size: int = 32) -> dict[str, Tensor]:
     """Small ones, in double precision."""
     torch.manual_seed(seed)
-    return {"x": torch.randn(count, 3, 32, 32).double(), "y": torch.randint(0, 10, (count,))}
+    return {"x": torch.randn(count, 3, size, size).double(), "y": torch.randint(0, 10, (count,))}
 
 
 @functools.cache

@@ -53,5 +53,5 @@ from fleetlight.strategy import configs
     ],
 )
 def test_what_is_out_of_range_is_refused(config: Any, name: str, value: object) -> None:
-    with pytest.raises(StrategyError, match=rf"{config.__name__}\.{name}"):
+    with pytest.raises(StrategyError, match=rf"{config.CALLED}\.{name}"):
         config(**{name: value})

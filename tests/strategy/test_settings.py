@@ -19,6 +19,8 @@ from fleetlight.strategy.settings import Settings, nested, rules_of, setting
 
 @dataclass(init=False, eq=False, repr=False)
 class Inner(Settings):
+    CALLED = "outer.inner"
+
     steps: int = setting(1, "how many", minimum=1)
     names: list[str] = setting([], "which")
     later: int = setting(0, "some day", available=False)
@@ -26,6 +28,7 @@ class Inner(Settings):
 
 @dataclass(init=False, eq=False, repr=False)
 class Outer(Settings):
+    CALLED = "outer"
     ALIASES: ClassVar[dict[str, str]] = {"size": "megabytes", "inner_steps": "inner.steps"}
 
     on: bool = setting(False, "whether")
@@ -57,7 +60,7 @@ def test_it_reads_like_a_dict() -> None:
     assert "off" not in settings
     assert dict(Inner(steps=2).changed()) == {"steps": 2}
     for name in ("off", "items", "_said"):
-        with pytest.raises(StrategyError, match=f"Outer has no setting '{name}'"):
+        with pytest.raises(StrategyError, match=f"outer has no setting '{name}'"):
             settings[name]
 
 
@@ -76,14 +79,14 @@ def test_a_dict_changes_only_the_keys_it_names() -> None:
 
 def test_a_dict_with_an_error_changes_nothing() -> None:
     settings = Outer()
-    with pytest.raises(StrategyError, match="Inner has no setting 'step'"):
+    with pytest.raises(StrategyError, match=r"outer\.inner has no setting 'step'"):
         settings.inner = {"steps": 3, "step": 4}  # type: ignore[assignment]
     assert settings == Outer()
 
 
 @pytest.mark.parametrize("bad", [None, 3, "steps", [("steps", 1)], Outer()])
 def test_a_nested_config_is_a_dict_or_its_class(bad: object) -> None:
-    with pytest.raises(StrategyError, match=r"Outer\.inner: got .* expected a dict or Inner"):
+    with pytest.raises(StrategyError, match=r"outer\.inner: got .* expected a dict or Inner"):
         Outer(inner=bad)
 
 
@@ -117,7 +120,7 @@ def test_a_nested_config_is_a_dict_or_its_class(bad: object) -> None:
 def test_wrong_values_say_where_and_what_was_expected(
     name: str, value: object, expected: str
 ) -> None:
-    with pytest.raises(StrategyError, match=rf"Outer\.{name}.*{expected}"):
+    with pytest.raises(StrategyError, match=rf"outer\.{name}.*{expected}"):
         Outer(**{name: value})
     settings = Outer()
     with pytest.raises(StrategyError, match=expected):
@@ -134,11 +137,13 @@ def test_conversions_that_lose_nothing() -> None:
 
 
 def test_unknown_names_list_the_near_ones() -> None:
-    with pytest.raises(StrategyError, match="Outer has no setting 'megabyte'; did you mean 'meg"):
+    with pytest.raises(StrategyError, match="outer has no setting 'megabyte'; did you mean 'meg"):
         Outer(megabyte=1)
     with pytest.raises(StrategyError, match="did you mean 'inner_steps'"):
         Outer().inner_step = 1
-    with pytest.raises(StrategyError, match="Inner has no setting 'zzz'; known names: later, na"):
+    with pytest.raises(
+        StrategyError, match=r"outer\.inner has no setting 'zzz'; known names: later, na"
+    ):
         Outer(inner={"zzz": 1})
     with pytest.raises(AttributeError, match="did you mean 'mode'"):
         _ = Outer().mod  # type: ignore[attr-defined]
@@ -149,7 +154,9 @@ def test_unknown_names_list_the_near_ones() -> None:
 def test_what_is_not_yet_available_may_keep_its_default() -> None:
     assert Inner(later=0) == Inner()
     for way in (lambda: Inner(later=1), lambda: Outer(inner={"later": 1})):
-        with pytest.raises(NotAvailableError, match=r"Inner\.later is not yet available in this"):
+        with pytest.raises(
+            NotAvailableError, match=r"outer\.inner\.later is not yet available in this"
+        ):
             way()
 
 

@@ -186,7 +186,7 @@ def test_other_kinds_of_fp16_allreduce(value: object) -> None:
 
 @pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan"), 1e300, None])
 def test_a_deadline_is_finite(value: object) -> None:
-    with pytest.raises(StrategyError, match=r"DistributedStrategy\.deadline_s"):
+    with pytest.raises(StrategyError, match=r"strategy\.deadline_s"):
         DistributedStrategy(deadline_s=value)
 
 
@@ -297,3 +297,14 @@ def test_every_default_passes_its_own_rules() -> None:
     for field in dataclasses.fields(DistributedStrategy):
         default = default_of(field)
         assert DistributedStrategy(**{field.name: default}) == DistributedStrategy()
+
+
+def test_errors_call_a_setting_as_scripts_write_it() -> None:
+    strategy = DistributedStrategy()
+    for name, value in strategy.items():
+        if isinstance(value, Settings):
+            assert f"strategy.{name}" == value.CALLED
+    with pytest.raises(
+        StrategyError, match=r"^strategy\.localsgd_configs\.k_steps: got 0, expected"
+    ):
+        strategy.localsgd_configs.k_steps = 0

@@ -99,7 +99,7 @@ def test_a_file_by_hand_may_use_aliases_and_integers(tmp_path: Path) -> None:
         (b"seed = " + b"9" * 5000, "not a TOML file"),
         (b"ampp = true", "no setting 'ampp'; did you mean 'amp"),
         (b"self = 1", "no setting 'self'"),
-        (b"amp = 1", r"DistributedStrategy\.amp: got 1 \(int\), expected bool"),
+        (b"amp = 1", r"strategy\.amp: got 1 \(int\), expected bool"),
         (b"[amp]\nx = 1", "expected bool"),
         (b"amp_configs = 3", "expected a dict or AmpConfigs"),
         (b"[amp_configs]\ndtype = 'int8'", "expected 'bfloat16' or 'float16'"),

@@ -93,15 +93,16 @@ def fitted(context: Context, saved: Checkpoint) -> Iterator[Callable[[], None]]:
     if saved.manifest.workers != context.group.size:
         if kept and context.group.index == 0:
             logger.warning(
-                "what %d workers had not sent of their gradients is dropped: this job has %d",
+                "what %d workers had still to send, of gradients or movements, is dropped: this "
+                "job has %d",
                 saved.manifest.workers,
                 context.group.size,
             )
         kept = {}
     elif kept and not _sends(context):
         logger.warning(
-            "what this worker had not sent of its gradients is dropped: in this job another one "
-            "sends for it, see use_hierarchical_allreduce"
+            "what this worker had still to send, of gradients or movements, is dropped: in this "
+            "job another one sends for it, see use_hierarchical_allreduce"
         )
         kept = {}
     for number, compression in _compressions(context):

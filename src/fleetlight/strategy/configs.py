@@ -12,6 +12,8 @@ from fleetlight.strategy.settings import Settings, setting
 class ASyncConfigs(Settings):
     """How workers and parameter servers exchange."""
 
+    CALLED = "strategy.a_sync_configs"
+
     k_steps: int = setting(0, "0: every step; above 0: GeoSGD, every k steps", minimum=0)
     staleness: int | None = setting(
         None,
@@ -54,12 +56,16 @@ class AveragingConfigs(Settings):
 class LocalSGDConfigs(AveragingConfigs):
     """When the workers of LocalSGD average their parameters."""
 
+    CALLED = "strategy.localsgd_configs"
+
     k_steps: int = setting(1, "steps between two averagings", minimum=1)
 
 
 @dataclass(init=False, eq=False, repr=False)
 class AdaptiveLocalSGDConfigs(AveragingConfigs):
     """Where adaptive LocalSGD starts from, and how far it goes."""
+
+    CALLED = "strategy.adaptive_localsgd_configs"
 
     init_k_steps: int = setting(1, "steps between the first averagings", minimum=1)
     max_k_steps: int = setting(16, "most steps between two averagings", minimum=1)
@@ -68,6 +74,8 @@ class AdaptiveLocalSGDConfigs(AveragingConfigs):
 @dataclass(init=False, eq=False, repr=False)
 class DiLoCoConfigs(AveragingConfigs):
     """The outer optimizer of DiLoCo."""
+
+    CALLED = "strategy.diloco_configs"
 
     k_steps: int = setting(500, "inner steps between two outer steps", minimum=1)
     outer_lr: float = setting(0.7, "learning rate of the outer step", above=0)
@@ -80,6 +88,8 @@ class DiLoCoConfigs(AveragingConfigs):
 class CompressionConfigs(Settings):
     """What int8 and top-k compression leave out, and what they send of the rest."""
 
+    CALLED = "strategy.compression_configs"
+
     ratio: float = setting(
         0.01, "part of the values that topk sends; each takes twice its bytes", above=0, maximum=0.5
     )
@@ -91,6 +101,8 @@ class CompressionConfigs(Settings):
 @dataclass(init=False, eq=False, repr=False)
 class DGCConfigs(Settings):
     """The sparsity schedule of DGC, and what surrounds it."""
+
+    CALLED = "strategy.dgc_configs"
 
     rampup_begin_step: int = setting(0, "steps with dense gradients before it starts", minimum=0)
     rampup_step: int = setting(1, "steps over which the sparsity rises", minimum=1)
@@ -113,6 +125,8 @@ class DGCConfigs(Settings):
 class GradientMergeConfigs(Settings):
     """How many backwards make one optimizer step."""
 
+    CALLED = "strategy.gradient_merge_configs"
+
     k_steps: int = setting(1, "backwards that make one optimizer step", minimum=1)
     avg: bool = setting(True, "divide the merged gradient by k_steps")
 
@@ -120,6 +134,8 @@ class GradientMergeConfigs(Settings):
 @dataclass(init=False, eq=False, repr=False)
 class AmpConfigs(Settings):
     """Automatic mixed precision around the model's forward."""
+
+    CALLED = "strategy.amp_configs"
 
     dtype: str = setting("bfloat16", "what autocast computes in", choices=("bfloat16", "float16"))
     init_loss_scaling: float = setting(65536.0, "first loss scale of float16", above=0)
@@ -130,12 +146,16 @@ class AmpConfigs(Settings):
 class RecomputeConfigs(Settings):
     """Which modules compute their activations again in backward instead of keeping them."""
 
+    CALLED = "strategy.recompute_configs"
+
     checkpoints: list[str] = setting([], "names of modules, such as ['layer1', 'layer2']")
 
 
 @dataclass(init=False, eq=False, repr=False)
 class ExecutionStrategy(Settings):
     """How static programs run; `explain()` says what each setting means here."""
+
+    CALLED = "strategy.execution_strategy"
 
     num_threads: int = setting(1, "threads that run operators", minimum=1)
     num_iteration_per_drop_scope: int = setting(10, "steps between memory clean-ups", minimum=1)

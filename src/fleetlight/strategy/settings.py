@@ -54,6 +54,8 @@ def nested(config: type[Self], doc: str, **rules: Any) -> Self:
 class Settings:
     """Typed fields, checked at every assignment, in whatever order they come."""
 
+    #: how a script writes it
+    CALLED: ClassVar[str] = "strategy"
     #: other spellings; a dotted target reaches into a nested config
     ALIASES: ClassVar[Mapping[str, str]] = {}
 
@@ -144,11 +146,11 @@ class Settings:
 
     def _unknown(self, name: str) -> str:
         near = did_you_mean(name, [*self.keys(), *self.ALIASES])
-        return f"{type(self).__name__} has no setting {name!r}; {near}"
+        return f"{self.CALLED} has no setting {name!r}; {near}"
 
     def _checked(self, field: dataclasses.Field[Any], value: Any) -> Any:
         rules: Rules = field.metadata["rules"]
-        where = f"{type(self).__name__}.{field.name}"
+        where = f"{self.CALLED}.{field.name}"
         if issubclass(rules.kind, Settings):
             value = _merged(getattr(self, field.name), value, where)
         else:

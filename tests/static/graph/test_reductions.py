@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -212,7 +213,7 @@ def difference(make: Callable[[], nn.Module], feed: Any, shared: bool) -> float:
 @pytest.mark.multiprocess
 @pytest.mark.parametrize(
     ("make", "feed", "shared"),
-    [(net, batch, False), (net, batch, True), (resnet, images, True)],
+    [(net, batch, False), (net, batch, True), (resnet, functools.partial(images, size=16), True)],
     ids=["net by gloo", "net by shared memory", "ResNet-50"],
 )
 def test_two_workers_equal_plain_ddp(

@@ -94,7 +94,7 @@ class _Leader:
             )
 
     def _others(self) -> list[int]:
-        return [number for number in self._facts if number != 0]
+        return sorted(number for number in self._facts if number != 0)
 
     def _gather(self, deadline_s: float) -> None:
         begin = told = time.monotonic()
