@@ -219,7 +219,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 NOTES = (
     "All modes of a task have the same optimizer, learning rates and batches: SGD with momentum "
     "0.9 and weight decay 0.0005 from 0.1 on for images, AdamW from 0.002 on for text, and there "
-    "once more, for DGC, SGD with Nesterov's momentum from 0.5 on; the rate falls to a hundredth "
+    "once more, for DGC, SGD with Nesterov's momentum from 0.2 on; the rate falls to a hundredth "
     "along a cosine. No mode was tuned on a task; modes have their defaults, but for what their "
     "names say and this: adaptive LocalSGD starts with k = 4, and those that train alone, like "
     "DGC, begin after {begin}; DGC reaches its last sparsity a fifth of the steps later and takes "

@@ -173,7 +173,7 @@ def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 def steep_sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """As far as a transformer comes without Adam."""
-    return torch.optim.SGD(parameters, lr=0.5, momentum=0.9, nesterov=True)
+    return torch.optim.SGD(parameters, lr=0.2, momentum=0.9, nesterov=True)
 
 
 def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
