@@ -15,6 +15,7 @@ FleetError
 │   └── MembershipError                    never came, or does not belong here
 ├── CheckpointError (RuntimeError)   a checkpoint could not be written or read
 │   └── CorruptCheckpointError       its bytes are not those that were written
+├── JournalError (RuntimeError)      what a server writes down could not be written or read
 ├── GradientError (ArithmeticError)  a gradient is NaN or infinite
 ├── DataError (ValueError)           a data file or record is not what its format says
 └── LaunchError (RuntimeError)       fleetrun could not start or keep the job
@@ -82,6 +83,10 @@ class CheckpointError(FleetError, RuntimeError):
 
 class CorruptCheckpointError(CheckpointError):
     """The bytes of a checkpoint are not those that were written."""
+
+
+class JournalError(FleetError, RuntimeError):
+    """What a server writes down before it acknowledges it could not be written, or read back."""
 
 
 class GradientError(FleetError, ArithmeticError):

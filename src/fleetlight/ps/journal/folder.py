@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Folder`: what one server keeps on disk, and that only one process has it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from fleetlight.errors import JournalError, PlanError
+from fleetlight.ps.journal.segment import segments, sync_folder
+from fleetlight.ps.messages import TableFile
+from fleetlight.ps.plan import Plan, first_difference
+
+FORMAT = 1
+_IDENTITY, _LOCK, _ROWS, _MANIFEST = "identity.json", "lock", "rows-", "manifest.json"
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Whose folder it is."""
+
+    server: int
+    server_num: int
+    #: the launch that it belongs to; "" where nobody gave it a name
+    job: str
+    plan: Plan
+    #: how often all processes of the job have been started together
+    start: int = 0
+    #: how often a server has been started on it
+    life: int = 1
+    format: int = FORMAT
+
+
+class _Rows(msgspec.Struct, frozen=True):
+    """What a snapshot consists of."""
+
+    files: list[TableFile]
+
+
+class Folder:
+    """A folder of journal files and snapshots, locked as long as this process has it."""
+
+    def __init__(
+        self, path: Path, identity: Identity, lock: int, *, is_new: bool, is_resumed: bool
+    ) -> None:
+        self.path = path
+        self.identity = identity
+        #: nothing has been written yet
+        self.is_new = is_new
+        #: it was written for other workers, who are gone
+        self.is_resumed = is_resumed
+        self._lock = lock
+
+    @classmethod
+    def open(cls, path: Path, wanted: Identity, *, resume: bool = False) -> Folder:
+        """The folder of this server, new or with what an earlier life has left.
+
+        What another launch has left is taken up where that is asked for by `resume`.
+        """
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise JournalError(
+                f"durability: {path} cannot be used: {error.strerror or error}; name another "
+                "folder in strategy.durability_configs.folder"
+            ) from error
+        try:
+            _lock(lock, path)
+            before = _read(path)
+            if before is not None and not resume and _begins_anew(before, wanted):
+                _clear(path)
+                before = None
+            identity = wanted if before is None else _next_life(before, wanted, path, resume)
+            _write(path / _IDENTITY, msgspec.json.encode(identity))
+            is_resumed = before is not None and not _is_same(before, wanted)
+            return cls(path, identity, lock, is_new=before is None, is_resumed=is_resumed)
+        except BaseException:
+            os.close(lock)
+            raise
+
+    def close(self) -> None:
+        """Let others have it."""
+        os.close(self._lock)
+
+    def clear(self) -> None:
+        """Nothing of it is needed any more."""
+        _clear(self.path)
+
+    def rows_folder(self, first: int) -> Path:
+        """Where the rows are, or will be, as they were before a record."""
+        return self.path / f"{_ROWS}{first:020d}"
+
+    def complete(self, first: int, files: list[TableFile]) -> None:
+        """All rows as they were before that record are written, and count from now on."""
+        folder = self.rows_folder(first)
+        sync_folder(folder)
+        _write(folder / _MANIFEST, msgspec.json.encode(_Rows(files)))
+
+    def base(self) -> tuple[int, list[TableFile] | None]:
+        """The record to begin with, and the rows as they were before it; None: as at the start."""
+        firsts = [first for first, _ in segments(self.path)]
+        for first in sorted(self._snapshots(), reverse=True):
+            files = self._files(first)
+            if files is not None and first in firsts:
+                return first, files
+        if firsts and firsts[0] != 1:
+            raise JournalError(
+                f"durability: {self.path} begins with record {firsts[0]}, and no snapshot lies "
+                "before it; restore the folder, or start anew from the newest checkpoint"
+            )
+        return 1, None
+
+    def drop_before(self, first: int) -> None:
+        """What lies before a snapshot is not needed any more."""
+        for start, path in segments(self.path):
+            if start < first:
+                path.unlink()
+        for start in list(self._snapshots()):
+            if start < first:
+                shutil.rmtree(self.rows_folder(start), ignore_errors=True)
+
+    def drop_incomplete(self) -> None:
+        """Snapshots that somebody died over."""
+        for first in list(self._snapshots()):
+            if self._files(first) is None:
+                shutil.rmtree(self.rows_folder(first), ignore_errors=True)
+
+    def _snapshots(self) -> Iterator[int]:
+        for path in self.path.glob(f"{_ROWS}*"):
+            yield int(path.name.removeprefix(_ROWS))
+
+    def _files(self, first: int) -> list[TableFile] | None:
+        try:
+            data = (self.rows_folder(first) / _MANIFEST).read_bytes()
+            return msgspec.json.decode(data, type=_Rows).files
+        except (FileNotFoundError, msgspec.MsgspecError):
+            return None
+
+
+def _lock(fd: int, path: Path) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise JournalError(
+            f"durability: {path} is in use by another process; give each job a folder of its own "
+            "in strategy.durability_configs.folder, or end the other one"
+        ) from error
+
+
+def _read(path: Path) -> Identity | None:
+    try:
+        data = (path / _IDENTITY).read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        found = msgspec.json.decode(data)
+        if found["format"] != FORMAT:
+            raise JournalError(
+                f"durability: {path} was written in format {found['format']}, this version of "
+                f"Fleetlight reads {FORMAT}; go on with the version that wrote it"
+            )
+        return msgspec.convert(found, Identity)
+    except (msgspec.MsgspecError, KeyError, TypeError) as error:
+        raise JournalError(
+            f"durability: {path / _IDENTITY} makes no sense ({error}); restore the folder, or "
+            "remove it to start anew"
+        ) from error
+
+
+def _is_same(before: Identity, wanted: Identity) -> bool:
+    """One start of one job: only this server was started again."""
+    return bool(wanted.job) and (before.job, before.start) == (wanted.job, wanted.start)
+
+
+def _begins_anew(before: Identity, wanted: Identity) -> bool:
+    """The workers of the same job were started again, too, and begin at their first step."""
+    return before.job == wanted.job and not _is_same(before, wanted) and bool(wanted.job)
+
+
+def _clear(path: Path) -> None:
+    for _, file in segments(path):
+        file.unlink()
+    for folder in path.glob(f"{_ROWS}*"):
+        shutil.rmtree(folder)
+    (path / _IDENTITY).unlink()
+
+
+def _next_life(before: Identity, wanted: Identity, path: Path, resume: bool) -> Identity:
+    if not resume and (before.job != wanted.job or not wanted.job):
+        raise JournalError(
+            f"durability: {path} has what an earlier job has left, which did not end well; let the "
+            "servers go on with that (FLEET_RESUME=1), or remove it, or name another folder in "
+            "strategy.durability_configs.folder"
+        )
+    for what in ("server", "server_num"):
+        if getattr(before, what) != getattr(wanted, what):
+            raise JournalError(
+                f"durability: {path} belongs to {what} {getattr(before, what)}, this is {what} "
+                f"{getattr(wanted, what)}"
+            )
+    difference = first_difference(before.plan, wanted.plan)
+    if difference is not None:
+        raise PlanError(
+            f"durability: {path} was written by another script or with other settings: "
+            f"{difference}; run the same script, or name another folder"
+        )
+    return msgspec.structs.replace(wanted, life=before.life + 1)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """A file that is whole or as before."""
+    beside = path.with_name(f"{path.name}.new")
+    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, data)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    beside.replace(path)
+    sync_folder(path.parent)

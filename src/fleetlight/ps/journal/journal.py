@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Journal`: changes are written down in their order, many at a time.
+
+Whoever commits first writes for all who have put something meanwhile; the others wait for that. A
+full disk is waited for, since what was not written down was not promised to anybody either.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from fleetlight.errors import DeadlineError, JournalError
+from fleetlight.ps.journal.records import Framed, framed
+from fleetlight.ps.journal.segment import Segment
+from fleetlight.ps.transport.protocol import Array, Buffer, Codec
+
+M = TypeVar("M")
+T = TypeVar("T")
+
+#: when a commit also waits for the disk: each time; or a thread sees to it within that time
+COMMIT, SECOND, NEVER = "commit", "second", "never"
+SYNC_S = 1.0
+#: somebody may make room
+_PASSING = (errno.ENOSPC, errno.EDQUOT)
+_TRY_EVERY_S = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """How safe is safe."""
+
+    sync: str = SECOND
+    #: how long a full disk, or one that does not answer, is waited for
+    patience_s: float = 60.0
+
+
+class Journal(Generic[M]):
+    """The end of a journal, at which it grows. Its methods may be called from any thread."""
+
+    def __init__(
+        self,
+        folder: Path,
+        codec: Codec[M],
+        first: int,
+        policy: Policy,
+        say: Callable[[str], None],
+    ) -> None:
+        self._folder, self._codec, self._policy, self._say = folder, codec, policy, say
+        self._news = threading.Condition()
+        #: of the record that comes next
+        self._next = first
+        #: put and not yet being written
+        self._pending: list[Buffer] = []
+        #: all records up to this one are written, or on the disk if a commit waits for that
+        self._done = first - 1
+        self._is_writing = False
+        self._failure: JournalError | None = None
+        self._segment = Segment(folder, first)
+        #: held while a file is synced in the background, or closed
+        self._syncs = threading.Lock()
+        self._over = threading.Event()
+        self._is_dirty = threading.Event()
+        self._syncing = threading.Thread(target=self._keep_synced, name="fleet-sync", daemon=True)
+        if policy.sync == SECOND:
+            self._syncing.start()
+
+    @property
+    def next(self) -> int:
+        """The number of the record that comes next."""
+        with self._news:
+            return self._next
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file that is written now."""
+        return self._segment.size
+
+    def framed(self, message: M, arrays: Sequence[Array] = ()) -> Framed:
+        """Prepare a change; this takes the time, and needs no turn."""
+        return framed(self._codec, message, arrays)
+
+    def put(self, record: Framed) -> int:
+        """Give a change its place behind those before it."""
+        with self._news:
+            self._check()
+            number, self._next = self._next, self._next + 1
+            self._pending += record.sealed(number)
+            return number
+
+    def commit(self, number: int) -> None:
+        """Return once all changes up to this one are written down."""
+        while (buffers := self._turn(lambda: self._done >= number)) is not None:
+            self._write(*buffers)
+
+    def rotate(self) -> int:
+        """Write what was put; the records from now on, whose first is answered, lie in a new file.
+
+        Nobody puts anything meanwhile.
+        """
+        self.commit(self.next - 1)
+        with self._news:
+            self._check()
+            old, first = self._segment, self._next
+            if old.first == first:
+                return first
+            self._guarded(old.sync)
+            self._segment = self._guarded(lambda: Segment(self._folder, first))
+        with self._syncs:
+            old.close()
+        return first
+
+    def close(self) -> None:
+        """Write what was put, and let go of the file."""
+        try:
+            self.commit(self.next - 1)
+            self._guarded(self._segment.sync)
+        finally:
+            self._over.set()
+            if self._syncing.is_alive():
+                self._syncing.join()
+            with self._news:
+                self._failure = self._failure or JournalError(f"{self._folder}: it is closed")
+                self._news.notify_all()
+            self._segment.close()
+
+    def _turn(self, is_done: Callable[[], bool]) -> tuple[list[Buffer], int] | None:
+        """What to write, once nobody else writes; None when it is done."""
+        with self._news:
+            while not is_done():
+                self._check()
+                if not self._is_writing:
+                    self._is_writing = True
+                    pending, self._pending = self._pending, []
+                    return pending, self._next - 1
+                # the writer has the same patience, and says why it has lost it
+                if not self._news.wait(2 * self._policy.patience_s):
+                    raise DeadlineError(
+                        f"{self._segment.path}: a write has taken more than "
+                        f"{2 * self._policy.patience_s:g} s; look what is wrong with the disk"
+                    )
+        return None
+
+    def _write(self, buffers: list[Buffer], last: int) -> None:
+        done = None
+        try:
+            self._guarded(lambda: self._written(buffers))
+            done = last
+        finally:
+            with self._news:
+                self._is_writing = False
+                if done is not None:
+                    self._done = done
+                self._news.notify_all()
+
+    def _written(self, buffers: list[Buffer]) -> None:
+        self._write_with_patience(buffers)
+        if self._policy.sync == COMMIT:
+            self._segment.sync()
+        else:
+            self._is_dirty.set()
+
+    def _write_with_patience(self, buffers: list[Buffer]) -> None:
+        end = time.monotonic() + self._policy.patience_s
+        has_said = False
+        while True:
+            try:
+                self._segment.write(buffers)
+                break
+            except OSError as error:
+                if error.errno not in _PASSING or time.monotonic() >= end or self._over.is_set():
+                    raise
+                if not has_said:
+                    has_said = True
+                    self._say(
+                        f"cannot write to {self._segment.path}: {error.strerror}; trying again for "
+                        f"{self._policy.patience_s:g} s, training waits"
+                    )
+            self._over.wait(_TRY_EVERY_S)
+        if has_said:
+            self._say(f"{self._segment.path}: there is room again")
+
+    def _guarded(self, act: Callable[[], T]) -> T:
+        """A journal that could not be written is not written any further."""
+        try:
+            return act()
+        except OSError as error:
+            failure = JournalError(
+                f"{self._segment.path} could not be written: {error.strerror or error}; make room "
+                "or repair the disk, and start the job again: all that was acknowledged is in it"
+            )
+            with self._news:
+                self._failure = self._failure or failure
+                self._news.notify_all()
+            raise failure from error
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise JournalError(str(self._failure))
+
+    def _keep_synced(self) -> None:
+        while not self._over.wait(SYNC_S):
+            if self._is_dirty.is_set():
+                self._is_dirty.clear()
+                try:
+                    with self._syncs:
+                        self._guarded(self._segment.sync)
+                except JournalError:
+                    return

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Segment`: one file of a journal, which grows at its end and is never half written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from fleetlight.ps.transport.protocol import Buffer
+
+_SUFFIX = ".journal"
+#: of the system: how many buffers one call takes
+_BUFFERS = 1024
+
+
+def segments(folder: Path) -> list[tuple[int, Path]]:
+    """The number of the first record of each file, and the file, in their order."""
+    return sorted((int(path.stem), path) for path in folder.glob(f"[0-9]*{_SUFFIX}"))
+
+
+class Segment:
+    """A new file, for records from `first` on."""
+
+    def __init__(self, folder: Path, first: int) -> None:
+        self.path = folder / f"{first:020d}{_SUFFIX}"
+        self.first = first
+        #: bytes of whole records
+        self.size = 0
+        if self.path.exists() and not self.path.stat().st_size:
+            # somebody died over its first record
+            self.path.unlink()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._fd = os.open(self.path, flags, 0o600)
+        try:
+            sync_folder(folder)
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, buffers: Sequence[Buffer]) -> None:
+        """Append all, or nothing."""
+        end = self.size
+        rest = [memoryview(part).cast("B") for part in buffers if len(part)]
+        try:
+            while rest:
+                done = os.pwritev(self._fd, rest[:_BUFFERS], end)
+                end += done
+                rest = _without(rest, done)
+        except BaseException:
+            # if that fails, too, the next record is written over it, or its beginning is read
+            # as what it is: not whole
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self.size)
+            raise
+        self.size = end
+
+    def sync(self) -> None:
+        """Wait until all of it is on the disk."""
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        """Nothing is appended any more."""
+        os.close(self._fd)
+
+
+def cut(path: Path, size: int) -> None:
+    """Forget what lies behind the whole records of a file."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.ftruncate(fd, size)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _without(buffers: list[memoryview], done: int) -> list[memoryview]:
+    """What is left once so many bytes are written."""
+    for number, part in enumerate(buffers):
+        if done < len(part):
+            return [part[done:], *buffers[number + 1 :]]
+        done -= len(part)
+    return []
+
+
+def sync_folder(folder: Path) -> None:
+    """What was made in a folder is found after a power failure."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

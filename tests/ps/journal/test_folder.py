@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server's folder: whose it is, where to begin, what may go."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.ps.serving import plan
+
+from fleetlight.errors import JournalError
+from fleetlight.ps.journal.folder import Folder, Identity
+from fleetlight.ps.journal.segment import Segment
+from fleetlight.ps.messages import TableFile
+
+FILES = [TableFile(0, "users", 3, 100, "abc")]
+
+
+def identity(**facts: Any) -> Identity:
+    return Identity(**{"server": 0, "server_num": 2, "job": "j", "plan": plan(), **facts})
+
+
+def opened(path: Path, **facts: Any) -> Folder:
+    return Folder.open(path, identity(**facts))
+
+
+def test_each_start_is_a_life(tmp_path: Path) -> None:
+    for life in (1, 2, 3):
+        folder = opened(tmp_path / "deep" / "er")
+        assert (folder.identity.life, folder.is_new) == (life, life == 1)
+        folder.close()
+
+
+@pytest.mark.parametrize(
+    ("facts", "text"),
+    [
+        ({"server": 1}, "belongs to server 0, this is server 1"),
+        ({"server_num": 3}, "belongs to server_num 2, this is server_num 3"),
+        ({"job": "k"}, "an earlier job has left"),
+    ],
+)
+def test_whose_it_is_not_is_told(tmp_path: Path, facts: dict[str, Any], text: str) -> None:
+    opened(tmp_path).close()
+    with pytest.raises(JournalError, match=text):
+        opened(tmp_path, **facts)
+    # and it can be had still
+    opened(tmp_path).close()
+
+
+def test_another_format_and_nonsense_are_told(tmp_path: Path) -> None:
+    opened(tmp_path).close()
+    path = tmp_path / "identity.json"
+    later = {**msgspec.json.decode(path.read_bytes()), "format": 9, "more": 1}
+    path.write_bytes(msgspec.json.encode(later))
+    with pytest.raises(JournalError, match=r"written in format 9, this version .* reads 1"):
+        opened(tmp_path)
+    for nonsense in (b"", b"{}", b"[1]", b"\xff\xfe", b'{"format": 1}'):
+        path.write_bytes(nonsense)
+        with pytest.raises(JournalError, match="makes no sense"):
+            opened(tmp_path)
+
+
+def test_a_folder_that_cannot_be_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(JournalError, match="cannot be used: Not a directory; name another folder"):
+        opened(tmp_path / "file" / "folder")
+
+
+def snapshot(folder: Folder, first: int, *, is_complete: bool = True) -> None:
+    folder.rows_folder(first).mkdir()
+    (folder.rows_folder(first) / "users").write_bytes(os.urandom(9))
+    if is_complete:
+        folder.complete(first, FILES)
+
+
+def test_one_begins_with_the_newest_snapshot_that_is_whole(tmp_path: Path) -> None:
+    folder = opened(tmp_path)
+    assert folder.base() == (1, None)
+    for first in (1, 5, 9):
+        Segment(tmp_path, first).write([b"x"])
+    assert folder.base() == (1, None)
+    snapshot(folder, 5)
+    snapshot(folder, 9, is_complete=False)
+    assert folder.base() == (5, FILES)
+    folder.drop_incomplete()
+    assert not folder.rows_folder(9).exists()
+    snapshot(folder, 9)
+    assert folder.base() == (9, FILES)
+    folder.drop_before(9)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "00000000000000000009.journal",
+        "identity.json",
+        "lock",
+        "rows-00000000000000000009",
+    ]
+    folder.close()
+
+
+def test_a_journal_without_its_beginning_is_an_error(tmp_path: Path) -> None:
+    folder = opened(tmp_path)
+    Segment(tmp_path, 5).write([b"x"])
+    with pytest.raises(JournalError, match="begins with record 5, and no snapshot lies before it"):
+        folder.base()
+    folder.close()

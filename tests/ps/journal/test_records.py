@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records: what was written is read, and what was not is told apart from what was damaged."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetlight.ps.journal.records import MAGIC, Gap, Reader, Record, framed
+from fleetlight.ps.messages import Ask, EndPhase, Fill, Message
+from fleetlight.ps.transport.protocol import Array, Codec
+
+CODEC: Codec[Message] = Codec(Message)
+FIRST = 7
+
+
+def filled(count: int) -> tuple[Message, list[Array]]:
+    ids = np.arange(count, dtype=np.int64)
+    return Fill([0], dense=False), [ids, np.full((count, 3), 0.5, np.float32)]
+
+
+def written(count: int = 4, first: int = FIRST) -> tuple[bytes, list[int]]:
+    """Records of several sizes, and where each begins and the last ends."""
+    data, starts = b"", [0]
+    for number in range(first, first + count):
+        message, arrays = filled(number % 3)
+        data += b"".join(framed(CODEC, message, arrays).sealed(number))
+        starts.append(len(data))
+    return data, starts
+
+
+def read(data: bytes, first: int = FIRST) -> tuple[list[Record[Message]], Gap | None]:
+    reader = Reader(CODEC, np.frombuffer(data, np.uint8), first)
+    return list(reader), reader.gap
+
+
+def test_what_was_written_is_read() -> None:
+    data, starts = written()
+    records, gap = read(data)
+    assert gap is None
+    assert [one.number for one in records] == [7, 8, 9, 10]
+    assert [(one.start, one.stop) for one in records] == list(itertools.pairwise(starts))
+    for one in records:
+        message, arrays = filled(one.number % 3)
+        assert one.message == message
+        for got, expected in zip(one.arrays, arrays, strict=True):
+            assert got.dtype == expected.dtype
+            assert np.array_equal(got, expected)
+
+
+def test_nothing_is_no_record_and_no_gap() -> None:
+    assert read(b"") == ([], None)
+
+
+def test_a_file_that_ends_anywhere_is_torn_there() -> None:
+    data, starts = written()
+    for end in range(len(data)):
+        records, gap = read(data[:end])
+        whole = sum(stop <= end for stop in starts[1:])
+        assert len(records) == whole
+        if end in starts:
+            assert gap is None
+        else:
+            assert gap is not None
+            assert (gap.at, gap.followed_by) == (starts[whole], None)
+
+
+@pytest.mark.parametrize("rest", [b"\0", bytes(4096), MAGIC, MAGIC * 9, b"junk" * 100])
+def test_bytes_that_never_were_a_record_are_a_torn_end(rest: bytes) -> None:
+    data, starts = written()
+    records, gap = read(data + rest)
+    assert len(records) == 4
+    assert gap is not None
+    assert (gap.at, gap.followed_by) == (starts[-1], None)
+
+
+@given(st.data())
+def test_a_changed_bit_is_found_and_what_lies_behind_it_is_named(data: st.DataObject) -> None:
+    whole, starts = written()
+    at = data.draw(st.integers(0, len(whole) - 1))
+    changed = bytearray(whole)
+    changed[at] ^= 1 << data.draw(st.integers(0, 7))
+    records, gap = read(bytes(changed))
+    number = sum(stop <= at for stop in starts[1:])
+    assert len(records) == number
+    assert gap is not None
+    assert gap.at == starts[number]
+    # what was changed is the last record: then nobody can tell it from one that was torn
+    assert gap.followed_by == (FIRST + number + 1 if number < 3 else None)
+
+
+def test_a_record_that_is_missing_is_noticed() -> None:
+    data, starts = written()
+    records, gap = read(data[: starts[1]] + data[starts[2] :])
+    assert [one.number for one in records] == [7]
+    assert gap == Gap(starts[1], "record 9 lies where 8 should", 10)
+
+
+def test_a_file_of_other_numbers_is_no_beginning() -> None:
+    data, _ = written(first=3)
+    records, gap = read(data)
+    assert records == []
+    assert gap is not None
+    assert gap.why == "record 3 lies where 7 should"
+
+
+def test_records_far_behind_a_hole_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleetlight.ps.journal.records._SEARCH_BYTES", 8)
+    data, starts = written()
+    for hole in range(1, 40):
+        records, gap = read(data[: starts[2]] + bytes(hole) + data[starts[3] :])
+        assert len(records) == 2
+        assert gap is not None
+        assert (gap.at, gap.followed_by) == (starts[2], 10)
+
+
+def test_a_record_stays_what_it_was() -> None:
+    """Whoever applies gradients may use their memory."""
+    rows = np.ones(1000, np.float32)
+    record = framed(CODEC, Fill([], dense=True), [rows])
+    before = b"".join(record.sealed(FIRST))
+    rows[:] = 5
+    assert b"".join(record.sealed(FIRST)) == before
+    assert record.nbytes == len(before)
+    assert read(before)[1] is None
+
+
+def test_small_records_cost_little() -> None:
+    assert framed(CODEC, EndPhase(3)).nbytes < 80
+    assert framed(CODEC, Ask()).nbytes < 70
