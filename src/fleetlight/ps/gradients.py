@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fleetlight.kernels import all_finite
 from fleetlight.ps.dtypes import flat_array, numpy_dtype
+from fleetlight.ps.messages import TablePush
 from fleetlight.ps.placement import Block
 from fleetlight.ps.plan import Plan
 from fleetlight.ps.update import Floats, Ids
@@ -41,6 +42,22 @@ class Gradients:
     blocks: list[Block]
     #: numbers of dense parameters that backward did not reach
     absent: frozenset[int] = frozenset()
+
+
+def described(gradients: Gradients | None) -> tuple[list[TablePush], bool, list[int], list[Array]]:
+    """As in a message: its tables, whether dense ones are there, who is absent; and the arrays."""
+    if gradients is None:
+        return [], False, [], []
+    tables: list[TablePush] = []
+    arrays: list[Array] = []
+    for number, part in gradients.tables.items():
+        counted = part.shows is not None and part.clicks is not None
+        tables.append(TablePush(number, counted))
+        arrays += [part.ids, part.rows]
+        if part.shows is not None and part.clicks is not None:
+            arrays += [part.shows, part.clicks]
+    dense = gradients.dense is not None
+    return tables, dense, sorted(gradients.absent), arrays + (gradients.dense or [])
 
 
 def mean(parts: Sequence[Gradients]) -> Gradients:

@@ -31,6 +31,8 @@ class Hello(_Message, frozen=True):
     incarnation: int
     #: control | push | pull
     lane: str
+    #: the worker has joined before: it is answered once the server has taken up its values again
+    joined: bool = False
 
 
 class Welcome(_Message, frozen=True):
@@ -39,6 +41,8 @@ class Welcome(_Message, frozen=True):
     server: int
     #: counts the loads of checkpoints; pushes of an older epoch are refused
     epoch: int
+    #: how often the server has been started on the same values
+    life: int = 1
 
 
 class Join(_Message, frozen=True):
@@ -217,6 +221,7 @@ class Met(_Message, frozen=True):
 class Leave(_Message, frozen=True):
     """Goodbye; `error` is set when it is a bad end. Answer: Done."""
 
+    repeatable: ClassVar[bool] = True
     error: str = ""
 
 
@@ -242,6 +247,8 @@ class Cut(_Message, frozen=True):
 
     That is quick, so that training goes on while Save writes what was held on to.
     """
+
+    repeatable: ClassVar[bool] = True
 
 
 class Save(_Message, frozen=True):

@@ -88,6 +88,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     serves_dense: bool = True
     #: what a gradient with NaN or infinite values does: refuse | skip | apply
     on_nonfinite: str = "refuse"
+    #: what of a server outlives it: none | snapshot | log
+    durability: str = "none"
 
     def digest(self) -> str:
         """Equal for equal plans, whoever built them."""

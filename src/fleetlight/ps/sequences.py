@@ -24,9 +24,10 @@ class HighWater:
     A worker that was started again counts anew; its earlier lives are refused from then on.
     """
 
+    epoch: int
+
     def __init__(self, epoch: int = 0, marks: Iterable[Mark] = ()) -> None:
-        self.epoch = epoch
-        self._lives = {worker: _Life(life, sequence) for worker, life, sequence in marks}
+        self.restore(epoch, marks)
 
     def is_new(self, worker: int, incarnation: int, epoch: int, sequence: int) -> bool:
         """False when the push has been applied; an error when it may not be applied at all."""
@@ -57,6 +58,11 @@ class HighWater:
                 f"{self.epoch}; epochs only grow"
             )
         self.epoch = epoch
+
+    def restore(self, epoch: int, marks: Iterable[Mark]) -> None:
+        """Go on from numbers that were kept with the values."""
+        self.epoch = epoch
+        self._lives = {worker: _Life(life, sequence) for worker, life, sequence in marks}
 
     def marks(self) -> list[Mark]:
         """The numbers to keep with the values."""

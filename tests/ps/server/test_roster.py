@@ -78,3 +78,23 @@ def test_nobody_comes_back(end: str, text: str) -> None:
     workers.leave(0) if end == "leave" else workers.lose(0, "silence")
     with pytest.raises(MembershipError, match=text):
         workers.arrive(hello(0))
+
+
+def test_who_has_trained_with_an_earlier_life_is_told_that_it_is_lost() -> None:
+    workers = roster()
+    with pytest.raises(MembershipError, match=r"trained with an earlier life .* values are lost"):
+        workers.arrive(hello(0, joined=True))
+    workers.outlive([])
+    workers.arrive(hello(0, joined=True))
+    assert workers.those(HERE) == [0]
+
+
+def test_a_goodbye_may_be_said_to_two_lives() -> None:
+    workers = roster()
+    workers.outlive([(1, 5)])
+    assert workers.those(LEFT) == [1]
+    workers.arrive(hello(1, joined=True))
+    assert workers.those(LEFT) == [1]
+    assert workers.gone() == [(1, 5)]
+    with pytest.raises(MembershipError, match="came back after it had left"):
+        workers.arrive(hello(1, incarnation=6))

@@ -33,7 +33,7 @@ def test_what_has_come_of_a_step_can_be_looked_at() -> None:
     assert list(begun.contributions.items()) == [(0, "a"), (1, "b")]
     assert groups.begun(0, worker=2) is groups.begun(1, worker=1) is None
     # of a step tried again, what has come of the new try
-    groups.undone(begun)
+    groups.undone(begun.optimizer, begun.contributions)
     groups.add(0, worker=1, phase=0, step=0, contribution="again")
     latest = groups.begun(0, worker=1)
     assert latest is not None
@@ -97,7 +97,7 @@ def test_a_step_that_was_not_applied_may_come_again() -> None:
     groups: StepGroups[str] = StepGroups(1)
     complete = groups.add(0, 0, 0, 0, "a")
     assert complete is not None
-    groups.undone(complete)
+    groups.undone(complete.optimizer, complete.contributions)
     assert groups.add(0, 0, 0, 0, "a") is not None
     # but only once for each time
     with pytest.raises(ProtocolError):
@@ -108,8 +108,8 @@ def test_a_step_that_was_applied_after_all_may_not_come_again() -> None:
     groups: StepGroups[str] = StepGroups(1)
     complete = groups.add(0, 0, 0, 0, "a")
     assert complete is not None
-    groups.undone(complete)
-    groups.done(complete)
+    groups.undone(complete.optimizer, complete.contributions)
+    groups.done(complete.optimizer, complete.contributions)
     with pytest.raises(ProtocolError):
         groups.add(0, 0, 0, 0, "a")
 

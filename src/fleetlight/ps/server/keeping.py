@@ -5,14 +5,25 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
 from fleetlight.errors import CheckpointError
-from fleetlight.ps.messages import Done, Fetched, Load, Put, Restore, Save, Saved, Take, Taken
+from fleetlight.ps.messages import (
+    Done,
+    Fetched,
+    Load,
+    Put,
+    Restore,
+    Save,
+    Saved,
+    TableFile,
+    Take,
+    Taken,
+)
 from fleetlight.ps.sequences import Mark
 from fleetlight.ps.server.gate import Gate
 from fleetlight.ps.server.handover import Handover
@@ -33,23 +44,49 @@ class _Cut:
     marks: list[Mark]
 
 
+@dataclasses.dataclass
+class _Aside:
+    """Rows for a snapshot, beside the cuts of checkpoints."""
+
+    holdings: Holdings
+    done: Callable[[], None]
+    state: CutState | None = None
+
+    def cut(self) -> None:
+        """As in `Rows`."""
+        self.state = self.holdings.cut()
+
+    def write(self, folder: Path) -> list[TableFile]:
+        """As in `Rows`."""
+        assert self.state is not None, "nothing was cut"
+        return self.holdings.save(self.state, folder)
+
+    def close(self) -> None:
+        """As in `Rows`."""
+        self.holdings.drop_cuts()
+        self.done()
+
+
 class Keeping:
     """A cut lies between two pushes; it is what the next save writes and the next fetch answers."""
 
-    def __init__(self, server: int, holdings: Holdings, pushes: Pushes, gate: Gate) -> None:
+    def __init__(
+        self, server: int, holdings: Holdings, pushes: Pushes, gate: Gate, deadline_s: float
+    ) -> None:
         self._server = server
+        self._deadline_s = deadline_s
         self._holdings = holdings
         self._pushes = pushes
         self._gate = gate
         self._handover = Handover(server)
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._last: _Cut | None = None
         self._is_writing = False
 
     def cut(self) -> Reply:
         """Hold on to everything as it is now."""
         with self._lock:
-            self._check_idle()
+            self._until_idle()
             self._last = self._cut()
         return Done(), []
 
@@ -57,13 +94,27 @@ class Keeping:
         """Write the tables, as they were cut or as they are now."""
         folder = self._folder_for(message)
         with self._lock:
-            self._check_idle()
+            self._until_idle()
             made, self._last = self._last or self._cut(), None
             self._is_writing = True
         try:
             return Saved(self._holdings.save(made.state, folder), made.marks), []
         finally:
+            self._written()
+
+    def aside(self) -> _Aside | None:
+        """The tables, for a snapshot; None while a checkpoint has the cut of them."""
+        with self._lock:
+            if self._is_writing or self._last is not None:
+                return None
+            self._is_writing = True
+        get_ready()
+        return _Aside(self._holdings, self._written)
+
+    def _written(self) -> None:
+        with self._lock:
             self._is_writing = False
+            self._lock.notify_all()
 
     def take(self, message: Take) -> Reply:
         """A piece of what was saved without a folder."""
@@ -125,11 +176,12 @@ class Keeping:
             )
         return folder
 
-    def _check_idle(self) -> None:
-        """A table holds on to one cut at a time."""
-        if self._is_writing:
+    def _until_idle(self) -> None:
+        """A table holds on to one cut at a time; a snapshot is over by itself."""
+        if not self._lock.wait_for(lambda: not self._is_writing, self._deadline_s):
             raise CheckpointError(
-                f"server {self._server} still writes the checkpoint before; wait for it to end"
+                f"server {self._server} still writes the checkpoint or snapshot before, after "
+                f"{self._deadline_s:g} s; wait for it to end, and look at its disk"
             )
 
     def _cut(self) -> _Cut:

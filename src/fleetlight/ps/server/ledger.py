@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from fleetlight.ps.changes import Entry, LedgerState
 from fleetlight.ps.sequences import HighWater
 from fleetlight.ps.server.staleness import Clocks, Versions
 
@@ -22,33 +23,52 @@ class Peer:
         return f"worker {self.worker}"
 
 
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """A worker's part of a change."""
-
-    peer: Peer
-    sequence: int
-    phase: int = 0
-    #: steps that were merged into it
-    steps: int = 1
-    #: the version that its gradients were made with; None where that has no meaning
-    seen: int | None = None
-
-
 class Ledger:
     """How far the workers are, how old their gradients were, which pushes came."""
 
     def __init__(self, worker_num: int) -> None:
+        self._worker_num = worker_num
         self.clocks = Clocks(worker_num)
         self.versions = Versions()
         self.marks = HighWater()
+        #: the workers whose last push changed nothing
+        self.skipped: set[int] = set()
 
     def book(self, entries: Sequence[Entry], applied: bool) -> None:
         """A change was made, or skipped: then the workers are further, the values are the same."""
         if applied:
-            seen = [(e.peer.worker, e.seen) for e in entries if e.seen is not None]
+            seen = [(e.worker, e.seen) for e in entries if e.seen is not None]
             self.versions.applied(seen)
+        workers = {entry.worker for entry in entries}
+        self.skipped = self.skipped - workers if applied else self.skipped | workers
         for entry in entries:
-            peer = entry.peer
-            self.clocks.advance(peer.worker, entry.phase, entry.steps)
-            self.marks.applied(peer.worker, peer.incarnation, entry.sequence)
+            self.clocks.advance(entry.worker, entry.phase, entry.merged)
+            self.marks.applied(entry.worker, entry.incarnation, entry.sequence)
+
+    def forget_workers(self) -> None:
+        """Others come, and begin at their first step."""
+        self.clocks = Clocks(self._worker_num)
+        self.marks.restore(self.marks.epoch, [])
+        self.versions.restore(self.versions.version, {}, {})
+        self.skipped.clear()
+
+    def state(self) -> LedgerState:
+        """All of it, to be kept with the values."""
+        applied, ended = self.clocks.state()
+        return LedgerState(
+            epoch=self.marks.epoch,
+            marks=self.marks.marks(),
+            applied=applied,
+            ended=ended,
+            version=self.versions.version,
+            staleness=dict(self.versions.staleness),
+            own=self.versions.own(),
+            skipped=sorted(self.skipped),
+        )
+
+    def restore(self, state: LedgerState) -> None:
+        """The way back of `state`."""
+        self.clocks.restore(state.applied, state.ended)
+        self.versions.restore(state.version, state.staleness, state.own)
+        self.marks.restore(state.epoch, state.marks)
+        self.skipped = set(state.skipped)

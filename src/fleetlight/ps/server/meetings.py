@@ -28,7 +28,7 @@ class Meetings(Generic[T]):
         self._worker_num = worker_num
         self._open: dict[int, _Meeting[T]] = {}
         #: what was brought to the last complete meeting: somebody may ask again
-        self._last: tuple[int, list[T]] | None = None
+        self._last: tuple[int, str, list[T]] | None = None
         self._broken: PeerError | None = None
 
     def enter(self, worker: int, meeting: int, operation: str, brought: T) -> None:
@@ -43,15 +43,29 @@ class Meetings(Generic[T]):
         self._check_open()
         there.brought[worker] = brought
         if len(there.brought) == self._worker_num:
-            self._last = meeting, [there.brought[w] for w in range(self._worker_num)]
+            everything = [there.brought[w] for w in range(self._worker_num)]
+            self._last = meeting, operation, everything
             del self._open[meeting]
 
     def result(self, meeting: int) -> list[T] | None:
         """What everybody brought, in the order of the workers; None while somebody is missing."""
         if self._last is not None and self._last[0] == meeting:
-            return self._last[1]
+            return self._last[2]
         self._check_open()
         return None
+
+    @property
+    def last(self) -> tuple[int, str, list[T]] | None:
+        """The last complete meeting: its number, what it was for, and what was brought."""
+        return self._last
+
+    def restore(self, meeting: int, operation: str, brought: list[T]) -> None:
+        """All have been to this meeting, in an earlier life of the server."""
+        self._last = meeting, operation, brought
+
+    def forget(self) -> None:
+        """Nobody has met yet."""
+        self._last = None
 
     def missing(self, meeting: int) -> list[int]:
         """Who has not come."""

@@ -11,35 +11,51 @@ from numpy.typing import NDArray
 
 from fleetlight.errors import GradientError, PlanError
 from fleetlight.kernels import member
-from fleetlight.ps.gradients import Gradients, not_finite, refusal
+from fleetlight.ps.changes import (
+    Differed,
+    EndedPhase,
+    Entry,
+    Held,
+    LedgerState,
+    Released,
+    Standing,
+    Stepped,
+    StepsState,
+)
+from fleetlight.ps.gradients import Gradients, described, not_finite, refusal
 from fleetlight.ps.messages import Apply, Exchange, Exchanged, Push, Pushed
 from fleetlight.ps.plan import GEO, SYNC
 from fleetlight.ps.server.ahead_lists import AheadList, AheadLists
 from fleetlight.ps.server.attendance import Attendance
+from fleetlight.ps.server.chronicle import Chronicle
 from fleetlight.ps.server.gate import Gate
-from fleetlight.ps.server.ledger import Entry, Ledger, Peer
+from fleetlight.ps.server.ledger import Ledger, Peer
 from fleetlight.ps.server.tickets import Reply, Tickets
 from fleetlight.ps.server.together import Outcome, Together
 from fleetlight.ps.tables.holdings import Holdings
 
 Array = NDArray[Any]
-#: the answer to a push that was applied long ago
-_APPLIED = Outcome(applied=True)
 
 
 class Pushes:
     """In sync mode the pushes of all workers make one step, else each push is applied alone."""
 
     def __init__(
-        self, holdings: Holdings, attendance: Attendance, gate: Gate, worker_num: int
+        self,
+        holdings: Holdings,
+        attendance: Attendance,
+        gate: Gate,
+        chronicle: Chronicle,
+        worker_num: int,
     ) -> None:
         self._holdings = holdings
+        self._chronicle = chronicle
         self._plan = holdings.plan
         self._attendance = attendance
         self._news = attendance.news
         self._gate = gate
         self.ledger = Ledger(worker_num)
-        self._together = Together(holdings, attendance, gate, self.ledger, worker_num)
+        self._together = Together(holdings, attendance, gate, self.ledger, chronicle, worker_num)
         self._tickets = Tickets(attendance, self.ledger.marks)
         self._ahead = AheadLists()
 
@@ -49,7 +65,7 @@ class Pushes:
             peer,
             message,
             lambda: self._pushed(peer, message, self._push(peer, message, arrays)),
-            lambda: self._pushed(peer, message, _APPLIED),
+            lambda: self._pushed(peer, message, self._became(peer)),
         )
 
     def apply(self, peer: Peer, message: Apply) -> Reply:
@@ -58,7 +74,7 @@ class Pushes:
             peer,
             message,
             lambda: self._pushed(peer, message, self._together.apply(peer, message)),
-            lambda: self._pushed(peer, message, _APPLIED),
+            lambda: self._pushed(peer, message, self._became(peer)),
         )
 
     def exchange(self, peer: Peer, message: Exchange, arrays: Sequence[Array]) -> Reply:
@@ -85,6 +101,7 @@ class Pushes:
         """The worker makes no more step in this phase: others may wait for just that."""
         with self._news:
             self.ledger.clocks.end(worker, phase)
+            self._chronicle.note(EndedPhase(worker, phase))
             self._news.notify_all()
         self._together.end(worker, phase)
 
@@ -119,31 +136,103 @@ class Pushes:
         return self._push_alone(peer, message, gradients, message.skip or refused is not None)
 
     def _push_alone(self, peer: Peer, message: Push, gradients: Gradients, skip: bool) -> Outcome:
-        entry = Entry(peer, message.sequence, message.phase, message.merged, message.seen)
+        tables, dense, absent, arrays = described(None if skip else gradients)
+        entry = Entry(
+            worker=peer.worker,
+            incarnation=peer.incarnation,
+            sequence=message.sequence,
+            phase=message.phase,
+            merged=message.merged,
+            seen=message.seen,
+            step=message.step,
+        )
+        change = Stepped(
+            message.optimizer,
+            message.step,
+            message.options,
+            [entry],
+            tables,
+            dense,
+            absent,
+            skipped=skip,
+        )
         with self._gate.passing():
-            if not skip:
-                self._holdings.step(message.optimizer, message.options, message.step, gradients)
-            self._book(entry, applied=not skip)
+            self._chronicle.make(change, arrays, lambda: self._stepped(change, gradients))
         return Outcome(applied=not skip)
+
+    def _stepped(self, change: Stepped, gradients: Gradients | None) -> None:
+        """The change itself, alike the first time and again."""
+        if gradients is not None and not change.skipped:
+            self._holdings.step(change.optimizer, change.options, change.step, gradients)
+        self._book(change.entries, applied=not change.skipped)
 
     def _exchange(self, peer: Peer, message: Exchange, differences: Gradients) -> list[Array]:
         refused = self._refusal(f"{peer} brought a difference (step {message.step})", differences)
         self._attendance.at_step(peer.worker, message.step)
         if refused is not None:
             raise refused
+        # what comes in pieces is one change
+        steps = 0 if message.more else 1
+        entry = Entry(peer.worker, peer.incarnation, message.sequence, merged=steps)
+        change = Differed(entry, message.step, message.tables, message.dense, message.more)
+        _, _, _, arrays = described(differences)
         with self._gate.passing():
-            found = self._holdings.exchange(differences, message.wants)
-            # what comes in pieces is one change
-            entry = Entry(peer, message.sequence, steps=0 if message.more else 1)
-            self._book(entry, applied=not message.more)
+            return self._chronicle.make(
+                change, arrays, lambda: self._differed(change, differences, message.wants)
+            )
+
+    def _differed(self, change: Differed, differences: Gradients, wants: bool) -> list[Array]:
+        """The change itself, alike the first time and again."""
+        found = self._holdings.exchange(differences, wants)
+        self._book([change.entry], applied=not change.more)
         return found
+
+    def redo(self, change: Stepped | Held | Released | Differed, arrays: Sequence[Array]) -> None:
+        """Make what was written down in a life before."""
+        if isinstance(change, Differed):
+            self._differed(change, self._holdings.differences(change, arrays, "a journal"), False)
+            return
+        gradients = None
+        if not isinstance(change, Released) and not change.skipped:
+            gradients = self._holdings.unpacked(change, arrays, "a change in the journal")
+        if self._plan.mode == SYNC:
+            self._together.redo(change, gradients)
+        else:
+            assert isinstance(change, Stepped), change
+            self._stepped(change, gradients)
+
+    def standing(self) -> tuple[LedgerState, StepsState, StepsState]:
+        """How far everybody is; called with `news` held."""
+        return self.ledger.state(), *self._together.standing()
+
+    def held_now(self) -> list[tuple[Held, list[Array]]]:
+        """The steps that wait for a factor; called with `news` held."""
+        return self._together.held_now()
+
+    def restore(self, state: Standing, *, is_last: bool) -> None:
+        """The way back of `standing`, before anybody pushes.
+
+        `is_last`: what came later is lost, and whatever the workers bring next is taken.
+        """
+        self.ledger.restore(state.ledger)
+        self._together.restore(state.steps, state.releases, is_last)
+
+    def forget_workers(self) -> None:
+        """Others come, and begin at their first step; the values stay."""
+        self.ledger.forget_workers()
+        self._together.forget_workers()
+
+    def _became(self, peer: Peer) -> Outcome:
+        """What has become of the last push of a worker, which asks again."""
+        with self._news:
+            return Outcome(applied=peer.worker not in self.ledger.skipped)
 
     def _reread(self, message: Exchange, differences: Gradients) -> list[Array]:
         return self._holdings.reread(differences, message.step) if message.wants else []
 
-    def _book(self, entry: Entry, applied: bool) -> None:
+    def _book(self, entries: Sequence[Entry], applied: bool) -> None:
         with self._news:
-            self.ledger.book([entry], applied)
+            self.ledger.book(entries, applied)
             self._news.notify_all()
 
     def _refusal_of(self, peer: Peer, message: Push, gradients: Gradients) -> GradientError | None:

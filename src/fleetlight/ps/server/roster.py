@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 from fleetlight.errors import MembershipError, PeerLostError
 from fleetlight.ps.messages import Hello
@@ -29,11 +30,35 @@ class Roster:
         self._version = version
         self._seats = [_Seat() for _ in range(worker_num)]
         self._failure: str | None = None
+        #: a server that is started again has its values still
+        self._outlives = False
+
+    def outlive(self, gone: Iterable[tuple[int, int]]) -> None:
+        """Who has left in an earlier life of the server: worker and incarnation."""
+        self._outlives = True
+        for worker, incarnation in gone:
+            self._seats[worker] = _Seat(LEFT, incarnation)
+
+    def forget(self) -> None:
+        """Nobody has come yet."""
+        self._seats = [_Seat() for _ in self._seats]
+
+    def gone(self) -> list[tuple[int, int]]:
+        """Who has left: worker and incarnation."""
+        return [(w, self._seats[w].incarnation) for w in self.those(LEFT)]
 
     def arrive(self, hello: Hello) -> None:
         """A worker opens a connection; an error says why it does not belong here."""
         self._check_fits(hello)
         seat = self._seats[hello.worker]
+        if hello.joined and seat.state == ABSENT and not self._outlives:
+            raise MembershipError(
+                f"worker {hello.worker} has trained with an earlier life of this server, whose "
+                "values are lost; start the whole job anew (durability='log' keeps them)"
+            )
+        if seat.state == LEFT and seat.incarnation == hello.incarnation and self._outlives:
+            # its goodbye was heard, and the answer lost
+            return
         if seat.state in (LEFT, LOST):
             raise MembershipError(
                 f"worker {hello.worker} came back after it had {seat.state.replace('lost', 'gone')}"
@@ -68,6 +93,11 @@ class Roster:
     def failed(self) -> bool:
         """True when a worker has failed or was lost."""
         return self._failure is not None
+
+    @property
+    def is_over(self) -> bool:
+        """True when all have left, and no one for an error."""
+        return not self.failed and all(seat.state == LEFT for seat in self._seats)
 
     def incarnation(self, worker: int) -> int:
         """Which life of the worker is here."""

@@ -16,17 +16,29 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleetlight.errors import MembershipError, PeerError, PlanError, ProtocolError
+from fleetlight.errors import (
+    MembershipError,
+    PeerError,
+    PeerLostError,
+    PlanError,
+    ProtocolError,
+)
 from fleetlight.observe.log import logger
 from fleetlight.ps import messages as m
+from fleetlight.ps.changes import Went
+from fleetlight.ps.journal.folder import Identity
 from fleetlight.ps.plan import Plan, first_difference
 from fleetlight.ps.server.ahead_lists import AheadList
 from fleetlight.ps.server.attendance import Attendance
+from fleetlight.ps.server.chronicle import Chronicle
+from fleetlight.ps.server.durability import Durability, Durable
 from fleetlight.ps.server.gate import Gate
 from fleetlight.ps.server.keeping import Keeping
+from fleetlight.ps.server.kept import Kept, met_change
 from fleetlight.ps.server.ledger import Peer
 from fleetlight.ps.server.meetings import Meetings
 from fleetlight.ps.server.pushes import Pushes
+from fleetlight.ps.server.reading import pulled
 from fleetlight.ps.server.roster import Roster
 from fleetlight.ps.server.tickets import Reply
 from fleetlight.ps.tables.holdings import Holdings
@@ -36,6 +48,18 @@ Array = NDArray[Any]
 Arrays = Sequence[Array]
 #: a lost connection of this lane is a lost worker; the others may be opened again
 CONTROL = "control"
+#: what changes values, or what others may rely on
+_CHANGING = (
+    m.Push,
+    m.Apply,
+    m.Exchange,
+    m.EndPhase,
+    m.Fill,
+    m.Shrink,
+    m.Meet,
+)
+#: what puts others in the place of values; too much to be written down twice
+_REPLACING = (m.Load, m.Restore)
 #: how often a worker that joins is told that a checkpoint is still being read
 _LOADING_S = 1.0
 
@@ -77,6 +101,9 @@ class Server:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.index = index
+        self._server_num = server_num
+        self._durability: Durability | None = None
+        self._chronicle = Chronicle()
         self._worker_num = worker_num
         self._roster = Roster(index, server_num, worker_num, version)
         self._attendance = Attendance(self._roster, worker_num, deadline_s, clock)
@@ -96,20 +123,45 @@ class Server:
         optimizers: Sequence[torch.optim.Optimizer],
         parameters: Sequence[Tensor],
         loaded: Iterable[tuple[m.Message, Arrays]] = (),
+        durable: Durable | None = None,
     ) -> None:
-        """Make the tables and dense blocks; workers may join once all that is `loaded` is in."""
+        """Make the tables and dense blocks; workers may join once all that is `loaded` is in.
+
+        What an earlier life of this server has written down counts more than what is loaded.
+        """
         holdings = Holdings(plan, self.index, optimizers, parameters)
-        pushes = Pushes(holdings, self._attendance, self._gate, self._worker_num)
-        keeping = Keeping(self.index, holdings, pushes, self._gate)
+        deadline_s = self._attendance.deadline_s
+        pushes = Pushes(holdings, self._attendance, self._gate, self._chronicle, self._worker_num)
+        keeping = Keeping(self.index, holdings, pushes, self._gate, deadline_s)
         service = _Service(plan, holdings, pushes, keeping)
         self._is_loading = True
-        for message, arrays in loaded:
-            service.take(message, arrays)
+        durability = None if durable is None else self._opened(durable, plan)
+        if durability is None or not durability.has_rows():
+            for message, arrays in loaded:
+                service.take(message, arrays)
+        if durability is not None:
+            durability.begin(self._kept(service), self._chronicle)
+            self._durability = durability
         with self._news:
             self._service = service
-            for worker in self._roster.those("left"):
+            for worker, _ in self._roster.gone():
                 pushes.leave(worker)
             self._news.notify_all()
+
+    def _opened(self, durable: Durable, plan: Plan) -> Durability:
+        identity = Identity(self.index, self._server_num, durable.job, plan, durable.start)
+        return Durability(durable, identity)
+
+    def _kept(self, service: _Service) -> Kept:
+        return Kept(
+            service.holdings,
+            service.pushes,
+            service.keeping,
+            self._meetings,
+            self._attendance,
+            self._gate,
+            self._chronicle,
+        )
 
     def __call__(self, connection: Connection, message: m.Message, arrays: Arrays) -> Reply:
         """Answer a message; what is raised is meant for the worker."""
@@ -124,7 +176,13 @@ class Server:
         if handler is None:
             raise ProtocolError(f"{peer} sent {type(message).__name__}, which servers only answer")
         with self._attendance.during(peer.worker, _operation(message)):
-            return handler(peer, message, arrays)
+            reply = handler(peer, message, arrays)
+            if isinstance(message, _REPLACING) and self._durability is not None:
+                self._durability.snapshot_now()
+            elif isinstance(message, _CHANGING):
+                # what is acknowledged is not lost any more
+                self._chronicle.settle()
+            return reply
 
     def gone(self, connection: Connection, error: PeerError | None) -> None:
         """A connection has ended."""
@@ -145,6 +203,11 @@ class Server:
         self._attendance.close(f"server {self.index} has closed" + (f": {why}" if why else ""))
         if self._service is not None:
             self._service.keeping.drop()
+        if self._durability is not None:
+            # once everybody has left, and nobody in anger, it has done its duty
+            is_over = self._roster.is_over
+            self._durability.close(is_needed=not is_over)
+            self._durability = None
 
     @property
     def is_open(self) -> bool:
@@ -225,6 +288,9 @@ class Server:
     def _hello(self, connection: Connection, message: m.Hello) -> Reply:
         # of a failure the worker is told by its next request: a greeting that fails is tried again
         with self._news:
+            if message.joined and not self._is_open:
+                # to be tried again
+                raise PeerLostError(f"server {self.index} is not back yet: it takes up its values")
             self._roster.arrive(message)
             peer = Peer(message.worker, message.incarnation, message.lane)
             connection.note = peer
@@ -237,7 +303,8 @@ class Server:
 
     def _welcome(self) -> Reply:
         epoch = 0 if self._service is None else self._service.pushes.ledger.marks.epoch
-        return m.Welcome(self.index, epoch), []
+        life = 1 if self._durability is None else self._durability.life
+        return m.Welcome(self.index, epoch, life), []
 
     def _join(self, peer: Peer, message: m.Join, arrays: Arrays) -> Reply:
         with self._news:
@@ -264,7 +331,11 @@ class Server:
         with self._news:
             self._attendance.check()
             try:
+                before = self._meetings.last
                 self._meetings.enter(peer.worker, meeting, message.operation, list(arrays))
+                after = self._meetings.last
+                if after is not None and after is not before:
+                    self._chronicle.note(*met_change(*after))
                 self._news.notify_all()
                 self._attendance.wait(
                     message.operation,
@@ -300,6 +371,10 @@ class Server:
         return m.Done(), []
 
     def _leave(self, peer: Peer, message: m.Leave, arrays: Arrays) -> Reply:
+        if not message.error:
+            # once the last one has left nothing is written any more
+            self._chronicle.note(Went(peer.worker, peer.incarnation))
+            self._chronicle.settle()
         with self._news:
             self._roster.leave(peer.worker, message.error)
             service = self._service
@@ -325,7 +400,7 @@ class Server:
                 lambda: ledger.clocks.behind(phase, message.at_least),
             )
             version, slowest = ledger.versions.version, ledger.clocks.slowest(phase)
-        return m.Pulled(version, slowest), service.holdings.pull(message, ids)
+        return m.Pulled(version, slowest), pulled(service.holdings, self._chronicle, message, ids)
 
     def _end_phase(self, peer: Peer, message: m.EndPhase, arrays: Arrays) -> Reply:
         self._serving().pushes.end(peer.worker, message.phase)
@@ -334,12 +409,17 @@ class Server:
     def _fill(self, peer: Peer, message: m.Fill, arrays: Arrays) -> Reply:
         if peer.worker != 0:
             raise ProtocolError(f"{peer} brought first values, expected those of worker 0")
-        self._serving().holdings.fill(message, arrays)
+        holdings = self._serving().holdings
+        self._chronicle.make(message, arrays, lambda: holdings.fill(message, arrays))
         return m.Done(), []
 
     def _shrink(self, peer: Peer, message: m.Shrink, arrays: Arrays) -> Reply:
         table = self._serving().holdings.table(message.table)
-        removed, left = table.shrink(message.unseen_days, message.score, message.decay)
+        removed, left = self._chronicle.make(
+            message,
+            [],
+            lambda: table.shrink(message.unseen_days, message.score, message.decay),
+        )
         return m.Shrunk(removed, left), []
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 #: of so many of its own pushes a server knows when they were applied
 _REMEMBERED = 4096
@@ -48,6 +48,14 @@ class Clocks:
         """Who goes on and has had fewer steps applied."""
         return [w for w in self._going_on(phase) if self._steps(w, phase) < at_least]
 
+    def state(self) -> tuple[dict[int, tuple[int, int]], dict[int, int]]:
+        """What was applied of each worker, and what each has ended."""
+        return dict(self._applied), dict(self._ended)
+
+    def restore(self, applied: Mapping[int, tuple[int, int]], ended: Mapping[int, int]) -> None:
+        """The way back of `state`."""
+        self._applied, self._ended = dict(applied), dict(ended)
+
     def _going_on(self, phase: int) -> list[int]:
         return [worker for worker, ended in self._ended.items() if ended < phase]
 
@@ -74,6 +82,17 @@ class Versions:
         for worker, _ in pushes:
             own = self._own.setdefault(worker, deque(maxlen=_REMEMBERED))
             own.append(self.version)
+
+    def own(self) -> dict[int, list[int]]:
+        """By worker: when its last pushes were applied."""
+        return {worker: list(versions) for worker, versions in self._own.items()}
+
+    def restore(
+        self, version: int, staleness: Mapping[int, int], own: Mapping[int, Iterable[int]]
+    ) -> None:
+        """Go on from there."""
+        self.version, self.staleness = version, Counter(staleness)
+        self._own = {w: deque(versions, maxlen=_REMEMBERED) for w, versions in own.items()}
 
     def _missed(self, worker: int, seen: int) -> int:
         """Changes since `seen` that the worker's own pushes were not part of."""

@@ -8,9 +8,11 @@ workers' own step counters, which differ once a worker has had less data than an
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 from fleetlight.errors import ProtocolError
+from fleetlight.ps.changes import StepsState
 
 T = TypeVar("T")
 
@@ -71,15 +73,43 @@ class StepGroups(Generic[T]):
         group.step = max(group.step, step)
         return self._take(key)
 
-    def undone(self, complete: Complete[T]) -> None:
+    def undone(self, optimizer: int, workers: Iterable[int]) -> None:
         """The step was not applied: its workers may push the same step counter again."""
-        for worker in complete.contributions:
-            self._positions[complete.optimizer, worker].again = True
+        for worker in workers:
+            self._positions[optimizer, worker].again = True
 
-    def done(self, complete: Complete[T]) -> None:
+    def done(self, optimizer: int, workers: Iterable[int]) -> None:
         """It was applied after all."""
-        for worker in complete.contributions:
-            self._positions[complete.optimizer, worker].again = False
+        for worker in workers:
+            self._positions[optimizer, worker].again = False
+
+    def passed(self, optimizer: int, worker: int, phase: int, step: int, again: bool) -> None:
+        """A push has come and its step is over, of which others tell; `again`: not applied."""
+        before = self._positions.get((optimizer, worker))
+        pushes = before.pushes if before is not None and before.phase == phase else 0
+        self._positions[optimizer, worker] = _Position(phase, pushes + 1, step, again)
+
+    def state(self) -> StepsState:
+        """How far everybody is; steps under way are none of it."""
+        under_way = {
+            (optimizer, worker)
+            for (optimizer, _, _), group in self._groups.items()
+            for worker in group.contributions
+        }
+        return StepsState(
+            dict(self._ended),
+            [
+                (*key, p.phase, p.pushes - (key in under_way), p.step - (key in under_way), p.again)
+                for key, p in sorted(self._positions.items())
+            ],
+        )
+
+    def restore(self, state: StepsState) -> None:
+        """The way back of `state`."""
+        self.clear()
+        self._ended = dict(state.ended)
+        for optimizer, worker, phase, pushes, step, again in state.positions:
+            self._positions[optimizer, worker] = _Position(phase, pushes, step, again)
 
     def end(self, worker: int, phase: int) -> list[Complete[T]]:
         """The worker makes no more step in this phase; answers what this completes."""

@@ -9,16 +9,24 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from numpy.typing import NDArray
 
 from fleetlight.errors import GradientError, PlanError, ProtocolError
-from fleetlight.ps.gradients import Gradients, mean, scaled
+from fleetlight.ps.changes import Entry, Held, Released, Stepped, StepsState
+from fleetlight.ps.gradients import Gradients, described, mean, scaled
 from fleetlight.ps.messages import Apply, Push
 from fleetlight.ps.server.attendance import Attendance, again
+from fleetlight.ps.server.chronicle import Chronicle
 from fleetlight.ps.server.gate import Gate
-from fleetlight.ps.server.ledger import Entry, Ledger, Peer
+from fleetlight.ps.server.ledger import Ledger, Peer
 from fleetlight.ps.server.steps import Complete, StepGroups
 from fleetlight.ps.tables.holdings import Holdings
 from fleetlight.ps.update import Ids
+
+Array = NDArray[Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,12 +62,19 @@ class _Release:
 
 
 @dataclasses.dataclass
-class _Held:
-    complete: Complete[_Part]
+class _Kept:
+    change: Held
     #: None when the step will be skipped
     gradients: Gradients | None
-    #: why they must not be applied; a loss scaler may yet have the step skipped
-    refusal: GradientError | None
+
+    @property
+    def refusal(self) -> GradientError | None:
+        """Why they must not be applied; a loss scaler may yet have the step skipped."""
+        return GradientError(self.change.refusal) if self.change.refusal else None
+
+    def entry(self, worker: int) -> Entry | None:
+        """What a worker has brought."""
+        return next((entry for entry in self.change.entries if entry.worker == worker), None)
 
 
 class Together:
@@ -71,17 +86,20 @@ class Together:
         attendance: Attendance,
         gate: Gate,
         ledger: Ledger,
+        chronicle: Chronicle,
         worker_num: int,
     ) -> None:
+        self._chronicle = chronicle
         self._holdings = holdings
         self._attendance = attendance
         self._news = attendance.news
+        self._worker_num = worker_num
         self._gate = gate
         self._ledger = ledger
         self._steps: StepGroups[_Part] = StepGroups(worker_num)
         # not every step is held
         self._releases: StepGroups[_Release] = StepGroups(worker_num, consecutive=False)
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, _Kept] = {}
 
     def push(
         self, peer: Peer, message: Push, gradients: Gradients, refusal: GradientError | None
@@ -89,6 +107,10 @@ class Together:
         """A worker's part of a step; returns when the step is applied, skipped or held."""
         part = _Part(peer, message, gradients, refusal)
         with self._news:
+            kept = self._held.get(message.optimizer)
+            if kept is not None and _is_of(kept.entry(peer.worker), peer, message.sequence):
+                # the server has begun a new life since
+                return Outcome(not kept.change.skipped, square=kept.change.square)
             complete = self._steps.add(
                 message.optimizer, peer.worker, message.phase, message.step, part
             )
@@ -102,8 +124,8 @@ class Together:
         """A worker's word about a step that is held; returns when all have said theirs."""
         release = _Release(peer, message)
         with self._news:
-            held = self._held.get(message.optimizer)
-            if held is None or peer.worker not in held.complete.contributions:
+            kept = self._held.get(message.optimizer)
+            if kept is None or kept.entry(peer.worker) is None:
                 raise ProtocolError(
                     f"{peer} applies gradients of optimizer {message.optimizer}, but none are held"
                 )
@@ -130,6 +152,42 @@ class Together:
         """By optimizer: whom a worker waits for in a step; called with `news` held."""
         return {**self._steps.awaited_by(worker), **self._releases.awaited_by(worker)}
 
+    def redo(self, change: Stepped | Held | Released, gradients: Gradients | None) -> None:
+        """Make what was written down in a life before: its workers bring it no more."""
+        is_counted = isinstance(change, Held) and change.restated
+        for entry in () if is_counted else change.entries:
+            groups = self._releases if isinstance(change, Released) else self._steps
+            again = isinstance(change, Held) or change.skipped
+            groups.passed(change.optimizer, entry.worker, entry.phase, entry.step, again)
+        if isinstance(change, Stepped):
+            self._stepped(change, gradients)
+        elif isinstance(change, Held):
+            self._holding(change, gradients)
+        else:
+            self._released(self._held.pop(change.optimizer), change)
+
+    def standing(self) -> tuple[StepsState, StepsState]:
+        """Who may bring what next; called with `news` held."""
+        return self._steps.state(), self._releases.state()
+
+    def restore(self, steps: StepsState, releases: StepsState, is_last: bool) -> None:
+        """The way back of `standing`; `is_last`: as if nobody had pushed in this phase yet."""
+        for groups, state in ((self._steps, steps), (self._releases, releases)):
+            groups.restore(msgspec.structs.replace(state, positions=[]) if is_last else state)
+
+    def forget_workers(self) -> None:
+        """Nobody has brought anything."""
+        self.clear()
+        for groups in (self._steps, self._releases):
+            groups.restore(StepsState(dict.fromkeys(range(self._worker_num), -1), []))
+
+    def held_now(self) -> list[tuple[Held, list[Array]]]:
+        """The steps that are held, to be written down once more; called with `news` held."""
+        return [
+            (msgspec.structs.replace(kept.change, restated=True), described(kept.gradients)[3])
+            for kept in self._held.values()
+        ]
+
     def clear(self) -> None:
         """Forget every step; called with `news` held."""
         self._steps.clear()
@@ -146,7 +204,7 @@ class Together:
         try:
             _agreed_hold(begun)
         except PlanError as error:
-            self._steps.undone(begun)
+            self._steps.undone(begun.optimizer, begun.contributions)
             self._tell(list(begun.contributions.values()), error)
 
     @property
@@ -179,17 +237,15 @@ class Together:
         outcome = self._tried(lambda: self._step(complete, parts))
         with self._news:
             if isinstance(outcome, Exception) or not outcome.applied:
-                self._steps.undone(complete)
+                self._steps.undone(complete.optimizer, complete.contributions)
             self._tell(parts, outcome)
 
     def _carry_out_held(self, complete: Complete[_Release]) -> None:
         releases = list(complete.contributions.values())
         with self._news:
-            held = self._held.pop(complete.optimizer)
-        outcome = self._tried(lambda: self._release(held, complete, releases))
+            kept = self._held.pop(complete.optimizer)
+        outcome = self._tried(lambda: self._release(kept, complete, releases))
         with self._news:
-            if not isinstance(outcome, Exception) and outcome.applied:
-                self._steps.done(held.complete)
             self._tell(releases, outcome)
 
     def _tried(self, act: Callable[[], Outcome]) -> Outcome | Exception:
@@ -216,12 +272,29 @@ class Together:
         gradients = None if skip else mean([part.gradients for part in parts])
         if hold:
             return self._hold(complete, gradients, refusal)
-        if gradients is not None:
-            # hyper-parameters belong to a step: those of the worker that is furthest
-            furthest = max(parts, key=lambda part: part.message.step).message
-            self._holdings.step(complete.optimizer, furthest.options, complete.step, gradients)
-        self._book([_entry(part, part.message.sequence) for part in parts], not skip)
+        # hyper-parameters belong to a step: those of the worker that is furthest
+        furthest = max(parts, key=lambda part: part.message.step).message
+        tables, dense, absent, arrays = described(gradients)
+        change = Stepped(
+            complete.optimizer,
+            complete.step,
+            furthest.options,
+            [_entry(part, part.message.sequence) for part in parts],
+            tables,
+            dense,
+            absent,
+            skipped=skip,
+        )
+        self._chronicle.make(change, arrays, lambda: self._stepped(change, gradients))
         return _outcome_of(gradients)
+
+    def _stepped(self, change: Stepped, gradients: Gradients | None) -> None:
+        """The change itself, alike the first time and again."""
+        with self._news:
+            self._held.pop(change.optimizer, None)
+        if gradients is not None:
+            self._holdings.step(change.optimizer, change.options, change.step, gradients)
+        self._book(change.entries, not change.skipped)
 
     def _hold(
         self, complete: Complete[_Part], gradients: Gradients | None, refusal: GradientError | None
@@ -230,25 +303,53 @@ class Together:
         square = float("inf")
         if gradients is not None:
             gradients, square = self._holdings.summed(gradients)
-        with self._news:
-            self._held[complete.optimizer] = _Held(complete, gradients, refusal)
-            self._steps.undone(complete)
+        tables, dense, absent, arrays = described(gradients)
+        change = Held(
+            complete.optimizer,
+            complete.step,
+            [_entry(part, part.message.sequence) for part in complete.contributions.values()],
+            square,
+            tables,
+            dense,
+            absent,
+            skipped=gradients is None,
+            refusal="" if refusal is None else str(refusal),
+        )
+        self._chronicle.make(change, arrays, lambda: self._holding(change, gradients))
         return Outcome(gradients is not None, square=square)
 
+    def _holding(self, change: Held, gradients: Gradients | None) -> None:
+        with self._news:
+            self._held[change.optimizer] = _Kept(change, gradients)
+            self._steps.undone(change.optimizer, [entry.worker for entry in change.entries])
+
     def _release(
-        self, held: _Held, complete: Complete[_Release], releases: Sequence[_Release]
+        self, kept: _Kept, complete: Complete[_Release], releases: Sequence[_Release]
     ) -> Outcome:
         factor = _agreed_factor(complete)
         skip = any(release.message.skip for release in releases)
-        if held.refusal is not None and not skip and self._refuses:
-            raise held.refusal
-        skip = skip or held.gradients is None
-        gradients = None if skip or held.gradients is None else scaled(held.gradients, factor)
+        if kept.refusal is not None and not skip and self._refuses:
+            raise kept.refusal
+        furthest = max(releases, key=lambda release: release.message.step).message
+        change = Released(
+            complete.optimizer,
+            complete.step,
+            furthest.options,
+            [_released(kept, release) for release in releases],
+            factor,
+            skipped=skip or kept.gradients is None,
+        )
+        return self._chronicle.make(change, [], lambda: self._released(kept, change))
+
+    def _released(self, kept: _Kept, change: Released) -> Outcome:
+        gradients = None
+        if kept.gradients is not None and not change.skipped:
+            gradients = scaled(kept.gradients, change.factor)
+            self._holdings.step(change.optimizer, change.options, change.step, gradients)
+        self._book(change.entries, not change.skipped)
         if gradients is not None:
-            furthest = max(releases, key=lambda release: release.message.step).message
-            self._holdings.step(complete.optimizer, furthest.options, complete.step, gradients)
-        parts = held.complete.contributions
-        self._book([_entry(parts[r.peer.worker], r.message.sequence) for r in releases], not skip)
+            with self._news:
+                self._steps.done(change.optimizer, [entry.worker for entry in change.entries])
         return _outcome_of(gradients)
 
     def _book(self, entries: Sequence[Entry], applied: bool) -> None:
@@ -257,8 +358,28 @@ class Together:
 
 
 def _entry(part: _Part, sequence: int) -> Entry:
-    message = part.message
-    return Entry(part.peer, sequence, message.phase, message.merged, message.seen)
+    peer, message = part.peer, part.message
+    return Entry(
+        worker=peer.worker,
+        incarnation=peer.incarnation,
+        sequence=sequence,
+        phase=message.phase,
+        merged=message.merged,
+        seen=message.seen,
+        step=message.step,
+    )
+
+
+def _released(kept: _Kept, release: _Release) -> Entry:
+    """The part of a held step, under the number of the word that released it."""
+    entry = kept.entry(release.peer.worker)
+    assert entry is not None
+    return msgspec.structs.replace(entry, sequence=release.message.sequence)
+
+
+def _is_of(entry: Entry | None, peer: Peer, sequence: int) -> bool:
+    """Whether a part is that of this push."""
+    return entry is not None and (entry.incarnation, entry.sequence) == (peer.incarnation, sequence)
 
 
 def _outcome_of(gradients: Gradients | None) -> Outcome:

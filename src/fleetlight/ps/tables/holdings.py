@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleetlight.errors import CheckpointError, PlanError, ProtocolError
+from fleetlight.ps.changes import Differed, Held, Stepped
 from fleetlight.ps.gradients import Gradients, TablePart, dense_square, square
 from fleetlight.ps.messages import Exchange, Fill, Load, Pull, Push, TableFile
 from fleetlight.ps.placement import Block, Placement, buckets_of
@@ -71,7 +72,13 @@ class Holdings:
     def gradients(self, message: Push, arrays: Sequence[Array], who: str) -> Gradients:
         """Take a push apart."""
         self._check_options(message.optimizer, message.options, who)
-        unpacking = Unpacking(arrays, f"a push of {who}")
+        return self.unpacked(message, arrays, f"a push of {who}")
+
+    def unpacked(
+        self, message: Push | Stepped | Held, arrays: Sequence[Array], operation: str
+    ) -> Gradients:
+        """Take gradients apart."""
+        unpacking = Unpacking(arrays, operation)
         tables = {}
         for part in message.tables:
             plan = self.table(part.table).plan
@@ -120,7 +127,9 @@ class Holdings:
         unpacking.end()
         return ids
 
-    def differences(self, message: Exchange, arrays: Sequence[Array], who: str) -> Gradients:
+    def differences(
+        self, message: Exchange | Differed, arrays: Sequence[Array], who: str
+    ) -> Gradients:
         """Take an exchange apart."""
         tables, dense = self._rows(message.tables, message.dense, arrays, f"an exchange of {who}")
         return Gradients(tables, dense, self.blocks())
@@ -212,10 +221,15 @@ class Holdings:
     def _buckets(self) -> range:
         return buckets_of(self._server, self.plan.server_num)
 
-    def restore(self, state: DenseState) -> None:
-        """Take dense values and state out of a checkpoint."""
+    def restore(self, state: DenseState, loaded: bool = True) -> None:
+        """Take dense values and state out of a checkpoint, or as they were in an earlier life."""
         self.dense.restore(state)
-        self._loaded = True
+        self._loaded = loaded
+
+    @property
+    def loaded(self) -> bool:
+        """True where a checkpoint was read: first values of workers are not wanted any more."""
+        return self._loaded
 
     def _rows(
         self, numbers: Sequence[int], dense: bool, arrays: Sequence[Array], operation: str

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens to a server's values, one change after another. Pure data: arrays travel beside.
+
+A change is carried out alike whether it has just come or is read back from a journal. Each class
+says which arrays go with it, in order; D are the dense blocks on that server.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from fleetlight.ps.messages import Fill, Shrink, TablePush
+from fleetlight.ps.sequences import Mark
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """A worker's part of a change."""
+
+    worker: int
+    incarnation: int
+    sequence: int
+    phase: int = 0
+    #: steps that were merged into it
+    merged: int = 1
+    #: the version that its gradients were made with; None where that has no meaning
+    seen: int | None = None
+    #: the worker's step counter
+    step: int = 0
+
+
+class _Change(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class Stepped(_Change, frozen=True):
+    """The gradients of one optimizer's step, of one worker or the mean of all. Arrays: as Push.
+
+    Without gradients where the step was skipped: then the workers are further, and nothing else.
+    """
+
+    optimizer: int
+    step: int
+    options: list[dict[str, Any]]
+    entries: list[Entry]
+    tables: list[TablePush] = []
+    dense: bool = False
+    absent: list[int] = []
+    skipped: bool = False
+
+
+class Held(_Change, frozen=True):
+    """The mean gradients of a step that waits for a factor. Arrays: as Push.
+
+    Without gradients where it will be skipped.
+    """
+
+    optimizer: int
+    step: int
+    entries: list[Entry]
+    square: float
+    tables: list[TablePush] = []
+    dense: bool = False
+    absent: list[int] = []
+    skipped: bool = False
+    #: why the gradients must not be applied, if they must not
+    refusal: str = ""
+    #: it stands in an earlier file as well: its pushes are counted
+    restated: bool = False
+
+
+class Released(_Change, frozen=True):
+    """What was held is applied times a factor, or skipped."""
+
+    optimizer: int
+    step: int
+    options: list[dict[str, Any]]
+    entries: list[Entry]
+    factor: float
+    skipped: bool = False
+
+
+class Differed(_Change, frozen=True):
+    """GeoSGD. Arrays: ids, differences of each table; then D differences if `dense`."""
+
+    entry: Entry
+    step: int
+    tables: list[int]
+    dense: bool
+    #: another piece of the same exchange follows
+    more: bool = False
+
+
+class Sighted(_Change, frozen=True):
+    """Ids were read in training, at that step; they have rows from now on. Arrays: ids."""
+
+    table: int
+    step: int
+
+
+class EndedPhase(_Change, frozen=True):
+    """The worker makes no more step before the coming barrier."""
+
+    worker: int
+    phase: int
+
+
+class Went(_Change, frozen=True):
+    """A worker has left for good."""
+
+    worker: int
+    incarnation: int
+
+
+class Met(_Change, frozen=True):
+    """All workers have met. Arrays: the bytes of every worker, in their order."""
+
+    meeting: int
+    operation: str
+    #: how many arrays are each worker's
+    counts: list[int]
+
+
+class LedgerState(msgspec.Struct, frozen=True):
+    """How far the workers are, how old their gradients were, which pushes came."""
+
+    epoch: int
+    marks: list[Mark]
+    #: by worker: the phase in which it pushed last, and its steps in that phase
+    applied: dict[int, tuple[int, int]]
+    #: by worker that has not left: the last phase it has ended
+    ended: dict[int, int]
+    version: int
+    staleness: dict[int, int]
+    #: by worker: when its last pushes were applied
+    own: dict[int, list[int]]
+    #: the workers whose last push changed nothing
+    skipped: list[int] = []
+
+
+class StepsState(msgspec.Struct, frozen=True):
+    """Who may bring what to which step next."""
+
+    ended: dict[int, int]
+    #: optimizer, worker, phase, pushes in it, step, whether the last may come again
+    positions: list[tuple[int, int, int, int, int, bool]]
+
+
+class Standing(_Change, frozen=True):
+    """Everything but rows, as it is before the next change. Arrays: D; then those of `state`.
+
+    The first record of each file; with a snapshot of the rows, one may begin there.
+    """
+
+    ledger: LedgerState
+    steps: StepsState
+    releases: StepsState
+    #: who has left: worker and incarnation
+    gone: list[tuple[int, int]]
+    #: a checkpoint was read: first values of workers are not wanted any more
+    loaded: bool
+    state: list[tuple[int, str, str]]
+    scalars: list[dict[str, bool | int | float | None]]
+
+
+Change = (
+    Stepped | Held | Released | Differed | Fill | Sighted | Shrink | EndedPhase | Went | Met
+    | Standing
+)  # fmt: skip

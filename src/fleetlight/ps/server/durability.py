@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Durability`: a server's values outlive it.
+
+All that changes them is in a journal before anybody is told that it was done. Beside training, now
+and then, the rows are written as they are at one moment; what lies before that is dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from fleetlight.errors import DeadlineError
+from fleetlight.observe.log import logger
+from fleetlight.ps.changes import Change, Standing
+from fleetlight.ps.journal.folder import Folder, Identity
+from fleetlight.ps.journal.history import history
+from fleetlight.ps.journal.journal import Journal, Policy
+from fleetlight.ps.messages import TableFile
+from fleetlight.ps.server.chronicle import Chronicle
+from fleetlight.ps.transport.protocol import Codec
+
+Array = NDArray[Any]
+Written = tuple[Change, Sequence[Array]]
+CODEC: Codec[Change] = Codec(Change)
+#: how often it is looked whether a snapshot is due
+_LOOK_S = 1.0
+_TRY_EVERY_S = 0.05
+
+
+@dataclasses.dataclass(frozen=True)
+class Durable:
+    """How a server's values are kept, and where."""
+
+    path: Path
+    #: every change is written down; else only snapshots are kept
+    log: bool = True
+    #: of this launch; "" where nobody gave it a name
+    job: str = ""
+    #: how often all its processes have been started together
+    start: int = 0
+    #: what an earlier launch has left is taken up
+    resume: bool = False
+    policy: Policy = dataclasses.field(default_factory=Policy)
+    #: rows are written that often, or once the journal has so many bytes
+    snapshot_s: float = 300.0
+    snapshot_bytes: int = 1 << 30
+
+
+class Rows(Protocol):
+    """The tables, for one snapshot."""
+
+    def cut(self) -> None:
+        """Hold on to the rows as they are; nobody may be changing them."""
+
+    def write(self, folder: Path) -> list[TableFile]:
+        """Write what was cut, while training goes on."""
+
+    def close(self) -> None:
+        """Let go of them."""
+
+
+class Values(Protocol):
+    """What is kept."""
+
+    def standing(self) -> list[Written]:
+        """What the first records of a file say: a `Standing`, then what it has no place for."""
+
+    def restore(self, standing: Standing, arrays: Sequence[Array], *, is_last: bool) -> None:
+        """Take up everything but rows; `is_last`: later changes were not written down."""
+
+    def load(self, files: Sequence[TableFile], folder: Path) -> None:
+        """Take up rows."""
+
+    def redo(self, change: Change, arrays: Sequence[Array]) -> None:
+        """Make a change that was made in an earlier life."""
+
+    def forget_workers(self) -> None:
+        """Others come now, and begin at their first step."""
+
+    def at_rest(self) -> contextlib.AbstractContextManager[None]:
+        """Nobody changes anything inside."""
+
+    def rows(self) -> Rows | None:
+        """For a snapshot; None: not now, a checkpoint is being written."""
+
+
+class Durability:
+    """The folder of one server, from its start to its end."""
+
+    def __init__(self, durable: Durable, identity: Identity) -> None:
+        self._durable = durable
+        self._folder = Folder.open(durable.path, identity, resume=durable.resume)
+        self._journal: Journal[Change] | None = None
+        self._over = threading.Event()
+        self._snapshots = threading.Thread(target=self._watch, name="fleet-snapshots", daemon=True)
+
+    @property
+    def life(self) -> int:
+        """How often a server has been started on this folder."""
+        return self._folder.identity.life
+
+    def has_rows(self) -> bool:
+        """False where rows are as the script's start leaves them, and changes follow."""
+        return not self._folder.is_new and self._folder.base()[1] is not None
+
+    def recover(self, values: Values) -> int:
+        """Make the values as they were; answers the number of the change that comes next."""
+        first, files = self._folder.base()
+        if files is not None:
+            values.load(files, self._folder.rows_folder(first))
+        last, begun = first - 1, False
+        for record in history(self._folder.path, CODEC, first, logger.warning):
+            last = record.number
+            if isinstance(record.message, Standing):
+                # those of later files say what was redone
+                if not begun:
+                    is_last = not self._durable.log
+                    values.restore(record.message, record.arrays, is_last=is_last)
+                begun = True
+            else:
+                values.redo(record.message, record.arrays)
+        if self._folder.is_resumed:
+            values.forget_workers()
+        return last + 1
+
+    def begin(self, values: Values, chronicle: Chronicle) -> None:
+        """Take up what there is, and write down all changes from now on."""
+        first = self.recover(values)
+        if first > 1:
+            logger.info(
+                "life %d of this server: %d changes taken up from %s",
+                self.life,
+                first - self._folder.base()[0],
+                self._folder.path,
+            )
+        self._folder.drop_incomplete()
+        self._values, self._chronicle = values, chronicle
+        self._journal = Journal(
+            self._folder.path, CODEC, first, self._durable.policy, logger.warning
+        )
+        self._put_standing(self._journal)
+        chronicle.keep(self._journal, values=self._durable.log)
+        chronicle.settle()
+        self._snapshots.start()
+
+    def snapshot(self) -> bool:
+        """Write the rows as they are now, and drop what lies before; False: not now."""
+        rows = self._values.rows()
+        if rows is None:
+            return False
+        try:
+            self._write(rows)
+        finally:
+            rows.close()
+        return True
+
+    def snapshot_now(self) -> None:
+        """The same, once a checkpoint that is being written is done."""
+        end = time.monotonic() + self._durable.policy.patience_s
+        while not self.snapshot():
+            if time.monotonic() > end:
+                raise DeadlineError(
+                    f"{self._folder.path}: a snapshot waited {self._durable.policy.patience_s:g} s "
+                    "for a checkpoint to be written"
+                )
+            time.sleep(_TRY_EVERY_S)
+
+    def _write(self, rows: Rows) -> None:
+        journal = self._journal
+        assert journal is not None
+        # most of it, before the others have to wait
+        journal.commit(journal.next - 1)
+        with self._values.at_rest():
+            rows.cut()
+            first = journal.rotate()
+            self._put_standing(journal)
+        journal.commit(journal.next - 1)
+        folder = self._folder.rows_folder(first)
+        folder.mkdir(exist_ok=True)
+        self._folder.complete(first, rows.write(folder))
+        self._folder.drop_before(first)
+
+    def close(self, *, is_needed: bool = True) -> None:
+        """Write nothing any more; what nobody needs goes."""
+        self._over.set()
+        if self._snapshots.is_alive():
+            self._snapshots.join()
+        if self._journal is not None:
+            self._journal.close()
+        if not is_needed:
+            self._folder.clear()
+        self._folder.close()
+
+    def _put_standing(self, journal: Journal[Change]) -> None:
+        for change, arrays in self._values.standing():
+            journal.put(journal.framed(change, arrays))
+
+    def _watch(self) -> None:
+        passed_s = 0.0
+        while not self._over.wait(_LOOK_S):
+            passed_s += _LOOK_S
+            assert self._journal is not None
+            is_due = passed_s >= self._durable.snapshot_s
+            if is_due or self._journal.size >= self._durable.snapshot_bytes:
+                passed_s = 0.0 if self._tried(self.snapshot) else passed_s
+
+    def _tried(self, act: Callable[[], bool]) -> bool:
+        """A snapshot that fails is no loss: the journal goes on."""
+        try:
+            return act()
+        except Exception as error:
+            logger.warning("a snapshot in %s failed: %s", self._folder.path, error)
+            return True

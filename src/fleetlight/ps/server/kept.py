@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Kept`: what of a server outlives it, put together and taken apart."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from fleetlight.ps import changes as c
+from fleetlight.ps.messages import Fill, Load, Shrink, TableFile
+from fleetlight.ps.server.attendance import Attendance
+from fleetlight.ps.server.chronicle import Chronicle
+from fleetlight.ps.server.durability import Rows, Written
+from fleetlight.ps.server.gate import Gate
+from fleetlight.ps.server.keeping import Keeping
+from fleetlight.ps.server.meetings import Meetings
+from fleetlight.ps.server.pushes import Pushes
+from fleetlight.ps.tables.dense_state import DenseState
+from fleetlight.ps.tables.holdings import Holdings
+from fleetlight.ps.tables.unpacking import Unpacking
+
+Array = NDArray[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """The parts of a server that change while it serves."""
+
+    holdings: Holdings
+    pushes: Pushes
+    keeping: Keeping
+    meetings: Meetings[list[Array]]
+    attendance: Attendance
+    gate: Gate
+    chronicle: Chronicle
+
+    def standing(self) -> list[Written]:
+        """As in `Values`."""
+        dense = self.holdings.dense.state()
+        with self.attendance.news:
+            ledger, steps, releases = self.pushes.standing()
+            gone = self.attendance.roster.gone()
+            held, met = self.pushes.held_now(), self.meetings.last
+        standing = c.Standing(
+            ledger, steps, releases, gone, self.holdings.loaded, dense.state, dense.scalars
+        )
+        written: list[Written] = [(standing, [*dense.values, *dense.arrays]), *held]
+        if met is not None:
+            meeting, operation, brought = met
+            written.append(met_change(meeting, operation, brought))
+        return written
+
+    def restore(self, standing: c.Standing, arrays: Sequence[Array], *, is_last: bool) -> None:
+        """As in `Values`."""
+        unpacking = Unpacking(arrays, "dense state in the journal")
+        values = unpacking.blocks(self.holdings.blocks())
+        state = DenseState(values, standing.state, standing.scalars, unpacking.rest())
+        self.holdings.restore(state, loaded=standing.loaded)
+        self.pushes.restore(standing, is_last=is_last)
+        self.attendance.roster.outlive(standing.gone)
+
+    def load(self, files: Sequence[TableFile], folder: Path) -> None:
+        """As in `Values`."""
+        named = [(file.table, file.name) for file in files]
+        sums = {file.name: (file.bytes, file.sha256) for file in files}
+        message = Load(str(folder), named, epoch=0, sums=sums)
+        self.holdings.check(message, folder)
+        self.holdings.load(message, folder)
+
+    def redo(self, change: c.Change, arrays: Sequence[Array]) -> None:
+        """As in `Values`."""
+        if isinstance(change, (c.Stepped, c.Held, c.Released, c.Differed)):
+            self.pushes.redo(change, arrays)
+        elif isinstance(change, Fill):
+            self.holdings.fill(change, arrays)
+        elif isinstance(change, c.Sighted):
+            self.holdings.table(change.table).pull(arrays[0], True, change.step)
+        elif isinstance(change, Shrink):
+            table = self.holdings.table(change.table)
+            table.shrink(change.unseen_days, change.score, change.decay)
+        elif isinstance(change, c.EndedPhase):
+            self.pushes.end(change.worker, change.phase)
+        elif isinstance(change, c.Went):
+            self.attendance.roster.outlive([(change.worker, change.incarnation)])
+            self.pushes.leave(change.worker)
+        else:
+            assert isinstance(change, c.Met), change
+            self.meetings.restore(change.meeting, change.operation, apart(change, arrays))
+
+    def forget_workers(self) -> None:
+        """As in `Values`."""
+        self.pushes.forget_workers()
+        self.meetings.forget()
+        self.attendance.roster.forget()
+
+    @contextlib.contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """As in `Values`."""
+        with self.gate.alone(), self.chronicle.turn, self.attendance.news:
+            yield
+
+    def rows(self) -> Rows | None:
+        """As in `Values`."""
+        return self.keeping.aside()
+
+
+def met_change(meeting: int, operation: str, brought: Sequence[Sequence[Array]]) -> Written:
+    """A meeting, with what each worker has brought to it."""
+    change = c.Met(meeting, operation, [len(arrays) for arrays in brought])
+    return change, [array for arrays in brought for array in arrays]
+
+
+def apart(change: c.Met, arrays: Sequence[Array]) -> list[list[Array]]:
+    """The way back: by worker, in memory of its own."""
+    left = iter(arrays)
+    return [[next(left).copy() for _ in range(count)] for count in change.counts]

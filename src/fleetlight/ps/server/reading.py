@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pull reads, and what it leaves behind: rows of ids that were not known, and counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from fleetlight.ps.changes import Sighted
+from fleetlight.ps.messages import Pull, TablePull
+from fleetlight.ps.server.chronicle import Chronicle
+from fleetlight.ps.tables.holdings import Holdings
+from fleetlight.ps.update import Floats, Ids
+
+Array = NDArray[Any]
+
+
+def pulled(
+    holdings: Holdings, chronicle: Chronicle, message: Pull, ids: Sequence[Array]
+) -> list[Array]:
+    """Rows of each table asked for, and dense values."""
+    if not chronicle.keeps_values:
+        return holdings.pull(message, ids)
+    found: list[Array] = [
+        _rows(holdings, chronicle, wanted, its, message.step)
+        for wanted, its in zip(message.tables, ids, strict=True)
+    ]
+    return found + holdings.dense.values() if message.dense else found
+
+
+def _rows(
+    holdings: Holdings, chronicle: Chronicle, wanted: TablePull, ids: Ids, step: int
+) -> Floats:
+    table = holdings.table(wanted.table)
+    change = Sighted(wanted.table, step)
+    if not wanted.insert:
+        return table.pull(ids, False, step)
+    if table.plan.entry is not None:
+        # what is counted lets ids in, or not yet: before or after a push is not the same
+        return chronicle.make(change, [ids], lambda: table.pull(ids, True, step))
+    before = len(table)
+    rows = table.pull(ids, True, step)
+    if len(table) != before:
+        # a row's first value is the same whenever it comes
+        chronicle.note(change, [ids])
+    return rows

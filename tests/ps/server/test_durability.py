@@ -1,0 +1,485 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server that dies at any moment and is started again has lost nothing that it acknowledged."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.ps.serving import (
+    Worker,
+    closed_server,
+    ids_of,
+    open_up,
+    opened,
+    plan,
+    rows_of,
+    team,
+    together,
+)
+
+from fleetlight.errors import JournalError, PlanError, ProtocolError
+from fleetlight.ps import messages as m
+from fleetlight.ps.journal.journal import NEVER, Policy
+from fleetlight.ps.journal.segment import segments
+from fleetlight.ps.plan import EntryPlan, Plan
+from fleetlight.ps.server.durability import Durability, Durable
+from fleetlight.ps.server.server import Server
+
+IDS = list(range(-3, 5))
+
+
+class Lives:
+    """A server, its workers, and the folder that outlives it."""
+
+    def __init__(self, folder: Path, the_plan: Plan, **more: Any) -> None:
+        self.folder, self.plan = folder, the_plan
+        self.durable = Durable(folder, job="a job", policy=Policy(sync=NEVER), **more)
+        self.server = self._start()
+        self.workers = team(self.server, the_plan.worker_num)
+
+    def _start(self) -> Server:
+        server = closed_server(self.plan.worker_num)
+        open_up(server, self.plan, self.durable)
+        return server
+
+    @property
+    def durability(self) -> Durability:
+        assert self.server._durability is not None
+        return self.server._durability
+
+    def die(self) -> None:
+        """As by SIGKILL: what the system has not got is gone; then the next life."""
+        durability = self.durability
+        durability._over.set()
+        durability._snapshots.join()
+        os.close(durability._folder._lock)
+        self.server = self._start()
+        before, self.workers = self.workers, team(self.server, self.plan.worker_num)
+        for worker, old in zip(self.workers, before, strict=True):
+            worker.sequence = old.sequence
+
+    def send(self, messages: list[m.Push], gradients: dict[int, Any]) -> list[Any]:
+        """Each worker its message, at the same time."""
+        pairs = zip(self.workers, messages, strict=True)
+        return together(*(lambda w=w, p=p: w.send(p, gradients, None) for w, p in pairs))
+
+    def end(self) -> None:
+        self.server.close()
+
+
+def rows(server_worker: Worker, table: int = 0) -> list[float]:
+    return server_worker.pull(table, IDS, insert=False)
+
+
+@pytest.fixture
+def lives(tmp_path: Path) -> Any:
+    made: list[Lives] = []
+
+    def make(the_plan: Plan, **more: Any) -> Lives:
+        made.append(Lives(tmp_path / "kept", the_plan, **more))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
+
+
+def test_rows_dense_values_and_figures_outlive_a_server(lives: Any) -> None:
+    one = lives(plan("async"))
+    first, second = one.workers
+    first.say(m.Fill([1], True), ids_of([1, 9]), rows_of([5, 6]), np.array([7, 8, 9], np.float32))
+    first.push(0, {0: ([1, 2], [1, 2])}, [1, 2, 3])
+    second.push(0, {0: ([2], [4])})
+    before = one.server.counted()
+    one.die()
+    first, second = one.workers
+    assert first.pull(0, [1, 2], insert=False) == [-1, -6]
+    assert first.pull(1, [1, 9], insert=False) == [5, 6]
+    assert first.dense() == [6, 6, 6]
+    assert one.server.counted() == before
+    # and it goes on
+    second.push(1, {0: ([2], [1])})
+    one.die()
+    assert one.workers[0].pull(0, [2], insert=False) == [-7]
+    assert one.durability.life == 3
+
+
+def test_a_push_that_was_acknowledged_is_not_made_again(lives: Any) -> None:
+    one = lives(plan("async"))
+    worker = one.workers[0]
+    message = worker.pushed(0, {0: None}, None)
+    worker.send(message, {0: ([1], [1])}, None)
+    one.die()
+    answer, _ = one.workers[0].send(message, {0: ([1], [1])}, None)
+    assert answer.applied
+    assert one.workers[0].pull(0, [1]) == [-1]
+
+
+def test_a_push_whose_record_was_torn_is_made_anew(lives: Any) -> None:
+    one = lives(plan("async"))
+    worker = one.workers[0]
+    worker.push(0, {0: ([1], [1])})
+    message = worker.pushed(1, {0: None}, None)
+    worker.send(message, {0: ([1], [10])}, None)
+    path = segments(one.folder)[-1][1]
+    os.truncate(path, path.stat().st_size - 1)
+    one.die()
+    assert one.workers[0].pull(0, [1]) == [-1]
+    one.workers[0].send(message, {0: ([1], [10])}, None)
+    assert one.workers[0].pull(0, [1]) == [-11]
+
+
+def test_a_step_of_all_is_made_once_whoever_had_its_answer(lives: Any) -> None:
+    one = lives(plan("sync"))
+    first, second = one.workers
+    messages = [worker.pushed(0, {0: None}, None) for worker in (first, second)]
+    gradients = {0: ([1], [2])}
+    one.send(messages, gradients)
+    one.die()
+    first, second = one.workers
+    # the first had it and goes on, the second asks again and then goes on, too
+    answer, _ = second.send(messages[1], gradients, None)
+    assert answer.applied
+    answers = together(lambda: first.push(1, gradients), lambda: second.push(1, gradients))
+    assert all(answer.applied for answer, _ in answers)
+    assert rows(first)[IDS.index(1)] == -4
+
+
+def test_a_step_of_which_one_part_had_come_is_waited_for(lives: Any) -> None:
+    one = lives(plan("sync"))
+    together(lambda: one.workers[0].push(0, {0: ([1], [2])}), lambda: one.workers[1].push(0))
+    one.die()
+    first, second = one.workers
+    together(lambda: first.push(1, {0: ([1], [2])}), lambda: second.push(1, {0: ([1], [4])}))
+    assert first.pull(0, [1]) == [-4]
+
+
+def test_a_skipped_step_is_still_a_skipped_one(lives: Any) -> None:
+    one = lives(plan("sync"))
+    messages = [worker.pushed(0, {}, None, skip=True) for worker in one.workers]
+    one.send(messages, {})
+    one.die()
+    for worker, message in zip(one.workers, messages, strict=True):
+        answer, _ = worker.send(message, {}, None)
+        assert not answer.applied
+    # the same step counter comes again
+    first, second = one.workers
+    answers = together(
+        lambda: first.push(0, {0: ([1], [2])}), lambda: second.push(0, {0: ([1], [2])})
+    )
+    assert [answer.applied for answer, _ in answers] == [True, True]
+
+
+@pytest.mark.parametrize("when", ["held", "snapshot", "released"])
+def test_gradients_that_are_held_stay_held(lives: Any, when: str) -> None:
+    one = lives(plan("sync"))
+    held = [worker.pushed(0, {0: None}, None, hold=True) for worker in one.workers]
+    squares = [answer.square for answer, _ in one.send(held, {0: ([1], [4])})]
+    if when == "released":
+        together(*(lambda w=w: w.apply(0, 0.5) for w in one.workers))
+    if when == "snapshot":
+        assert one.durability.snapshot()
+    one.die()
+    first, second = one.workers
+    if when == "held":
+        # an answer that was lost
+        answer, _ = second.send(held[1], {0: ([1], [4])}, None)
+        assert answer.square == squares[1]
+    if when != "released":
+        together(*(lambda w=w: w.apply(0, 0.5) for w in one.workers))
+    assert first.pull(0, [1]) == [-2]
+    answers = together(
+        lambda: first.push(1, {0: ([1], [1])}), lambda: second.push(1, {0: ([1], [1])})
+    )
+    assert all(answer.applied for answer, _ in answers)
+
+
+def test_a_meeting_that_is_over_is_remembered(lives: Any) -> None:
+    one = lives(plan("async"))
+    first, second = one.workers
+    together(lambda: first.meet(0, "barrier", 3), lambda: second.meet(0, "barrier", 4))
+    one.die()
+    # its answer was lost; the other one is further
+    first, second = one.workers
+    assert [list(array) for array in second.meet(0, "barrier", 4)] == [[3], [4]]
+    answers = together(lambda: first.meet(1, "sum", 5), lambda: second.meet(1, "sum", 6))
+    assert [[list(array) for array in answer] for answer in answers] == [[[5], [6]]] * 2
+
+
+def test_whoever_has_left_is_not_waited_for(lives: Any) -> None:
+    one = lives(plan("sync"))
+    first, second = one.workers
+    together(lambda: first.push(0), lambda: second.push(0))
+    second.say(m.Leave())
+    server = one.server
+    one.durability._over.set()
+    one.durability._snapshots.join()
+    os.close(one.durability._folder._lock)
+    one.server = one._start()
+    assert one.server is not server
+    again = Worker(one.server, 0)
+    again.sequence = first.sequence
+    answer, _ = again.push(1, {0: ([1], [3])})
+    assert answer.applied
+    again.say(m.Leave())
+    one.server.wait()
+    one.server.close()
+    # a job that has ended well leaves nothing that the next one would stumble over
+    assert [path.name for path in one.folder.iterdir()] == ["lock"]
+
+
+def test_a_snapshot_replaces_what_lies_before_it(lives: Any) -> None:
+    one = lives(plan("async"))
+    for step in range(5):
+        one.workers[0].push(step, {0: ([1, step], [1, 1])}, [1, 1, 1])
+    before = rows(one.workers[0])
+    assert one.durability.snapshot()
+    assert len(segments(one.folder)) == 1
+    one.workers[0].push(5, {0: ([1], [1])})
+    one.die()
+    before[IDS.index(1)] -= 1
+    assert rows(one.workers[0]) == before
+    assert one.workers[0].dense() == [-4, -4, -4]
+    # a later one takes the place of the first
+    assert one.durability.snapshot()
+    assert len(list(one.folder.glob("rows-*"))) == 1
+    one.die()
+    assert rows(one.workers[0]) == before
+
+
+def test_a_snapshot_that_was_not_finished_does_not_count(
+    lives: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = lives(plan("async"))
+    one.workers[0].push(0, {0: ([1], [1])})
+
+    def fail(*_: object) -> None:
+        raise OSError("no such luck")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fleetlight.ps.journal.folder.Folder.complete", fail)
+        with pytest.raises(OSError, match="luck"):
+            one.durability.snapshot()
+    one.workers[0].push(1, {0: ([1], [1])})
+    one.die()
+    assert one.workers[0].pull(0, [1]) == [-2]
+    assert list(one.folder.glob("rows-*")) == []
+    assert one.durability.snapshot()
+
+
+def test_nobody_else_may_have_the_folder(lives: Any, tmp_path: Path) -> None:
+    one = lives(plan("async"))
+    with pytest.raises(JournalError, match="in use by another process; give each job a folder"):
+        Lives(one.folder, plan("async"))
+
+
+def test_what_another_job_has_left_is_not_taken_up_unasked(tmp_path: Path) -> None:
+    Lives(tmp_path, plan("async")).end()
+    for job in ("another", ""):
+        with pytest.raises(
+            JournalError, match="what an earlier job has left, which did not end well; let the"
+        ):
+            open_up(closed_server(), plan("async"), Durable(tmp_path, job=job))
+    server = closed_server()
+    open_up(server, plan("async"), Durable(tmp_path, job="another", resume=True))
+    server.close()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_other_workers_may_go_on_with_the_values(tmp_path: Path, mode: str) -> None:
+    one = Lives(tmp_path, plan(mode, workers=1))
+    one.workers[0].push(0, {0: ([1], [1])}, [1, 1, 1])
+    one.workers[0].meet(1, "barrier")
+    one.workers[0].say(m.EndPhase(0))
+    one.workers[0].push(1, phase=1, hold=mode == "sync")
+    one.workers[0].say(m.Leave("an error"))
+    one.server.close()
+    again = closed_server(1)
+    open_up(again, plan(mode, workers=1), Durable(tmp_path, job="another", resume=True))
+    worker = Worker(again, 0, 1)
+    worker.meet(1, "barrier")
+    answer, _ = worker.push(0, {0: ([1], [1])}, [1, 1, 1])
+    assert answer.applied
+    assert worker.pull(0, [1]) == [-2]
+    assert worker.dense() == [-1, -1, -1]
+    again.close()
+
+
+def test_where_workers_begin_anew_so_do_servers(tmp_path: Path) -> None:
+    one = Lives(tmp_path, plan("async"))
+    one.workers[0].push(0, {0: ([1], [1])})
+    assert one.durability.snapshot()
+    one.end()
+    again = closed_server()
+    open_up(again, plan("async"), Durable(tmp_path, job="a job", start=1))
+    assert Worker(again, 0).pull(0, [1]) == [0]
+    again.close()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "geo"])
+def test_by_snapshots_alone_what_came_later_is_lost(tmp_path: Path, mode: str) -> None:
+    one = Lives(tmp_path, plan(mode), log=False)
+
+    def push(step: int) -> None:
+        if mode == "geo":
+            difference = [ids_of([1]), rows_of([-1])]
+            one.workers[0].sequence += 1
+            message = m.Exchange(one.workers[0].sequence, 0, step, [0], dense=False)
+            one.workers[0].say(message, *difference, lane="push")
+        elif mode == "async":
+            one.workers[0].push(step, {0: ([1], [1])})
+        else:
+            gradients = {0: ([1], [1])}
+            together(*(lambda w=w: w.push(step, gradients) for w in one.workers))
+
+    for step in range(2):
+        push(step)
+    assert one.durability.snapshot()
+    push(2)
+    one.die()
+    assert one.workers[0].pull(0, [1]) == [-2]
+    # whoever is further goes on from there
+    push(3)
+    assert one.workers[0].pull(0, [1]) == [-3]
+    one.end()
+
+
+def test_another_script_is_told_what_differs(tmp_path: Path) -> None:
+    Lives(tmp_path, plan("async")).end()
+    with pytest.raises(PlanError, match=r"written by another script.*seed: 0 here, 7 there"):
+        open_up(closed_server(), plan("async", seed=7), Durable(tmp_path, job="a job"))
+
+
+def test_a_damaged_journal_is_no_shorter_one(lives: Any) -> None:
+    one = lives(plan("async"))
+    for step in range(3):
+        one.workers[0].push(step, {0: ([1], [1])})
+    path = segments(one.folder)[0][1]
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(JournalError, match=r"is damaged at byte \d+: .*behind it lies record"):
+        one.die()
+
+
+def test_differences_of_geo_are_added_once(lives: Any) -> None:
+    one = lives(plan("geo", k_steps=2))
+    worker = one.workers[0]
+    message = m.Exchange(0, 0, 1, [0], dense=True)
+    arrays = [ids_of([1, 2]), rows_of([1, 2]), np.array([1, 1, 1], np.float32)]
+    worker.say(message, *arrays, lane="push")
+    one.die()
+    for _ in range(2):
+        one.workers[0].say(message, *[a.copy() for a in arrays], lane="push")
+    assert one.workers[0].pull(0, [1, 2]) == [1, 2]
+    assert one.workers[0].dense() == [2, 2, 2]
+
+
+def test_rows_that_were_only_read_are_there_still(lives: Any) -> None:
+    one = lives(plan("async"))
+    one.workers[0].pull(0, [1, 2, 3])
+    one.workers[0].pull(0, [9], insert=False)
+    # rows may be written down later than they are read
+    one.workers[0].push(0)
+    one.die()
+    assert one.server.counted().rows == {"users": 3, "items": 0}
+
+
+def test_counts_of_ids_and_days_outlive_a_server(lives: Any) -> None:
+    """A click gives an id its score, which a day makes less: who dies must forget neither."""
+    entry = EntryPlan("count", 2.0)
+    tables = [msgspec.structs.replace(table, entry=entry) for table in plan().tables]
+    mortal, other = lives(plan("async", tables=tables)), opened(plan("async", tables=tables))
+    heard: list[list[Any]] = [[], []]
+    for day in range(4):
+        for worker, told in zip((mortal.workers[0], Worker(other, 0)), heard, strict=True):
+            worker.sequence = 2 * day
+            worker.pull(0, IDS[: 8 - 2 * day])
+            worker.pull(0, [1])
+            worker.push(day, {0: (IDS, [1.0] * 8)})
+            told.append(rows(worker))
+            told.append(worker.say(m.Shrink(0, 1, 0.0, 0.5)))
+        mortal.die()
+    assert heard[0] == heard[1]
+    # ids were let in, and forgotten
+    assert len({str(one) for one in heard[1]}) > 4
+
+
+def test_a_checkpoint_that_was_loaded_is_there_still(lives: Any, tmp_path: Path) -> None:
+    one = lives(plan("async"))
+    worker = one.workers[0]
+    worker.push(0, {0: ([1, 2], [1, 2])}, [1, 1, 1])
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    (folder / "token").write_text("")
+    saved, _ = worker.say(m.Save(str(folder), "token", 0))
+    state, arrays = worker.say(m.Fetch())
+    worker.push(1, {0: ([1, 5], [7, 7])}, [9, 9, 9])
+    worker.say(m.Load(str(folder), [(f.table, f.name) for f in saved.files], epoch=1))
+    worker.say(m.Restore(state.state, state.scalars), *arrays)
+    shutil.rmtree(folder)
+    one.die()
+    worker = one.workers[0]
+    assert worker.pull(0, [1, 2, 5], insert=False) == [-1, -2, 0]
+    assert worker.dense() == [0, 0, 0]
+    with pytest.raises(ProtocolError, match="pushed for epoch 0"):
+        worker.push(2)
+
+
+OPERATIONS = st.one_of(
+    st.tuples(
+        st.just("push"),
+        st.integers(0, 1),
+        st.lists(st.tuples(st.sampled_from(IDS), st.integers(-4, 4)), max_size=4),
+    ),
+    st.tuples(st.sampled_from(["die", "again", "snapshot", "tear"])),
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(OPERATIONS, max_size=25))
+def test_whatever_happens_each_push_counts_once(operations: list[Any]) -> None:
+    """Pushes of whole numbers, answers that are lost, records that are torn, snapshots, deaths."""
+    expected = dict.fromkeys(IDS, 0)
+    with tempfile.TemporaryDirectory() as folder:
+        one = Lives(Path(folder), plan("async"))
+        steps, last = [0, 0], None
+        for name, *arguments in operations:
+            if name == "push":
+                who, changes = arguments
+                gradients = {0: ([i for i, _ in changes], [float(n) for _, n in changes])}
+                message = one.workers[who].pushed(steps[who], gradients, None)
+                last = who, message, gradients
+                one.workers[who].send(message, gradients, None)
+                steps[who] += 1
+                for i, n in changes:
+                    expected[i] -= n
+            elif name == "again" and last is not None:
+                who, message, gradients = last
+                one.workers[who].send(message, gradients, None)
+            elif name == "snapshot":
+                assert one.durability.snapshot()
+            elif name == "tear":
+                with segments(one.folder)[-1][1].open("ab") as file:
+                    file.write(b"\xf1JNL torn")
+                one.die()
+            elif name == "die":
+                one.die()
+        assert rows(one.workers[0]) == list(expected.values())
+        one.end()
+
+
+def test_without_durability_nothing_is_written(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    worker = team(opened(plan("async")))[0]
+    worker.push(0, {0: ([1], [1])})
+    assert list(tmp_path.iterdir()) == []
