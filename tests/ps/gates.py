@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from fleetlight.ps.transport.interface import PATIENCE
 from fleetlight.ps.worker.client import Client
 
 LIMIT_S = 20
@@ -13,6 +14,9 @@ LIMIT_S = 20
 
 class Gate:
     """Keeps requests from being sent (`send`), or answers from being taken, until it opens."""
+
+    welcome = None
+    patience = PATIENCE
 
     def __init__(self, client: Client, lane: str, holds: str) -> None:
         self._opened, self._asked = threading.Event(), threading.Event()
@@ -40,6 +44,9 @@ class Gate:
     def expect(self, deadline_s: Any = None) -> None:
         self._hold("receive")
         self._channel.expect(deadline_s)
+
+    def reopen(self, limit_s: float) -> bool:
+        return False
 
     def answered(self, within_s: float) -> bool:
         return bool(self._channel.answered(within_s))

@@ -15,6 +15,7 @@ from fleetlight.errors import PeerError
 from fleetlight.ps.messages import Ask, Beat, Done, Fetch, Message, Pull, Pulled
 from fleetlight.ps.transport import Connection, Listener, Reply, SocketChannel
 from fleetlight.ps.transport.frames import Frames
+from fleetlight.ps.transport.interface import Patience
 from fleetlight.ps.transport.protocol import Array
 from fleetlight.ps.transport.session import Limits
 from fleetlight.ps.transport.wire import Wire
@@ -72,7 +73,7 @@ def listening(handler: Any, tls: Any = None, **limits: Any) -> Iterator[Listener
 @contextlib.contextmanager
 def connected(address: Endpoint, **options: Any) -> Iterator[SocketChannel]:
     channel = SocketChannel.connect(
-        address, "server 0", **{"deadline_s": LIMIT_S, "reconnect_s": 1.0, **options}
+        address, "server 0", **{"deadline_s": LIMIT_S, "patience": Patience(1.0), **options}
     )
     try:
         yield channel

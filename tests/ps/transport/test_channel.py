@@ -21,10 +21,10 @@ from fleetlight.errors import (
     ProtocolError,
 )
 from fleetlight.launch.processes.ports import Reservation
-from fleetlight.ps.messages import Ask, Beat, Done, Failure, Leave, Pulled, Save
+from fleetlight.ps.messages import Ask, Beat, Done, Failure, Pulled, Save
 from fleetlight.ps.transport import Connection, Listener, SocketChannel, connect_all
-from fleetlight.ps.transport.channel import may_repeat
 from fleetlight.ps.transport.frames import Frames
+from fleetlight.ps.transport.interface import Patience
 
 
 def reset(raw: socket.socket) -> None:
@@ -109,10 +109,12 @@ def test_a_server_that_takes_nothing_in_is_silent_too() -> None:
 
 
 def test_what_may_be_repeated() -> None:
-    assert may_repeat(PULL, tries=1, reconnect_s=1.0)
-    assert not may_repeat(PULL, tries=2, reconnect_s=1.0)
-    assert not may_repeat(PULL, tries=1, reconnect_s=0.0)
-    assert not may_repeat(Leave(), tries=1, reconnect_s=1.0)
+    for once in (Patience(1.0), Patience(1.0, comes_back=True)):
+        assert once.may_repeat(PULL, tries=1)
+        assert not once.may_repeat(Save("", "", 0), tries=1)
+    assert not Patience(1.0).may_repeat(PULL, tries=2)
+    assert Patience(1.0, comes_back=True).may_repeat(PULL, tries=9)
+    assert not Patience(0.0, comes_back=True).may_repeat(PULL, tries=1)
 
 
 @pytest.mark.parametrize("how", [lambda raw: None, reset], ids=["closed", "reset"])
@@ -151,6 +153,43 @@ def test_a_pull_is_repeated_under_the_same_number_after_a_new_greeting(how: obje
     assert incarnations == [0, 1]
 
 
+def test_a_server_that_comes_back_is_asked_as_often_as_it_dies() -> None:
+    numbers = []
+
+    def die(raw: socket.socket, frames: Frames) -> None:
+        frame = frames.receive("a request")
+        assert frame is not None
+        numbers.append(frame.request)
+
+    def answer(raw: socket.socket, frames: Frames) -> None:
+        die(raw, frames)
+        frames.send(numbers[-1], Pulled(3, 3), [], "a reply")
+
+    patience = Patience(LIMIT_S, comes_back=True)
+    with (
+        scripted(die, die, die, answer) as address,
+        connected(address, patience=patience) as channel,
+    ):
+        assert channel.call(PULL).message == Pulled(3, 3)
+    assert len(numbers) == 4
+    assert len(set(numbers)) == 1
+
+
+def test_a_server_that_is_away_may_be_tried_now_and_then() -> None:
+    desk = Desk()
+    patience = Patience(0.0, comes_back=True)
+    with listening(desk) as server, connected(server.address, patience=patience) as channel:
+        desk.on_ask = lambda connection: connection.close()
+        with pytest.raises(PeerLostError):
+            channel.call(Ask())
+        assert channel.reopen(LIMIT_S)
+        assert channel.call(PULL).message == Pulled(1, 1)
+        server.stop()
+        assert not channel.reopen(0.1)
+        channel.close()
+        assert not channel.reopen(0.1)
+
+
 def test_what_must_not_be_repeated_is_lost() -> None:
     def take_and_hang_up(raw: socket.socket, frames: Frames) -> None:
         frames.receive("a request")
@@ -163,7 +202,7 @@ def test_what_must_not_be_repeated_is_lost() -> None:
 
 def test_a_server_that_is_gone_is_named_once_reconnecting_failed() -> None:
     desk = Desk()
-    with listening(desk) as server, connected(server.address, reconnect_s=0.3) as channel:
+    with listening(desk) as server, connected(server.address, patience=Patience(0.3)) as channel:
         channel.call(PULL)
         server.stop()
         with pytest.raises(PeerLostError, match=r"lost server 0 .* during pull.*not ready within"):
@@ -178,7 +217,7 @@ def test_an_end_in_the_middle_of_a_frame_is_a_loss() -> None:
 
     with (
         scripted(half_an_answer) as address,
-        connected(address, reconnect_s=0) as channel,
+        connected(address, patience=Patience(0)) as channel,
         pytest.raises(PeerLostError, match="in the middle of a frame"),
     ):
         channel.call(PULL)
@@ -215,7 +254,7 @@ def test_the_reason_of_a_refusal_is_heard_even_while_sending() -> None:
 
     with (
         scripted(refuse) as address,
-        connected(address, reconnect_s=0) as channel,
+        connected(address, patience=Patience(0)) as channel,
         pytest.raises(MembershipError, match=r"server 0 .*: worker 5 is not of this job"),
     ):
         channel.call(PULL, [np.zeros(256 << 20, np.uint8)])

@@ -30,6 +30,7 @@ from fleetlight.errors import ConfigError, DeadlineError, PeerLostError, PlanErr
 from fleetlight.launch.processes.ports import Reservation
 from fleetlight.ps.messages import Ask, Beat, Done, Failure, Fetch, Leave, Pulled
 from fleetlight.ps.transport import Connection, Listener, SocketChannel
+from fleetlight.ps.transport.interface import Patience
 from fleetlight.ps.transport.listener import hold
 from fleetlight.ps.transport.protocol import MAGIC, Prefix
 from fleetlight.ps.transport.session import Session
@@ -174,7 +175,7 @@ def test_the_handler_can_hang_up_and_remember() -> None:
         connection.close()
 
     desk.on_ask = hang_up
-    with listening(desk) as server, connected(server.address, reconnect_s=0) as channel:
+    with listening(desk) as server, connected(server.address, patience=Patience(0)) as channel:
         with pytest.raises(PeerLostError):
             channel.call(Ask())
         assert desk.ended.wait(LIMIT_S)
@@ -235,7 +236,7 @@ def test_stop_ends_everything_and_can_be_called_twice() -> None:
     desk.on_ask = busy
     with listening(desk) as server:
         idle, asking = (
-            SocketChannel.connect(server.address, "s", deadline_s=LIMIT_S, reconnect_s=0)
+            SocketChannel.connect(server.address, "s", deadline_s=LIMIT_S, patience=Patience(0))
             for _ in range(2)
         )
         idle.call(PULL)
@@ -256,7 +257,7 @@ def test_stop_ends_everything_and_can_be_called_twice() -> None:
 
 def test_a_handler_may_stop_its_own_server() -> None:
     desk = Desk()
-    with listening(desk) as server, connected(server.address, reconnect_s=0) as channel:
+    with listening(desk) as server, connected(server.address, patience=Patience(0)) as channel:
         desk.on_ask = lambda connection: server.stop()
         with pytest.raises(PeerLostError):
             channel.call(Ask())
@@ -264,7 +265,7 @@ def test_a_handler_may_stop_its_own_server() -> None:
 
 def test_an_answer_under_way_still_goes_out_when_it_stops() -> None:
     desk = Desk()
-    with listening(desk) as server, connected(server.address, reconnect_s=0) as channel:
+    with listening(desk) as server, connected(server.address, patience=Patience(0)) as channel:
         stopping = threading.Thread(target=server.stop)
 
         def stop_meanwhile(connection: Connection) -> None:

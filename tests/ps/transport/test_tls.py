@@ -26,6 +26,7 @@ from tests.ps.transport.doubles import (
 from fleetlight.errors import DeadlineError, MembershipError, PeerLostError
 from fleetlight.ps.messages import Ask, Beat, Done, Leave, Pulled
 from fleetlight.ps.transport import Listener, SocketChannel, connect_all
+from fleetlight.ps.transport.interface import Patience
 from fleetlight.ps.transport.tls import _BATCH_BYTES, _RECORD_BYTES, TlsWire
 from fleetlight.security.context import client_context, server_context
 
@@ -117,7 +118,7 @@ def test_ends_are_those_of_a_plain_connection(certificates: Path) -> None:
     with listening(desk, server_context(certificates)) as server:
         text = r"lost server 0 .* during ask"
         with (
-            connected(server.address, tls=tls, reconnect_s=0) as channel,
+            connected(server.address, tls=tls, patience=Patience(0)) as channel,
             pytest.raises(PeerLostError, match=text),
         ):
             channel.call(Ask())

@@ -16,7 +16,7 @@ from fleetlight.errors import GradientError, PeerLostError, PlanError, ProtocolE
 from fleetlight.kernels import dedup
 from fleetlight.ps import messages as m
 from fleetlight.ps.plan import DensePlan, Plan
-from fleetlight.ps.transport.interface import Answer, MemoryChannel
+from fleetlight.ps.transport.interface import PATIENCE, Answer, MemoryChannel
 from fleetlight.ps.update import TableGradients, Update
 from fleetlight.ps.worker import client
 from fleetlight.ps.worker.client import Client, Values, Wanted
@@ -26,6 +26,9 @@ from fleetlight.ps.worker.parcel import Parcel
 
 class Spy:
     """A channel that remembers what it was asked, and fails where it is told to."""
+
+    welcome = None
+    patience = PATIENCE
 
     def __init__(self, inner: Any, log: list[Any], server: int) -> None:
         self.peer = f"server {server}"
@@ -45,6 +48,9 @@ class Spy:
     def expect(self, deadline_s: float | None = None) -> None:
         self.events.append(f"expect {self._server}")
         self._inner.expect(deadline_s)
+
+    def reopen(self, limit_s: float) -> bool:
+        return False
 
     def answered(self, within_s: float) -> bool:
         return bool(self._inner.answered(within_s))

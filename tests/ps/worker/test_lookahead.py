@@ -212,6 +212,29 @@ def test_rows_that_are_too_old_are_not_read() -> None:
     assert run(build, train, strict, workers=1) == [True]
 
 
+def test_rows_that_an_earlier_life_of_a_server_gave_are_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has forgotten which they were, so what a step changes is not told of them."""
+
+    def train(worker: Member) -> Any:
+        announce(worker, [1, 2, 3])
+        pulled(worker)
+        announce(worker)
+        before = worker.communicator.figures()["rows ahead"]
+        read(worker, 1, 2, 3)
+        # a lane has found it in its second life
+        lives = worker.communicator.client.lives
+        monkeypatch.setattr(
+            worker.communicator.client, "lives", lambda *lanes: lives(*lanes) if lanes else [1, 2]
+        )
+        read(worker, 1, 2, 3)
+        figures = worker.communicator.figures()
+        return figures["rows ahead"] - before, figures["rows not ahead"]
+
+    assert run(build, train, workers=1, servers=2) == [(3, 3)]
+
+
 def test_async_reads_rows_as_they_were_pulled_and_counts_how_old_they_are() -> None:
     def train(worker: Member) -> Any:
         announce(worker, [1, 2, 3])

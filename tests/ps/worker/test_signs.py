@@ -15,7 +15,7 @@ from fleetlight.errors import DeadlineError, PeerLostError
 from fleetlight.ps import messages as m
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.transport.channel import SocketChannel, connect_all
-from fleetlight.ps.transport.interface import Answer, Connection, Reply
+from fleetlight.ps.transport.interface import PATIENCE, Answer, Connection, Patience, Reply
 from fleetlight.ps.transport.listener import Listener
 from fleetlight.ps.worker import crew as crew_module
 from fleetlight.ps.worker.client import Client
@@ -28,6 +28,9 @@ LIMIT_S = 20.0
 
 class Scripted:
     """A channel that answers when it is told to, and remembers the steps it heard."""
+
+    welcome = None
+    patience = PATIENCE
 
     def __init__(self, peer: str) -> None:
         self.peer = peer
@@ -44,6 +47,9 @@ class Scripted:
 
     def expect(self, deadline_s: float | None = None) -> None:
         raise AssertionError("would wait")
+
+    def reopen(self, limit_s: float) -> bool:
+        return self.patience.comes_back and self.error is None
 
     def answered(self, within_s: float) -> bool:
         return not self.hangs
@@ -86,6 +92,21 @@ def test_a_server_that_is_gone_is_asked_no_more() -> None:
     channels[1].error = PeerLostError("server 1 is gone")
     with pytest.raises(PeerLostError, match="is gone"):
         signs.give(2)
+
+
+def test_a_server_that_comes_back_is_told_again() -> None:
+    channels = [Scripted("server 0"), Scripted("server 1")]
+    for channel in channels:
+        channel.patience = Patience(0.0, comes_back=True)
+        channel.error = PeerLostError(f"{channel.peer} is gone")
+    signs = SignsOfLife(channels)
+    # there is nobody to hear it, but there will be
+    signs.give(0)
+    channels[1].error = None
+    signs.give(1)
+    channels[0].error = None
+    signs.give(2)
+    assert [channel.heard for channel in channels] == [[2], [1, 2]]
 
 
 class Hanging:

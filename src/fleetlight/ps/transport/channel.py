@@ -15,7 +15,7 @@ from fleetlight.ps.messages import Failure, Message
 from fleetlight.ps.transport.calling import NotReadyError, call_up
 from fleetlight.ps.transport.failures import error_of
 from fleetlight.ps.transport.frames import Frame, Frames
-from fleetlight.ps.transport.interface import Answer
+from fleetlight.ps.transport.interface import PATIENCE, Answer, Patience
 from fleetlight.ps.transport.protocol import Array
 from fleetlight.roles.role import Endpoint, endpoint_text
 
@@ -42,15 +42,6 @@ class _Request:
         return type(self.message).__name__.lower()
 
 
-def may_repeat(message: Message, tries: int, reconnect_s: float) -> bool:
-    """Whether a request that lost its connection goes out again over a new one.
-
-    Once, and only what does no harm when it was carried out the first time: pulls, and pushes,
-    which carry a number by which the server knows those that it has applied.
-    """
-    return message.repeatable and tries == 1 and reconnect_s > 0
-
-
 class SocketChannel:
     """A channel over TCP, with or without TLS; `connect_all` or `connect` opens it."""
 
@@ -62,9 +53,9 @@ class SocketChannel:
         deadline_s: float,
         tls: ssl.SSLContext | None = None,
         greeting: Callable[[], Message] | None = None,
-        reconnect_s: float = 5.0,
+        patience: Patience = PATIENCE,
     ) -> None:
-        """`deadline_s` is how long the server may be silent; `reconnect_s` how long it may be away.
+        """`deadline_s` is how long the server may be silent.
 
         `greeting` makes the first words on every connection, also on one that replaces another;
         `welcome` is the latest answer to them.
@@ -72,7 +63,9 @@ class SocketChannel:
         self.peer = f"{name} ({endpoint_text(endpoint)})"
         self.welcome: Answer | None = None
         self._endpoint, self._tls, self._greeting = endpoint, tls, greeting
-        self._deadline_s, self._reconnect_s = deadline_s, reconnect_s
+        self._deadline_s = deadline_s
+        #: may change while the channel is open
+        self.patience = patience
         self._numbers = itertools.count(1)
         self._frames: Frames | None = None
         self._request: _Request | None = None
@@ -87,7 +80,7 @@ class SocketChannel:
         deadline_s: float,
         tls: ssl.SSLContext | None = None,
         greeting: Callable[[], Message] | None = None,
-        reconnect_s: float = 5.0,
+        patience: Patience = PATIENCE,
         not_ready: Callable[[list[str]], None] | None = None,
     ) -> SocketChannel:
         """A channel to a server that may still have to start."""
@@ -97,7 +90,7 @@ class SocketChannel:
             deadline_s=deadline_s,
             tls=tls,
             greeting=greeting,
-            reconnect_s=reconnect_s,
+            patience=patience,
         )
         connect_all([channel], deadline_s, not_ready)
         return channel
@@ -145,13 +138,18 @@ class SocketChannel:
         assert request is not None, f"{self.peer}: nothing was sent"
         limit_s = self._deadline_s if deadline_s is None else deadline_s
         with self._broken_by_errors():
-            try:
-                frame = self._reply(request, limit_s)
-            except PeerLostError as lost:
-                self._mend(request, lost)
-                frame = self._reply(request, limit_s)
+            while (frame := self._tried(request, limit_s)) is None:
+                pass
         self._request = None
         return self._answer(frame)
+
+    def _tried(self, request: _Request, limit_s: float) -> Frame | None:
+        """The answer; None where the connection broke and the request has gone out again."""
+        try:
+            return self._reply(request, limit_s)
+        except PeerLostError as lost:
+            self._mend(request, lost)
+            return None
 
     def call(
         self, message: Message, arrays: Sequence[Array] = (), deadline_s: float | None = None
@@ -159,6 +157,17 @@ class SocketChannel:
         """Both."""
         self.send(message, arrays)
         return self.receive(deadline_s)
+
+    def reopen(self, limit_s: float) -> bool:
+        """Try once to be connected again; False while the server is away, or if it stays away."""
+        if self._closed or not self.patience.comes_back:
+            return False
+        self._request = None
+        try:
+            self.open(limit_s)
+        except (NotReadyError, PeerLostError):
+            return False
+        return True
 
     def close(self) -> None:
         """Hang up, from any thread; twice is fine."""
@@ -240,14 +249,20 @@ class SocketChannel:
 
     def _mend(self, request: _Request, lost: PeerLostError) -> None:
         """Connect again and repeat the request under the same number, where that is right."""
-        if self._closed or not may_repeat(request.message, request.tries, self._reconnect_s):
-            raise lost
-        request.tries += 1
-        try:
-            connect_all([self], self._reconnect_s)
-        except DeadlineError as error:
-            raise PeerLostError(f"{lost}; {error}") from None
-        self._transmit(request)
+        while True:
+            if self._closed or not self.patience.may_repeat(request.message, request.tries):
+                raise lost
+            request.tries += 1
+            try:
+                connect_all([self], self.patience.away_s)
+            except DeadlineError as error:
+                raise PeerLostError(f"{lost}; {error}") from None
+            try:
+                self._transmit(request)
+            except PeerLostError as again:
+                lost = again
+            else:
+                return
 
 
 def connect_all(

@@ -23,6 +23,28 @@ class Answer:
     arrays: list[Array]
 
 
+@dataclasses.dataclass(frozen=True)
+class Patience:
+    """What is done about a server that is away."""
+
+    #: how long it may be away; 0: not at all
+    away_s: float = 5.0
+    #: it will be started again as often as it dies, and knows what it has acknowledged
+    comes_back: bool = False
+
+    def may_repeat(self, message: Message, tries: int) -> bool:
+        """Whether a request that lost its connection goes out again over a new one.
+
+        Once, if the server will not come back, and only what does no harm when it was carried out
+        the first time: pulls, and pushes, which carry a number by which the server knows those that
+        it has applied.
+        """
+        return message.repeatable and self.away_s > 0 and (self.comes_back or tries == 1)
+
+
+PATIENCE = Patience()
+
+
 class Channel(Protocol):
     """A client's end of a connection. One thread at a time uses it.
 
@@ -33,6 +55,10 @@ class Channel(Protocol):
 
     #: `server 1 (127.0.0.1:4711)`
     peer: str
+    #: the latest answer to what was said first on a connection
+    welcome: Answer | None
+    #: what is done about a server that is away
+    patience: Patience
 
     def send(self, message: Message, arrays: Sequence[Array] = ()) -> None:
         """Send a request; the one before must have been answered."""
@@ -50,6 +76,9 @@ class Channel(Protocol):
         self, message: Message, arrays: Sequence[Array] = (), deadline_s: float | None = None
     ) -> Answer:
         """Both."""
+
+    def reopen(self, limit_s: float) -> bool:
+        """Try once to be connected again; False while the server is away, or if it stays away."""
 
     def close(self) -> None:
         """Hang up; twice is fine."""
@@ -93,6 +122,8 @@ class MemoryChannel:
 
     def __init__(self, handler: Handler, peer: str = "server 0 (in this process)") -> None:
         self.peer = peer
+        self.welcome: Answer | None = None
+        self.patience = Patience(0.0)
         self._handler = handler
         self._connection = Connection("worker 0 (in this process)")
         self._reply: Reply | None = None
@@ -122,6 +153,10 @@ class MemoryChannel:
         """Both."""
         self.send(message, arrays)
         return self.receive(deadline_s)
+
+    def reopen(self, limit_s: float) -> bool:
+        """Nobody goes away alone."""
+        return False
 
     def close(self) -> None:
         """Hang up; twice is fine."""

@@ -52,6 +52,8 @@ class Values:
     versions: dict[int, int] = dataclasses.field(default_factory=dict)
     #: the fewest steps applied of any worker, on any server that answered
     slowest: int = 0
+    #: of a pull: in which of its lives each server has answered
+    lives: list[int] = dataclasses.field(default_factory=list)
     applied: bool = True
     #: the square of the norm of held gradients, over all servers
     square: float = 0.0
@@ -82,6 +84,11 @@ class Client(Lanes):
         """Where the dense parameters are, after `join`."""
         assert self._placement is not None, "the plan is not known yet"
         return self._placement
+
+    @property
+    def has_joined(self) -> bool:
+        """True once the servers know this worker's plan."""
+        return self._plan is not None
 
     def join(self, plan: Plan) -> None:
         """Compare plans with every server."""
@@ -146,7 +153,9 @@ class Client(Lanes):
                 batch=batch or 0,
             )
             requests[server] = message, [w.ids.ids[w.ids.of_server(server)] for w in mine]
-        return self._pulled(wanted, self.ask(lane, requests))
+        values = self._pulled(wanted, self.ask(lane, requests))
+        values.lives = self.lives(lane)
+        return values
 
     def _pulled(self, wanted: Sequence[Wanted], answers: Mapping[int, Answer]) -> Values:
         values = _counted(answers)

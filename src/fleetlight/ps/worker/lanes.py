@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fleetlight.errors import DeadlineError, PeerError, PeerLostError
 from fleetlight.ps import messages as m
-from fleetlight.ps.transport.interface import Answer, Channel
+from fleetlight.ps.transport.interface import Answer, Channel, Patience
 from fleetlight.ps.worker.signs import SignsOfLife
 
 Request = tuple[m.Message, Sequence[NDArray[Any]]]
@@ -38,6 +38,8 @@ class Lanes:
         self._lanes: dict[str, Sequence[Channel]] = {}
         self._signs = SignsOfLife(())
         self._closed = False
+        #: how long a server may be away that comes back; 0: none does
+        self._away_s = 0.0
         self._control, self._beating = threading.Lock(), threading.Lock()
 
     def open_lane(self, lane: str) -> Sequence[Channel]:
@@ -46,12 +48,34 @@ class Lanes:
         if channels is None:
             self._check_not_closed()
             channels = self._lanes[lane] = self._connect(lane)
+            self._wait_for_comebacks(lane)
             if lane == BEAT:
                 self._signs = SignsOfLife(channels)
             if self._closed:  # meanwhile, by another thread
                 _hang_up(channels)
         self._check_not_closed()
         return channels
+
+    def wait_for_comebacks(self, away_s: float) -> None:
+        """Servers that die are started again, and know what they have acknowledged."""
+        self._away_s = away_s
+        for lane in self._lanes:
+            self._wait_for_comebacks(lane)
+
+    def _wait_for_comebacks(self, lane: str) -> None:
+        if self._away_s:
+            # a sign of life does not wait: there are other servers to hear it
+            patience = Patience(0.0 if lane == BEAT else self._away_s, comes_back=True)
+            for channel in self._lanes[lane]:
+                channel.patience = patience
+
+    def lives(self, *lanes: str) -> list[int]:
+        """By server: in which of its lives these lanes, or any, have found it at last."""
+        known = [self._lanes[lane] for lane in lanes or list(self._lanes) if lane in self._lanes]
+        return [
+            max((_life(channels[server]) for channels in known), default=1)
+            for server in range(self.server_num)
+        ]
 
     def _check_not_closed(self) -> None:
         if self._closed:
@@ -203,6 +227,11 @@ class Lanes:
         self._closed = True
         for channels in list(self._lanes.values()):
             _hang_up(channels)
+
+
+def _life(channel: Channel) -> int:
+    welcome = None if channel.welcome is None else channel.welcome.message
+    return welcome.life if isinstance(welcome, m.Welcome) else 1
 
 
 def _hang_up(channels: Sequence[Channel]) -> None:

@@ -143,7 +143,9 @@ class LookAhead:
         began = time.monotonic()
         values = batch.pulled.result()[1]
         self._waited_s += time.monotonic() - began
-        if values.slowest < at_least:
+        if values.slowest < at_least or values.lives != self._client.lives():
+            # a server that was started again has forgotten which rows were pulled ahead, and its
+            # answers to pushes say nothing of them
             return None
         if self._note is not None:
             self._note(values)

@@ -10,6 +10,9 @@ from fleetlight.errors import PeerError
 from fleetlight.ps import messages as m
 from fleetlight.ps.transport.interface import Channel
 
+#: how long a server that is away may keep the others waiting for theirs
+_REOPEN_S = 0.5
+
 
 class SignsOfLife:
     """No server waits for another: who still owes an answer is left out until it gives it.
@@ -28,6 +31,9 @@ class SignsOfLife:
         """To all that owe no answer; raises once there is nobody left to hear it."""
         self.collect()
         self._late = dict(self._asked)
+        for server in list(self._gone):
+            if self._channels[server].reopen(_REOPEN_S):
+                del self._gone[server]
         for server, channel in enumerate(self._channels):
             if server not in self._asked and server not in self._gone:
                 try:
@@ -35,8 +41,13 @@ class SignsOfLife:
                     self._asked[server] = time.monotonic()
                 except PeerError as error:
                     self._gone[server] = error
-        if len(self._gone) == len(self._channels):
-            raise next(iter(self._gone.values()))
+        hopeless = [
+            error
+            for server, error in self._gone.items()
+            if not self._channels[server].patience.comes_back
+        ]
+        if len(hopeless) == len(self._channels):
+            raise hopeless[0]
 
     def collect(self, within_s: float = 0.0) -> list[int]:
         """Take in the answers that are there by then; which servers owe none any more."""
