@@ -197,7 +197,7 @@ def test_explain_is_one_line_for_each_field() -> None:
     assert [line[3:].split()[0] for line in lines] == strategy.keys()
     assert " * sync_batch_norm = True: statistics over the batches of all workers" in lines
     assert any(line.startswith(" ! fetch_frequency = 5: ") for line in lines)
-    assert "   durability = 'none': not yet available in this version" in lines
+    assert "   durability = 'none': a collective job has no parameter servers" in lines
     assert " * localsgd = False: off: the workers meet at every step" in lines
     assert "   a_sync = False: a collective job has no parameter servers" in lines
     assert legend.startswith("* takes effect")

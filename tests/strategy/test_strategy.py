@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import fleetlight as fleet
-from fleetlight.errors import NotAvailableError, StrategyError
+from fleetlight.errors import StrategyError
 from fleetlight.strategy import (
     DistributedStrategy,
     ExecutionStrategy,
@@ -77,10 +77,18 @@ CONFIGS = {
     "amp_configs": {"dtype", "init_loss_scaling", "use_dynamic_loss_scaling"},
     "recompute_configs": {"checkpoints"},
     "execution_strategy": {"num_threads", "num_iteration_per_drop_scope"},
+    "durability_configs": {
+        "folder",
+        "sync",
+        "snapshot_s",
+        "snapshot_mb",
+        "away_s",
+        "resume",
+    },
 }
 
-#: a value other than the default for each setting that is not yet available
-LATER: dict[str, Any] = {"durability": "log"}
+#: the settings that are not yet available
+LATER: set[str] = set()
 
 
 def settings_of(settings: Settings, prefix: str = "") -> dict[str, bool]:
@@ -192,35 +200,7 @@ def test_a_deadline_is_finite(value: object) -> None:
 
 def test_the_list_of_what_comes_later_is_complete() -> None:
     everything = settings_of(DistributedStrategy())
-    assert {name for name, available in everything.items() if not available} == set(LATER)
-
-
-def toml(name: str, value: object) -> str:
-    owner, _, inner = name.rpartition(".")
-    text = str(value).lower() if isinstance(value, bool) else repr(value)
-    return f"[{owner}]\n{inner} = {text}\n" if owner else f"{inner} = {text}\n"
-
-
-@pytest.mark.parametrize("name", LATER)
-def test_not_yet_available_is_an_error_however_it_is_set(name: str, tmp_path: Path) -> None:
-    value = LATER[name]
-    owner, _, inner = name.rpartition(".")
-    nested: Any = {owner: {inner: value}} if owner else {name: value}
-    strategy = DistributedStrategy()
-    with pytest.raises(NotAvailableError, match=f"{inner} is not yet available in this version"):
-        DistributedStrategy(**nested)
-    with pytest.raises(NotAvailableError, match=inner):
-        setattr(getattr(strategy, owner) if owner else strategy, inner, value)
-    if owner:
-        with pytest.raises(NotAvailableError, match=inner):
-            setattr(strategy, owner, {inner: value})
-        with pytest.raises(NotAvailableError, match=inner):
-            type(getattr(strategy, owner))(**{inner: value})
-    file = tmp_path / "strategy.toml"
-    file.write_text(toml(name, value))
-    with pytest.raises(NotAvailableError, match=f"strategy.toml: .*{inner}"):
-        DistributedStrategy.from_file(file)
-    assert strategy == DistributedStrategy()
+    assert {name for name, available in everything.items() if not available} == LATER
 
 
 def test_what_comes_later_may_be_set_to_its_default() -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import socket
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import fleetlight
 from fleetlight.collective.forming import enrol, own_address, report_failure
@@ -21,7 +21,7 @@ from fleetlight.ps import messages as m
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.tables.late_compiler import postpone_compiler
 from fleetlight.ps.transport.channel import SocketChannel, connect_all
-from fleetlight.ps.transport.interface import Channel, MemoryChannel
+from fleetlight.ps.transport.interface import Channel, MemoryChannel, Patience
 from fleetlight.ps.transport.listener import Listener, hold
 from fleetlight.ps.transport.session import Limits
 from fleetlight.ps.worker.client import Client
@@ -142,6 +142,7 @@ def _enrolled_server(role: Role, deadline_s: float) -> tuple[Role, socket.socket
 def _work(role: Role, strategy: DistributedStrategy, deadline_s: float) -> Context:
     connector = _Connector(role, strategy, deadline_s)
     client = Client(_index(role), role.worker_num, role.server_num, connector.connect)
+    connector.has_joined = lambda: client.has_joined
     crew = Crew(client, deadline_s)
     session = Session(client, None)
     return Context(role=role, group=crew, strategy=strategy, session=session)
@@ -150,10 +151,11 @@ def _work(role: Role, strategy: DistributedStrategy, deadline_s: float) -> Conte
 def _alone(role: Role, strategy: DistributedStrategy, deadline_s: float) -> Context:
     """One process: its server is an object, reached by calls in place of a network."""
     server = _server(role, 0, 1, deadline_s)
+    incarnation = _incarnation()
 
     def connect(lane: str) -> Sequence[Channel]:
         channel = MemoryChannel(server)
-        channel.call(_hello(role, 0, 1, lane, incarnation=1))
+        channel.call(_hello(role, 0, 1, lane, incarnation))
         return [channel]
 
     client = Client(0, 1, 1, connect)
@@ -170,8 +172,9 @@ class _Connector:
         self._deadline_s = deadline_s
         self._endpoints = _endpoints(role)
         self._tls: ssl.SSLContext | None = client_context(strategy.ssl) if strategy.ssl else None
-        # a later life of the same worker has a larger number
-        self._incarnation = time.time_ns() // 1000
+        self._incarnation = _incarnation()
+        #: whether the servers know this worker's plan
+        self.has_joined: Callable[[], bool] = lambda: False
 
     def connect(self, lane: str) -> Sequence[Channel]:
         """A channel to each server, all welcomed; waits for those that still have to start."""
@@ -182,10 +185,15 @@ class _Connector:
                 # the server names whoever it waits for, if it is given the time to say so
                 deadline_s=self._deadline_s + _GRACE_S,
                 # the other servers hear nothing meanwhile, and must not take that for silence
-                reconnect_s=min(_AWAY_S, self._deadline_s / 2),
+                patience=Patience(min(_AWAY_S, self._deadline_s / 2)),
                 tls=self._tls,
                 greeting=lambda server=server: _hello(  # type: ignore[misc]
-                    self._role, server, len(self._endpoints), lane, self._incarnation
+                    self._role,
+                    server,
+                    len(self._endpoints),
+                    lane,
+                    self._incarnation,
+                    self.has_joined(),
                 ),
             )
             for server, endpoint in enumerate(self._endpoints)
@@ -194,11 +202,18 @@ class _Connector:
         return channels
 
 
+def _incarnation() -> int:
+    """A later life of the same worker has a larger number."""
+    return time.time_ns() // 1000
+
+
 def _tell_not_ready(missing: list[str]) -> None:
     logger.info("not ready endpoints: %s", missing)
 
 
-def _hello(role: Role, server: int, server_num: int, lane: str, incarnation: int) -> m.Hello:
+def _hello(
+    role: Role, server: int, server_num: int, lane: str, incarnation: int, joined: bool = False
+) -> m.Hello:
     return m.Hello(
         fleetlight=fleetlight.__version__,
         worker=_index(role),
@@ -207,6 +222,7 @@ def _hello(role: Role, server: int, server_num: int, lane: str, incarnation: int
         server_num=server_num,
         incarnation=incarnation,
         lane=lane if lane in (CONTROL, PUSH) else PULL,
+        joined=joined,
     )
 
 

@@ -74,6 +74,12 @@ def tell_leaving(role: Role) -> None:
         _leave_word(role.error_file, leaving=True)
 
 
+def tell_returning(role: Role) -> None:
+    """Tell the launcher that this process may be started again alone, should it be killed."""
+    if role.error_file:
+        _leave_word(role.error_file, returning=True)
+
+
 def end_badly(error: Exception) -> NoReturn:
     """At the end of the script, where raising would change nothing: as if it had raised `error`."""
     sys.excepthook(type(error), error, error.__traceback__)

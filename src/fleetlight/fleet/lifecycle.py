@@ -16,8 +16,9 @@ from fleetlight.collective.registration import Scheduler
 from fleetlight.errors import ConfigError, FleetError, RoleError
 from fleetlight.fleet import averaging, compressing, served_figures
 from fleetlight.fleet.context import Context, Peers, current, current_or_none, set_current
+from fleetlight.fleet.durable import durable_of
 from fleetlight.fleet.joining import Service, join_servers
-from fleetlight.fleet.leaving import end_badly, tell_leaving, watch_the_end
+from fleetlight.fleet.leaving import end_badly, tell_leaving, tell_returning, watch_the_end
 from fleetlight.fleet.served_loading import open_loaded
 from fleetlight.fleet.session import Session, drawn_of
 from fleetlight.observe import log
@@ -88,10 +89,13 @@ def init_server(dirname: str | os.PathLike[str] | None = None) -> None:
     context = current()
     drawn = drawn_of(context)
     service = _service(context, "init_server")
+    durable = durable_of(context)
     if dirname is None:
-        service.server.open(drawn.plan, drawn.optimizers, drawn.dense)
+        service.server.open(drawn.plan, drawn.optimizers, drawn.dense, durable=durable)
     else:
-        open_loaded(service.server, drawn, Path(dirname))
+        open_loaded(service.server, drawn, Path(dirname), durable)
+    if drawn.plan.durability != "none":
+        tell_returning(context.role)
 
 
 def run_server() -> None:
@@ -159,6 +163,9 @@ def _leave(context: Context) -> None:
     if context.service is not None:
         context.service.stop()
     context.group.leave()
+    if context.session is not None and context.session.embedded is not None:
+        # behind the goodbye: a job that has ended well leaves nothing on disk
+        context.session.embedded.close()
 
 
 #: True once this process has left a job of several workers

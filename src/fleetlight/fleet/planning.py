@@ -81,6 +81,7 @@ def draw(
         staleness=configs.staleness if strategy.a_sync else None,
         serves_dense=configs.dense == "servers",
         on_nonfinite=configs.on_nonfinite,
+        durability=strategy.durability,
     )
     return Drawn(plan, list(layers.values()), [parameter for _, parameter in dense], optimizers)
 

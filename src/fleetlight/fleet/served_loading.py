@@ -20,6 +20,7 @@ from fleetlight.fleet.served_saving import elsewhere, table_weights
 from fleetlight.fleet.session import Session
 from fleetlight.fleet.table_files import WORKER0, TableFiles
 from fleetlight.observe.log import logger
+from fleetlight.ps.server.durability import Durable
 from fleetlight.ps.server.server import Server
 
 
@@ -93,7 +94,9 @@ class ServedLoading:
         return self._brought[server] if self._via == WORKER0 else None
 
 
-def open_loaded(server: Server, drawn: Drawn, dirname: Path) -> None:
+def open_loaded(
+    server: Server, drawn: Drawn, dirname: Path, durable: Durable | None = None
+) -> None:
     """Open a server with its part of a checkpoint, which workers' first values do not replace."""
     if drawn.dense and not drawn.plan.serves_dense:
         raise ConfigError(
@@ -107,5 +110,5 @@ def open_loaded(server: Server, drawn: Drawn, dirname: Path) -> None:
     for text in restoration.warnings():
         logger.warning("%s", text)
     words = [(restoration.look(), ()), *restoration.words(server.index)]
-    server.open(drawn.plan, drawn.optimizers, drawn.dense, words)
+    server.open(drawn.plan, drawn.optimizers, drawn.dense, words, durable)
     logger.info("loaded %s, saved at step %d", dirname, saved.manifest.step)

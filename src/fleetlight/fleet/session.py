@@ -17,6 +17,7 @@ from fleetlight.collective.liveness import Liveness
 from fleetlight.collective.membership import several
 from fleetlight.errors import PlanError
 from fleetlight.fleet import served_figures
+from fleetlight.fleet.durable import durable_of
 from fleetlight.fleet.moving import MovedForward, is_movable, rows_of
 from fleetlight.fleet.planning import Drawn, draw
 from fleetlight.observe.log import logger
@@ -93,8 +94,11 @@ class Session:
             return
         self._drawn = drawn = drawn_of(context)
         if self.embedded is not None:
-            self.embedded.open(drawn.plan, drawn.optimizers, drawn.dense)
+            durable = durable_of(context)
+            self.embedded.open(drawn.plan, drawn.optimizers, drawn.dense, durable=durable)
         self.client.join(drawn.plan)
+        if drawn.plan.durability != "none":
+            self.client.wait_for_comebacks(context.strategy.durability_configs.away_s)
         self._live = Live(drawn.dense)
         if context.group.index == 0:
             self.client.fill(_first_rows(drawn), self._live)

@@ -76,7 +76,8 @@ class _Session:
         restart = failures = 0
         while True:
             ended = self._start(restart, failures)
-            restart, failures = ended.layout.restart + 1, ended.layout.failures
+            restart = ended.layout.restart + 1
+            failures = ended.layout.failures + ended.watch.revived
             left = self._job.max_restarts - failures
             conclusion = self._peers.conclude(ended.failure, restarts_left=left)
             if conclusion.next is Next.FINISH:
@@ -96,9 +97,10 @@ class _Session:
                 raise
 
     def _run_gang(self, layout: Layout, reservations: Sequence[Reservation]) -> _Ended:
-        folder = self._prepare_logs(layout)
+        folder, job_id = self._prepare_logs(layout)
         run = Run(
             job=self._job,
+            job_id=job_id,
             layout=layout,
             log_dir=str(folder.path),
             error_dir=self._error_dir,
@@ -111,10 +113,11 @@ class _Session:
         for reservation in reservations:
             reservation.hand_over()
         gang.start()
-        watch = supervise(gang, self._peers.elsewhere, self._interrupts)
+        left = self._job.max_restarts - layout.failures
+        watch = supervise(gang, self._peers.elsewhere, self._interrupts, left)
         return _Ended(watch=watch, layout=layout, failure=self._failure(watch, gang, folder))
 
-    def _prepare_logs(self, layout: Layout) -> LogFolder:
+    def _prepare_logs(self, layout: Layout) -> tuple[LogFolder, str]:
         """Node 0 first: launchers may share the folder, and only it moves old logs away then."""
         job_id = self._peers.share(None) if layout.own else self._own_id
         if self._folder is None:
@@ -126,7 +129,7 @@ class _Session:
             self._folder.write_endpoints(job_id, layout)
         if not layout.own:
             self._peers.share(job_id)
-        return self._folder
+        return self._folder, job_id or ""
 
     def _introduce(self, gang: Gang) -> None:
         run = gang.run

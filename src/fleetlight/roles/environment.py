@@ -71,4 +71,6 @@ def with_common(role: Role, env: Environment | None = None) -> Role:
     return role.replace(
         address=v.get("FLEET_HOST") or role.address,
         error_file=v.get("FLEET_ERROR_FILE"),
+        job=v.get("FLEET_JOB") or "",
+        resume=bool(v.number_or("FLEET_RESUME", 0)),
     )

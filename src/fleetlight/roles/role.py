@@ -52,6 +52,10 @@ class Role:
     deadline_variable: str | None = None
     #: where this process leaves its last error for the launcher
     error_file: str | None = None
+    #: a name of the job that its processes keep when they are started again; "" where it has none
+    job: str = ""
+    #: what an earlier job has left is to be taken up
+    resume: bool = False
 
     def __post_init__(self) -> None:
         if self.worker_num < 1:

@@ -152,6 +152,26 @@ class RecomputeConfigs(Settings):
 
 
 @dataclass(init=False, eq=False, repr=False)
+class DurabilityConfigs(Settings):
+    """Where and how servers keep what outlives them."""
+
+    CALLED = "strategy.durability_configs"
+
+    folder: str = setting("durability", "where; each server has a folder of its own in it")
+    sync: str = setting(
+        "second",
+        "when the disk has what was acknowledged: before that, within a second, or some time",
+        choices=("commit", "second", "never"),
+    )
+    snapshot_s: float = setting(300.0, "seconds between two snapshots of all rows", above=0)
+    snapshot_mb: float = setting(
+        1024.0, "a snapshot is taken sooner where so many MiB were written since", above=0
+    )
+    away_s: float = setting(120.0, "how long a server may be away", above=0, maximum=1e7)
+    resume: bool = setting(False, "go on with what an earlier job has left")
+
+
+@dataclass(init=False, eq=False, repr=False)
 class ExecutionStrategy(Settings):
     """How static programs run; `explain()` says what each setting means here."""
 

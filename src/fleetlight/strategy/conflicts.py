@@ -45,6 +45,7 @@ def _pairs() -> Iterator[tuple[str, str, str]]:
         for other, why in _BESIDE_LOCAL.items():
             yield local, other, why
     yield from _COMPRESSING
+    yield _SNAPSHOT, _STALENESS, _NEVER_CAUGHT_UP
 
 
 def _on(name: str) -> Test:
@@ -58,6 +59,8 @@ def _is_scaled(strategy: DistributedStrategy) -> bool:
 _FLOAT16 = "amp_configs.dtype = 'float16'"
 _SUM = "gradient_scale = 'sum'"
 _UNUSED = "find_unused_parameters"
+_SNAPSHOT = "durability = 'snapshot'"
+_STALENESS = "a_sync_configs.staleness"
 
 _TESTS: dict[str, Test] = {
     **{name: _on(name) for name in (*LOCAL, "dgc", "fp16_allreduce", "sync_batch_norm", _UNUSED)},
@@ -65,6 +68,8 @@ _TESTS: dict[str, Test] = {
     _SUM: lambda strategy: strategy.gradient_scale == "sum",
     "compression": lambda strategy: strategy.compression != "none",
     "compression = 'int8' or 'topk'": lambda s: s.compression in ("int8", "topk"),
+    _SNAPSHOT: lambda strategy: strategy.durability == "snapshot",
+    _STALENESS: lambda s: s.a_sync and s.a_sync_configs.staleness is not None,
 }
 
 _BESIDE_LOCAL = {
@@ -82,6 +87,10 @@ _OWED = (
 )
 
 _NEVER_PAID = "what a parameter is owed that no worker used in a step would be lost"
+
+_NEVER_CAUGHT_UP = (
+    "the steps that a server loses with its life would be waited for; durability = 'log' loses none"
+)
 
 _COMPRESSING = [
     ("compression", "fp16_allreduce", "both say in which form gradients travel"),

@@ -205,6 +205,19 @@ def _ssl(strategy: DistributedStrategy, job: JobFacts) -> Effect:
     return True, "TLS 1.3 between workers and servers; both sides show a certificate"
 
 
+_KEPT = {
+    "none": "a server that dies takes its values with it",
+    "snapshot": "a server that dies goes on from its last snapshot; what came later is lost",
+    "log": "a server that dies goes on with all that it has acknowledged",
+}
+
+
+def _durability(strategy: DistributedStrategy, job: JobFacts) -> Effect:
+    if job.is_collective:
+        return False, _NO_SERVERS
+    return True, _KEPT[strategy.durability]
+
+
 _NO_SERVERS = "a collective job has no parameter servers"
 
 
@@ -261,6 +274,8 @@ def _execution(strategy: DistributedStrategy, job: JobFacts) -> Effect:
 _RULES: dict[str, Rule] = {
     "a_sync": _a_sync,
     "a_sync_configs": _a_sync_configs,
+    "durability": _durability,
+    "durability_configs": _follows("durability", "as durability says"),
     "localsgd": sparing.localsgd,
     "localsgd_configs": _follows("localsgd", "as localsgd says"),
     "adaptive_localsgd": sparing.adaptive_localsgd,

@@ -18,6 +18,7 @@ from fleetlight.strategy.configs import (
     CompressionConfigs,
     DGCConfigs,
     DiLoCoConfigs,
+    DurabilityConfigs,
     ExecutionStrategy,
     GradientMergeConfigs,
     LocalSGDConfigs,
@@ -103,8 +104,8 @@ class DistributedStrategy(Settings):
         "none",
         "what a parameter server keeps across its death",
         choices=("none", "snapshot", "log"),
-        available=False,
     )
+    durability_configs: DurabilityConfigs = nested(DurabilityConfigs, "where and how it is kept")
     ssl: str | None = setting(
         None, "folder of certificates for every port", kind=str, optional=True
     )

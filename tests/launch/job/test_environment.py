@@ -26,7 +26,9 @@ JOB = JobSpec(
     server=RoleSpec(kind=Kind.SERVER, count=1, resources=Resources(cpus=3)),
     interface="eth0",
 )
-RUN = Run(job=JOB, layout=Layout(nodes=(NODE,)), log_dir="/l", error_dir="/e", restart=1)
+RUN = Run(
+    job=JOB, job_id="7c", layout=Layout(nodes=(NODE,)), log_dir="/l", error_dir="/e", restart=1
+)
 SERVER, WORKER_0, WORKER_1 = RUN.layout.members(JOB.worker.devices)
 
 
@@ -51,6 +53,7 @@ def test_a_worker_knows_everything() -> None:
         "FLEET_RESTART": "1",
         "FLEET_ERROR_FILE": "/e/workerlog.1.1.json",
         "FLEET_LOG_DIR": "/l",
+        "FLEET_JOB": "7c",
         "RANK": "1",
         "WORLD_SIZE": "2",
         "LOCAL_RANK": "1",

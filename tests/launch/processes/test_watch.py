@@ -170,3 +170,31 @@ def test_the_own_failure_is_told_also_when_others_stopped() -> None:
     failed = ended(W0, 3)
     one.step(Seen(now=0, exits=[failed], elsewhere=Elsewhere.STOP))
     assert (one.verdict, one.failure) == (Verdict.FAILED, failed)
+
+
+def returning(member: Member, status: int = -signal.SIGKILL) -> Exit:
+    return Exit(member=member, status=status, at=0.0, returns=True)
+
+
+def test_who_may_return_is_started_again_as_often_as_that_is_allowed() -> None:
+    one = Watch((W0, W1, S0), GRACE_S, revivals=2)
+    lost = returning(S0)
+    for left in (1, 0):
+        assert one.to_revive(Seen(now=0, exits=[lost])) is lost
+        assert one.revivals_left == left
+        assert one.step(Seen(now=0)) is None
+    assert one.to_revive(Seen(now=1, exits=[lost])) is None
+    assert one.step(Seen(now=1, exits=[lost])) == signal.SIGTERM
+    assert (one.failure, one.revived) == (lost, 2)
+
+
+def test_nobody_is_started_again_while_a_job_ends() -> None:
+    one = Watch((W0, S0), GRACE_S, revivals=9)
+    seen = Seen(now=0, exits=[returning(S0)], interrupts=[signal.SIGINT])
+    assert one.to_revive(seen) is None
+    one = Watch((W0, W1, S0), GRACE_S, revivals=9)
+    one.step(Seen(now=0, exits=[ended(W0, 1, error="ValueError")]))
+    assert one.to_revive(Seen(now=0, exits=[returning(S0)])) is None
+    # and nobody who did not say that it may
+    one = Watch((W0, W1, S0), GRACE_S, revivals=9)
+    assert one.to_revive(Seen(now=0, exits=[ended(S0, -signal.SIGKILL)])) is None

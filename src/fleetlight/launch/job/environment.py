@@ -14,7 +14,7 @@ from fleetlight.roles.role import Endpoint, endpoint_text
 #: what fleetrun decides for its children; values inherited from outside would contradict it
 _OURS = re.compile(
     r"FLEET_(ROLE|INDEX|WORKER_NUM|SERVER_NUM|MASTER|WORKER_ENDPOINTS|SERVER_ENDPOINTS|LOCAL_RANK"
-    r"|LOCAL_SIZE|NODE_RANK|NODE_NUM|HOST|DEVICE|RESTART|ERROR_FILE|LOG_DIR)|FLAGS_selected_gpus"
+    r"|LOCAL_SIZE|NODE_RANK|NODE_NUM|HOST|DEVICE|RESTART|ERROR_FILE|LOG_DIR|JOB)|FLAGS_selected_gpus"
 )
 
 _OTHER_DIALECTS = re.compile(
@@ -32,6 +32,8 @@ class Run:
     """What is the same for all processes of this machine during one start of the job."""
 
     job: JobSpec
+    #: the same for all starts of the job, and on all machines
+    job_id: str = ""
     layout: Layout
     log_dir: str
     error_dir: str
@@ -63,6 +65,7 @@ def of_member(run: Run, member: Member, outside: Mapping[str, str]) -> dict[str,
         **_defaults(run.job, member, kept),
         **kept,
         **identity(run, member),
+        "FLEET_JOB": run.job_id,
         **(_torch_identity(run.layout, member) if member.kind.value == "worker" else {}),
     }
 

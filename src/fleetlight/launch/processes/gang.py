@@ -13,7 +13,13 @@ from fleetlight.launch.job.environment import Run
 from fleetlight.launch.job.layout import Member
 from fleetlight.launch.processes.child import Child, Keeper
 from fleetlight.launch.processes.logs import FileFollower, LogFolder
-from fleetlight.launch.processes.reason import Exit, is_leaving, read_error_file
+from fleetlight.launch.processes.reason import (
+    Exit,
+    is_leaving,
+    may_return,
+    read_error_file,
+    reviving,
+)
 from fleetlight.launch.processes.terminal import PtyFollower
 from fleetlight.launch.screen import Prefixed, Screen
 from fleetlight.roles.role import Kind
@@ -43,6 +49,8 @@ class Gang:
         self._folder, self._keeper, self._screen, self._outside = folder, keeper, screen, outside
         self._children: dict[Member, Child] = {}
         self._exits: dict[Member, Exit] = {}
+        #: how often each was started again alone
+        self._lives: dict[Member, int] = {}
         self._followers: list[_Follower] = []
         self._prefixed: list[Prefixed] = []
 
@@ -111,7 +119,20 @@ class Gang:
             at=time.time() if at is None else at,
             error=error,
             consequence=consequence,
+            returns=status != 0 and may_return(self.run.error_file(member)),
         )
+
+    def revive(self, one: Exit, left: int) -> None:
+        """Start a process again that has ended, while the others go on."""
+        member = one.member
+        self._lives[member] = life = self._lives.get(member, 0) + 1
+        self._screen.say(reviving(one, life, left))
+        log = self._folder.open(member, self.run.restart + life)
+        try:
+            self._children[member] = self._spawn(member, log)
+        finally:
+            os.close(log)
+        del self._exits[member]
 
     def signal(self, number: int) -> None:
         """Send a signal to every process and what it started."""

@@ -42,6 +42,8 @@ class Exit:
     error: str | None = None
     #: True when it says that it failed only because a peer did
     consequence: bool = False
+    #: True when it has said that it may be started again alone, and nothing of an error since
+    returns: bool = False
 
     @property
     def is_certain(self) -> bool:
@@ -137,6 +139,14 @@ def how(status: int) -> str:
     return f"was killed by {number.name}{often}"
 
 
+def reviving(one: Exit, life: int, left: int) -> str:
+    """Why one process starts again, while the others wait for it."""
+    return (
+        f"{one.member.title} {how(one.status)}; starting it again (restart {life}, {left} more "
+        "left), the others go on"
+    )
+
+
 def read_error_file(path: str) -> tuple[float | None, str | None, bool]:
     """(time, error, consequence) that a process left behind; all unknown when it left nothing."""
     try:
@@ -150,6 +160,14 @@ def is_leaving(path: str) -> bool:
     """True for the error file of a process that has said: only my exit code is still to come."""
     try:
         return json.loads(pathlib.Path(path).read_text()).get("leaving") is True
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def may_return(path: str) -> bool:
+    """True for the error file of a process that may be started again alone."""
+    try:
+        return json.loads(pathlib.Path(path).read_text()).get("returning") is True
     except (OSError, ValueError, AttributeError):
         return False
 

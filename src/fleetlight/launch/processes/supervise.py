@@ -18,13 +18,17 @@ TICK_S = 0.03
 Ask = Callable[[bool], Elsewhere]
 
 
-def supervise(gang: Gang, ask: Ask, interrupts: Interrupts) -> Watch:
+def supervise(gang: Gang, ask: Ask, interrupts: Interrupts, revivals: int = 0) -> Watch:
     """Watch over a started gang until nothing of it runs any more."""
-    watch = Watch(gang.members, gang.run.job.grace_s)
+    watch = Watch(gang.members, gang.run.job.grace_s, revivals)
     try:
         while not watch.is_over:
             gang.pump()
-            number = watch.step(_look(gang, ask, interrupts))
+            seen = _look(gang, ask, interrupts)
+            if (lost := watch.to_revive(seen)) is not None:
+                gang.revive(lost, watch.revivals_left)
+                continue
+            number = watch.step(seen)
             if number is not None:
                 gang.signal(number)
             elif not watch.is_over:

@@ -72,8 +72,10 @@ class Seen:
 class Watch:
     """Decides over one gang, from its start to its end."""
 
-    def __init__(self, members: Sequence[Member], grace_s: float) -> None:
+    def __init__(self, members: Sequence[Member], grace_s: float, revivals: int = 0) -> None:
+        """`revivals` is how many processes may be started again alone."""
         self._members = members
+        self._revivals = revivals
         self._workers = sum(1 for member in members if member.kind is Kind.WORKER)
         self._grace_s = grace_s
         self._since = 0.0
@@ -87,6 +89,21 @@ class Watch:
         self.signal = 0
         #: True when servers had to be ended after the workers were done
         self.ended_servers = False
+        #: how many processes were started again alone
+        self.revived = 0
+
+    @property
+    def revivals_left(self) -> int:
+        """How many more may be."""
+        return self._revivals - self.revived
+
+    def to_revive(self, seen: Seen) -> Exit | None:
+        """A process that is to be started again, while the others go on."""
+        if self.phase is not Phase.RUNNING or seen.interrupts or not self.revivals_left:
+            return None
+        lost = next((one for one in seen.exits if one.returns), None)
+        self.revived += lost is not None
+        return lost
 
     @property
     def is_over(self) -> bool:
