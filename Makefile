@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 
-.PHONY: demo test check bench docs clean
+.PHONY: demo test check chaos bench docs clean
 
 demo: $(VENV)/.ready  ## a real distributed run: Wide&Deep on 2 parameter servers and 2 workers
 	$(BIN)/fleetrun --server_num 2 --worker_num 2 --log_dir log/demo \
@@ -21,6 +21,9 @@ check: $(VENV)/.ready  ## format, lint, types, layers
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+chaos: $(VENV)/.ready  ## kill the servers of jobs that count, many times: make chaos ARGS='--kills 100 --seed 1'
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.killing $(ARGS)
 
 bench: $(VENV)/.ready  ## one benchmark: make bench NAME=eager_vs_ddp ARGS=...
 	@test -n "$(NAME)" || { echo "make bench NAME=..., one of:"; ls benchmarks/*.py; exit 2; }

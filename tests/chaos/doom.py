@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lets a server die at the worst moments: amid a write, between a write and the answer, and so on.
+
+A kill from outside seldom meets the few microseconds that matter.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import signal
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fleetlight.ps.journal import folder, journal, segment
+from fleetlight.ps.transport import frames
+
+#: a life ends within so many moments
+MOMENTS = 1500
+
+
+class Doom:
+    """Kills its own process at a moment that the seed and the life decide."""
+
+    def __init__(self, seed: str) -> None:
+        chance = random.Random(seed)
+        self._left = chance.randrange(MOMENTS)
+        self._part = chance.random()
+        self._write = os.pwritev
+
+    def come_over(self) -> None:
+        """Watch the moments from now on."""
+        os.pwritev = self._pwritev
+        for owner, name in (
+            (frames.Frames, "send"),
+            (journal.Journal, "put"),
+            (journal.Journal, "rotate"),
+            (segment.Segment, "__init__"),
+            (folder.Folder, "complete"),
+            (folder.Folder, "drop_before"),
+        ):
+            setattr(owner, name, self._around(getattr(owner, name)))
+
+    def moment(self) -> None:
+        """It may be the last."""
+        self._left -= 1
+        if self._left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _around(self, act: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(act)
+        def doomed(*arguments: Any, **more: Any) -> Any:
+            self.moment()
+            result = act(*arguments, **more)
+            self.moment()
+            return result
+
+        return doomed
+
+    def _pwritev(self, fd: int, buffers: Sequence[Any], offset: int, *more: Any) -> int:
+        if not self._left:
+            # a part of it is written still
+            data = b"".join(bytes(part) for part in buffers)
+            self._write(fd, [data[: int(self._part * len(data))]], offset)
+        self.moment()
+        return self._write(fd, buffers, offset, *more)

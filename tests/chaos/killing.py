@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kills the servers of a job that counts, at moments that a seed decides, and says what came of it.
+
+python -m tests.chaos.killing --mode async --kills 100 --seed 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import math
+import os
+import random
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = Path(__file__).with_name("counting.py")
+#: how long a server may take to come back, and a job to end
+PATIENCE_S = 100.0
+#: of the moments between two kills
+SPREAD_S = 0.6
+SERVERS = 2
+
+
+class ChaosError(AssertionError):
+    """Something was lost, doubled, or never came back; the text has the seed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What came of it."""
+
+    #: rows that were pushed and acknowledged
+    counted: int
+    #: seconds from each kill until the server was back
+    away_s: Sequence[float]
+
+    def __str__(self) -> str:
+        known = [one for one in self.away_s if not math.isnan(one)]
+        away = (
+            f"; a server was away for {statistics.median(known):.1f} s in the middle, "
+            f"{max(known):.1f} s at most"
+            if known
+            else ""
+        )
+        return f"{len(self.away_s)} kills, {self.counted} rows counted: 0 lost, 0 doubled{away}"
+
+
+def chaos(folder: Path, mode: str, kills: int, seed: int, *, doomed: bool = False) -> Outcome:
+    """Run a job of two workers and two servers, and kill these so many times.
+
+    `doomed`: they kill themselves, amid what they are doing.
+    """
+    restarts = kills + 2 * SERVERS
+    flags = ["--server_num", str(SERVERS), "--worker_num", "2", "--max_restarts", str(restarts)]
+    script = [str(SCRIPT), "--mode", mode, "--seed", str(seed), *(["--doomed"] if doomed else [])]
+    job = subprocess.Popen(
+        [sys.executable, "-m", "fleetlight.launch", *flags, "--tee", *script],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": _paths()},
+        stdout=(folder / "output").open("w"),
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        away_s = (_wait if doomed else _kill)(folder, job, random.Random(seed), kills)
+        (folder / "enough").touch()
+        job.wait(PATIENCE_S)
+    except (ChaosError, subprocess.TimeoutExpired) as error:
+        raise ChaosError(f"{mode}, seed {seed}: {error}\n{_end_of(folder)}") from error
+    finally:
+        job.terminate()
+        job.wait()
+    output = (folder / "output").read_text()
+    counted = re.findall(r"COUNTED (\d+) lost (\S+) doubled (\S+)\n", output)
+    wrong = [one for one in counted if float(one[1]) or float(one[2])]
+    # a job that was started again as a whole would begin to count anew
+    if job.returncode or wrong or len(counted) != 2 or "starting all again" in output:
+        raise ChaosError(
+            f"{mode}, seed {seed}: exit code {job.returncode}, counted, lost and doubled: "
+            f"{counted}\n{_end_of(folder)}"
+        )
+    return Outcome(sum(int(number) for number, _, _ in counted), away_s)
+
+
+def _paths() -> str:
+    """Scripts find their neighbours, and what they test."""
+    return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def _wait(
+    folder: Path, job: subprocess.Popen[bytes], chance: random.Random, kills: int
+) -> list[float]:
+    """Until they have killed themselves often enough; how long they were away is not known."""
+    seen, end = 0, time.monotonic() + PATIENCE_S
+    while seen < kills and job.poll() is None:
+        now = (folder / "output").read_text().count("; starting it again (restart ")
+        if now > seen:
+            seen, end = now, time.monotonic() + PATIENCE_S
+        elif time.monotonic() > end:
+            raise ChaosError(f"nobody has died or come back for {PATIENCE_S:g} s")
+        time.sleep(0.05)
+    return [math.nan] * seen
+
+
+def _kill(
+    folder: Path, job: subprocess.Popen[bytes], chance: random.Random, kills: int
+) -> list[float]:
+    pids = {number: _pid(folder, job, number, 0) for number in range(SERVERS)}
+    away_s = []
+    for _ in range(kills):
+        number = chance.randrange(SERVERS)
+        time.sleep(chance.uniform(0, SPREAD_S))
+        with contextlib.suppress(ProcessLookupError):
+            # unless the job has failed
+            os.kill(pids[number], signal.SIGKILL)
+        began = time.monotonic()
+        pids[number] = _pid(folder, job, number, pids[number])
+        away_s.append(time.monotonic() - began)
+    return away_s
+
+
+def _pid(folder: Path, job: subprocess.Popen[bytes], number: int, before: int) -> int:
+    """Of a server's present life, once it serves."""
+    path = folder / f"pid.server.{number}"
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end and job.poll() is None:
+        text = path.read_text() if path.exists() else ""
+        if text.endswith("\n") and int(text) != before:
+            return int(text)
+        time.sleep(0.01)
+    raise ChaosError(f"server {number} did not come (back)")
+
+
+def _end_of(folder: Path) -> str:
+    return "\n".join((folder / "output").read_text().splitlines()[-40:])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Kill as often as is asked for; 1 where something was lost."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--mode", nargs="+", default=["sync", "async", "ssp", "geo"])
+    parser.add_argument("--kills", type=int, default=25, help="in each mode, of either kind")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(argv)
+    for mode in options.mode:
+        for doomed in (False, True):
+            how = "from inside" if doomed else "from outside"
+            with tempfile.TemporaryDirectory() as folder:
+                try:
+                    outcome = chaos(Path(folder), mode, options.kills, options.seed, doomed=doomed)
+                except ChaosError as error:
+                    print(error)
+                    return 1
+            print(f"{mode}, seed {options.seed}, {how}: {outcome}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

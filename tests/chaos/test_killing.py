@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A few kills of what `make chaos` does by the hundred."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.chaos.killing import chaos
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
+
+
+def test_every_acknowledged_push_counts_once_whoever_dies(tmp_path: Path) -> None:
+    outcome = chaos(tmp_path, "async", kills=5, seed=4, doomed=True)
+    assert len(outcome.away_s) >= 5
+    assert outcome.counted > 1000
