@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy.io import savemat
@@ -113,6 +113,7 @@ def test_other_formats_are_told_apart(tmp_path: Path) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(position=st.integers(128, 700), value=st.integers(0, 255))
+@example(position=140, value=0)
 def test_a_damaged_file_is_read_or_refused_but_never_crashes(
     path: Path, position: int, value: int
 ) -> None:

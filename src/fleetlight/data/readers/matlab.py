@@ -92,7 +92,7 @@ def _matrix(element: _Element, order: str) -> tuple[str, NDArray[Any]] | None:
     if element.kind != _MATRIX:
         raise DataError(f"got an element of kind {element.kind} at offset {element.offset}")
     parts = list(_elements(element.payload, order))
-    if len(parts) < 4 or int(_values(parts[0], order)[0]) & 0xFF not in _NUMERIC_CLASSES:
+    if len(parts) < 4 or _class_of(parts[0], order) not in _NUMERIC_CLASSES:
         return None
     shape = tuple(int(n) for n in _values(parts[1], order))
     values = _values(parts[3], order)
@@ -100,6 +100,13 @@ def _matrix(element: _Element, order: str) -> tuple[str, NDArray[Any]] | None:
     if values.size != np.prod(shape, dtype=object):
         raise DataError(f"got {values.size} values for the array {name!r}, expected shape {shape}")
     return name, values.reshape(shape, order="F")
+
+
+def _class_of(flags: _Element, order: str) -> int:
+    values = _values(flags, order)
+    if not values.size:
+        raise DataError(f"got no flags of the array at offset {flags.offset}, expected two")
+    return int(values[0]) & 0xFF
 
 
 def _values(element: _Element, order: str) -> NDArray[Any]:
