@@ -63,13 +63,14 @@ def chaos(folder: Path, mode: str, kills: int, seed: int, *, doomed: bool = Fals
     restarts = kills + 2 * SERVERS
     flags = ["--server_num", str(SERVERS), "--worker_num", "2", "--max_restarts", str(restarts)]
     script = [str(SCRIPT), "--mode", mode, "--seed", str(seed), *(["--doomed"] if doomed else [])]
-    job = subprocess.Popen(
-        [sys.executable, "-m", "fleetlight.launch", *flags, "--tee", *script],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": _paths()},
-        stdout=(folder / "output").open("w"),
-        stderr=subprocess.STDOUT,
-    )
+    with (folder / "output").open("w") as output:
+        job = subprocess.Popen(
+            [sys.executable, "-m", "fleetlight.launch", *flags, "--tee", *script],
+            cwd=folder,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": _paths()},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
     try:
         away_s = (_wait if doomed else _kill)(folder, job, random.Random(seed), kills)
         (folder / "enough").touch()
@@ -79,11 +80,11 @@ def chaos(folder: Path, mode: str, kills: int, seed: int, *, doomed: bool = Fals
     finally:
         job.terminate()
         job.wait()
-    output = (folder / "output").read_text()
-    counted = re.findall(r"COUNTED (\d+) lost (\S+) doubled (\S+)\n", output)
+    told = (folder / "output").read_text()
+    counted = re.findall(r"COUNTED (\d+) lost (\S+) doubled (\S+)\n", told)
     wrong = [one for one in counted if float(one[1]) or float(one[2])]
     # a job that was started again as a whole would begin to count anew
-    if job.returncode or wrong or len(counted) != 2 or "starting all again" in output:
+    if job.returncode or wrong or len(counted) != 2 or "starting all again" in told:
         raise ChaosError(
             f"{mode}, seed {seed}: exit code {job.returncode}, counted, lost and doubled: "
             f"{counted}\n{_end_of(folder)}"

@@ -12,6 +12,6 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
 
 
 def test_every_acknowledged_push_counts_once_whoever_dies(tmp_path: Path) -> None:
-    outcome = chaos(tmp_path, "async", kills=5, seed=4, doomed=True)
-    assert len(outcome.away_s) >= 5
+    outcome = chaos(tmp_path, "async", kills=3, seed=4, doomed=True)
+    assert len(outcome.away_s) >= 3
     assert outcome.counted > 1000
