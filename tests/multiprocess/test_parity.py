@@ -23,7 +23,7 @@ import fleetlight as fleet
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
 
 EXAMPLE = str(Path(__file__).parent.parent.parent / "examples" / "resnet50")
-STEPS, GLOBAL_BATCH = 20, 8
+GLOBAL_BATCH = 8
 
 
 def network(dtype: torch.dtype) -> nn.Module:
@@ -39,7 +39,7 @@ def network(dtype: torch.dtype) -> nn.Module:
     return model.to(dtype)
 
 
-def train(dtype: torch.dtype, lr: float) -> Any:
+def train(dtype: torch.dtype, lr: float, steps: int) -> Any:
     model = network(dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9, weight_decay=1e-4)
     strategy = fleet.DistributedStrategy(sync_batch_norm=True)
@@ -47,7 +47,7 @@ def train(dtype: torch.dtype, lr: float) -> Any:
         model = fleet.distributed_model(model)
         optimizer = fleet.distributed_optimizer(optimizer, strategy)
     generator = torch.Generator().manual_seed(5)
-    for _ in range(STEPS):
+    for _ in range(steps):
         x = torch.randn(GLOBAL_BATCH, 3, 16, 16, generator=generator).to(dtype)
         y = torch.randint(0, 10, (GLOBAL_BATCH,), generator=generator)
         mine = slice(fleet.worker_index(), None, fleet.worker_num())
@@ -58,13 +58,13 @@ def train(dtype: torch.dtype, lr: float) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "lr", "tolerance"),
-    [(torch.float64, 0.01, 1e-12), (torch.float32, 0.0001, 1e-6)],
+    ("dtype", "lr", "tolerance", "steps"),
+    [(torch.float64, 0.01, 1e-12, 20), (torch.float32, 0.0001, 1e-6, 8)],
     ids=["float64", "float32"],
 )
-def test_resnet50(dtype: torch.dtype, lr: float, tolerance: float) -> None:
-    [plain] = run_workers(train, 1, dtype, lr)
-    for result in run_workers(train, 2, dtype, lr):
+def test_resnet50(dtype: torch.dtype, lr: float, tolerance: float, steps: int) -> None:
+    [plain] = run_workers(train, 1, dtype, lr, steps)
+    for result in run_workers(train, 2, dtype, lr, steps):
         for name, value in plain.items():
             # a difference relative to the size of the values: running variances reach hundreds
             bound = tolerance * max(1.0, float(value.abs().max()))
