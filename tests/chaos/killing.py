@@ -29,6 +29,7 @@ PATIENCE_S = 100.0
 #: of the moments between two kills
 SPREAD_S = 0.6
 SERVERS = 2
+MODES = ("sync", "async", "ssp", "geo")
 
 
 class ChaosError(AssertionError):
@@ -148,7 +149,7 @@ def _end_of(folder: Path) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Kill as often as is asked for; 1 where something was lost."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--mode", nargs="+", default=["sync", "async", "ssp", "geo"])
+    parser.add_argument("--mode", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--kills", type=int, default=25, help="in each mode, of either kind")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(argv)

@@ -30,6 +30,7 @@ from fleetlight.ps.transport.protocol import (
     Prefix,
     check_start,
     views,
+    without,
 )
 
 CODEC: Codec[Message] = Codec(Message)
@@ -248,3 +249,9 @@ def test_the_layout_is_the_one_of_version_1() -> None:
     assert data[: PREFIX_BYTES - 4] == lengths
     assert data[PREFIX_BYTES - 4 : PREFIX_BYTES] == zlib.crc32(lengths).to_bytes(4, "little")
     assert data[PREFIX_BYTES:] == header + b"\x01" + bytes(7)
+
+
+@pytest.mark.parametrize("sent", range(8))
+def test_what_is_left_to_send(sent: int) -> None:
+    buffers = [memoryview(b"ab"), memoryview(b""), memoryview(b"cdefg")]
+    assert b"".join(without(buffers, sent)) == b"abcdefg"[sent:]

@@ -12,7 +12,7 @@ import pytest
 from tests.ps.transport.doubles import LIMIT_S
 
 from fleetlight.errors import DeadlineError, PeerLostError
-from fleetlight.ps.transport.wire import Wire, _without
+from fleetlight.ps.transport.wire import Wire
 
 
 @pytest.fixture
@@ -96,12 +96,6 @@ def test_a_frame_cut_short_is_a_loss(pair: tuple[socket.socket, socket.socket]) 
     theirs.close()
     with pytest.raises(PeerLostError, match=r"lost the peer during a test: .* middle of a frame"):
         Wire(mine, "the peer").read_all(memoryview(bytearray(4)), "a test", LIMIT_S)
-
-
-@pytest.mark.parametrize("sent", range(8))
-def test_what_is_left_to_send(sent: int) -> None:
-    buffers = [memoryview(b"ab"), memoryview(b""), memoryview(b"cdefg")]
-    assert b"".join(_without(buffers, sent)) == b"abcdefg"[sent:]
 
 
 def test_an_answer_is_expected_until_its_first_byte(

@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from fleetlight.ps.transport.protocol import Buffer
+from fleetlight.ps.transport.protocol import Buffer, without
 
 _SUFFIX = ".journal"
 #: of the system: how many buffers one call takes
@@ -47,7 +47,7 @@ class Segment:
             while rest:
                 done = os.pwritev(self._fd, rest[:_BUFFERS], end)
                 end += done
-                rest = _without(rest, done)
+                rest = without(rest, done)
         except BaseException:
             # if that fails, too, the next record is written over it, or its beginning is read
             # as what it is: not whole
@@ -73,15 +73,6 @@ def cut(path: Path, size: int) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def _without(buffers: list[memoryview], done: int) -> list[memoryview]:
-    """What is left once so many bytes are written."""
-    for number, part in enumerate(buffers):
-        if done < len(part):
-            return [part[done:], *buffers[number + 1 :]]
-        done -= len(part)
-    return []
 
 
 def sync_folder(folder: Path) -> None:

@@ -211,6 +211,15 @@ def views(places: Iterable[Place], body: NDArray[np.uint8]) -> list[Array]:
     ]
 
 
+def without(buffers: list[memoryview], done: int) -> list[memoryview]:
+    """What is left of the buffers after so many bytes."""
+    for number, buffer in enumerate(buffers):
+        if done < len(buffer):
+            return [buffer[done:], *buffers[number + 1 :]]
+        done -= len(buffer)
+    return []
+
+
 def _spec(number: int, array: Array) -> ArraySpec:
     name = _NAMES.get(array.dtype)
     if name is None or array.ndim > 8:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from fleetlight.errors import DeadlineError, MembershipError, PeerLostError
-from fleetlight.ps.transport.protocol import Buffer
+from fleetlight.ps.transport.protocol import Buffer, without
 from fleetlight.sockets.descriptors import bound_waits
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class Wire:
         self._look_every(silence_s, operation)
         rest = [memoryview(buffer) for buffer in buffers]
         while rest:
-            rest = _without(rest, self._wait(operation, silence_s, self._send, rest))
+            rest = without(rest, self._wait(operation, silence_s, self._send, rest))
 
     def close(self) -> None:
         """Close at once; twice is fine."""
@@ -151,12 +151,3 @@ class Wire:
 
     def _failed(self, error: OSError, operation: str) -> PeerLostError | MembershipError:
         return self.lost(operation, error.strerror or str(error))
-
-
-def _without(buffers: list[memoryview], sent: int) -> list[memoryview]:
-    """What is left of the buffers after so many bytes."""
-    for number, buffer in enumerate(buffers):
-        if sent < len(buffer):
-            return [buffer[sent:], *buffers[number + 1 :]]
-        sent -= len(buffer)
-    return []
