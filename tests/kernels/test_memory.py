@@ -35,6 +35,18 @@ def test_what_cannot_be_reserved_is_none() -> None:
     assert memory.reserve(2**60, np.float32) is None
 
 
+def test_memory_that_is_populated_is_there_with_what_is_in_it() -> None:
+    array = memory.reserve(2**26, np.uint8)
+    assert array is not None
+    # not at the edge of a page
+    array[1000] = 7
+    before = resident()
+    memory.populate(array[1000 : 2**25])
+    assert resident() - before > 2**25 - 2 * memory.HUGE_PAGES_FROM - 2**20
+    assert array[1000] == 7
+    assert array[1001 : 2**25].max() == 0
+
+
 def test_zeros_of_any_size() -> None:
     for count in (0, 1, 1000, 2**20):
         array = memory.zeros(count, np.int64)

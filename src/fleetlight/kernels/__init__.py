@@ -4,6 +4,7 @@
 Compiled by numba when first used; `twins` holds the same in plain NumPy, slow and readable.
 """
 
+from fleetlight.kernels.aside import lay_aside, read_as_they_were
 from fleetlight.kernels.bags import gather_bags, spread_bags, weight_grads
 from fleetlight.kernels.blocks import add_blocks, block_count, to_blocks
 from fleetlight.kernels.bucket_order import BucketCount, put_in_bucket_order
@@ -35,8 +36,10 @@ __all__ = [
     "gather_bags",
     "gather_visited",
     "largest",
+    "lay_aside",
     "member",
     "put_in_bucket_order",
+    "read_as_they_were",
     "rule_named",
     "servers_of",
     "splitmix64",

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -98,15 +100,26 @@ class RowTable:
         return out
 
     def push(
-        self, ids: ArrayLike, grads: ArrayLike, hyper: Doubles, distinct: bool = False
+        self,
+        ids: ArrayLike,
+        grads: ArrayLike,
+        hyper: Doubles,
+        distinct: bool = False,
+        changing: Callable[[Int64s, Ids], None] | None = None,
     ) -> None:
-        """Change the row of each id once, by the sum of its gradients."""
+        """Change the row of each id once, by the sum of its gradients.
+
+        `changing` is told before: the numbers of the rows, and their ids.
+        """
         ids = as_ids(ids)
         grads = as_grid(grads, self.dim, "gradients", rows=len(ids))
         _check(hyper)
         if not distinct:
             ids, grads = _coalesced(ids, grads)
-        self.learn(self._locate(ids, insert=True), grads, hyper)
+        numbers = self._locate(ids, insert=True)
+        if changing is not None:
+            changing(numbers, ids)
+        self.learn(numbers, grads, hyper)
 
     def learn(self, numbers: Int64s, grads: ArrayLike, hyper: Doubles) -> None:
         """Change rows by number, none of which comes twice."""

@@ -210,3 +210,25 @@ def share_copies(rows: Matrix, numbers: Ids, among: int, dim: int) -> Matrix:
         told[i] = (rows[number, :dim] - rows[number, copy]) / np.float32(among)
         rows[number, copy] += told[i]
     return told
+
+
+def lay_aside(places: Int32s, rows: Matrix, aside: Matrix, used: int, numbers: Ids) -> Ids:
+    """Copies of rows that have no place aside yet, each given the next one; which they are."""
+    fresh: list[int] = []
+    for i, number in enumerate(numbers):
+        if 0 <= number < len(places) and places[number] == 0:
+            aside[used + len(fresh)] = rows[number]
+            fresh.append(i)
+            places[number] = used + len(fresh)
+    return np.array(fresh, np.int64)
+
+
+def read_as_they_were(
+    places: Int32s, rows: Matrix, aside: Matrix, numbers: Int32s, done: int
+) -> Matrix:
+    """Rows that lie aside from there, the others as they are."""
+    out = rows[numbers]
+    moved = places[numbers] > 0
+    out[moved] = aside[places[numbers][moved] - 1]
+    places[numbers] = done
+    return out
