@@ -94,6 +94,33 @@ def test_an_expired_certificate_is_named_with_its_date(
         Folder(certificates, SERVER).check()
 
 
+@pytest.mark.parametrize(("days", "warned"), [(29, True), (31, False)])
+def test_a_certificate_that_expires_soon_is_a_warning_of_one_line(
+    days: int, warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(tmp_path / "certs", days=days)
+    with caplog.at_level(logging.WARNING, "fleetlight"):
+        for side in (SERVER, CLIENT):
+            Folder(tmp_path / "certs", side).check()
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == warned
+    last = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(days=days)
+    for line in lines:
+        assert f"ca.pem expires on {last:%Y-%m-%d}, in 28 days; make new ones before: " in line
+        assert f"fleetlight cert {tmp_path}/certs --replace" in line
+
+
+def test_the_one_that_expires_first_is_named(
+    certificates: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(tmp_path / "short", days=3)
+    (tmp_path / "short" / "client.pem").replace(certificates / "client.pem")
+    with caplog.at_level(logging.WARNING, "fleetlight"):
+        Folder(certificates, CLIENT).check()
+    (record,) = caplog.records
+    assert "client.pem expires on" in record.getMessage()
+
+
 def test_a_clock_that_is_behind_is_named(
     certificates: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

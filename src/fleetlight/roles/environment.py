@@ -11,6 +11,7 @@ from fleetlight.errors import RoleError
 from fleetlight.roles.dialects import mindspore, own, paddle, slurm, torchrun
 from fleetlight.roles.dialects.variables import Environment, Variables
 from fleetlight.roles.role import Kind, Role
+from fleetlight.roles.secret import token_of
 
 #: in order of precedence; Slurm speaks only when nobody else does
 DIALECTS: tuple[ModuleType, ...] = (own, torchrun, paddle, mindspore)
@@ -68,9 +69,12 @@ def with_common(role: Role, env: Environment | None = None) -> Role:
     seconds = v.seconds_or("FLEET_DEADLINE_S", None)
     if seconds is not None:
         role = role.replace(deadline_s=seconds, deadline_variable="FLEET_DEADLINE_S")
+    token = v.get("FLEET_TOKEN")
     return role.replace(
         address=v.get("FLEET_HOST") or role.address,
         error_file=v.get("FLEET_ERROR_FILE"),
         job=v.get("FLEET_JOB") or "",
         resume=bool(v.number_or("FLEET_RESUME", 0)),
+        max_restarts=v.number_or("FLEET_MAX_RESTARTS", None),
+        token=None if token is None else token_of(token, "FLEET_TOKEN"),
     )

@@ -8,6 +8,7 @@ import enum
 import ipaddress
 
 from fleetlight.errors import RoleError
+from fleetlight.roles.secret import Secret
 
 Endpoint = tuple[str, int]
 
@@ -56,6 +57,10 @@ class Role:
     job: str = ""
     #: what an earlier job has left is to be taken up
     resume: bool = False
+    #: how often the launcher may start something again; None where nobody has said so
+    max_restarts: int | None = None
+    #: what all processes of the job know and nobody else
+    token: Secret | None = None
 
     def __post_init__(self) -> None:
         if self.worker_num < 1:

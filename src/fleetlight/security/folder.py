@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import logging
 import os
 import ssl
@@ -14,6 +15,9 @@ from fleetlight.errors import ConfigError
 from fleetlight.security.validity import validity
 
 SERVER, CLIENT = "server", "client"
+
+#: how early a certificate that expires is worth a warning
+_SOON = datetime.timedelta(days=30)
 
 # the logger of `observe`, which lies on the same floor
 _logger = logging.getLogger("fleetlight")
@@ -47,8 +51,13 @@ class Folder:
             raise ConfigError(f"ssl: {self.path} is not a folder; {self._remedy()}")
         for file in (self.ca, self.certificate, self.key):
             _read(file, self._remedy())
-        for file in (self.ca, self.certificate):
-            self._check_validity(file)
+        lasts = {file: self._checked_last(file) for file in (self.ca, self.certificate)}
+        first = min(lasts, key=lambda file: lasts[file])
+        if (left := lasts[first] - _now()) < _SOON:
+            _warn_once(
+                f"{first} expires on {lasts[first]:%Y-%m-%d}, in {left.days} days; make new ones "
+                f"before: fleetlight cert {self.path} --replace, with the --host names of these"
+            )
         if mode := self.key.stat().st_mode & 0o077:
             _logger.warning(
                 "%s can be read by others (mode %o): chmod 600 %s",
@@ -57,14 +66,15 @@ class Folder:
                 self.key,
             )
 
-    def _check_validity(self, file: Path) -> None:
+    def _checked_last(self, file: Path) -> datetime.datetime:
+        """Until when a certificate is valid, which it must be now."""
         try:
             first, last = validity(ssl.PEM_cert_to_DER_cert(_certificate_of(file)))
         except ValueError as error:
             raise ConfigError(
                 f"ssl: {file} holds no certificate ({error}); {self._remedy()}"
             ) from None
-        now = datetime.datetime.now(datetime.timezone.utc)
+        now = _now()
         if now > last:
             raise ConfigError(f"ssl: {file} expired on {last:%Y-%m-%d}; {self._remedy()}")
         if now < first:
@@ -72,9 +82,20 @@ class Folder:
                 f"ssl: {file} is valid from {first:%Y-%m-%d %H:%M} UTC on, and the clock of this "
                 f"machine says {now:%Y-%m-%d %H:%M} UTC; set the clock"
             )
+        return last
 
     def _remedy(self) -> str:
         return f"`fleetlight cert {self.path}` makes all files (--replace: anew)"
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    """A launcher looks at both sides, whose certificates usually end with the same CA."""
+    _logger.warning("%s", text)
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.timezone.utc)
 
 
 def _read(file: Path, remedy: str) -> str:

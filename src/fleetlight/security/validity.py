@@ -12,10 +12,7 @@ _UTC_TIME, _GENERALIZED_TIME = 0x17, 0x18
 
 def validity(certificate: bytes) -> tuple[datetime.datetime, datetime.datetime]:
     """First and last moment of a certificate in DER form; ValueError when it is none."""
-    try:
-        fields = _parts(_content(_content(certificate)))
-    except IndexError:
-        raise ValueError("its data is cut short") from None
+    fields = _parts(_content(_content(certificate)))
     if fields and fields[0][0] == _VERSION:
         del fields[0]
     # serial number, signature algorithm, issuer, validity
@@ -46,12 +43,14 @@ def _parts(data: bytes) -> list[tuple[int, bytes]]:
 
 def _part(data: bytes) -> tuple[int, bytes, bytes]:
     """Tag and content of the first value, and what follows it."""
+    if len(data) < 2:
+        raise ValueError("its data is cut short")
     kind, length, start = data[0], data[1], 2
     if length & 0x80:
         start += length & 0x7F
         length = int.from_bytes(data[2:start], "big")
     if len(data) < start + length:
-        raise IndexError
+        raise ValueError("its data is cut short")
     return kind, data[start : start + length], data[start + length :]
 
 

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What comes from a wire or a file is data: the package unpickles and evaluates nothing of it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[2] / "src" / "fleetlight"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+#: calls that make objects or code of bytes, by their whole names
+CALLS = {
+    *("eval", "exec", "__import__"),
+    *("torch.load", "torch.save", "torch.jit.load", "torch.hub.load", "torch.export.load"),
+    *("np.load", "numpy.load", "yaml.load"),
+}
+#: and those of torch that pickle, whatever they are called on
+COLLECTIVES = {
+    *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
+    *("send_object_list", "recv_object_list"),
+}
+#: who may, what, and why that is no stranger's data
+ALLOWED = {
+    ("launch/machines/rounds.py", "pickle"): "torch's own state, pickled by this very process",
+    ("static/coding/python.py", "exec"): "code written here, of operations from a list",
+    ("static/coding/examples.py", "exec"): "the same",
+    ("checkpoint/archive.py", "torch.export.load"): "behind refuse_pickle, of a trusted author",
+}
+
+
+def used(tree: ast.AST) -> Iterator[str]:
+    """Names of the modules imported and the functions called that are in the lists."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in MODULES)
+        elif isinstance(node, ast.ImportFrom) and node.module in MODULES:
+            yield node.module or ""
+        elif isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            if called in CALLS or called.rpartition(".")[2] in COLLECTIVES:
+                yield called
+
+
+def test_nothing_unpickles_or_evaluates_but_what_is_listed() -> None:
+    found = {
+        (str(path.relative_to(PACKAGE)), name)
+        for path in SOURCES
+        for name in used(ast.parse(path.read_text()))
+    }
+    assert found == set(ALLOWED)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import pickle",
+        "from marshal import loads",
+        "torch.load(path)",
+        "eval(text)",
+        "dist.all_gather_object(a, b)",
+        "numpy.load(file, allow_pickle=True)",
+    ],
+)
+def test_what_would_be_found(text: str) -> None:
+    assert list(used(ast.parse(text)))

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Proofs of a token: good for one side, one greeting and one connection."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import hmac
+
+import pytest
+
+from fleetlight.roles.secret import Secret
+from fleetlight.security.token import CLIENT, NONCE_BYTES, SERVER, Encounter, nonce
+
+TOKEN, OTHER = Secret("a token of this job"), Secret("another job's token")
+MET = Encounter(b"c" * NONCE_BYTES, b"s" * NONCE_BYTES, b"worker 1 to server 0")
+
+
+@pytest.mark.parametrize("side", [CLIENT, SERVER])
+def test_a_proof_convinces_who_knows_the_token(side: bytes) -> None:
+    assert MET.convinces(TOKEN, side, MET.proof(TOKEN, side))
+    assert not MET.convinces(OTHER, side, MET.proof(TOKEN, side))
+    assert not MET.convinces(TOKEN, side, MET.proof(OTHER, side))
+
+
+@pytest.mark.parametrize("proof", [b"", b"x", bytes(32), bytes(64)])
+def test_anything_else_convinces_nobody(proof: bytes) -> None:
+    assert not MET.convinces(TOKEN, CLIENT, proof)
+
+
+def test_a_proof_sent_back_is_none() -> None:
+    assert not MET.convinces(TOKEN, CLIENT, MET.proof(TOKEN, SERVER))
+    assert not MET.convinces(TOKEN, SERVER, MET.proof(TOKEN, CLIENT))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"client": b"C" * NONCE_BYTES},
+        {"server": b"S" * NONCE_BYTES},
+        {"greeting": b"worker 2 to server 0"},
+        {"client": MET.server, "server": MET.client},
+    ],
+)
+def test_a_proof_of_another_meeting_is_none(changes: dict[str, bytes]) -> None:
+    other = dataclasses.replace(MET, **changes)
+    assert not MET.convinces(TOKEN, CLIENT, other.proof(TOKEN, CLIENT))
+
+
+def test_bytes_cannot_be_moved_from_one_part_to_the_next() -> None:
+    one = Encounter(b"a" * NONCE_BYTES, b"b" * NONCE_BYTES, b"bc")
+    other = Encounter(b"a" * NONCE_BYTES, b"b" * (NONCE_BYTES + 1), b"c")
+    assert one.proof(TOKEN, CLIENT) != other.proof(TOKEN, CLIENT)
+
+
+def test_a_number_of_another_length_is_not_accepted() -> None:
+    """Else a side could leave the choice of what is proved to the other."""
+    short = Encounter(b"", b"s" * NONCE_BYTES, b"")
+    assert not short.convinces(TOKEN, CLIENT, short.proof(TOKEN, CLIENT))
+
+
+def test_numbers_are_not_used_twice() -> None:
+    assert len({nonce() for _ in range(100)}) == 100
+    assert len(nonce()) == NONCE_BYTES
+
+
+def test_the_layout_is_the_one_of_version_1() -> None:
+    parts = [b"fleetlight job token 1", b"client", b"c" * 32, b"s" * 32, b"worker 1 to server 0"]
+    said = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+    expected = hmac.new(b"a token of this job", said, hashlib.sha256).digest()
+    assert MET.proof(TOKEN, CLIENT) == expected
