@@ -50,6 +50,38 @@ def test_whose_it_is_not_is_told(tmp_path: Path, facts: dict[str, Any], text: st
     opened(tmp_path).close()
 
 
+def test_what_a_job_with_another_number_of_servers_has_left_is_told(tmp_path: Path) -> None:
+    opened(tmp_path / "server-0-of-2").close()
+    for resume in (False, True):
+        with pytest.raises(JournalError, match=r"server-0-of-2 has what .* with 2 server\(s\)"):
+            Folder.open(tmp_path / "server-0-of-1", identity(server_num=1, job="k"), resume=resume)
+    opened(tmp_path / "server-0-of-2").clear()
+    opened(tmp_path / "server-0-of-1", server_num=1, job="k").close()
+
+
+def test_what_was_inherited_is_so_until_the_heir_has_its_own(tmp_path: Path) -> None:
+    opened(tmp_path).close()
+    for life in (2, 3):
+        # it dies before it has written anything
+        folder = Folder.open(tmp_path, identity(job="k"), resume=True)
+        assert (folder.identity.life, folder.is_resumed) == (life, True)
+        folder.close()
+    folder = opened(tmp_path, job="k")
+    assert folder.is_resumed
+    folder.own()
+    folder.close()
+    folder = opened(tmp_path, job="k")
+    assert not folder.is_resumed
+    folder.close()
+
+
+def test_where_there_must_be_something_nothing_is_told(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match="nothing to go on from; begin anew without --resume"):
+        Folder.open(tmp_path, identity(), resume=True, must_exist=True)
+    opened(tmp_path).close()
+    Folder.open(tmp_path, identity(job="k"), resume=True, must_exist=True).close()
+
+
 def test_another_format_and_nonsense_are_told(tmp_path: Path) -> None:
     opened(tmp_path).close()
     path = tmp_path / "identity.json"

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +10,17 @@ from pathlib import Path
 import msgspec
 
 from fleetlight.errors import JournalError, PlanError
+from fleetlight.ps.journal.place import claim, release, replace
 from fleetlight.ps.journal.segment import segments, sync_folder
 from fleetlight.ps.messages import TableFile
 from fleetlight.ps.plan import Plan, first_difference
 
 FORMAT = 1
-_IDENTITY, _LOCK, _ROWS, _MANIFEST = "identity.json", "lock", "rows-", "manifest.json"
+_IDENTITY, _ROWS, _MANIFEST = "identity.json", "rows-", "manifest.json"
+
+
+#: what comes of reading bytes that are no document
+_NONSENSE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -32,6 +35,8 @@ class Identity(msgspec.Struct, frozen=True):
     start: int = 0
     #: how often a server has been started on it
     life: int = 1
+    #: what it has is of an earlier launch still: nothing in it speaks of the workers of this one
+    inherited: bool = False
     format: int = FORMAT
 
 
@@ -44,48 +49,54 @@ class _Rows(msgspec.Struct, frozen=True):
 class Folder:
     """A folder of journal files and snapshots, locked as long as this process has it."""
 
-    def __init__(
-        self, path: Path, identity: Identity, lock: int, *, is_new: bool, is_resumed: bool
-    ) -> None:
+    def __init__(self, path: Path, identity: Identity, lock: int, *, is_new: bool) -> None:
         self.path = path
         self.identity = identity
         #: nothing has been written yet
         self.is_new = is_new
-        #: it was written for other workers, who are gone
-        self.is_resumed = is_resumed
         self._lock = lock
 
     @classmethod
-    def open(cls, path: Path, wanted: Identity, *, resume: bool = False) -> Folder:
+    def open(
+        cls, path: Path, wanted: Identity, *, resume: bool = False, must_exist: bool = False
+    ) -> Folder:
         """The folder of this server, new or with what an earlier life has left.
 
-        What another launch has left is taken up where that is asked for by `resume`.
+        What another launch has left is taken up where that is asked for by `resume`; `must_exist`:
+        and there must be something.
         """
+        lock = claim(path)
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise JournalError(
-                f"durability: {path} cannot be used: {error.strerror or error}; name another "
-                "folder in strategy.durability_configs.folder"
-            ) from error
-        try:
-            _lock(lock, path)
             before = _read(path)
+            _refuse_another_number(path, wanted)
+            if must_exist and before is None:
+                raise JournalError(
+                    f"durability: {path} has nothing to go on from; begin anew without --resume "
+                    "(FLEET_RESUME), or look whether the job is started where the one before was"
+                )
             if before is not None and not resume and _begins_anew(before, wanted):
                 _clear(path)
                 before = None
             identity = wanted if before is None else _next_life(before, wanted, path, resume)
-            _write(path / _IDENTITY, msgspec.json.encode(identity))
-            is_resumed = before is not None and not _is_same(before, wanted)
-            return cls(path, identity, lock, is_new=before is None, is_resumed=is_resumed)
+            replace(path / _IDENTITY, msgspec.json.encode(identity))
+            return cls(path, identity, lock, is_new=before is None)
         except BaseException:
-            os.close(lock)
+            release(lock)
             raise
+
+    @property
+    def is_resumed(self) -> bool:
+        """It was written for other workers, who are gone."""
+        return self.identity.inherited
+
+    def own(self) -> None:
+        """What is there from now on is of this launch."""
+        self.identity = msgspec.structs.replace(self.identity, inherited=False)
+        replace(self.path / _IDENTITY, msgspec.json.encode(self.identity))
 
     def close(self) -> None:
         """Let others have it."""
-        os.close(self._lock)
+        release(self._lock)
 
     def clear(self) -> None:
         """Nothing of it is needed any more."""
@@ -99,7 +110,7 @@ class Folder:
         """All rows as they were before that record are written, and count from now on."""
         folder = self.rows_folder(first)
         sync_folder(folder)
-        _write(folder / _MANIFEST, msgspec.json.encode(_Rows(files)))
+        replace(folder / _MANIFEST, msgspec.json.encode(_Rows(files)))
 
     def base(self) -> tuple[int, list[TableFile] | None]:
         """The record to begin with, and the rows as they were before it; None: as at the start."""
@@ -138,18 +149,8 @@ class Folder:
         try:
             data = (self.rows_folder(first) / _MANIFEST).read_bytes()
             return msgspec.json.decode(data, type=_Rows).files
-        except (FileNotFoundError, msgspec.MsgspecError):
+        except (FileNotFoundError, *_NONSENSE):
             return None
-
-
-def _lock(fd: int, path: Path) -> None:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        raise JournalError(
-            f"durability: {path} is in use by another process; give each job a folder of its own "
-            "in strategy.durability_configs.folder, or end the other one"
-        ) from error
 
 
 def _read(path: Path) -> Identity | None:
@@ -165,11 +166,24 @@ def _read(path: Path) -> Identity | None:
                 f"Fleetlight reads {FORMAT}; go on with the version that wrote it"
             )
         return msgspec.convert(found, Identity)
-    except (msgspec.MsgspecError, KeyError, TypeError) as error:
+    except (*_NONSENSE, KeyError, TypeError) as error:
         raise JournalError(
             f"durability: {path / _IDENTITY} makes no sense ({error}); restore the folder, or "
             "remove it to start anew"
         ) from error
+
+
+def _refuse_another_number(path: Path, wanted: Identity) -> None:
+    """What a job with more servers, or fewer, has left would be neither taken up nor replaced."""
+    for other in sorted(path.parent.glob(f"server-*/{_IDENTITY}")):
+        found = _read(other.parent)
+        if found is not None and found.server_num != wanted.server_num:
+            raise JournalError(
+                f"durability: {other.parent} has what an earlier job with {found.server_num} "
+                f"server(s) has left, which did not end well; this one has {wanted.server_num}: go "
+                "on with as many as before, or remove it, or name another folder in "
+                "strategy.durability_configs.folder"
+            )
 
 
 def _is_same(before: Identity, wanted: Identity) -> bool:
@@ -203,23 +217,11 @@ def _next_life(before: Identity, wanted: Identity, path: Path, resume: bool) -> 
                 f"durability: {path} belongs to {what} {getattr(before, what)}, this is {what} "
                 f"{getattr(wanted, what)}"
             )
-    difference = first_difference(before.plan, wanted.plan)
+    difference = first_difference(wanted.plan, before.plan)
     if difference is not None:
         raise PlanError(
             f"durability: {path} was written by another script or with other settings: "
             f"{difference}; run the same script, or name another folder"
         )
-    return msgspec.structs.replace(wanted, life=before.life + 1)
-
-
-def _write(path: Path, data: bytes) -> None:
-    """A file that is whole or as before."""
-    beside = path.with_name(f"{path.name}.new")
-    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(fd, data)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    beside.replace(path)
-    sync_folder(path.parent)
+    inherited = before.inherited or not _is_same(before, wanted)
+    return msgspec.structs.replace(wanted, life=before.life + 1, inherited=inherited)

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A folder that one process has at a time, and files in it that are whole or as before."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from fleetlight.errors import JournalError
+from fleetlight.ps.journal.segment import sync_folder
+
+_LOCK = "lock"
+#: the locks of this process; a child that it forks has no part in them
+_held: set[int] = set()
+
+
+def claim(path: Path) -> int:
+    """Make the folder if need be, and lock it; nobody else has it until that is closed."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise JournalError(
+            f"durability: {path} cannot be used: {error.strerror or error}; name another "
+            "folder in strategy.durability_configs.folder"
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise JournalError(
+            f"durability: {path} is in use by another process; give each job a folder of its own "
+            "in strategy.durability_configs.folder, or end the other one"
+        ) from error
+    _held.add(lock)
+    return lock
+
+
+def release(lock: int) -> None:
+    """Let others have the folder."""
+    _held.discard(lock)
+    os.close(lock)
+
+
+def _let_go() -> None:
+    """In a child: it may live on when its parent was killed, and would keep the folder."""
+    for lock in _held:
+        os.close(lock)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+def replace(path: Path, data: bytes) -> None:
+    """A file that is whole or as before, also after a power failure."""
+    beside = path.with_name(f"{path.name}.new")
+    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, data)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    beside.replace(path)
+    sync_folder(path.parent)
