@@ -20,6 +20,7 @@ from fleetlight.ps.transport.protocol import Array
 from fleetlight.ps.transport.session import Limits
 from fleetlight.ps.transport.wire import Wire
 from fleetlight.roles.role import Endpoint
+from fleetlight.roles.secret import Secret
 
 #: far more than anything here takes
 LIMIT_S = 20.0
@@ -58,8 +59,10 @@ class Desk:
 
 
 @contextlib.contextmanager
-def listening(handler: Any, tls: Any = None, **limits: Any) -> Iterator[Listener]:
-    listener = Listener(("127.0.0.1", 0), handler, tls=tls, limits=Limits(**limits))
+def listening(
+    handler: Any, tls: Any = None, token: Secret | None = None, **limits: Any
+) -> Iterator[Listener]:
+    listener = Listener(("127.0.0.1", 0), handler, tls=tls, token=token, limits=Limits(**limits))
     try:
         yield listener
     finally:

@@ -70,6 +70,7 @@ def test_answers_of_several_servers_are_awaited_after_all_were_asked() -> None:
 
 def test_an_answer_outlives_the_next_ones() -> None:
     with listening(Desk()) as server, connected(server.address) as channel:
+        channel.call(PULL)
         answers = [channel.call(PULL, [np.full(40_000, n)]).arrays[0] for n in range(5)]
         assert [int(a.min()) for a in answers] == [int(a.max()) for a in answers] == [*range(5)]
 

@@ -29,7 +29,7 @@ from tests.workers import run_processes
 from fleetlight.errors import ConfigError, DeadlineError, PeerLostError, PlanError, ProtocolError
 from fleetlight.launch.processes.ports import Reservation
 from fleetlight.ps.messages import Ask, Beat, Done, Failure, Fetch, Leave, Pulled
-from fleetlight.ps.transport import Connection, Listener, SocketChannel
+from fleetlight.ps.transport import Connection, Listener, SocketChannel, connect_all, listener
 from fleetlight.ps.transport.interface import Patience
 from fleetlight.ps.transport.listener import hold
 from fleetlight.ps.transport.protocol import MAGIC, Prefix
@@ -57,7 +57,8 @@ GARBAGE = {
     "version": (MAGIC + b"\x09\x00" + bytes(30), "version 9"),
     "checksum": (MAGIC + b"\x01\x00" + bytes(30), "checksum"),
     "oversized": (Prefix(10, 1 << 41).pack(), "a body of 2199023255552 bytes"),
-    "large greeting": (Prefix(10, 2 << 20).pack(), "a body of 2097152 bytes; at most 1048576"),
+    "large greeting": (Prefix(10, 2 << 20).pack(), "a body of 2097152 bytes; at most 65536"),
+    "long greeting": (Prefix(1 << 17, 0).pack(), "a header of 131072 bytes; at most 65536"),
     "header": (Prefix(40, 0).pack() + b"\xc1" * 40, "makes no sense"),
 }
 
@@ -204,10 +205,66 @@ def test_the_number_of_connections_is_bounded(lines: list[str]) -> None:
     ):
         assert one.call(PULL).message == two.call(PULL).message
         with stranger(server.address) as raw:
-            assert heard(raw) == b""
+            assert told(raw) == turned_away("there are 2 connections already")
         assert one.call(PULL).message == Pulled(1, 1)
     (line,) = lines
     assert "was turned away: there are 2 connections already" in line
+
+
+def turned_away(why: str) -> Failure:
+    return Failure("PeerLostError", f"turned away: {why}")
+
+
+def test_strangers_have_a_few_places_of_their_own(lines: list[str]) -> None:
+    with listening(Desk(), strangers=2) as server, contextlib.ExitStack() as held:
+        known = [held.enter_context(connected(server.address)) for _ in range(3)]
+        for channel in known:
+            channel.call(PULL)
+        for _ in range(2):
+            held.enter_context(stranger(server.address))
+        with stranger(server.address) as raw:
+            assert told(raw) == turned_away("2 others are being welcomed already")
+        assert known[0].call(PULL).message == Pulled(1, 1)
+    assert "was turned away: 2 others are being welcomed already" in next(iter(lines))
+
+
+def test_a_stranger_that_says_nothing_makes_room_for_the_next_one() -> None:
+    with (
+        listening(Desk(), strangers=1, stranger_s=0.0) as server,
+        stranger(server.address) as silent,
+        connected(server.address) as channel,
+    ):
+        assert channel.call(PULL).message == Pulled(1, 1)
+        assert heard(silent) == b""
+
+
+def test_who_is_turned_away_is_let_in_when_there_is_room() -> None:
+    """A worker tries again; it is told why only if that goes on until its deadline."""
+    with listening(Desk(), connections=1) as server, connected(server.address) as one:
+        one.call(PULL)
+        late = SocketChannel(server.address, "server 0", deadline_s=LIMIT_S, greeting=lambda: PULL)
+        with pytest.raises(DeadlineError, match="turned away: there are 1 connections already"):
+            connect_all([late], 0.3)
+        one.close()
+        connect_all([late], LIMIT_S)
+        assert late.call(PULL).message == Pulled(1, 1)
+        late.close()
+
+
+def test_a_body_for_which_there_is_no_memory_is_refused_and_nobody_else_notices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(listener, "free_memory", lambda: 3 << 20)
+    with (
+        listening(Desk()) as server,
+        connected(server.address) as greedy,
+        connected(server.address) as other,
+    ):
+        greedy.call(PULL)
+        other.call(PULL)
+        with pytest.raises(ProtocolError, match=r"a body of 4194304 bytes, but only 3145728 bytes"):
+            greedy.call(PULL, [np.zeros(4 << 20, np.uint8)])
+        assert len(other.call(PULL, [np.zeros(2 << 20, np.uint8)]).arrays[0]) == 2 << 20
 
 
 def test_many_connections_at_once() -> None:
@@ -346,11 +403,11 @@ def test_no_thread_to_be_had_hurts_only_the_caller(
         with monkeypatch.context() as patched:
             patched.setattr(Session, "start", fail)
             with stranger(server.address) as raw:
-                assert heard(raw) == b""
+                assert told(raw) == turned_away("the system gives no further thread")
         assert channel.call(PULL).message == Pulled(1, 1)
         with connected(server.address) as another:
             assert another.call(PULL).message == Pulled(1, 1)
-    assert "was turned away: there are 1 connections already" in next(iter(lines))
+    assert "was turned away: the system gives no further thread" in next(iter(lines))
 
 
 def inherited() -> tuple[int, list[int]]:

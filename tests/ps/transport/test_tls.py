@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.ps.transport import expired
 from tests.ps.transport.doubles import (
     LIMIT_S,
     PULL,
@@ -208,6 +209,28 @@ def test_who_does_not_belong_is_refused_and_both_are_told(
     (line,) = (record.getMessage() for record in caplog.records)
     assert for_server in line
     assert server._handler.seen == []  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("side", "for_client", "for_server"),
+    [
+        ("client", "refuses the certificate of this one: it has expired", "is not valid now"),
+        ("server", "is not valid now (certificate has expired)", "it has expired"),
+    ],
+)
+def test_an_expired_certificate_is_refused_by_the_other_side(
+    side: str, for_client: str, for_server: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = expired.made(tmp_path / "certificates", side)
+    tls = expired.context(folder, "server")
+    with (
+        caplog.at_level(logging.WARNING, "fleetlight"),
+        listening(Desk(), tls, first_s=5.0) as listener,
+    ):
+        text = refusal(listener, expired.context(folder, "client"))
+    assert for_client in text
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert for_server in line
 
 
 def test_a_tls_client_of_a_plain_server_is_told(

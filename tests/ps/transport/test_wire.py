@@ -114,3 +114,14 @@ def test_an_answer_is_expected_until_its_first_byte(
     wire.expect("an exchange", LIMIT_S)  # the end is something to read
     wire.close()
     wire.expect("an exchange", LIMIT_S)
+
+
+def test_the_end_is_known_before_all_is_read(pair: tuple[socket.socket, socket.socket]) -> None:
+    mine, theirs = pair
+    wire = Wire(mine, "the peer")
+    theirs.sendall(b"a request")
+    assert not wire.has_ended()
+    theirs.close()
+    assert wire.has_ended()
+    mine.close()
+    assert wire.has_ended()

@@ -17,7 +17,9 @@ from fleetlight.ps.transport.failures import error_of
 from fleetlight.ps.transport.frames import Frame, Frames
 from fleetlight.ps.transport.interface import PATIENCE, Answer, Patience
 from fleetlight.ps.transport.protocol import Array
+from fleetlight.ps.transport.proving import introduce
 from fleetlight.roles.role import Endpoint, endpoint_text
+from fleetlight.roles.secret import Secret
 
 #: how often to try a server that does not listen yet, how long a try may take, how often to tell
 _TRY_EVERY_S = 0.1
@@ -52,17 +54,19 @@ class SocketChannel:
         *,
         deadline_s: float,
         tls: ssl.SSLContext | None = None,
+        token: Secret | None = None,
         greeting: Callable[[], Message] | None = None,
         patience: Patience = PATIENCE,
     ) -> None:
         """`deadline_s` is how long the server may be silent.
 
         `greeting` makes the first words on every connection, also on one that replaces another;
-        `welcome` is the latest answer to them.
+        `welcome` is the latest answer to them. With a `token` the server must know it too.
         """
         self.peer = f"{name} ({endpoint_text(endpoint)})"
         self.welcome: Answer | None = None
         self._endpoint, self._tls, self._greeting = endpoint, tls, greeting
+        self._token = token
         self._deadline_s = deadline_s
         #: may change while the channel is open
         self.patience = patience
@@ -79,6 +83,7 @@ class SocketChannel:
         *,
         deadline_s: float,
         tls: ssl.SSLContext | None = None,
+        token: Secret | None = None,
         greeting: Callable[[], Message] | None = None,
         patience: Patience = PATIENCE,
         not_ready: Callable[[list[str]], None] | None = None,
@@ -89,6 +94,7 @@ class SocketChannel:
             name,
             deadline_s=deadline_s,
             tls=tls,
+            token=token,
             greeting=greeting,
             patience=patience,
         )
@@ -199,8 +205,15 @@ class SocketChannel:
 
     def _greet(self, frames: Frames, greeting: Message) -> Answer:
         request = _Request(next(self._numbers), greeting, ())
-        frames.send(request.number, greeting, (), request.operation)
-        return self._answer(self._next(frames, request, self._deadline_s))
+
+        def answer() -> Answer:
+            return self._answer(self._next(frames, request, self._deadline_s))
+
+        if self._token is None:
+            frames.send(request.number, greeting, (), request.operation)
+        else:
+            introduce(frames, request.number, greeting, self._token, lambda: answer().message)
+        return answer()
 
     def _transmit(self, request: _Request) -> None:
         frames = self._frames

@@ -15,6 +15,7 @@ from fleetlight.errors import ProtocolError
 from fleetlight.ps.messages import Message
 from fleetlight.ps.transport.protocol import (
     BODY_LIMIT,
+    HEADER_LIMIT,
     PREFIX_BYTES,
     Array,
     Codec,
@@ -22,6 +23,7 @@ from fleetlight.ps.transport.protocol import (
     check_start,
     views,
 )
+from fleetlight.ps.transport.room import BOUNDLESS, Room
 from fleetlight.ps.transport.wire import Wire
 
 #: smaller memory costs nothing, larger memory is given back after each frame
@@ -30,6 +32,7 @@ _WORTH_BYTES, _KEEP_BYTES = 1 << 16, 256 << 20
 #: read at once: the prefix, usually the header, sometimes all of the frame
 _EARLY_BYTES = 512
 
+_ANY = Prefix(HEADER_LIMIT, BODY_LIMIT)
 _CODEC: Codec[Message] = Codec(Message)
 
 
@@ -45,8 +48,10 @@ class Frame:
 class Frames:
     """Sends and receives frames; what is wrong with one is said together with who sent it."""
 
-    def __init__(self, wire: Wire, silence_s: float) -> None:
+    def __init__(self, wire: Wire, silence_s: float, room: Room = BOUNDLESS) -> None:
+        """`room` is what the bodies of all connections share."""
         self.wire = wire
+        self._room = room
         self._silence_s = silence_s
         self._memory = _Memory()
         self._scratch = memoryview(bytearray(_EARLY_BYTES))
@@ -63,31 +68,42 @@ class Frames:
         *,
         start_s: float = math.inf,
         until: float = math.inf,
-        body_limit: int = BODY_LIMIT,
+        most: Prefix = _ANY,
     ) -> Frame | None:
         """The next frame, None when the peer has closed the connection instead.
 
-        `start_s` bounds the wait for its first byte, `until` the whole of it.
+        `start_s` bounds the wait for its first byte, `until` the whole of it; no part of it may be
+        longer than that of `most`.
         """
         try:
-            return self._next(operation, start_s, until, body_limit)
+            return self._next(operation, start_s, until, most)
         except ProtocolError as error:
             raise ProtocolError(f"{self.wire.peer}: {error}") from None
 
-    def _next(self, operation: str, start_s: float, until: float, body_limit: int) -> Frame | None:
-        prefix = self._prefix(operation, start_s, until, body_limit)
+    def _next(self, operation: str, start_s: float, until: float, most: Prefix) -> Frame | None:
+        prefix = self._prefix(operation, start_s, until, most)
         if prefix is None:
             return None
         data = bytearray(prefix.header)
         self._fill(memoryview(data), operation, until)
         header = _CODEC.decode_header(prefix, data)
-        body = self._memory.take(prefix.body)
-        self._fill(body.data, operation, until)
-        return Frame(header.request, header.message, views(header.places, body))
+        return Frame(
+            header.request,
+            header.message,
+            views(header.places, self._body(prefix.body, operation, until)),
+        )
 
-    def _prefix(
-        self, operation: str, start_s: float, until: float, body_limit: int
-    ) -> Prefix | None:
+    def _body(self, size: int, operation: str, until: float) -> NDArray[np.uint8]:
+        body = self._memory.used_before(size)
+        if body is not None:
+            self._fill(body.data, operation, until)
+            return body
+        with self._room.claimed(size, self._silence_s):
+            body = self._memory.fresh(size)
+            self._fill(body.data, operation, until)
+        return body
+
+    def _prefix(self, operation: str, start_s: float, until: float, most: Prefix) -> Prefix | None:
         start, self._early = self._early, b""
         while len(start) < PREFIX_BYTES:
             # a stranger may send less than we wait for
@@ -100,7 +116,7 @@ class Frames:
                 raise self.wire.lost(operation, "it closed the connection in the middle of a frame")
             start += bytes(self._scratch[:count])
         self._early = start[PREFIX_BYTES:]
-        return Prefix.parse(start[:PREFIX_BYTES], body_limit)
+        return Prefix.parse(start[:PREFIX_BYTES], most.body, most.header)
 
     def _fill(self, into: memoryview, operation: str, until: float) -> None:
         """With what came together with the prefix, then from the wire."""
@@ -122,6 +138,11 @@ class _Memory:
 
     def take(self, size: int) -> NDArray[np.uint8]:
         """So many bytes that nobody else refers to."""
+        memory = self.used_before(size)
+        return self.fresh(size) if memory is None else memory
+
+    def used_before(self, size: int) -> NDArray[np.uint8] | None:
+        """So many bytes of memory that is here already, and free again."""
         for number in range(len(self._held)):
             memory = self._held[number]
             # Every view of an array refers to the array itself. The three references that are
@@ -129,6 +150,10 @@ class _Memory:
             if size <= memory.size <= 4 * size and sys.getrefcount(memory) == 3:
                 self._held.append(self._held.pop(number))
                 return memory[:size]
+        return None
+
+    def fresh(self, size: int) -> NDArray[np.uint8]:
+        """So many bytes from the system."""
         # what is too small now would only lie there
         self._held = [held for held in self._held if held.size >= size]
         try:

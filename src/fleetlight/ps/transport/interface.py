@@ -87,12 +87,19 @@ class Channel(Protocol):
 class Connection:
     """A server's end of a connection, as the handler sees it."""
 
-    def __init__(self, peer: str, hang_up: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        peer: str,
+        hang_up: Callable[[], None] = lambda: None,
+        has_ended: Callable[[], bool] = lambda: False,
+    ) -> None:
         #: `127.0.0.1:40112`, until the handler knows better
         self.peer = peer
         #: whatever the handler wants to remember of it
         self.note: Any = None
         self._hang_up = hang_up
+        #: whether the peer has hung up, which a request under way keeps from being noticed
+        self.has_ended = has_ended
 
     def close(self) -> None:
         """End the connection, from any thread."""

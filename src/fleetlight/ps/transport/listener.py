@@ -12,12 +12,17 @@ import threading
 import time
 from collections.abc import Iterator
 
-from fleetlight.errors import ConfigError
+from fleetlight.errors import AddressError, PeerLostError
 from fleetlight.observe.log import logger
+from fleetlight.ps.messages import Message
+from fleetlight.ps.transport.failures import failure_of
 from fleetlight.ps.transport.interface import Handler
 from fleetlight.ps.transport.options import family
+from fleetlight.ps.transport.protocol import Codec
+from fleetlight.ps.transport.room import Room, free_memory
 from fleetlight.ps.transport.session import Limits, Session
 from fleetlight.roles.role import Endpoint, endpoint_text
+from fleetlight.roles.secret import Secret
 from fleetlight.sockets.forking import keep_from_children, keep_port_from_children
 
 _BACKLOG = 1024
@@ -35,12 +40,17 @@ class Listener:
         handler: Handler,
         *,
         tls: ssl.SSLContext | None = None,
+        token: Secret | None = None,
         limits: Limits | None = None,
         name: str = "server",
         held: socket.socket | None = None,
     ) -> None:
-        """`held` is what `hold` has answered, where the endpoint had to be known before."""
-        self._handler, self._tls, self._limits = handler, tls, limits or Limits()
+        """Clients must know the `token` if there is one.
+
+        `held` is what `hold` has answered, where the endpoint had to be known before.
+        """
+        self._handler, self._tls, self._token = handler, tls, token
+        self._limits, self._room = limits or Limits(), Room(free_memory)
         self._socket = hold(endpoint) if held is None else held
         with _telling(self._socket, endpoint):
             self._socket.listen(_BACKLOG)
@@ -106,31 +116,58 @@ class Listener:
             endpoint_text((caller[0], caller[1])),
             self._handler,
             tls=self._tls,
+            token=self._token,
             limits=self._limits,
+            room=self._room,
             ended=self._forget,
         )
         with self._lock:
-            refused = self._stopping or len(self._sessions) >= self._limits.connections
-            if not refused:
+            refused = "the server is ending" if self._stopping else self._crowded(session)
+            if refused is None:
                 self._sessions.add(session)
-        if refused:
-            self._turn_away(session, accepted)
+        if refused is not None:
+            self._turn_away(session, accepted, refused)
             return
         try:
             session.start()
         except RuntimeError:  # the system gives no further thread
             self._forget(session)
-            self._turn_away(session, accepted)
+            self._turn_away(session, accepted, "the system gives no further thread")
 
-    def _turn_away(self, session: Session, accepted: socket.socket) -> None:
-        accepted.close()
+    def _crowded(self, session: Session) -> str | None:
+        """Why there is no room for another connection; strangers have a little of their own."""
+        if len(self._sessions) >= self._limits.connections:
+            return f"there are {len(self._sessions)} connections already"
+        strangers = [other for other in self._sessions if not other.is_known]
+        if len(strangers) < self._limits.strangers:
+            return None
+        longest = min(strangers, key=lambda other: other.began)
+        if session.began - longest.began < self._limits.stranger_s:
+            return f"{len(strangers)} others are being welcomed already"
+        longest.interrupt()
+        return None
+
+    def _turn_away(self, session: Session, accepted: socket.socket, why: str) -> None:
         if not self._stopping:
-            peer, count = session.connection.peer, len(self._sessions)
-            logger.warning("%s was turned away: there are %d connections already", peer, count)
+            logger.warning("%s was turned away: %s", session.connection.peer, why)
+        with contextlib.suppress(OSError):
+            accepted.setblocking(False)
+            if self._tls is None:
+                # it tries again, and says this if that does not help
+                accepted.send(_refusal(why))
+                # a socket that is closed with bytes unread takes back what it has sent
+                accepted.recv(1 << 16)
+        accepted.close()
 
     def _forget(self, session: Session) -> None:
         with self._lock:
             self._sessions.discard(session)
+
+
+def _refusal(why: str) -> bytes:
+    """A frame that says why nobody is taken in at the moment."""
+    codec: Codec[Message] = Codec(Message)
+    return b"".join(codec.encode(0, failure_of(PeerLostError(f"turned away: {why}"))))
 
 
 def _join(sessions: list[Session], end: float) -> None:
@@ -159,7 +196,7 @@ def _telling(held: socket.socket, endpoint: Endpoint) -> Iterator[None]:
         yield
     except OSError as error:
         held.close()
-        raise ConfigError(
+        raise AddressError(
             f"cannot listen at {endpoint_text(endpoint)}: {error.strerror}; the address must be "
             "one of this machine, and the port free"
         ) from None

@@ -101,7 +101,9 @@ class Prefix:
         return lengths + _CHECKSUM.pack(zlib.crc32(lengths))
 
     @classmethod
-    def parse(cls, data: bytes, body_limit: int = BODY_LIMIT) -> Prefix:
+    def parse(
+        cls, data: bytes, body_limit: int = BODY_LIMIT, header_limit: int = HEADER_LIMIT
+    ) -> Prefix:
         """Read and check what opens a frame."""
         check_start(data)
         if len(data) != PREFIX_BYTES:
@@ -111,7 +113,7 @@ class Prefix:
         _, _, _, header, body = _LENGTHS.unpack_from(data)
         if _CHECKSUM.unpack_from(data, _LENGTHS.size)[0] != zlib.crc32(data[: _LENGTHS.size]):
             raise ProtocolError("the first bytes of a frame do not fit their checksum")
-        for name, size, limit in (("header", header, HEADER_LIMIT), ("body", body, body_limit)):
+        for name, size, limit in (("header", header, header_limit), ("body", body, body_limit)):
             if size > limit:
                 raise ProtocolError(
                     f"a frame has a {name} of {size} bytes; at most {limit} are taken"

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from fleetlight.errors import (
     FleetError,
@@ -25,9 +24,12 @@ from fleetlight.ps.transport.failures import failure_of
 from fleetlight.ps.transport.frames import Frame, Frames
 from fleetlight.ps.transport.interface import Connection, Handler, Reply
 from fleetlight.ps.transport.options import prepare
-from fleetlight.ps.transport.protocol import BODY_LIMIT, MAGIC
+from fleetlight.ps.transport.protocol import BODY_LIMIT, HEADER_LIMIT, MAGIC, Prefix
+from fleetlight.ps.transport.proving import admit
+from fleetlight.ps.transport.room import Room
 from fleetlight.ps.transport.tls import TlsWire
 from fleetlight.ps.transport.wire import Wire
+from fleetlight.roles.secret import Secret
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +39,12 @@ class Limits:
     connections: int = 1024
     #: how long a stranger may take for the first frame
     first_s: float = 20.0
-    #: the first frame is a greeting
-    first_bytes: int = 1 << 20
+    #: no part of a greeting, or of a proof, is longer
+    first_bytes: int = 1 << 16
+    #: connections of strangers: those that have not been welcomed yet
+    strangers: int = 128
+    #: a stranger makes room for the next one after that time, so that none can keep others out
+    stranger_s: float = 1.0
     #: how long a peer may be silent in the middle of a frame, or not take in its answer
     silence_s: float = 300.0
     body: int = BODY_LIMIT
@@ -54,16 +60,21 @@ class Session(threading.Thread):
         handler: Handler,
         *,
         tls: ssl.SSLContext | None,
+        token: Secret | None,
         limits: Limits,
+        room: Room,
         ended: Callable[[Session], None],
     ) -> None:
         super().__init__(name=f"fleet-{caller}", daemon=True)
-        self.connection = Connection(caller, self.interrupt)
+        self.connection = Connection(caller, self.interrupt, lambda: self._wire.has_ended())
         self._caller = caller
         self._handler, self._tls, self._limits, self._ended = handler, tls, limits, ended
         self._wire = Wire(accepted, caller)
-        self._accepted = accepted
-        self._is_known = False
+        self._accepted, self._token, self._room = accepted, token, room
+        #: since when the connection has been there
+        self.began = time.monotonic()
+        #: the other side has shown that it belongs to the job, as far as it was asked to
+        self.is_known = False
         self._is_interrupted = False
 
     def interrupt(self) -> None:
@@ -87,11 +98,14 @@ class Session(threading.Thread):
             error = PeerLostError(f"lost {self._caller}: {found.strerror or found}")
         finally:
             self._wire.close()
-            self._ended(self)
-            self._tell(error)
+            try:
+                self._tell(error)
+            finally:
+                # whoever ends the server waits until here
+                self._ended(self)
 
     def _tell(self, error: PeerError | None) -> None:
-        if self._is_known:
+        if self.is_known:
             self._handler.gone(self.connection, error)
         elif error is not None and not (self._is_interrupted and isinstance(error, PeerLostError)):
             logger.warning("closed a connection: %s", error)
@@ -101,19 +115,38 @@ class Session(threading.Thread):
         until = time.monotonic() + self._limits.first_s
         if self._tls is not None:
             self._secure(self._tls)
-        frames = Frames(self._wire, self._limits.silence_s)
-        frame = self._request(frames, until=until, body_limit=self._limits.first_bytes)
+        frames = Frames(self._wire, self._limits.silence_s, self._room)
+        frame = self._greeting(frames, until)
         while frame is not None:
-            self._is_known = True
             self._answer(frames, frame)
             # its memory may serve the next one
             del frame
-            frame = self._request(frames, body_limit=self._limits.body)
+            frame = self._request(frames)
 
-    def _request(self, frames: Frames, *, until: float = math.inf, body_limit: int) -> Frame | None:
+    def _greeting(self, frames: Frames, until: float) -> Frame | None:
+        """The first request of a client that belongs to the job."""
+        limit = self._limits.first_bytes
+        most = Prefix(limit, limit)
+
+        def heard() -> Frame | None:
+            return frames.receive("a greeting", until=until, most=most)
+
+        with self._refusing(frames):
+            first = heard()
+            greeting = None if first is None else admit(frames, first, self._token, heard)
+        self.is_known = greeting is not None
+        return greeting
+
+    def _request(self, frames: Frames) -> Frame | None:
+        with self._refusing(frames):
+            return frames.receive("a request", most=Prefix(HEADER_LIMIT, self._limits.body))
+
+    @contextlib.contextmanager
+    def _refusing(self, frames: Frames) -> Iterator[None]:
+        """Tell whoever makes no sense, or does not belong here, before the connection ends."""
         try:
-            return frames.receive("a request", until=until, body_limit=body_limit)
-        except ProtocolError as error:
+            yield
+        except (ProtocolError, MembershipError) as error:
             self._refuse(frames, error)
             raise
 

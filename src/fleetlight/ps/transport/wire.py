@@ -24,6 +24,8 @@ _LONGEST_STEP_S = 5.0
 _SHORTEST_STEP_S = 0.02
 #: how long to wait for a peer to take in the last words before the connection is closed
 _LINGER_S = 1.0
+#: what tells that a peer has hung up; not every system says it before all is read
+_HUNG_UP = getattr(select, "POLLRDHUP", 0)
 
 
 class Wire:
@@ -58,6 +60,15 @@ class Wire:
         except ValueError:
             return True  # closed by another thread, which whoever reads is told
         return bool(poll.poll(1000 * within_s))
+
+    def has_ended(self) -> bool:
+        """From another thread: whether the peer has hung up, whatever is left to read."""
+        poll = select.poll()
+        try:
+            poll.register(self._socket, _HUNG_UP)
+        except ValueError:
+            return True  # closed on this side
+        return bool(poll.poll(0))
 
     def read_all(
         self, into: memoryview, operation: str, silence_s: float, until: float = math.inf
