@@ -5,9 +5,13 @@ from __future__ import annotations
 
 import threading
 
+import msgspec
 import pytest
+from tests.ps.serving import opened, plan, team
 
 from fleetlight.errors import DeadlineError
+from fleetlight.ps import messages as m
+from fleetlight.ps.plan import EntryPlan
 from fleetlight.ps.server.gate import Gate
 
 
@@ -54,3 +58,18 @@ def test_being_alone_is_waited_for_and_ends() -> None:
         seen.append("alone")
     thread.join(20)
     assert seen == ["alone", "passed"]
+
+
+@pytest.mark.parametrize("what", [m.Fill([], False), m.Shrink(0, 0, 0.0, 1.0)])
+def test_a_server_passes_it_with_first_values_and_when_it_shrinks(what: m.Message) -> None:
+    entry = EntryPlan("count", 2.0)
+    tables = [msgspec.structs.replace(table, entry=entry) for table in plan().tables]
+    server = opened(plan("async", tables=tables))
+    worker, _ = team(server)
+    with server._gate.alone():
+        changing = threading.Thread(target=lambda: worker.say(what))
+        changing.start()
+        changing.join(0.2)
+        assert changing.is_alive()
+    changing.join(20)
+    assert not changing.is_alive()

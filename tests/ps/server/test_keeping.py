@@ -14,6 +14,7 @@ from tests.ps.serving import OPTIONS, Worker, ids_of, opened, plan, rows_of, tea
 from fleetlight.errors import CheckpointError, ProtocolError
 from fleetlight.ps import messages as m
 from fleetlight.ps.server import keeping
+from fleetlight.ps.tables.table_file import TableReader
 
 IDS = list(range(-50, 50))
 
@@ -93,10 +94,9 @@ def test_a_load_begins_an_epoch(tmp_path: Path) -> None:
 def test_a_loaded_checkpoint_is_worth_more_than_first_values(tmp_path: Path) -> None:
     worker = trained()
     saved, (state, arrays) = save(worker, tmp_path), worker.say(m.Fetch())
-    server = opened(plan("async", workers=1))
-    server.load(m.Load(str(tmp_path), files(saved), epoch=1))
-    server.restore(m.Restore(state.state, state.scalars), arrays)
-    other = Worker(server, 0, 1)
+    other = Worker(opened(plan("async", workers=1)), 0, 1)
+    other.say(m.Load(str(tmp_path), files(saved), epoch=1))
+    other.say(m.Restore(state.state, state.scalars), *arrays)
     other.say(m.Fill([0], True), ids_of([1]), rows_of([99]), np.zeros(3, np.float32))
     assert other.pull(0, [1]) == [-1]
     assert other.dense() == [0, -1, -2]
@@ -173,3 +173,18 @@ def read(saved: m.Saved, folder: Path) -> list[float]:
     other = Worker(opened(plan("async", workers=1)), 0, 1)
     other.say(m.Load(str(folder), files(saved), epoch=1))
     return [other.pull(0, [1])[0], other.pull(1, [1])[0]]
+
+
+@pytest.mark.parametrize("folder", ["x" * 300, "a\0b"], ids=["long", "odd"])
+def test_a_folder_that_no_system_takes_is_one_that_is_not_there(folder: str) -> None:
+    server = opened(plan("async"))
+    worker = Worker(server, 0)
+    with pytest.raises(CheckpointError, match="does not see what worker 0 wrote"):
+        worker.say(m.Save(folder, "token", 0))
+    with pytest.raises(CheckpointError, match=r"does not see|cannot be read|not the file"):
+        worker.say(m.Load(folder, [(0, "table")], 1))
+
+
+def test_a_file_that_is_gone_meanwhile_is_told(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot be read: No such file"):
+        TableReader(tmp_path / "gone")

@@ -53,3 +53,19 @@ def test_who_comes_after_somebody_gave_up_is_told() -> None:
     meetings.give_up(PeerError("and then this"))
     with pytest.raises(DeadlineError, match="waited 5 s for worker 1"):
         meetings.enter(1, 0, "save", "")
+
+
+def test_the_others_meet_without_one_that_is_gone() -> None:
+    meetings: Meetings[str] = Meetings(3)
+    for worker in (0, 1):
+        meetings.enter(worker, 0, "gather", "ab"[worker])
+    meetings.leave(2)
+    assert meetings.result(0) == ["a", "b"]
+    meetings.enter(1, 1, "gather", "b")
+    assert meetings.missing(1) == [0]
+    # what it had brought stays
+    meetings.leave(1)
+    meetings.enter(0, 1, "gather", "a")
+    assert meetings.result(1) == ["a", "b"]
+    meetings.enter(0, 2, "gather", "a")
+    assert meetings.result(2) == ["a"]

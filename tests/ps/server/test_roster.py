@@ -9,7 +9,7 @@ import pytest
 
 from fleetlight.errors import MembershipError, PeerLostError
 from fleetlight.ps.messages import Hello
-from fleetlight.ps.server.roster import ABSENT, HERE, LEFT, LOST, Roster
+from fleetlight.ps.server.roster import ABSENT, AWAY, HERE, LEFT, LOST, Roster
 
 
 def roster() -> Roster:
@@ -32,7 +32,7 @@ def test_workers_come_and_leave() -> None:
     assert workers.those(HERE) == [0]
     workers.leave(0)
     assert workers.those(LEFT) == [0]
-    workers.lose(0, "its connection was closed")
+    workers.lose(0, "its connection was closed", 0.0)
     assert workers.those(LEFT) == [0]
     workers.check()
 
@@ -65,7 +65,7 @@ def test_the_first_failure_is_what_everybody_is_told() -> None:
     workers.arrive(hello(0))
     workers.arrive(hello(1))
     workers.leave(1, "ValueError: boom")
-    workers.lose(0, "its connection was closed")
+    workers.lose(0, "its connection was closed", 0.0)
     assert workers.those(LOST) == [0]
     with pytest.raises(PeerLostError, match="worker 1 failed: ValueError: boom"):
         workers.check()
@@ -75,7 +75,7 @@ def test_the_first_failure_is_what_everybody_is_told() -> None:
 def test_nobody_comes_back(end: str, text: str) -> None:
     workers = roster()
     workers.arrive(hello(0))
-    workers.leave(0) if end == "leave" else workers.lose(0, "silence")
+    workers.leave(0) if end == "leave" else workers.lose(0, "silence", 0.0)
     with pytest.raises(MembershipError, match=text):
         workers.arrive(hello(0))
 
@@ -91,10 +91,128 @@ def test_who_has_trained_with_an_earlier_life_is_told_that_it_is_lost() -> None:
 
 def test_a_goodbye_may_be_said_to_two_lives() -> None:
     workers = roster()
-    workers.outlive([(1, 5)])
+    workers.outlive([(1, 5, False)])
     assert workers.those(LEFT) == [1]
     workers.arrive(hello(1, joined=True))
     assert workers.those(LEFT) == [1]
-    assert workers.gone() == [(1, 5)]
+    assert workers.gone() == [(1, 5, False)]
     with pytest.raises(MembershipError, match="came back after it had left"):
         workers.arrive(hello(1, incarnation=6))
+
+
+def test_one_that_was_lost_is_lost_to_the_next_life() -> None:
+    workers = roster()
+    workers.outlive([(1, 5, True)])
+    assert workers.gone() == []
+    workers.goes_on = True
+    assert (workers.those(LOST), workers.gone()) == ([1], [(1, 5, True)])
+    with pytest.raises(MembershipError, match="after it had gone"):
+        workers.arrive(hello(1, joined=True))
+    # its goodbye comes too late
+    workers.leave(1)
+    assert workers.those(LOST) == [1]
+
+
+def test_one_that_may_be_started_again_is_waited_for() -> None:
+    workers = roster()
+    workers.arrive(hello(0, away_s=10.0))
+    workers.lose(0, "its connection was closed", 100.0)
+    workers.give_up(110.0)
+    workers.check()
+    assert workers.those(AWAY) == [0]
+    assert workers.arrive(hello(0, life=2, away_s=10.0))
+    workers.give_up(1000.0)
+    workers.check()
+    assert workers.those(HERE) == [0]
+
+
+def test_one_that_does_not_come_back_is_lost() -> None:
+    workers = roster()
+    workers.arrive(hello(0, away_s=10.0))
+    workers.lose(0, "its connection was closed", 100.0)
+    workers.give_up(110.5)
+    assert workers.those(LOST) == [0]
+    with pytest.raises(PeerLostError, match=r"was closed; it has not come back for 10 s"):
+        workers.check()
+    with pytest.raises(MembershipError, match="after it had gone"):
+        workers.arrive(hello(0, life=2))
+
+
+def test_one_that_is_heard_of_again_was_not_lost() -> None:
+    workers = roster()
+    workers.arrive(hello(0, away_s=10.0))
+    workers.lose(0, "it has been silent", 100.0)
+    workers.come_back(0, 6, 1)
+    workers.come_back(0, 5, 2)
+    assert workers.is_away(0)
+    workers.come_back(0, 5, 1)
+    assert workers.those(HERE) == [0]
+    workers.lose(0, "its connection was closed", 100.0)
+    workers.give_up(110.5)
+    workers.come_back(0, 5, 1)
+    assert workers.those(LOST) == [0]
+
+
+def test_an_older_life_is_shut_out() -> None:
+    workers = roster()
+    assert not workers.arrive(hello(0, away_s=10.0))
+    assert workers.arrive(hello(0, life=2, away_s=10.0))
+    assert not workers.arrive(hello(0, life=2, lane="push"))
+    workers.check_life(0, 2)
+    older = r"worker 0 has been started again \(life 2\), but its life 1 still calls"
+    with pytest.raises(MembershipError, match=older):
+        workers.check_life(0, 1)
+    with pytest.raises(MembershipError, match=older):
+        workers.arrive(hello(0, lane="push"))
+
+
+def test_a_later_life_may_say_goodbye_once_more() -> None:
+    workers = roster()
+    workers.arrive(hello(0, away_s=10.0))
+    workers.leave(0)
+    assert not workers.arrive(hello(0, life=2, away_s=10.0))
+    assert workers.those(LEFT) == [0]
+
+
+def test_a_goodbye_whose_answer_was_lost_may_be_said_again() -> None:
+    workers = roster()
+    workers.arrive(hello(0))
+    workers.leave(0)
+    assert not workers.arrive(hello(0, joined=True))
+    assert workers.those(LEFT) == [0]
+
+
+@pytest.mark.parametrize("away_s", [0.0, 10.0])
+def test_where_the_others_go_on_nobody_is_told_of_a_failure(away_s: float) -> None:
+    workers = roster()
+    workers.goes_on = True
+    workers.arrive(hello(0))
+    workers.arrive(hello(1, away_s=away_s))
+    workers.lose(1, "its connection was closed", 100.0)
+    assert workers.give_up(100.0) == []
+    ((worker, why),) = workers.give_up(111.0)
+    assert (worker, workers.those(LOST)) == (1, [1])
+    assert why.startswith("worker 1 went away without goodbye: its connection was closed")
+    workers.check()
+    assert workers.give_up(112.0) == []
+    with pytest.raises(MembershipError, match="after it had gone"):
+        workers.arrive(hello(1, life=2))
+    workers.leave(0)
+    assert workers.is_over
+
+
+def test_there_is_no_job_without_worker_0() -> None:
+    workers = roster()
+    workers.goes_on = True
+    workers.arrive(hello(0))
+    workers.lose(0, "its connection was closed", 100.0)
+    with pytest.raises(PeerLostError, match="worker 0 went away"):
+        workers.check()
+    others = roster()
+    others.goes_on = True
+    others.arrive(hello(1))
+    others.leave(1, "ValueError: boom")
+    others.check()
+    others.leave(0, "ValueError: boom")
+    with pytest.raises(PeerLostError, match="worker 0 failed"):
+        others.check()

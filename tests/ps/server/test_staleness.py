@@ -33,6 +33,22 @@ def test_who_has_ended_or_left_holds_nobody_up() -> None:
     assert clocks.may(0, 100)
 
 
+def test_who_goes_on_in_a_phase_it_had_ended_holds_others_up_again() -> None:
+    clocks = Clocks(3)
+    clocks.advance(0, 1, 9)
+    clocks.end(1, 1)
+    clocks.leave(2)
+    assert clocks.may(1, 9)
+    clocks.advance(1, 1)
+    assert clocks.behind(1, 9) == [1]
+    clocks.end(1, 1)
+    assert clocks.may(1, 9)
+    # what comes in the next phase has ended this one, and who has left does not come back
+    clocks.advance(1, 2)
+    clocks.advance(2, 1)
+    assert clocks.may(1, 9)
+
+
 def test_each_phase_counts_anew() -> None:
     clocks = Clocks(2)
     clocks.advance(0, 0, 9)

@@ -169,3 +169,15 @@ def test_every_push_is_in_one_step_of_all_that_go_on(amounts: list[int], order: 
     for number, complete in enumerate(steps):
         members = [worker for worker in range(workers) if amounts[worker] > number]
         assert complete.contributions == {worker: (worker, number) for worker in members}
+
+
+def test_a_step_that_is_complete_is_under_way_until_it_is_carried_out() -> None:
+    """Whoever writes down how far everybody is must not find it made before it is."""
+    groups: StepGroups[str] = StepGroups(2)
+    for step in (0, 1):
+        assert groups.add(0, 0, 0, step, "a") is None
+        complete = groups.add(0, 1, 0, step, "b")
+        assert complete is not None
+        assert [pushes for _, _, _, pushes, _, _ in groups.state().positions] == [step, step]
+        groups.carried_out(complete)
+        assert [pushes for _, _, _, pushes, _, _ in groups.state().positions] == [step + 1] * 2

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import math
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from tests.ps.serving import Worker, opened, plan, team, together
 
 from fleetlight.errors import DeadlineError, GradientError, PlanError, ProtocolError
 from fleetlight.ps import messages as m
+from fleetlight.ps.calls import NONE, Call
 from fleetlight.ps.plan import OptimizerPlan
 
 
@@ -327,3 +329,64 @@ def test_many_steps_of_many_workers_equal_one_process() -> None:
     assert workers[0].pull(0, list(range(-3, 4))) == expected
     assert workers[0].dense() == [1 - 3 * steps, 1, 1]
     assert workers[0].server.counted().staleness == {0: 3 * steps}
+
+
+def test_what_is_held_is_there_for_a_snapshot_until_it_is_released() -> None:
+    workers = team(server := opened(plan("sync")))
+    held = [worker.pushed(0, {0: None}, None, hold=True) for worker in workers]
+    both(workers, lambda worker: worker.send(held[worker.index], {0: ([1], [4])}, None))
+    assert server._service is not None
+    pushes = server._service.pushes
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        with server._gate.alone():
+            # as a snapshot is; all have said by which factor
+            answers = [pool.submit(worker.apply, 0, 0.5) for worker in workers]
+            while not pushes._together._releases._complete:
+                pass
+            with server._news:
+                ((change, _),) = pushes.held_now()
+                positions = pushes.standing()[2].positions
+            assert change.restated
+            assert [count for _, _, _, count, _, _ in positions] == [0, 0]
+        assert all(answer.result(20)[0].applied for answer in answers)
+    assert workers[0].pull(0, [1]) == [-2]
+
+
+def test_what_was_called_for_is_heard_by_all_behind_the_same_step() -> None:
+    server = opened(plan(workers=3))
+    workers = team(server, 3)
+    answers = both(workers, lambda w: w.push(0, {0: ([1], [3])}))
+    assert [answer[0].call for answer in answers] == [NONE] * 3
+    beaten = workers[1].say(m.Beat(1, Call(stop=True)))[0]
+    assert (beaten.call, beaten.here) == (Call(stop=True), 3)
+    workers[2].say(m.Beat(1, Call(saves=2)))
+    answers = both(workers, lambda w: w.push(1, {0: ([1], [3])}))
+    assert [answer[0].call for answer in answers] == [Call(True, 2)] * 3
+    # one that makes no more steps would not hear it
+    workers[2].say(m.EndPhase(0))
+    answers = both(workers[:2], lambda w: w.push(2, {0: ([1], [3])}))
+    assert [answer[0].call for answer in answers] == [NONE] * 2
+
+
+def test_a_server_that_is_to_stop_tells_the_workers() -> None:
+    server = opened(plan())
+    workers = team(server)
+    server.call_stop()
+    assert workers[0].say(m.Beat(0))[0].call == Call(stop=True)
+    answers = both(workers, lambda w: w.push(0, {0: ([1], [3])}))
+    assert [answer[0].call for answer in answers] == [Call(stop=True)] * 2
+    workers[0].say(m.Leave())
+    assert not server.stopped
+    assert workers[1].say(m.Beat(1))[0].here == 1
+    workers[1].say(m.Leave(stopped=True))
+    assert server.stopped
+
+
+def test_what_was_called_for_is_heard_behind_a_clipped_step_too() -> None:
+    """Not when it is held: a worker that dies then makes it anew."""
+    workers = team(opened(plan()))
+    workers[1].say(m.Beat(0, Call(saves=1)))
+    answers = both(workers, lambda w: w.push(0, {0: ([1], [2])}, hold=True))
+    assert [answer[0].call for answer in answers] == [NONE] * 2
+    answers = both(workers, lambda w: w.apply(0, 0.5))
+    assert [answer[0].call for answer in answers] == [Call(saves=1)] * 2

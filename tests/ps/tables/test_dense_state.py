@@ -146,3 +146,31 @@ def test_entries_without_a_piece_are_refused() -> None:
     state = DenseState([], [(2, "exp_avg", ELEMENTS)], [{}, {}], [np.zeros(1)])
     with pytest.raises(CheckpointError, match="got 'exp_avg' of piece 2, but only 2 pieces"):
         state.pieces()
+
+
+def test_state_that_does_not_fit_is_refused_before_anything_is_taken() -> None:
+    servers = DenseServers(params := parameters(), [two_groups(params)], 1)
+    train(servers, range(1))
+    whole_state = servers.servers[0].state()
+    before = [array.copy() for array in whole_state.values]
+    missing = DenseState(
+        [np.zeros_like(array) for array in whole_state.values],
+        whole_state.state,
+        whole_state.scalars,
+        whole_state.arrays[:-1],
+    )
+    short = DenseState(
+        missing.values,
+        whole_state.state,
+        whole_state.scalars,
+        [array[:0] if array.size > 1 else array for array in whole_state.arrays],
+    )
+    first = (-1, *whole_state.state[0][1:])
+    nowhere = DenseState(
+        missing.values, [first, *whole_state.state[1:]], whole_state.scalars, whole_state.arrays
+    )
+    for state, why in ((missing, "tensors, expected"), (short, "elements"), (nowhere, "piece -1")):
+        with pytest.raises(CheckpointError, match=why):
+            servers.servers[0].restore(state)
+        for now, then in zip(servers.servers[0].values(), before, strict=True):
+            np.testing.assert_array_equal(now, then)

@@ -149,6 +149,24 @@ def test_the_lock_is_held_for_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPat
     assert len(taken) == 5 + 20 + 1
 
 
+def test_room_is_made_before_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    monkeypatch.setattr(memory, "populate", lambda array: made.append(array.nbytes))
+    monkeypatch.setattr(snapshot_module, "_ROOM_BYTES", 100 * 8 * 4)
+    table = RowTable(8, "sgd")
+    ids = np.arange(1000, dtype=np.int64)
+    table.insert(ids)
+    snapshot = Snapshot(table)
+    for count in (0, 0, 30, 950):
+        snapshot.keep(table.find(ids[:count]))
+        snapshot.make_room()
+    # rows, and their ids, for which there is room, and no more than there are rows
+    row, number = 8 * 4, 8
+    rest = len(table.rows) - 130
+    assert rest >= 870
+    assert made == [100 * row, 100 * number, 30 * row, 30 * number, rest * row, rest * number]
+
+
 def test_only_rows_that_change_are_copied() -> None:
     table = RowTable(8, "sgd")
     ids = np.arange(100_000, dtype=np.int64)

@@ -41,6 +41,10 @@ class AheadLists:
         self._lists[worker] = [kept for kept in lists if kept.table not in tables]
         return [taken for taken in lists if taken.table in tables]
 
+    def forget(self, worker: int) -> None:
+        """All lists of a worker."""
+        self._lists.pop(worker, None)
+
     def clear(self) -> None:
         """Forget all."""
         self._lists.clear()

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import threading
 from collections.abc import Callable, Iterator
 
 from fleetlight.errors import DeadlineError, MembershipError, PeerError, PeerLostError
-from fleetlight.ps.server.roster import ABSENT, HERE, LEFT, LOST, Roster
+from fleetlight.ps.calls import NONE, Call
+from fleetlight.ps.server.roster import ABSENT, AWAY, HERE, LEFT, LOST, Roster
 
 LONGER = "if they need longer, raise deadline_s of the strategy given to fleet.init"
 #: how often a wait looks around without being called
@@ -38,6 +40,22 @@ class Attendance:
         self._clock = clock
         self._traces = [_Trace(clock()) for _ in range(worker_num)]
         self._closed: str | None = None
+        #: what workers have called for
+        self._called = NONE
+        self._stops = False
+
+    @property
+    def call(self) -> Call:
+        """What workers or this server have called for."""
+        return self._called | Call(stop=self._stops)
+
+    def call_for(self, call: Call) -> None:
+        """A worker calls for it; called with `news` held."""
+        self._called |= call
+
+    def call_stop(self) -> None:
+        """The job is to stop; called by signal handlers, amid anything."""
+        self._stops = True
 
     @contextlib.contextmanager
     def during(self, worker: int, operation: str) -> Iterator[None]:
@@ -50,6 +68,11 @@ class Attendance:
         finally:
             trace.doing.remove(operation)
             trace.heard = self._clock()
+
+    def lose(self, worker: int, why: str) -> None:
+        """The worker is gone, without goodbye; called with `news` held."""
+        self.roster.lose(worker, why, self._clock())
+        self.news.notify_all()
 
     def at_step(self, worker: int, step: int) -> None:
         """The worker has said how far it is."""
@@ -90,41 +113,67 @@ class Attendance:
             self.check()
             self._check_here(operation, missing())
             left = end - self._clock()
-            if left <= 0:
+            # what a worker says may be no number
+            if not left > 0:
                 raise DeadlineError(self._late(operation, limit, missing(), nobody))
             # not all that makes a wait hopeless is announced
             self.news.wait(min(left, _LOOK_EVERY_S))
 
-    def until_all_left(self) -> None:
-        """Until every worker has left; raises when one has failed, once the others know."""
-        with self.news:
-            began, failed_at = self._clock(), None
-            while self.roster.those(ABSENT, HERE) and not self.closed:
-                if self.roster.those(ABSENT) and self._since(began) > self.deadline_s:
-                    missing = self.roster.those(ABSENT)
-                    raise DeadlineError(self._late("the server", self.deadline_s, missing))
-                self._lose_silent()
+    def until_all_left(self, look: Callable[[], None]) -> None:
+        """Until every worker has left; raises when one has failed, once the others know.
+
+        `look` looks for those that are away, or have been for too long; with nothing held.
+        """
+        began, failed_at = self._clock(), math.inf
+        while True:
+            look()
+            with self.news:
                 if self.roster.failed:
-                    failed_at = failed_at or self._clock()
-                    # the others learn of it when they call next, and say goodbye
-                    if not self.roster.those(HERE) or self._since(failed_at) > self.deadline_s:
-                        break
-                self.news.wait(min(_LOOK_EVERY_S, self.deadline_s))
-            self.roster.check()
+                    failed_at = min(failed_at, self._clock())
+                if self._is_over(began, failed_at):
+                    self.roster.check()
+                    return
+                if not self.overdue():
+                    self.news.wait(min(_LOOK_EVERY_S, self.deadline_s))
+
+    def overdue(self) -> bool:
+        """Whether somebody has been away for too long; called with `news` held."""
+        return bool(self.roster.overdue(self._clock()))
+
+    def give_up(self) -> list[tuple[int, str]]:
+        """Nobody waits for those any more; as of a roster, called with `news` held."""
+        lost = self.roster.give_up(self._clock())
+        self.news.notify_all()
+        return lost
+
+    def _is_over(self, began: float, failed_at: float) -> bool:
+        if self.closed or not self.roster.those(ABSENT, HERE, AWAY):
+            return True
+        missing = self.roster.those(ABSENT)
+        if missing and self._since(began) > self.deadline_s:
+            raise DeadlineError(self._late("the server", self.deadline_s, missing))
+        # the others learn of a failure when they call next, and say goodbye
+        is_known = not self.roster.those(HERE) or self._since(failed_at) > self.deadline_s
+        return self.roster.failed and is_known
 
     def _since(self, then: float) -> float:
         return self._clock() - then
 
-    def _lose_silent(self) -> None:
-        """A machine that has lost its power closes no connection; its silence tells."""
+    def lose_silent(self) -> None:
+        """A machine that has lost its power closes no connection; its silence tells.
+
+        Called with `news` held.
+        """
         now = self._clock()
         for worker in self.roster.those(HERE):
             silent = now - self._traces[worker].heard
             if silent > self.deadline_s and not self._traces[worker].doing:
-                self.roster.lose(worker, f"it has been silent for {silent:.0f} s")
-                self.news.notify_all()
+                self.lose(worker, f"it has been silent for {silent:.0f} s")
 
     def _check_here(self, operation: str, missing: list[int]) -> None:
+        if self.roster.goes_on:
+            # who waits for one that is lost will be told that it need not
+            return
         gone = [worker for worker in missing if worker in self.roster.those(LEFT, LOST)]
         if gone:
             raise MembershipError(
@@ -140,6 +189,8 @@ class Attendance:
         trace = self._traces[worker]
         if worker in self.roster.those(ABSENT):
             return f"worker {worker} (it never came)"
+        if worker in self.roster.those(AWAY):
+            return f"worker {worker} (it has died, and was not started again yet)"
         if trace.doing:
             return f"worker {worker} (it is in {trace.doing[-1]})"
         silent = self._clock() - trace.heard

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -48,5 +49,9 @@ class Chronicle:
 
     def settle(self) -> None:
         """Return once all that was made so far is written down: then others may be told."""
-        if self._journal is not None:
-            self._journal.commit(self._journal.next - 1)
+        if self._journal is None:
+            return
+        # values may have been read of a change that is made and not put yet
+        with self.turn if self.keeps_values else contextlib.nullcontext():
+            last = self._journal.next - 1
+        self._journal.commit(last)

@@ -25,11 +25,16 @@ from fleetlight.ps.journal.history import history
 from fleetlight.ps.journal.journal import Journal, Policy
 from fleetlight.ps.messages import TableFile
 from fleetlight.ps.server.chronicle import Chronicle
+from fleetlight.ps.tables.pace import Between, Pace, at_once
 from fleetlight.ps.transport.protocol import Codec
 
 Array = NDArray[Any]
 Written = tuple[Change, Sequence[Array]]
 CODEC: Codec[Change] = Codec(Change)
+#: of a core: what a snapshot takes from training
+_SHARE = 0.1
+#: a snapshot does not take its time any more once the journal has so many times `snapshot_bytes`
+_HURRY = 4
 #: how often it is looked whether a snapshot is due
 _LOOK_S = 1.0
 _TRY_EVERY_S = 0.05
@@ -48,6 +53,8 @@ class Durable:
     start: int = 0
     #: what an earlier launch has left is taken up
     resume: bool = False
+    #: and must have left something
+    must_exist: bool = False
     policy: Policy = dataclasses.field(default_factory=Policy)
     #: rows are written that often, or once the journal has so many bytes
     snapshot_s: float = 300.0
@@ -60,8 +67,8 @@ class Rows(Protocol):
     def cut(self) -> None:
         """Hold on to the rows as they are; nobody may be changing them."""
 
-    def write(self, folder: Path) -> list[TableFile]:
-        """Write what was cut, while training goes on."""
+    def write(self, folder: Path, between: Between) -> list[TableFile]:
+        """Write what was cut, while training goes on; call `between` between two pieces."""
 
     def close(self) -> None:
         """Let go of them."""
@@ -69,6 +76,9 @@ class Rows(Protocol):
 
 class Values(Protocol):
     """What is kept."""
+
+    def of_others(self) -> Values:
+        """The same, but what is taken up says nothing of the workers that are here."""
 
     def standing(self) -> list[Written]:
         """What the first records of a file say: a `Standing`, then what it has no place for."""
@@ -97,7 +107,9 @@ class Durability:
 
     def __init__(self, durable: Durable, identity: Identity) -> None:
         self._durable = durable
-        self._folder = Folder.open(durable.path, identity, resume=durable.resume)
+        self._folder = Folder.open(
+            durable.path, identity, resume=durable.resume, must_exist=durable.must_exist
+        )
         self._journal: Journal[Change] | None = None
         self._over = threading.Event()
         self._snapshots = threading.Thread(target=self._watch, name="fleet-snapshots", daemon=True)
@@ -113,6 +125,9 @@ class Durability:
 
     def recover(self, values: Values) -> int:
         """Make the values as they were; answers the number of the change that comes next."""
+        if self._folder.is_resumed:
+            # workers of this job meet already
+            values = values.of_others()
         first, files = self._folder.base()
         if files is not None:
             values.load(files, self._folder.rows_folder(first))
@@ -149,15 +164,19 @@ class Durability:
         self._put_standing(self._journal)
         chronicle.keep(self._journal, values=self._durable.log)
         chronicle.settle()
+        if self._folder.is_resumed:
+            # the next life goes on from here, and knows nothing of an earlier job's workers
+            self.snapshot()
+            self._folder.own()
         self._snapshots.start()
 
-    def snapshot(self) -> bool:
+    def snapshot(self, between: Between = at_once) -> bool:
         """Write the rows as they are now, and drop what lies before; False: not now."""
         rows = self._values.rows()
         if rows is None:
             return False
         try:
-            self._write(rows)
+            self._write(rows, between)
         finally:
             rows.close()
         return True
@@ -173,7 +192,7 @@ class Durability:
                 )
             time.sleep(_TRY_EVERY_S)
 
-    def _write(self, rows: Rows) -> None:
+    def _write(self, rows: Rows, between: Between) -> None:
         journal = self._journal
         assert journal is not None
         # most of it, before the others have to wait
@@ -185,7 +204,7 @@ class Durability:
         journal.commit(journal.next - 1)
         folder = self._folder.rows_folder(first)
         folder.mkdir(exist_ok=True)
-        self._folder.complete(first, rows.write(folder))
+        self._folder.complete(first, rows.write(folder, between))
         self._folder.drop_before(first)
 
     def close(self, *, is_needed: bool = True) -> None:
@@ -210,7 +229,15 @@ class Durability:
             assert self._journal is not None
             is_due = passed_s >= self._durable.snapshot_s
             if is_due or self._journal.size >= self._durable.snapshot_bytes:
-                passed_s = 0.0 if self._tried(self.snapshot) else passed_s
+                passed_s = 0.0 if self._tried(self._beside_training) else passed_s
+
+    def _beside_training(self) -> bool:
+        """A snapshot that takes its time, unless the journal grows faster than it is written."""
+        return self.snapshot(Pace(_SHARE, self._over.wait, self._hurries))
+
+    def _hurries(self) -> bool:
+        assert self._journal is not None
+        return self._over.is_set() or self._journal.size >= _HURRY * self._durable.snapshot_bytes
 
     def _tried(self, act: Callable[[], bool]) -> bool:
         """A snapshot that fails is no loss: the journal goes on."""

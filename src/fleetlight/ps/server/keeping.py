@@ -30,7 +30,8 @@ from fleetlight.ps.server.handover import Handover
 from fleetlight.ps.server.pushes import Pushes
 from fleetlight.ps.server.tickets import Reply
 from fleetlight.ps.tables.dense_state import DenseState
-from fleetlight.ps.tables.holdings import CutState, Holdings
+from fleetlight.ps.tables.holdings import CutState, Holdings, is_file
+from fleetlight.ps.tables.pace import Between
 from fleetlight.ps.tables.snapshot import get_ready
 from fleetlight.ps.tables.unpacking import Unpacking
 
@@ -56,10 +57,10 @@ class _Aside:
         """As in `Rows`."""
         self.state = self.holdings.cut()
 
-    def write(self, folder: Path) -> list[TableFile]:
+    def write(self, folder: Path, between: Between) -> list[TableFile]:
         """As in `Rows`."""
         assert self.state is not None, "nothing was cut"
-        return self.holdings.save(self.state, folder)
+        return self.holdings.save(self.state, folder, between)
 
     def close(self) -> None:
         """As in `Rows`."""
@@ -168,7 +169,7 @@ class Keeping:
             self._handover.clear()
             return self._handover.folder
         folder = Path(message.folder)
-        if not (folder / message.token).is_file():
+        if not is_file(folder / message.token):
             raise CheckpointError(
                 f"server {self._server} does not see what worker 0 wrote into {folder}; the folder "
                 "of a checkpoint must be the same for all processes, use a shared file system or "

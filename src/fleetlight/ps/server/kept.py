@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from fleetlight.ps import changes as c
-from fleetlight.ps.messages import Fill, Load, Shrink, TableFile
+from fleetlight.ps.messages import Deal, Fill, Load, Shrink, TableFile
 from fleetlight.ps.server.attendance import Attendance
 from fleetlight.ps.server.chronicle import Chronicle
 from fleetlight.ps.server.durability import Rows, Written
@@ -20,6 +21,7 @@ from fleetlight.ps.server.gate import Gate
 from fleetlight.ps.server.keeping import Keeping
 from fleetlight.ps.server.meetings import Meetings
 from fleetlight.ps.server.pushes import Pushes
+from fleetlight.ps.server.work import Work
 from fleetlight.ps.tables.dense_state import DenseState
 from fleetlight.ps.tables.holdings import Holdings
 from fleetlight.ps.tables.unpacking import Unpacking
@@ -35,9 +37,19 @@ class Kept:
     pushes: Pushes
     keeping: Keeping
     meetings: Meetings[list[Array]]
+    work: Work
     attendance: Attendance
     gate: Gate
     chronicle: Chronicle
+
+    def of_others(self) -> Kept:
+        """As in `Values`."""
+        attendance = copy.copy(self.attendance)
+        # those that are here meet meanwhile
+        with attendance.news:
+            attendance.roster = copy.deepcopy(attendance.roster)
+            meetings, work = copy.deepcopy(self.meetings), copy.deepcopy(self.work)
+        return dataclasses.replace(self, meetings=meetings, work=work, attendance=attendance)
 
     def standing(self) -> list[Written]:
         """As in `Values`."""
@@ -46,8 +58,9 @@ class Kept:
             ledger, steps, releases = self.pushes.standing()
             gone = self.attendance.roster.gone()
             held, met = self.pushes.held_now(), self.meetings.last
+            work = self.work.state()
         standing = c.Standing(
-            ledger, steps, releases, gone, self.holdings.loaded, dense.state, dense.scalars
+            ledger, steps, releases, gone, self.holdings.loaded, dense.state, dense.scalars, work
         )
         written: list[Written] = [(standing, [*dense.values, *dense.arrays]), *held]
         if met is not None:
@@ -63,6 +76,7 @@ class Kept:
         self.holdings.restore(state, loaded=standing.loaded)
         self.pushes.restore(standing, is_last=is_last)
         self.attendance.roster.outlive(standing.gone)
+        self.work.restore(standing.work)
 
     def load(self, files: Sequence[TableFile], folder: Path) -> None:
         """As in `Values`."""
@@ -86,17 +100,26 @@ class Kept:
         elif isinstance(change, c.EndedPhase):
             self.pushes.end(change.worker, change.phase)
         elif isinstance(change, c.Went):
-            self.attendance.roster.outlive([(change.worker, change.incarnation)])
+            # `Company.begin` has the meetings do without it
+            self.attendance.roster.outlive([(change.worker, change.incarnation, change.lost)])
             self.pushes.leave(change.worker)
+        elif isinstance(change, c.Freed):
+            self.work.release(change.worker)
+        elif isinstance(change, c.Asked):
+            self._ask_again(change)
         else:
             assert isinstance(change, c.Met), change
             self.meetings.restore(change.meeting, change.operation, apart(change, arrays))
 
+    def _ask_again(self, change: c.Asked) -> None:
+        if isinstance(change.message, Deal):
+            self.work.deal(change.worker, change.message)
+        else:
+            self.work.reach(change.worker, change.message)
+
     def forget_workers(self) -> None:
         """As in `Values`."""
         self.pushes.forget_workers()
-        self.meetings.forget()
-        self.attendance.roster.forget()
 
     @contextlib.contextmanager
     def at_rest(self) -> Iterator[None]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from fleetlight.ps.calls import NONE, Call
 from fleetlight.ps.changes import Entry, LedgerState
 from fleetlight.ps.sequences import HighWater
 from fleetlight.ps.server.staleness import Clocks, Versions
@@ -18,6 +19,7 @@ class Peer:
     worker: int
     incarnation: int
     lane: str
+    life: int = 1
 
     def __str__(self) -> str:
         return f"worker {self.worker}"
@@ -33,9 +35,12 @@ class Ledger:
         self.marks = HighWater()
         #: the workers whose last push changed nothing
         self.skipped: set[int] = set()
+        #: what all have been told to do behind their steps: calls add up
+        self.call = NONE
 
-    def book(self, entries: Sequence[Entry], applied: bool) -> None:
+    def book(self, entries: Sequence[Entry], applied: bool, call: Call = NONE) -> None:
         """A change was made, or skipped: then the workers are further, the values are the same."""
+        self.call |= call
         if applied:
             seen = [(e.worker, e.seen) for e in entries if e.seen is not None]
             self.versions.applied(seen)
@@ -51,6 +56,7 @@ class Ledger:
         self.marks.restore(self.marks.epoch, [])
         self.versions.restore(self.versions.version, {}, {})
         self.skipped.clear()
+        self.call = NONE
 
     def state(self) -> LedgerState:
         """All of it, to be kept with the values."""
@@ -64,6 +70,7 @@ class Ledger:
             staleness=dict(self.versions.staleness),
             own=self.versions.own(),
             skipped=sorted(self.skipped),
+            call=self.call,
         )
 
     def restore(self, state: LedgerState) -> None:
@@ -72,3 +79,4 @@ class Ledger:
         self.versions.restore(state.version, state.staleness, state.own)
         self.marks.restore(state.epoch, state.marks)
         self.skipped = set(state.skipped)
+        self.call = state.call

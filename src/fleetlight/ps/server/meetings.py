@@ -14,6 +14,10 @@ from fleetlight.errors import PeerError, ProtocolError
 T = TypeVar("T")
 
 
+def _worker(entry: tuple[int, object]) -> int:
+    return entry[0]
+
+
 @dataclasses.dataclass
 class _Meeting(Generic[T]):
     operation: str
@@ -30,6 +34,8 @@ class Meetings(Generic[T]):
         #: what was brought to the last complete meeting: somebody may ask again
         self._last: tuple[int, str, list[T]] | None = None
         self._broken: PeerError | None = None
+        #: who comes to no more meeting
+        self._gone: set[int] = set()
 
     def enter(self, worker: int, meeting: int, operation: str, brought: T) -> None:
         """A worker has come; coming again to the same meeting changes nothing."""
@@ -42,10 +48,20 @@ class Meetings(Generic[T]):
             self.give_up(ProtocolError(self._differ(meeting, there, worker, operation)))
         self._check_open()
         there.brought[worker] = brought
-        if len(there.brought) == self._worker_num:
-            everything = [there.brought[w] for w in range(self._worker_num)]
-            self._last = meeting, operation, everything
-            del self._open[meeting]
+        self._complete(meeting)
+
+    def leave(self, worker: int) -> None:
+        """The worker comes to no more meeting; the others may wait for just that."""
+        self._gone.add(worker)
+        for meeting in sorted(self._open):
+            self._complete(meeting)
+
+    def _complete(self, meeting: int) -> None:
+        if self.missing(meeting):
+            return
+        there = self._open.pop(meeting)
+        everything = [brought for _, brought in sorted(there.brought.items(), key=_worker)]
+        self._last = meeting, there.operation, everything
 
     def result(self, meeting: int) -> list[T] | None:
         """What everybody brought, in the order of the workers; None while somebody is missing."""
@@ -63,15 +79,12 @@ class Meetings(Generic[T]):
         """All have been to this meeting, in an earlier life of the server."""
         self._last = meeting, operation, brought
 
-    def forget(self) -> None:
-        """Nobody has met yet."""
-        self._last = None
-
     def missing(self, meeting: int) -> list[int]:
         """Who has not come."""
         there = self._open.get(meeting)
         came = there.brought if there is not None else {}
-        return [worker for worker in range(self._worker_num) if worker not in came]
+        expected = [w for w in range(self._worker_num) if w not in self._gone]
+        return [worker for worker in expected if worker not in came]
 
     def give_up(self, error: PeerError) -> None:
         """There will be no more meetings, and `error` is why; the first reason stays."""

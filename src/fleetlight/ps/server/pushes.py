@@ -65,7 +65,7 @@ class Pushes:
             peer,
             message,
             lambda: self._pushed(peer, message, self._push(peer, message, arrays)),
-            lambda: self._pushed(peer, message, self._became(peer)),
+            lambda: self._pushed(peer, message, self._became(peer, message)),
         )
 
     def apply(self, peer: Peer, message: Apply) -> Reply:
@@ -74,7 +74,7 @@ class Pushes:
             peer,
             message,
             lambda: self._pushed(peer, message, self._together.apply(peer, message)),
-            lambda: self._pushed(peer, message, self._became(peer)),
+            lambda: self._pushed(peer, message, self._became(peer, message)),
         )
 
     def exchange(self, peer: Peer, message: Exchange, arrays: Sequence[Array]) -> Reply:
@@ -97,13 +97,18 @@ class Pushes:
             with self._news:
                 self._ahead.remember(peer.worker, pulled)
 
+    def forget_ahead(self, worker: int) -> None:
+        """Another life of the worker has begun, and has read nothing; called with `news` held."""
+        self._ahead.forget(worker)
+
     def end(self, worker: int, phase: int) -> None:
         """The worker makes no more step in this phase: others may wait for just that."""
         with self._news:
             self.ledger.clocks.end(worker, phase)
             self._chronicle.note(EndedPhase(worker, phase))
+            carry_out = self._together.end(worker, phase)
             self._news.notify_all()
-        self._together.end(worker, phase)
+        carry_out()
 
     def awaited_by(self, worker: int) -> dict[int, list[int]]:
         """By optimizer: whom a worker waits for in a step; called with `news` held."""
@@ -124,6 +129,7 @@ class Pushes:
             self._ahead.clear()
 
     def _push(self, peer: Peer, message: Push, arrays: Sequence[Array]) -> Outcome:
+        self._attendance.roster.check_trains(peer.worker)
         gradients = self._holdings.gradients(message, arrays, str(peer))
         self._attendance.at_step(peer.worker, message.step)
         refused = self._refusal_of(peer, message, gradients)
@@ -167,6 +173,7 @@ class Pushes:
         self._book(change.entries, applied=not change.skipped)
 
     def _exchange(self, peer: Peer, message: Exchange, differences: Gradients) -> list[Array]:
+        self._attendance.roster.check_trains(peer.worker)
         refused = self._refusal(f"{peer} brought a difference (step {message.step})", differences)
         self._attendance.at_step(peer.worker, message.step)
         if refused is not None:
@@ -222,10 +229,13 @@ class Pushes:
         self.ledger.forget_workers()
         self._together.forget_workers()
 
-    def _became(self, peer: Peer) -> Outcome:
+    def _became(self, peer: Peer, message: Push | Apply) -> Outcome:
         """What has become of the last push of a worker, which asks again."""
         with self._news:
-            return Outcome(applied=peer.worker not in self.ledger.skipped)
+            held = self._together.held(peer, message)
+            if held is not None:
+                return held
+            return Outcome(peer.worker not in self.ledger.skipped, call=self.ledger.call)
 
     def _reread(self, message: Exchange, differences: Gradients) -> list[Array]:
         return self._holdings.reread(differences, message.step) if message.wants else []
@@ -271,6 +281,7 @@ class Pushes:
             outcome.square,
             [pulled.table for pulled in changed],
             [pulled.batch for pulled in changed],
+            outcome.call,
         ), arrays
 
     def _taken_ahead(self, peer: Peer, optimizer: int) -> list[AheadList]:

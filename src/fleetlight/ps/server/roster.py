@@ -9,14 +9,20 @@ from collections.abc import Iterable
 from fleetlight.errors import MembershipError, PeerLostError
 from fleetlight.ps.messages import Hello
 
-#: what has become of a worker
-ABSENT, HERE, LEFT, LOST = "absent", "here", "left", "lost"
+#: what has become of a worker; one that is away may be started again
+ABSENT, HERE, AWAY, LEFT, LOST = "absent", "here", "away", "left", "lost"
 
 
 @dataclasses.dataclass
 class _Seat:
     state: str = ABSENT
     incarnation: int = 0
+    life: int = 1
+    #: how long it may be away
+    away_s: float = 0.0
+    #: since when it is, and why
+    since: float = 0.0
+    why: str = ""
 
 
 class Roster:
@@ -32,57 +38,127 @@ class Roster:
         self._failure: str | None = None
         #: a server that is started again has its values still
         self._outlives = False
+        #: a worker that is lost is missed, but the job goes on; there is no job without worker 0
+        self.goes_on = False
 
-    def outlive(self, gone: Iterable[tuple[int, int]]) -> None:
-        """Who has left in an earlier life of the server: worker and incarnation."""
+    def outlive(self, gone: Iterable[tuple[int, int, bool]]) -> None:
+        """Who has gone in an earlier life of the server: as `gone` says it."""
         self._outlives = True
-        for worker, incarnation in gone:
-            self._seats[worker] = _Seat(LEFT, incarnation)
+        for worker, incarnation, lost in gone:
+            self._seats[worker] = _Seat(LOST if lost else LEFT, incarnation)
 
-    def forget(self) -> None:
-        """Nobody has come yet."""
-        self._seats = [_Seat() for _ in self._seats]
+    def gone(self) -> list[tuple[int, int, bool]]:
+        """Those without whom all goes on: worker, incarnation, and whether it was lost."""
+        gone = self.those(LEFT) + [w for w in self.those(LOST) if not self._is_needed(w)]
+        return [(w, self._seats[w].incarnation, w in self.those(LOST)) for w in sorted(gone)]
 
-    def gone(self) -> list[tuple[int, int]]:
-        """Who has left: worker and incarnation."""
-        return [(w, self._seats[w].incarnation) for w in self.those(LEFT)]
+    def arrive(self, hello: Hello) -> bool:
+        """A worker opens a connection; an error says why it does not belong here.
 
-    def arrive(self, hello: Hello) -> None:
-        """A worker opens a connection; an error says why it does not belong here."""
+        True when another life of it has begun.
+        """
         self._check_fits(hello)
         seat = self._seats[hello.worker]
+        is_same = seat.incarnation == hello.incarnation
+        if is_same:
+            self.check_life(hello.worker, hello.life)
         if hello.joined and seat.state == ABSENT and not self._outlives:
             raise MembershipError(
                 f"worker {hello.worker} has trained with an earlier life of this server, whose "
                 "values are lost; start the whole job anew (durability='log' keeps them)"
             )
-        if seat.state == LEFT and seat.incarnation == hello.incarnation and self._outlives:
+        may_repeat = self._outlives or hello.joined or hello.life > seat.life
+        if seat.state == LEFT and is_same and may_repeat:
             # its goodbye was heard, and the answer lost
-            return
+            seat.life = hello.life
+            return False
         if seat.state in (LEFT, LOST):
             raise MembershipError(
                 f"worker {hello.worker} came back after it had {seat.state.replace('lost', 'gone')}"
                 "; a job does not take workers in again, start the whole job anew"
             )
-        if seat.state == HERE and seat.incarnation != hello.incarnation:
+        if seat.state in (HERE, AWAY) and not is_same:
             raise MembershipError(
-                f"there are two workers {hello.worker} (lives {seat.incarnation} and "
+                f"there are two workers {hello.worker} (started at {seat.incarnation} and "
                 f"{hello.incarnation}): it was started twice, or started again; every worker "
                 "needs an index of its own, and a job is started again as a whole"
             )
-        self._seats[hello.worker] = _Seat(HERE, hello.incarnation)
+        self._seats[hello.worker] = _Seat(HERE, hello.incarnation, hello.life, hello.away_s)
+        return is_same and hello.life > seat.life
+
+    def check_life(self, worker: int, life: int) -> None:
+        """Refuse a process in whose place another one was started."""
+        now = self._seats[worker].life
+        if life < now:
+            raise MembershipError(
+                f"worker {worker} has been started again (life {now}), but its life {life} still "
+                "calls; end the older process"
+            )
+
+    def check_trains(self, worker: int) -> None:
+        """Refuse what a worker brings that is no part of the job any more, and may not know it."""
+        if self._seats[worker].state in (LEFT, LOST):
+            raise MembershipError(
+                f"worker {worker} has left the job or was taken for lost, and the others go on "
+                "without it: what it brings is not taken; end this process"
+            )
 
     def leave(self, worker: int, error: str = "") -> None:
-        """A worker says goodbye, with an error when it has failed."""
-        self._seats[worker].state = LEFT
-        if error:
+        """A worker says goodbye, with an error when it has failed; one that is lost stays so."""
+        seat = self._seats[worker]
+        if seat.state != LOST:
+            seat.state = LEFT
+        if error and self._is_needed(worker):
             self._fail(f"worker {worker} failed: {error}")
 
-    def lose(self, worker: int, why: str) -> None:
+    def lose(self, worker: int, why: str, now: float) -> None:
         """A worker is gone without goodbye; nothing changes if it has left properly."""
-        if self._seats[worker].state == HERE:
-            self._seats[worker].state = LOST
-            self._fail(f"worker {worker} went away without goodbye: {why}")
+        seat = self._seats[worker]
+        if seat.state != HERE:
+            return
+        seat.since, seat.why = now, why
+        seat.state = AWAY
+        if not seat.away_s and self._is_needed(worker):
+            self._lose(worker)
+
+    def is_away(self, worker: int) -> bool:
+        """True while it is, and may come back."""
+        return self._seats[worker].state == AWAY
+
+    def come_back(self, worker: int, incarnation: int, life: int) -> None:
+        """A worker that is away is heard of; nothing changes if it is another process."""
+        seat = self._seats[worker]
+        if seat.state == AWAY and (seat.incarnation, seat.life) == (incarnation, life):
+            seat.state = HERE
+
+    def overdue(self, now: float) -> list[int]:
+        """Those that have been away for too long."""
+        away = [(worker, self._seats[worker]) for worker in self.those(AWAY)]
+        return [worker for worker, seat in away if now - seat.since > seat.away_s]
+
+    def give_up(self, now: float) -> list[tuple[int, str]]:
+        """Those do not come back; answers the ones without whom all goes on, and why."""
+        lost = []
+        for worker in self.overdue(now):
+            seat = self._seats[worker]
+            seat.why += f"; it has not come back for {seat.away_s:g} s" if seat.away_s else ""
+            lost.append((worker, self._lose(worker)))
+        return [one for one in lost if not self._is_needed(one[0])]
+
+    def _lose(self, worker: int) -> str:
+        seat = self._seats[worker]
+        seat.state = LOST
+        text = f"worker {worker} went away without goodbye: {seat.why}"
+        if self._is_needed(worker):
+            self._fail(text)
+        return text
+
+    def is_lost(self, worker: int) -> bool:
+        """True once it is, for good."""
+        return self._seats[worker].state == LOST
+
+    def _is_needed(self, worker: int) -> bool:
+        return not (self.goes_on and worker)
 
     def check(self) -> None:
         """Raise the first failure of a worker, if there was one."""
@@ -96,8 +172,8 @@ class Roster:
 
     @property
     def is_over(self) -> bool:
-        """True when all have left, and no one for an error."""
-        return not self.failed and all(seat.state == LEFT for seat in self._seats)
+        """True when all have left, and no one who was needed for an error."""
+        return not self.failed and all(seat.state in (LEFT, LOST) for seat in self._seats)
 
     def incarnation(self, worker: int) -> int:
         """Which life of the worker is here."""

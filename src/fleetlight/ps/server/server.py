@@ -17,26 +17,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleetlight.errors import (
-    MembershipError,
     PeerError,
     PeerLostError,
     PlanError,
     ProtocolError,
 )
-from fleetlight.observe.log import logger
 from fleetlight.ps import messages as m
-from fleetlight.ps.changes import Went
 from fleetlight.ps.journal.folder import Identity
 from fleetlight.ps.plan import Plan, first_difference
 from fleetlight.ps.server.ahead_lists import AheadList
 from fleetlight.ps.server.attendance import Attendance
 from fleetlight.ps.server.chronicle import Chronicle
+from fleetlight.ps.server.company import Company
 from fleetlight.ps.server.durability import Durability, Durable
 from fleetlight.ps.server.gate import Gate
 from fleetlight.ps.server.keeping import Keeping
-from fleetlight.ps.server.kept import Kept, met_change
+from fleetlight.ps.server.kept import Kept
 from fleetlight.ps.server.ledger import Peer
-from fleetlight.ps.server.meetings import Meetings
 from fleetlight.ps.server.pushes import Pushes
 from fleetlight.ps.server.reading import pulled
 from fleetlight.ps.server.roster import Roster
@@ -46,18 +43,9 @@ from fleetlight.ps.transport.interface import Connection
 
 Array = NDArray[Any]
 Arrays = Sequence[Array]
-#: a lost connection of this lane is a lost worker; the others may be opened again
-CONTROL = "control"
-#: what changes values, or what others may rely on
-_CHANGING = (
-    m.Push,
-    m.Apply,
-    m.Exchange,
-    m.EndPhase,
-    m.Fill,
-    m.Shrink,
-    m.Meet,
-)
+#: their answers tell nothing that could be lost later, or it was written down before; all others
+#: wait for the journal
+_UNSETTLED = (m.Beat, m.Ask, m.Join, m.Leave, m.Cut, m.Put, m.Take, m.Drop)
 #: what puts others in the place of values; too much to be written down twice
 _REPLACING = (m.Load, m.Restore)
 #: how often a worker that joins is told that a checkpoint is still being read
@@ -108,13 +96,11 @@ class Server:
         self._roster = Roster(index, server_num, worker_num, version)
         self._attendance = Attendance(self._roster, worker_num, deadline_s, clock)
         self._news = self._attendance.news
-        self._meetings: Meetings[list[Array]] = Meetings(worker_num)
+        self._company = Company(self._attendance, self._chronicle, worker_num)
         self._gate = Gate(deadline_s)
         self._service: _Service | None = None
         #: the plan is known, and a checkpoint is being read
         self._is_loading = False
-        #: the connection whose loss is the loss of a worker
-        self._controls: dict[int, Connection] = {}
         self._handlers = self._all_handlers()
 
     def open(
@@ -142,10 +128,9 @@ class Server:
         if durability is not None:
             durability.begin(self._kept(service), self._chronicle)
             self._durability = durability
+        self._company.begin(pushes, goes_on=plan.lost_worker == "go_on")
         with self._news:
             self._service = service
-            for worker, _ in self._roster.gone():
-                pushes.leave(worker)
             self._news.notify_all()
 
     def _opened(self, durable: Durable, plan: Plan) -> Durability:
@@ -157,7 +142,8 @@ class Server:
             service.holdings,
             service.pushes,
             service.keeping,
-            self._meetings,
+            self._company.meetings,
+            self._company.dealing.work,
             self._attendance,
             self._gate,
             self._chronicle,
@@ -175,28 +161,26 @@ class Server:
         handler = self._handlers.get(type(message))
         if handler is None:
             raise ProtocolError(f"{peer} sent {type(message).__name__}, which servers only answer")
+        self._roster.check_life(peer.worker, peer.life)
         with self._attendance.during(peer.worker, _operation(message)):
+            self._company.hear(peer)
             reply = handler(peer, message, arrays)
-            if isinstance(message, _REPLACING) and self._durability is not None:
+            # first values are brought once, too, and may be written down nowhere else
+            replacing = _REPLACING if self._chronicle.keeps_values else (*_REPLACING, m.Fill)
+            if isinstance(message, replacing) and self._durability is not None:
                 self._durability.snapshot_now()
-            elif isinstance(message, _CHANGING):
-                # what is acknowledged is not lost any more
+            elif not isinstance(message, _UNSETTLED):
+                # what is acknowledged or was seen is not lost any more
                 self._chronicle.settle()
             return reply
 
     def gone(self, connection: Connection, error: PeerError | None) -> None:
         """A connection has ended."""
-        peer = connection.note
-        with self._news:
-            if isinstance(peer, Peer) and self._controls.get(peer.worker) is connection:
-                del self._controls[peer.worker]
-                why = "its connection was closed" if error is None else str(error)
-                self._roster.lose(peer.worker, why)
-                self._news.notify_all()
+        self._company.gone(connection, error)
 
     def wait(self) -> None:
         """Until every worker has left; raises when one has failed or was lost."""
-        self._attendance.until_all_left()
+        self._company.until_all_left()
 
     def close(self, why: str = "") -> None:
         """Serve no more: whoever waits or calls is told why."""
@@ -209,23 +193,24 @@ class Server:
             self._durability.close(is_needed=not is_over)
             self._durability = None
 
+    def call_stop(self) -> None:
+        """Have all workers told that the job is to stop; safe in a signal's handler."""
+        self._attendance.call_stop()
+
     @property
     def is_open(self) -> bool:
         """True once it knows what is trained."""
         return self._service is not None
 
     @property
+    def stopped(self) -> bool:
+        """True once a worker has left because the job was asked to stop."""
+        return self._company.stopped
+
+    @property
     def closed(self) -> bool:
         """True once it serves no more."""
         return self._attendance.closed
-
-    def load(self, message: m.Load) -> None:
-        """Read this server's rows out of a checkpoint, before training."""
-        self._open_service().keeping.load(message)
-
-    def restore(self, message: m.Restore, arrays: Arrays) -> None:
-        """Take dense values and state out of a checkpoint, before training."""
-        self._open_service().keeping.restore(message, arrays)
 
     def counted(self) -> m.Counted:
         """What there is to say in figures."""
@@ -245,11 +230,15 @@ class Server:
 
     def _all_handlers(self) -> dict[type, Callable[[Peer, Any, Arrays], Reply]]:
         """By class of the message. Those that work on the holdings need the plan."""
+        dealing = self._company.dealing
         return {
-            m.Meet: self._meet,
-            m.Beat: self._beat,
-            m.Leave: self._leave,
+            m.Meet: self._company.meet,
+            m.Beat: lambda peer, message, a: self._company.beat(peer, message),
+            m.Leave: lambda peer, message, a: self._company.leave(peer, message),
             m.Ask: lambda peer, message, arrays: (self.counted(), []),
+            m.Deal: lambda peer, message, a: dealing.deal(peer, message),
+            m.Reached: lambda peer, message, a: dealing.reach(peer, message),
+            m.Remain: lambda peer, message, a: dealing.remain(message),
             m.Join: self._join,
             m.Pull: self._pull,
             m.EndPhase: self._end_phase,
@@ -268,10 +257,6 @@ class Server:
             m.Restore: lambda p, message, a: self._serving().keeping.restore(message, a),
         }
 
-    @property
-    def _is_open(self) -> bool:
-        return self._service is not None
-
     def _serving(self) -> _Service:
         """What the server works with; an error where the job is over or has not begun."""
         self._attendance.check()
@@ -286,18 +271,11 @@ class Server:
         return self._service
 
     def _hello(self, connection: Connection, message: m.Hello) -> Reply:
-        # of a failure the worker is told by its next request: a greeting that fails is tried again
         with self._news:
-            if message.joined and not self._is_open:
+            if message.joined and not self.is_open:
                 # to be tried again
                 raise PeerLostError(f"server {self.index} is not back yet: it takes up its values")
-            self._roster.arrive(message)
-            peer = Peer(message.worker, message.incarnation, message.lane)
-            connection.note = peer
-            connection.peer = f"{peer} ({connection.peer})"
-            if message.lane == CONTROL:
-                self._controls[message.worker] = connection
-            self._news.notify_all()
+            self._company.greet(connection, message)
         with self._attendance.during(message.worker, "hello"):
             return self._welcome()
 
@@ -311,11 +289,11 @@ class Server:
             self._attendance.check()
             self._attendance.wait(
                 "joining",
-                lambda: self._is_open or self._is_loading,
+                lambda: self.is_open or self._is_loading,
                 list,
                 nobody=f"server {self.index}, which has not called fleet.init_server() yet",
             )
-            if not self._news.wait_for(lambda: self._is_open, _LOADING_S):
+            if not self._news.wait_for(lambda: self.is_open, _LOADING_S):
                 # to be asked again: a large checkpoint takes longer than any deadline
                 return m.Done(), []
         difference = first_difference(self._open_service().plan, message.plan)
@@ -325,66 +303,6 @@ class Server:
                 f"{difference}; run the same script with the same settings everywhere"
             )
         return self._welcome()
-
-    def _meet(self, peer: Peer, message: m.Meet, arrays: Arrays) -> Reply:
-        meeting = message.meeting
-        with self._news:
-            self._attendance.check()
-            try:
-                before = self._meetings.last
-                self._meetings.enter(peer.worker, meeting, message.operation, list(arrays))
-                after = self._meetings.last
-                if after is not None and after is not before:
-                    self._chronicle.note(*met_change(*after))
-                self._news.notify_all()
-                self._attendance.wait(
-                    message.operation,
-                    lambda: self._meetings.result(meeting) is not None,
-                    lambda: self._missing(peer, message),
-                    message.deadline_s,
-                )
-            except PeerError as error:
-                # who comes later must not believe that everybody is there
-                self._meetings.give_up(error)
-                self._news.notify_all()
-                raise
-            brought = self._meetings.result(meeting) or []
-        return m.Met(), [array for arrays_ in brought for array in arrays_]
-
-    def _missing(self, peer: Peer, message: m.Meet) -> list[int]:
-        """Who has not come; an error when somebody cannot, who waits for this very worker."""
-        missing = self._meetings.missing(message.meeting)
-        if self._service is not None:
-            for worker in missing:
-                awaited = self._service.pushes.awaited_by(worker)
-                if any(peer.worker in workers for workers in awaited.values()):
-                    raise MembershipError(
-                        f"{message.operation} of {peer} would wait for worker {worker}, which "
-                        f"waits for {peer} in a step; call fleet.barrier_worker() first when "
-                        "workers have different numbers of steps"
-                    )
-        return missing
-
-    def _beat(self, peer: Peer, message: m.Beat, arrays: Arrays) -> Reply:
-        self._attendance.at_step(peer.worker, message.step)
-        self._attendance.check()
-        return m.Done(), []
-
-    def _leave(self, peer: Peer, message: m.Leave, arrays: Arrays) -> Reply:
-        if not message.error:
-            # once the last one has left nothing is written any more
-            self._chronicle.note(Went(peer.worker, peer.incarnation))
-            self._chronicle.settle()
-        with self._news:
-            self._roster.leave(peer.worker, message.error)
-            service = self._service
-            self._news.notify_all()
-        if message.error:
-            logger.warning("%s failed: %s", peer, message.error)
-        elif service is not None:
-            # a failed worker is missed, a finished one makes way
-            service.pushes.leave(peer.worker)
-        return m.Done(), []
 
     def _pull(self, peer: Peer, message: m.Pull, arrays: Arrays) -> Reply:
         service = self._serving()
@@ -410,16 +328,18 @@ class Server:
         if peer.worker != 0:
             raise ProtocolError(f"{peer} brought first values, expected those of worker 0")
         holdings = self._serving().holdings
-        self._chronicle.make(message, arrays, lambda: holdings.fill(message, arrays))
+        with self._gate.passing():
+            self._chronicle.make(message, arrays, lambda: holdings.fill(message, arrays))
         return m.Done(), []
 
     def _shrink(self, peer: Peer, message: m.Shrink, arrays: Arrays) -> Reply:
         table = self._serving().holdings.table(message.table)
-        removed, left = self._chronicle.make(
-            message,
-            [],
-            lambda: table.shrink(message.unseen_days, message.score, message.decay),
-        )
+        with self._gate.passing():
+            removed, left = self._chronicle.make(
+                message,
+                [],
+                lambda: table.shrink(message.unseen_days, message.score, message.decay),
+            )
         return m.Shrunk(removed, left), []
 
 

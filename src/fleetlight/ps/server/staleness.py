@@ -13,7 +13,8 @@ _REMEMBERED = 4096
 class Clocks:
     """Steps of each worker that are applied, counted from the last barrier on.
 
-    A worker that has ended a phase or left holds nobody up: it makes no more step.
+    A worker that has ended a phase or left holds nobody up: it makes no more step. One that makes
+    another step in a phase it had ended, since there was more to do after all, goes on in it.
     """
 
     def __init__(self, worker_num: int) -> None:
@@ -25,6 +26,8 @@ class Clocks:
     def advance(self, worker: int, phase: int, steps: int = 1) -> None:
         """So many more steps of the worker are applied."""
         self._applied[worker] = phase, self._steps(worker, phase) + steps
+        if self._ended.get(worker, -1) >= phase:
+            self._ended[worker] = phase - 1
 
     def end(self, worker: int, phase: int) -> None:
         """The worker makes no more step in this phase."""

@@ -55,6 +55,8 @@ class StepGroups(Generic[T]):
         self._ended = dict.fromkeys(range(worker_num), -1)
         self._positions: dict[tuple[int, int], _Position] = {}
         self._groups: dict[tuple[int, int, int], _Group[T]] = {}
+        #: optimizer and worker of groups that are complete and not yet carried out
+        self._complete: set[tuple[int, int]] = set()
 
     def add(
         self, optimizer: int, worker: int, phase: int, step: int, contribution: T
@@ -72,6 +74,10 @@ class StepGroups(Generic[T]):
         group.contributions[worker] = contribution
         group.step = max(group.step, step)
         return self._take(key)
+
+    def carried_out(self, complete: Complete[T]) -> None:
+        """The step has been made, or has failed: it is under way no more."""
+        self._complete -= {(complete.optimizer, worker) for worker in complete.contributions}
 
     def undone(self, optimizer: int, workers: Iterable[int]) -> None:
         """The step was not applied: its workers may push the same step counter again."""
@@ -91,7 +97,7 @@ class StepGroups(Generic[T]):
 
     def state(self) -> StepsState:
         """How far everybody is; steps under way are none of it."""
-        under_way = {
+        under_way = self._complete | {
             (optimizer, worker)
             for (optimizer, _, _), group in self._groups.items()
             for worker in group.contributions
@@ -145,6 +151,7 @@ class StepGroups(Generic[T]):
         """Forget every step; the workers begin anew."""
         self._positions.clear()
         self._groups.clear()
+        self._complete.clear()
 
     def _expected(self, phase: int) -> list[int]:
         return [worker for worker, ended in self._ended.items() if ended < phase]
@@ -158,6 +165,7 @@ class StepGroups(Generic[T]):
         if any(worker not in group.contributions for worker in self._expected(key[1])):
             return None
         del self._groups[key]
+        self._complete |= {(key[0], worker) for worker in group.contributions}
         return Complete(key[0], group.step, dict(sorted(group.contributions.items())))
 
     def _check_phase(self, worker: int, phase: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from fleetlight.errors import ProtocolError
 from fleetlight.ps.messages import Apply, Exchange, Message, Push
 from fleetlight.ps.sequences import HighWater
 from fleetlight.ps.server.attendance import Attendance, again
@@ -48,10 +49,17 @@ class Tickets:
         """Carry it out if it is new; `answer_again` where the first answer is not kept."""
         ticket = _Ticket(peer.incarnation, message.sequence)
         with self._attendance.news:
+            # of an epoch that is over not even the answer is told again
+            new = self._marks.is_new(peer.worker, peer.incarnation, message.epoch, message.sequence)
             before = self._tickets.get(peer.worker)
             if before is not None and _same(before, ticket):
                 return self._first_reply(before, peer)
-            new = self._marks.is_new(peer.worker, peer.incarnation, message.epoch, message.sequence)
+            if new and before is not None and _number(before) > _number(ticket):
+                # it would stand in the way of the one that came after it
+                raise ProtocolError(
+                    f"push {ticket.sequence} of {peer} came after its push {before.sequence}: "
+                    "nobody waits for the answer any more"
+                )
             if new:
                 self._tickets[peer.worker] = ticket
         if not new:
@@ -60,7 +68,7 @@ class Tickets:
             return self._carry_out(ticket, carry_out)
         finally:
             with self._attendance.news:
-                if not keep:
+                if not keep and self._tickets.get(peer.worker) is ticket:
                     del self._tickets[peer.worker]
                 self._attendance.news.notify_all()
 
@@ -82,4 +90,8 @@ class Tickets:
 
 
 def _same(one: _Ticket, other: _Ticket) -> bool:
-    return (one.incarnation, one.sequence) == (other.incarnation, other.sequence)
+    return _number(one) == _number(other)
+
+
+def _number(ticket: _Ticket) -> tuple[int, int]:
+    return ticket.incarnation, ticket.sequence

@@ -7,14 +7,16 @@ its gradients were put together, until every worker has said by which factor it 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 from numpy.typing import NDArray
 
 from fleetlight.errors import GradientError, PlanError, ProtocolError
+from fleetlight.ps.calls import NONE, Call
 from fleetlight.ps.changes import Entry, Held, Released, Stepped, StepsState
 from fleetlight.ps.gradients import Gradients, described, mean, scaled
 from fleetlight.ps.messages import Apply, Push
@@ -22,11 +24,13 @@ from fleetlight.ps.server.attendance import Attendance, again
 from fleetlight.ps.server.chronicle import Chronicle
 from fleetlight.ps.server.gate import Gate
 from fleetlight.ps.server.ledger import Ledger, Peer
+from fleetlight.ps.server.roster import LEFT, LOST
 from fleetlight.ps.server.steps import Complete, StepGroups
 from fleetlight.ps.tables.holdings import Holdings
 from fleetlight.ps.update import Ids
 
 Array = NDArray[Any]
+P = TypeVar("P")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +42,8 @@ class Outcome:
     #: by table: the ids whose rows may have changed
     touched: dict[int, Ids] = dataclasses.field(default_factory=dict)
     square: float = 0.0
+    #: what all who made the step are to do behind it
+    call: Call = NONE
 
 
 @dataclasses.dataclass
@@ -107,10 +113,9 @@ class Together:
         """A worker's part of a step; returns when the step is applied, skipped or held."""
         part = _Part(peer, message, gradients, refusal)
         with self._news:
-            kept = self._held.get(message.optimizer)
-            if kept is not None and _is_of(kept.entry(peer.worker), peer, message.sequence):
+            if (held := self.held(peer, message)) is not None:
                 # the server has begun a new life since
-                return Outcome(not kept.change.skipped, square=kept.change.square)
+                return held
             complete = self._steps.add(
                 message.optimizer, peer.worker, message.phase, message.step, part
             )
@@ -119,6 +124,13 @@ class Together:
         if complete is not None:
             self._carry_out(complete)
         return self._outcome(part, self._steps.missing)
+
+    def held(self, peer: Peer, message: Push | Apply) -> Outcome | None:
+        """What was said of gradients that are held, if these are; called with `news` held."""
+        kept = self._held.get(message.optimizer)
+        if kept is None or not _is_of(kept.entry(peer.worker), peer, message.sequence):
+            return None
+        return Outcome(not kept.change.skipped, square=kept.change.square)
 
     def apply(self, peer: Peer, message: Apply) -> Outcome:
         """A worker's word about a step that is held; returns when all have said theirs."""
@@ -136,11 +148,13 @@ class Together:
             self._carry_out_held(complete)
         return self._outcome(release, self._releases.missing)
 
-    def end(self, worker: int, phase: int) -> None:
-        """The worker makes no more step in this phase: others may wait for just that."""
-        with self._news:
-            steps, releases = self._steps.end(worker, phase), self._releases.end(worker, phase)
-        self._carry_out_all(steps, releases)
+    def end(self, worker: int, phase: int) -> Callable[[], None]:
+        """The worker makes no more step in this phase: others may wait for just that.
+
+        Called with `news` held; answers what is to be done without it.
+        """
+        steps, releases = self._steps.end(worker, phase), self._releases.end(worker, phase)
+        return lambda: self._carry_out_all(steps, releases)
 
     def leave(self, worker: int) -> None:
         """The worker makes no more step at all."""
@@ -234,26 +248,46 @@ class Together:
 
     def _carry_out(self, complete: Complete[_Part]) -> None:
         parts = list(complete.contributions.values())
-        outcome = self._tried(lambda: self._step(complete, parts))
+        outcome = self._tried(self._steps, complete, lambda: self._step(complete, parts))
         with self._news:
             if isinstance(outcome, Exception) or not outcome.applied:
                 self._steps.undone(complete.optimizer, complete.contributions)
             self._tell(parts, outcome)
 
+    def _called_behind(self, parts: Sequence[_Part | _Release]) -> Call:
+        """What all are to do behind a step: some hear of it in no other way.
+
+        All hear it behind the same step, so it waits for one that nobody makes without the others.
+        """
+        with self._news:
+            roster = self._attendance.roster
+            gone = roster.those(LEFT, LOST) if roster.goes_on else []
+            are_all = len(parts) == self._worker_num - len(gone)
+            return self._attendance.call if are_all else NONE
+
     def _carry_out_held(self, complete: Complete[_Release]) -> None:
         releases = list(complete.contributions.values())
-        with self._news:
-            kept = self._held.pop(complete.optimizer)
-        outcome = self._tried(lambda: self._release(kept, complete, releases))
+        outcome = self._tried(self._releases, complete, lambda: self._release(complete, releases))
         with self._news:
             self._tell(releases, outcome)
 
-    def _tried(self, act: Callable[[], Outcome]) -> Outcome | Exception:
+    def _tried(
+        self, groups: StepGroups[P], complete: Complete[P], act: Callable[[], Outcome]
+    ) -> Outcome | Exception:
         try:
-            with self._gate.passing():
+            # who writes down how far everybody is finds a step made, or under way still
+            with self._gate.passing(), self._until_carried_out(groups, complete):
                 return act()
         except Exception as error:
             return error
+
+    @contextlib.contextmanager
+    def _until_carried_out(self, groups: StepGroups[P], complete: Complete[P]) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            with self._news:
+                groups.carried_out(complete)
 
     def _tell(self, parts: Sequence[_Part | _Release], outcome: Outcome | Exception) -> None:
         for part in parts:
@@ -284,9 +318,10 @@ class Together:
             dense,
             absent,
             skipped=skip,
+            call=self._called_behind(parts),
         )
         self._chronicle.make(change, arrays, lambda: self._stepped(change, gradients))
-        return _outcome_of(gradients)
+        return _outcome_of(gradients, change.call)
 
     def _stepped(self, change: Stepped, gradients: Gradients | None) -> None:
         """The change itself, alike the first time and again."""
@@ -294,7 +329,7 @@ class Together:
             self._held.pop(change.optimizer, None)
         if gradients is not None:
             self._holdings.step(change.optimizer, change.options, change.step, gradients)
-        self._book(change.entries, not change.skipped)
+        self._book(change)
 
     def _hold(
         self, complete: Complete[_Part], gradients: Gradients | None, refusal: GradientError | None
@@ -323,9 +358,14 @@ class Together:
             self._held[change.optimizer] = _Kept(change, gradients)
             self._steps.undone(change.optimizer, [entry.worker for entry in change.entries])
 
-    def _release(
-        self, kept: _Kept, complete: Complete[_Release], releases: Sequence[_Release]
-    ) -> Outcome:
+    def _release(self, complete: Complete[_Release], releases: Sequence[_Release]) -> Outcome:
+        with self._news:
+            kept = self._held.pop(complete.optimizer, None)
+        if kept is None:
+            raise ProtocolError(
+                f"step {complete.step}: gradients of optimizer {complete.optimizer} were held, and "
+                "a checkpoint was loaded since"
+            )
         factor = _agreed_factor(complete)
         skip = any(release.message.skip for release in releases)
         if kept.refusal is not None and not skip and self._refuses:
@@ -338,6 +378,7 @@ class Together:
             [_released(kept, release) for release in releases],
             factor,
             skipped=skip or kept.gradients is None,
+            call=self._called_behind(releases),
         )
         return self._chronicle.make(change, [], lambda: self._released(kept, change))
 
@@ -346,15 +387,15 @@ class Together:
         if kept.gradients is not None and not change.skipped:
             gradients = scaled(kept.gradients, change.factor)
             self._holdings.step(change.optimizer, change.options, change.step, gradients)
-        self._book(change.entries, not change.skipped)
+        self._book(change)
         if gradients is not None:
             with self._news:
                 self._steps.done(change.optimizer, [entry.worker for entry in change.entries])
-        return _outcome_of(gradients)
+        return _outcome_of(gradients, change.call)
 
-    def _book(self, entries: Sequence[Entry], applied: bool) -> None:
+    def _book(self, change: Stepped | Released) -> None:
         with self._news:
-            self._ledger.book(entries, applied)
+            self._ledger.book(change.entries, not change.skipped, change.call)
 
 
 def _entry(part: _Part, sequence: int) -> Entry:
@@ -382,10 +423,11 @@ def _is_of(entry: Entry | None, peer: Peer, sequence: int) -> bool:
     return entry is not None and (entry.incarnation, entry.sequence) == (peer.incarnation, sequence)
 
 
-def _outcome_of(gradients: Gradients | None) -> Outcome:
+def _outcome_of(gradients: Gradients | None, call: Call) -> Outcome:
     if gradients is None:
-        return Outcome(applied=False)
-    return Outcome(True, {number: part.ids for number, part in gradients.tables.items()})
+        return Outcome(applied=False, call=call)
+    touched = {number: part.ids for number, part in gradients.tables.items()}
+    return Outcome(True, touched, call=call)
 
 
 def _agreed_hold(complete: Complete[_Part]) -> bool:

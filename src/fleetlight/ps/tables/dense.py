@@ -171,10 +171,12 @@ class DenseBlocks:
                     f"dense state came for {len(arrived)} pieces, expected {len(mine)}: it was cut "
                     "for another server or plan; nothing was loaded"
                 )
+            pairs = list(zip(mine, arrived, strict=False))
+            live = [one.live(tuple(parameter.shape)) for (_, parameter, _), one in pairs]
             self.fill(state.values)
-            for (_, parameter, kept), one in zip(mine, arrived, strict=False):
+            for ((_, _, kept), _), one_live in zip(pairs, live, strict=True):
                 kept.clear()
-                kept.update(one.live(tuple(parameter.shape)))
+                kept.update(one_live)
 
     def _states(self) -> list[tuple[Piece, nn.Parameter, dict[str, Any]]]:
         """Each piece with its Parameter and its optimizer's live state of it."""

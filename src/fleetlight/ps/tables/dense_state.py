@@ -57,6 +57,11 @@ class PieceState:
         """As an optimizer keeps it for a parameter of that shape."""
         found: dict[str, Any] = dict(self.scalars)
         for name, (kind, array) in self.tensors.items():
+            if kind == ELEMENTS and array.size != math.prod(shape):
+                raise CheckpointError(
+                    f"dense state: {name!r} has {array.size} elements, expected those of shape "
+                    f"{shape}; it was cut for another server or plan"
+                )
             tensor = tensor_of(array).clone()
             found[name] = tensor.view(shape) if kind == ELEMENTS else tensor
         return found
@@ -88,8 +93,12 @@ class DenseState:
     def pieces(self) -> list[PieceState]:
         """The state of each piece."""
         found = [PieceState({}, dict(scalars)) for scalars in self.scalars]
+        if len(self.state) != len(self.arrays):
+            raise CheckpointError(
+                f"dense state came with {len(self.arrays)} tensors, expected {len(self.state)}"
+            )
         for (number, name, kind), array in zip(self.state, self.arrays, strict=True):
-            if number >= len(found):
+            if not 0 <= number < len(found):
                 raise CheckpointError(
                     f"dense state: got {name!r} of piece {number}, but only {len(found)} pieces"
                 )

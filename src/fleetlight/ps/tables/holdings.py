@@ -20,6 +20,7 @@ from fleetlight.ps.placement import Block, Placement, buckets_of
 from fleetlight.ps.plan import GEO, Plan
 from fleetlight.ps.tables.dense import DenseBlocks
 from fleetlight.ps.tables.dense_state import DenseState
+from fleetlight.ps.tables.pace import Between, at_once
 from fleetlight.ps.tables.snapshot import Snapshot
 from fleetlight.ps.tables.table import Table
 from fleetlight.ps.tables.table_file import of_table
@@ -35,6 +36,14 @@ class CutState:
 
     tables: list[Snapshot]
     dense: DenseState
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a file; a path comes from a worker, and may be none that a system takes."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 class Holdings:
@@ -169,13 +178,13 @@ class Holdings:
         """Hold on to everything as it is now; nobody may be changing it."""
         return CutState([table.cut() for table in self.tables], self.dense.state())
 
-    def save(self, cut: CutState, folder: Path) -> list[TableFile]:
+    def save(self, cut: CutState, folder: Path, between: Between = at_once) -> list[TableFile]:
         """Write the tables as they were at the cut."""
         files = []
         for number, (table, snapshot) in enumerate(zip(self.tables, cut.tables, strict=True)):
             name = f"table{number:03d}.server{self._server:03d}.safetensors"
             try:
-                files.append(table.save(snapshot, number, folder, name))
+                files.append(table.save(snapshot, number, folder, name, between))
             except OSError as error:
                 raise CheckpointError(
                     f"server {self._server} could not write table {table.plan.name!r} to "
@@ -192,7 +201,7 @@ class Holdings:
         """Raise where the files of a checkpoint are not there, are damaged or do not fit."""
         for number, paths in self._paths(message, folder).items():
             for path in paths:
-                if not path.is_file():
+                if not is_file(path):
                     raise CheckpointError(
                         f"server {self._server} does not see {path}; the folder of a checkpoint "
                         "must be the same for all processes, use a shared file system or "

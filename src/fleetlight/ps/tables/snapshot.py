@@ -10,13 +10,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetlight.kernels import BucketCount, RowTable, memory, put_in_bucket_order
+from fleetlight.kernels import (
+    BucketCount,
+    RowTable,
+    lay_aside,
+    memory,
+    put_in_bucket_order,
+    read_as_they_were,
+)
+from fleetlight.ps.tables.pace import Between, at_once
 from fleetlight.ps.update import Floats, Ids
 
 Lock = contextlib.AbstractContextManager[Any]
 
-#: what stands in `_places` for a row that is as it was, and for one that nobody will read
-_UNTOUCHED, _DONE = 0, -1
+#: what stands in `_places` for a row that nobody will read; one that is as it was has 0
+_DONE = -1
+#: memory that is there before it is used
+_ROOM_BYTES = 32 << 20
 #: how many rows are listed while others wait for the lock
 LIST_ROWS = 1 << 14
 
@@ -51,14 +61,18 @@ class Snapshot:
         arrays = (self.ids, self._numbers, self._places, self._freed)
         return self._aside.nbytes + sum(array.nbytes for array in arrays)
 
-    def keep(self, numbers: NDArray[np.integer]) -> None:
-        """Rows in use are about to change; numbers may repeat, and -1 is no row."""
-        numbers = numbers[(numbers >= 0) & (numbers < len(self._places))]
-        numbers = np.unique(numbers[self._places[numbers] == _UNTOUCHED])
-        if len(numbers):
-            self._places[numbers] = self._aside.put(numbers)
+    def keep(self, numbers: NDArray[np.integer], ids: Ids | None = None) -> None:
+        """Rows in use are about to change; numbers may repeat, and -1 is no row.
 
-    def order(self, lock: Lock) -> None:
+        Who knows their ids saves looking them up.
+        """
+        self._aside.put(self._places, numbers.astype(np.int64, copy=False), ids)
+
+    def make_room(self) -> None:
+        """Have memory there for rows that will change; called now and then, without the lock."""
+        self._aside.make_room()
+
+    def order(self, lock: Lock, between: Between = at_once) -> None:
         """Find the ids of the rows and sort them; before any row is read."""
         counted, done = BucketCount(), 0
         ids, numbers = np.empty(self._count, np.int64), np.empty(self._count, np.int32)
@@ -67,6 +81,7 @@ class Snapshot:
             ids[done:stop], numbers[done:stop] = theirs, some
             counted.add(theirs)
             done = stop
+            between()
         assert done == self._count, f"{done} rows are listed of {self._count}"
         self.starts = counted.starts
         put_in_bucket_order(self.starts, ids, numbers)
@@ -75,12 +90,7 @@ class Snapshot:
     def read(self, start: int, stop: int) -> Floats:
         """Rows in the order of `ids`, as they were; each is read once."""
         numbers = self._numbers[start:stop]
-        places = self._places[numbers]
-        rows = self._table.rows[numbers]
-        moved = places > 0
-        rows[moved] = self._aside.rows[places[moved] - 1]
-        self._places[numbers] = _DONE
-        return rows
+        return read_as_they_were(self._places, self._table.rows, self._aside.rows, numbers, _DONE)
 
     def _listed(self, lock: Lock) -> Iterator[tuple[NDArray[np.int64], Ids]]:
         """Row numbers with their ids, as they were at the cut."""
@@ -111,7 +121,9 @@ class Snapshot:
 
 def get_ready() -> None:
     """Before the first cut: compile what rows are laid aside with, while nobody waits for it."""
-    RowTable(1, "sgd").ids_of(np.empty(0, np.int64))
+    table, none = RowTable(1, "sgd"), np.empty(0, np.int64)
+    table.ids_of(none)
+    lay_aside(np.empty(0, np.int32), table.rows, table.rows, 0, none)
 
 
 class _Aside:
@@ -120,6 +132,8 @@ class _Aside:
     def __init__(self, table: RowTable, most: int) -> None:
         self._table = table
         self._used = 0
+        #: rows for which there is memory
+        self._ready = 0
         self._lists = True
         # reserved: it grows up to the size of the table without being copied
         rows = memory.reserve(most * table.width, np.float32)
@@ -134,16 +148,26 @@ class _Aside:
         """Bytes in use."""
         return self._used * (4 * self._table.width + 8 * self._lists)
 
-    def put(self, numbers: NDArray[np.integer]) -> NDArray[np.integer]:
-        """Lay rows aside; answers where, counted from 1."""
-        start, stop = self._used, self._used + len(numbers)
-        if stop > len(self.rows):
-            self._grow(2 * stop)
-        self.rows[start:stop] = self._table.rows[numbers]
+    def put(self, places: NDArray[np.int32], numbers: NDArray[np.int64], ids: Ids | None) -> None:
+        """Lay those rows aside that have no place yet, and give them one, counted from 1."""
+        start = self._used
+        most = min(start + len(numbers), len(places))
+        if most > len(self.rows):
+            self._grow(2 * most)
+        fresh = lay_aside(places, self._table.rows, self.rows, start, numbers)
+        self._used = start + len(fresh)
         if self._lists:
-            self.ids[start:stop] = self._table.ids_of(numbers)
-        self._used = stop
-        return np.arange(start + 1, stop + 1)
+            known = self._table.ids_of(numbers[fresh]) if ids is None else ids[fresh]
+            self.ids[start : self._used] = known
+
+    def make_room(self) -> None:
+        """Have some memory behind what is used, so that those who train do not wait for it."""
+        stop = min(self._used + _ROOM_BYTES // (4 * self._table.width), len(self.rows))
+        start, self._ready = self._ready, max(stop, self._ready)
+        if start < stop:
+            memory.populate(self.rows[start:stop])
+            if len(ids := self.ids):
+                memory.populate(ids[start:stop])
 
     def forget_ids(self) -> None:
         """All rows are listed."""

@@ -17,6 +17,7 @@ from fleetlight.kernels import Initializer, RowTable, dedup, rule_named, sum_by,
 from fleetlight.ps.messages import TableFile
 from fleetlight.ps.plan import TablePlan
 from fleetlight.ps.tables import admission
+from fleetlight.ps.tables.pace import Between, at_once
 from fleetlight.ps.tables.rules import rule_options
 from fleetlight.ps.tables.snapshot import Snapshot
 from fleetlight.ps.tables.table_file import (
@@ -150,7 +151,14 @@ class Table:
             if not self._saving:
                 self._snapshot = None
 
-    def save(self, snapshot: Snapshot, number: int, folder: Path, name: str) -> TableFile:
+    def save(
+        self,
+        snapshot: Snapshot,
+        number: int,
+        folder: Path,
+        name: str,
+        between: Between = at_once,
+    ) -> TableFile:
         """Write what was cut, while training goes on; `number` is the table's in the plan."""
         with self.lock:
             self._refuse_while_saving("saved again")
@@ -160,10 +168,18 @@ class Table:
                 )
             self._saving = True
         about = {"table": self.plan.name, "rule": self._rule.name}
+
+        def pause() -> None:
+            snapshot.make_room()
+            between()
+
         try:
-            snapshot.order(self.lock)
+            snapshot.make_room()
+            snapshot.order(self.lock, pause)
             pieces = self._pieces(snapshot)
-            size, digest = write_table(folder / name, self._columns, snapshot.starts, pieces, about)
+            size, digest = write_table(
+                folder / name, self._columns, snapshot.starts, pieces, about, pause
+            )
         finally:
             with self.lock:
                 self._saving, self._snapshot = False, None
@@ -214,17 +230,16 @@ class Table:
     ) -> None:
         """Apply the rule to the rows of those ids that have been let in."""
         if self._admission is None:
-            if self._snapshot is not None:
-                self._snapshot.keep(self._rows.find(ids))
-            self._rows.push(ids, gradients, hyper)
+            keep = None if self._snapshot is None else self._snapshot.keep
+            self._rows.push(ids, gradients, hyper, changing=keep)
             return
         distinct = dedup(ids)
         count = len(distinct.ids)
         learning = self._admission.learning(self._rows, distinct.ids)
         known = np.ascontiguousarray(distinct.ids[learning])
-        self._keep(self._rows.find(known))
+        keep = None if self._snapshot is None else self._snapshot.keep
         summed = sum_by(gradients, distinct.inverse, count)[learning]
-        self._rows.push(known, summed, hyper, distinct=True)
+        self._rows.push(known, summed, hyper, distinct=True, changing=keep)
         told = (
             None if c is None else sum_by(c[:, None], distinct.inverse, count)[learning, 0]
             for c in (shows, clicks)

@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetlight.errors import CorruptCheckpointError
+from fleetlight.errors import CheckpointError, CorruptCheckpointError
 from fleetlight.kernels import BUCKETS, Rule
+from fleetlight.ps.tables.pace import Between, at_once
 from fleetlight.ps.update import Floats, Ids
 
 #: how torch calls what a rule keeps for each weight or row, in the order it is kept
@@ -66,6 +67,7 @@ def write_table(
     starts: NDArray[np.int64],
     pieces: Iterable[tuple[Ids, Floats]],
     about: Mapping[str, str],
+    between: Between = at_once,
 ) -> tuple[int, str]:
     """Write rows that come piece by piece; answers the size and the checksum of the file."""
     rows = int(starts[-1])
@@ -87,8 +89,9 @@ def write_table(
                 part = np.ascontiguousarray(values[:, column.start : column.stop])
                 _write_at(fd, offsets[column.name] + 4 * done * part.shape[1], part)
             done += len(ids)
+            between()
         os.fsync(fd)
-        return size, _checksum(fd)
+        return size, _checksum(fd, between)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(path)
@@ -104,7 +107,7 @@ class TableReader:
         self.path = path
         try:
             header, data = _mapped(path)
-            self.about: dict[str, str] = header.pop("__metadata__", {})
+            self.about = _texts(header.pop("__metadata__", {}))
             self._tensors = {name: _tensor(data, entry) for name, entry in header.items()}
             self._starts = self._tensors[_BUCKETS]
             ids = self._tensors[_IDS]
@@ -114,6 +117,11 @@ class TableReader:
                 raise ValueError("its index is not in order")
             if any(len(t) != len(ids) for n, t in self._tensors.items() if n != _BUCKETS):
                 raise ValueError("its tensors have different numbers of rows")
+        except OSError as error:
+            raise CheckpointError(
+                f"{path} cannot be read: {error.strerror or error}; look at the folder and its "
+                "disk, or load another checkpoint"
+            ) from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CorruptCheckpointError(
                 f"{path} is not the file of a table: {error}; load another checkpoint"
@@ -187,13 +195,14 @@ def _write_at(fd: int, offset: int, array: NDArray[Any]) -> None:
         view = view[done:]
 
 
-def _checksum(fd: int) -> str:
+def _checksum(fd: int, between: Between = at_once) -> str:
     """Of the whole file; made at the end, because its tensors grew side by side."""
     digest, offset = hashlib.sha256(), 0
     buffer = memoryview(bytearray(_READ_BYTES))
     while size := os.preadv(fd, [buffer], offset):
         digest.update(buffer[:size])
         offset += size
+        between()
     return digest.hexdigest()
 
 
@@ -205,6 +214,13 @@ def _mapped(path: Path) -> tuple[dict[str, Any], NDArray[np.uint8]]:
         raise ValueError(f"it has {len(data)} bytes, less than its header")
     header = json.loads(data[8 : 8 + length].tobytes())
     return header, data[8 + length :]
+
+
+def _texts(about: Any) -> dict[str, str]:
+    """What a file says of itself."""
+    if not all(isinstance(text, str) for pair in about.items() for text in pair):
+        raise ValueError("what it says of itself is no text")
+    return dict(about)
 
 
 def _tensor(data: NDArray[np.uint8], entry: Mapping[str, Any]) -> NDArray[Any]:

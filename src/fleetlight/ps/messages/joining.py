@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a worker joins a server, and how both prove that they belong to the job."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from fleetlight.ps.messages.base import Words
+from fleetlight.ps.plan import Plan
+
+
+class Knock(Words, frozen=True):
+    """The first words of a worker that knows a token. Answer: Challenge."""
+
+    #: a number that was never used before
+    nonce: bytes
+    #: the bytes of a Hello, which is answered once both sides have proved that they know the token
+    greeting: bytes
+
+
+class Challenge(Words, frozen=True):
+    """The server's own number. Answer: Proof."""
+
+    nonce: bytes
+
+
+class Proof(Words, frozen=True):
+    """That this side knows the token, see `security/token.py`. Answer: the server's Proof."""
+
+    mac: bytes
+
+
+class Hello(Words, frozen=True):
+    """The first words on a connection. Answer: Welcome."""
+
+    fleetlight: str
+    worker: int
+    worker_num: int
+    server: int
+    server_num: int
+    #: tells apart workers that have nothing but the index in common
+    incarnation: int
+    #: control | push | pull
+    lane: str
+    #: the worker has joined before: it is answered once the server has taken up its values again
+    joined: bool = False
+    #: how often the worker has been started and has gone on where it was
+    life: int = 1
+    #: how long it may be away, should it be started again
+    away_s: float = 0.0
+
+
+class Welcome(Words, frozen=True):
+    """The server takes the worker in, or into its plan."""
+
+    server: int
+    #: counts the loads of checkpoints; pushes of an older epoch are refused
+    epoch: int
+    #: how often the server has been started on the same values
+    life: int = 1
+
+
+class Join(Words, frozen=True):
+    """The worker's plan, once it is known; waits until the server's is too. Answer: Welcome.
+
+    Or Done, while the server reads a checkpoint: then the worker asks again.
+    """
+
+    repeatable: ClassVar[bool] = True
+    plan: Plan

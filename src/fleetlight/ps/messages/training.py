@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values that workers read, and gradients and differences that they bring."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import msgspec
+
+from fleetlight.ps.calls import NONE, Call
+from fleetlight.ps.messages.base import Words
+
+
+class Fill(Words, frozen=True):
+    """Worker 0's first values. Arrays: ids, rows of each table in `tables`; then D if `dense`."""
+
+    repeatable: ClassVar[bool] = True
+    tables: list[int]
+    dense: bool
+    #: the values are a checkpoint's: they count more than those that are there
+    loaded: bool = False
+
+
+class TablePull(msgspec.Struct, frozen=True):
+    """The rows wanted of one table."""
+
+    table: int
+    #: False: an unknown id reads its first value and leaves no row behind
+    insert: bool
+
+
+class Pull(Words, frozen=True):
+    """Rows, dense values or both. Arrays: ids of each table. Answer: Pulled."""
+
+    repeatable: ClassVar[bool] = True
+    tables: list[TablePull]
+    dense: bool
+    #: wait until every worker has had this many steps applied since the phase began
+    at_least: int = 0
+    #: counts the barriers the worker has passed
+    phase: int = 0
+    #: the worker's step, for admission by chance
+    step: int = 0
+    #: keep the ids until the worker's next push, whose answer brings the rows changed meanwhile
+    ahead: bool = False
+    #: the worker's number for the ids kept ahead: the answer says which list it speaks of
+    batch: int = 0
+
+
+class Pulled(Words, frozen=True):
+    """Arrays: rows of each table asked for; then D if dense was."""
+
+    #: pushes applied on this server so far
+    version: int
+    #: the fewest steps applied of any worker since the phase began
+    slowest: int
+
+
+class TablePush(msgspec.Struct, frozen=True):
+    """Gradients of one table. Its arrays: ids, gradients; and shows, clicks if `counted`."""
+
+    table: int
+    counted: bool = False
+
+
+class Push(Words, frozen=True):
+    """Gradients of one optimizer's step. Arrays: those of each table; then its D if `dense`.
+
+    Answer: Pushed; in sync mode when the pushes of all workers for that step are applied.
+    """
+
+    repeatable: ClassVar[bool] = True
+    #: counts the pushes of a worker to a server; one that was applied is not applied again
+    sequence: int
+    epoch: int
+    optimizer: int
+    #: the worker's step, from 0: the bias correction of Adam uses step + 1
+    step: int
+    #: counts the barriers the worker has passed
+    phase: int
+    #: hyper-parameters of each param group, as they were for this gradient
+    options: list[dict[str, Any]]
+    tables: list[TablePush]
+    dense: bool
+    #: which dense parameters of the optimizer have no gradient
+    absent: list[int] = msgspec.field(default_factory=list)
+    #: the loss scaler found an infinity: the step is skipped
+    skip: bool = False
+    #: why the step must fail, for all workers and on all servers: it comes without gradients
+    refusal: str = ""
+    #: answer with dense values
+    wants_dense: bool = True
+    #: keep the gradients until Apply; answer with the square of their norm
+    hold: bool = False
+    #: how many steps were merged into this push
+    merged: int = 1
+    #: `version` of the values the gradients were made with
+    seen: int = 0
+
+
+class Apply(Words, frozen=True):
+    """Apply the gradients that were held, times a factor. Answer: Pushed."""
+
+    repeatable: ClassVar[bool] = True
+    sequence: int
+    epoch: int
+    optimizer: int
+    step: int
+    phase: int
+    factor: float
+    options: list[dict[str, Any]]
+    skip: bool = False
+    wants_dense: bool = True
+
+
+class Pushed(Words, frozen=True):
+    """Arrays: D (of all optimizers) if wanted; then for each of `changed`: positions, rows.
+
+    `changed` are tables with rows pulled ahead that this step changed; positions are those in the
+    list of ids pulled ahead, whose number is in `batches`.
+    """
+
+    version: int
+    slowest: int
+    applied: bool = True
+    #: the square of the norm of held gradients on this server
+    square: float = 0.0
+    changed: list[int] = msgspec.field(default_factory=list)
+    batches: list[int] = msgspec.field(default_factory=list)
+    #: what all workers that made this step are to do behind it
+    call: Call = NONE
+
+
+class Exchange(Words, frozen=True):
+    """GeoSGD. Arrays: ids, differences of each table; then D differences if `dense`.
+
+    The server adds them. Answer: Exchanged.
+    """
+
+    repeatable: ClassVar[bool] = True
+    sequence: int
+    epoch: int
+    step: int
+    tables: list[int]
+    dense: bool
+    #: False: the differences are the last, nothing is wanted back
+    wants: bool = True
+    #: another piece of the same exchange follows
+    more: bool = False
+
+
+class Exchanged(Words, frozen=True):
+    """Arrays: the rows of each table asked for, as they are now; then D if dense was."""
+
+    version: int
+    slowest: int
+
+
+class EndPhase(Words, frozen=True):
+    """The worker makes no more step before the coming barrier. Answer: Done."""
+
+    repeatable: ClassVar[bool] = True
+    phase: int
+
+
+class Shrink(Words, frozen=True):
+    """A day has passed: decay the counts, forget rows. Answer: Shrunk."""
+
+    table: int
+    unseen_days: int
+    score: float
+    decay: float
+
+
+class Shrunk(Words, frozen=True):
+    """How many rows were forgotten and how many are left."""
+
+    removed: int
+    left: int
+
+
+class Ask(Words, frozen=True):
+    """What the server has counted. Answer: Counted."""
+
+    repeatable: ClassVar[bool] = True
+
+
+class Counted(Words, frozen=True):
+    """Figures of one server."""
+
+    pushes: int
+    rows: dict[str, int]
+    nbytes: dict[str, int]
+    #: how many pushes had been applied between the pull and the push of a gradient: value -> times
+    staleness: dict[int, int]

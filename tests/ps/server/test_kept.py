@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is kept of a server: what says something of workers is not said of others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.ps.server.test_durability import Lives
+from tests.ps.serving import Worker, ask, closed_server, open_up, plan
+
+from fleetlight.ps import messages as m
+from fleetlight.ps.server.durability import Durable
+from fleetlight.ps.server.roster import HERE
+from fleetlight.ps.server.server import Server
+
+PLAN = plan("async", workers=1)
+
+
+def left_by_an_earlier_job(folder: Path) -> None:
+    """A worker has trained, met, taken records, and gone."""
+    one = Lives(folder, PLAN)
+    worker = one.workers[0]
+    worker.push(0, {0: ([1], [1])}, phase=3)
+    for meeting in (1, 2, 3):
+        worker.meet(meeting, "barrier")
+    worker.say(ask())
+    worker.say(m.Leave())
+    one.durability._over.set()
+    one.server._roster._fail("so that all is kept")
+    one.server.close()
+
+
+def taken_up(folder: Path, server: Server) -> Server:
+    open_up(server, PLAN, Durable(folder, job="another", resume=True))
+    return server
+
+
+def test_workers_that_have_met_before_their_server_takes_up_its_values(tmp_path: Path) -> None:
+    left_by_an_earlier_job(tmp_path)
+    server = closed_server(1)
+    worker = Worker(server, 0, 1)
+    worker.meet(1, "barrier")
+    taken_up(tmp_path, server)
+    last = server._company.meetings.last
+    assert last is not None
+    assert (last[0], server._roster.those(HERE)) == (1, [0])
+    worker.meet(2, "barrier")
+    assert worker.pull(0, [1]) == [-1]
+    server.close()
+
+
+def test_nor_does_the_next_life_know_who_worked_for_an_earlier_job(tmp_path: Path) -> None:
+    left_by_an_earlier_job(tmp_path)
+    server = taken_up(tmp_path, closed_server(1))
+    worker = Worker(server, 0, 1)
+    worker.meet(1, "barrier")
+    worker.push(0, {0: ([1], [1])})
+    server._roster._fail("so that all is kept")
+    server.close()
+    again = taken_up(tmp_path, closed_server(1))
+    assert again._company.meetings.last is not None
+    assert again._company.meetings.last[0] == 1
+    assert again._company.dealing.work.state().turns == []
+    assert again._service is not None
+    assert again._service.pushes.ledger.clocks.state()[0] == {0: (0, 1)}
+    assert Worker(again, 0, 1).pull(0, [1]) == [-2]
+    again.close()

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A push that comes late, by a connection that was given up, stands in nobody's way."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+from typing import Any
+
+import pytest
+from tests.ps.serving import opened, plan, team
+
+from fleetlight.errors import ProtocolError
+from fleetlight.ps import messages as m
+from fleetlight.ps.sequences import HighWater
+from fleetlight.ps.server.attendance import Attendance
+from fleetlight.ps.server.ledger import Peer
+from fleetlight.ps.server.roster import Roster
+from fleetlight.ps.server.server import Server
+from fleetlight.ps.server.tickets import Tickets
+
+GRADIENTS = {0: ([1], [4])}
+
+
+def test_a_late_push_does_not_hide_what_came_after_it() -> None:
+    server = opened(plan("sync"))
+    first, second = team(server)
+    held = [one.pushed(0, {0: None}, None, hold=True) for one in (first, second)]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(
+            pool.map(
+                lambda pair: pair[0].send(pair[1], GRADIENTS, None),
+                zip((first, second), held, strict=True),
+            )
+        )
+        early = pool.submit(second.apply, 0, 0.5)
+        while not _waits(server):
+            pass
+        # the push once more, long after its answer, and then the factor, too
+        with pytest.raises(ProtocolError, match="push 0 of worker 1 came after its push 1"):
+            second.send(held[1], GRADIENTS, None)
+        second.sequence -= 1
+        again = pool.submit(second.apply, 0, 0.5)
+        first.apply(0, 0.5)
+        for answer in (early.result(20), again.result(20)):
+            assert answer[0].applied
+    assert first.pull(0, [1]) == [-2]
+    server.close()
+
+
+def _waits(server: Server) -> bool:
+    assert server._service is not None
+    with server._news:
+        return bool(server._service.pushes.awaited_by(1))
+
+
+def test_whoever_is_done_forgets_only_its_own_ticket() -> None:
+    attendance = Attendance(Roster(0, 1, 1, ""), 1, 20.0, lambda: 0.0)
+    tickets = Tickets(attendance, HighWater())
+    peer = Peer(0, 1, "push")
+
+    def exchange(sequence: int, act: Any) -> None:
+        message = m.Exchange(sequence, 0, 0, [], False)
+        tickets.once(peer, message, act, lambda: (m.Done(), []), keep=False)
+
+    def next_one() -> tuple[m.Message, list[Any]]:
+        return m.Exchanged(1, 1), []
+
+    def slow() -> tuple[m.Message, list[Any]]:
+        # its answer was told already to the one that came again, and the next is under way
+        tickets._tickets[0] = dataclasses.replace(tickets._tickets[0], sequence=2)
+        return next_one()
+
+    exchange(1, slow)
+    assert tickets._tickets[0].sequence == 2

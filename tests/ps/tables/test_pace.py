@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pace: who works a tenth of the time rests nine times as long as it has worked."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from fleetlight.ps.tables import pace
+from fleetlight.ps.tables.pace import Pace
+
+
+class Clock:
+    """CPU seconds of the thread, and what it was told to wait."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.worked_s, self.waits, self.hurries = 0.0, list[float](), False
+        monkeypatch.setattr(time, "thread_time", lambda: self.worked_s)
+        self.pace = Pace(0.1, self.waits.append, lambda: self.hurries)
+
+    def work(self, seconds: float) -> None:
+        self.worked_s += seconds
+        self.pace()
+
+
+def test_it_rests_for_what_was_worked(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    clock.work(0.01)
+    clock.work(0.02)
+    assert clock.waits == pytest.approx([0.09, 0.18])
+    clock.work(100.0)
+    assert clock.waits[-1] == pace._MOST_S
+
+
+def test_short_pieces_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    for _ in range(3):
+        clock.work(0.0004)
+    assert clock.waits == pytest.approx([9 * 0.0012])
+
+
+def test_who_hurries_does_not_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    clock.hurries = True
+    clock.work(0.5)
+    clock.hurries = False
+    clock.work(0.01)
+    # what was worked in a hurry is not made good
+    assert clock.waits == pytest.approx([0.09])
