@@ -72,6 +72,20 @@ def hello(index: int, lane: str, workers: int = 2, server: int = 0, servers: int
     return m.Hello("test", index, workers, server, servers, incarnation=1, lane=lane)
 
 
+def ask(number: int = 0, reached: tuple[int, int] = (0, 0), **facts: Any) -> m.Deal:
+    """A worker's request for its next range of 96 records."""
+    usual: dict[str, Any] = {
+        "loader": 0,
+        "turn": 1,
+        "epoch": 0,
+        "back": 1,
+        "whole": [(0, 96)],
+        "unit": 4,
+        "batches": 4,
+    }
+    return m.Deal(number=number, reached=reached, **{**usual, **facts})
+
+
 @dataclasses.dataclass
 class Worker:
     """Speaks to a server over three connections."""
@@ -84,6 +98,7 @@ class Worker:
 
     def __post_init__(self) -> None:
         self.sequence = -1
+        self.greeted: list[Connection] = []
         self.lanes = {lane: Connection(lane) for lane in ("control", "push", "pull")}
         for lane in self.lanes:
             self.greet(lane)
@@ -94,6 +109,8 @@ class Worker:
         return answer
 
     def say(self, message: m.Message, *arrays: Any, lane: str = "control") -> tuple[Any, list[Any]]:
+        if isinstance(message, m.Hello):
+            self.greeted.append(self.lanes[lane])
         answer, found = self.server(self.lanes[lane], message, list(arrays))
         return answer, list(found)
 
@@ -151,8 +168,10 @@ class Worker:
         message = m.Meet(meeting, operation, deadline_s)
         return self.say(message, np.array([data], np.uint8))[1]
 
-    def hang_up(self, lane: str = "control") -> None:
-        self.server.gone(self.lanes[lane], None)
+    def hang_up(self, *lanes: str) -> None:
+        """Without lanes it is the end of the process, and of all connections that it ever had."""
+        for connection in [self.lanes[lane] for lane in lanes] or self.greeted:
+            self.server.gone(connection, None)
 
 
 def ids_of(ids: Sequence[int]) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HighWater: what comes twice is applied once, what is from another life or epoch not at all."""
+"""HighWater: what comes twice is applied once, what is from another process or epoch not at all."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_worker_that_was_started_again_counts_anew() -> None:
     water.applied(0, 1, 7)
     assert water.is_new(0, 2, 0, 0)
     water.applied(0, 2, 0)
-    with pytest.raises(ProtocolError, match=r"life 2.*life 1 still pushes"):
+    with pytest.raises(ProtocolError, match=r"started at 2 has .*started at 1 still pushes"):
         water.is_new(0, 1, 0, 8)
 
 

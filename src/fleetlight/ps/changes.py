@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from fleetlight.ps.messages import Fill, Shrink, TablePush
+from fleetlight.ps.calls import NONE, Call
+from fleetlight.ps.messages import Deal, Fill, Reached, Shrink, TablePush
 from fleetlight.ps.sequences import Mark
 
 
@@ -48,6 +49,8 @@ class Stepped(_Change, frozen=True):
     dense: bool = False
     absent: list[int] = []
     skipped: bool = False
+    #: what all workers are to do behind it: who asks again must hear the same
+    call: Call = NONE
 
 
 class Held(_Change, frozen=True):
@@ -79,6 +82,8 @@ class Released(_Change, frozen=True):
     entries: list[Entry]
     factor: float
     skipped: bool = False
+    #: as in `Stepped`
+    call: Call = NONE
 
 
 class Differed(_Change, frozen=True):
@@ -107,10 +112,12 @@ class EndedPhase(_Change, frozen=True):
 
 
 class Went(_Change, frozen=True):
-    """A worker has left for good."""
+    """A worker has left for good, or was lost."""
 
     worker: int
     incarnation: int
+    #: it said no goodbye, and is not taken in again
+    lost: bool = False
 
 
 class Met(_Change, frozen=True):
@@ -120,6 +127,19 @@ class Met(_Change, frozen=True):
     operation: str
     #: how many arrays are each worker's
     counts: list[int]
+
+
+class Asked(_Change, frozen=True):
+    """A worker was dealt records, or has said what it has done."""
+
+    worker: int
+    message: Deal | Reached
+
+
+class Freed(_Change, frozen=True):
+    """A worker leaves or is lost, and what it had in hand is others'."""
+
+    worker: int
 
 
 class LedgerState(msgspec.Struct, frozen=True):
@@ -137,6 +157,8 @@ class LedgerState(msgspec.Struct, frozen=True):
     own: dict[int, list[int]]
     #: the workers whose last push changed nothing
     skipped: list[int] = []
+    #: what all have been told to do behind their steps
+    call: Call = NONE
 
 
 class StepsState(msgspec.Struct, frozen=True):
@@ -145,6 +167,37 @@ class StepsState(msgspec.Struct, frozen=True):
     ended: dict[int, int]
     #: optimizer, worker, phase, pushes in it, step, whether the last may come again
     positions: list[tuple[int, int, int, int, int, bool]]
+
+
+class HandState(msgspec.Struct, frozen=True, array_like=True):
+    """What a worker was dealt in a turn, and what it has done of it."""
+
+    worker: int
+    dealt: list[tuple[int, int]]
+    reached: tuple[int, int]
+
+
+class TurnState(msgspec.Struct, frozen=True):
+    """One iteration of a loader by all workers."""
+
+    loader: int
+    turn: int
+    epoch: int
+    whole: list[tuple[int, int]]
+    free: list[tuple[int, int]]
+    hands: list[HandState]
+
+
+class WorkState(msgspec.Struct, frozen=True):
+    """Which records are free, in whose hands, or done."""
+
+    turns: list[TurnState] = []
+    #: by loader: its last turn
+    newest: dict[int, int] = {}
+    #: loader, worker, the first turn that it may still ask for
+    backs: list[tuple[int, int, int]] = []
+    #: the workers that do no more
+    gone: list[int] = []
 
 
 class Standing(_Change, frozen=True):
@@ -156,15 +209,16 @@ class Standing(_Change, frozen=True):
     ledger: LedgerState
     steps: StepsState
     releases: StepsState
-    #: who has left: worker and incarnation
-    gone: list[tuple[int, int]]
+    #: who has left: worker, incarnation, and whether it was lost
+    gone: list[tuple[int, int, bool]]
     #: a checkpoint was read: first values of workers are not wanted any more
     loaded: bool
     state: list[tuple[int, str, str]]
     scalars: list[dict[str, bool | int | float | None]]
+    work: WorkState = WorkState()
 
 
 Change = (
     Stepped | Held | Released | Differed | Fill | Sighted | Shrink | EndedPhase | Went | Met
-    | Standing
+    | Asked | Freed | Standing
 )  # fmt: skip

@@ -90,6 +90,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     on_nonfinite: str = "refuse"
     #: what of a server outlives it: none | snapshot | log
     durability: str = "none"
+    #: what the others do when a worker is lost: fail | go_on
+    lost_worker: str = "fail"
 
     def digest(self) -> str:
         """Equal for equal plans, whoever built them."""

@@ -13,7 +13,7 @@ Mark = tuple[int, int, int]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Life:
+class _Mark:
     incarnation: int
     sequence: int
 
@@ -21,7 +21,9 @@ class _Life:
 class HighWater:
     """The last sequence number of each worker; its pushes come in order, so one number is enough.
 
-    A worker that was started again counts anew; its earlier lives are refused from then on.
+    Another process in the worker's place, which has a later incarnation, counts anew; earlier ones
+    are refused from then on. A process that goes on where an earlier life of the worker was has the
+    same incarnation, and goes on counting.
     """
 
     epoch: int
@@ -36,19 +38,20 @@ class HighWater:
                 f"worker {worker} pushed for epoch {epoch}, but this server is in epoch "
                 f"{self.epoch}: a checkpoint was loaded in between, every worker must take part"
             )
-        life = self._lives.get(worker)
-        if life is None or life.incarnation < incarnation:
+        last = self._last.get(worker)
+        if last is None or last.incarnation < incarnation:
             return True
-        if life.incarnation > incarnation:
+        if last.incarnation > incarnation:
             raise ProtocolError(
-                f"worker {worker} has been started again (life {life.incarnation}), "
-                f"but its life {incarnation} still pushes; end the older process"
+                f"there are two workers {worker}: one that was started at {last.incarnation} has "
+                f"pushed, but one that was started at {incarnation} still pushes; end the older "
+                "process"
             )
-        return sequence > life.sequence
+        return sequence > last.sequence
 
     def applied(self, worker: int, incarnation: int, sequence: int) -> None:
         """The push is part of the values from now on."""
-        self._lives[worker] = _Life(incarnation, sequence)
+        self._last[worker] = _Mark(incarnation, sequence)
 
     def begin(self, epoch: int) -> None:
         """A checkpoint was loaded: what was made for the values before is refused."""
@@ -62,11 +65,11 @@ class HighWater:
     def restore(self, epoch: int, marks: Iterable[Mark]) -> None:
         """Go on from numbers that were kept with the values."""
         self.epoch = epoch
-        self._lives = {worker: _Life(life, sequence) for worker, life, sequence in marks}
+        self._last = {worker: _Mark(incarnation, number) for worker, incarnation, number in marks}
 
     def marks(self) -> list[Mark]:
         """The numbers to keep with the values."""
-        return [(w, life.incarnation, life.sequence) for w, life in sorted(self._lives.items())]
+        return [(w, last.incarnation, last.sequence) for w, last in sorted(self._last.items())]
 
 
 def common_epoch(epochs: Mapping[int, int]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from tests.ps.serving import DIM, OPTIONS, opened, plan
 from fleetlight.errors import GradientError, PeerLostError, PlanError, ProtocolError
 from fleetlight.kernels import dedup
 from fleetlight.ps import messages as m
+from fleetlight.ps.calls import NONE, Call
 from fleetlight.ps.plan import DensePlan, Plan
 from fleetlight.ps.transport.interface import PATIENCE, Answer, MemoryChannel
 from fleetlight.ps.update import TableGradients, Update
@@ -22,6 +24,8 @@ from fleetlight.ps.worker import client
 from fleetlight.ps.worker.client import Client, Values, Wanted
 from fleetlight.ps.worker.live import Live
 from fleetlight.ps.worker.parcel import Parcel
+from fleetlight.ps.worker.redo.commits import Moment
+from fleetlight.ps.worker.redo.redo import Identity, Redo
 
 
 class Spy:
@@ -70,16 +74,18 @@ class Spy:
 class Team:
     """A client and its servers; `log` is what was said to whom."""
 
-    def __init__(self, servers: int = 2, mode: str = "async", **facts: Any) -> None:
+    def __init__(
+        self, servers: int = 2, mode: str = "async", redo: Redo | None = None, **facts: Any
+    ) -> None:
         self.plan = plan(mode, 1, server_num=servers, **facts)
         self.servers = [opened(self.plan, index=i) for i in range(servers)]
         self.log: list[tuple[int, Any]] = []
         self.lanes: dict[str, list[Spy]] = {}
-        self.client = Client(0, 1, servers, self._connect)
+        self.client = Client(0, 1, servers, self.connect, redo)
         self.client.join(self.plan)
         self.live = Live([torch.ones(d.shape) for d in self.plan.dense])
 
-    def _connect(self, lane: str) -> list[Any]:
+    def connect(self, lane: str) -> list[Any]:
         spies = []
         for server in self.servers:
             channel = MemoryChannel(server)
@@ -98,11 +104,13 @@ class Team:
     def wanted(self, *ids: int, table: int = 0, insert: bool = True) -> Wanted:
         return Wanted(table, dedup(np.array(ids, np.int64), len(self.servers)), insert)
 
-    def parcel(self, ids: Sequence[int], value: float = -1.0, dense: Any = None) -> Parcel:
+    def parcel(
+        self, ids: Sequence[int], value: float = -1.0, dense: Any = None, step: int = 0
+    ) -> Parcel:
         distinct = dedup(np.array(ids, np.int64), len(self.servers))
         grads = np.full((len(distinct.ids), DIM), value, np.float32)
         part = TableGradients(distinct.ids, distinct.starts, grads)
-        update = Update(0, 0, OPTIONS, {0: part}, {0: dense})
+        update = Update(0, step, OPTIONS, {0: part}, {0: dense})
         return self.client.parcel(update, self.live)
 
     def first(self, *ids: int, **of: Any) -> list[float]:
@@ -399,3 +407,38 @@ def test_at_the_end_all_lanes_are_closed(end: Callable[[Client], None]) -> None:
     assert team.said(m.Leave) == [0, 1]
     assert all(spy.closed for spies in team.lanes.values() for spy in spies)
     team.client.close()
+
+
+def test_a_later_life_hears_what_was_called_for(tmp_path: Path) -> None:
+    """Behind the step that it brings again, and what the life before had heard before that."""
+    whose = Identity(0, 1, 2, job="j", start=0, incarnation=1)
+    first = Redo(tmp_path, whose)
+    team = Team(mode="sync", redo=first)
+
+    def call_for(server: int, call: Call) -> None:
+        team.client.open_lane("beat")
+        team.lanes["beat"][server].send(m.Beat(0, call))
+        team.lanes["beat"][server].receive()
+
+    def parcel(step: int) -> Parcel:
+        parcel = team.parcel([ZERO, ONE], step=step)
+        parcel.moment = Moment(0, 0, 0, b"")
+        return parcel
+
+    call_for(0, Call(saves=1))
+    team.client.push(parcel(0), phase=0)
+    assert team.client.called == Call(saves=1)
+    # a server that was started again knows nothing of what it had told
+    team.servers[0]._attendance._called = NONE
+    call_for(1, Call(stop=True))
+    last = parcel(1)
+    team.client.push(last, phase=0, hold=True)
+    assert team.client.called == Call(saves=1)
+    team.client.apply(last, phase=0, factor=0.5)
+    assert team.client.called == Call(stop=True, saves=1)
+    first.close(is_needed=True)
+    second = Redo(tmp_path, whose)
+    later = Client(0, 1, 2, team.connect, second)
+    assert later.bring_again()
+    assert later.called == Call(stop=True, saves=1)
+    second.close(is_needed=False)

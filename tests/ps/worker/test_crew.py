@@ -154,7 +154,7 @@ def test_signs_of_life_go_on_while_a_meeting_waits(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("fleetlight.ps.worker.crew._BEAT_S", 0.001)
     server, [zero, one] = crews(2)
     heard, meets = threading.Event(), threading.Event()
-    enter, at_step = server._meetings.enter, server._attendance.at_step
+    enter, at_step = server._company.meetings.enter, server._attendance.at_step
 
     def note(*of: Any) -> None:
         meets.set()
@@ -165,7 +165,7 @@ def test_signs_of_life_go_on_while_a_meeting_waits(monkeypatch: pytest.MonkeyPat
         if worker == 0 and meets.is_set():
             heard.set()
 
-    monkeypatch.setattr(server._meetings, "enter", note)
+    monkeypatch.setattr(server._company.meetings, "enter", note)
     monkeypatch.setattr(server._attendance, "at_step", listen)
     waits = threading.Thread(target=zero.barrier)
     waits.start()

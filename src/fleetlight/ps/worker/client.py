@@ -6,7 +6,7 @@ together; when to ask is the business of a communicator.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fleetlight.errors import PlanError
 from fleetlight.kernels import Deduped, dedup
 from fleetlight.ps import messages as m
+from fleetlight.ps.calls import NONE, added
 from fleetlight.ps.placement import Placement
 from fleetlight.ps.plan import Plan
 from fleetlight.ps.sequences import common_epoch
@@ -25,6 +26,9 @@ from fleetlight.ps.worker.lanes import CONTROL, PULL, PUSH, Connect, Lanes, Requ
 from fleetlight.ps.worker.live import Live
 from fleetlight.ps.worker.parcel import Parcel, check_differences, checked, packed
 from fleetlight.ps.worker.pieces import LONE_BYTES, PIECE_BYTES, Piece, pieces_of
+from fleetlight.ps.worker.redo.answers import Answers
+from fleetlight.ps.worker.redo.commits import Moment
+from fleetlight.ps.worker.redo.redo import Redo
 
 Array = NDArray[Any]
 
@@ -64,11 +68,24 @@ class Values:
 class Client(Lanes):
     """Made before the plan is known: workers can meet from the beginning."""
 
-    def __init__(self, worker: int, worker_num: int, server_num: int, connect: Connect) -> None:
+    def __init__(
+        self,
+        worker: int,
+        worker_num: int,
+        server_num: int,
+        connect: Connect,
+        redo: Redo | None = None,
+    ) -> None:
         super().__init__(worker, server_num, connect)
         self.worker_num = worker_num
+        #: what outlives this worker, where anything does
+        self.redo = redo
+        #: those that are made once in the life of a job
+        self.answers = Answers() if redo is None else redo.answers
         #: counts the loads of checkpoints
         self.epoch = 0
+        #: what all workers have heard behind the last step that they made together
+        self.called = NONE
         self._sequences = [0] * server_num
         self._plan: Plan | None = None
         self._placement: Placement | None = None
@@ -217,7 +234,10 @@ class Client(Lanes):
                 seen=parcel.seen[server] if parcel.seen else 0,
             )
             requests[server] = message, [*arrays, *blocks]
-        return _pushed(self.ask(PUSH, requests))
+        if not hold:
+            # gradients that are held change nothing, and are made again alike
+            self._commit(parcel.moment, {server: [one] for server, one in requests.items()})
+        return self._pushed(requests)
 
     def apply(
         self, parcel: Parcel, *, phase: int, factor: float, wants_dense: bool = True
@@ -237,7 +257,18 @@ class Client(Lanes):
                 wants_dense=wants_dense,
             )
             requests[server] = message, ()
-        return _pushed(self.ask(PUSH, requests))
+        self._commit(parcel.moment, {server: [one] for server, one in requests.items()})
+        return self._pushed(requests)
+
+    def _pushed(self, requests: Mapping[int, Request]) -> Values:
+        answers = self.ask(PUSH, requests)
+        self._hear(answers.values())
+        return _pushed(answers)
+
+    def _hear(self, answers: Iterable[Answer]) -> None:
+        """Remember what all are to do behind the step that was answered."""
+        told = [one.message for one in answers]
+        self.called |= added(one.call for one in told if isinstance(one, m.Pushed))
 
     def exchange(
         self,
@@ -246,6 +277,7 @@ class Client(Lanes):
         *,
         step: int,
         wants: bool = True,
+        moment: Moment | None = None,
     ) -> Values:
         """Send differences, grouped by server; answers the values of the same rows and blocks."""
         check_differences(tables, blocks, step, self.plan, self.placement, self.worker)
@@ -264,6 +296,7 @@ class Client(Lanes):
                     )
                     for piece in cut
                 ]
+        self._commit(moment, requests)
         answers = self._in_turns(PUSH, requests)
         values = _counted({server: heard[-1] for server, heard in answers.items()})
         for server, heard in answers.items() if wants else ():
@@ -294,6 +327,29 @@ class Client(Lanes):
             for block, array in zip(blocks, arrays, strict=True):
                 live.unpack(block, array)
         live.note()
+
+    def _commit(self, moment: Moment | None, requests: Mapping[int, Sequence[Request]]) -> None:
+        """What is about to leave is brought by a later life of this worker, should it die."""
+        if self.redo is not None and moment is not None:
+            self.redo.commit(moment, self.epoch, self._sequences, requests, self.called)
+
+    @property
+    def moment(self) -> Moment | None:
+        """Where an earlier life of this worker was, if there was one."""
+        last = None if self.redo is None else self.redo.last
+        return None if last is None else last.commit.moment
+
+    def bring_again(self) -> bool:
+        """What an earlier life was about to bring; False when it was skipped by all."""
+        last = None if self.redo is None else self.redo.last
+        if last is None:
+            return True
+        self._sequences = list(last.commit.sequences)
+        heard = [one for answers in self._in_turns(PUSH, last.requests).values() for one in answers]
+        # what the life before had heard behind earlier steps, it may not have come to do
+        self.called |= last.commit.called
+        self._hear(heard)
+        return all(getattr(answer.message, "applied", True) for answer in heard)
 
     def end_phase(self, phase: int) -> None:
         """Tell every server that no step comes from here before the next barrier."""

@@ -52,7 +52,8 @@ class Crew:
         self.hellos: Mapping[int, Any] = {}
         #: the worker's step, told with its signs of life
         self.step = 0
-        self._meetings = 0
+        #: True once this worker has stopped because the job was asked to
+        self.stopped = False
         self._over = threading.Event()
         self._beats = threading.Thread(target=self._beat, name="fleet-beat", daemon=True)
         for lane in (CONTROL, BEAT):
@@ -79,12 +80,17 @@ class Crew:
     def _meet(self, data: bytes, operation: str, deadline_s: float) -> list[bytes]:
         if self.alone:
             return [data]
-        self._meetings += 1
-        message = m.Meet(self._meetings, operation, deadline_s)
-        brought = np.frombuffer(data, np.uint8)
-        # the server watches the deadline, since it can name who is missing
-        answer = self.client.ask(CONTROL, {0: (message, [brought])}, deadline_s + _GRACE_S)[0]
-        return [array.tobytes() for array in answer.arrays]
+        answers = self.client.answers
+
+        def meet() -> list[bytes]:
+            answers.meetings += 1
+            message = m.Meet(answers.meetings, operation, deadline_s)
+            brought = np.frombuffer(data, np.uint8)
+            # the server watches the deadline, since it can name who is missing
+            answer = self.client.ask(CONTROL, {0: (message, [brought])}, deadline_s + _GRACE_S)[0]
+            return [array.tobytes() for array in answer.arrays]
+
+        return list(answers.once(operation, meet))
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Everybody's tensor, in the order of the workers; alike in type and shape."""
@@ -137,11 +143,13 @@ class Crew:
     def together(self, action: Callable[[], None] | None, operation: str) -> None:
         """Do something that may fail on some workers; a failure is an error on all of them.
 
-        It may take longer than the deadline on some: the others wait as long as those live.
+        It may take longer than the deadline on some: the others wait as long as those live. A
+        worker that was started again does not do again what an earlier life of it has done.
         """
         failure: Exception | None = None
+        is_done = not self.alone and self.client.answers.is_known
         try:
-            if action is not None:
+            if action is not None and not is_done:
                 action()
         except Exception as error:
             failure = error
@@ -157,7 +165,7 @@ class Crew:
         """After a good run: say goodbye; after a bad one, everything is said."""
         if not self._over.is_set():
             self._over.set()
-            self.client.leave()
+            self.client.leave(stopped=self.stopped)
 
     def fail(self, error: str, *, consequence: bool = False) -> None:
         """After a bad run: tell the servers why, who tell the others; whatever happens.

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from fleetlight.errors import DeadlineError, PeerError, PeerLostError
 from fleetlight.ps import messages as m
+from fleetlight.ps.calls import NONE, Call
 from fleetlight.ps.transport.interface import Answer, Channel, Patience
 from fleetlight.ps.worker.signs import SignsOfLife
 
@@ -37,6 +38,8 @@ class Lanes:
         self._connect = connect
         self._lanes: dict[str, Sequence[Channel]] = {}
         self._signs = SignsOfLife(())
+        #: what this worker calls for
+        self.wish = NONE
         self._closed = False
         #: how long a server may be away that comes back; 0: none does
         self._away_s = 0.0
@@ -61,6 +64,11 @@ class Lanes:
         self._away_s = away_s
         for lane in self._lanes:
             self._wait_for_comebacks(lane)
+
+    @property
+    def waits_for_comebacks(self) -> bool:
+        """Whether servers that die are started again."""
+        return self._away_s > 0
 
     def _wait_for_comebacks(self, lane: str) -> None:
         if self._away_s:
@@ -101,7 +109,17 @@ class Lanes:
         """Give a sign of life, whatever other lanes are busy with and other servers do."""
         with self._beating:
             self.open_lane(BEAT)
-            self._signs.give(step)
+            self._signs.give(step, self.wish)
+
+    @property
+    def heard(self) -> Call:
+        """What was called for, as far as this worker has heard; the others may have or not."""
+        return self._signs.heard
+
+    @property
+    def here(self) -> int:
+        """How many workers have not left, as far as this one has heard."""
+        return self._signs.here
 
     def _ask(
         self,
@@ -189,10 +207,10 @@ class Lanes:
             raise
         return answers
 
-    def leave(self, error: str = "") -> None:
+    def leave(self, error: str = "", *, stopped: bool = False) -> None:
         """Say goodbye to every server, and hang up."""
         try:
-            self.everywhere(m.Leave(error))
+            self.everywhere(m.Leave(error, stopped))
         finally:
             self.close()
 

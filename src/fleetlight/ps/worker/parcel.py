@@ -15,6 +15,7 @@ from fleetlight.ps.placement import Placement
 from fleetlight.ps.plan import SYNC, Plan
 from fleetlight.ps.update import TableGradients, Update
 from fleetlight.ps.worker.live import Live
+from fleetlight.ps.worker.redo.commits import Moment
 
 
 @dataclasses.dataclass
@@ -34,6 +35,8 @@ class Parcel:
     seen: tuple[int, ...] = ()
     #: why no server may make this step, for any worker
     refusal: str = ""
+    #: where the worker was, if it can go on from there
+    moment: Moment | None = None
 
 
 def packed(update: Update, plan: Plan, placement: Placement, live: Live) -> Parcel:

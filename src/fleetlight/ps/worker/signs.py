@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from fleetlight.errors import PeerError
 from fleetlight.ps import messages as m
+from fleetlight.ps.calls import NONE, Call
 from fleetlight.ps.transport.interface import Channel
 
 #: how long a server that is away may keep the others waiting for theirs
@@ -26,8 +27,12 @@ class SignsOfLife:
         self._asked: dict[int, float] = {}
         self._gone: dict[int, PeerError] = {}
         self._late: Mapping[int, float] = {}
+        #: what the servers have said was called for
+        self.heard = NONE
+        #: how many workers have not left, as server 0 told last
+        self.here = 0
 
-    def give(self, step: int) -> None:
+    def give(self, step: int, call: Call = NONE) -> None:
         """To all that owe no answer; raises once there is nobody left to hear it."""
         self.collect()
         self._late = dict(self._asked)
@@ -37,7 +42,7 @@ class SignsOfLife:
         for server, channel in enumerate(self._channels):
             if server not in self._asked and server not in self._gone:
                 try:
-                    channel.send(m.Beat(step))
+                    channel.send(m.Beat(step, call))
                     self._asked[server] = time.monotonic()
                 except PeerError as error:
                     self._gone[server] = error
@@ -57,11 +62,16 @@ class SignsOfLife:
             try:
                 if not channel.answered(max(0.0, end - time.monotonic())):
                     continue
-                channel.receive()
+                self._hear(server, channel.receive().message)
             except PeerError as error:
                 self._gone[server] = error
             del self._asked[server]
         return [server for server in range(len(self._channels)) if server not in self._asked]
+
+    def _hear(self, server: int, answer: m.Message) -> None:
+        if isinstance(answer, m.Beaten):
+            self.heard |= answer.call
+            self.here = self.here if server else answer.here
 
     def late(self) -> dict[int, float]:
         """The servers that let at least one sign of life pass, and for how many seconds."""

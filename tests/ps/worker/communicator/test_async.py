@@ -84,6 +84,30 @@ def test_the_queue_is_bounded() -> None:
     assert figures["waited s"] > 0
 
 
+def test_it_is_known_which_steps_the_servers_have() -> None:
+    def train(worker: Member) -> Any:
+        counted = worker.communicator
+        step(worker, ONE)
+        counted.flush()
+        told = [(counted.made, counted.acknowledged)]
+        first = Gate(worker.session.client, PUSH, "receive")
+        step(worker, ONE)
+        first.wait()
+        second = Gate(worker.session.client, PUSH, "send")
+        for _ in range(2):
+            step(worker, ONE)
+        told.append((counted.made, counted.acknowledged))
+        first.open()
+        second.wait()
+        told.append((counted.made, counted.acknowledged))
+        second.open()
+        counted.flush()
+        return [*told, (counted.made, counted.acknowledged)]
+
+    [told] = run(build, train, settings(max_merge=2), workers=1)
+    assert told == [(1, 1), (4, 1), (4, 2), (4, 4)]
+
+
 def merging(max_merge: int) -> tuple[Any, dict[str, float], int]:
     """Five steps, of which the last four queue up while the first is held."""
 

@@ -309,3 +309,19 @@ def test_other_rules_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("WARNING", "fleetlight"):
         run(adagrad, nothing, geo(2), workers=1)
     assert "emb learns by adagrad, whose state each worker keeps for itself" in caplog.text
+
+
+def test_it_is_known_which_steps_the_servers_have() -> None:
+    def train(worker: Member) -> Any:
+        counted, told = worker.communicator, []
+        for _ in range(4):
+            worker.optimizer.zero_grad()
+            worker.model(torch.tensor([1]), 1.0).backward()
+            worker.optimizer.step()
+            counted.flush()
+            told.append((counted.made, counted.acknowledged))
+        counted.settle()
+        return [*told, (counted.made, counted.acknowledged)]
+
+    [told] = run(build, train, geo(3), workers=1)
+    assert told == [(1, 0), (2, 0), (3, 3), (4, 3), (4, 4)]

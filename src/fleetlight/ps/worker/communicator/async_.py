@@ -24,6 +24,7 @@ from fleetlight.ps.worker.communicator.base import Communicator
 from fleetlight.ps.worker.live import Live
 from fleetlight.ps.worker.lookahead import LookAhead
 from fleetlight.ps.worker.parcel import Parcel
+from fleetlight.ps.worker.redo.commits import Moment
 
 
 class Async(Communicator):
@@ -86,11 +87,13 @@ class Async(Communicator):
             self._arrived = None
         return values
 
-    def step(self, update: Update) -> bool:
+    def step(self, update: Update, moment: Moment | None = None) -> bool:
         """Hand the gradients to the sender."""
         update.seen = tuple(self.versions)
         parcel = _empty(update) if update.skip else self.client.parcel(update, self.live)
         self.steps += 1
+        self.made += 1
+        parcel.moment = self.counted(moment)
         with self._news:
             self._check()
             start = time.monotonic()
@@ -116,11 +119,16 @@ class Async(Communicator):
         self._put_in_place(arrived)
 
     def resume(self) -> None:
-        """What had arrived before the barrier is older than what is taken now."""
+        """Steps are counted anew."""
         with self._news:
-            self._arrived = None
             self._slowest = 0
         super().resume()
+
+    def reopen(self) -> None:
+        """What had arrived before is older than what is taken now."""
+        with self._news:
+            self._arrived = None
+        super().reopen()
 
     def stop(self) -> None:
         """Send what is left and end the sender."""
@@ -182,6 +190,7 @@ class Async(Communicator):
 
     def _took(self, values: Values, parcels: int) -> None:
         self._sending = 0
+        self.acknowledged += parcels
         self._pushes += 1
         self._merged += parcels - 1
         self._slowest = max(self._slowest, values.slowest)
@@ -228,6 +237,7 @@ def merged(parcels: Sequence[Parcel], servers: int) -> Parcel:
         absent=sorted(absent),
         merged=len(parcels),
         seen=parcels[0].seen,
+        moment=last.moment,
     )
 
 

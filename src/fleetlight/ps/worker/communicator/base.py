@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
 import numpy as np
 
 from fleetlight.errors import ConfigError
@@ -14,6 +15,7 @@ from fleetlight.ps.update import Floats, Ids, Update
 from fleetlight.ps.worker.client import Client, Values, Wanted
 from fleetlight.ps.worker.live import Live
 from fleetlight.ps.worker.lookahead import LookAhead
+from fleetlight.ps.worker.redo.commits import Moment
 
 
 class Communicator:
@@ -32,12 +34,32 @@ class Communicator:
         self.steps = 0
         #: steps of all phases before this one
         self._before = 0
+        #: steps given to this communicator, and how many of them the servers have acknowledged
+        self.made = self.acknowledged = 0
         #: `version` of each server's values in use
         self.versions = [0] * client.server_num
         #: rows of the batch to come; None where the worker has rows of its own
         self.ahead: LookAhead | None = None
         #: told which ids a layer reads rows of, as they are in the caller's tensor
         self.reached: Callable[[int, Ids], None] | None = None
+
+    def go_on(self) -> bool:
+        """Stand where an earlier life of this worker stood, if there was one.
+
+        False when its last step was skipped by all for an infinity.
+        """
+        moment = self.client.moment
+        if moment is not None:
+            self.phase, self.steps, self._before = moment.phase, moment.steps, moment.before
+        return self.client.bring_again()
+
+    def counted(self, moment: Moment | None, more: int = 0) -> Moment | None:
+        """The moment, with what is counted here; so many steps are about to be counted."""
+        if moment is None:
+            return None
+        return msgspec.structs.replace(
+            moment, phase=self.phase, steps=self.steps + more, before=self._before
+        )
 
     def start(self) -> None:
         """Begin, once the first values are on the servers: take the dense ones."""
@@ -82,8 +104,11 @@ class Communicator:
         """How many steps of every worker the values read now must include."""
         return 0
 
-    def step(self, update: Update) -> bool:
-        """Bring the gradients of a step; False when it was skipped by all for an infinity."""
+    def step(self, update: Update, moment: Moment | None = None) -> bool:
+        """Bring the gradients of a step; False when it was skipped by all for an infinity.
+
+        `moment` is where a later life of this worker may go on.
+        """
         raise NotImplementedError
 
     def clip(self, updates: Sequence[Update], max_norm: float, norm_type: float) -> float:
@@ -109,6 +134,10 @@ class Communicator:
         self.phase += 1
         self._before += self.steps
         self.steps = 0
+        self.reopen()
+
+    def reopen(self) -> None:
+        """What comes after `settle` where the phase goes on after all: the servers' values."""
         # others may have gone on while this worker waited
         self.forget_ahead()
         self.take_dense()

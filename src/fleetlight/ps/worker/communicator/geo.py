@@ -26,6 +26,7 @@ from fleetlight.ps.worker.client import Client, Values, Wanted
 from fleetlight.ps.worker.communicator.base import Communicator
 from fleetlight.ps.worker.communicator.local_rows import LocalRows
 from fleetlight.ps.worker.live import Live
+from fleetlight.ps.worker.redo.commits import Moment
 
 Array = NDArray[Any]
 _TORCH = {
@@ -51,10 +52,13 @@ class Geo(Communicator):
         self._old: list[Tensor] = []
         self._thread = ThreadPoolExecutor(1, "fleet-geo")
         self._exchange: Future[Values] | None = None
-        #: the ids of the exchange under way
+        #: the ids of the exchange under way, and how many steps had been made
         self._sent: dict[int, Ids] = {}
+        self._sent_steps = 0
         self._exchanges = 0
         self._waited_s = 0.0
+        #: where the worker was at its last step
+        self._moment: Moment | None = None
         self._last_optimizer = len(self.plan.optimizers) - 1
 
     def start(self) -> None:
@@ -83,14 +87,16 @@ class Geo(Communicator):
 
         return self._tables[table].read(wanted, fetch, keep=insert)
 
-    def step(self, update: Update) -> bool:
+    def step(self, update: Update, moment: Moment | None = None) -> bool:
         """Train the rows; every k steps, begin an exchange."""
         if not update.skip:
             for number, part in update.tables.items():
                 group = self.plan.tables[number].group
                 self._tables[number].learn(part, update.options[group], update.step)
+        self.made += 1
         if update.optimizer == self._last_optimizer:
             self.steps += 1
+            self._moment = self.counted(moment)
             if self.steps % self.plan.k_steps == 0:
                 self._begin()
         return not update.skip
@@ -107,12 +113,14 @@ class Geo(Communicator):
         """Bring the servers what is left of this worker's progress."""
         self.flush()
         rest = {number: table.rest() for number, table in enumerate(self._tables)}
-        self.client.exchange(_some(rest), self._dense_differences(), step=self.steps, wants=False)
+        dense = self._dense_differences()
+        self.client.exchange(_some(rest), dense, step=self.steps, wants=False, moment=self._moment)
+        self.acknowledged = self.made
         self.client.end_phase(self.phase)
 
-    def resume(self) -> None:
-        """Everybody goes on from the servers' values."""
-        super().resume()
+    def reopen(self) -> None:
+        """This worker goes on from the servers' values."""
+        super().reopen()
         for table in self._tables:
             table.clear()
         self._old = [self._packed(block) for block in self._blocks]
@@ -139,11 +147,15 @@ class Geo(Communicator):
         self._sent = {number: part.ids for number, part in told.items()}
         dense = self._dense_differences()
         self._exchanges += 1
-        self._exchange = self._thread.submit(self.client.exchange, told, dense, step=self.steps)
+        self._sent_steps = self.made
+        self._exchange = self._thread.submit(
+            self.client.exchange, told, dense, step=self.steps, moment=self._moment
+        )
 
     def _take_in(self) -> None:
         assert self._exchange is not None
         values, self._exchange = self._exchange.result(), None
+        self.acknowledged = self._sent_steps
         self.note(values)
         for number, span, rows in values.pieces:
             self._tables[number].take(self._sent[number][span], rows)

@@ -13,6 +13,7 @@ from fleetlight.ps.worker.communicator.base import Communicator, clip_factor
 from fleetlight.ps.worker.live import Live
 from fleetlight.ps.worker.lookahead import LookAhead
 from fleetlight.ps.worker.parcel import Parcel
+from fleetlight.ps.worker.redo.commits import Moment
 
 
 class Sync(Communicator):
@@ -24,29 +25,32 @@ class Sync(Communicator):
         #: what the servers hold of an optimizer's step, and the factor they are to apply it with
         self._held: dict[int, tuple[Parcel, float]] = {}
 
-    def step(self, update: Update) -> bool:
+    def step(self, update: Update, moment: Moment | None = None) -> bool:
         """Push and take the values that come of it."""
         try:
-            values = self._push(update)
+            values = self._push(update, moment)
         except Exception:
             # some servers may have made the step
             self.forget_ahead()
             raise
         self.steps += 1
+        self.made = self.acknowledged = self.made + 1
         self.note(values)
         self.client.unpack(values, self.live)
         assert self.ahead is not None
         self.ahead.pushed(update.optimizer, values.changed)
         return values.applied
 
-    def _push(self, update: Update) -> Values:
+    def _push(self, update: Update, moment: Moment | None) -> Values:
         held = self._held.pop(update.optimizer, None)
         if held is not None:
             parcel, factor = held
-            parcel.skip = update.skip
+            parcel.skip, parcel.moment = update.skip, self.counted(moment, 1)
             return self.client.apply(parcel, phase=self.phase, factor=factor)
         update.seen = tuple(self.versions)
-        return self.client.push(self.client.parcel(update, self.live), phase=self.phase)
+        parcel = self.client.parcel(update, self.live)
+        parcel.moment = self.counted(moment, 1)
+        return self.client.push(parcel, phase=self.phase)
 
     def clip(self, updates: Sequence[Update], max_norm: float, norm_type: float) -> float:
         """The norm of the gradient of all workers together: known to the servers only."""

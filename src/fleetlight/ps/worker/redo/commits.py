@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Commits`: what a worker is about to bring to the servers, written down before it leaves.
+
+Two files take turns, so that one is whole whenever the worker dies. Both outlive the process, not
+the machine: nobody waits for the disk. What a process has written stays in that order, so the head
+of a file, which is written last, says that the rest is there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import struct
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetlight.errors import JournalError
+from fleetlight.observe.log import logger
+from fleetlight.ps.calls import NONE, Call
+from fleetlight.ps.messages import Apply, Exchange, Push
+from fleetlight.ps.transport.protocol import (
+    PREFIX_BYTES,
+    Buffer,
+    Codec,
+    Prefix,
+    views,
+    without,
+)
+
+Array = NDArray[Any]
+Request = tuple[Any, Sequence[Array]]
+
+#: magic, number of the commit, bytes of the frames behind it; a checksum of these follows
+_HEAD, _CHECKSUM = struct.Struct("<8sQQ"), struct.Struct("<I")
+_MAGIC = b"\xf1REDO\x00\x00\x01"
+_HEAD_BYTES = _HEAD.size + _CHECKSUM.size
+_PASSING = (errno.ENOSPC, errno.EDQUOT)
+_TRY_EVERY_S = 0.5
+_BUFFERS = 1024
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """Where a worker is in its script when it makes a step."""
+
+    #: answers and meetings there had been when the batch was handed out, answers before the first
+    answers: int
+    meetings: int
+    prelude: int
+    #: what the floor above needs to go on
+    script: bytes
+    #: as the communicator counts
+    phase: int = 0
+    steps: int = 0
+    before: int = 0
+    #: counts them, and what of it is on the shelf
+    number: int = 0
+    kept: list[str] = []
+    #: why no later life can go on from there, if none can: it must not from an earlier one
+    why_not: str = ""
+
+
+class Commit(msgspec.Struct, frozen=True, tag=True):
+    """Requests follow, one frame each."""
+
+    moment: Moment
+    epoch: int
+    #: by server: the number of its last request
+    sequences: list[int]
+    #: to which server each request goes
+    servers: list[int]
+    #: what all had been told to do behind the steps before
+    called: Call = NONE
+
+
+@dataclasses.dataclass(frozen=True)
+class Committed:
+    """A commit, read back."""
+
+    commit: Commit
+    requests: Mapping[int, Sequence[Request]]
+
+
+class Commits:
+    """One at a time, by the thread that pushes."""
+
+    def __init__(self, folder: Path, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._codec: Codec[Any] = Codec(Commit | Push | Apply | Exchange)
+        self._paths = [folder / f"push.{n}" for n in range(2)]
+        found = [self._read(path) for path in self._paths]
+        newest = max(
+            (one for one in found if one is not None), key=lambda one: one[0], default=None
+        )
+        #: of an earlier life
+        self.last: Committed | None = None if newest is None else newest[1]
+        self._count = 0 if newest is None else newest[0]
+        self._files = [
+            os.open(p, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600) for p in self._paths
+        ]
+
+    @property
+    def has_any(self) -> bool:
+        """True once there is one, of this life or an earlier one."""
+        return self._count > 0
+
+    def write(self, commit: Commit, requests: Sequence[Request]) -> None:
+        """Return once it would survive the end of this process."""
+        self._count += 1
+        frames: list[Buffer] = []
+        for message, arrays in [(commit, ()), *requests]:
+            frames += self._codec.encode(0, message, arrays)
+        head = _HEAD.pack(_MAGIC, self._count, sum(map(len, frames)))
+        self._put([bytes(_HEAD_BYTES), *frames])
+        self._put([head + _CHECKSUM.pack(zlib.crc32(head))])
+
+    def _put(self, buffers: Sequence[Buffer]) -> None:
+        number = self._count % 2
+        patiently(self._paths[number], self._files[number], buffers, 0, self._patience_s)
+
+    def close(self) -> None:
+        """Write no more."""
+        for fd in self._files:
+            os.close(fd)
+        self._files.clear()
+
+    def _read(self, path: Path) -> tuple[int, Committed] | None:
+        """What is in a file; None where its writer died over it, or there is none."""
+        try:
+            data = np.fromfile(path, np.uint8)
+        except FileNotFoundError:
+            return None
+        head = data[: _HEAD.size].tobytes()
+        sealed = head + _CHECKSUM.pack(zlib.crc32(head))
+        if len(data) < _HEAD_BYTES or data[:_HEAD_BYTES].tobytes() != sealed:
+            return None
+        magic, count, size = _HEAD.unpack(head)
+        if magic != _MAGIC or _HEAD_BYTES + size > len(data):
+            return None
+        return count, self._committed(data[_HEAD_BYTES : _HEAD_BYTES + size])
+
+    def _committed(self, data: NDArray[np.uint8]) -> Committed:
+        commit, _, at = self._frame(data, 0)
+        requests: dict[int, list[Request]] = {}
+        for server in commit.servers:
+            message, arrays, at = self._frame(data, at)
+            requests.setdefault(server, []).append((message, arrays))
+        return Committed(commit, requests)
+
+    def _frame(self, data: NDArray[np.uint8], at: int) -> tuple[Any, list[Array], int]:
+        """The frame that lies there, and where the next one does."""
+        start = at + PREFIX_BYTES
+        prefix = Prefix.parse(data[at:start].tobytes(), self._codec.body_limit)
+        body = start + prefix.header
+        header = self._codec.decode_header(prefix, data[start:body].tobytes())
+        return header.message, views(header.places, data[body:]), body + prefix.body
+
+
+def patiently(path: Path, fd: int, buffers: Sequence[Buffer], at: int, patience_s: float) -> None:
+    """Write at that place of the file; a full disk is waited for."""
+    end, has_told = time.monotonic() + patience_s, False
+    while True:
+        try:
+            return _overwrite(fd, buffers, at)
+        except OSError as error:
+            if error.errno not in _PASSING or time.monotonic() > end:
+                raise JournalError(
+                    f"durability: {path} cannot be written: {error.strerror}; "
+                    "this worker could not go on where it is, were it to die now"
+                ) from error
+            if not has_told:
+                logger.warning("no room for %s; waiting for some", path)
+            has_told = True
+            time.sleep(_TRY_EVERY_S)
+
+
+def _overwrite(fd: int, buffers: Sequence[Buffer], at: int) -> None:
+    rest = [memoryview(part).cast("B") for part in buffers if len(part)]
+    while rest:
+        done = os.pwritev(fd, rest[:_BUFFERS], at)
+        at, rest = at + done, without(rest, done)

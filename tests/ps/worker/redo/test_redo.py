@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Redo: what a worker was about to bring is there after its end, whole or as before."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fleetlight.errors import JournalError
+from fleetlight.ps import messages as m
+from fleetlight.ps.worker.redo import redo as redo_module
+from fleetlight.ps.worker.redo.commits import Moment
+from fleetlight.ps.worker.redo.redo import Identity, Redo
+
+
+def identity(**facts: Any) -> Identity:
+    usual = {"worker": 1, "worker_num": 2, "server_num": 2, "job": "j", "start": 0}
+    return Identity(**{**usual, "incarnation": 5, **facts})
+
+
+def opened(path: Path, **facts: Any) -> Redo:
+    return Redo(path, identity(**facts))
+
+
+def push(sequence: int, value: float) -> tuple[m.Push, list[Any]]:
+    message = m.Push(sequence, 0, 0, sequence, 0, [{"lr": 0.1}], [m.TablePush(0)], False)
+    return message, [np.array([7], np.int64), np.full((1, 2), value, np.float32)]
+
+
+def commit(redo: Redo, number: int, **facts: Any) -> None:
+    moment = Moment(
+        **{"answers": 0, "meetings": 0, "prelude": 0, "script": b"s%d" % number, **facts}
+    )
+    requests = {server: [push(number, float(server))] for server in range(2)}
+    redo.commit(moment, 0, [number, number], requests)
+
+
+def test_the_last_push_is_found_by_a_later_life(tmp_path: Path) -> None:
+    first = opened(tmp_path)
+    assert (first.identity.life, first.last) == (1, None)
+    for number in range(1, 4):
+        commit(first, number)
+    first.close(is_needed=True)
+    second = opened(tmp_path, incarnation=6)
+    assert (second.identity.life, second.identity.incarnation) == (2, 5)
+    last = second.last
+    assert last is not None
+    assert (last.commit.sequences, last.commit.moment.script) == ([3, 3], b"s3")
+    for server, ((message, arrays),) in last.requests.items():
+        assert message == push(3, 0.0)[0]
+        assert arrays[1].tolist() == [[server, server]]
+    second.close(is_needed=True)
+
+
+class Death(Exception):
+    """Of the process; what it has written so far stays."""
+
+
+@pytest.mark.parametrize("left", [0, 1, 10, 27, 28, 29, 100, 300, 400])
+def test_one_that_its_writer_died_over_is_none(
+    tmp_path: Path, left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.pwritev
+
+    def dying(fd: int, buffers: Any, offset: int) -> int:
+        nonlocal left
+        data = b"".join(buffers)
+        write(fd, [data[:left]], offset)
+        left -= len(data)
+        if left < 0:
+            raise Death
+        return len(data)
+
+    first = opened(tmp_path)
+    for number in range(1, 4):
+        commit(first, number)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", dying)
+        with pytest.raises(Death):
+            commit(first, 4)
+    first.close(is_needed=True)
+    later = opened(tmp_path)
+    assert later.last is not None
+    assert later.last.commit.sequences == [3, 3]
+    commit(later, 4)
+    later.close(is_needed=True)
+    last = opened(tmp_path)
+    assert last.last is not None
+    assert last.last.commit.sequences == [4, 4]
+    last.close(is_needed=False)
+
+
+@pytest.mark.parametrize("damage", [b"", b"x", b"\xf1REDO" + bytes(40)])
+def test_nonsense_is_no_commit(tmp_path: Path, damage: bytes) -> None:
+    first = opened(tmp_path)
+    commit(first, 1)
+    commit(first, 2)
+    first.close(is_needed=True)
+    (tmp_path / "push.0").write_bytes(damage)
+    later = opened(tmp_path)
+    assert later.last is not None
+    assert later.last.commit.sequences == [1, 1]
+    later.close(is_needed=False)
+
+
+@pytest.mark.parametrize("facts", [{"job": "k"}, {"start": 1}, {"worker_num": 3}, {"job": ""}])
+def test_what_others_have_left_is_not_taken_up(tmp_path: Path, facts: dict[str, Any]) -> None:
+    first = opened(tmp_path, **({"job": ""} if facts == {"job": ""} else {}))
+    commit(first, 1)
+    first.answers.once("a", lambda: [b"1"])
+    first.close(is_needed=True)
+    second = opened(tmp_path, incarnation=6, **facts)
+    assert (second.identity.life, second.identity.incarnation) == (1, 6)
+    assert second.last is None
+    assert not second.answers.is_known
+    second.close(is_needed=True)
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    first = opened(tmp_path)
+    with pytest.raises(JournalError, match="in use by another process"):
+        opened(tmp_path)
+    first.close(is_needed=False)
+    assert os.listdir(tmp_path) == ["lock"]
+    opened(tmp_path).close(is_needed=False)
+
+
+def test_answers_outlive_the_worker_and_a_torn_one_is_asked_for_again(tmp_path: Path) -> None:
+    first = opened(tmp_path)
+    first.answers.once("a", lambda: [b"1", b""])
+    first.answers.once("b", lambda: [b"2"])
+    first.close(is_needed=True)
+    path = tmp_path / "answers"
+    os.truncate(path, path.stat().st_size - 1)
+    second = opened(tmp_path)
+    assert second.answers.once("a", lambda: pytest.fail("again")) == [b"1", b""]
+    assert second.answers.once("b", lambda: [b"3"]) == [b"3"]
+    second.close(is_needed=True)
+    third = opened(tmp_path)
+    assert third.answers.once("a", lambda: pytest.fail("again")) == [b"1", b""]
+    assert third.answers.once("b", lambda: pytest.fail("again")) == [b"3"]
+    third.close(is_needed=True)
+
+
+def test_answers_that_nobody_asks_for_again_are_thrown_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redo_module, "_COMPACT_BYTES", 1000)
+    first = opened(tmp_path)
+    for number in range(40):
+        first.answers.once("a", lambda number=number: [b"%d" % number])  # type: ignore[misc]
+    commit(first, 1, answers=38, prelude=2)
+    assert (tmp_path / "answers").stat().st_size < 1000
+    first.answers.once("a", lambda: [b"40"])
+    first.close(is_needed=True)
+    second = opened(tmp_path)
+    assert [second.answers.once("a", lambda: [b"x"]) for _ in range(2)] == [[b"0"], [b"1"]]
+    second.answers.go_on(38, 0)
+    found = [second.answers.once("a", lambda: [b"x"]) for _ in range(4)]
+    assert found == [[b"38"], [b"39"], [b"40"], [b"x"]]
+    second.close(is_needed=False)
+
+
+def test_what_is_kept_is_not_written_anew_at_each_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The beginning of a script may have more to keep than that."""
+    monkeypatch.setattr(redo_module, "_COMPACT_BYTES", 1000)
+    first = opened(tmp_path)
+    sizes, file = [], tmp_path / "answers"
+    for _ in range(20):
+        first.answers.once("a", lambda: [bytes(100)])
+    for number in range(20, 120):
+        first.answers.once("a", lambda: [bytes(100)])
+        before = file.stat()
+        commit(first, number, answers=number + 1, prelude=20)
+        if file.stat().st_ino != before.st_ino:
+            sizes.append((before.st_size, file.stat().st_size))
+    kept = sizes[-1][1]
+    assert [after for _, after in sizes] == [kept] * len(sizes)
+    # the first time as soon as it is allowed, then each time there is twice as much
+    assert len(sizes) == 5
+    assert all(size > 2 * kept for size, _ in sizes[1:])
+    first.close(is_needed=False)
+
+
+def test_an_answer_that_comes_while_it_is_written_anew_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is written before it is counted; another thread may push just then."""
+    monkeypatch.setattr(redo_module, "_COMPACT_BYTES", 1000)
+    first = opened(tmp_path)
+    for _ in range(20):
+        first.answers.once("a", lambda: [bytes(100)])
+    write = first.answers._write
+
+    def write_and_push(*arguments: Any) -> None:
+        write(*arguments)
+        commit(first, 1, answers=20)
+
+    monkeypatch.setattr(first.answers, "_write", write_and_push)
+    first.answers.once("b", lambda: [b"1"])
+    assert (tmp_path / "answers").stat().st_size < 1000
+    first.close(is_needed=True)
+    second = opened(tmp_path)
+    second.answers.go_on(20, 0)
+    assert second.answers.once("b", lambda: pytest.fail("again")) == [b"1"]
+    second.close(is_needed=False)
+
+
+def test_a_disk_that_stays_full_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    redo = Redo(tmp_path, identity(), patience_s=0.0)
+
+    def full(*_: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwritev", full)
+    with pytest.raises(JournalError, match=r"cannot be written: No space .* could not go on"):
+        commit(redo, 1)
+    redo.close(is_needed=False)
