@@ -26,6 +26,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from fleetlight.data import ShardLoader
 from fleetlight.errors import CheckpointError, ConfigError
 
 # --- positions
@@ -300,3 +301,130 @@ def test_a_record_that_cannot_be_read_spoils_its_own_batch_only() -> None:
     assert numbers_in(next(iterator)) == [0, 1]
     with pytest.raises(OSError, match="record 3"):
         next(iterator)
+
+
+# --- between two batches
+
+
+def paused(loader: DataLoader[Any], **settings: Any) -> tuple[Any, list[dict[str, Any]]]:
+    """A loader, and its position each time it says that training may be interrupted."""
+    places: list[dict[str, Any]] = []
+    sharded = single(loader, between=lambda one: places.append(one.state_dict()), **settings)
+    return sharded, places
+
+
+def test_an_epoch_may_be_interrupted_before_each_batch_and_not_behind_the_last() -> None:
+    loader, places = paused(plain(4, 10))
+    assert len(list(loader)) == 3
+    assert [(p["epoch"], p["consumed"]) for p in places] == [(0, 0), (0, 4), (0, 8)]
+    places.clear()
+    next(iter(loader))
+    assert [(p["epoch"], p["consumed"]) for p in places] == [(1, 0)]
+
+
+@pytest.mark.parametrize("announce", [None, Announced()])
+@pytest.mark.parametrize("make", [indexed, streamed, batched])
+def test_going_on_from_any_of_these_places_gives_the_rest(make: Any, announce: Any) -> None:
+    loader, places = paused(make(), announce=announce)
+    epoch = [numbers_in(batch) for batch in loader]
+    assert len(places) == len(epoch)
+    for number, place in enumerate(places):
+        again = single(make())
+        again.load_state_dict(place)
+        assert again.epoch == 0
+        assert [numbers_in(batch) for batch in again] == epoch[number:]
+
+
+def test_going_on_amid_an_epoch_draws_no_random_number() -> None:
+    loader = single(plain(4, 10))
+    loader.load_state_dict({"epoch": 0, "seed": 0, "consumed": 4})
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    next(iter(loader))
+    assert torch.equal(torch.rand(1), expected)
+
+
+# --- going on behind the script's back
+
+
+class Followed:
+    """Remembers what a loader tells of itself."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def begins(self) -> None:
+        self.told.append("begins")
+
+    def hands_out(self, before: Any) -> None:
+        self.told.append((before["epoch"], before["consumed"]))
+
+
+def followed(follow: Followed) -> ShardLoader:
+    return ShardLoader(
+        DataLoader(Numbers(8), batch_size=2),
+        worker=0,
+        workers=2,
+        seed=0,
+        tail="join",
+        on_share=lambda share: share,
+        follow=follow,
+    )
+
+
+def test_a_follower_knows_where_the_loader_was_before_each_batch() -> None:
+    follow = Followed()
+    loader = followed(follow)
+    for _ in range(2):
+        list(loader)
+    assert follow.told == ["begins", (0, 0), (0, 4), "begins", (1, 0), (1, 4)]
+    later = followed(Followed())
+    later.go_on({**loader.state_dict(), "epoch": 0, "consumed": 4})
+    assert later.epoch == 0
+    assert numbers_in(next(iter(later))) == [4, 5]
+
+
+@pytest.mark.parametrize("begin", [list, lambda loader: loader.set_epoch(0)])
+def test_a_script_that_begins_with_the_first_epoch_is_told(begin: Any) -> None:
+    loader = followed(Followed())
+    loader.go_on({**loader.state_dict(), "epoch": 2, "consumed": 4})
+    with pytest.raises(ConfigError, match=r"goes on in epoch 2, .*range\(loader\.epoch, epochs\)"):
+        begin(loader)
+    assert loader.epoch == 2
+    assert [numbers_in(batch) for batch in loader] == [[4, 5]]
+
+
+def test_a_script_whose_epochs_are_set_goes_on_in_the_right_one() -> None:
+    loader = followed(Followed())
+    loader.go_on({**loader.state_dict(), "epoch": 2, "consumed": 4})
+    loader.set_epoch(2)
+    assert loader.epoch == 2
+    assert [numbers_in(batch) for batch in loader] == [[4, 5]]
+
+
+@pytest.mark.parametrize("read", [0, 1, 2])
+def test_a_later_life_begins_what_was_broken_off_anew_and_goes_on_with_what_was_not(
+    read: int,
+) -> None:
+    loader = followed(Followed())
+    standing = []
+    for _, _batch in zip(range(read), loader, strict=False):
+        assert loader.is_being_read
+        standing.append(loader.standing())
+    assert not loader.is_being_read
+    later = followed(Followed())
+    later.go_on(loader.standing(), must_be_asked=False)
+    assert list(map(numbers_in, later)) == list(map(numbers_in, loader))
+    assert later.epoch == loader.epoch
+    for number, state in enumerate(standing):
+        later.go_on(state, must_be_asked=False)
+        rest = [[0, 1], [4, 5]][number + 1 :] or [[0, 1], [4, 5]]
+        assert [numbers_in(batch) for batch in later] == rest
+
+
+def test_the_records_of_the_coming_batch_are_known() -> None:
+    loader = followed(Followed())
+    for batch in loader:
+        before = {"consumed": loader.consumed - 4}
+        assert loader.records_behind(before) == numbers_in(batch)

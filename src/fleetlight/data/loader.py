@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
-from fleetlight.data.sources import MapSource, Share, StreamSource, source_of
-from fleetlight.errors import CheckpointError, ConfigError
+from fleetlight.data.ranges import Queue, RangeSource
+from fleetlight.data.sources import MapSource, Share, Source, StreamSource, source_of
+from fleetlight.errors import CheckpointError, ComebackError, ConfigError, PeerError
 
 
 class BatchShare(NamedTuple):
@@ -37,6 +40,20 @@ class Announce(Protocol):
         """The batch that is handed out now, and the next one unless it is the last."""
 
 
+#: told between two batches, before the next one is made, where training may be interrupted
+Between = Callable[["ShardLoader"], None]
+
+
+class Follow(Protocol):
+    """Whoever wants to know how far a loader is."""
+
+    def begins(self) -> None:
+        """An iteration begins."""
+
+    def hands_out(self, before: Mapping[str, Any]) -> None:
+        """A batch is about to be handed out, and that was the position before it."""
+
+
 class _Loaded(NamedTuple):
     """A batch, how many of its samples count here and in all, and the position behind it."""
 
@@ -46,6 +63,10 @@ class _Loaded(NamedTuple):
     position: dict[str, Any]
 
 
+_ASK = (
+    "this worker was started again and goes on in epoch {epoch}, but the script begins with the "
+    "first one; write: for epoch in range(loader.epoch, epochs)"
+)
 # not in_order: batches must come in the order in which they are counted
 _KEPT = (
     "num_workers",
@@ -77,18 +98,33 @@ class ShardLoader(DataLoader[Any]):
         tail: str,
         on_share: OnShare,
         announce: Announce | None = None,
+        between: Between | None = None,
+        follow: Follow | None = None,
+        queue: Queue | None = None,
     ) -> None:
         _refuse_sharded(loader)
         self._share = Share(worker, workers, tail)
         self._seed = seed
         self._on_share = on_share
         self._announce = announce
-        self.epoch = 0
+        self._follow = follow
+        self._between = between
+        #: of the batch handed out last
+        self.share: BatchShare | None = None
+        self._epoch = 0
+        #: the script must ask for the epoch before it iterates: it may not begin at the first one
+        self._must_be_asked = False
         #: samples of the current batch that count; fewer than its size in a filler only
         self.counted = 0
         #: the iteration that hands out batches now; an older one must not
         self._iteration: object = None
-        self._source = source_of(loader, self._share)
+        #: the one whose loop goes on
+        self._reading: object = None
+        self._source: Source = (
+            source_of(loader, self._share)
+            if queue is None
+            else RangeSource(loader, self._share, queue)
+        )
         #: behind the batch handed out last; the source may be further
         self._position = self._source.position
         super().__init__(**_arguments(loader), **self._source.arguments())
@@ -117,7 +153,10 @@ class ShardLoader(DataLoader[Any]):
 
     @property
     def consumed(self) -> int:
-        """Samples (or batches of an own batch sampler) handed out on all workers this epoch."""
+        """Samples (or batches of an own batch sampler) handed out on all workers this epoch.
+
+        With deal="queue" on this worker, and before a checkpoint that was loaded.
+        """
         return int(self._position["consumed"])
 
     @property
@@ -127,13 +166,22 @@ class ShardLoader(DataLoader[Any]):
             return self.batch_size * self.workers
         return None
 
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration starts or continues."""
+        self._must_be_asked = False
+        return self._epoch
+
     def set_epoch(self, epoch: int) -> None:
         """Start this epoch at the next iteration. A position just loaded in it stays."""
-        if self._iteration is not None or epoch != self.epoch:
+        if self._must_be_asked and epoch < self._epoch:
+            raise ComebackError(_ASK.format(epoch=self._epoch))
+        self._must_be_asked = False
+        if self._iteration is not None or epoch != self._epoch:
             self._enter(epoch)
 
     def _enter(self, epoch: int) -> None:
-        self.epoch, self._iteration = epoch, None
+        self._epoch, self._iteration = epoch, None
         self._source.position = {}
         self._position = self._source.position
 
@@ -141,9 +189,13 @@ class ShardLoader(DataLoader[Any]):
         return self._source.steps()
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        if self._must_be_asked:
+            raise ComebackError(_ASK.format(epoch=self._epoch))
         if self._iteration is not None:
-            self._enter(self.epoch + 1)
-        is_resumed = any(self._position.values())
+            self._enter(self._epoch + 1)
+        if self._follow is not None:
+            self._follow.begins()
+        is_resumed = self._source.hides_its_end and any(self._position.values())
         # a loop inside another one's, such as a validation, leaves the outer batch its weight
         before = self._on_share(None)
         try:
@@ -151,30 +203,75 @@ class ShardLoader(DataLoader[Any]):
             for batch in self._deal():
                 is_empty = False
                 yield batch
+            while self._source.has_more():
+                yield from self._deal()
             if is_empty and is_resumed:
                 # saved behind the last batch of a stream, whose length nobody knows
-                self._enter(self.epoch + 1)
+                self._enter(self._epoch + 1)
                 yield from self._deal()
         finally:
             self._on_share(before)
-        self._enter(self.epoch + 1)
+        self._enter(self._epoch + 1)
 
     def _deal(self) -> Iterator[Any]:
         me = self._iteration = object()
-        self._source.begin(self.epoch, self._seed)
+        self._reading = me
+        try:
+            yield from self._dealt(me)
+        finally:
+            if self._reading is me:
+                self._reading = None
+
+    def _dealt(self, me: object) -> Iterator[Any]:
+        self._pause()
+        self._source.begin(self._epoch, self._seed)
+        self._position = self._source.position
+        is_first, waits = True, not self._source.knows_its_end
         for batch, mine, total, position in self._announced(self._loaded()):
+            if waits and not is_first:
+                # now it is known that the epoch goes on
+                self._pause()
+            is_first = False
+            if self._follow is not None:
+                self._follow.hands_out(self._state())
+            self._source.handed_out(self._position, position)
             self.counted, self._position = mine, position
-            self._on_share(BatchShare(mine, total, self.epoch, self.consumed))
-            yield batch
+            self.share = BatchShare(mine, total, self._epoch, self.consumed)
+            self._on_share(self.share)
+            try:
+                yield batch
+            except GeneratorExit:
+                if self._iteration is me:
+                    # whoever calls next is told
+                    with contextlib.suppress(PeerError):
+                        self._source.give_back()
+                raise
             if self._iteration is not me:
                 raise ConfigError(
                     "this loader was started anew while it was being iterated; for two iterations "
                     "at once call fleet.shard twice"
                 )
+            # behind the last batch the epoch is not over yet: the script may have work to do
+            if not waits and not self._source.is_at_end(self._position):
+                self._pause()
+
+    def _pause(self) -> None:
+        if self._between is not None:
+            self._between(self)
 
     def _loaded(self) -> Iterator[_Loaded]:
-        for dealt in self._source.deal(super().__iter__()):
+        for dealt in self._source.deal(self._torch_iterator()):
             yield _Loaded(*dealt, self._source.position)
+
+    def _torch_iterator(self) -> Iterator[Any]:
+        """To go on amid an epoch must not draw a random number that was drawn at its begin."""
+        if not self.consumed:
+            return super().__iter__()
+        before = torch.get_rng_state()
+        try:
+            return super().__iter__()
+        finally:
+            torch.set_rng_state(before)
 
     def _announced(self, loaded: Iterator[_Loaded]) -> Iterator[_Loaded]:
         """The same; where that is wanted the next one is loaded before each is handed out."""
@@ -198,20 +295,63 @@ class ShardLoader(DataLoader[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """The position: which epoch, and how far into it all workers together are."""
-        return {"epoch": self.epoch, "seed": self._seed, **self._position}
+        return self._state()
+
+    def shared_state(self) -> dict[str, Any]:
+        """The same for a checkpoint, from which any number of workers go on."""
+        return {**self._state(), **self._source.shared(self._position)}
+
+    def tell(self) -> None:
+        """Say how far this worker is, where somebody deals out the records on demand."""
+        self._source.tell()
+
+    def give_back(self) -> None:
+        """This worker trains no more, and says so."""
+        self._source.give_back()
+
+    def _state(self) -> dict[str, Any]:
+        return {"epoch": self._epoch, "seed": self._seed, **self._position}
+
+    @property
+    def is_being_read(self) -> bool:
+        """True amid a loop over it."""
+        return self._reading is not None and self._reading is self._iteration
+
+    def standing(self) -> dict[str, Any]:
+        """The position, and whether the iteration was broken off there: the next is another."""
+        is_broken_off = self._iteration is not None and not self.is_being_read
+        return {**self._state(), "broken_off": is_broken_off}
+
+    def go_on(self, state: Mapping[str, Any], *, must_be_asked: bool = True) -> None:
+        """Load what `standing` has said, of which the script knows nothing.
+
+        `must_be_asked`: it is to ask for the epoch, since it would begin with the first one.
+        """
+        self.load_state_dict(state)
+        if state.get("broken_off") and self._epoch == int(state["epoch"]):
+            self._iteration = object()
+        self._must_be_asked = must_be_asked and self._epoch > 0
+
+    def records_behind(self, position: Mapping[str, Any]) -> Sequence[Any] | None:
+        """Which records the batch behind a position has, in the epoch that is being read.
+
+        None where they have no numbers.
+        """
+        return self._source.records_behind(position)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a position; the next iteration continues its epoch."""
-        missing = set(self.state_dict()) - set(state)
+        state = self._source.adapted(state)
+        missing = set(self._state()) - set(state)
         if missing:
             raise CheckpointError(f"a loader's position lacks {sorted(missing)}, got {dict(state)}")
         self._source.position = state
         self._position = self._source.position
-        self.epoch, self._seed = int(state["epoch"]), int(state["seed"])
+        self._epoch, self._seed = int(state["epoch"]), int(state["seed"])
         self._iteration = None
-        if self._source.is_at_end():
+        if self._source.is_at_end(self._position):
             # saved after the last batch: the epoch is done
-            self._enter(self.epoch + 1)
+            self._enter(self._epoch + 1)
 
 
 def _refuse_sharded(loader: DataLoader[Any]) -> None:

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from fleetlight.errors import ConfigError
 
 TAILS = ("join", "drop", "pad")
+#: positions in an epoch's order: from the first up to, and without, the second
+Interval = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -39,6 +39,9 @@ class Share:
 class Source(abc.ABC):
     """The records of one loader, and how far they have been dealt out."""
 
+    #: a position may be behind the last batch, and nobody knows
+    hides_its_end = False
+
     @abc.abstractmethod
     def arguments(self) -> dict[str, Any]:
         """What the DataLoader is to be made with."""
@@ -51,8 +54,11 @@ class Source(abc.ABC):
     def settings(self) -> dict[str, object]:
         """What it deals out and how: the same on all workers."""
 
-    def is_at_end(self) -> bool:
-        """True when the position is known to be behind the last batch of an epoch."""
+    #: True when it is known of a position whether a batch follows
+    knows_its_end = True
+
+    def is_at_end(self, position: Mapping[str, Any]) -> bool:
+        """True when a position is known to be behind the last batch of an epoch."""
         return False
 
     @abc.abstractmethod
@@ -62,6 +68,39 @@ class Source(abc.ABC):
     @abc.abstractmethod
     def deal(self, loaded: Iterator[Any]) -> Iterator[Dealt]:
         """What the DataLoader has loaded, with what it counts; moves the position."""
+
+    def handed_out(self, before: Mapping[str, Any], behind: Mapping[str, Any]) -> None:
+        """A batch is about to be handed out: the positions on both sides of it."""
+        return
+
+    def has_more(self) -> bool:
+        """True when there is more to deal out, where all that was dealt out is trained on."""
+        return False
+
+    def give_back(self) -> None:
+        """The iteration ends here, before the end of the epoch."""
+        return
+
+    def records_behind(self, position: Mapping[str, Any]) -> Sequence[Any] | None:
+        """Which records come next, in the order of the epoch begun last; None: nobody knows."""
+        return None
+
+    def tell(self) -> None:
+        """Say how far this worker is, to whoever deals out the records."""
+        return
+
+    def shared(self, position: Mapping[str, Any]) -> dict[str, Any]:
+        """What of a position is otherwise for all workers than for this one."""
+        return {}
+
+    def adapted(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A position that was saved with records dealt out in another way, if that can be."""
+        if state.get("left") is None:
+            return state
+        raise CheckpointError(
+            "this position was saved amid an epoch by a loader with deal='queue', and what is left "
+            "of it is in several pieces; load it with fleet.shard(loader, deal='queue')"
+        )
 
     @property
     @abc.abstractmethod
@@ -77,14 +116,19 @@ def source_of(loader: DataLoader[Any], share: Share) -> Source:
     """How the records of this loader are dealt out."""
     if isinstance(loader.dataset, IterableDataset):
         return StreamSource(loader, share)
+    refuse_unbatched(loader)
+    if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
+        return BatchSource(loader.batch_sampler, share)
+    return MapSource(loader, share)
+
+
+def refuse_unbatched(loader: DataLoader[Any]) -> None:
+    """Records by index are dealt out in batches."""
     if loader.batch_sampler is None:
         raise ConfigError(
             "fleet.shard: this loader has no automatic batching (batch_size=None); give it a "
             "batch_size or a batch_sampler"
         )
-    if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
-        return BatchSource(loader.batch_sampler, share)
-    return MapSource(loader, share)
 
 
 class IndexedSource(Source):
@@ -117,17 +161,18 @@ class IndexedSource(Source):
         return self.blocks(len(self._sampler)).steps()
 
     def settings(self) -> dict[str, object]:
-        return {"records": _length(self._sampler), "sampler": type(self._sampler).__name__}
+        return {"records": length_of(self._sampler), "sampler": type(self._sampler).__name__}
 
-    def is_at_end(self) -> bool:
+    def is_at_end(self, position: Mapping[str, Any]) -> bool:
+        consumed = int(position["consumed"])
         blocks = self.blocks(len(self._sampler))
-        return self._consumed > 0 and blocks.steps(self._consumed) == 0
+        return consumed > 0 and blocks.steps(consumed) == 0
 
     def begin(self, epoch: int, seed: int) -> None:
         self._order = order_of(self._sampler, seed, epoch)
         if not self._is_checked:
             self._is_checked = True
-            self._check_repeats(epoch, seed)
+            check_repeats(self._sampler, self._order, seed, epoch)
         order, parts = self._order, self._blocks.parts(self._share.worker, self._consumed)
         self._batches.now = (self.batch(order, part) for part in parts)
 
@@ -137,6 +182,10 @@ class IndexedSource(Source):
             counts = self.counts(order, blocks, self._consumed)
             self._consumed += blocks.block
             yield (batch, *counts)
+
+    def records_behind(self, position: Mapping[str, Any]) -> Sequence[Any]:
+        part = self._blocks.part(int(position["consumed"]), self._share.worker)
+        return self.batch(self._order, part)
 
     @property
     def position(self) -> dict[str, Any]:
@@ -149,15 +198,6 @@ class IndexedSource(Source):
     @property
     def _blocks(self) -> Blocks:
         return self.blocks(len(self._order))
-
-    def _check_repeats(self, epoch: int, seed: int) -> None:
-        if order_of(self._sampler, seed, epoch) != self._order:
-            logger.warning(
-                "fleet.shard: %s gives another order each time it is asked, whatever the seed: "
-                "two workers may read the same records, and resuming is not exact; let it draw "
-                "from torch's generator, or give it set_epoch(epoch)",
-                type(self._sampler).__name__,
-            )
 
 
 class MapSource(IndexedSource):
@@ -204,6 +244,9 @@ class StreamSource(Source):
     turn it is.
     """
 
+    knows_its_end = False
+    hides_its_end = True
+
     def __init__(self, loader: DataLoader[Any], share: Share) -> None:
         if loader.batch_size is None:
             raise ConfigError(
@@ -228,7 +271,7 @@ class StreamSource(Source):
 
     def settings(self) -> dict[str, object]:
         return {
-            "records": _length(self._dataset),
+            "records": length_of(self._dataset),
             "num_workers": self._processes,
             "drop_last": self._blocks.tail == "drop",
         }
@@ -270,7 +313,18 @@ class ShardBatches(Sampler[list[int]]):
         return iter(self.now)
 
 
-def _length(records: Any) -> int | None:
+def check_repeats(sampler: Any, order: Sequence[Any], seed: int, epoch: int) -> None:
+    """Warn of a sampler that does not give the same order when asked again."""
+    if order_of(sampler, seed, epoch) != order:
+        logger.warning(
+            "fleet.shard: %s gives another order each time it is asked, whatever the seed: "
+            "two workers may read the same records, and resuming is not exact; let it draw "
+            "from torch's generator, or give it set_epoch(epoch)",
+            type(sampler).__name__,
+        )
+
+
+def length_of(records: Any) -> int | None:
     """How many there are, if that is known."""
     try:
         return len(records)

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers that read loaders with deal="queue", in this process, and whoever deals out to them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from tests.data.simulated import numbers_in, plain
+
+from fleetlight.data import ShardLoader
+from fleetlight.data.ranges import Ask, Place, Queue
+from fleetlight.ps.messages import Deal, Reached
+from fleetlight.ps.server.work import Interval, Work
+
+
+class WaitsError(Exception):
+    """A worker waits for what others have in hand."""
+
+
+@dataclasses.dataclass
+class Desk:
+    """Deals out to one worker, and counts its steps."""
+
+    work: Work
+    worker: int
+    made: int = 0
+    acknowledged: int = 0
+    said: list[str] = dataclasses.field(default_factory=list)
+    #: lets another worker go on; False when nobody can
+    others: Callable[[], bool] = lambda: False
+
+    def deal(self, ask: Ask) -> Interval | None:
+        self.said.append(f"deal {ask.number}")
+        dealt = self.work.deal(self.worker, Deal(loader=0, **vars(ask)))
+        if dealt is None and ask.waits and not self.others():
+            raise WaitsError
+        return dealt
+
+    def reached(self, turn: int, place: Place, *, gives_back: bool) -> None:
+        self.said.append("give back" if gives_back else "tell")
+        self.work.reach(self.worker, Reached(0, turn, place, gives_back))
+
+    def remaining(self, turn: int) -> list[Interval] | None:
+        return self.work.remaining(0, turn)
+
+    def steps(self) -> tuple[int, int]:
+        return self.made, self.acknowledged
+
+    def settle(self) -> None:
+        self.acknowledged = self.made
+
+    def resume(self) -> None:
+        self.said.append("resume")
+
+    def reopen(self) -> None:
+        self.said.append("reopen")
+
+
+class Worker:
+    """Reads a loader; each batch is a step, unless it is said otherwise."""
+
+    def __init__(
+        self, work: Work, index: int, workers: int, make: Any = plain, **more: Any
+    ) -> None:
+        self.desk = Desk(work, index)
+        self.read: list[list[int]] = []
+        self.shares: list[Any] = []
+        self.states: list[dict[str, Any]] = []
+        self.behind: list[Any] = []
+        batches = more.pop("range_batches", 2)
+        self.loader = ShardLoader(
+            make(),
+            worker=index,
+            workers=workers,
+            seed=0,
+            tail="join",
+            on_share=self.shares.append,
+            queue=Queue(self.desk, batches),
+            follow=self,
+            **more,
+        )
+
+    def begins(self) -> None:
+        """As in `Follow`."""
+
+    def hands_out(self, before: Any) -> None:
+        """As in `Follow`."""
+        self.states.append(dict(before))
+        self.behind.append(self.loader.records_behind(before))
+
+    def epoch(self, *, steps: bool = True) -> Iterator[list[int]]:
+        """An epoch, batch by batch; the step of each is made when the next is asked for."""
+        for batch in self.loader:
+            self.read.append(numbers_in(batch))
+            yield self.read[-1]
+            self.desk.made += steps
+            self.desk.acknowledged = self.desk.made
+
+
+def run(workers: Sequence[Worker], turns: Iterable[int] = itertools.count(), **more: Any) -> None:
+    """Read an epoch, in this order; who waits lets others go on."""
+    go_on([worker.epoch(**more) for worker in workers], workers, turns)
+
+
+def go_on(
+    iterators: Sequence[Iterator[Any]],
+    workers: Sequence[Worker],
+    turns: Iterable[int] = itertools.count(),
+) -> None:
+    """The same, of epochs that are begun already."""
+    left, busy = dict(enumerate(iterators)), set()
+
+    def advance(turn: int) -> bool:
+        idle = [number for number in left if number not in busy]
+        if not idle:
+            return False
+        number = idle[turn % len(idle)]
+        busy.add(number)
+        if next(left[number], None) is None:
+            del left[number]
+        busy.remove(number)
+        return True
+
+    for worker in workers:
+        worker.desk.others = lambda: advance(0)
+    for turn in turns:
+        if not advance(turn):
+            break
+    for worker in workers:
+        worker.desk.others = lambda: False
+
+
+def crew(number: int, make: Any = plain, **more: Any) -> list[Worker]:
+    work = Work(number)
+    return [Worker(work, index, number, make, **more) for index in range(number)]
+
+
+def records(*workers: Worker) -> list[int]:
+    return sorted(itertools.chain(*(batch for worker in workers for batch in worker.read)))
