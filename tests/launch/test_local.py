@@ -180,6 +180,60 @@ def test_a_second_interrupt_kills_at_once(place: Workplace) -> None:
     assert job.end()[0] == 130
 
 
+#: what a job that saves does, without torch; servers end when the workers have said so
+SAVING = """
+    import json, os, pathlib, signal, sys, time
+    name, index = os.environ["FLEET_ROLE"], os.environ["FLEET_INDEX"]
+    told = pathlib.Path(os.environ["FLEET_ERROR_FILE"])
+    def note(number, frame):
+        pathlib.Path(f"noted.{name}").touch()
+        if sys.argv[1:] == ["late"]:
+            return
+        if sys.argv[1:] == ["full"]:
+            raise SystemExit("disk full")
+        word = {"step": 7, "folder": os.environ["FLEET_CHECKPOINT"]}
+        told.write_text(json.dumps({"time": time.time(), "leaving": True, "stopped": word}))
+        pathlib.Path("saved").touch()
+        raise SystemExit(75)
+    signal.signal(signal.SIGTERM, note)
+    pathlib.Path(f"{told}.stops").touch()
+    pathlib.Path(f"pid.{name}").write_text(f"{os.getpid()}\\n")
+    while name == "worker" or not os.path.exists("saved"):
+        time.sleep(0.01)
+"""
+
+
+def saving(place: Workplace, *arguments: str, grace_s: str = "50") -> tuple[int, str]:
+    """A job of one server and one worker is asked to stop."""
+    flags = ("--server_num", "1", "--worker_num", "1", "--checkpoint", "ckpt")
+    job = place.start(*flags, "--grace_s", grace_s, place.script(SAVING), *arguments)
+    for name in ("server", "worker"):
+        place.wait_for(f"pid.{name}")
+    job.process.send_signal(signal.SIGTERM)
+    code, output = job.end()
+    return code, last_line(output)
+
+
+def test_a_job_that_saves_is_asked_to_stop_and_its_servers_are_not(place: Workplace) -> None:
+    code, last = saving(place)
+    assert code == 75
+    assert f"stopped at step 7, saved in {place.path / 'ckpt'}; go on with" in last
+    assert not (place.path / "noted.server").exists()
+
+
+@pytest.mark.parametrize(
+    ("how", "grace_s", "why"),
+    [("late", "0.2", "in time"), ("full", "50", "(worker 0 of 1 exited with code 1")],
+)
+def test_a_stop_that_fails_is_an_interrupt(
+    place: Workplace, how: str, grace_s: str, why: str
+) -> None:
+    code, last = saving(place, how, grace_s=grace_s)
+    assert code == 143
+    assert "interrupted by SIGTERM after" in last
+    assert f"it did not save {why}" in last
+
+
 FAMILY = """
     import os, pathlib, subprocess, sys, time
     child = subprocess.Popen(["sleep", "600"])
@@ -226,6 +280,21 @@ def test_restarts_end(place: Workplace) -> None:
     code, output = place.run("--max_restarts", "1", script)
     assert code == 5
     assert output.count("starting all again") == 1
+
+
+def test_what_would_come_again_is_not_tried_again(place: Workplace) -> None:
+    script = place.script("""
+        import fleetlight as fleet
+        away = {"away_s": 9.0}
+        fleet.init(strategy=fleet.DistributedStrategy(
+            durability="log", deadline_s=5.0, durability_configs=away
+        ))
+    """)
+    flags = ("--server_num", "1", "--worker_num", "1", "--max_restarts", "3")
+    code, output = place.run(*flags, script)
+    assert code == 1
+    assert "starting all again" not in output
+    assert "StrategyError: " in output.splitlines()[-1]
 
 
 def test_two_jobs_in_one_folder_do_not_disturb_each_other(place: Workplace) -> None:

@@ -14,7 +14,8 @@ from fleetlight.launch.job.layout import Layout, Member, Node
 from fleetlight.launch.job.spec import JobSpec
 from fleetlight.launch.machines.peers import Conclusion, Next
 from fleetlight.launch.processes.logs import LogFolder
-from fleetlight.launch.processes.reason import Failure
+from fleetlight.launch.processes.reason import Failure, first_of_all
+from fleetlight.launch.processes.stop import Stop
 from fleetlight.launch.processes.watch import Watch
 
 ONE = Node(host="a", workers=(("a", 1), ("a", 2)), servers=(("a", 3),))
@@ -83,3 +84,25 @@ def test_surprises_about_the_log_folder() -> None:
     assert report.folder(moved, "log") == ["logs of an earlier run moved to log/old/1"]
     (line,) = report.folder(LogFolder(here / "log-2"), "log")
     assert line == "log is in use by another fleetrun: logs of this run go to log-2"
+
+
+def test_a_stop_is_no_failure_and_says_how_to_go_on() -> None:
+    done = Watch([], grace_s=1)
+    failure = report.stopped(Stop(7, "/c"))
+    assert (failure.code, failure.may_restart) == (75, False)
+    assert report.end(Layout(nodes=(ONE,)), done, failure, 1.0).startswith("stopped at step 7, ")
+    # of several machines the one with workers knows more, and a real failure comes first
+    others = [report.stopped(Stop(0, "/c")), failure]
+    assert first_of_all(others) is failure
+    assert first_of_all([*others, FAILURE]) is FAILURE
+
+
+def test_a_stop_that_was_none_says_what_remains() -> None:
+    late = report.interrupted(signal.SIGTERM, 30.0, error=report.unsaved(None))
+    assert str(late).endswith(
+        "by SIGTERM after 30.0 s: it did not save in time, what it had saved before remains"
+    )
+    assert "it did not save (worker 1 of 2 exited with code 3" in report.unsaved(FAILURE)
+    early = report.interrupted(signal.SIGTERM, 3.0, error=report.early("/there"))
+    assert str(early).endswith("by SIGTERM after 3.0 s: it saved nothing, /there is as it was")
+    assert str(report.interrupted(signal.SIGTERM, 3.0, error=report.early(None))).endswith("3.0 s")

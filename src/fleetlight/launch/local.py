@@ -29,6 +29,7 @@ from fleetlight.launch.processes.reason import Failure, exit_code, failure_of
 from fleetlight.launch.processes.supervise import supervise
 from fleetlight.launch.processes.watch import Verdict, Watch
 from fleetlight.launch.screen import Screen
+from fleetlight.roles.secret import Secret
 
 
 class LocalProcesses:
@@ -59,7 +60,7 @@ class _Session:
     """One call of fleetrun: all starts of its job."""
 
     def __init__(self, job: JobSpec, screen: Screen, stack: contextlib.ExitStack) -> None:
-        self._job, self._screen, self._stack = job, screen, stack
+        self._job, self._screen, self._stack = _with_token(job), screen, stack
         self._outside = dict(os.environ)
         self._interrupts = stack.enter_context(Interrupts())
         self._error_dir = tempfile.mkdtemp(prefix="fleetrun-")
@@ -145,7 +146,17 @@ class _Session:
         layout = gang.run.layout
         node = layout.node_name(layout.own) if len(layout.nodes) > 1 else ""
         if watch.verdict is Verdict.INTERRUPTED:
-            return report.interrupted(watch.signal, time.monotonic() - self._began, node)
+            after_s = time.monotonic() - self._began
+            if watch.stop_failed:
+                why = report.unsaved(self._told(watch, gang, folder))
+            else:
+                why = report.early(self._job.checkpoint)
+            return report.interrupted(watch.signal, after_s, node, why)
+        if watch.stop is not None:
+            return report.stopped(watch.stop)
+        return self._told(watch, gang, folder, node)
+
+    def _told(self, watch: Watch, gang: Gang, folder: LogFolder, node: str = "") -> Failure | None:
         if watch.failure is None:
             return None
         return failure_of(
@@ -159,6 +170,13 @@ class _Session:
         seconds = time.monotonic() - self._began
         self._screen.say(report.end(ended.layout, ended.watch, failure, seconds))
         return failure.code if failure else 0
+
+
+def _with_token(job: JobSpec) -> JobSpec:
+    """On one machine nobody has to say a token: the job gets one of its own."""
+    if job.token is not None or job.meeting is not None:
+        return job
+    return dataclasses.replace(job, token=Secret(secrets.token_hex(32)))
 
 
 def _peers(job: JobSpec, screen: Screen, interrupts: Interrupts) -> Peers:

@@ -12,6 +12,7 @@ from fleetlight.launch.job.layout import Layout, Member
 from fleetlight.launch.machines.peers import Conclusion, Next
 from fleetlight.launch.processes.logs import LogFolder, relative
 from fleetlight.launch.processes.reason import Failure, exit_code
+from fleetlight.launch.processes.stop import RESUME_CODE, Stop, told
 from fleetlight.launch.processes.watch import Watch
 from fleetlight.launch.screen import boxed
 from fleetlight.roles.role import Kind
@@ -61,7 +62,30 @@ def restarting(conclusion: Conclusion, restart: int, left: int) -> str:
     return f"failed: {conclusion.failure}; starting all again (restart {restart}, {left} more left)"
 
 
-def interrupted(number: int, after_s: float, node: str = "") -> Failure:
+def stopped(stop: Stop) -> Failure:
+    """The user, or a job scheduler, had the job stop; it can go on."""
+    return Failure(
+        what=told(stop),
+        code=RESUME_CODE,
+        # another machine has workers, who know at which step it was
+        consequence=not stop.step,
+        may_restart=False,
+        stopped=True,
+    )
+
+
+def unsaved(failure: Failure | None) -> str:
+    """What became of a job that was to save before it ends."""
+    why = "in time" if failure is None else f"({failure})"
+    return f"it did not save {why}, what it had saved before remains"
+
+
+def early(checkpoint: str | None) -> str:
+    """What a job leaves that was ended before it could save."""
+    return "" if checkpoint is None else f"it saved nothing, {checkpoint} is as it was"
+
+
+def interrupted(number: int, after_s: float, node: str = "", error: str = "") -> Failure:
     """The user, or a job scheduler, ended the job."""
     return Failure(
         what=f"fleetrun was interrupted by {signal.Signals(number).name}",
@@ -70,16 +94,19 @@ def interrupted(number: int, after_s: float, node: str = "") -> Failure:
         node=node,
         killed=True,
         may_restart=False,
+        error=error,
     )
 
 
 def end(layout: Layout, watch: Watch, failure: Failure | None, seconds: float) -> str:
     """The one line that says what happened."""
     if failure is not None:
-        return f"failed: {failure}"
+        return str(failure) if failure.stopped else f"failed: {failure}"
     workers, machines = len(layout.workers), len(layout.nodes)
     count = f"all {workers} workers" if workers > 1 else "the worker"
     where = f" on {machines} machines" if machines > 1 else ""
+    if lost := sorted(one.member.name for one in watch.spared if not one.is_done):
+        count = f"all workers but {', '.join(lost)}"
     done = f"done: {count}{where} exited with code 0 after {seconds:.1f} s"
     if not layout.servers:
         return done

@@ -12,6 +12,7 @@ from fleetlight.launch.job.environment import Run
 from fleetlight.launch.job.layout import Layout, Node
 from fleetlight.launch.job.spec import JobSpec, Meeting, Resources, RoleSpec
 from fleetlight.roles.role import Kind
+from fleetlight.roles.secret import Secret
 
 NODE = Node(
     host="10.0.0.1",
@@ -54,6 +55,7 @@ def test_a_worker_knows_everything() -> None:
         "FLEET_ERROR_FILE": "/e/workerlog.1.1.json",
         "FLEET_LOG_DIR": "/l",
         "FLEET_JOB": "7c",
+        "FLEET_MAX_RESTARTS": "0",
         "RANK": "1",
         "WORLD_SIZE": "2",
         "LOCAL_RANK": "1",
@@ -62,6 +64,18 @@ def test_a_worker_knows_everything() -> None:
         "MASTER_PORT": "4",
         "FLAGS_selected_gpus": "5",
     }
+
+
+def test_the_token_is_given_to_processes_and_shown_to_nobody() -> None:
+    job = dataclasses.replace(JOB, token=Secret("3f9ac27e51d0b846"))
+    run = dataclasses.replace(RUN, job=job)
+    outside = {"FLEET_TOKEN": "of whoever started fleetrun"}
+    for member in (SERVER, WORKER_0):
+        assert environment.of_member(run, member, outside)["FLEET_TOKEN"] == "3f9ac27e51d0b846"
+        assert "FLEET_TOKEN" not in environment.identity(run, member)
+        assert "FLEET_TOKEN" not in environment.of_member(RUN, member, {})
+    shown = [repr(run), str(job), *environment.remarks(job, outside)]
+    assert not [text for text in shown if "3f9ac27e51d0b846" in text]
 
 
 def test_a_server_is_no_rank_of_torch_and_has_no_device() -> None:
@@ -133,6 +147,18 @@ def test_the_folder_of_certificates_is_passed_on() -> None:
         found = environment.of_member(run, member, {"FLEET_SSL": "/a"})
         assert found["FLEET_SSL"] == "/certs"
     assert environment.identity(run, WORKER_0)["FLEET_SSL"] == "/certs"
+
+
+def test_the_folder_of_checkpoints_is_passed_on() -> None:
+    names = {"FLEET_CHECKPOINT", "FLEET_RESUME"}
+    assert not names & set(environment.of_member(RUN, WORKER_0, {}))
+    outside = {"FLEET_CHECKPOINT": "a", "FLEET_RESUME": "0"}
+    # who starts the launcher may say it in its own way
+    assert environment.of_member(RUN, WORKER_0, outside).items() >= outside.items()
+    run = dataclasses.replace(RUN, job=dataclasses.replace(JOB, checkpoint="/c", resume=True))
+    for member in (SERVER, WORKER_0):
+        found = environment.of_member(run, member, outside)
+        assert (found["FLEET_CHECKPOINT"], found["FLEET_RESUME"]) == ("/c", "1")
 
 
 def test_ipv6_endpoints_have_brackets() -> None:

@@ -58,6 +58,20 @@ def test_servers_and_workers() -> None:
     assert (found.server.count, found.worker.count, found.collective) == (2, 3, False)
 
 
+def test_a_folder_of_checkpoints_is_found_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = job(nproc_per_node=1, checkpoint="ckpt", resume=True)
+    assert (found.checkpoint, found.resume) == (str(tmp_path / "ckpt"), True)
+    assert (job().checkpoint, job().resume) == (None, False)
+
+
+def test_to_save_takes_longer_than_to_end() -> None:
+    assert (job().grace_s, job().stop_s) == (3.0, 30.0)
+    assert (job(grace_s=9.0).grace_s, job(grace_s=9.0).stop_s) == (9.0, 9.0)
+
+
 def test_certificates_are_looked_at_and_found_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,3 +109,23 @@ def test_it_inherits_no_descriptor_of_the_launcher(
 def test_what_cannot_be_started_is_said(output: int, keeper: Keeper) -> None:
     with pytest.raises(LaunchError, match="cannot start"):
         Child(["x" * 10_000_000], os.environ, output, keeper)
+
+
+def test_what_it_has_started_is_not_asked(
+    output: int, keeper: Keeper, tmp_path: pathlib.Path
+) -> None:
+    code = (
+        "import signal, subprocess, sys; "
+        "signal.signal(signal.SIGTERM, lambda *_: None); "
+        "inner = subprocess.Popen(['sleep', '600']); "
+        "print(inner.pid, flush=True); signal.pause(); print('asked', flush=True); signal.pause()"
+    )
+    one = child(code, output, keeper)
+    text = tmp_path / "out"
+    wait_until(lambda: text.read_text().endswith("\n"), "the child to begin")
+    one.ask(signal.SIGTERM)
+    wait_until(lambda: text.read_text().endswith("asked\n"), "it to be asked")
+    inner = int(text.read_text().split()[0])
+    assert is_running(inner)
+    one.end()
+    wait_until(lambda: not is_running(inner), "the other to end")

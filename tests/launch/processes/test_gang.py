@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import os
 import pathlib
+import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from tests.launch.workplace import wait_until
@@ -17,6 +19,7 @@ from fleetlight.launch.job.spec import JobSpec
 from fleetlight.launch.processes.child import Keeper
 from fleetlight.launch.processes.gang import Gang
 from fleetlight.launch.processes.logs import LogFolder, claim
+from fleetlight.roles import Kind
 
 HERE = "127.0.0.1"
 NODE = Node(host=HERE, workers=((HERE, 1), (HERE, 2)), servers=((HERE, 3),), master_port=4)
@@ -25,7 +28,7 @@ NODE = Node(host=HERE, workers=((HERE, 1), (HERE, 2)), servers=((HERE, 3),), mas
 class Paper:
     """A screen that keeps what was shown."""
 
-    size = None
+    size: Any = None
 
     def __init__(self) -> None:
         self.shown = b""
@@ -118,3 +121,103 @@ def test_when_one_cannot_start_none_is_left(
     for pid in started:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+DIE_ONCE = """
+import os, pathlib, signal
+mark = pathlib.Path(os.environ["FLEET_ERROR_FILE"] + ".mark")
+life = int(mark.exists())
+mark.touch()
+print("life", life, flush=True)
+if os.environ["FLEET_ROLE"] == "worker" and os.environ["FLEET_INDEX"] == "0" and not life:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+class Talking(Paper):
+    """One where a gang says that it has started somebody again; perhaps a terminal."""
+
+    def __init__(self, size: Any) -> None:
+        super().__init__()
+        self.size = size
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+@pytest.mark.parametrize(("tee", "size"), [(False, None), (True, None), (False, (24, 80))])
+def test_one_that_is_started_again_is_shown_as_before(
+    folder: LogFolder, tee: bool, size: Any
+) -> None:
+    screen = Talking(size)
+    file = folder.path / "t.py"
+    file.write_text(DIE_ONCE)
+    run = Run(
+        job=JobSpec(script=str(file), collective=False, tee=tee),
+        layout=Layout(nodes=(NODE,)),
+        log_dir=str(folder.path),
+        error_dir=str(folder.path),
+    )
+    with Keeper() as keeper:
+        made = Gang(run, folder=folder, keeper=keeper, screen=screen, outside=os.environ)
+        try:
+            made.start()
+            wait_until(lambda: len(made.exits()) == 3, "all to exit")
+            (dead,) = [one for one in made.exits() if one.status]
+            made.revive(dead, left=2)
+            wait_until(lambda: len(made.exits()) == 3, "all to exit again")
+        finally:
+            made.close()
+    assert {one.status for one in made.exits()} == {0}
+    assert screen.shown.count(b"life 1") == 1
+    assert "starting it again (restart 1, 2 more left)" in "".join(screen.said)
+
+
+SAVE_AT_SIGTERM = """
+import os, pathlib, signal, sys, time
+file = pathlib.Path(os.environ["FLEET_ERROR_FILE"])
+is_first = os.environ["FLEET_ROLE"] == "worker" and os.environ["FLEET_INDEX"] == "0"
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+if file.exists():
+    # a life that is not so far
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    file.with_name("back").touch()
+    while not file.with_name("go").exists():
+        time.sleep(0.01)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+file.touch()
+pathlib.Path(f"{file}.stops").touch()
+if is_first and not file.with_name("back").exists():
+    os.kill(os.getpid(), signal.SIGKILL)
+while True:
+    time.sleep(0.01)
+"""
+
+
+def test_one_that_is_started_again_is_not_asked_to_stop_before_it_can(folder: LogFolder) -> None:
+    file = folder.path / "t.py"
+    file.write_text(SAVE_AT_SIGTERM)
+    job = JobSpec(script=str(file), collective=False)
+    run = Run(
+        job=job, layout=Layout(nodes=(NODE,)), log_dir=str(folder.path), error_dir=str(folder.path)
+    )
+    with Keeper() as keeper:
+        made = Gang(run, folder=folder, keeper=keeper, screen=Talking(None), outside=os.environ)
+        try:
+            made.start()
+            wait_until(lambda: len(made.exits()) == 1, "one to die")
+            wait_until(made.can_stop, "the others to say that they save")
+            made.revive(made.exits()[0], left=2)
+            wait_until((folder.path / "back").exists, "it to be back")
+            assert made.can_stop()
+            made.ask(signal.SIGTERM, (Kind.WORKER,))
+            wait_until(lambda: len(made.exits()) == 1, "the other worker to end")
+            assert [(one.member.index, one.status) for one in made.exits()] == [(1, 75)]
+            (folder.path / "go").touch()
+            wait_until(lambda: len(list(folder.path.glob("*.stops"))) == 3, "it to say so, too")
+            made.ask(signal.SIGTERM, (Kind.WORKER,))
+            wait_until(lambda: len(made.exits()) == 2, "it to end")
+        finally:
+            made.close()
+    assert {one.status for one in made.exits()} == {75}

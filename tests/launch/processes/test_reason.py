@@ -133,6 +133,12 @@ def test_an_exit_code_is_not_told_twice(tmp_path: pathlib.Path) -> None:
     assert str(failure_of(one, tmp_path / "log", after_s=1.0)).count("exited with code 3") == 1
 
 
+def test_what_would_come_again_is_no_reason_for_a_restart(tmp_path: pathlib.Path) -> None:
+    for lasting in (False, True):
+        one = exit_of(1, 3, 0, error="E: x", lasting=lasting)
+        assert failure_of(one, tmp_path / "log", after_s=1.0).may_restart is not lasting
+
+
 def test_a_long_line_is_cut(tmp_path: pathlib.Path) -> None:
     (tmp_path / "log").write_text("ValueError: " + "x" * 1000)
     assert len(last_error(tmp_path / "log")) == 300

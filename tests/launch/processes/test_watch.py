@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 
 from fleetlight.launch.job.layout import Member
-from fleetlight.launch.processes.reason import Exit
+from fleetlight.launch.processes.reason import Exit, sparing
+from fleetlight.launch.processes.stop import Stop
 from fleetlight.launch.processes.watch import (
     EXIT_S,
     LEAVE_S,
+    NOTE_S,
     SETTLE_S,
     UNKILLABLE_S,
     Elsewhere,
@@ -198,3 +201,179 @@ def test_nobody_is_started_again_while_a_job_ends() -> None:
     # and nobody who did not say that it may
     one = Watch((W0, W1, S0), GRACE_S, revivals=9)
     assert one.to_revive(Seen(now=0, exits=[ended(S0, -signal.SIGKILL)])) is None
+
+
+def test_without_one_that_is_dispensable_the_others_go_on() -> None:
+    one = watch(W0, W1, S0)
+    lost = Exit(member=W1, status=-signal.SIGKILL, at=0.0, returns=True, dispensable=True)
+    assert one.to_revive(Seen(now=0, exits=[lost])) is None
+    assert one.to_spare(Seen(now=0, exits=[lost])) is lost
+    assert one.to_spare(Seen(now=1, exits=[lost])) is None
+    assert one.step(Seen(now=1, exits=[lost])) is None
+    assert one.phase is Phase.RUNNING
+    one.step(Seen(now=2, exits=[lost, ended(W0)]))
+    assert one.phase is Phase.LEAVING
+    one.step(Seen(now=3, exits=[lost, ended(W0), ended(S0)]))
+    assert (one.verdict, one.failure, one.spared) == (Verdict.SUCCESS, None, [lost])
+
+
+def test_one_that_is_not_is_the_failure() -> None:
+    one = watch(W0, W1, S0)
+    lost = Exit(member=W1, status=1, at=0.0, dispensable=True, error="ValueError: x")
+    one.to_spare(Seen(now=0, exits=[lost]))
+    killed = ended(W0, -signal.SIGKILL, at=1.0)
+    assert one.step(Seen(now=1, exits=[lost, killed])) == signal.SIGTERM
+    assert one.failure is killed
+
+
+# --- asked to stop
+
+STOP_S = 30.0
+TERM = [signal.SIGTERM]
+
+
+def stopped(member: Member, step: int = 7) -> Exit:
+    return Exit(member=member, status=75, at=0.0, stop=Stop(step, "/ckpt"))
+
+
+def asked(*members: Member) -> Watch:
+    """A watch over processes that save, and have been told to."""
+    one = Watch(members, GRACE_S, stop_s=STOP_S)
+    assert one.step(Seen(now=0, interrupts=TERM, can_stop=True)) == signal.SIGTERM
+    assert one.phase is Phase.STOPPING
+    return one
+
+
+def test_workers_are_asked_to_stop_and_servers_end_when_they_have() -> None:
+    one = asked(S0, W0, W1)
+    assert one.asked == (Kind.WORKER,)
+    # longer than any other end may take
+    assert one.step(Seen(now=STOP_S - 1, interrupts=TERM, exits=[stopped(W0)])) is None
+    both = [stopped(W0, 9), stopped(W1, 7)]
+    assert one.step(Seen(now=STOP_S - 0.5, interrupts=TERM, exits=both)) is None
+    assert one.phase is Phase.LEAVING
+    one.step(Seen(now=STOP_S + 1, interrupts=TERM, exits=[*both, stopped(S0, 0)]))
+    assert (one.is_over, one.verdict, one.failure) == (True, Verdict.SAVED, None)
+    # that of worker 0, who has saved
+    assert one.stop == Stop(9, "/ckpt")
+
+
+def test_one_that_is_killed_while_the_job_is_saved_is_started_again() -> None:
+    one = Watch((S0, W0, W1), GRACE_S, revivals=9, stop_s=STOP_S)
+    lost = returning(W1)
+    # the signal comes first, and is acted upon
+    assert one.to_revive(Seen(now=0, interrupts=TERM, exits=[lost], can_stop=True)) is None
+    assert one.step(Seen(now=0, interrupts=TERM, exits=[lost], can_stop=True)) == signal.SIGTERM
+    assert one.to_revive(Seen(now=1, interrupts=TERM, exits=[lost])) is lost
+    assert one.step(Seen(now=1, interrupts=TERM)) is None
+    assert one.phase is Phase.STOPPING
+    twice = [*TERM, signal.SIGINT]
+    assert one.to_revive(Seen(now=2, interrupts=twice, exits=[lost])) is None
+    assert one.step(Seen(now=2, interrupts=twice, exits=[lost])) == signal.SIGKILL
+
+
+def test_a_server_that_stays_after_a_stop_is_ended() -> None:
+    one = asked(S0, W0)
+    one.step(Seen(now=1, interrupts=TERM, exits=[stopped(W0)]))
+    assert one.step(Seen(now=1 + LEAVE_S, interrupts=TERM, exits=[stopped(W0)])) == signal.SIGTERM
+    one.step(Seen(now=9, interrupts=TERM, exits=[stopped(W0), ended(S0, -15)]))
+    assert (one.is_over, one.verdict) == (True, Verdict.SAVED)
+
+
+def test_a_second_signal_ends_servers_once_all_is_saved() -> None:
+    one = asked(S0, W0)
+    one.step(Seen(now=1, interrupts=TERM, exits=[stopped(W0)]))
+    twice = [*TERM, signal.SIGINT]
+    assert one.step(Seen(now=2, interrupts=twice, exits=[stopped(W0)])) == signal.SIGINT
+    one.step(Seen(now=3, interrupts=twice, exits=[stopped(W0), ended(S0, -2)]))
+    assert (one.is_over, one.verdict) == (True, Verdict.SAVED)
+
+
+def test_a_machine_of_servers_asks_these() -> None:
+    one = asked(S0)
+    assert one.asked == (Kind.SERVER,)
+    assert one.step(Seen(now=LEAVE_S + 1, interrupts=TERM)) is None
+    one.step(Seen(now=9, interrupts=TERM, exits=[stopped(S0, 0)]))
+    assert (one.is_over, one.verdict) == (True, Verdict.SAVED)
+
+
+def test_who_does_not_save_ends_as_ever() -> None:
+    for interrupts, can_stop in ((TERM, False), ([signal.SIGINT], True), ([signal.SIGHUP], True)):
+        one = watch(W0, S0)
+        seen = Seen(now=0, interrupts=interrupts, can_stop=can_stop)
+        assert one.step(seen) == interrupts[0]
+        assert (one.phase, one.asked) == (Phase.ENDING, ())
+
+
+def test_a_second_signal_kills_while_the_job_is_saved() -> None:
+    one = asked(S0, W0)
+    twice = [signal.SIGTERM, signal.SIGINT]
+    assert one.step(Seen(now=1, interrupts=twice, can_stop=True)) == signal.SIGKILL
+    assert one.asked == ()
+    one.step(Seen(now=2, interrupts=twice, exits=[ended(S0, -9), ended(W0, -9)]))
+    assert (one.is_over, one.verdict, one.stop_failed) == (True, Verdict.INTERRUPTED, True)
+
+
+def test_a_stop_has_its_time() -> None:
+    one = asked(W0, W1)
+    exits = [stopped(W0)]
+    assert one.step(Seen(now=STOP_S - 0.1, interrupts=TERM, exits=exits)) is None
+    assert one.step(Seen(now=STOP_S, interrupts=TERM, exits=exits)) == signal.SIGKILL
+    assert (one.verdict, one.stop_failed) == (Verdict.INTERRUPTED, True)
+
+
+def test_a_stop_that_goes_wrong_is_no_failure_that_a_restart_cures() -> None:
+    one = asked(W0, W1)
+    exits = [ended(W1, 1, error="CheckpointError")]
+    assert one.step(Seen(now=1, interrupts=TERM, exits=exits)) == signal.SIGKILL
+    # but it is told
+    assert (one.verdict, one.failure, one.stop_failed) == (Verdict.INTERRUPTED, exits[0], True)
+
+
+def test_workers_may_have_been_asked_elsewhere() -> None:
+    one = watch(W0, W1)
+    assert one.step(Seen(now=0, exits=[stopped(W0)], elsewhere=Elsewhere.RUNNING)) is None
+    assert one.phase is Phase.STOPPING
+    # this machine is told a little later than the first one
+    late = Seen(now=1, exits=[stopped(W0)], interrupts=TERM, elsewhere=Elsewhere.RUNNING)
+    assert one.step(late) is None
+    both = [stopped(W0), stopped(W1)]
+    one.step(Seen(now=2, exits=both, interrupts=TERM, elsewhere=Elsewhere.STOP))
+    assert (one.is_over, one.verdict) == (True, Verdict.SAVED)
+
+
+def test_a_job_that_was_done_anyhow_is_done() -> None:
+    one = asked(W0, W1)
+    one.step(Seen(now=1, interrupts=TERM, exits=[ended(W0), ended(W1)]))
+    assert (one.is_over, one.verdict, one.stop) == (True, Verdict.SUCCESS, None)
+
+
+def test_who_only_notes_sigterm_gets_another_one_when_a_job_fails() -> None:
+    one = watch(W0, W1)
+    exits = [ended(W1, -signal.SIGKILL)]
+    assert one.step(Seen(now=0, exits=exits, can_stop=True)) == signal.SIGTERM
+    assert one.step(Seen(now=NOTE_S - 0.1, exits=exits, can_stop=True)) is None
+    assert one.step(Seen(now=NOTE_S, exits=exits, can_stop=True)) == signal.SIGTERM
+    assert one.step(Seen(now=NOTE_S + 0.1, exits=exits, can_stop=True)) is None
+    assert one.step(Seen(now=GRACE_S, exits=exits, can_stop=True)) == signal.SIGKILL
+
+
+def test_who_ends_at_sigterm_gets_one() -> None:
+    one = watch(W0, W1)
+    exits = [ended(W1, -signal.SIGKILL)]
+    assert one.step(Seen(now=0, exits=exits)) == signal.SIGTERM
+    assert one.step(Seen(now=NOTE_S, exits=exits)) is None
+
+
+def test_one_that_is_killed_behind_the_end_of_its_script_has_done_all() -> None:
+    one = watch(W0, W1, S0)
+    killed = Exit(member=W0, status=-signal.SIGKILL, at=0.0, left=True, leaving=True)
+    assert not killed.has_failed
+    assert one.to_spare(Seen(now=0, exits=[killed])) is killed
+    assert "had done all" in sparing(killed)
+    one.step(Seen(now=1, exits=[killed, ended(W1)]))
+    one.step(Seen(now=2, exits=[killed, ended(W1), ended(S0)]))
+    assert one.verdict is Verdict.SUCCESS
+    # its script may have had something to do, or its end is its own fault
+    for more in ({"leaving": False}, {"left": False}, {"status": 1}, {"status": -signal.SIGABRT}):
+        assert dataclasses.replace(killed, **more).has_failed

@@ -15,6 +15,7 @@ from fleetlight.launch.doctor.messages import Asked
 from fleetlight.launch.inventory import Machine
 from fleetlight.launch.job.options import Options
 from fleetlight.launch.job.place import find_place
+from fleetlight.launch.job.token import said_token
 from fleetlight.roles.address import is_loopback
 
 #: longest list of machines: each two measure each other
@@ -31,6 +32,7 @@ class Wish:
     workers: int | None = None
     seconds: float = 1.0
     deadline_s: float = 60.0
+    token_file: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +65,8 @@ def examine(wish: Wish, machine: Machine, environment: Mapping[str, str], say: S
         names=wish.ips, hosts=hosts, port=wish.port, workers=workers, seconds=wish.seconds
     )
     facts = look(machine, environment, asked, place.host)
-    exam = meet(asked, hosts.index(place.host), facts, wish.deadline_s, say)
+    token = said_token(wish.token_file, environment)
+    exam = meet(asked, hosts.index(place.host), facts, wish.deadline_s, say, token)
     return Result(table.of_exam(exam), findings.of_exam(exam))
 
 

@@ -23,10 +23,12 @@ from fleetlight.launch.doctor.messages import (
     Measure,
     TellFacts,
 )
+from fleetlight.launch.doctor.proving import introduce
 from fleetlight.launch.doctor.service import Service
 from fleetlight.launch.doctor.wire import Wire, dial
 from fleetlight.launch.processes import ports
 from fleetlight.roles.role import endpoint_text
+from fleetlight.roles.secret import Secret
 
 Say = Callable[[str], None]
 
@@ -40,7 +42,14 @@ _STRIKES = 3
 _LONG_S = 30.0
 
 
-def meet(asked: Asked, number: int, facts: Facts, deadline_s: float, say: Say) -> Exam:
+def meet(
+    asked: Asked,
+    number: int,
+    facts: Facts,
+    deadline_s: float,
+    say: Say,
+    token: Secret | None = None,
+) -> Exam:
     """What was found on all machines and between them; this is the one with that number."""
     own = asked.hosts[number]
     with contextlib.ExitStack() as leaving:
@@ -53,18 +62,20 @@ def meet(asked: Asked, number: int, facts: Facts, deadline_s: float, say: Say) -
         held = Listening(own, asked.ports)
         leaving.callback(held.close)
         facts = msgspec.structs.replace(facts, taken=held.taken, listening=held.ports)
-        service = Service(listener, asked, number, facts)
+        service = Service(listener, asked, number, facts, token)
         leaving.callback(service.close)
         if number == 0:
-            return _Leader(asked, service, facts, say).examine(deadline_s)
+            return _Leader(asked, service, facts, say, token).examine(deadline_s)
         return _Follower(asked, service, facts, say, number).await_exam(deadline_s)
 
 
 class _Leader:
     """The doctor of the first machine."""
 
-    def __init__(self, asked: Asked, service: Service, facts: Facts, say: Say) -> None:
-        self._asked, self._service, self._say = asked, service, say
+    def __init__(
+        self, asked: Asked, service: Service, facts: Facts, say: Say, token: Secret | None
+    ) -> None:
+        self._asked, self._service, self._say, self._token = asked, service, say, token
         self._facts = {0: facts}
         #: why a machine is not here
         self._absent = dict.fromkeys(range(1, len(asked.hosts)), "not asked yet")
@@ -136,6 +147,8 @@ class _Leader:
         hosts = self._asked.hosts
         wire = dial(hosts[number], self._asked.port, hosts[0], limit_s)
         try:
+            if self._token is not None:
+                introduce(wire, self._token, hosts[0], hosts[number])
             yield wire
         finally:
             wire.close()

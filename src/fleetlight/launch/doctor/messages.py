@@ -111,6 +111,24 @@ class Finish(msgspec.Struct, frozen=True, tag=True):
     exam: Exam
 
 
+class Knock(msgspec.Struct, frozen=True, tag=True):
+    """I know the token; here is a number that was never used before."""
+
+    nonce: bytes
+
+
+class Challenge(msgspec.Struct, frozen=True, tag=True):
+    """Prove it, with this number of mine."""
+
+    nonce: bytes
+
+
+class Proof(msgspec.Struct, frozen=True, tag=True):
+    """That this side knows the token, see `security/token.py`."""
+
+    mac: bytes
+
+
 class Time(msgspec.Struct, frozen=True, tag=True):
     """Seconds since 1970."""
 
@@ -134,5 +152,5 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     why: str
 
 
-Request: TypeAlias = TellFacts | TellTime | Measure | Echo | Receive | Finish
-Reply: TypeAlias = Facts | Link | Time | Received | Done | Refused
+Request: TypeAlias = TellFacts | TellTime | Measure | Echo | Receive | Finish | Knock | Proof
+Reply: TypeAlias = Facts | Link | Time | Received | Done | Refused | Challenge | Proof

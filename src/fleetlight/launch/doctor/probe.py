@@ -23,7 +23,9 @@ from fleetlight.launch.doctor.messages import (
     TellTime,
     Time,
 )
+from fleetlight.launch.doctor.proving import introduce
 from fleetlight.launch.doctor.wire import Wire, dial
+from fleetlight.roles.secret import Secret
 
 #: how long one message, or one connection, may take
 LIMIT_S = 5.0
@@ -35,13 +37,23 @@ _CHUNK = bytes(1 << 17)
 _DRAIN_S = 1.0
 
 
-def measure(own: str, to: str, port: int, link: Link, ports: Iterable[int], seconds: float) -> Link:
+def measure(
+    own: str,
+    to: str,
+    port: int,
+    link: Link,
+    ports: Iterable[int],
+    seconds: float,
+    token: Secret | None = None,
+) -> Link:
     """The link from here to the doctor at another machine; what fails is a part of the answer."""
     try:
         wire = dial(to, port, own, LIMIT_S)
     except OSError as error:
         return _with(link, error=f"port {port}: {why(error)}")
     try:
+        if token is not None:
+            introduce(wire, token, own, to)
         trip = round_trip(wire)
         received = send_for(wire, seconds)
     except FleetError as error:

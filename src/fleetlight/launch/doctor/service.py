@@ -26,7 +26,9 @@ from fleetlight.launch.doctor.messages import (
     TellTime,
     Time,
 )
+from fleetlight.launch.doctor.proving import admit
 from fleetlight.launch.doctor.wire import Wire
+from fleetlight.roles.secret import Secret
 
 #: connections of others at a time; one is what they need
 _MOST = 16
@@ -38,7 +40,15 @@ _LOOK_S = 0.2
 class Service:
     """Listens until it is closed; only to machines of the list, and only the first may command."""
 
-    def __init__(self, listener: socket.socket, asked: Asked, number: int, facts: Facts) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        asked: Asked,
+        number: int,
+        facts: Facts,
+        token: Secret | None = None,
+    ) -> None:
+        self._token = token
         self._asked, self._number, self._facts = asked, number, facts
         self._listener = listener
         self._room = threading.Semaphore(_MOST)
@@ -79,12 +89,15 @@ class Service:
     def _serve(self, connected: socket.socket, address: str) -> None:
         wire = Wire(connected, address, _SILENT_S)
         try:
-            while (request := wire.request()) is not None:
+            own = self._asked.hosts[self._number]
+            request = admit(wire, self._token, address, own)
+            while request is not None:
                 if isinstance(request, Receive):
                     # it is asked for by a doctor that was started with as many seconds
                     probe.receive_for(wire, min(request.seconds, self._asked.seconds))
                     return
                 wire.say(self._checked_answer(request, address))
+                request = wire.request()
         except (FleetError, OSError):
             pass  # whoever asked finds out by itself
         finally:
@@ -118,4 +131,4 @@ class Service:
             return Refused(f"no machine {request.receiver}, or too many ports")
         link = Link(sender=self._number, receiver=request.receiver)
         own, to = asked.hosts[self._number], asked.hosts[request.receiver]
-        return probe.measure(own, to, asked.port, link, request.ports, asked.seconds)
+        return probe.measure(own, to, asked.port, link, request.ports, asked.seconds, self._token)

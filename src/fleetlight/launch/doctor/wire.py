@@ -45,9 +45,9 @@ class Wire:
         except OSError as error:
             raise PeerLostError(f"{self.peer} went away ({error.strerror or error})") from None
 
-    def request(self) -> Request | None:
+    def request(self, most: int = MOST_BYTES) -> Request | None:
         """What the other asks, None when it has hung up."""
-        return self._heard(_requests)
+        return self._heard(_requests, most=most)
 
     def ask(self, request: Request, kind: type[T], more_s: float = 0.0) -> T:
         """Say a request and hear its answer, for which the other may need `more_s`."""
@@ -64,13 +64,15 @@ class Wire:
             raise ProtocolError(f"{self.peer} answered with {got}, expected {kind.__name__}")
         return reply
 
-    def _heard(self, decoder: msgspec.json.Decoder[T], more_s: float = 0.0) -> T | None:
+    def _heard(
+        self, decoder: msgspec.json.Decoder[T], more_s: float = 0.0, most: int = MOST_BYTES
+    ) -> T | None:
         end = time.monotonic() + self.limit_s + more_s
         start = self._read(_LENGTH.size, end)
         if start is None:
             return None
         (length,) = _LENGTH.unpack(start)
-        if length > MOST_BYTES:
+        if length > most:
             raise ProtocolError(
                 f"{self.peer} announced {length} bytes, expected a doctor's message; does another "
                 "program use this port?"

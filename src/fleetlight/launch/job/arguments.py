@@ -162,8 +162,16 @@ def _add_running(group: argparse._ArgumentGroup) -> None:
     )
     add("--tee", action="store_true", help="show the output of all processes, prefixed")
     add("--deadline_s", type=_seconds, metavar="S", help="time for the machines to meet (300)")
-    add("--grace_s", type=_seconds, metavar="S", help="time between SIGTERM and SIGKILL (3)")
+    add(
+        "--grace_s",
+        type=_seconds,
+        metavar="S",
+        help="time between SIGTERM and SIGKILL (3, to save 30)",
+    )
+    add("--checkpoint", metavar="DIR", help="save into DIR now and then, and when stopped")
+    add("--resume", action="store_true", help="go on with what an earlier job has left")
     add("--ssl", metavar="DIR", help="TLS to the servers, with the certificates in DIR")
+    add("--token_file", metavar="FILE", help="the job's token (default: FLEET_TOKEN)")
     add("--version", action=_Version, nargs=0, help="show the version and exit")
     add("-m", "--module", action="store_true", help="the script is a module name, as python -m")
 

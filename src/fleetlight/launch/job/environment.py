@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from fleetlight.launch.job.layout import Layout, Member
 from fleetlight.launch.job.spec import JobSpec
+from fleetlight.launch.job.token import VARIABLE
 from fleetlight.roles.role import Endpoint, endpoint_text
 
 #: what fleetrun decides for its children; values inherited from outside would contradict it
@@ -66,8 +67,15 @@ def of_member(run: Run, member: Member, outside: Mapping[str, str]) -> dict[str,
         **kept,
         **identity(run, member),
         "FLEET_JOB": run.job_id,
+        "FLEET_MAX_RESTARTS": str(run.job.max_restarts),
+        **_secret(run.job),
         **(_torch_identity(run.layout, member) if member.kind.value == "worker" else {}),
     }
+
+
+def _secret(job: JobSpec) -> dict[str, str]:
+    """What processes have to know and nobody is to see."""
+    return {} if job.token is None else {VARIABLE: job.token.reveal()}
 
 
 def identity(run: Run, member: Member) -> dict[str, str]:
@@ -89,6 +97,8 @@ def identity(run: Run, member: Member) -> dict[str, str]:
         "FLEET_HOST": layout.node.host,
         **device,
         **({} if run.job.ssl is None else {"FLEET_SSL": run.job.ssl}),
+        **({} if run.job.checkpoint is None else {"FLEET_CHECKPOINT": run.job.checkpoint}),
+        **({"FLEET_RESUME": "1"} if run.job.resume else {}),
         "FLEET_RESTART": str(run.restart),
         "FLEET_ERROR_FILE": run.error_file(member),
         "FLEET_LOG_DIR": run.log_dir,

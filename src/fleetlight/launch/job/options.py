@@ -32,9 +32,13 @@ class Options:
     max_restarts: int = 0
     tee: bool = False
     deadline_s: float = 300.0
-    grace_s: float = 3.0
+    #: None: as long as the job needs by default
+    grace_s: float | None = None
     use_paddlecloud: bool = False
     ssl: str | None = None
+    checkpoint: str | None = None
+    resume: bool = False
+    token_file: str | None = None
 
 
 def from_cloud(options: Options, environment: Mapping[str, str]) -> Options:

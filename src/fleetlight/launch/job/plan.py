@@ -3,18 +3,27 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
+from collections.abc import Mapping
 
 from fleetlight.errors import ConfigError
 from fleetlight.launch.inventory import Machine
 from fleetlight.launch.job.options import Options
 from fleetlight.launch.job.place import Place, find_place
 from fleetlight.launch.job.spec import JobSpec, Resources, RoleSpec
+from fleetlight.launch.job.token import OPEN, OPEN_COLLECTIVE, said_token
 from fleetlight.roles.role import Kind
+from fleetlight.roles.secret import Secret
+
+#: between SIGTERM and SIGKILL: to end, and to save before that
+_GRACE_S, _STOP_S = 3.0, 30.0
 
 
-def plan(options: Options, machine: Machine) -> JobSpec:
-    """The job this machine has to run."""
+def plan(
+    options: Options, machine: Machine, environment: Mapping[str, str] | None = None
+) -> JobSpec:
+    """The job this machine has to run; the environment may hold its token."""
     notes: list[str] = []
     place = find_place(options, machine, notes)
     collective = not asks_for_servers(options)
@@ -39,8 +48,12 @@ def plan(options: Options, machine: Machine) -> JobSpec:
         max_restarts=options.max_restarts,
         tee=options.tee,
         deadline_s=options.deadline_s,
-        grace_s=options.grace_s,
+        grace_s=_GRACE_S if options.grace_s is None else options.grace_s,
+        stop_s=_STOP_S if options.grace_s is None else options.grace_s,
         ssl=_encryption(options, place, notes),
+        checkpoint=_folder(options),
+        resume=options.resume,
+        token=_token(options, environment or {}, place, notes),
         notes=tuple(notes),
     )
 
@@ -55,7 +68,7 @@ def _encryption(options: Options, place: Place, notes: list[str]) -> str | None:
     """The folder of certificates, once it is known that they are there and of use."""
     if options.ssl is None:
         return None
-    several = place.meeting is not None and place.meeting.max_nodes > 1
+    several = _has_several(place)
     if several and not asks_for_servers(options):
         raise ConfigError(
             f"--ssl {options.ssl}: workers of a collective job send their gradients by Gloo or "
@@ -73,6 +86,27 @@ def _encryption(options: Options, place: Place, notes: list[str]) -> str | None:
     for side in (SERVER, CLIENT):
         Folder(folder, side).check()
     return str(folder)
+
+
+def _folder(options: Options) -> str | None:
+    """Scripts may change their working directory."""
+    return None if options.checkpoint is None else os.path.abspath(options.checkpoint)
+
+
+def _token(
+    options: Options, environment: Mapping[str, str], place: Place, notes: list[str]
+) -> Secret | None:
+    """What the user has given; said where others can join because nothing keeps them out."""
+    token = said_token(options.token_file, environment)
+    if _has_several(place) and not asks_for_servers(options):
+        notes.append(OPEN_COLLECTIVE)
+    elif _has_several(place) and token is None and options.ssl is None:
+        notes.append(OPEN)
+    return token
+
+
+def _has_several(place: Place) -> bool:
+    return place.meeting is not None and place.meeting.max_nodes > 1
 
 
 def _with_resources(role: RoleSpec, cpus: int) -> RoleSpec:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 
 from fleetlight.roles.role import Endpoint, Kind
+from fleetlight.roles.secret import Secret
 
 #: where launchers of several machines meet, when nothing else is said
 DEFAULT_PORT = 6170
@@ -74,9 +75,18 @@ class JobSpec:
     max_restarts: int = 0
     tee: bool = False
     deadline_s: float = 300.0
+    #: between SIGTERM and SIGKILL
     grace_s: float = 3.0
+    #: the same where the processes save before they end
+    stop_s: float = 30.0
     #: the folder of certificates, as every process of this machine finds it
     ssl: str | None = None
+    #: the folder that the job saves into by itself
+    checkpoint: str | None = None
+    #: what an earlier job has left is taken up
+    resume: bool = False
+    #: what the processes of the job prove to each other; None: nobody has said one
+    token: Secret | None = None
     #: every guess that was made, to be shown to the user
     notes: tuple[str, ...] = ()
 

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 
 from fleetlight.errors import LaunchError, MembershipError
 from fleetlight.launch.job.spec import Meeting
+from fleetlight.launch.machines.rounds import PlainBackend
 from fleetlight.launch.processes import ports
 
 #: no answer of the store takes longer, unless its machine is gone
@@ -151,10 +152,11 @@ class Rendezvous:
 
         seconds = datetime.timedelta
         logging.getLogger(dynamic.__name__).disabled = True
+        plain = PlainBackend(c10d.C10dRendezvousBackend(store.raw, _RUN), dynamic)
         self._handler = dynamic.DynamicRendezvousHandler.from_backend(
             run_id=_RUN,
             store=store.raw,
-            backend=c10d.C10dRendezvousBackend(store.raw, _RUN),
+            backend=cast("dynamic.RendezvousBackend", plain),
             min_nodes=meeting.min_nodes,
             max_nodes=meeting.max_nodes,
             local_addr=host,
@@ -176,11 +178,18 @@ class Rendezvous:
             raise MembershipError("the job has ended without this machine") from None
         except api.RendezvousConnectionError as error:
             raise MembershipError(f"the store of node 0 went away: {error.__cause__}") from None
+        except api.RendezvousStateError as error:
+            raise MembershipError(str(error)) from None
         return Store(met.store), met.rank, met.world_size
 
     def waiting(self) -> int:
         """How many machines would like to join."""
-        return int(bounded(self._handler.num_nodes_waiting))
+        from torch.distributed.elastic.rendezvous import api
+
+        try:
+            return int(bounded(self._handler.num_nodes_waiting))
+        except api.RendezvousError as error:
+            raise StoreLostError(str(error)) from None
 
     def close(self) -> None:
         """Nobody may join any more."""

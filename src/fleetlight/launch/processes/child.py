@@ -117,6 +117,12 @@ class Child:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
+    def ask(self, number: int) -> None:
+        """Send a signal to the process itself, which sees to what it has started."""
+        # it is not reaped before `end`, so the number is its own
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(self.pid, number)
+
     def end(self) -> None:
         """Kill what is left of the group, grandchildren included, and let the number go."""
         self.signal(signal.SIGKILL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from fleetlight.launch.job import environment
@@ -19,7 +19,10 @@ from fleetlight.launch.processes.reason import (
     may_return,
     read_error_file,
     reviving,
+    said,
+    sparing,
 )
+from fleetlight.launch.processes.stop import forget_stops, read_stop, stops
 from fleetlight.launch.processes.terminal import PtyFollower
 from fleetlight.launch.screen import Prefixed, Screen
 from fleetlight.roles.role import Kind
@@ -52,6 +55,8 @@ class Gang:
         #: how often each was started again alone
         self._lives: dict[Member, int] = {}
         self._followers: list[_Follower] = []
+        #: of the first worker, where there is one
+        self._terminal: PtyFollower | None = None
         self._prefixed: list[Prefixed] = []
 
     def start(self) -> None:
@@ -63,20 +68,31 @@ class Gang:
             self.close()
             raise
 
-    def _start(self, member: Member) -> Child:
-        log = self._folder.open(member, self.run.restart)
+    def _start(self, member: Member, life: int = 0) -> Child:
+        log = self._folder.open(member, self.run.restart + life)
         if self._wants_terminal(member):
             terminal = PtyFollower(log, self._screen.show, lambda: self._screen.size)
-            self._followers.append(terminal)
+            self._take_turns(terminal)
             try:
                 return self._spawn(member, terminal.slave)
             finally:
                 terminal.started()
         try:
-            self._follow(member)
+            if not life:
+                # what follows a file goes on to
+                self._follow(member)
             return self._spawn(member, log)
         finally:
             os.close(log)
+
+    def _take_turns(self, terminal: PtyFollower) -> None:
+        """A process that was started again shows what it writes, and the one before it no more."""
+        if self._terminal is not None:
+            self._terminal.pump()
+            self._terminal.close()
+            self._followers.remove(self._terminal)
+        self._terminal = terminal
+        self._followers.append(terminal)
 
     def _wants_terminal(self, member: Member) -> bool:
         return _is_first(member) and self._screen.size is not None and not self.run.job.tee
@@ -120,6 +136,8 @@ class Gang:
             error=error,
             consequence=consequence,
             returns=status != 0 and may_return(self.run.error_file(member)),
+            stop=read_stop(self.run.error_file(member), status),
+            **said(self.run.error_file(member)),
         )
 
     def revive(self, one: Exit, left: int) -> None:
@@ -127,12 +145,37 @@ class Gang:
         member = one.member
         self._lives[member] = life = self._lives.get(member, 0) + 1
         self._screen.say(reviving(one, life, left))
-        log = self._folder.open(member, self.run.restart + life)
-        try:
-            self._children[member] = self._spawn(member, log)
-        finally:
-            os.close(log)
+        self._children[member].end()
+        # this life has still to say it
+        forget_stops(self.run.error_file(member))
+        self._children[member] = self._start(member, life)
         del self._exits[member]
+
+    def can_stop(self) -> bool:
+        """True when all that run have said that they save when they are told to end.
+
+        One that comes back has not said so yet; its life before did, or the others.
+        """
+        running = [member for member in self._children if member not in self._exits]
+        said = [member for member in running if not self._comes_back(member)]
+        return bool(said) and all(stops(self.run.error_file(member)) for member in said)
+
+    def _comes_back(self, member: Member) -> bool:
+        """True as long as one that was started again would be ended by a signal."""
+        return member in self._lives and not stops(self.run.error_file(member))
+
+    def ask(self, number: int, kinds: Collection[Kind]) -> None:
+        """Send a signal to the processes of these kinds, and not to what they have started.
+
+        One that comes back hears from the others what it is to do.
+        """
+        for member, child in self._children.items():
+            if member.kind in kinds and not self._comes_back(member):
+                child.ask(number)
+
+    def spare(self, one: Exit) -> None:
+        """Say that the job goes on without a process that has ended."""
+        self._screen.say(sparing(one))
 
     def signal(self, number: int) -> None:
         """Send a signal to every process and what it started."""

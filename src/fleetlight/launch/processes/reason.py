@@ -13,6 +13,7 @@ from typing import Any
 
 from fleetlight.launch.job.layout import Member
 from fleetlight.launch.processes.logs import relative, tail
+from fleetlight.launch.processes.stop import Stop
 
 _OFTEN = {
     signal.SIGKILL: "often: out of memory",
@@ -44,6 +45,27 @@ class Exit:
     consequence: bool = False
     #: True when it has said that it may be started again alone, and nothing of an error since
     returns: bool = False
+    #: True when it has said that the others go on without it
+    dispensable: bool = False
+    #: True when it says that it would fail again
+    lasting: bool = False
+    #: True when it has said goodbye to the job
+    left: bool = False
+    #: True when it has said that its script is over
+    leaving: bool = False
+    #: where the job can go on, of a process that was asked to stop and has
+    stop: Stop | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        """True when the job has failed with it."""
+        is_fine = self.dispensable or self.is_done or self.stop is not None
+        return self.status != 0 and not is_fine
+
+    @property
+    def is_done(self) -> bool:
+        """True when it was killed, and had nothing more to do."""
+        return _is_killed(self.status) and self.left and self.leaving
 
     @property
     def is_certain(self) -> bool:
@@ -58,7 +80,7 @@ def _is_killed(status: int) -> bool:
 
 def first_failure(exits: Sequence[Exit]) -> Exit | None:
     """The failure that the others follow from."""
-    failed = [one for one in exits if one.status != 0]
+    failed = [one for one in exits if one.has_failed]
     order = sorted(failed, key=lambda one: (one.consequence, not _is_killed(one.status), one.at))
     return order[0] if order else None
 
@@ -82,6 +104,8 @@ class Failure:
     killed: bool = False
     #: False for what a restart cannot cure
     may_restart: bool = True
+    #: True when the job has stopped as it was asked to
+    stopped: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for the wire."""
@@ -106,6 +130,7 @@ def failure_of(one: Exit, log: pathlib.Path, *, after_s: float, node: str = "") 
         node=node,
         consequence=one.consequence,
         killed=_is_killed(one.status),
+        may_restart=not one.lasting,
     )
 
 
@@ -118,7 +143,7 @@ def _why(one: Exit, log: pathlib.Path) -> str:
 
 def first_of_all(failures: Sequence[Failure]) -> Failure | None:
     """The failure that those of other machines follow from; given in the order they were told."""
-    order = sorted(failures, key=lambda one: (one.consequence, not one.killed))
+    order = sorted(failures, key=lambda one: (one.stopped, one.consequence, not one.killed))
     return order[0] if order else None
 
 
@@ -147,6 +172,14 @@ def reviving(one: Exit, life: int, left: int) -> str:
     )
 
 
+def sparing(one: Exit) -> str:
+    """Why the others go on alone."""
+    if one.is_done:
+        return f"{one.member.title} {how(one.status)} behind the end of its script: it had done all"
+    why = f": {one.error}" if one.error else ""
+    return f"{one.member.title} {how(one.status)}{why}; the others go on without it"
+
+
 def read_error_file(path: str) -> tuple[float | None, str | None, bool]:
     """(time, error, consequence) that a process left behind; all unknown when it left nothing."""
     try:
@@ -158,16 +191,22 @@ def read_error_file(path: str) -> tuple[float | None, str | None, bool]:
 
 def is_leaving(path: str) -> bool:
     """True for the error file of a process that has said: only my exit code is still to come."""
-    try:
-        return json.loads(pathlib.Path(path).read_text()).get("leaving") is True
-    except (OSError, ValueError, AttributeError):
-        return False
+    return _says(path, "leaving")
 
 
 def may_return(path: str) -> bool:
     """True for the error file of a process that may be started again alone."""
+    return _says(path, "returning")
+
+
+def said(path: str) -> dict[str, bool]:
+    """Which of these words an error file has."""
+    return {word: _says(path, word) for word in ("dispensable", "lasting", "left", "leaving")}
+
+
+def _says(path: str, word: str) -> bool:
     try:
-        return json.loads(pathlib.Path(path).read_text()).get("returning") is True
+        return json.loads(pathlib.Path(path).read_text()).get(word) is True
     except (OSError, ValueError, AttributeError):
         return False
 

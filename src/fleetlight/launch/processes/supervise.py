@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from fleetlight.launch.processes.gang import Gang
 from fleetlight.launch.processes.interrupts import Interrupts
-from fleetlight.launch.processes.watch import Elsewhere, Seen, Watch
+from fleetlight.launch.processes.watch import Elsewhere, Phase, Seen, Watch
 from fleetlight.roles.role import Kind
 
 #: how often to look; output reaches the terminal and an end is noticed within this time
@@ -20,16 +20,21 @@ Ask = Callable[[bool], Elsewhere]
 
 def supervise(gang: Gang, ask: Ask, interrupts: Interrupts, revivals: int = 0) -> Watch:
     """Watch over a started gang until nothing of it runs any more."""
-    watch = Watch(gang.members, gang.run.job.grace_s, revivals)
+    job = gang.run.job
+    watch = Watch(gang.members, job.grace_s, revivals, job.stop_s)
     try:
         while not watch.is_over:
             gang.pump()
-            seen = _look(gang, ask, interrupts)
+            seen = _look(gang, ask, interrupts, watch.phase)
             if (lost := watch.to_revive(seen)) is not None:
                 gang.revive(lost, watch.revivals_left)
                 continue
+            if (lost := watch.to_spare(seen)) is not None:
+                gang.spare(lost)
             number = watch.step(seen)
-            if number is not None:
+            if number is not None and watch.asked:
+                gang.ask(number, watch.asked)
+            elif number is not None:
                 gang.signal(number)
             elif not watch.is_over:
                 time.sleep(TICK_S)
@@ -38,14 +43,15 @@ def supervise(gang: Gang, ask: Ask, interrupts: Interrupts, revivals: int = 0) -
     return watch
 
 
-def _look(gang: Gang, ask: Ask, interrupts: Interrupts) -> Seen:
+def _look(gang: Gang, ask: Ask, interrupts: Interrupts, phase: Phase) -> Seen:
     exits = gang.exits()
-    ended = sum(1 for one in exits if one.member.kind is Kind.WORKER and one.status == 0)
+    ended = sum(1 for one in exits if one.member.kind is Kind.WORKER and not one.has_failed)
     workers = sum(1 for member in gang.members if member.kind is Kind.WORKER)
     return Seen(
         now=time.monotonic(),
         exits=exits,
-        leaving=any(one.status for one in exits) and gang.somebody_leaves(),
+        leaving=any(one.has_failed for one in exits) and gang.somebody_leaves(),
         interrupts=list(interrupts.seen),
+        can_stop=bool(interrupts.seen or phase is Phase.ENDING) and gang.can_stop(),
         elsewhere=ask(ended == workers),
     )

@@ -3,6 +3,7 @@
 
 RUNNING -> SETTLING   somebody failed: who else does, before anything is touched?
         -> LEAVING    all workers are done: servers may end by themselves
+        -> STOPPING   workers were asked to save and end, and servers end when they have
         -> ENDING     a signal was sent, SIGKILL follows after the grace period
         -> OVER
 """
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 
 from fleetlight.launch.job.layout import Member
 from fleetlight.launch.processes.reason import Exit, first_failure
+from fleetlight.launch.processes.stop import Stop
 from fleetlight.roles.role import Kind
 
 #: how long others may take to fail too, before the first failure is chosen
@@ -24,6 +26,8 @@ SETTLE_S = 1.8
 EXIT_S = 4.0
 #: how long servers may take to end by themselves when all workers have
 LEAVE_S = 5.0
+#: how long a process that only notes the first SIGTERM may take to do so; the second one ends it
+NOTE_S = 0.3
 #: how long the system may take to end a killed process; beyond that it is left to it
 UNKILLABLE_S = 5.0
 
@@ -34,6 +38,7 @@ class Phase(enum.Enum):
     RUNNING = enum.auto()
     SETTLING = enum.auto()
     LEAVING = enum.auto()
+    STOPPING = enum.auto()
     ENDING = enum.auto()
     OVER = enum.auto()
 
@@ -55,6 +60,8 @@ class Verdict(enum.Enum):
     INTERRUPTED = enum.auto()
     #: ended because of another machine
     STOPPED = enum.auto()
+    #: asked to stop, and saved before that
+    SAVED = enum.auto()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,31 +73,52 @@ class Seen:
     #: True while a process that runs has said that it is about to exit
     leaving: bool = False
     interrupts: Sequence[int] = ()
+    #: True when all processes that run save before they end
+    can_stop: bool = False
     elsewhere: Elsewhere = Elsewhere.DONE
 
 
 class Watch:
     """Decides over one gang, from its start to its end."""
 
-    def __init__(self, members: Sequence[Member], grace_s: float, revivals: int = 0) -> None:
-        """`revivals` is how many processes may be started again alone."""
+    def __init__(
+        self,
+        members: Sequence[Member],
+        grace_s: float,
+        revivals: int = 0,
+        stop_s: float = 30.0,
+    ) -> None:
+        """`revivals` is how many processes may be started again alone.
+
+        `stop_s` is how long a stop may take for which the job is saved.
+        """
         self._members = members
         self._revivals = revivals
         self._workers = sum(1 for member in members if member.kind is Kind.WORKER)
-        self._grace_s = grace_s
+        self._grace_s, self._stop_s = grace_s, stop_s
         self._since = 0.0
         self._interrupts_taken = 0
         self._killed = False
+        #: True while nobody may have taken SIGTERM for more than the wish for a stop
+        self._may_be_noted = False
         self.phase = Phase.RUNNING
         self.verdict = Verdict.SUCCESS
-        #: the local failure that the others follow from
+        #: the local failure that the others follow from, or that kept a stop from being one
         self.failure: Exit | None = None
         #: the interrupt that ended the job
         self.signal = 0
+        #: whom the signal that was answered last asks to stop; empty: it is to end all
+        self.asked: tuple[Kind, ...] = ()
+        #: where the job can go on, once it has stopped
+        self.stop: Stop | None = None
+        #: True when it was to stop, and there was no time
+        self.stop_failed = False
         #: True when servers had to be ended after the workers were done
         self.ended_servers = False
         #: how many processes were started again alone
         self.revived = 0
+        #: those without which the others go on
+        self.spared: list[Exit] = []
 
     @property
     def revivals_left(self) -> int:
@@ -99,10 +127,22 @@ class Watch:
 
     def to_revive(self, seen: Seen) -> Exit | None:
         """A process that is to be started again, while the others go on."""
-        if self.phase is not Phase.RUNNING or seen.interrupts or not self.revivals_left:
+        is_new = len(seen.interrupts) > self._interrupts_taken
+        goes_on = self.phase in (Phase.RUNNING, Phase.STOPPING)
+        if not goes_on or is_new or not self.revivals_left:
             return None
         lost = next((one for one in seen.exits if one.returns), None)
         self.revived += lost is not None
+        return lost
+
+    def to_spare(self, seen: Seen) -> Exit | None:
+        """A process that has just ended, and without which the others go on."""
+        if self.phase is not Phase.RUNNING:
+            return None
+        told = {one.member for one in self.spared}
+        ended = [one for one in seen.exits if one.status and one.member not in told]
+        lost = next((one for one in ended if one.dispensable or one.is_done), None)
+        self.spared += [] if lost is None else [lost]
         return lost
 
     @property
@@ -111,21 +151,28 @@ class Watch:
         return self.phase is Phase.OVER
 
     def step(self, seen: Seen) -> int | None:
-        """The signal to send to all processes now, if any."""
-        if seen.interrupts and self.phase in (Phase.RUNNING, Phase.SETTLING, Phase.LEAVING):
+        """The signal to send now, if any, to all or to those who are `asked`."""
+        self.asked = ()
+        is_new = len(seen.interrupts) > self._interrupts_taken
+        if is_new and self.phase in (Phase.RUNNING, Phase.SETTLING, Phase.LEAVING):
             return self._interrupt(seen)
         decide = {
             Phase.RUNNING: self._run,
             Phase.SETTLING: self._settle,
             Phase.LEAVING: self._leave,
+            Phase.STOPPING: self._stop,
             Phase.ENDING: self._end,
         }
         return decide[self.phase](seen) if self.phase in decide else None
 
     def _run(self, seen: Seen) -> int | None:
-        if any(one.status for one in seen.exits):
+        if any(one.has_failed for one in seen.exits):
             self._enter(Phase.SETTLING, seen)
             return self._settle(seen)
+        if any(one.stop for one in seen.exits):
+            # workers tell each other: somebody else was asked to stop
+            self._enter(Phase.STOPPING, seen)
+            return self._stop(seen)
         if seen.elsewhere is Elsewhere.STOP:
             return self._begin_end(Verdict.STOPPED, seen)
         if self._workers_done(seen) and seen.elsewhere is Elsewhere.DONE:
@@ -143,14 +190,33 @@ class Watch:
         return None
 
     def _leave(self, seen: Seen) -> int | None:
-        if any(one.status for one in seen.exits):
+        if any(one.has_failed for one in seen.exits):
             self._enter(Phase.SETTLING, seen)
             return self._settle(seen)
         if self._all_exited(seen):
             self._enter(Phase.OVER, seen)
         elif seen.now - self._since >= LEAVE_S:
             self.ended_servers = True
-            return self._begin_end(Verdict.SUCCESS, seen)
+            return self._begin_end(self.verdict, seen)
+        return None
+
+    def _stop(self, seen: Seen) -> int | None:
+        """Workers save and end; servers, which hold what is saved, end behind them."""
+        if not self.signal and seen.interrupts:
+            # they know it already, from those of another machine
+            self.signal, self._interrupts_taken = seen.interrupts[0], len(seen.interrupts)
+        waited, again = seen.now - self._since, len(seen.interrupts) > self._interrupts_taken
+        done = self._workers_done(seen) if self._workers else self._all_exited(seen)
+        if again or waited >= self._stop_s or any(one.has_failed for one in seen.exits):
+            self.stop_failed, self._killed = True, True
+            self.failure = first_failure(seen.exits)
+            self._begin_end(Verdict.INTERRUPTED, seen)
+            return None if self.is_over else signal.SIGKILL
+        if done:
+            self.stop = _first_stop(seen.exits)
+            self.verdict = Verdict.SUCCESS if self.stop is None else Verdict.SAVED
+            self._enter(Phase.LEAVING, seen)
+            return self._leave(seen)
         return None
 
     def _end(self, seen: Seen) -> int | None:
@@ -161,10 +227,20 @@ class Watch:
         elif not self._killed and (again or waited >= self._grace_s):
             self._killed = True
             return signal.SIGKILL
+        elif self._may_be_noted and seen.can_stop and waited >= NOTE_S:
+            self._may_be_noted = False
+            return signal.SIGTERM
         return None
 
     def _interrupt(self, seen: Seen) -> int | None:
-        self.signal = seen.interrupts[0]
+        self.signal = seen.interrupts[self._interrupts_taken]
+        if self.verdict is Verdict.SAVED:
+            return self._begin_end(self.verdict, seen, self.signal)
+        if self.phase is Phase.RUNNING and self.signal == signal.SIGTERM and seen.can_stop:
+            self._interrupts_taken = len(seen.interrupts)
+            self._enter(Phase.STOPPING, seen)
+            self.asked = (Kind.WORKER,) if self._workers else (Kind.SERVER,)
+            return signal.SIGTERM
         return self._begin_end(Verdict.INTERRUPTED, seen, self.signal)
 
     def _begin_end(self, verdict: Verdict, seen: Seen, number: int = signal.SIGTERM) -> int | None:
@@ -174,6 +250,7 @@ class Watch:
             self._enter(Phase.OVER, seen)
             return None
         self._enter(Phase.ENDING, seen)
+        self._may_be_noted = number == signal.SIGTERM
         return number
 
     def _enter(self, phase: Phase, seen: Seen) -> None:
@@ -186,3 +263,9 @@ class Watch:
 
     def _all_exited(self, seen: Seen) -> bool:
         return len(seen.exits) == len(self._members)
+
+
+def _first_stop(exits: Sequence[Exit]) -> Stop | None:
+    """What worker 0 has told, or the next one: servers count no steps, and the last save is its."""
+    order = sorted(exits, key=lambda one: (one.member.kind is not Kind.WORKER, one.member.index))
+    return next((one.stop for one in order if one.stop is not None), None)
