@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -17,12 +18,14 @@ from fleetlight.collective.forming import enrol
 from fleetlight.collective.registration import Scheduler
 from fleetlight.errors import ConfigError, DeadlineError, PeerError, PlanError, RoleError
 from fleetlight.fleet.context import Context
-from fleetlight.fleet.joining import join_servers
+from fleetlight.fleet.joining import _Connector, join_servers
 from fleetlight.ps import messages as m
 from fleetlight.ps.transport.listener import hold
 from fleetlight.ps.worker.crew import Crew
 from fleetlight.ps.worker.lanes import AHEAD, CONTROL, PULL, PUSH
+from fleetlight.ps.worker.redo.redo import Identity, Redo
 from fleetlight.roles import Kind, Role
+from fleetlight.roles.secret import Secret
 from fleetlight.strategy import DistributedStrategy
 
 
@@ -53,6 +56,15 @@ def test_servers_must_have_an_address() -> None:
 def test_a_process_must_have_an_index() -> None:
     with pytest.raises(PlanError, match="nothing says which server this process is"):
         joined(Role(kind=Kind.SERVER, index=None, server_num=1))
+
+
+def test_servers_are_told_how_long_a_worker_may_be_away(tmp_path: Path) -> None:
+    strategy = DistributedStrategy(durability="log")
+    role = Role(index=0, server_num=1, server_endpoints=[("127.0.0.1", 1)])
+    redo = Redo(tmp_path, Identity(0, 1, 1, "a job", 0, 7), 60.0)
+    # less than others wait for it
+    assert _Connector(role, strategy, 60.0, redo)._greeting(0, CONTROL).away_s == 40.0
+    assert _Connector(role, strategy, 60.0, None)._greeting(0, CONTROL).away_s == 0.0
 
 
 class Job:
@@ -166,3 +178,28 @@ def test_the_port_is_given_back() -> None:
     with socket.socket() as again:
         again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         again.bind(endpoint)
+
+
+@pytest.mark.parametrize(
+    ("host", "token", "warned"),
+    [("0.0.0.0", None, 1), ("0.0.0.0", Secret("3f9ac27e51d0b846"), 0), ("127.0.0.1", None, 0)],
+    ids=["open", "token", "this machine"],
+)
+def test_a_server_that_is_open_to_other_machines_says_so(
+    host: str, token: Secret | None, warned: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And only one that was told so listens on all interfaces."""
+    holder, port = reserved_port()
+    holder.close()
+    role = Role(
+        kind=Kind.SERVER, worker_num=1, server_num=1, server_endpoints=((host, port),), token=token
+    )
+    with caplog.at_level(logging.WARNING, "fleetlight"):
+        service = joined(role).service
+    assert service is not None
+    assert service.listener.address == (host, port)
+    service.stop()
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == warned
+    for line in lines:
+        assert line.startswith(f"anyone who reaches 0.0.0.0:{port} can read and change")

@@ -17,8 +17,12 @@ from tests.workers import environment, reserved_port
 pytestmark = pytest.mark.multiprocess
 
 
+# with all that Python does at its end
+WHOLE = "import atexit, gc\natexit.unregister(gc.freeze)"
+
+
 def run_script(body: str, index: int, workers: int, port: int, word: Path) -> Any:
-    code = f"import fleetlight as fleet\nfleet.init(is_collective=True)\n{body}"
+    code = f"{WHOLE}\nimport fleetlight as fleet\nfleet.init(is_collective=True)\n{body}"
     env = {**os.environ, **environment(index, workers, port), "FLEET_ERROR_FILE": str(word)}
     return subprocess.Popen(
         [sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT

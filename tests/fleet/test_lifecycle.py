@@ -11,7 +11,7 @@ import torch
 from tests.workers import run_processes, run_workers
 
 import fleetlight as fleet
-from fleetlight.errors import CheckpointError, ConfigError, RoleError
+from fleetlight.errors import CheckpointError, ConfigError, RoleError, StrategyError
 from fleetlight.fleet.context import current, current_or_none
 from fleetlight.fleet.lifecycle import _deadline
 from fleetlight.roles import Role
@@ -42,6 +42,29 @@ def test_collective_with_servers_is_refused() -> None:
     )
     with pytest.raises(RoleError, match="the job has 1 parameter servers"):
         fleet.init(maker, is_collective=True)
+
+
+def test_who_may_be_away_for_longer_than_others_wait_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FLEET_DEADLINE_S", "60")
+    strategy = fleet.DistributedStrategy(durability="log", durability_configs={"away_s": 90})
+    with pytest.raises(StrategyError, match="away_s = 90 is not less than deadline_s = 60"):
+        fleet.init(strategy=strategy)
+    assert current_or_none() is None
+
+
+@pytest.mark.parametrize(
+    ("is_collective", "settings"), [(False, {}), (True, {}), (True, {"durability": "log"})]
+)
+def test_who_keeps_nothing_cannot_go_on(
+    is_collective: bool, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLEET_RESUME", "1")
+    strategy = fleet.DistributedStrategy(**settings)
+    with pytest.raises(ConfigError, match="keeps nothing to go on from: start it with"):
+        fleet.init(is_collective=is_collective, strategy=strategy)
+    assert current_or_none() is None
 
 
 def identity() -> Any:

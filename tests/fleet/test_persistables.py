@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from tests.workers import WorkerFailedError, run_workers
@@ -333,6 +334,24 @@ def old_form() -> None:
         fleet.save_persistables(object(), "ckpt")
     with pytest.raises(ConfigError, match=r"got \(NoneType\), expected a folder: write fleet"):
         fleet.save_persistables(None)  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_of_a_newer_version_is_refused_and_nothing_changes(tmp_path: Path) -> None:
+    run_workers(save_after, 1, 1, str(tmp_path), 1)
+    manifest = tmp_path / "manifest.json"
+    said = msgspec.json.decode(manifest.read_bytes())
+    manifest.write_bytes(msgspec.json.encode({**said, "version": said["version"] + 1}))
+    [(text, changed)] = run_workers(refused_load, 1, str(tmp_path))
+    assert "was written by a newer Fleetlight: format version 2, this one reads" in text
+    assert not changed
+
+
+def refused_load(dirname: str) -> Any:
+    model, _, _ = build(seed=3)
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(CheckpointError) as caught:
+        fleet.load_persistables(dirname)
+    return str(caught.value), not all(map(torch.equal, before, model.parameters()))
 
 
 def test_fleets_old_form_is_answered_with_the_new_one() -> None:

@@ -197,3 +197,8 @@ def test_values_that_a_barrier_replaces_are_told_too(caplog: pytest.LogCaptureFi
         return sum("written to since the last step" in text for text in caplog.messages)
 
     assert run(build, train, workers=1, strategy=SYNC) == [1]
+
+
+def test_a_server_may_be_away_for_less_than_others_wait() -> None:
+    job = Job(build, {"durability": "log"}, workers=1, servers=1, deadline_s=30.0)
+    assert job.run(lambda member: member.session.client._away_s) == [20.0]

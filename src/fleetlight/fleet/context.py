@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from fleetlight.fleet.joining import Service
     from fleetlight.fleet.model import ModelPlan
     from fleetlight.fleet.optimizer import OptimizerPlan
+    from fleetlight.fleet.schedulers import Schedulers
     from fleetlight.fleet.seen_loss import SeenLoss
     from fleetlight.fleet.session import Session
     from fleetlight.fleet.sharding import Weights
+    from fleetlight.fleet.stopping import Stopping, Terminations
 
 
 #: the workers and what they do together: among themselves, or by way of the servers
@@ -51,6 +53,12 @@ class Context:
     weights: Weights | None = None
     #: the loss of the last backward, where somebody follows it
     seen_loss: SeenLoss | None = None
+    #: how the job saves by itself, stops and goes on, where it has a folder for that
+    stopping: Stopping | None = None
+    #: the learning-rate schedulers of the script, where somebody goes on with them
+    schedulers: Schedulers | None = None
+    #: what notes SIGTERM; in a worker the same
+    terminations: Terminations | None = None
     #: how many reasons there are to keep gradients local for now
     holds: int = 0
     #: optimizer steps made so far

@@ -4,17 +4,23 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import socket
 import ssl
 import time
 from collections.abc import Callable, Sequence
+
+import msgspec
 
 import fleetlight
 from fleetlight.collective.forming import enrol, own_address, report_failure
 from fleetlight.collective.group import Group
 from fleetlight.errors import PlanError, RoleError
 from fleetlight.fleet.context import Context
+from fleetlight.fleet.durable import redo_of
 from fleetlight.fleet.freed_memory import give_back_freed
+from fleetlight.fleet.leaving import tell_returning
+from fleetlight.fleet.recovery import Recovery
 from fleetlight.fleet.session import Session
 from fleetlight.observe.log import logger
 from fleetlight.ps import messages as m
@@ -27,15 +33,18 @@ from fleetlight.ps.transport.session import Limits
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.crew import Crew
 from fleetlight.ps.worker.lanes import CONTROL, PULL, PUSH
+from fleetlight.ps.worker.redo.redo import Redo
 from fleetlight.roles import Role, endpoint_text
+from fleetlight.roles.address import is_loopback
 from fleetlight.security.context import client_context, server_context
+from fleetlight.security.token import OPEN
 from fleetlight.strategy import DistributedStrategy
 
 #: how much longer a worker listens than the server it has asked may wait for others
 _GRACE_S = 5.0
 
 
-#: how long a server may be away before a worker gives it up
+#: how long a server may be away before a worker gives it up, where nobody starts it again
 _AWAY_S = 5.0
 
 
@@ -116,12 +125,15 @@ def _listening(
         _endpoints(role)[index],
         server,
         tls=tls,
+        token=role.token,
         limits=Limits(silence_s=deadline_s),
         name=f"server {index}",
         held=held,
     )
     where = endpoint_text(listener.address)
     logger.info("server %d of %d listens at %s", index, role.server_num, where)
+    if not (strategy.ssl or role.token or is_loopback(listener.address[0])):
+        logger.warning("%s", OPEN.format(where=where))
     service = Service(server, listener)
     return Context(
         role=role, group=Group(deadline_s=deadline_s), strategy=strategy, service=service
@@ -140,11 +152,14 @@ def _enrolled_server(role: Role, deadline_s: float) -> tuple[Role, socket.socket
 
 
 def _work(role: Role, strategy: DistributedStrategy, deadline_s: float) -> Context:
-    connector = _Connector(role, strategy, deadline_s)
-    client = Client(_index(role), role.worker_num, role.server_num, connector.connect)
+    redo = redo_of(role, strategy, _index(role), _incarnation())
+    connector = _Connector(role, strategy, deadline_s, redo)
+    client = Client(_index(role), role.worker_num, role.server_num, connector.connect, redo)
     connector.has_joined = lambda: client.has_joined
+    # one that cannot go on says so before the servers take it in
+    recovery = None if redo is None else Recovery(redo, functools.partial(tell_returning, role))
     crew = Crew(client, deadline_s)
-    session = Session(client, None)
+    session = Session(client, None, recovery)
     return Context(role=role, group=crew, strategy=strategy, session=session)
 
 
@@ -167,39 +182,46 @@ def _alone(role: Role, strategy: DistributedStrategy, deadline_s: float) -> Cont
 class _Connector:
     """Opens lanes to the servers of a job."""
 
-    def __init__(self, role: Role, strategy: DistributedStrategy, deadline_s: float) -> None:
+    def __init__(
+        self, role: Role, strategy: DistributedStrategy, deadline_s: float, redo: Redo | None
+    ) -> None:
         self._role = role
         self._deadline_s = deadline_s
         self._endpoints = _endpoints(role)
         self._tls: ssl.SSLContext | None = client_context(strategy.ssl) if strategy.ssl else None
-        self._incarnation = _incarnation()
+        self._incarnation = _incarnation() if redo is None else redo.identity.incarnation
+        self._life = 1 if redo is None else redo.identity.life
+        #: how long the servers wait for it, should it die, and it for them
+        configs = strategy.durability_configs
+        self._away_s = 0.0 if redo is None else configs.away_within(deadline_s)
         #: whether the servers know this worker's plan
         self.has_joined: Callable[[], bool] = lambda: False
 
     def connect(self, lane: str) -> Sequence[Channel]:
         """A channel to each server, all welcomed; waits for those that still have to start."""
+        # the other servers hear nothing meanwhile, and must not take that for silence
+        least_s = min(_AWAY_S, self._deadline_s / 2)
         channels = [
             SocketChannel(
                 endpoint,
                 f"server {server}",
                 # the server names whoever it waits for, if it is given the time to say so
                 deadline_s=self._deadline_s + _GRACE_S,
-                # the other servers hear nothing meanwhile, and must not take that for silence
-                patience=Patience(min(_AWAY_S, self._deadline_s / 2)),
+                patience=Patience(max(least_s, self._away_s)),
                 tls=self._tls,
-                greeting=lambda server=server: _hello(  # type: ignore[misc]
-                    self._role,
-                    server,
-                    len(self._endpoints),
-                    lane,
-                    self._incarnation,
-                    self.has_joined(),
-                ),
+                token=self._role.token,
+                greeting=lambda server=server: self._greeting(server, lane),  # type: ignore[misc]
             )
             for server, endpoint in enumerate(self._endpoints)
         ]
         connect_all(channels, self._deadline_s, _tell_not_ready)
         return channels
+
+    def _greeting(self, server: int, lane: str) -> m.Hello:
+        hello = _hello(self._role, server, len(self._endpoints), lane, self._incarnation)
+        return msgspec.structs.replace(
+            hello, joined=self.has_joined(), life=self._life, away_s=self._away_s
+        )
 
 
 def _incarnation() -> int:
@@ -211,9 +233,7 @@ def _tell_not_ready(missing: list[str]) -> None:
     logger.info("not ready endpoints: %s", missing)
 
 
-def _hello(
-    role: Role, server: int, server_num: int, lane: str, incarnation: int, joined: bool = False
-) -> m.Hello:
+def _hello(role: Role, server: int, server_num: int, lane: str, incarnation: int) -> m.Hello:
     return m.Hello(
         fleetlight=fleetlight.__version__,
         worker=_index(role),
@@ -222,7 +242,6 @@ def _hello(
         server_num=server_num,
         incarnation=incarnation,
         lane=lane if lane in (CONTROL, PUSH) else PULL,
-        joined=joined,
     )
 
 

@@ -13,11 +13,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, NoReturn
 
-from fleetlight.errors import PeerError
+from fleetlight.errors import PeerError, is_lasting
 from fleetlight.fleet.context import current_or_none, set_current
 from fleetlight.observe import log
 from fleetlight.roles import Role
@@ -70,14 +70,33 @@ def tell_leaving(role: Role) -> None:
 
     Others who miss this worker may be gone before it comes.
     """
-    if role.error_file:
-        _leave_word(role.error_file, leaving=True)
+    _tell(role, leaving=True)
 
 
-def tell_returning(role: Role) -> None:
-    """Tell the launcher that this process may be started again alone, should it be killed."""
+def tell_left(role: Role) -> None:
+    """Tell the launcher that this process has no part in the job any more."""
+    _tell(role, left=True, returning=False)
+
+
+def tell_returning(role: Role, returns: bool = True) -> None:
+    """Tell the launcher whether this process may be started again alone, should it be killed."""
+    _tell(role, returning=returns)
+
+
+def tell_dispensable(role: Role) -> None:
+    """Tell the launcher that the others go on without this process, whatever becomes of it."""
+    _tell(role, dispensable=True)
+
+
+def tell_stops(role: Role) -> None:
+    """Tell the launcher that at SIGTERM this process saves, which may take a while."""
     if role.error_file:
-        _leave_word(role.error_file, returning=True)
+        _write(f"{role.error_file}.stops", {})
+
+
+def tell_stopped(role: Role, step: int, folder: str) -> None:
+    """Tell the launcher that the job was stopped and can go on; only the exit code is to come."""
+    _tell(role, leaving=True, returning=False, stopped={"step": step, "folder": folder})
 
 
 def end_badly(error: Exception) -> NoReturn:
@@ -92,7 +111,12 @@ def _hook_before(before: Callable[..., Any]) -> Callable[..., None]:
         if _ending is not None:
             text = f"{kind.__name__}: {error}".strip(": ")
             code = _INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1
-            _ending.fail(text, code=code, consequence=isinstance(error, PeerError))
+            _ending.fail(
+                text,
+                code=code,
+                consequence=isinstance(error, PeerError),
+                lasting=is_lasting(error),
+            )
 
     return hook
 
@@ -114,12 +138,12 @@ class _Ending:
         self._role = role
         self._pid = os.getpid()
 
-    def fail(self, error: str, *, code: int, consequence: bool) -> None:
-        """Tell the launcher and the other workers."""
+    def fail(self, error: str, *, code: int, consequence: bool, lasting: bool = False) -> None:
+        """Tell the launcher and the other workers; a `lasting` error comes again and again."""
         if os.getpid() != self._pid:
             return
-        if self._role.error_file:
-            _leave_word(self._role.error_file, error=error, consequence=consequence)
+        what = {"error": error, "consequence": consequence, "lasting": lasting}
+        _tell(self._role, **what, leaving=False, returning=False)
         context = current_or_none()
         if context is None:
             return
@@ -139,10 +163,23 @@ class _Ending:
 _ending: _Ending | None = None
 
 
-def _leave_word(path: str, **word: Any) -> None:
+#: all that the launcher has been told so far
+_told: dict[str, Any] = {}
+
+
+def _tell(role: Role, **word: Any) -> None:
+    """Tell the launcher something more; what was told before stands."""
+    _told.update(word)
+    if role.error_file:
+        _write(role.error_file, _told)
+
+
+def _write(path: str, word: Mapping[str, Any]) -> None:
     try:
-        with open(path, "w", encoding="utf-8") as file:
+        # a process may be killed amid this
+        with open(f"{path}.new", "w", encoding="utf-8") as file:
             json.dump({"time": time.time(), **word}, file)
+        os.replace(f"{path}.new", path)
     except OSError as problem:
         log.logger.warning("the launcher's error file %s cannot be written: %s", path, problem)
 

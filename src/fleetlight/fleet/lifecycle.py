@@ -14,11 +14,18 @@ import fleetlight
 from fleetlight.collective.forming import form
 from fleetlight.collective.registration import Scheduler
 from fleetlight.errors import ConfigError, FleetError, RoleError
-from fleetlight.fleet import averaging, compressing, served_figures
-from fleetlight.fleet.context import Context, Peers, current, current_or_none, set_current
+from fleetlight.fleet import averaging, compressing, served_figures, stopping
+from fleetlight.fleet.context import Context, current, current_or_none, set_current
 from fleetlight.fleet.durable import durable_of
 from fleetlight.fleet.joining import Service, join_servers
-from fleetlight.fleet.leaving import end_badly, tell_leaving, tell_returning, watch_the_end
+from fleetlight.fleet.leaving import (
+    end_badly,
+    tell_leaving,
+    tell_left,
+    tell_returning,
+    watch_the_end,
+)
+from fleetlight.fleet.schedulers import Schedulers
 from fleetlight.fleet.served_loading import open_loaded
 from fleetlight.fleet.session import Session, drawn_of
 from fleetlight.observe import log
@@ -39,16 +46,19 @@ def init(
     _check_call(role_maker, is_collective, strategy)
     maker = role_maker or RoleMaker(is_collective)
     strategy = strategy or DistributedStrategy()
+    role = maker.role
+    if role.kind is not Kind.SCHEDULER:
+        watch_the_end(role)
     # before the others wait for this process
     conflicts.check(strategy)
-    role = maker.role
     deadline_s, deadline_from = _deadline(role, strategy)
+    conflicts.check_away(strategy, deadline_s)
     _configure_log(role)
     if role.kind is Kind.SCHEDULER:
         sys.exit(Scheduler(role, deadline_s).run())
     is_collective = is_collective or maker.is_collective
     _check_mode(role, is_collective)
-    watch_the_end(role)
+    _check_resume(role, strategy, is_collective)
     if is_collective:
         role, group = form(role, fleetlight.__version__, deadline_s)
         context = Context(role=role, group=group, strategy=strategy)
@@ -67,10 +77,14 @@ def init(
             deadline_s=deadline_s,
             deadline_from=deadline_from,
             ssl=strategy.ssl,
+            checkpoint=strategy.checkpoint,
         )
     )
     strategy.check()
-    atexit.register(_leave_at_the_end, os.getpid())
+    if context.session is not None and context.session.recovery is not None:
+        context.schedulers = Schedulers()
+    stopping.begin(context)
+    atexit.register(_leave_at_the_end, os.getpid(), role)
 
 
 def init_worker() -> None:
@@ -82,6 +96,8 @@ def init_worker() -> None:
         context.session.open(context)
     for model in context.models:
         model.freeze()
+    if context.stopping is not None and context.models:
+        context.stopping.take_up()
 
 
 def init_server(dirname: str | os.PathLike[str] | None = None) -> None:
@@ -113,6 +129,7 @@ def run_server() -> None:
     finally:
         service.stop()
     set_current(None)
+    stopping.end_of_server(context)
 
 
 def _service(context: Context, name: str) -> Service:
@@ -136,17 +153,19 @@ def stop_worker() -> None:
     with contextlib.ExitStack() as ending:
         ending.callback(_leave, context)
         if context.session is not None:
-            ending.callback(_stop_session, context.session, context.group)
+            ending.callback(_stop_session, context, context.session)
         context.saving.finish()
 
 
-def _stop_session(session: Session, group: Peers) -> None:
+def _stop_session(context: Context, session: Session) -> None:
     """The last pushes; when they fail, the others are told, and there is no goodbye after that."""
     try:
+        for loader in context.loaders:
+            loader.give_back()
         session.stop()
     except BaseException as error:
         text = f"{type(error).__name__}: {error}"
-        group.fail(text)
+        context.group.fail(text)
         session.fail(text)
         raise
 
@@ -155,6 +174,10 @@ def _leave(context: Context) -> None:
     global _left
     set_current(None)
     averaging.close(context)
+    if context.terminations is not None:
+        context.terminations.close()
+    if context.schedulers is not None:
+        context.schedulers.close()
     _left = not context.group.alone
     for model in context.models:
         model.close()
@@ -163,6 +186,11 @@ def _leave(context: Context) -> None:
     if context.service is not None:
         context.service.stop()
     context.group.leave()
+    if context.session is not None and context.service is None:
+        tell_left(context.role)
+    if context.session is not None and context.session.client.redo is not None:
+        # behind the goodbye: nobody asks for it any more
+        context.session.client.redo.close(is_needed=False)
     if context.session is not None and context.session.embedded is not None:
         # behind the goodbye: a job that has ended well leaves nothing on disk
         context.session.embedded.close()
@@ -172,12 +200,17 @@ def _leave(context: Context) -> None:
 _left = False
 
 
-def _leave_at_the_end(pid: int) -> None:
+def _leave_at_the_end(pid: int, role: Role) -> None:
     # a child that the script has forked is no member of the job
     context = current_or_none()
-    if os.getpid() != pid or context is None:
+    if os.getpid() != pid:
         return
-    tell_leaving(context.role)
+    if context is None:
+        if role.is_worker:
+            tell_leaving(role)
+        return
+    if context.stopping is None or not context.stopping.is_over:
+        tell_leaving(context.role)
     try:
         stop_worker()
     except FleetError as error:
@@ -224,6 +257,17 @@ def _check_mode(role: Role, is_collective: bool) -> None:
         raise RoleError(
             f"fleet.init(is_collective=True), but the job has {role.server_num} parameter servers "
             f"({role.dialect}); start it without servers, or call fleet.init()"
+        )
+
+
+def _check_resume(role: Role, strategy: DistributedStrategy, is_collective: bool) -> None:
+    """A job that is to go on, and has nothing to go on from, would begin anew in silence."""
+    has_kept = strategy.checkpoint or (strategy.durability != "none" and not is_collective)
+    if role.resume and not has_kept:
+        raise ConfigError(
+            "--resume (FLEET_RESUME=1), but this job keeps nothing to go on from: start it with "
+            "fleetrun --checkpoint DIR (strategy.checkpoint), or, with parameter servers, set "
+            "strategy.durability; or begin anew without --resume"
         )
 
 

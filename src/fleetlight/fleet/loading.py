@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from torch import nn
 
 # not `from fleetlight import`, which asks for the API, and that may be being imported
@@ -30,34 +31,78 @@ from fleetlight.observe.log import logger
 
 
 def load_job(
-    context: Context, dirname: str | os.PathLike[str], via: str = FOLDER
+    context: Context,
+    dirname: str | os.PathLike[str],
+    via: str = FOLDER,
+    random_later: list[Callable[[], None]] | None = None,
 ) -> dict[str, Any]:
-    """What `load_persistables` does, for a worker."""
+    """What `load_persistables` does, for a worker; one that was started again has done it.
+
+    With `random_later` loaders stay where they are, and what sets random numbers is put there.
+    """
+    if context.session is None:
+        return _load_job(context, dirname, via, random_later)
+    answers, recovery = context.session.client.answers, context.session.recovery
+    context.session.open(context)
+    if recovery is not None:
+        # were it to die now, only all could begin again
+        recovery.lose()
+
+    def load() -> list[bytes]:
+        extra = _load_job(context, dirname, via, random_later)
+        return [msgspec.json.encode(checkpoint.pack(extra, "extra", {}))]
+
+    (told,) = answers.once("load_persistables", load)
+    extra = checkpoint.unpack(msgspec.json.decode(told), {})
+    assert isinstance(extra, dict)
+    return extra
+
+
+def _load_job(
+    context: Context,
+    dirname: str | os.PathLike[str],
+    via: str,
+    random_later: list[Callable[[], None]] | None,
+) -> dict[str, Any]:
     model = registered_model(context)
     temporary_folder = tempfile.TemporaryDirectory(prefix="fleet-load-")
     with at_rest(context, everything=True), temporary_folder as temporary:
+        if context.session is not None and context.session.recovery is not None:
+            context.session.recovery.give_up("it was about to load a checkpoint, or had just done")
         context.group.assemble("load_persistables")
         # what is to be read may still be under way
         context.group.together(context.saving.finish, "load_persistables")
         # servers read the tables, workers only where there are no servers
         served = context.session is not None
         path = carry_checkpoint(context.group, Path(dirname), Path(temporary), tables=not served)
-        return _load_from(path, context, model, via)
+        return _load_from(path, context, model, via, random_later)
 
 
-def _load_from(path: Path, context: Context, model: nn.Module, via: str) -> dict[str, Any]:
+def _load_from(
+    path: Path,
+    context: Context,
+    model: nn.Module,
+    via: str,
+    random_later: list[Callable[[], None]] | None,
+) -> dict[str, Any]:
     with contextlib.ExitStack() as ending:
         found: list[Checkpoint] = []
         steps: list[Callable[[], None]] = []
 
         def fit() -> None:
             found.append(checkpoint.read(path))
+            # what may still refuse comes first: positions can be taken back
+            if random_later is None:
+                steps.extend(_fitted_positions(context, found[0]))
+            steps.extend(_fitted_scalers(context, found[0]))
             if context.session is None:
                 steps.extend(_fitted(context, model, found[0]))
-                return
-            loading = ServedLoading(context, context.session, found[0], via)
-            ending.callback(loading.end)
-            steps.extend(_fitted_served(context, model, found[0], loading))
+            else:
+                loading = ServedLoading(context, context.session, found[0], via)
+                ending.callback(loading.end)
+                steps.extend(_fitted_served(context, model, found[0], loading))
+            random = steps if random_later is None else random_later
+            random.append(_fitted_rng(context, found[0]))
 
         def load() -> None:
             for step in steps:
@@ -79,8 +124,6 @@ def _fitted(context: Context, model: nn.Module, saved: Checkpoint) -> Iterator[C
         )
     names, tables = names_of(model), saved.moved_weights()
     _warn_of_tables(context, saved)
-    # what may still refuse comes first: positions can be taken back
-    yield from _fitted_positions(context, saved)
     state = saved.model()
     state = dataclasses.replace(state, tensors={**state.tensors, **tables})
     yield checkpoint.fitted_model_state(model, state)
@@ -98,7 +141,6 @@ def _fitted_served(
 ) -> Iterator[Callable[[], None]]:
     """The same where parameter servers keep the tables and, mostly, the dense values."""
     names = names_of(model)
-    yield from _fitted_positions(context, saved)
     yield checkpoint.fitted_model_state(model, loading.model(model, saved.model()))
     for number, state in enumerate(saved.optimizers()):
         yield loading.optimizer(number, names, state)
@@ -123,7 +165,6 @@ def _fitted_rest(context: Context, saved: Checkpoint) -> Iterator[Callable[[], N
     yield functools.partial(setattr, context, "step", saved.manifest.step)
     for plan in context.optimizers:
         yield plan.restart_merge
-    yield _fitted_rng(context, saved)
 
 
 def _warn_of_tables(context: Context, saved: Checkpoint) -> None:
@@ -137,7 +178,7 @@ def _warn_of_tables(context: Context, saved: Checkpoint) -> None:
 
 
 def _fitted_positions(context: Context, saved: Checkpoint) -> Iterator[Callable[[], None]]:
-    """Positions of loaders and loss scales are those of the whole job: worker 0 has saved them."""
+    """Positions of loaders are those of the whole job: worker 0 has saved them."""
     zero = saved.worker(0)
     if zero is None:
         return
@@ -151,6 +192,13 @@ def _fitted_positions(context: Context, saved: Checkpoint) -> Iterator[Callable[
         )
     else:
         yield functools.partial(_load_positions, context, positions)
+
+
+def _fitted_scalers(context: Context, saved: Checkpoint) -> Iterator[Callable[[], None]]:
+    """So are loss scales."""
+    zero = saved.worker(0)
+    if zero is None:
+        return
     for plan, scaler in zip(context.optimizers, zero.values.get("scalers", []), strict=False):
         yield functools.partial(plan.load_scaler_state, scaler)
 

@@ -92,6 +92,8 @@ class ModelPlan:
         if strategy.recompute:
             _recompute(self.module, strategy.recompute_configs.checkpoints)
         self._renew_entry()
+        if self._context.stopping is not None:
+            self._context.stopping.take_up()
 
     def _agree(self) -> None:
         if not self._context.group.alone:

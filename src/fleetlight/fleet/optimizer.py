@@ -329,6 +329,8 @@ class OptimizerPlan:
         if group is not None:
             # a meeting behind the step is a part of what it costs
             group.account.count_step()
+        if context.stopping is not None:
+            context.stopping.step_made()
 
     def _check_parameters(self, mine: set[int]) -> None:
         """A parameter outside every registered model would drift apart on the workers."""

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from fleetlight import checkpoint
+# not `from fleetlight import`, which asks for the API, and that may be being imported
+import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import Snapshot, WorkerState
-from fleetlight.errors import ConfigError
+from fleetlight.errors import ConfigError, PeerLostError
 from fleetlight.fleet import averaging, compressing
 from fleetlight.fleet.context import Context, current
+from fleetlight.fleet.dealing import positions, tell_positions
 from fleetlight.fleet.loading import load_job
 from fleetlight.fleet.registered import has_all_of, names_of, refuse_in_server, registered_model
 from fleetlight.fleet.served import ServedOptimizer
@@ -95,17 +97,50 @@ def _save(
             "there is one, add optimizer = fleet.distributed_optimizer(optimizer)"
         )
     with at_rest(context):
+        tell_positions(context)
         context.group.assemble("save_persistables")
         averaging.settle(context, "save_persistables")
         mine = _worker_state(context).to_bytes()
         workers = context.group.bytes_to_first(mine, "save_persistables")
 
         def save() -> None:
-            context.saving.finish()
+            _finish_before_another(context)
             snapshot = _snapshot(context, model, workers, extra)
             _write_now_or_later(context, model, dirname, snapshot, background=background, via=via)
 
         context.group.together(save if context.group.index == 0 else None, "save_persistables")
+
+
+def save_together(
+    context: Context, dirname: Directory, *, background: bool = False, via: str = FOLDER
+) -> None:
+    """What a job saves by itself; all workers come here behind the same step."""
+    _save(context, dirname, {}, background=background, via=via)
+
+
+def save_alone(
+    context: Context, dirname: Directory, *, background: bool = False, via: str = FOLDER
+) -> None:
+    """The same where no worker waits for another: worker 0 saves what is on the servers by now.
+
+    What the others have of their own, random numbers, is not in it.
+    """
+    with at_rest(context):
+        if context.group.index:
+            return
+        # what the others have not told yet is dealt out again by whoever goes on from here
+        tell_positions(context)
+        _finish_before_another(context)
+        model, mine = registered_model(context), _worker_state(context).to_bytes()
+        snapshot = _snapshot(context, model, [mine], {})
+        _write_now_or_later(context, model, dirname, snapshot, background=background, via=via)
+
+
+def _finish_before_another(context: Context) -> None:
+    """Wait for the write before; where a server has died over it, this save takes its place."""
+    session = context.session
+    comes_back = session is not None and session.client.waits_for_comebacks
+    context.saving.finish(forgives=PeerLostError if comes_back else None)
 
 
 def _write_now_or_later(
@@ -117,13 +152,17 @@ def _write_now_or_later(
     background: bool,
     via: str,
 ) -> None:
-    cut = None if context.session is None else ServedCut(context, context.session, model, via)
+    def make_cut() -> ServedCut | None:
+        return None if context.session is None else ServedCut(context, context.session, model, via)
+
+    if not background:
+        while not _is_written(dirname, snapshot, make_cut()):
+            pass
+        return
+    cut = make_cut()
     try:
         if cut is not None:
             snapshot = cut.completed(snapshot)
-        if not background:
-            _write(dirname, snapshot)
-            return
         # the script may change its working directory meanwhile
         target = Path(dirname).absolute()
         write = functools.partial(_write_and_drop, target, snapshot.detached(), cut)
@@ -132,6 +171,28 @@ def _write_now_or_later(
     finally:
         if cut is not None:
             cut.drop()
+
+
+def _is_written(dirname: Directory, snapshot: Snapshot, cut: ServedCut | None) -> bool:
+    """False: a server has died over it, and all is to be asked for anew, for which it comes back.
+
+    What is asked for may wait for that; the files of a server that has died do not.
+    """
+    if cut is None:
+        _write(dirname, snapshot)
+        return True
+    try:
+        whole = cut.completed(snapshot)
+        try:
+            _write(dirname, whole)
+        except PeerLostError as lost:
+            if not cut.may_be_made_again:
+                raise
+            logger.warning("the save into %s begins anew: %s", dirname, lost)
+            return False
+    finally:
+        cut.drop()
+    return True
 
 
 def _write_and_drop(dirname: Directory, snapshot: Snapshot, cut: ServedCut | None) -> None:
@@ -162,7 +223,9 @@ def _with_common_values(
     context: Context, model: nn.Module, workers: Sequence[bytes]
 ) -> list[WorkerState]:
     """The states of the workers; what all have alike is in that of worker 0."""
-    zero, *others = [WorkerState.from_bytes(data) for data in workers]
+    states = [WorkerState.from_bytes(data) for data in workers]
+    # one may have been lost
+    zero, *others = [dataclasses.replace(one, rank=rank) for rank, one in enumerate(states)]
     common = averaging.saved_values(context, names_of(model))
     return [dataclasses.replace(zero, values={**zero.values, **common}), *others]
 
@@ -177,9 +240,10 @@ def _worker_state(context: Context) -> WorkerState:
         rank=context.group.index,
         rng=checkpoint.rng_state(),
         values={
-            "loaders": [loader.state_dict() for loader in context.loaders],
+            "loaders": positions(context),
             "scalers": [plan.scaler_state() for plan in context.optimizers],
             "steps": [p.steps for p in context.optimizers if isinstance(p, ServedOptimizer)],
+            **({} if context.stopping is None else context.stopping.saved_values()),
         },
         tensors=compressing.saved_tensors(context),
     )

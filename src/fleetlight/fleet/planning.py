@@ -82,6 +82,7 @@ def draw(
         serves_dense=configs.dense == "servers",
         on_nonfinite=configs.on_nonfinite,
         durability=strategy.durability,
+        lost_worker=strategy.lost_worker,
     )
     return Drawn(plan, list(layers.values()), [parameter for _, parameter in dense], optimizers)
 

@@ -106,6 +106,8 @@ def _take_strategy(context: Context, strategy: DistributedStrategy) -> None:
         )
     if strategy.deadline_s != context.strategy.deadline_s and strategy.said("deadline_s"):
         logger.warning("strategy.deadline_s takes effect only when given to fleet.init")
+    if strategy.checkpoint != context.strategy.checkpoint and strategy.said("checkpoint"):
+        logger.warning("strategy.checkpoint takes effect only when given to fleet.init")
     if strategy.seed != context.strategy.seed and context.loaders:
         logger.warning("strategy.seed takes effect only when given before fleet.shard")
     context.strategy = strategy

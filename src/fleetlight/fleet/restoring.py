@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleetlight import checkpoint
+# not `from fleetlight import`, which asks for the API, and that may be being imported
+import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import Checkpoint, OptimizerState, TableEntry
 from fleetlight.checkpoint.values import unpack
 from fleetlight.errors import CheckpointError

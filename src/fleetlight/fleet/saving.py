@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from fleetlight.errors import CheckpointError
+from fleetlight.errors import CheckpointError, LostCheckpointError, PeerError
 from fleetlight.observe.log import logger
 
 _TELL_EVERY_S = 15.0
@@ -29,8 +29,11 @@ class BackgroundSave:
         self._thread = threading.Thread(target=self._run, args=(write,), name="fleet-save")
         self._thread.start()
 
-    def finish(self) -> None:
-        """Wait for the write, if there is one, and raise what failed in it, once."""
+    def finish(self, forgives: type[Exception] | None = None) -> None:
+        """Wait for the write, if there is one, and raise what failed in it, once.
+
+        A failure that `forgives` names is no loss: what follows takes its place.
+        """
         if self._thread is None:
             return
         # a disk may take as long as it takes, but not silently
@@ -41,10 +44,9 @@ class BackgroundSave:
                 seconds = time.monotonic() - began
                 logger.warning("waiting for the %s for %.0f s", self._what, seconds)
         failure, self._thread, self._failure = self._failure, None, None
-        if failure is not None:
-            raise CheckpointError(
-                f"the {self._what} failed in the background: {failure}"
-            ) from failure
+        if failure is not None and not (forgives and isinstance(failure, forgives)):
+            kind = LostCheckpointError if isinstance(failure, PeerError) else CheckpointError
+            raise kind(f"the {self._what} failed in the background: {failure}") from failure
 
     def _run(self, write: Callable[[], None]) -> None:
         try:

@@ -23,10 +23,12 @@ from fleetlight.fleet.unstepped import Unstepped
 from fleetlight.ps.layers.table_gradient import TableGradient
 from fleetlight.ps.plan import GEO
 from fleetlight.ps.worker.crew import Crew
+from fleetlight.ps.worker.redo.commits import Moment
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from fleetlight.fleet.recovery import Recovery
     from fleetlight.static.program import Program
     from fleetlight.static.writing.recorder import Part
 
@@ -89,6 +91,10 @@ class ServedOptimizer(OptimizerPlan):
         self.norm: float | None = None
         #: True where a step that is skipped has been skipped for an infinity
         self._infinite = True
+        #: where the step in hand is made, should another life of this worker go on from there
+        self._moment: Moment | None = None
+        #: leaves the step in hand out, since the servers have it
+        self._passes: Recovery | None = None
         #: whose infinities make steps a skip
         self._scaling: torch.amp.GradScaler | None = None
         # a loss scaler then leaves it to the step what to do about an infinity, since a step that
@@ -132,13 +138,19 @@ class ServedOptimizer(OptimizerPlan):
         # infinity, and a skip means that somebody has cleared what was clipped.
         norm, self.norm = self.norm, None
         self._infinite = skip or norm is None or not math.isfinite(norm)
+        recovery, number = session.recovery, session.number_of(self.optimizer)
+        if recovery is not None and recovery.passes(self.context, number):
+            self._passes, self._applied = recovery, recovery.has_applied
+            self._put_aside(everything=True)
+            return changed
+        self._moment = None if recovery is None else recovery.moment(self.context, number)
         update = session.collect(self.optimizer, self._steps)
         update.skip = skip
         if session.drawn.plan.mode == GEO:
             self._put_aside(everything=skip)
             self._pending = update
         else:
-            self._applied = session.step(update)
+            self._applied = session.step(update, self._moment)
             self._put_aside(everything=session.drawn.plan.serves_dense or not self._applied)
         return changed
 
@@ -147,11 +159,16 @@ class ServedOptimizer(OptimizerPlan):
             parameter.grad = gradient
         self._aside.clear()
         session = self._session()
-        if session.drawn.plan.mode == GEO:
-            self._applied = session.step(self._pending)
+        passes, self._passes = self._passes, None
+        if session.drawn.plan.mode == GEO and passes is None:
+            self._applied = session.step(self._pending, self._moment)
         if self._scaling is not None and not self._applied and self._infinite:
             # it may have been another worker's infinity; the scales stay the same everywhere
             tell_infinity(self._scaling, self.optimizer)
+        if passes is not None:
+            passes.passed(self.context, session.number_of(self.optimizer))
+            self._tell_step()
+            return
         # here and nowhere else, as in one process: what forward read, backward finds unchanged
         session.communicator.refresh()
         # the bias correction of Adam counts the steps that were made
@@ -159,6 +176,11 @@ class ServedOptimizer(OptimizerPlan):
         self.context.step += self._applied
         if isinstance(self.context.group, Crew):
             self.context.group.step = self.context.step
+        self._tell_step()
+
+    def _tell_step(self) -> None:
+        if self.context.stopping is not None:
+            self.context.stopping.step_made()
 
     def update(self) -> Any:
         """The gradients as they stand, before the step."""

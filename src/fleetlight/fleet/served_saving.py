@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fleetlight import checkpoint
+# not `from fleetlight import`, which asks for the API, and that may be being imported
+import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import (
     HighWaterEntry,
     ModelState,
@@ -21,12 +22,12 @@ from fleetlight.checkpoint import (
     TableEntry,
     TableFileEntry,
 )
-from fleetlight.errors import PeerError
+from fleetlight.errors import CheckpointError, PeerError, PeerLostError
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.planning import Drawn
 from fleetlight.fleet.registered import names_of
 from fleetlight.fleet.session import Session
-from fleetlight.fleet.table_files import Saved, TableFiles, files_of
+from fleetlight.fleet.table_files import LANE, Saved, TableFiles, files_of
 from fleetlight.ps import messages as m
 from fleetlight.ps.plan import GEO, TablePlan
 from fleetlight.ps.tables.dense_state import DenseState, WholeState, tensor_of, whole
@@ -46,6 +47,10 @@ def at_rest(context: Context, *, everything: bool = False) -> Iterator[None]:
     for plan in context.models:
         plan.freeze()
     communicator = session.communicator
+    if session.is_catching_up:
+        # what follows is long past
+        yield
+        return
     forced = everything or session.drawn.plan.mode == GEO
     communicator.settle() if forced else communicator.flush()
     try:
@@ -70,11 +75,13 @@ class ServedCut:
         self._via = via
         self._step = context.step
         self._files = TableFiles(session.client, context.group.deadline_s)
+        self._lives: list[int] = []
         self._dense = WholeState({}, {})
 
     def completed(self, snapshot: Snapshot) -> Snapshot:
         """Make the cut; a worker's snapshot with what the servers have."""
         self._files.everywhere(m.Cut(), self._files.table_bytes())
+        self._lives = self._client.lives(LANE)
         self._dense = self._fetched()
         return dataclasses.replace(
             snapshot,
@@ -84,6 +91,21 @@ class ServedCut:
             epoch=self._client.epoch,
             save_tables=self._save_tables,
         )
+
+    @property
+    def may_be_made_again(self) -> bool:
+        """Whether a server that is lost comes back, for another cut."""
+        return self._client.waits_for_comebacks
+
+    @contextlib.contextmanager
+    def _lost_with_its_server(self) -> Iterator[None]:
+        """A server that was started again knows nothing of a cut, nor of files for worker 0."""
+        try:
+            yield
+        except CheckpointError as error:
+            if self._client.lives(LANE) == self._lives:
+                raise
+            raise PeerLostError(f"a server was started again amid a save: {error}") from error
 
     def drop(self) -> None:
         """Let go of what was not saved."""
@@ -115,7 +137,8 @@ class ServedCut:
 
     def _save_tables(self, folder: Path) -> SavedTables:
         """Have the servers write their tables."""
-        saved, files = self._files.save(folder, self._via, self._step)
+        with self._lost_with_its_server():
+            saved, files = self._files.save(folder, self._via, self._step)
         marks = [
             HighWaterEntry(worker, incarnation, server, sequence)
             for server, one in saved.items()

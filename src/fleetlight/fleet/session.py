@@ -18,6 +18,7 @@ from fleetlight.collective.membership import several
 from fleetlight.errors import PlanError
 from fleetlight.fleet import served_figures
 from fleetlight.fleet.durable import durable_of
+from fleetlight.fleet.leaving import tell_dispensable
 from fleetlight.fleet.moving import MovedForward, is_movable, rows_of
 from fleetlight.fleet.planning import Drawn, draw
 from fleetlight.observe.log import logger
@@ -31,10 +32,15 @@ from fleetlight.ps.tables.rules import PushOptions
 from fleetlight.ps.update import Floats, Ids, TableGradients, Update
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.communicator import Communicator, open_communicator
+from fleetlight.ps.worker.communicator.base import norm_of
 from fleetlight.ps.worker.live import Live
+from fleetlight.ps.worker.redo.commits import Moment
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fleetlight.fleet.context import Context
+    from fleetlight.fleet.recovery import Recovery
 
 #: how many parameters a warning names
 _NAMED = 3
@@ -43,8 +49,12 @@ _NAMED = 3
 class Session:
     """Knows the plan and moves values between the user's objects and the communicator."""
 
-    def __init__(self, client: Client, embedded: Server | None) -> None:
+    def __init__(
+        self, client: Client, embedded: Server | None, recovery: Recovery | None = None
+    ) -> None:
         self.client = client
+        #: how another life of this worker goes on where this one stops, where one does
+        self.recovery = recovery
         #: the server of a job of one process
         self.embedded = embedded
         #: the workers that average dense gradients among themselves, when the servers do not
@@ -98,10 +108,11 @@ class Session:
             self.embedded.open(drawn.plan, drawn.optimizers, drawn.dense, durable=durable)
         self.client.join(drawn.plan)
         if drawn.plan.durability != "none":
-            self.client.wait_for_comebacks(context.strategy.durability_configs.away_s)
+            durability = context.strategy.durability_configs
+            self.client.wait_for_comebacks(durability.away_within(context.group.deadline_s))
         self._live = Live(drawn.dense)
         if context.group.index == 0:
-            self.client.fill(_first_rows(drawn), self._live)
+            self.client.answers.once("first values", lambda: self._fill(drawn))
         if not drawn.plan.serves_dense and context.role.worker_num > 1:
             limit_s = context.group.deadline_s
             self.dense_group = form(context.role, fleetlight.__version__, limit_s, self.signs)[1]
@@ -119,8 +130,24 @@ class Session:
             cache_rows=configs.cache_rows,
         )
         self._hand_out()
+        applied = self._communicator.go_on()
+        if self.recovery is not None:
+            self.recovery.has_applied = applied
         self._communicator.start()
+        if drawn.plan.lost_worker == "go_on" and context.group.index:
+            tell_dispensable(context.role)
+        if self.recovery is not None:
+            self.recovery.begin()
         logger.info("%s", _told(drawn))
+
+    def _fill(self, drawn: Drawn) -> Sequence[bytes]:
+        self.client.fill(_first_rows(drawn), self.live)
+        return ()
+
+    @property
+    def is_catching_up(self) -> bool:
+        """True in a worker that was started again, until its script is where it was."""
+        return self.recovery is not None and self.recovery.is_catching_up
 
     def _hand_out(self) -> None:
         """Give each layer the way to its table."""
@@ -132,10 +159,14 @@ class Session:
                 elif is_movable(layer):
                     MovedForward(layer, handle)  # type: ignore[arg-type]
 
+    def number_of(self, optimizer: torch.optim.Optimizer) -> int:
+        """Which of the registered optimizers it is."""
+        return _number(self.drawn.optimizers, optimizer)
+
     def collect(self, optimizer: torch.optim.Optimizer, step: int) -> Update:
         """What a step of this optimizer brings: gradients as they stand, and its settings."""
         drawn = self.drawn
-        number = _number(drawn.optimizers, optimizer)
+        number = self.number_of(optimizer)
         return Update(
             optimizer=number,
             step=step,
@@ -168,7 +199,7 @@ class Session:
                 found[number] = merged
         return found
 
-    def step(self, update: Update) -> bool:
+    def step(self, update: Update, moment: Moment | None = None) -> bool:
         """Send an update; False when somebody's infinity made it a skip for all."""
         self._warn_of_lost_values()
         clipped = self._clipped.pop(update.optimizer, None)
@@ -176,7 +207,7 @@ class Session:
             # gradients that were cleared since are not to be applied, but others wait for the step
             clipped.skip = update.skip or update.is_empty
             update = clipped
-        return self.communicator.step(update)
+        return self.communicator.step(update, moment)
 
     def _warn_of_lost_values(self) -> None:
         """Of values that the script has written into parameters which the servers keep; once."""
@@ -198,12 +229,15 @@ class Session:
 
     def barrier(self, context: Context) -> None:
         """Leave all workers equal."""
-        if self.is_open:
+        # in a worker that was started again this barrier is long past
+        is_past = self.is_catching_up
+        if self.is_open and not is_past:
             self._warn_of_lost_values()
             self.communicator.settle()
         context.group.barrier("barrier_worker")
         if self.is_open:
-            self.communicator.resume()
+            if not is_past:
+                self.communicator.resume()
             if self.drawn.plan.mode != SYNC:
                 # nobody goes on before all have taken the values: they would not be the same
                 context.group.barrier("barrier_worker")
@@ -237,6 +271,11 @@ class Session:
         if self.dense_group is not None:
             self.dense_group.fail(error)
 
+    @property
+    def has_left(self) -> bool:
+        """True once this worker has no part in the job any more."""
+        return self._has_left
+
     def _take_leave(self) -> bool:
         """True the first time."""
         before, self._has_left = self._has_left, True
@@ -244,6 +283,9 @@ class Session:
 
     def clip(self, updates: list[Update], max_norm: float, norm_type: float) -> float:
         """The norm of all gradients; the coming steps apply them scaled to `max_norm`."""
+        if self.recovery is not None and self.recovery.is_passing:
+            # of a step that the servers have
+            return norm_of(updates, norm_type)
         if not self.drawn.plan.serves_dense:
             raise PlanError(
                 "clip_grad_norm_: with dense='allreduce' dense gradients are not where those of "

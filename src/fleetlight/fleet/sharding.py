@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch.utils.data import DataLoader
 
@@ -12,11 +13,20 @@ from fleetlight.collective.position import UNKNOWN, Position
 from fleetlight.data.loader import BatchShare, ShardLoader
 from fleetlight.fleet.announcing import Announcer, IdsOf
 from fleetlight.fleet.context import Context, current
+from fleetlight.fleet.dealing import queue_of
 from fleetlight.observe.log import logger
+
+if TYPE_CHECKING:
+    from fleetlight.fleet.recovery import Recovery
+    from fleetlight.fleet.stopping import Stopping
 
 
 def shard(
-    loader: DataLoader[Any], tail: str = "join", lookahead: IdsOf | Literal[False] | None = None
+    loader: DataLoader[Any],
+    tail: str = "join",
+    lookahead: IdsOf | Literal[False] | None = None,
+    deal: str = "blocks",
+    range_batches: int = 16,
 ) -> ShardLoader:
     """The same loader for this worker's part; its batch size is per worker.
 
@@ -27,8 +37,13 @@ def shard(
     With parameter servers (sync or async) the rows of the batch after the one in hand are pulled
     ahead: `lookahead(batch)` answers its `{table name: ids}`; without it they are learned for
     tensors of int64 that come to a table unchanged. `lookahead=False` loads no batch ahead.
+
+    With `deal="queue"` (async, staleness, GeoSGD) workers ask for the records range by range, of
+    `range_batches` batches at most: who is faster does more, and an epoch ends for all once every
+    record is trained on.
     """
     context = current()
+    follower = _follower(context)
     sharded = ShardLoader(
         loader,
         worker=context.group.index,
@@ -37,9 +52,49 @@ def shard(
         tail=tail,
         on_share=_weights(context),
         announce=None if lookahead is False else Announcer(context, lookahead),
+        between=None if context.stopping is None else Between(context.stopping),
+        follow=follower,
+        queue=queue_of(context, deal, range_batches),
     )
+    if context.stopping is not None:
+        context.stopping.place(sharded, len(context.loaders))
     context.loaders.append(sharded)
+    if follower is not None:
+        follower.take_up(sharded)
     return sharded
+
+
+class Follower:
+    """Tells what a later life of this worker must know of a loader, by its number."""
+
+    def __init__(self, context: Context, recovery: Recovery) -> None:
+        self._context, self._recovery = context, recovery
+        self._number = len(context.loaders)
+
+    def take_up(self, loader: ShardLoader) -> None:
+        """Let it begin where an earlier life was."""
+        position = self._recovery.position_of(self._number)
+        if position is not None:
+            # a script asks the loader that it trains on where to begin
+            is_trained_on = self._recovery.is_trained_on(self._number)
+            loader.go_on(position, must_be_asked=is_trained_on)
+
+    def begins(self) -> None:
+        """As in `Follow`."""
+        self._recovery.begins(self._context, self._number)
+
+    def hands_out(self, before: Mapping[str, Any]) -> None:
+        """As in `Follow`."""
+        self._recovery.hands_out(self._context, self._number, before)
+
+    def __reduce__(self) -> Any:
+        # a loader sent to a loading process takes no part in the job there
+        return _nobody, ()
+
+
+def _follower(context: Context) -> Follower | None:
+    recovery = None if context.session is None else context.session.recovery
+    return None if recovery is None else Follower(context, recovery)
 
 
 class Weights:
@@ -82,6 +137,21 @@ class Weights:
         return _nothing, ()
 
 
+class Between:
+    """Tells a job that saves by itself when it is between two batches of a loader."""
+
+    def __init__(self, stopping: Stopping) -> None:
+        self._stopping = stopping
+
+    def __call__(self, loader: ShardLoader) -> None:
+        """No step is half made now; whoever reads ahead in a thread cannot say so."""
+        if threading.current_thread() is threading.main_thread():
+            self._stopping.between(loader)
+
+    def __reduce__(self) -> Any:
+        return _nothing, ()
+
+
 def _position_of(share: BatchShare | None) -> Position:
     """Where the worker is; nobody knows when a thread reads ahead of the training."""
     if share is None or threading.current_thread() is not threading.main_thread():
@@ -94,6 +164,10 @@ def _weights(context: Context) -> Weights:
     if context.weights is None:
         context.weights = Weights(context)
     return context.weights
+
+
+def _nobody() -> None:
+    return None
 
 
 def _nothing() -> Any:

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from fleetlight import checkpoint
+# not `from fleetlight import`, which asks for the API, and that may be being imported
+import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import Checkpoint, FileEntry
 from fleetlight.errors import ConfigError, CorruptCheckpointError, PeerError
 from fleetlight.ps import messages as m

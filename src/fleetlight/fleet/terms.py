@@ -11,8 +11,8 @@ from torch import Tensor
 from fleetlight.collective.agreement import Terms
 from fleetlight.fleet.context import Context
 
-#: settings that concern one worker only: how long it waits, where its certificates are
-_OWN = {"deadline_s", "ssl", "execution_strategy", "fetch_frequency"}
+#: settings that concern one worker only: how long it waits, where its files are
+_OWN = {"deadline_s", "ssl", "checkpoint", "execution_strategy", "fetch_frequency"}
 #: entries of an optimizer's groups that change how, not what, it computes
 _HOW = {"params", "foreach", "fused", "capturable", "differentiable"}
 

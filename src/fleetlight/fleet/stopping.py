@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Stopping`: a job that has a folder saves into it by itself, and stops when it is asked to.
+
+SIGTERM only leaves a note. All workers act upon it at one place of the script, between two batches,
+where everything that belongs to the last one is done: the steps of all optimizers, those of
+schedulers, whatever the script does behind them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import weakref
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from fleetlight.data.loader import ShardLoader
+from fleetlight.errors import PeerError
+from fleetlight.fleet.context import Context
+from fleetlight.fleet.leaving import tell_stopped, tell_stops
+from fleetlight.fleet.persistables import save_alone, save_together
+from fleetlight.fleet.resuming import BETWEEN, SCHEDULERS, Resumption, resumption_of
+from fleetlight.fleet.rhythm import Rhythm
+from fleetlight.fleet.schedulers import Schedulers
+from fleetlight.launch.processes.stop import RESUME_CODE
+from fleetlight.observe.log import logger
+from fleetlight.ps.calls import Call
+from fleetlight.ps.plan import SYNC
+from fleetlight.ps.worker.client import Client
+from fleetlight.ps.worker.crew import Crew
+from fleetlight.strategy import CheckpointConfigs
+
+#: how long worker 0 waits for the last gradients of the others where these do not wait for it
+_LAST_S = 10.0
+_ASK_EVERY_S = 0.1
+
+
+class Stopped(SystemExit):
+    """The job was asked to stop, and has saved what it needs to go on."""
+
+    def __init__(self) -> None:
+        super().__init__(RESUME_CODE)
+
+
+class Terminations:
+    """Notes SIGTERM while it is open; a second one ends the process at once."""
+
+    def __init__(self) -> None:
+        self.seen = False
+        self._pid = os.getpid()
+        self._before: Any = None
+        self._is_open = threading.current_thread() is threading.main_thread()
+        if self._is_open:
+            self._before = signal.signal(signal.SIGTERM, self._note)
+        else:
+            logger.warning("fleet.init was called in a thread: SIGTERM ends the job unsaved")
+
+    def noted(self) -> None:
+        """What else is to be done at the first one."""
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.seen or os.getpid() != self._pid:
+            # a child that was forked is ended by who has made it
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        self.seen = True
+        self.noted()
+        if callable(self._before):
+            # the script has a handler of its own
+            self._before(number, frame)
+
+    def close(self) -> None:
+        """SIGTERM is what it was."""
+        if self._is_open and signal.getsignal(signal.SIGTERM) == self._note:
+            signal.signal(signal.SIGTERM, self._before)
+        self._is_open = False
+
+
+class Stopping(Terminations):
+    """A worker's part in saving, stopping and going on."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        # the script may change its working directory
+        self._folder = str(Path(context.strategy.checkpoint).absolute())
+        # what may refuse comes first
+        self._resumption: Resumption | None = resumption_of(
+            context, self._folder, self._configs.via
+        )
+        super().__init__()
+        self.schedulers = context.schedulers = context.schedulers or Schedulers()
+        self._rhythm = Rhythm()
+        #: whose batches are trained on
+        self._trained: weakref.WeakSet[ShardLoader] = weakref.WeakSet()
+        self._has_stepped = False
+        #: where it is right now, while it saves
+        self._place: int | None = None
+        #: how many saves have been called for and made
+        self._made = 0
+        self._saved_step, self._saved_at = 0, time.monotonic()
+        self._met_at = self._saved_at
+        self.is_over = False
+        tell_stops(context.role)
+
+    @property
+    def _configs(self) -> CheckpointConfigs:
+        # a script may give its strategy with the optimizer
+        return self._context.strategy.checkpoint_configs
+
+    # -- going on
+
+    def place(self, loader: ShardLoader, number: int) -> None:
+        """A loader was made, as the `number`th."""
+        if self._resumption is not None:
+            self._resumption.place(loader, number)
+
+    def take_up(self) -> None:
+        """Training begins: what an earlier start has saved is put in place, once."""
+        resumption = self._resumption
+        if resumption is not None and resumption.take_up(self._context, self.schedulers):
+            self._saved_step = self._context.step
+
+    @property
+    def saves(self) -> list[int]:
+        """How many saves have been made, and behind which step the last one: alike on all."""
+        return [self._made, self._saved_step]
+
+    @saves.setter
+    def saves(self, saves: list[int]) -> None:
+        self._made, self._saved_step = saves
+
+    def saved_values(self) -> dict[str, Any]:
+        """What goes into a worker's record."""
+        optimizers = [plan.optimizer for plan in self._context.optimizers]
+        return {BETWEEN: self._place, SCHEDULERS: self.schedulers.states(optimizers)}
+
+    # -- where the script is
+
+    def between(self, loader: ShardLoader) -> None:
+        """It is between two batches of a loader."""
+        number = self._context.loaders.index(loader)
+        if self._context.models:
+            self.take_up()
+        if self._resumption is not None:
+            self._resumption.between(number)
+        if loader in self._trained and self._has_stepped:
+            self._has_stepped = False
+            self._act(number)
+
+    def step_made(self) -> None:
+        """An optimizer has made a step."""
+        self._has_stepped = True
+        loader = self._loader_in_hand()
+        if loader is not None:
+            self._trained.add(loader)
+        elif threading.current_thread() is threading.main_thread():
+            # who feeds itself has no better place
+            self._act(None)
+
+    def _loader_in_hand(self) -> ShardLoader | None:
+        weights = self._context.weights
+        if weights is None or weights.now is None:
+            return None
+        return next((one for one in self._context.loaders if one.share is weights.now), None)
+
+    # -- what is to be done there
+
+    def _act(self, place: int | None) -> None:
+        self._place = place
+        try:
+            call = self._called()
+            if call.stop:
+                self._stop()
+            elif call.saves > self._made or self._is_due_by_steps():
+                self._made = max(self._made, call.saves)
+                self._save(background=True)
+        finally:
+            self._place = None
+
+    def _wish(self) -> Call:
+        """What this worker calls for. The clock that counts is worker 0's."""
+        every_s = self._configs.every_s
+        is_due = every_s and time.monotonic() - self._saved_at >= every_s
+        due = is_due and self._context.group.index == 0
+        return Call(self.seen, self._made + 1 if due else 0)
+
+    def _called(self) -> Call:
+        """What all are to do at this place; the same on all of them."""
+        group, wish = self._context.group, self._wish()
+        if group.alone:
+            return wish
+        if isinstance(group, Crew):
+            self._tell(group.client, wish)
+            if self._is_sync:
+                # came with the answer to the last step that all made together
+                return group.client.called
+            if not self._in_lockstep:
+                # each stops for itself, and worker 0 saves what is on the servers
+                return wish | Call(stop=group.client.heard.stop)
+        return self._asked(wish)
+
+    def _tell(self, client: Client, wish: Call) -> None:
+        """What this worker calls for goes with its signs of life; a stop has no time for that."""
+        is_urgent = wish.stop and not client.wish.stop
+        client.wish = wish
+        if is_urgent:
+            client.beat(self._context.step)
+
+    def _asked(self, wish: Call) -> Call:
+        """What any of the workers calls for, at places that all pass in the same order."""
+        if not self._rhythm.arrives():
+            return Call()
+        now = time.monotonic()
+        told = torch.tensor([wish.stop, wish.saves, now - self._met_at], dtype=torch.float64)
+        stop, saves, seconds = self._context.group.all_reduce(told, "max").tolist()
+        self._rhythm.met(seconds)
+        self._met_at = time.monotonic()
+        return Call(bool(stop), int(saves))
+
+    @property
+    def _is_sync(self) -> bool:
+        session = self._context.session
+        return session is not None and session.drawn.plan.mode == SYNC
+
+    @property
+    def _in_lockstep(self) -> bool:
+        """True where the workers make their steps together."""
+        session = self._context.session
+        return session is None or self._is_sync or not session.drawn.plan.serves_dense
+
+    def _is_due_by_steps(self) -> bool:
+        every = self._configs.every_steps
+        return bool(every) and self._context.step - self._saved_step >= every
+
+    def _save(self, *, background: bool) -> None:
+        self._saved_step, self._saved_at = self._context.step, time.monotonic()
+        save = save_together if self._in_lockstep else save_alone
+        save(self._context, self._folder, background=background, via=self._configs.via)
+
+    def _stop(self) -> None:
+        context = self._context
+        if context.group.index == 0:
+            logger.info("asked to stop: saving at step %d", context.step)
+        if not self._in_lockstep and context.group.index == 0:
+            self._await_the_others()
+        self._save(background=False)
+        self.is_over = True
+        if isinstance(context.group, Crew):
+            context.group.stopped = True
+        tell_stopped(context.role, context.step, self._folder)
+        raise Stopped
+
+    def _await_the_others(self) -> None:
+        """What they have learnt last is on the servers once they have left."""
+        crew, step = self._context.group, self._context.step
+        assert isinstance(crew, Crew)
+        end = time.monotonic() + min(_LAST_S, self._configs.grace_s / 2)
+        try:
+            crew.client.beat(step)
+            while crew.client.here > 1 and time.monotonic() < end:
+                time.sleep(_ASK_EVERY_S)
+                crew.client.beat(step)
+        except PeerError as error:
+            logger.warning("the other workers were not waited for: %s", error)
+            return
+        if crew.client.here > 1:
+            logger.warning(
+                "other workers still there: %d; what they learn from now on is not saved, and with "
+                "deal='queue' records that they have trained on last are dealt out again",
+                crew.client.here - 1,
+            )
+
+    # -- when nobody else watches
+
+    def noted(self) -> None:
+        """Without a launcher a script that makes no step would never end."""
+        if self._context.role.error_file is None:
+            timer = threading.Timer(self._configs.grace_s, self._give_up)
+            timer.daemon = True
+            timer.start()
+
+    def _give_up(self) -> None:
+        logger.error(
+            "no step has ended within %g s of SIGTERM: what was saved last remains in %s",
+            self._configs.grace_s,
+            self._folder,
+        )
+        os._exit(128 + signal.SIGTERM)
+
+
+class ServerTerminations(Terminations):
+    """A server that is asked to stop asks the workers to, and ends when they have."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self._context = context
+        tell_stops(context.role)
+
+    def noted(self) -> None:
+        """Workers hear it with the next answer."""
+        assert self._context.service is not None
+        self._context.service.server.call_stop()
+
+
+def begin(context: Context) -> None:
+    """What a process does from `fleet.init` on, where the strategy names a folder."""
+    if not context.strategy.checkpoint:
+        return
+    if context.service is not None:
+        context.terminations = ServerTerminations(context)
+    else:
+        context.terminations = context.stopping = Stopping(context)
+
+
+def end_of_server(context: Context) -> None:
+    """Behind the last words of a server: it says so if the job is to go on."""
+    if context.terminations is not None:
+        context.terminations.close()
+    assert context.service is not None
+    if context.service.server.stopped:
+        tell_stopped(context.role, context.step, context.strategy.checkpoint)
+        raise Stopped

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server dies over a save: where it comes back there is a whole checkpoint in the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.fleet.test_served_saving import adam, equal, load, save, state, train
+from tests.served import SYNC, Job, Member
+
+from fleetlight import checkpoint
+from fleetlight.errors import CheckpointError, LostCheckpointError, PeerLostError
+from fleetlight.fleet.table_files import TableFiles
+
+
+class Lost:
+    """Stands for `TableFiles.save`: a server dies over the first."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+        self.error: Exception | None = error
+        self.calls = 0
+        save = TableFiles.save
+
+        def saved(files: TableFiles, folder: Path, *how: Any) -> Any:
+            self.calls += 1
+            error, self.error = self.error, None
+            if error is not None:
+                (folder / "half-a-table").touch()
+                if isinstance(error, CheckpointError):
+                    # it was started again, and knows nothing of what it had written
+                    monkeypatch.setattr(files._client, "lives", lambda *lanes: [1, 2])
+                raise error
+            return save(files, folder, *how)
+
+        monkeypatch.setattr(TableFiles, "save", saved)
+
+
+DURABLE = {**SYNC, "durability": "log"}
+LOST = [PeerLostError("lost server 1"), CheckpointError("server 1 could not hand over table-0")]
+
+
+@pytest.mark.parametrize("error", LOST)
+def test_a_save_that_a_server_dies_over_begins_anew(
+    tmp_path: Path, monkeypatch: Any, error: Exception, caplog: Any
+) -> None:
+    lost = Lost(monkeypatch, error)
+
+    def work(member: Member) -> Any:
+        train(member, range(4))
+        at_the_call = state(member)
+        save(member, tmp_path)
+        train(member, range(4, 6))
+        member.barrier()
+        load(member, tmp_path)
+        return at_the_call, state(member)
+
+    job = Job(adam, DURABLE, workers=2, servers=2)
+    for at_the_call, loaded in job.run(work):
+        equal(at_the_call, loaded, atol=0)
+    assert lost.calls == 2
+    assert f"the save into {tmp_path} begins anew: " in caplog.text
+    assert str(error) in caplog.text
+    checkpoint.read(tmp_path).verify()
+    assert len(list(tmp_path.glob("generation-*"))) == 1
+    assert not list(tmp_path.rglob("half-a-table"))
+    assert [t._snapshot for s in job.servers for t in s._service.holdings.tables] == [None] * 4
+
+
+@pytest.mark.parametrize("error", LOST)
+def test_where_no_server_comes_back_a_save_fails(
+    tmp_path: Path, monkeypatch: Any, error: Exception
+) -> None:
+    Lost(monkeypatch, error)
+
+    def work(member: Member) -> None:
+        train(member, range(1))
+        with pytest.raises(PeerLostError, match=str(error)):
+            save(member, tmp_path)
+
+    Job(adam, SYNC, workers=1, servers=2).run(work)
+
+
+def test_the_next_save_takes_the_place_of_one_that_was_lost_in_the_background(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    lost = Lost(monkeypatch, LOST[0])
+
+    def work(member: Member) -> None:
+        train(member, range(2))
+        save(member, tmp_path, background=True)
+        train(member, range(2, 4))
+        save(member, tmp_path, background=True)
+        member.context.saving.finish()
+        assert checkpoint.read(tmp_path).manifest.step == 4
+        # the last one is missed
+        lost.error = LOST[0]
+        save(member, tmp_path, background=True)
+        with pytest.raises(LostCheckpointError, match="failed in the background: lost server 1"):
+            member.context.saving.finish()
+
+    Job(adam, DURABLE, workers=1, servers=2).run(work)
