@@ -5,6 +5,8 @@ FleetError
 ├── ConfigError (ValueError)         what the user wrote or set is wrong
 │   ├── RoleError                    the environment does not say who this process is
 │   ├── StrategyError                a strategy field: unknown name, wrong type, wrong value
+│   ├── AddressError                 where this process is to listen it cannot
+│   ├── ComebackError                a script that cannot go on where a life of it before was
 │   └── NotAvailableError            a known setting that this version does not implement yet
 ├── PlanError (RuntimeError)         model, optimizer and job do not fit together
 │   └── DivergedError                the workers do not take the same steps
@@ -14,7 +16,8 @@ FleetError
 │   ├── ProtocolError                      speaks another language, or another version of ours
 │   └── MembershipError                    never came, or does not belong here
 ├── CheckpointError (RuntimeError)   a checkpoint could not be written or read
-│   └── CorruptCheckpointError       its bytes are not those that were written
+│   ├── CorruptCheckpointError       its bytes are not those that were written
+│   └── LostCheckpointError          a process that was to write some of it has gone
 ├── JournalError (RuntimeError)      what a server writes down could not be written or read
 ├── GradientError (ArithmeticError)  a gradient is NaN or infinite
 ├── DataError (ValueError)           a data file or record is not what its format says
@@ -43,6 +46,14 @@ class RoleError(ConfigError):
 
 class StrategyError(ConfigError):
     """A strategy field has an unknown name, a wrong type or a wrong value."""
+
+
+class AddressError(ConfigError):
+    """The address to listen at is not of this machine, or its port is taken; another may do."""
+
+
+class ComebackError(ConfigError):
+    """A process was started again alone, and cannot go on where it was: only all can begin anew."""
 
 
 class NotAvailableError(ConfigError):
@@ -85,6 +96,10 @@ class CorruptCheckpointError(CheckpointError):
     """The bytes of a checkpoint are not those that were written."""
 
 
+class LostCheckpointError(CheckpointError):
+    """A process that was to write some of a checkpoint has gone; the one before is there still."""
+
+
 class JournalError(FleetError, RuntimeError):
     """What a server writes down before it acknowledges it could not be written, or read back."""
 
@@ -99,6 +114,16 @@ class DataError(FleetError, ValueError):
 
 class LaunchError(FleetError, RuntimeError):
     """The launcher could not start the job or keep it running."""
+
+
+#: another start of the same job fails in the same way, or would do away with what it is about
+_LASTING = (ConfigError, PlanError, CheckpointError, JournalError, DataError)
+_PASSING = (AddressError, ComebackError, DivergedError, LostCheckpointError)
+
+
+def is_lasting(error: BaseException) -> bool:
+    """Whether starting all processes again would not help: somebody has to mend something first."""
+    return isinstance(error, _LASTING) and not isinstance(error, _PASSING)
 
 
 def did_you_mean(name: str, known: Iterable[str], told: Iterable[str] | None = None) -> str:

@@ -9,6 +9,7 @@ from fleetlight.checkpoint.differences import refuse_differences
 from fleetlight.checkpoint.files import Sink
 from fleetlight.checkpoint.inference import InferenceModel, load_inference, save_inference
 from fleetlight.checkpoint.manifest import (
+    MANIFEST,
     FileEntry,
     HighWaterEntry,
     Manifest,
@@ -31,9 +32,11 @@ from fleetlight.checkpoint.optimizer import (
 from fleetlight.checkpoint.reader import Checkpoint, export, read
 from fleetlight.checkpoint.rng import RngState, rng_state, set_rng_state
 from fleetlight.checkpoint.snapshot import SavedTables, Snapshot, write
+from fleetlight.checkpoint.values import pack, unpack
 from fleetlight.checkpoint.worker import WorkerState
 
 __all__ = [
+    "MANIFEST",
     "Checkpoint",
     "FileEntry",
     "HighWaterEntry",
@@ -57,10 +60,12 @@ __all__ = [
     "load_optimizer_state",
     "model_state",
     "optimizer_state",
+    "pack",
     "read",
     "refuse_differences",
     "rng_state",
     "save_inference",
     "set_rng_state",
+    "unpack",
     "write",
 ]

@@ -161,7 +161,7 @@ def decode(data: bytes, kind: type[AnyManifest], format_name: str, path: Path) -
 def _parse(data: bytes, kind: type[AnyHead], path: Path) -> AnyHead:
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptCheckpointError(
             f"{path} is damaged ({len(data)} bytes): {error}; load another checkpoint"
         ) from error

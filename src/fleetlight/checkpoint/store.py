@@ -27,7 +27,7 @@ import msgspec
 
 from fleetlight.checkpoint import files
 from fleetlight.checkpoint.manifest import MANIFEST, AnyManifest, FileEntry, Head, decode
-from fleetlight.errors import CheckpointError, CorruptCheckpointError
+from fleetlight.errors import CheckpointError, CorruptCheckpointError, PeerError
 
 Directory = str | os.PathLike[str]
 
@@ -147,6 +147,9 @@ def _explained(root: Path) -> Iterator[None]:
     """Turn what the operating system says into what it means for the checkpoint."""
     try:
         yield
+    except PeerError:
+        # some are of the system's kinds as well, but speak of another process
+        raise
     except OSError as error:
         named = _named(root)
         kept = f"generation {named} there is intact" if named else "there was no checkpoint there"

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import safetensors.torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from fleetlight.checkpoint.manifest import TensorEntry
@@ -19,6 +20,17 @@ from fleetlight.checkpoint.store import Generation
 from fleetlight.checkpoint.tensors import describe_tensors, write_tensors
 from fleetlight.checkpoint.values import Json, pack, unpack
 from fleetlight.errors import CorruptCheckpointError
+
+#: what comes of reading values that nobody wrote like that
+_NONSENSE = (
+    msgspec.DecodeError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -52,7 +64,11 @@ class WorkerState:
     def from_bytes(cls, data: bytes) -> WorkerState:
         """The state that `to_bytes` was called on."""
         end = 8 + int.from_bytes(data[:8], "little")
-        return _join(data[8:end], safetensors.torch.load(data[end:]), "a worker's state")
+        try:
+            tensors = safetensors.torch.load(data[end:])
+        except (SafetensorError, ValueError, RuntimeError) as error:
+            raise CorruptCheckpointError(f"a worker's state is damaged: {error}") from error
+        return _join(data[8:end], tensors, "a worker's state")
 
 
 def record_file(rank: int) -> str:
@@ -95,12 +111,12 @@ def _split(state: WorkerState) -> tuple[bytes, dict[str, Tensor]]:
 def _join(data: bytes, tensors: Mapping[str, Tensor], where: str) -> WorkerState:
     try:
         record = msgspec.json.decode(data, type=_Record)
-    except msgspec.DecodeError as error:
-        raise CorruptCheckpointError(f"{where} is damaged: {error}") from error
+        values = {key: unpack(value, tensors) for key, value in record.values.items()}
+    except _NONSENSE as error:
+        raise CorruptCheckpointError(f"{where} is damaged: {error!r}") from error
     own = {
         name.removeprefix("tensors."): tensor
         for name, tensor in tensors.items()
         if name.startswith("tensors.")
     }
-    values = {key: unpack(value, tensors) for key, value in record.values.items()}
     return WorkerState(rank=record.rank, rng=record.rng, values=values, tensors=own)

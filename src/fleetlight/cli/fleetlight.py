@@ -74,6 +74,9 @@ def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     doctor.add_argument(
         "--deadline_s", type=float, default=60.0, metavar="S", help="how long to wait for all (60)"
     )
+    doctor.add_argument(
+        "--token_file", metavar="FILE", help="what doctors must know (default: FLEET_TOKEN)"
+    )
     doctor.set_defaults(command=_doctor)
 
 
@@ -118,6 +121,7 @@ def _doctor(found: argparse.Namespace) -> int:
         workers=found.nproc,
         seconds=found.seconds,
         deadline_s=found.deadline_s,
+        token_file=found.token_file,
     )
     result = examine(wish, inventory.look(os.environ), os.environ, _say)
     print(f"\n{result.text}\n")

@@ -42,7 +42,7 @@ def _run(options: Options) -> int:
     from fleetlight.launch.screen import arguments_block
 
     check_script(options)
-    job = plan(options, inventory.look(os.environ))
+    job = plan(options, inventory.look(os.environ), os.environ)
     screen = StandardOutput()
     screen.show(arguments_block(_said(options)).encode())
     for note in job.notes:

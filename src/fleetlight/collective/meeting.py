@@ -21,7 +21,7 @@ from fleetlight.collective.diagnosis import first_sentence
 from fleetlight.collective.membership import Hello, decode, missing_text
 from fleetlight.errors import DeadlineError, MembershipError, PeerLostError
 from fleetlight.observe.log import logger
-from fleetlight.roles.address import is_loopback, resolve
+from fleetlight.roles.address import is_loopback, own_addresses, resolve
 from fleetlight.roles.role import Endpoint
 from fleetlight.sockets.descriptors import bounded_connections
 
@@ -71,7 +71,7 @@ def serve(endpoint: Endpoint, patience: Patience) -> Store:
 def join(endpoint: Endpoint, patience: Patience, host_name: str) -> Store:
     """Go to the meeting point that `host_name` serves, as soon as it is there."""
     host, port = endpoint
-    while not _answers(endpoint):
+    while (way := next(filter(_answers, _ways_to(endpoint)), None)) is None:
         if not patience.wait(lambda: f"not ready endpoints: ['{host}:{port}'] ({host_name})"):
             if resolve(host) is None:
                 raise MembershipError(
@@ -84,7 +84,7 @@ def join(endpoint: Endpoint, patience: Patience, host_name: str) -> Store:
             )
     try:
         with bounded_connections(REPLY_S):
-            return TCPStore(host, port, wait_for_workers=False, timeout=patience.left())
+            return TCPStore(way[0], port, wait_for_workers=False, timeout=patience.left())
     except (RuntimeError, dist.DistStoreError) as error:
         raise MembershipError(
             f"what listens at {host}:{port} is not {host_name} of this job: {first_sentence(error)}"
@@ -143,8 +143,7 @@ def _listen(endpoint: Endpoint) -> tuple[socket.socket, str]:
     if address is None:
         raise MembershipError(f"the master's name {host!r} cannot be resolved on this machine")
     if is_loopback(address) and not is_loopback(host):
-        # Debian resolves the own hostname to 127.0.1.1, where no other machine could come
-        return _bound("0.0.0.0", port, f"{host} resolves to {address} here"), "127.0.0.1"
+        return _listen_outside(host, port, address)
     try:
         return _bound(address, port), address
     except OSError as error:
@@ -152,6 +151,29 @@ def _listen(endpoint: Endpoint) -> tuple[socket.socket, str]:
             raise
         # the address is a gateway's or a service's that leads here
         return _bound("0.0.0.0", port, f"{host} is no address of this machine"), "127.0.0.1"
+
+
+def _listen_outside(host: str, port: int, address: str) -> tuple[socket.socket, str]:
+    """Debian resolves the own hostname to 127.0.1.1, where no other machine could come."""
+    ways = _outside()
+    if len(ways) > 1:
+        why = f"{host} resolves to {address} here, and others may come by any of {', '.join(ways)}"
+        return _bound("0.0.0.0", port, why), "127.0.0.1"
+    [way] = ways or [address]
+    return _bound(way, port), way
+
+
+def _outside() -> list[str]:
+    """The addresses of this machine that others may know."""
+    return [a for _, a in own_addresses() if ":" not in a and not is_loopback(a)]
+
+
+def _ways_to(endpoint: Endpoint) -> list[Endpoint]:
+    """Where the meeting point may be: members on its own machine may know it by another address."""
+    host, port = endpoint
+    if is_loopback(host) or not is_loopback(resolve(host) or host):
+        return [endpoint]
+    return [endpoint, *((way, port) for way in _outside())]
 
 
 def _bound(address: str, port: int, why_all: str | None = None) -> socket.socket:
@@ -171,5 +193,10 @@ def _bound(address: str, port: int, why_all: str | None = None) -> socket.socket
             "another job may be running: choose another port, or end it"
         ) from None
     if why_all is not None:
-        logger.warning("listening on all interfaces, port %d, because %s", port, why_all)
+        logger.warning(
+            "listening on all interfaces, port %d, because %s; give the master's address in place "
+            "of its name to choose one",
+            port,
+            why_all,
+        )
     return listener

@@ -46,7 +46,7 @@ def decode(data: bytes) -> Hello:
     """A hello from its wire form."""
     try:
         return msgspec.json.decode(data, type=Hello)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MembershipError(
             f"a member introduced itself with something that is no hello ({error}); "
             "is another program or another version using this port?"

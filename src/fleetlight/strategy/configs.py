@@ -151,6 +151,10 @@ class RecomputeConfigs(Settings):
     checkpoints: list[str] = setting([], "names of modules, such as ['layer1', 'layer2']")
 
 
+#: of a deadline: who waits for somebody that is away may have begun before
+_PATIENT = 2 / 3
+
+
 @dataclass(init=False, eq=False, repr=False)
 class DurabilityConfigs(Settings):
     """Where and how servers keep what outlives them."""
@@ -167,8 +171,27 @@ class DurabilityConfigs(Settings):
     snapshot_mb: float = setting(
         1024.0, "a snapshot is taken sooner where so many MiB were written since", above=0
     )
-    away_s: float = setting(120.0, "how long a server may be away", above=0, maximum=1e7)
+    away_s: float = setting(120.0, "how long a server or worker may be away", above=0, maximum=1e7)
     resume: bool = setting(False, "go on with what an earlier job has left")
+
+    def away_within(self, deadline_s: float) -> float:
+        """`away_s`, or less where nobody has set it and those that wait give up sooner."""
+        return self.away_s if self.said("away_s") else min(self.away_s, deadline_s * _PATIENT)
+
+
+@dataclass(init=False, eq=False, repr=False)
+class CheckpointConfigs(Settings):
+    """When a job saves by itself, and what it does with what is there when it starts."""
+
+    CALLED = "strategy.checkpoint_configs"
+
+    every_s: float = setting(300.0, "seconds between two saves; 0: not by the clock", minimum=0)
+    every_steps: int = setting(0, "optimizer steps between two saves; 0: not by steps", minimum=0)
+    via: str = setting("folder", "how files of tables get there", choices=("folder", "worker0"))
+    grace_s: float = setting(
+        30.0, "how long a stop may take where no launcher watches over it", above=0, maximum=1e7
+    )
+    resume: bool = setting(False, "go on with what an earlier job has saved")
 
 
 @dataclass(init=False, eq=False, repr=False)

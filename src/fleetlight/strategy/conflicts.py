@@ -38,6 +38,18 @@ def _check_bounds(strategy: DistributedStrategy) -> None:
         )
 
 
+def check_away(strategy: DistributedStrategy, deadline_s: float) -> None:
+    """Who waits for somebody that is away must have the patience for it."""
+    configs = strategy.durability_configs
+    if strategy.durability == "none" or configs.away_within(deadline_s) < deadline_s:
+        return
+    raise StrategyError(
+        f"strategy.durability_configs: away_s = {configs.away_s:g} is not less than deadline_s = "
+        f"{deadline_s:g}; whoever waits for a server or worker that is away gives up after "
+        "deadline_s, and the job fails before away_s is over: raise deadline_s or lower away_s"
+    )
+
+
 def _pairs() -> Iterator[tuple[str, str, str]]:
     for first, second in itertools.combinations(LOCAL, 2):
         yield first, second, "each says when workers that train alone meet"

@@ -218,7 +218,26 @@ def _durability(strategy: DistributedStrategy, job: JobFacts) -> Effect:
     return True, _KEPT[strategy.durability]
 
 
+def _lost_worker(strategy: DistributedStrategy, job: JobFacts) -> Effect:
+    if job.is_collective:
+        return False, _NO_SERVERS
+    if job.worker_num == 1:
+        return False, "there is one worker, and no job without it"
+    if strategy.lost_worker == "fail":
+        return True, "the job fails with it, or starts again"
+    return True, "the others go on; the job fails with worker 0 only"
+
+
 _NO_SERVERS = "a collective job has no parameter servers"
+
+
+def _checkpoint(strategy: DistributedStrategy, job: JobFacts) -> Effect:
+    if not strategy.checkpoint:
+        return True, "the job saves when the script does"
+    if job.deadline_s is not None and job.checkpoint != strategy.checkpoint:
+        force = f"in force is {job.checkpoint!r}" if job.checkpoint else "the job does not save"
+        return False, f"it takes effect only when given to fleet.init; {force}"
+    return True, f"the job saves by itself, and when it is stopped, into {strategy.checkpoint}"
 
 
 def _a_sync(strategy: DistributedStrategy, job: JobFacts) -> Effect:
@@ -276,6 +295,9 @@ _RULES: dict[str, Rule] = {
     "a_sync_configs": _a_sync_configs,
     "durability": _durability,
     "durability_configs": _follows("durability", "as durability says"),
+    "checkpoint": _checkpoint,
+    "checkpoint_configs": _follows("checkpoint", "as checkpoint says"),
+    "lost_worker": _lost_worker,
     "localsgd": sparing.localsgd,
     "localsgd_configs": _follows("localsgd", "as localsgd says"),
     "adaptive_localsgd": sparing.adaptive_localsgd,

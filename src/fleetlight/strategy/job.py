@@ -20,6 +20,8 @@ class JobFacts:
     deadline_from: str = ""
     #: the folder of certificates that connections were opened with
     ssl: str | None = None
+    #: the folder that it saves into by itself
+    checkpoint: str = ""
     #: True once a static program is being written
     has_programs: bool = False
 

@@ -15,6 +15,7 @@ from fleetlight.strategy.configs import (
     AdaptiveLocalSGDConfigs,
     AmpConfigs,
     ASyncConfigs,
+    CheckpointConfigs,
     CompressionConfigs,
     DGCConfigs,
     DiLoCoConfigs,
@@ -27,12 +28,13 @@ from fleetlight.strategy.configs import (
 from fleetlight.strategy.job import JobFacts, current_job
 from fleetlight.strategy.settings import Settings, nested, rules_of, setting
 
-#: variables and the setting each one gives a default to: Fleet's for tuning, and fleetrun's --ssl
+#: variables and the setting each one gives a default to: Fleet's for tuning, and fleetrun's own
 FLAGS: Mapping[str, str] = {
     "FLAGS_fuse_parameter_memory_size": "fuse_grad_size_in_MB",
     "FLAGS_fuse_parameter_groups_size": "fuse_grad_size_in_num",
     "FLAGS_sync_nccl_allreduce": "sync_nccl_allreduce",
     "FLEET_SSL": "ssl",
+    "FLEET_CHECKPOINT": "checkpoint",
 }
 
 
@@ -106,6 +108,15 @@ class DistributedStrategy(Settings):
         choices=("none", "snapshot", "log"),
     )
     durability_configs: DurabilityConfigs = nested(DurabilityConfigs, "where and how it is kept")
+    lost_worker: str = setting(
+        "fail",
+        "what a job with servers does without a worker other than 0",
+        choices=("fail", "go_on"),
+    )
+    checkpoint: str = setting("", "folder that the job saves into by itself; '': it does not")
+    checkpoint_configs: CheckpointConfigs = nested(
+        CheckpointConfigs, "when it saves, and whether it goes on from there"
+    )
     ssl: str | None = setting(
         None, "folder of certificates for every port", kind=str, optional=True
     )
@@ -132,7 +143,9 @@ class DistributedStrategy(Settings):
     def check(self, job: JobFacts | None = None) -> None:
         """Refuse what this job cannot do and must not pretend to do."""
         conflicts.check(self)
-        effects.check(self, job or current_job())
+        job = job or current_job()
+        conflicts.check_away(self, self.deadline_s if job.deadline_s is None else job.deadline_s)
+        effects.check(self, job)
 
     def to_file(self, path: str | Path) -> None:
         """Write all settings that differ from their defaults, as TOML."""

@@ -38,7 +38,7 @@ def load(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise StrategyError(f"cannot be read: {error.strerror}") from None
     # a number too long for int() is a plain ValueError, which the other two are as well
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StrategyError(f"not a TOML file: {error}") from None
 
 
