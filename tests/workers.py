@@ -7,6 +7,7 @@ workers takes a fraction of a second.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -16,12 +17,14 @@ from collections.abc import Callable
 from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
-# torch._dynamo is what the first optimizer of a process imports
+# torch._dynamo is what the first optimizer of a process imports, and the rest a program's capture
 _context.set_forkserver_preload(
     [
-        *("torch", "torch._dynamo", "torch.export", "torch.utils.checkpoint"),
+        *("torch", "torch._dynamo", "torch.export._trace", "torch.utils.checkpoint"),
+        *("sympy.tensor.tensor", "encodings.idna"),
         *(
             "fleetlight.fleet.api",
+            "fleetlight.fleet.programs",
             "fleetlight.static.executor",
             "fleetlight.static.capturing",
         ),
@@ -145,6 +148,8 @@ def _answer(index: int, pipe: Any) -> tuple[str, Any]:
 def _main(
     pipe: Any, env: dict[str, str], function: Callable[..., Any], args: tuple[Any, ...]
 ) -> None:
+    # what the server has imported is no garbage, and looking at it would copy its memory
+    gc.freeze()
     os.environ.update(env)
     import torch
 

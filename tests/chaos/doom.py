@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets a server die at the worst moments: amid a write, between a write and the answer, and so on.
+"""Lets a process die at the worst moments: amid a write, between a write and the answer, and so on.
 
 A kill from outside seldom meets the few microseconds that matter.
 """
@@ -15,6 +15,7 @@ from typing import Any
 
 from fleetlight.ps.journal import folder, journal, segment
 from fleetlight.ps.transport import frames
+from fleetlight.ps.worker.redo import answers, redo
 
 #: a life ends within so many moments
 MOMENTS = 1500
@@ -23,9 +24,9 @@ MOMENTS = 1500
 class Doom:
     """Kills its own process at a moment that the seed and the life decide."""
 
-    def __init__(self, seed: str) -> None:
+    def __init__(self, seed: str, moments: int = MOMENTS) -> None:
         chance = random.Random(seed)
-        self._left = chance.randrange(MOMENTS)
+        self._left = chance.randrange(moments)
         self._part = chance.random()
         self._write = os.pwritev
 
@@ -39,6 +40,8 @@ class Doom:
             (segment.Segment, "__init__"),
             (folder.Folder, "complete"),
             (folder.Folder, "drop_before"),
+            (redo.Redo, "commit"),
+            (answers.Answers, "once"),
         ):
             setattr(owner, name, self._around(getattr(owner, name)))
 

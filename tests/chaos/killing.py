@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kills the servers of a job that counts, at moments that a seed decides, and says what came of it.
+"""Kills processes of a job that counts, at moments that a seed decides, and says what came of it.
 
 python -m tests.chaos.killing --mode async --kills 100 --seed 1
 """
@@ -22,13 +22,17 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.chaos.harms import HARMS
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("counting.py")
 #: how long a server may take to come back, and a job to end
 PATIENCE_S = 100.0
 #: of the moments between two kills
 SPREAD_S = 0.6
-SERVERS = 2
+FROZEN_S = 3.0
+SERVERS, WORKERS = 2, 2
+KINDS = {"server": SERVERS, "worker": WORKERS}
 MODES = ("sync", "async", "ssp", "geo")
 
 
@@ -42,13 +46,13 @@ class Outcome:
 
     #: rows that were pushed and acknowledged
     counted: int
-    #: seconds from each kill until the server was back
+    #: seconds from each kill until the process was back at work
     away_s: Sequence[float]
 
     def __str__(self) -> str:
         known = [one for one in self.away_s if not math.isnan(one)]
         away = (
-            f"; a server was away for {statistics.median(known):.1f} s in the middle, "
+            f"; one was away for {statistics.median(known):.1f} s in the middle, "
             f"{max(known):.1f} s at most"
             if known
             else ""
@@ -56,28 +60,45 @@ class Outcome:
         return f"{len(self.away_s)} kills, {self.counted} rows counted: 0 lost, 0 doubled{away}"
 
 
-def chaos(folder: Path, mode: str, kills: int, seed: int, *, doomed: bool = False) -> Outcome:
-    """Run a job of two workers and two servers, and kill these so many times.
+def chaos(
+    folder: Path,
+    mode: str,
+    kills: int,
+    seed: int,
+    *,
+    kinds: Sequence[str] = ("server", "worker"),
+    harms: Sequence[str] = (),
+    doomed: bool = False,
+    deal: str = "blocks",
+) -> Outcome:
+    """Run a job of two workers and two servers, and kill some of these so many times.
 
-    `doomed`: they kill themselves, amid what they are doing.
+    `doomed`: they kill themselves, amid what they are doing. `harms` befall all of them meanwhile;
+    with "freeze" every other blow stops a process for a while instead.
     """
-    restarts = kills + 2 * SERVERS
-    flags = ["--server_num", str(SERVERS), "--worker_num", "2", "--max_restarts", str(restarts)]
-    script = [str(SCRIPT), "--mode", mode, "--seed", str(seed), *(["--doomed"] if doomed else [])]
+    counts = ["--server_num", str(SERVERS), "--worker_num", str(WORKERS)]
+    flags = [*counts, "--max_restarts", str(kills + 2 * (SERVERS + WORKERS))]
+    script = [str(SCRIPT), "--mode", mode, "--seed", str(seed), "--deal", deal, "--doomed"]
+    script += kinds if doomed else []
+    script += ["--harms", *(harm for harm in harms if harm in HARMS)]
     with (folder / "output").open("w") as output:
         job = subprocess.Popen(
             [sys.executable, "-m", "fleetlight.launch", *flags, "--tee", *script],
             cwd=folder,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": _paths()},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths()},
             stdout=output,
             stderr=subprocess.STDOUT,
         )
     try:
-        away_s = (_wait if doomed else _kill)(folder, job, random.Random(seed), kills)
+        if doomed:
+            away_s = _wait(folder, job, kills)
+        else:
+            freezes = "freeze" in harms
+            away_s = _kill(folder, job, random.Random(seed), kills, kinds, freezes=freezes)
         (folder / "enough").touch()
         job.wait(PATIENCE_S)
     except (ChaosError, subprocess.TimeoutExpired) as error:
-        raise ChaosError(f"{mode}, seed {seed}: {error}\n{_end_of(folder)}") from error
+        raise ChaosError(f"{mode}, seed {seed}: {error}\n{end_of(folder)}") from error
     finally:
         job.terminate()
         job.wait()
@@ -88,19 +109,17 @@ def chaos(folder: Path, mode: str, kills: int, seed: int, *, doomed: bool = Fals
     if job.returncode or wrong or len(counted) != 2 or "starting all again" in told:
         raise ChaosError(
             f"{mode}, seed {seed}: exit code {job.returncode}, counted, lost and doubled: "
-            f"{counted}\n{_end_of(folder)}"
+            f"{counted}\n{end_of(folder)}"
         )
     return Outcome(sum(int(number) for number, _, _ in counted), away_s)
 
 
-def _paths() -> str:
+def paths() -> str:
     """Scripts find their neighbours, and what they test."""
     return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-def _wait(
-    folder: Path, job: subprocess.Popen[bytes], chance: random.Random, kills: int
-) -> list[float]:
+def _wait(folder: Path, job: subprocess.Popen[bytes], kills: int) -> list[float]:
     """Until they have killed themselves often enough; how long they were away is not known."""
     seen, end = 0, time.monotonic() + PATIENCE_S
     while seen < kills and job.poll() is None:
@@ -114,35 +133,53 @@ def _wait(
 
 
 def _kill(
-    folder: Path, job: subprocess.Popen[bytes], chance: random.Random, kills: int
+    folder: Path,
+    job: subprocess.Popen[bytes],
+    chance: random.Random,
+    kills: int,
+    kinds: Sequence[str],
+    *,
+    freezes: bool,
 ) -> list[float]:
-    pids = {number: _pid(folder, job, number, 0) for number in range(SERVERS)}
+    victims = [(kind, number) for kind in kinds for number in range(KINDS[kind])]
+    pids = {victim: _pid(folder, job, *victim, 0) for victim in victims}
     away_s = []
     for _ in range(kills):
-        number = chance.randrange(SERVERS)
+        victim = chance.choice(victims)
         time.sleep(chance.uniform(0, SPREAD_S))
+        if freezes:
+            _freeze(pids[chance.choice(victims)], chance.uniform(0, FROZEN_S))
         with contextlib.suppress(ProcessLookupError):
             # unless the job has failed
-            os.kill(pids[number], signal.SIGKILL)
+            os.kill(pids[victim], signal.SIGKILL)
         began = time.monotonic()
-        pids[number] = _pid(folder, job, number, pids[number])
+        pids[victim] = _pid(folder, job, *victim, pids[victim])
         away_s.append(time.monotonic() - began)
     return away_s
 
 
-def _pid(folder: Path, job: subprocess.Popen[bytes], number: int, before: int) -> int:
-    """Of a server's present life, once it serves."""
-    path = folder / f"pid.server.{number}"
+def _freeze(pid: int, seconds: float) -> None:
+    """As a machine does it that is moved, or has to page."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(seconds)
+        os.kill(pid, signal.SIGCONT)
+
+
+def _pid(folder: Path, job: subprocess.Popen[bytes], kind: str, number: int, before: int) -> int:
+    """Of a process's present life, once it is at work."""
+    path = folder / f"pid.{kind}.{number}"
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end and job.poll() is None:
         text = path.read_text() if path.exists() else ""
         if text.endswith("\n") and int(text) != before:
             return int(text)
         time.sleep(0.01)
-    raise ChaosError(f"server {number} did not come (back)")
+    raise ChaosError(f"{kind} {number} did not come (back)")
 
 
-def _end_of(folder: Path) -> str:
+def end_of(folder: Path) -> str:
+    """What a job has said last."""
     return "\n".join((folder / "output").read_text().splitlines()[-40:])
 
 
@@ -152,13 +189,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--mode", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--kills", type=int, default=25, help="in each mode, of either kind")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--harms", nargs="*", choices=(*HARMS, "freeze"), default=[])
+    parser.add_argument("--deal", choices=("blocks", "queue"), default="blocks")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="who dies")
     options = parser.parse_args(argv)
     for mode in options.mode:
+        if mode == "sync" and options.deal == "queue":
+            # all make each step together
+            continue
         for doomed in (False, True):
             how = "from inside" if doomed else "from outside"
             with tempfile.TemporaryDirectory() as folder:
                 try:
-                    outcome = chaos(Path(folder), mode, options.kills, options.seed, doomed=doomed)
+                    outcome = chaos(
+                        Path(folder),
+                        mode,
+                        options.kills,
+                        options.seed,
+                        kinds=options.kinds,
+                        harms=options.harms,
+                        doomed=doomed,
+                        deal=options.deal,
+                    )
                 except ChaosError as error:
                     print(error)
                     return 1

@@ -15,3 +15,9 @@ def test_every_acknowledged_push_counts_once_whoever_dies(tmp_path: Path) -> Non
     outcome = chaos(tmp_path, "async", kills=3, seed=4, doomed=True)
     assert len(outcome.away_s) >= 3
     assert outcome.counted > 1000
+
+
+def test_every_record_that_is_dealt_out_counts_once_whoever_dies(tmp_path: Path) -> None:
+    outcome = chaos(tmp_path, "async", kills=4, seed=2, doomed=True, deal="queue")
+    assert len(outcome.away_s) >= 4
+    assert outcome.counted > 1000

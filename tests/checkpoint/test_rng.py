@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
 import pytest
 import torch
 
-from fleetlight.checkpoint.rng import RngState, rng_state, set_rng_state
+from fleetlight.checkpoint.rng import RngState, RngWatch, rng_state, set_rng_state
 
 
 def _no_cuda() -> bool:
@@ -21,6 +22,10 @@ def draw() -> list[object]:
     # gauss and randn keep a spare number between calls; it is part of the state
     numpy = [float(np.random.randn()), int(np.random.randint(10**6))]
     return [random.random(), random.gauss(0, 1), *numpy, *torch.randn(3).tolist()]
+
+
+def same(one: RngState, other: RngState) -> bool:
+    return msgspec.json.encode(one) == msgspec.json.encode(other)
 
 
 @pytest.mark.parametrize("before", range(3))
@@ -34,6 +39,40 @@ def test_round_trip(before: int) -> None:
     torch.manual_seed(1)
     set_rng_state(state)
     assert [draw() for _ in range(3)] == expected
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda: None,
+        lambda: np.random.randint(10),
+        # every second one was drawn with the one before, and is only taken out
+        np.random.randn,
+        lambda: np.random.seed(5),
+        lambda: np.random.set_state(np.random.RandomState(6).get_state()),
+        random.random,
+        lambda: random.gauss(0, 1),
+        lambda: random.seed(5),
+        lambda: torch.randn(1),
+    ],
+)
+def test_one_who_watches_sees_every_move(move: Callable[[], object]) -> None:
+    watch = RngWatch()
+    for _ in range(3):
+        assert same(watch.state(), rng_state())
+        move()
+    assert same(watch.state(), rng_state())
+
+
+def test_one_who_watches_knows_other_generators_of_numpy() -> None:
+    usual, watch = np.random.get_bit_generator(), RngWatch()
+    np.random.set_bit_generator(np.random.PCG64(3))
+    try:
+        for _ in range(2):
+            np.random.random()
+            assert same(watch.state(), rng_state())
+    finally:
+        np.random.set_bit_generator(usual)
 
 
 @pytest.mark.skipif(not _no_cuda(), reason="needs a machine without GPUs")

@@ -8,25 +8,40 @@ import hashlib
 import os
 import pathlib
 import signal
+from typing import Any
 
 import torch
+from mortal import die_if_asked
 
 import fleetlight as fleet
+from fleetlight.fleet.context import current
+from fleetlight.ps.calls import Call
+from fleetlight.ps.messages import Apply
+from fleetlight.ps.server.keeping import Keeping
+from fleetlight.ps.worker.client import Client
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--kill", type=int, nargs="*", default=[], help="a server before these steps")
-parser.add_argument("--steps", type=int, default=8)
+parser.add_argument("--die", nargs="*", default=[], help="workers, as worker:step:moment")
+parser.add_argument("--save", type=int, nargs="*", default=[], help="called for before these steps")
+parser.add_argument("--batches", type=int, default=5, help="of each epoch")
+parser.add_argument("--epochs", type=int, default=2)
+parser.add_argument("--go_on", action="store_true", help="without a worker that is lost")
+parser.add_argument("--die_saving", action="store_true", help="a server, over the script's save")
 options = parser.parse_args()
+BATCH = 8
 
 
 class Net(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.rows = fleet.nn.SparseEmbedding(4)
+        self.norm = torch.nn.BatchNorm1d(4)
+        self.chance = torch.nn.Dropout(0.5)
         self.head = torch.nn.Linear(4, 1)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.head(self.rows(ids)).squeeze(-1)
+        return self.head(self.chance(self.norm(self.rows(ids)))).squeeze(-1)
 
 
 def kill_a_server(step: int) -> None:
@@ -35,31 +50,101 @@ def kill_a_server(step: int) -> None:
     os.kill(int(pathlib.Path(f"pid.{number}").read_text()), signal.SIGKILL)
 
 
-strategy = fleet.DistributedStrategy(durability="log", durability_configs={"snapshot_s": 0.5})
+def call_for_a_save(number: int) -> None:
+    """As worker 0 does it whose clock says so; both servers know before the step is made."""
+    client = client_here()
+    client.wish = Call(saves=number)
+    client.beat(0)
+
+
+def die_over_a_save() -> None:
+    """When it is half done; once."""
+    save = Keeping.save
+
+    def saved(keeping: Keeping, message: Any) -> Any:
+        mark = pathlib.Path("died.saving")
+        if not mark.exists():
+            mark.touch()
+            pathlib.Path(message.folder, "half-a-table").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return save(keeping, message)
+
+    Keeping.save = saved  # type: ignore[method-assign]
+
+
+def client_here() -> Client:
+    session = current().session
+    assert session is not None
+    return session.client
+
+
+def die_when_told() -> None:
+    """Servers have made the step, or hold it: what they say of it is not taken in yet."""
+    client, ask = client_here(), client_here().ask
+
+    def asked(lane: str, requests: Any, *more: Any) -> Any:
+        answers = ask(lane, requests, *more)
+        if lane == "push":
+            die_if_asked(options.die, step, "made" if isinstance(requests[0][0], Apply) else "held")
+        return answers
+
+    client.ask = asked  # type: ignore[method-assign]
+
+
+strategy = fleet.DistributedStrategy(
+    durability="log",
+    durability_configs={"snapshot_s": 0.5},
+    lost_worker="go_on" if options.go_on else "fail",
+)
 fleet.init(strategy=strategy)
-torch.manual_seed(0)
+torch.manual_seed(fleet.worker_index() if fleet.is_worker() else 0)
 model = fleet.distributed_model(Net())
 optimizer = fleet.distributed_optimizer(torch.optim.Adagrad(model.parameters(), lr=0.1))
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.9)
 if fleet.is_server():
+    if options.die_saving and fleet.server_index() == 1:
+        die_over_a_save()
     pathlib.Path(f"pid.{fleet.server_index()}").write_text(str(os.getpid()))
     fleet.init_server()
     fleet.run_server()
     raise SystemExit
+count = options.batches * BATCH * fleet.worker_num()
+drawn = torch.Generator().manual_seed(1)
+data = torch.utils.data.TensorDataset(torch.randint(-50, 50, (count,), generator=drawn))
+loader = fleet.shard(torch.utils.data.DataLoader(data, BATCH, shuffle=True))
 fleet.init_worker()
 fleet.barrier_worker()
-for step in range(options.steps):
-    if step in options.kill and fleet.is_first_worker():
-        kill_a_server(step)
-    drawn = torch.Generator().manual_seed(100 * step + fleet.worker_index())
-    ids = torch.randint(-50, 50, (16,), generator=drawn)
-    loss = (model(ids) - (ids % 7)).square().mean()
-    optimizer.zero_grad()
-    loss.backward()
-    fleet.clip_grad_norm_(model, 0.5)
-    optimizer.step()
+die_when_told()
+for epoch in range(loader.epoch, options.epochs):
+    for (ids,) in loader:
+        step = epoch * options.batches + loader.consumed // (BATCH * fleet.worker_num()) - 1
+        if step in options.kill and fleet.is_first_worker():
+            kill_a_server(step)
+        die_if_asked(options.die, step, "forward")
+        loss = (model(ids) - (ids % 7)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        die_if_asked(options.die, step, "clip")
+        fleet.clip_grad_norm_(model, 0.5)
+        die_if_asked(options.die, step, "step")
+        if step in options.save and fleet.is_first_worker():
+            call_for_a_save(options.save.index(step) + 1)
+        optimizer.step()
+        die_if_asked(options.die, step, "behind")
+        scheduler.step()
+        if step % 3 == 0:
+            total = fleet.all_reduce(loss.detach().clone())
+            die_if_asked(options.die, step, "told")
+            print(f"loss behind step {step}: {total:.6f}", flush=True)
+    fleet.barrier_worker()
+    die_if_asked(options.die, epoch, "epoch")
+    if options.die_saving:
+        fleet.save_persistables("ckpt")
 fleet.barrier_worker()
 with torch.no_grad():
     rows = model.rows(torch.arange(-50, 50))
-digest = hashlib.sha256(rows.numpy().tobytes() + model.head.weight.detach().numpy().tobytes())
-print(f"LEARNT {digest.hexdigest()[:16]} {float(rows.abs().sum()):.6f}", flush=True)
+buffers = b"".join(buffer.numpy().tobytes() for buffer in model.buffers())
+shared = rows.numpy().tobytes() + model.head.weight.detach().numpy().tobytes()
+whole, own = hashlib.sha256(shared).hexdigest()[:16], hashlib.sha256(buffers).hexdigest()[:16]
+print(f"LEARNT {whole} {float(rows.abs().sum()):.6f} OWN {own}", flush=True)
 fleet.stop_worker()

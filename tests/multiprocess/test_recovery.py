@@ -4,34 +4,82 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from tests.multiprocess.test_dialects import BIN, finish, start
+
+from fleetlight import checkpoint
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(180)]
 
 SCRIPT = str(Path(__file__).with_name("outlive.py"))
 
 
-def learnt(folder: Path, *arguments: str, restarts: int = 0) -> tuple[set[str], str]:
-    """What the workers of a job with two servers have learnt, and all that was said."""
+def learnt(
+    folder: Path, *arguments: str, restarts: int = 0, flags: Sequence[str] = ()
+) -> tuple[set[str], set[str], str]:
+    """What the workers of a job with two servers have learnt, each for itself, and was said."""
     folder.mkdir()
     job = ["--server_num", "2", "--worker_num", "2", "--max_restarts", str(restarts), "--tee"]
+    job += flags
     command = [str(BIN / "fleetrun"), *job, SCRIPT, *arguments]
     codes, text = finish([start(command, cwd=folder)])
     assert codes == [0], text
-    found = re.findall(r"LEARNT (\w+) ", text)
-    assert len(found) == 2, text
-    return set(found), text
+    found = re.findall(r"LEARNT (\w+) \S+ OWN (\w+)", text)
+    assert len(found) == (1 if "--go_on" in arguments else 2), text
+    return {shared for shared, _ in found}, {own for _, own in found}, text
 
 
 def test_sync_learns_the_same_bits(tmp_path: Path) -> None:
     """Gradients are clipped over all servers, so that a step has two halves to die between."""
-    unharmed, _ = learnt(tmp_path / "unharmed")
-    killed, text = learnt(tmp_path / "killed", "--kill", "2", "5", "6", restarts=9)
-    assert killed == unharmed
+    unharmed, own, _ = learnt(tmp_path / "unharmed")
     assert len(unharmed) == 1
+    killed, its, text = learnt(tmp_path / "killed", "--kill", "2", "5", "6", restarts=9)
+    assert (killed, its) == (unharmed, own)
     for number, left in ((0, 8), (1, 7), (0, 6)):
         assert f"server {number} of 2 was killed by SIGKILL" in text
         assert f"{left} more left), the others go on" in text
+    died, its, text = learnt(
+        tmp_path / "died",
+        "--die",
+        *("0:1:forward", "1:2:clip", "0:3:step", "1:3:told", "1:6:behind", "0:0:epoch"),
+        restarts=9,
+    )
+    assert (died, its) == (unharmed, own)
+    assert text.count("of 2 was killed by SIGKILL") == 6
+    assert "starting all again" not in text
+
+
+def test_the_others_go_on_without_a_worker_that_is_lost(tmp_path: Path) -> None:
+    _, _, text = learnt(tmp_path / "lost", "--go_on", "--die", "1:3:clip")
+    assert "worker 1 of 2 was killed by SIGKILL" in text
+    assert "the others go on without it" in text
+    assert "done: all workers but worker 1 exited with code 0" in text
+
+
+def test_a_worker_that_comes_back_saves_with_the_others(tmp_path: Path) -> None:
+    """It hears behind the step that it died in that all are to save."""
+    unharmed, own, _ = learnt(tmp_path / "unharmed")
+    dying = ("1:3:made", "0:6:held", "1:8:made")
+    killed, its, text = learnt(
+        tmp_path / "killed",
+        *("--save", "3", "6", "8", "--die", *dying),
+        restarts=9,
+        flags=["--checkpoint", "ckpt"],
+    )
+    assert (killed, its) == (unharmed, own)
+    assert text.count("of 2 was killed by SIGKILL") == 3
+    assert checkpoint.read(tmp_path / "killed" / "ckpt").manifest.step == 9
+
+
+def test_a_save_of_the_script_waits_for_a_server_that_dies_over_it(tmp_path: Path) -> None:
+    unharmed, own, _ = learnt(tmp_path / "unharmed")
+    killed, its, text = learnt(tmp_path / "killed", "--die_saving", restarts=9)
+    assert (killed, its) == (unharmed, own)
+    assert text.count("server 1 of 2 was killed by SIGKILL") == 1
+    assert "the save into ckpt begins anew: lost server 1" in text
+    saved = checkpoint.read(tmp_path / "killed" / "ckpt")
+    saved.verify()
+    assert saved.manifest.step == 10

@@ -91,3 +91,27 @@ def test_adaptive_localsgd_starts_below_its_end() -> None:
         strategy.check()
     strategy.adaptive_localsgd_configs.max_k_steps = 32
     strategy.check()
+
+
+def test_nobody_may_be_away_for_longer_than_others_wait() -> None:
+    strategy = DistributedStrategy(durability="log", durability_configs={"away_s": 300})
+    with pytest.raises(StrategyError, match="away_s = 300 is not less than deadline_s = 300; who"):
+        strategy.check()
+    # the deadline of the job may come from elsewhere
+    strategy.check(JobFacts(deadline_s=301.0))
+    with pytest.raises(
+        StrategyError, match=r"deadline_s = 20; .* raise deadline_s or lower away_s"
+    ):
+        DistributedStrategy(durability="log", durability_configs={"away_s": 20}).check(
+            JobFacts(deadline_s=20.0)
+        )
+    DistributedStrategy(durability_configs={"away_s": 300}).check()
+
+
+def test_who_says_nothing_is_away_for_less_than_others_wait() -> None:
+    strategy = DistributedStrategy(durability="log", deadline_s=60)
+    strategy.check()
+    assert strategy.durability_configs.away_within(60.0) == 40.0
+    assert strategy.durability_configs.away_within(300.0) == 120.0
+    strategy.durability_configs.away_s = 50
+    assert strategy.durability_configs.away_within(60.0) == 50.0

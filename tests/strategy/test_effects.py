@@ -363,3 +363,20 @@ def test_encryption_with_servers_that_keep_only_tables_is_refused_across_hosts()
     strategy.a_sync_configs.dense = "allreduce"
     with pytest.raises(StrategyError, match="WireGuard, IPsec"):
         strategy.check(job)
+
+
+def test_a_folder_for_checkpoints_counts_from_the_begin_of_the_job() -> None:
+    assert effect("checkpoint") == (True, "the job saves when the script does")
+    assert effect("checkpoint_configs", checkpoint_configs={"every_s": 9.0}) == (
+        False,
+        "checkpoint is off",
+    )
+    for job in JOBS:
+        active, why = effect("checkpoint", job, checkpoint="ckpt")
+        assert (active, "into ckpt" in why) == (True, True)
+    begun = JobFacts(deadline_s=3.0, checkpoint="ckpt")
+    assert effect("checkpoint", begun, checkpoint="ckpt")[0]
+    active, why = effect("checkpoint", begun, checkpoint="other")
+    assert (active, "in force is 'ckpt'" in why) == (False, True)
+    without = effect("checkpoint", JobFacts(deadline_s=3.0), checkpoint="ckpt")
+    assert without[1].endswith("the job does not save")

@@ -45,6 +45,8 @@ FIELDS = {
     "gradient_scale": "mean",
     "fetch_frequency": 1,
     "durability": "none",
+    "lost_worker": "fail",
+    "checkpoint": "",
     "ssl": None,
     "seed": 0,
     "deadline_s": 300.0,
@@ -77,6 +79,7 @@ CONFIGS = {
     "amp_configs": {"dtype", "init_loss_scaling", "use_dynamic_loss_scaling"},
     "recompute_configs": {"checkpoints"},
     "execution_strategy": {"num_threads", "num_iteration_per_drop_scope"},
+    "checkpoint_configs": {"every_s", "every_steps", "via", "grace_s", "resume"},
     "durability_configs": {
         "folder",
         "sync",

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chaos: what is run of each program, and what is kept of what it says."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import chaos
+
+
+def test_each_program_is_run_as_often_as_is_claimed() -> None:
+    found = dict(chaos.programs(chaos._parse([])))
+    assert found["Kills of servers"][1:] == [
+        "--kinds", "server", "--kills", "38", "--seed", "1"
+    ]  # fmt: skip
+    # in four modes, from outside and from inside
+    assert 8 * 38 >= 300
+    assert found["Simulated schedules"][2] == "100000"
+    assert found["Damaged frames"][2] == "1000000"
+
+
+def test_what_a_program_says_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--schedules", "20", "--only", "simulation", "--no-write"]
+    assert chaos.main(small) == 0
+    shown = capsys.readouterr().out
+    assert "## Simulated schedules" in shown
+    assert "no fault was found" in shown

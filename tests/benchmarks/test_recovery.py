@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recovery: a small table outlives its server; what it came to, and the verdicts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks import recovery
+
+FOUND: dict[str, Any] = {
+    "kills": [{"away_s": 2.0, "log_mib": 10.0}, {"away_s": 3.0, "log_mib": 30.0}],
+    "quiet": [0.004, 0.004],
+    "beside": [0.005],
+}
+
+
+def test_a_server_is_killed_and_its_rows_are_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--rows", "20000", "--kills", "1", "--deaths", "1", "--snapshot_s", "0.5"]
+    more = ["--tail_s", "0.5", "--quiet_s", "1", "--no-write"]
+    assert recovery.main([*small, *more]) == 0
+    shown = capsys.readouterr().out
+    assert "| kills, each row compared | 1 | - |" in shown
+    assert "| s until fleetrun had ended all | " in shown
+
+
+def test_the_claim_is_about_one_size() -> None:
+    told = recovery.killed(recovery.CLAIMED_ROWS, FOUND, None)
+    assert "| s until the rows were read again | 2.50 (2.00..3.00) | met |" in told
+    assert "| - of the speed without | 0.800 | missed |" in told
+    assert "met" not in recovery.killed(1000, FOUND, None)
+    assert "none | - |" in recovery.killed(1000, {**FOUND, "beside": []}, None)
+    assert "| 1.00 (0.500..6.00) | missed |" in recovery.noticed([0.5, 1.0, 6.0])

@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frames that are almost right, for the decoder and for servers that listen.
+
+python -m tests.chaos.fuzzing --frames 1000000 --seed 1
+"""
+
+from __future__ import annotations
+
+import sys
+
+from tests.chaos.fuzzing.running import main
+
+if __name__ == "__main__":
+    sys.exit(main())

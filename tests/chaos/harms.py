@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What befalls the processes of a job while they work: each harm comes over one process, seeded.
+
+cut     connections break at any byte of a frame, now and then
+slow    bytes leave in small pieces, slowly, for a while
+full    the disk has no room for a moment
+clock   the time of day jumps back and forth by hours
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fleetlight.ps.transport import wire
+
+#: of so many frames one breaks, of so many a slow spell begins, of so many writes one has no room
+CUT_EVERY, SLOW_EVERY, FULL_EVERY = 150, 400, 60
+#: a slow spell: so many pieces, each so small and followed by a pause
+PIECES, PIECE_BYTES, PAUSE_S = 40, 256, 0.002
+DAY_S = 86400.0
+
+
+def cut(chance: random.Random) -> None:
+    """Break connections."""
+    send = wire.Wire._send
+
+    def broken(self: wire.Wire, buffers: Sequence[memoryview]) -> int:
+        if chance.randrange(CUT_EVERY):
+            return send(self, buffers)
+        data = b"".join(buffers)
+        with contextlib.suppress(OSError):
+            self._socket.sendall(data[: chance.randrange(len(data) + 1)])
+            self._socket.shutdown(socket.SHUT_RDWR)
+        raise OSError(errno.ECONNRESET, "cut")
+
+    wire.Wire._send = broken  # type: ignore[method-assign]
+
+
+def slow(chance: random.Random) -> None:
+    """Let bytes leave slowly for a while."""
+    send, left = wire.Wire._send, 0
+
+    def dribbling(self: wire.Wire, buffers: Sequence[memoryview]) -> int:
+        nonlocal left
+        if not left and not chance.randrange(SLOW_EVERY):
+            left = PIECES
+        if not left:
+            return send(self, buffers)
+        left -= 1
+        time.sleep(PAUSE_S)
+        first = next(part for part in buffers if len(part))
+        return send(self, [first[: 1 + chance.randrange(PIECE_BYTES)]])
+
+    wire.Wire._send = dribbling  # type: ignore[method-assign]
+
+
+def full(chance: random.Random) -> None:
+    """Have no room on the disk for a moment, perhaps amid a record."""
+    write = os.pwritev
+
+    def refused(fd: int, buffers: Sequence[Any], offset: int, *more: Any) -> int:
+        if chance.randrange(FULL_EVERY):
+            return write(fd, buffers, offset, *more)
+        data = b"".join(bytes(part) for part in buffers)
+        write(fd, [data[: chance.randrange(len(data) + 1)]], offset, *more)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    os.pwritev = refused
+
+
+def clock(chance: random.Random) -> None:
+    """Let the time of day jump; the clock that only goes forward does not."""
+    seconds, nanoseconds = time.time, time.time_ns
+    offset = 0.0
+
+    def jumped() -> float:
+        nonlocal offset
+        if not chance.randrange(20):
+            offset = chance.uniform(-DAY_S, DAY_S)
+        return offset
+
+    time.time = lambda: seconds() + jumped()
+    time.time_ns = lambda: nanoseconds() + int(1e9 * jumped())
+
+
+HARMS: dict[str, Callable[[random.Random], None]] = {
+    "cut": cut,
+    "slow": slow,
+    "full": full,
+    "clock": clock,
+}
+
+
+def come_over(names: Sequence[str], seed: str) -> None:
+    """Let these befall this process from now on."""
+    for name in names:
+        HARMS[name](random.Random(f"{seed} {name}"))

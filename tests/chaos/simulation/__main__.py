@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Simulated schedules of servers, workers, launchers and jobs that form: as many as are asked for.
+
+python -m tests.chaos.simulation --schedules 100000 --seed 1 --jobs 2
+"""
+
+from __future__ import annotations
+
+import sys
+
+from tests.chaos.simulation.running import main
+
+if __name__ == "__main__":
+    sys.exit(main())

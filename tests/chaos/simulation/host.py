@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Host`: one server of the package, its process and its disk; `Link`: a connection to it.
+
+The server is the real one. What stands around it is put in its place by `Machinery`: locks that
+wait in the world, a disk in memory, and rows that count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+from tests.chaos.simulation.disk import Disk, MemoryFolder, MemorySegment, memory_history
+from tests.chaos.simulation.locks import Threading
+from tests.chaos.simulation.oracle import Oracle, broken
+from tests.chaos.simulation.script import Script
+from tests.chaos.simulation.values import Rows
+from tests.chaos.simulation.world import Died, Violation, World
+
+from fleetlight.errors import FleetError, PeerLostError
+from fleetlight.observe import log
+from fleetlight.ps import messages as m
+from fleetlight.ps.journal import journal
+from fleetlight.ps.journal.journal import NEVER, Policy
+from fleetlight.ps.server import attendance, chronicle, durability, gate, keeping, server
+from fleetlight.ps.server.durability import Durability, Durable
+from fleetlight.ps.server.server import Server
+from fleetlight.ps.transport.failures import failure_of
+from fleetlight.ps.transport.interface import Connection
+
+#: far behind all that happens
+DEADLINE_S = 1e6
+_THREADING = Threading()
+_DURABLE = Durable(None, job="a job", policy=Policy(sync=NEVER))  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def machinery() -> Iterator[None]:
+    """Put the simulated machine in place of the real one."""
+    with contextlib.ExitStack() as stack:
+        for module in (attendance, chronicle, gate, keeping, journal, durability):
+            stack.enter_context(mock.patch.object(module, "threading", _THREADING))
+        stack.enter_context(mock.patch.object(journal, "Segment", MemorySegment))
+        stack.enter_context(mock.patch.object(durability, "history", memory_history))
+        stack.enter_context(mock.patch.object(log.logger, "info", _silent))
+        stack.enter_context(mock.patch.object(keeping, "get_ready", _silent))
+        stack.enter_context(mock.patch.object(server, "Holdings", Rows))
+        # they are the same, and to find that out takes long
+        stack.enter_context(mock.patch.object(server, "first_difference", _silent))
+        yield
+
+
+def _silent(*_: object) -> None:
+    """Nobody listens."""
+
+
+class _Durability(Durability):
+    """The real one, on a disk in memory."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._durable = _DURABLE
+        self._folder = MemoryFolder(disk)  # type: ignore[assignment]
+        self._journal = None
+        self._over = _THREADING.Event()
+        self._snapshots = _THREADING.Thread()  # type: ignore[assignment]
+
+
+class _Server(Server):
+    """The real one, whose disk is given to it."""
+
+    disk: Disk
+
+    def _opened(self, durable: Durable, plan: Any) -> Durability:
+        return _Durability(self.disk)
+
+
+class Link:
+    """A connection, from both ends."""
+
+    def __init__(self, lane: Any) -> None:
+        self.lane = lane
+        self.life = 0
+        self.is_broken = False
+        self.connection = Connection(
+            f"a worker's {lane.name} connection", has_ended=lambda: self.is_broken
+        )
+        #: requests that were sent and not yet answered
+        self.owed = 0
+
+
+class Host:
+    """A process that is started again whenever it dies."""
+
+    def __init__(self, world: World, index: int, script: Script, oracle: Oracle) -> None:
+        self.world, self.index, self.script, self.oracle = world, index, script, oracle
+        self.disk = Disk(world, f"server {index}")
+        self.server: _Server | None = None
+        self.life = 0
+        #: the life ends after so many moments, or amid that write; below 0: not so
+        self.doom = -1
+        self.writes_left = -1
+        self.links: list[Link] = []
+        self.plan = script.plan()
+
+    def __str__(self) -> str:
+        return f"server {self.index}"
+
+    def start(self) -> None:
+        """An event: begin a life."""
+        self.life += 1
+        self.world.tell(str(self), f"starts, life {self.life}")
+        self.world.spawn(self, f"{self} life {self.life}", self._serve)
+
+    def _serve(self) -> None:
+        script = self.script
+        _THREADING.world = self.world
+        made = _Server(
+            self.index,
+            script.servers,
+            script.workers,
+            version="",
+            deadline_s=DEADLINE_S,
+            clock=self.world.clock,
+        )
+        made.disk = self.disk
+        witnesses: Any = [self._makes] * script.servers
+        # workers may come while it takes up its values
+        self.server = made
+        made.open(self.plan, witnesses, (), durable=_DURABLE if script.log else None)
+
+    def _makes(self, columns: set[int]) -> None:
+        # what was made in an earlier life was looked at then
+        if self.server is not None and self.server.is_open:
+            self.oracle.made(self.index, columns)
+
+    def moment(self) -> None:
+        """It may be the last; called by its own threads."""
+        if self.doom >= 0:
+            self.doom -= 1
+            if self.doom < 0:
+                self.die()
+                raise Died
+
+    def dies_writing(self) -> bool:
+        """The same of its writes."""
+        self.writes_left -= self.writes_left >= 0
+        return self.writes_left == 0
+
+    def die(self) -> None:
+        """As by SIGKILL."""
+        if self.server is None:
+            return
+        self.world.tell(str(self), "dies")
+        self.server = None
+        self.doom = self.writes_left = -1
+        self.disk.lose_power_of_writer()
+        self.world.kill(self)
+        links, self.links = self.links, []
+        for link in links:
+            link.is_broken = True
+            self.world.later(link.lane.broke, link)
+        self.world.later(self.start)
+
+    def hear(self, link: Link, message: m.Message, arrays: Sequence[Any]) -> None:
+        """An event: a request arrives."""
+        if self.server is None or link.life != self.life:
+            self.world.later(link.lane.broke, link)
+            return
+        name = f"{link.lane} {link.owed}"
+        self.world.spawn(self, name, lambda: self._handle(link, message, arrays))
+
+    def _handle(self, link: Link, message: m.Message, arrays: Sequence[Any]) -> None:
+        serving = self.server
+        assert serving is not None
+        try:
+            reply = serving(link.connection, message, list(arrays))
+        except FleetError as error:
+            reply = failure_of(error), []
+        except Violation:
+            raise
+        except Exception as error:
+            raise broken("foreseen", "".join(traceback.format_exception(error))) from error
+        self._check_here(serving, link)
+        if isinstance(message, m.Pull) and isinstance(reply[0], m.Pulled) and message.at_least:
+            self._check_waited(link.lane.worker.index, message)
+        self.world.moment()
+        link.owed -= 1
+        if link.is_broken:
+            self._gone(link)
+        else:
+            self.world.later(link.lane.heard, link, reply)
+
+    def _check_here(self, serving: _Server, link: Link) -> None:
+        worker, roster = link.lane.worker, serving._roster
+        is_it = roster.incarnation(worker.index) == worker.redo.incarnation
+        if roster.is_away(worker.index) and is_it and not (link.is_broken or worker.is_gone):
+            raise broken("away", f"{self} takes {worker} for away, and answers it")
+
+    def _check_waited(self, worker: int, message: m.Pull) -> None:
+        self.oracle.waited(self.index, self.rows, message.phase, message.at_least, worker)
+
+    @property
+    def rows(self) -> Any:
+        """What it holds."""
+        assert self.server is not None
+        assert self.server._service is not None
+        return self.server._service.holdings
+
+    def hung_up(self, link: Link) -> None:
+        """An event: a connection has ended, perhaps while a request is carried out."""
+        if self.server is not None and link.life == self.life and not link.owed:
+            self.world.spawn(self, f"{link.lane}, hung up", lambda: self._gone(link))
+
+    def _gone(self, link: Link) -> None:
+        if self.server is not None and link in self.links:
+            self.links.remove(link)
+            self.server.gone(link.connection, PeerLostError("it was lost"))
+
+    def snapshot(self) -> None:
+        """An event: the rows are written, if there is a server."""
+        if self.server is not None and self.server._durability is not None:
+            kept = self.server._durability
+            self.world.tell(str(self), "takes a snapshot")
+            self.world.spawn(self, f"{self}, a snapshot", kept.snapshot)  # type: ignore[arg-type]
+
+    def end(self) -> None:
+        """An event: all workers have left."""
+        self.world.spawn(self, f"{self}, its end", self._end)
+
+    def _end(self) -> None:
+        assert self.server is not None
+        try:
+            self.server.wait()
+        except FleetError as error:
+            raise broken("cause", f"{self} ended with {error}") from error
+        self.server.close()
+        if self.disk.files:
+            raise broken("left", f"{self} has left files {sorted(self.disk.files)}")

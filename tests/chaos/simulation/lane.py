@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Lane`: a model of `SocketChannel`, a worker's end of a connection to a server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+from tests.chaos.simulation.host import Host, Link
+
+from fleetlight.ps import messages as m
+
+if TYPE_CHECKING:
+    from tests.chaos.simulation.worker import Worker
+
+Array = NDArray[Any]
+Words = tuple[m.Message, Sequence[Array]]
+
+
+class Lane:
+    """One request at a time, sent again when its connection breaks."""
+
+    def __init__(self, worker: Worker, name: str, host: Host) -> None:
+        self.worker, self.name, self.host = worker, name, host
+        #: in which life of the server it was welcomed last
+        self.life = 1
+        self._world = worker.world
+        self._link: Link | None = None
+        self._is_welcome = False
+        self._request: Words | None = None
+
+    def __str__(self) -> str:
+        return f"{self.worker}'s {self.name} lane to {self.host}"
+
+    def ask(self, words: Words) -> None:
+        """Send a request; the answer comes to the worker."""
+        self._request = words
+        if self._link is None:
+            self._connect()
+        elif self._is_welcome:
+            self._transmit(self._link, *words)
+
+    def _connect(self) -> None:
+        if self.worker.is_gone or self._link is not None or self._request is None:
+            return
+        if self.host.server is None or self.worker.is_asleep:
+            self._world.later(self._connect)
+            return
+        self._link, self._is_welcome = link, _ = Link(self), False
+        link.life = self.host.life
+        self.host.links.append(link)
+        self._transmit(link, self.worker.hello(self), [])
+
+    def _transmit(self, link: Link, message: m.Message, arrays: Sequence[Array]) -> None:
+        link.owed += 1
+        told = "Join" if isinstance(message, m.Join) else message
+        self._world.tell(str(self), told)
+        self._world.later(self.host.hear, link, message, arrays)
+
+    def heard(self, link: Link, reply: Words) -> None:
+        """An event: an answer arrives, unless the end of its connection was noticed before."""
+        if link is not self._link or self.worker.is_gone:
+            return
+        message = reply[0]
+        self._world.tell(str(self), f"is answered {message}")
+        if self._is_welcome or not isinstance(message, (m.Welcome, m.Failure)):
+            self._request = None
+            self.worker.answered(self, reply)
+        elif isinstance(message, m.Welcome):
+            self._is_welcome, self.life = True, message.life
+            if self._request is not None:
+                self._transmit(link, *self._request)
+        elif message.kind == "PeerLostError":
+            # it has not taken up its values yet
+            self._hang_up(link)
+            self._world.later(self._connect)
+        else:
+            self._request = None
+            self.worker.answered(self, reply)
+
+    def broke(self, link: Link) -> None:
+        """An event: the connection is noticed to be gone."""
+        if link is self._link:
+            self._link = None
+            self._connect()
+
+    def breaks(self) -> None:
+        """An event: the network loses a connection; each end notices in its own time."""
+        link = self._link
+        if link is not None and not link.is_broken:
+            self._world.tell(str(self), "breaks")
+            self._hang_up(link)
+            self._link = link
+            self._world.later(self.broke, link)
+
+    def _hang_up(self, link: Link) -> None:
+        link.is_broken = True
+        self._link = None
+        self._world.later(self.host.hung_up, link)
+
+    def close(self) -> None:
+        """The process has ended."""
+        if self._link is not None and not self._link.is_broken:
+            self._hang_up(self._link)

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Locks and conditions of a simulated process: threads wait for them in a world."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from tests.chaos.simulation.world import Died, Task, World
+
+
+class Mutex:
+    """A lock that its owner may take again."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._owner: Task | None = None
+        self._count = 0
+        self._waiting: list[Task] = []
+
+    def __enter__(self) -> bool:
+        task = self._world.current
+        if self._owner is not task or task is None:
+            self._take(task)
+        self._count += 1
+        return True
+
+    def __exit__(self, *_: object) -> None:
+        self._count -= 1
+        if not self._count:
+            self._owner = None
+            if self._waiting:
+                self._world.later(self._world.wake, self._waiting.pop(0), within=1.0)
+
+    def _take(self, task: Task | None) -> None:
+        assert task is not None, "only threads of a process take locks"
+        if task.is_dead:
+            return
+        self._world.moment()
+        while self._owner is not None:
+            self._waiting.append(task)
+            self._world.wait(looks=False)
+        self._owner = task
+
+
+class Condition(Mutex):
+    """As of `threading`."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._sleeping: list[Task] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Until somebody calls; who gave a timeout looks up also when nobody does."""
+        task = self._world.current
+        assert task is not None
+        assert task.is_dead or self._owner is task, "it waits without the lock"
+        count, self._count = self._count, 1
+        self._sleeping.append(task)
+        self.__exit__()
+        try:
+            self._world.wait(looks=timeout is not None)
+        finally:
+            if task in self._sleeping:
+                self._sleeping.remove(task)
+            if not task.is_dead:
+                self._take_back(task)
+            self._count = count
+        return True
+
+    def _take_back(self, task: Task) -> None:
+        while self._owner is not None:
+            self._waiting.append(task)
+            self._world.wait(looks=False)
+        self._owner = task
+
+    def wait_for(self, ready: Callable[[], Any], timeout: float | None = None) -> bool:
+        """Until something is so."""
+        while not ready():
+            self.wait(timeout)
+        return True
+
+    def notify_all(self) -> None:
+        """Whoever waits goes on, soon."""
+        sleeping, self._sleeping = self._sleeping, []
+        for task in sleeping:
+            self._world.later(self._world.wake, task, within=1.0)
+
+
+class Threading:
+    """Stands where modules expect `threading`."""
+
+    Lock, Event = staticmethod(threading.Lock), staticmethod(threading.Event)
+
+    def __init__(self) -> None:
+        self.world: World
+
+    def RLock(self) -> Mutex:
+        """A lock of this world."""
+        return Mutex(self.world)
+
+    def Condition(self) -> Condition:
+        """A condition of this world."""
+        return Condition(self.world)
+
+    class Thread:
+        """One that is never started."""
+
+        def __init__(self, **_: object) -> None:
+            self.is_started = False
+
+        def start(self) -> None:
+            """What it would do is an event of its own here."""
+
+        def is_alive(self) -> bool:
+            """Never."""
+            return False
+
+
+__all__ = ["Condition", "Died", "Mutex", "Threading"]

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Oracle`: what must be so in every schedule, whatever happens. Each promise has a name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tests.chaos.simulation.script import SYNC, Script, Update
+from tests.chaos.simulation.world import Violation
+
+Array = NDArray[Any]
+_NEAR = 1e-3
+
+PROMISES = {
+    "once": "an update that was acknowledged is part of its rows once, and stays",
+    "sent": "nothing is part of a row that was not sent, or more often than once",
+    "step": "in sync mode the k-th updates of all workers in a phase make one step, and no other",
+    "skip": "a worker is told truly whether its update was applied or skipped",
+    "stale": "nobody reads values that lack more steps of a slower worker than staleness allows",
+    "meeting": "all who meet are told the same: what each of them has brought",
+    "fence": "once a later life of a worker is known, nothing of an earlier one is applied",
+    "away": "a worker that lives and is connected is not taken for away",
+    "waiting": "nobody waits for ever",
+    "cause": "nobody is told of an error unless something has happened that is one",
+    "foreseen": "what a server raises is an error of the package",
+    "left": "a job that has ended well leaves nothing on the disks",
+    "gang": "a launcher ends what it has started, and says why",
+    "index": "every member has an index of its own",
+}
+
+
+def broken(promise: str, text: str) -> Violation:
+    """The promise that was not kept, and how."""
+    return Violation(f"{promise!r}, {PROMISES[promise]}: {text}")
+
+
+class Oracle:
+    """Knows what was sent, acknowledged and seen."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        width = len(script.everything)
+        self.updates = script.everything
+        #: how much an update adds to its rows
+        self.weights = np.zeros(width)
+        #: by server: what may be in a row by now
+        self._may = [np.zeros(width) for _ in range(script.servers)]
+        #: by id: the updates that have it
+        self._touches: dict[int, Array] = {}
+        #: by id: what must be in it from now on
+        self._floors: dict[int, Array] = {}
+        self._sent: list[set[int]] = [set() for _ in range(script.servers)]
+        #: by server and worker: the latest incarnation of which an update was acknowledged
+        self._known: dict[tuple[int, int], int] = {}
+        for update in self.updates:
+            group = script.group(update)
+            self.weights[update.column] = 0 if script.is_skipped(update) else 1 / len(group)
+            for one in (one for ids in update.ids for one in ids):
+                self._touches.setdefault(one, np.zeros(width))[update.column] = 1
+
+    def sends(self, server: int, update: Update) -> None:
+        """A worker is about to send it."""
+        self._sent[server].add(update.column)
+        group = self.script.group(update)
+        if all(one.column in self._sent[server] for one in group):
+            for one in group:
+                self._may[server][one.column] = self.weights[one.column]
+
+    def acknowledged(self, server: int, update: Update, applied: bool) -> None:
+        """A worker was told that it is done."""
+        if applied == self.script.is_skipped(update):
+            raise broken("skip", f"server {server} told worker {update.worker} {applied}: {update}")
+        key = server, update.worker
+        self._known[key] = max(self._known.get(key, 0), update.incarnation)
+        for one in self.script.group(update):
+            for row in one.ids[server]:
+                self._floor(row)[one.column] = self.weights[one.column]
+
+    def floors(self, ids: Sequence[int]) -> Array:
+        """What rows must have that are read from now on."""
+        return np.array([self._floor(one) for one in ids])
+
+    def read(self, server: int, ids: Sequence[int], rows: Array, floors: Array, who: str) -> None:
+        """Somebody has read rows; `floors` were taken before it asked."""
+        may = self._may[server]
+        for one, row, floor in zip(ids, rows, floors, strict=True):
+            if (row < floor - _NEAR).any():
+                raise broken("once", f"{who} read row {one}: {self._told(row, floor)}")
+            most = may * self._touches.get(one, 0)
+            is_whole = (row < _NEAR) | (row > self.weights - _NEAR)
+            if (row > most + _NEAR).any() or not is_whole.all():
+                raise broken("sent", f"{who} read row {one}: {self._told(row, most)}")
+            self._floors[one] = np.maximum(self._floor(one), row)
+
+    def made(self, server: int, columns: set[int]) -> None:
+        """A server makes a step of these updates."""
+        for column in columns:
+            update = self.updates[column]
+            known = self._known.get((server, update.worker), 0)
+            if update.incarnation < known:
+                raise broken("fence", f"server {server} knows life {known}, applied {update}")
+        if self.script.mode == SYNC and not self.script.doubles_worker:
+            group = self.script.group(self.updates[min(columns)])
+            expected = {one.column for one in group if one.ids[server]}
+            if columns != expected:
+                raise broken("step", f"server {server} made {columns}, expected {expected}")
+
+    def waited(self, server: int, rows: Any, phase: int, at_least: int, worker: int) -> None:
+        """A server lets a worker read that wanted so many steps of everybody."""
+        for other, phases in enumerate(self.script.updates):
+            mine = phases[phase]
+            for update in mine[:at_least]:
+                if update.column not in self._sent[server] or not self._is_in(rows, server, update):
+                    raise broken(
+                        "stale",
+                        f"server {server} let worker {worker} read after {at_least} steps of "
+                        f"everybody in phase {phase}, but misses {update} of worker {other}",
+                    )
+
+    def _is_in(self, rows: Any, server: int, update: Update) -> bool:
+        weight = self.weights[update.column]
+        one = update.ids[server][0]
+        return not weight or bool(rows.read(np.array([one]))[0][update.column] > _NEAR)
+
+    def _floor(self, one: int) -> Array:
+        if one not in self._floors:
+            self._floors[one] = np.zeros(len(self.weights))
+        return self._floors[one]
+
+    def _told(self, row: Array, expected: Array) -> str:
+        columns = np.flatnonzero(np.abs(row - expected) > _NEAR)
+        return "; ".join(
+            f"{row[c]:g} times {self.updates[c]}, expected {expected[c]:g}" for c in columns
+        )

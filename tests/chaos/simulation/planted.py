@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bugs to be planted, one at a time: a simulation that misses one would miss others, too."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import msgspec
+from tests.chaos.simulation import forming
+from tests.chaos.simulation.worker import Worker
+
+from fleetlight.launch.processes.watch import Watch
+from fleetlight.ps import messages as m
+from fleetlight.ps.sequences import HighWater
+from fleetlight.ps.server import server, tickets
+from fleetlight.ps.server.ahead_lists import AheadLists
+from fleetlight.ps.server.chronicle import Chronicle
+from fleetlight.ps.server.company import Company
+from fleetlight.ps.server.kept import Kept
+from fleetlight.ps.server.ledger import Ledger
+from fleetlight.ps.server.meetings import Meetings
+from fleetlight.ps.server.staleness import Clocks
+from fleetlight.ps.server.steps import StepGroups
+
+Patch = tuple[Any, str, Any]
+
+
+def _redo_unmarked(real: Callable[..., None]) -> Callable[..., None]:
+    def redo(kept: Kept, change: Any, arrays: Sequence[Any]) -> None:
+        marks = kept.pushes.ledger.marks
+        before = marks.marks()
+        real(kept, change, arrays)
+        marks.restore(marks.epoch, before)
+
+    return redo
+
+
+def _any_life(self: HighWater, worker: int, incarnation: int, epoch: int, sequence: int) -> bool:
+    life = self._lives.get(worker)
+    return life is None or life.incarnation != incarnation or sequence > life.sequence
+
+
+def _one_too_few(real: Callable[..., list[int]]) -> Callable[..., list[int]]:
+    return lambda clocks, phase, at_least: real(clocks, phase, at_least - 1)
+
+
+def _first_waits_for_nobody(real: Callable[..., list[int]]) -> Callable[..., list[int]]:
+    return lambda steps, phase: real(steps, phase)[:1]
+
+
+def _backwards(real: Callable[..., Any]) -> Callable[..., Any]:
+    def result(meetings: Meetings[Any], meeting: int) -> Any:
+        found = real(meetings, meeting)
+        return found if found is None or len(found) < 3 else found[::-1]
+
+    return result
+
+
+def _without_marks(real: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda ledger: msgspec.structs.replace(real(ledger), marks=[])
+
+
+def _put_first(self: Chronicle, change: Any, arrays: Sequence[Any], act: Callable[[], Any]) -> Any:
+    """It is written down before it is tried, and then tried where nobody holds the turn."""
+    if self._journal is None or not self.keeps_values:
+        return act()
+    result = act()
+    self._journal.framed(change, arrays)
+    return result
+
+
+def _under_new_numbers(real: Callable[..., Any]) -> Callable[..., Any]:
+    def send_again(worker: Worker) -> Any:
+        for place, (message, arrays) in worker.redo.last.items():
+            changed: Any = msgspec.structs.replace(message, sequence=worker._next(place))
+            worker.redo.last[place] = changed, arrays
+        return real(worker)
+
+    return send_again
+
+
+def _settle_late(self: Chronicle) -> None:
+    """The next answer sees to it."""
+    if self._journal is not None:
+        self._journal.commit(self._journal.next - 2)
+
+
+_UNSETTLED = (*server._UNSETTLED, m.Pull)
+
+PLANTED: dict[str, Sequence[Patch]] = {
+    "a mark is not booked": [(HighWater, "applied", lambda *_: None)],
+    "a push that is under way is not known": [(tickets, "_same", lambda *_: False)],
+    "the answer leaves before the commit": [(Chronicle, "settle", _settle_late)],
+    "a change is made and never put": [(Chronicle, "make", _put_first)],
+    "a change that is made again is not booked": [(Kept, "redo", _redo_unmarked(Kept.redo))],
+    "what is not committed is told to readers": [(server, "_UNSETTLED", _UNSETTLED)],
+    "a snapshot forgets which pushes came": [(Ledger, "state", _without_marks(Ledger.state))],
+    "staleness is off by one": [(Clocks, "behind", _one_too_few(Clocks.behind))],
+    "an earlier life is accepted": [(HighWater, "is_new", _any_life)],
+    "a worker that returns sends under new numbers": [
+        (Worker, "_send_again", _under_new_numbers(Worker._send_again))
+    ],
+    "a worker that returns does not send again": [(Worker, "_send_again", lambda _: iter(()))],
+    "a step waits for the first only": [
+        (StepGroups, "_expected", _first_waits_for_nobody(StepGroups._expected))
+    ],
+    "a worker's end completes no step": [(StepGroups, "end", lambda *_: [])],
+    "the end of one connection is taken for that of its worker": [
+        (Company, "_lose_unconnected", lambda self, *of: self._attendance.lose(*of))
+    ],
+    "rows pulled ahead stay old": [(AheadLists, "take", lambda *_: [])],
+    "a meeting is told backwards": [(Meetings, "result", _backwards(Meetings.result))],
+    "nobody is killed who does not obey": [(Watch, "_end", lambda *_: None)],
+    "the last member gets the first index": [
+        (forming, "hand_out", lambda hellos: [0] * len(hellos))
+    ],
+}
+
+
+@contextlib.contextmanager
+def planted(name: str) -> Iterator[None]:
+    """With this bug in the package."""
+    with contextlib.ExitStack() as stack:
+        for owner, attribute, value in PLANTED[name]:
+            stack.enter_context(mock.patch.object(owner, attribute, value))
+        yield

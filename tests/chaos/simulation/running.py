@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs many schedules, and tells all about the first that went wrong."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import multiprocessing
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from tests.chaos.simulation.forming import Formed
+from tests.chaos.simulation.host import machinery
+from tests.chaos.simulation.launcher import Launched
+from tests.chaos.simulation.schedule import Served
+from tests.chaos.simulation.world import World
+
+#: what a schedule is about, and how many of a hundred are
+KINDS: dict[str, tuple[Callable[[World], Any], int]] = {
+    "served": (Served, 80),
+    "launched": (Launched, 15),
+    "formed": (Formed, 5),
+}
+_EVERY = [kind for kind, (_, share) in KINDS.items() for _ in range(share)]
+
+
+class SimulationError(AssertionError):
+    """A schedule went wrong; the text has its seed and what happened."""
+
+
+def simulate(
+    seed: int, numbers: Iterable[int], kinds: Sequence[str] = tuple(KINDS)
+) -> Counter[str]:
+    """Run schedules of a seed, by their numbers; answers how many there were of each kind."""
+    ran: Counter[str] = Counter()
+    with machinery():
+        for number in numbers:
+            kind = _EVERY[number * 37 % len(_EVERY)]
+            if kind in kinds:
+                _run(seed, number, kind)
+                ran[kind] += 1
+    return ran
+
+
+def _run(seed: int, number: int, kind: str) -> None:
+    world = World(f"{seed} {number}")
+    schedule = None
+    try:
+        schedule = KINDS[kind][0](world)
+        schedule.run()
+    except Exception as error:
+        happened = "\n".join(f"{at:8.3f}  {who}: {what}" for at, who, what in world.happened)
+        script = getattr(schedule, "script", "")
+        raise SimulationError(
+            f"schedule {number} of seed {seed} ({kind}) went wrong.\n{script}\n"
+            f"What happened, up to the end:\n{happened}\n{type(error).__name__}: {error}\n"
+            f"Once more: python -m tests.chaos.simulation --seed {seed} --only {number}"
+        ) from error
+
+
+def _settle(core: int) -> None:
+    """One core for each process: threads that take turns are slow on two."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[core % len(cores)]})
+    logging.disable(logging.INFO)
+    gc.freeze()
+
+
+def _job(core: int, seed: int, schedules: int, jobs: int, told: Any) -> None:
+    _settle(core)
+    try:
+        told.put(simulate(seed, range(core, schedules, jobs)))
+    except SimulationError as error:
+        told.put(str(error))
+
+
+def _all(seed: int, schedules: int, jobs: int) -> Counter[str]:
+    context = multiprocessing.get_context("spawn")
+    told: Any = context.Queue()
+    processes = [
+        context.Process(target=_job, args=(core, seed, schedules, jobs, told), daemon=True)
+        for core in range(jobs)
+    ]
+    for process in processes:
+        process.start()
+    ran: Counter[str] = Counter()
+    for _ in processes:
+        one = told.get()
+        if isinstance(one, str):
+            for process in processes:
+                process.terminate()
+            raise SimulationError(one)
+        ran += one
+    for process in processes:
+        process.join()
+    return ran
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Simulate as much as is asked for; 1 where something went wrong."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.simulation")
+    parser.add_argument("--schedules", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--only", type=int, help="run just the schedule of this number")
+    options = parser.parse_args(argv)
+    began = time.monotonic()
+    try:
+        if options.only is not None:
+            _settle(0)
+            ran = simulate(options.seed, [options.only])
+        else:
+            ran = _all(options.seed, options.schedules, options.jobs)
+    except SimulationError as error:
+        print(error)
+        return 1
+    took_s = time.monotonic() - began
+    kinds = ", ".join(f"{count} {kind}" for kind, count in ran.items())
+    print(
+        f"simulation, seed {options.seed}: {ran.total()} schedules ({kinds}) in {took_s:.0f} s, "
+        f"{ran.total() / took_s:.0f} a second: 0 violations"
+    )
+    return 0

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Rows` stands for `Holdings`: a row counts in a column of its own how often an update was made.
+
+So a row says all that happened to it: what was lost, what was doubled, and what nobody ever sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetlight.ps.gradients import Gradients, TablePart
+from fleetlight.ps.tables.dense_state import DenseState
+
+Array = NDArray[Any]
+#: told of the columns of each step that is made
+Witness = Callable[[set[int]], None]
+
+
+class Dense:
+    """There is no dense parameter."""
+
+    def values(self) -> list[Array]:
+        """None."""
+        return []
+
+    def state(self) -> DenseState:
+        """None."""
+        return DenseState([], [], [], [])
+
+
+class Rows:
+    """One table, which is all that a simulated server has."""
+
+    dense = Dense()
+    loaded = False
+
+    def __init__(self, plan: Any, server: int, witnesses: Sequence[Witness], _: Any) -> None:
+        self.plan = plan
+        self._witness = witnesses[server]
+        self._columns = plan.tables[0].dim
+        self.rows: dict[int, Array] = {}
+        self.tables = [_Table(self)]
+
+    def table(self, number: int) -> _Table:
+        """The one there is."""
+        return self.tables[number]
+
+    def blocks(self, optimizer: int | None = None) -> list[Any]:
+        """None."""
+        return []
+
+    def gradients(self, message: Any, arrays: Sequence[Array], who: str) -> Gradients:
+        """Take a push apart."""
+        return self.unpacked(message, arrays, who)
+
+    def unpacked(self, message: Any, arrays: Sequence[Array], who: str) -> Gradients:
+        """Take gradients apart."""
+        pairs = zip(message.tables, arrays[::2], arrays[1::2], strict=True)
+        return Gradients({part.table: TablePart(ids, rows) for part, ids, rows in pairs}, None, [])
+
+    def differences(self, message: Any, arrays: Sequence[Array], who: str) -> Gradients:
+        """Take an exchange apart."""
+        pairs = zip(message.tables, arrays[::2], arrays[1::2], strict=True)
+        return Gradients({number: TablePart(ids, rows) for number, ids, rows in pairs}, None, [])
+
+    def step(self, optimizer: int, options: Any, step: int, gradients: Gradients) -> None:
+        """Add."""
+        for part in gradients.tables.values():
+            self._witness(set(np.flatnonzero(part.rows.any(axis=0)).tolist()))
+            for one, row in zip(part.ids.tolist(), part.rows, strict=True):
+                self.rows[one] = self.rows.get(one, 0) + row
+
+    def summed(self, gradients: Gradients) -> tuple[Gradients, float]:
+        """As they are."""
+        return gradients, 1.0
+
+    def pull(self, message: Any, ids: Sequence[Array]) -> list[Array]:
+        """The rows, which are zeros where nothing was pushed."""
+        return [self.read(its) for its in ids]
+
+    def pulled_ids(self, message: Any, arrays: Sequence[Array], who: str) -> list[Array]:
+        """Take the request for rows apart."""
+        return list(arrays)
+
+    def read(self, ids: Array) -> Array:
+        """Rows of these ids."""
+        found = np.zeros((len(ids), self._columns), np.float32)
+        for place, one in enumerate(ids.tolist()):
+            if one in self.rows:
+                found[place] = self.rows[one]
+        return found
+
+    def exchange(self, differences: Gradients, wants: bool) -> list[Array]:
+        """Add, and read."""
+        self.step(0, None, 0, differences)
+        return self.reread(differences, 0) if wants else []
+
+    def reread(self, differences: Gradients, step: int) -> list[Array]:
+        """Read."""
+        return [self.read(part.ids) for part in differences.tables.values()]
+
+    def cut(self) -> dict[int, Array]:
+        """As it is now."""
+        return dict(self.rows)
+
+    def save(self, cut: dict[int, Array], folder: Any, between: Any = None) -> list[Any]:
+        """A process may die over it."""
+        folder.disk.world.moment()
+        folder.disk.rows[folder.first] = cut
+        folder.disk.world.moment()
+        return []
+
+    def drop_cuts(self) -> None:
+        """Nobody will save what was cut."""
+
+    def check(self, message: Any, folder: Any) -> None:
+        """It is there."""
+
+    def load(self, message: Any, folder: Any) -> None:
+        """What was saved."""
+        self.rows = dict(folder.disk.rows[folder.first])
+
+    def restore(self, state: DenseState, loaded: bool = True) -> None:
+        """There is nothing dense."""
+
+
+class _Table:
+    """The table, as others ask it."""
+
+    nbytes = 0
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows, self.plan = rows, rows.plan.tables[0]
+
+    def __len__(self) -> int:
+        return len(self._rows.rows)
+
+    def pull(self, ids: Array, insert: bool, step: int) -> Array:
+        """Rows; those that are inserted are zeros, as they would be without."""
+        return self._rows.read(ids)

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`World`: a clock that nobody waits for, and events in an order that a seed decides."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from tests.chaos.simulation.turns import Turns
+
+#: how many events are told of a schedule that went wrong
+TOLD = 40
+#: how often all who wait look up although nobody called them, before they are given up
+_LOOKS = 3
+#: how often the clock goes on so far that deadlines pass
+_LEAPS = 20
+#: far more than any schedule has
+_EVENTS = 20_000
+#: how often others go on while something is written
+_WRITE = 0.2
+_TURNS = Turns()
+
+
+class Violation(AssertionError):
+    """What is promised was not kept."""
+
+
+class Died(BaseException):
+    """The process in which a thread ran has been killed: no code of it does anything any more."""
+
+
+class Task:
+    """A thread of a simulated process."""
+
+    def __init__(self, process: Any, name: str) -> None:
+        self.process, self.name = process, name
+        self.lock = threading.Lock()
+        self.lock.acquire()
+        self.is_dead = False
+        #: it waits for something, and looks up now and then
+        self.looks = False
+        self.is_waiting = False
+
+
+class World:
+    """One schedule."""
+
+    def __init__(self, seed: str) -> None:
+        self.seed = seed
+        self.chance = random.Random(seed)
+        self.now = 0.0
+        #: how often a thread is interrupted where it could be
+        self.nervous = 0.0
+        #: how far the clock goes on where everybody waits; what waits for longer is stuck
+        self.patience = 0.0
+        self.current: Task | None = None
+        self.happened: deque[tuple[float, str, Any]] = deque(maxlen=TOLD)
+        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._numbers = itertools.count()
+        self._tasks: dict[Task, None] = {}
+        self._failure: BaseException | None = None
+        self._looks = self._leaps = self._acted = 0
+
+    def clock(self) -> float:
+        """What this world takes for the time."""
+        return self.now
+
+    def tell(self, who: str, what: Any) -> None:
+        """Something that a reader of the schedule wants to know."""
+        self.happened.append((self.now, who, what))
+
+    def later(self, act: Callable[..., None], *arguments: Any, within: float = 10.0) -> None:
+        """Something will happen; most of it soon, some of it late."""
+        drawn = self.chance.random()
+        self.at(self.now + within * drawn * drawn * drawn, act, *arguments)
+
+    def at(self, time: float, act: Callable[..., None], *arguments: Any) -> None:
+        """Something will happen then."""
+        heapq.heappush(self._heap, (time, next(self._numbers), act, arguments))
+
+    def run(self) -> None:
+        """Until nothing is left to happen; raises the first violation."""
+        _TURNS.drive(self._act)
+        if self._failure is not None:
+            raise self._failure
+
+    def spawn(self, process: Any, name: str, act: Callable[[], None]) -> None:
+        """Run something as a thread of a process; called by an event."""
+        task = self.current = Task(process, name)
+        self._tasks[task] = None
+        try:
+            act()
+        except Died:
+            pass
+        finally:
+            del self._tasks[task]
+            self.current = None
+
+    def moment(self) -> None:
+        """Here a thread may be interrupted, and its process may die."""
+        task = self.current
+        if task is None:
+            return
+        if task.is_dead:
+            raise Died
+        task.process.moment()
+        if self.nervous and self.chance.random() < self.nervous:
+            self._interrupt(task, 3.0)
+
+    def write(self) -> None:
+        """The same amid a write, which takes longer; longest where the process dies over it."""
+        task = self.current
+        assert task is not None
+        if task.is_dead:
+            raise Died
+        dies = task.process.dies_writing()
+        if dies or self.chance.random() < _WRITE:
+            self._interrupt(task, 10.0 if dies else 3.0)
+        if dies:
+            task.process.die()
+            raise Died
+
+    def _interrupt(self, task: Task, within: float) -> None:
+        self.later(self.wake, task, within=within)
+        self.wait(looks=False)
+
+    def wait(self, *, looks: bool) -> None:
+        """The thread that runs waits until it is woken."""
+        task = self.current
+        assert task is not None
+        if task.is_dead:
+            raise Died
+        task.looks, task.is_waiting = looks, True
+        _TURNS.leave(task.lock)
+        self.current = task
+        if task.is_dead:
+            raise Died
+
+    def wake(self, task: Task) -> None:
+        """An event: a thread goes on."""
+        if task.is_waiting:
+            task.is_waiting = False
+            _TURNS.come_back(task.lock)
+
+    def kill(self, process: Any) -> None:
+        """All threads of a process end where they are."""
+        for task in self._tasks:
+            if task.process is process:
+                task.is_dead = True
+                if task is not self.current:
+                    self.at(self.now, self.wake, task)
+
+    def _act(self) -> bool:
+        self.current = None
+        try:
+            if self._heap and self._failure is None:
+                self._acted += 1
+                self._looks = 0
+                if self._acted > _EVENTS:
+                    raise Violation("it goes on for ever")
+                self.now, _, act, arguments = heapq.heappop(self._heap)
+                act(*arguments)
+                return True
+            return self._look_up()
+        except BaseException as error:
+            self._failure = self._failure or error
+            return True
+
+    def _look_up(self) -> bool:
+        """Nothing is going to happen: those who wait look once more, and then they are freed."""
+        waiting = sorted((t for t in self._tasks if t.is_waiting), key=lambda task: task.name)
+        if not waiting:
+            return False
+        self._looks += 1
+        if self._looks > _LOOKS and self.patience and self._leaps < _LEAPS:
+            self._leaps += 1
+            self.now, self._looks = self.now + self.patience, 0
+        if self._looks > _LOOKS or self._failure is not None:
+            waiting[0].is_dead = True
+            self.wake(waiting[0])
+            return True
+        for task in waiting:
+            if task.looks:
+                self.wake(task)
+        return True

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Some frames of what `make chaos` brings by the million; and that harm is noticed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import re
+import signal
+import threading
+from typing import Any
+
+import pytest
+from tests.chaos.fuzzing import running, serving
+from tests.chaos.fuzzing.decoding import Decoding
+from tests.chaos.fuzzing.making import MESSAGES, any_value
+from tests.chaos.fuzzing.running import decode, fuzz, main, serve
+from tests.chaos.fuzzing.serving import Serving
+
+from fleetlight.errors import ProtocolError
+from fleetlight.ps.server.server import Server
+from fleetlight.ps.transport.protocol import Codec
+from fleetlight.ps.transport.session import Session
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def test_frames_are_read_or_refused() -> None:
+    whole = decode(5, range(3000), multiprocessing.Value("q", 0))
+    # some are still right
+    assert 100 < whole < 2000
+
+
+def test_servers_answer_or_hang_up() -> None:
+    sent, growth = serve(5, 600, multiprocessing.Value("q", 0))
+    assert sent > 600
+    assert growth < running.GROWTH
+
+
+def test_every_message_is_made() -> None:
+    chance = random.Random(1)
+    assert {type(any_value(chance, kind)) for kind in MESSAGES} == set(MESSAGES)
+
+
+def test_an_error_that_nobody_has_thought_of_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def counted(self: Server) -> Any:
+        raise KeyError("nobody thought of it")
+
+    monkeypatch.setattr(Server, "counted", counted)
+    with pytest.raises(AssertionError, match=r"did not foresee(.|\n)*nobody thought of it"):
+        Serving(5).round(0)
+
+
+def test_silence_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    end = threading.Event()
+    monkeypatch.setattr(serving, "_ANSWER_S", 0.2)
+    monkeypatch.setattr(serving, "CONNECTIONS", 4)
+    monkeypatch.setattr(Session, "_serve", lambda self: end.wait(20))
+    threading.Timer(2.0, end.set).start()
+    with pytest.raises(AssertionError, match=r"connection \d of round 0 got neither"):
+        Serving(5).round(0)
+
+
+def test_memory_that_grows_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Serving, "round", lambda *_: 1)
+    sizes = iter(range(1 << 28, 1 << 40, 1 << 28))
+    monkeypatch.setattr(running, "resident", lambda: next(sizes))
+    with pytest.raises(AssertionError, match="memory grew by 512 MiB in 7 rounds"):
+        serve(5, 100, multiprocessing.Value("q", 0))
+
+
+def test_the_program_tells_how_many(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["--frames", "400", "--seed", "2"]) == 0
+    assert re.fullmatch(
+        r"fuzzing, seed 2: 380 frames for the decoder \(\d+ of them whole, \d+ a second\), \d+ for "
+        r"1 servers \(memory grew by \d+ MiB\): 0 crashes, 0 hangs\n",
+        capfd.readouterr().out,
+    )
+
+
+def _dies(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def test_a_process_that_dies_is_told_with_its_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "_all", _dies)
+    well, text = fuzz(3, 100)
+    assert not well
+    assert text == (
+        "the process died, exit code -11\n"
+        "Once more: python -m tests.chaos.fuzzing --seed 3 --frame 0"
+    )
+
+
+def test_a_frame_is_made_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Decoding(3).made(17) == Decoding(3).made(17)
+    assert Decoding(3).made(17) != Decoding(4).made(17)
+
+    def decode_header(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Codec, "decode_header", decode_header)
+    with pytest.raises(ZeroDivisionError):
+        decode(3, range(100), multiprocessing.Value("q", 0))
+    monkeypatch.setattr(Codec, "decode_header", _refuses)
+    assert decode(3, range(100), multiprocessing.Value("q", 0)) == 0
+
+
+def _refuses(*_: Any) -> None:
+    raise ProtocolError("no")

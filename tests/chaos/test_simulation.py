@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Some schedules of what `make chaos` runs by the hundred thousand; and that they find bugs."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from tests.chaos.simulation.planted import PLANTED, planted
+from tests.chaos.simulation.running import SimulationError, main, simulate
+
+pytestmark = pytest.mark.timeout(240)
+#: within so many schedules a bug is found
+ENOUGH = 8000
+
+
+def test_nothing_is_lost_or_doubled_whatever_happens() -> None:
+    ran = simulate(seed=5, numbers=range(2000))
+    assert ran.total() == 2000
+    assert min(ran.values()) > 50
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_bug_is_found(name: str) -> None:
+    with planted(name), pytest.raises(SimulationError) as found:
+        simulate(seed=2, numbers=range(ENOUGH))
+    told = str(found.value)
+    number = re.search(r"--seed 2 --only (\d+)$", told)
+    assert number is not None
+    # and found once more by the line that is told
+    with planted(name), pytest.raises(SimulationError) as again:
+        simulate(seed=2, numbers=[int(number[1])])
+    assert str(again.value) == told
+    # it was the bug
+    simulate(seed=2, numbers=[int(number[1])])
+
+
+def test_the_program_says_how_many_there_were(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--schedules", "40", "--seed", "2"]) == 0
+    assert re.fullmatch(
+        r"simulation, seed 2: 40 schedules \(.*\) in \d+ s, \d+ a second: 0 violations\n",
+        capsys.readouterr().out,
+    )

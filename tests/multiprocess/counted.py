@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts, where others learn, over several starts of a job that is stopped while processes die."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+import signal
+import socket
+import time
+from typing import Any
+
+import torch
+from mortal import Counter, die_if_asked
+from torch.utils.data import DataLoader, TensorDataset
+
+import fleetlight as fleet
+from fleetlight.fleet.context import current
+from fleetlight.fleet.table_files import TableFiles
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--mode", choices=["sync", "async", "geo"], default="async")
+parser.add_argument("--deal", choices=["blocks", "queue"], default="blocks")
+parser.add_argument("--durability", default="log")
+parser.add_argument("--die", nargs="*", default=[], help="workers, as worker:step:moment")
+parser.add_argument("--stop", type=int, default=0, help="fleetrun, behind this step of all workers")
+parser.add_argument("--stop_amid", type=int, default=0, help="the same, before this step of one")
+parser.add_argument("--kill_a_server", action="store_true", help="while the stop is saved")
+parser.add_argument("--take_port", type=int, default=0, help="of server 0, before this step")
+options = parser.parse_args()
+EPOCHS, LENGTH, BATCH = 2, 96, 4
+
+
+def is_told() -> bool:
+    """The signal has come through fleetrun to this worker, or the word of another one."""
+    stopping, session = current().stopping, current().session
+    assert stopping is not None
+    assert session is not None
+    return stopping.seen or session.client.heard.stop
+
+
+def kill_server_0() -> None:
+    """As the system does it that has run out of memory."""
+    os.kill(int(pathlib.Path("pid.0").read_text()), signal.SIGKILL)
+
+
+def take_the_port() -> socket.socket:
+    """Of server 0, which dies: when it comes back somebody else listens there."""
+    host, port = os.environ["FLEET_SERVER_ENDPOINTS"].split(",")[0].split(":")
+    kill_server_0()
+    while True:
+        stranger = socket.socket()
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            stranger.bind((host, int(port)))
+            stranger.listen()
+            return stranger
+        except OSError:
+            # it is not dead yet
+            stranger.close()
+            time.sleep(0.001)
+
+
+def kill_and_save(files: TableFiles, *arguments: Any) -> Any:
+    """Amid a save, once: the tables are cut, and not written."""
+    TableFiles.save = save  # type: ignore[method-assign]
+    kill_server_0()
+    return save(files, *arguments)
+
+
+save = TableFiles.save
+
+
+def ask_to_stop() -> None:
+    """Once all workers have come here."""
+    pathlib.Path(f"here.{fleet.worker_index()}").touch()
+    while not all(pathlib.Path(f"here.{one}").exists() for one in range(fleet.worker_num())):
+        time.sleep(0.01)
+    if fleet.is_first_worker():
+        if options.kill_a_server:
+            TableFiles.save = kill_and_save  # type: ignore[method-assign]
+        os.kill(os.getppid(), signal.SIGTERM)
+    while not is_told():
+        time.sleep(0.01)
+
+
+def stop_while_worker_1_is_away() -> None:
+    """Once it has been killed, and is being started again; once."""
+    died, asked = pathlib.Path(f"died.1.{options.stop_amid}.forward"), pathlib.Path("asked")
+    while not died.exists():
+        time.sleep(0.01)
+    if not asked.exists():
+        asked.touch()
+        os.kill(os.getppid(), signal.SIGTERM)
+
+
+strategy = fleet.DistributedStrategy(
+    a_sync=options.mode != "sync",
+    durability=options.durability,
+    checkpoint_configs={"every_steps": 3},
+)
+fleet.init(strategy=strategy)
+model = fleet.distributed_model(Counter())
+optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+if fleet.is_server():
+    pathlib.Path(f"pid.{fleet.server_index()}").write_text(str(os.getpid()))
+    fleet.init_server()
+    fleet.run_server()
+    raise SystemExit
+data = TensorDataset(torch.arange(LENGTH))
+loader = fleet.shard(DataLoader(data, BATCH, shuffle=True), deal=options.deal, range_batches=2)
+fleet.init_worker()
+taken = pathlib.Path("taken")
+for _ in range(loader.epoch, EPOCHS):
+    for (ids,) in loader:
+        step = current().step + 1
+        if step == options.stop_amid and fleet.is_first_worker():
+            stop_while_worker_1_is_away()
+        die_if_asked(options.die, step, "forward")
+        if step == options.take_port and fleet.is_first_worker() and not taken.exists():
+            taken.touch()
+            stranger = take_the_port()
+        optimizer.zero_grad()
+        assert loader.share is not None
+        # sync: gradients are those of a mean over the samples of all workers
+        samples = loader.share.total / len(ids) if options.mode == "sync" else 1
+        (-samples * model(ids)).backward()
+        die_if_asked(options.die, step, "step")
+        optimizer.step()
+        die_if_asked(options.die, step, "behind")
+        if step == options.stop:
+            ask_to_stop()
+fleet.barrier_worker()
+with torch.no_grad():
+    counts = model.rows(torch.arange(LENGTH))
+print(f"COUNTED {counts.min():g} to {counts.max():g}", flush=True)
+fleet.stop_worker()

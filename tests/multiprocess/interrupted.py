@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains while it is asked to stop, or loses a worker; writes down all records it has seen."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import pathlib
+import signal
+import time
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+import fleetlight as fleet
+from fleetlight.fleet.context import current
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--mode", choices=["collective", "sync", "async", "geo"], default="collective")
+parser.add_argument("--batch", type=int, default=2)
+parser.add_argument("--terminate", type=int, default=-1, help="fleetrun, behind this step")
+parser.add_argument("--kill", type=int, default=-1, help="the last worker, behind this step")
+options = parser.parse_args()
+
+EPOCHS, RECORDS = 3, 96
+
+
+class Records(Dataset[tuple[int, torch.Tensor]]):
+    def __len__(self) -> int:
+        return RECORDS
+
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
+        drawn = torch.Generator().manual_seed(index)
+        return index, torch.randint(0, 40, (4,), generator=drawn)
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        served = options.mode != "collective"
+        self.rows = fleet.nn.SparseEmbedding(4) if served else torch.nn.Embedding(40, 4)
+        self.drop = torch.nn.Dropout(0.0 if served else 0.2)
+        self.head = torch.nn.Linear(16, 1)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.drop(self.rows(ids)).flatten(1)).squeeze(-1)
+
+
+def is_told() -> bool:
+    """The signal has come through fleetrun to this worker, too."""
+    stopping = current().stopping
+    return stopping is not None and stopping.seen
+
+
+strategy = fleet.DistributedStrategy(checkpoint_configs={"every_steps": 5})
+strategy.a_sync = options.mode in ("async", "geo")
+if options.mode == "geo":
+    strategy.a_sync_configs.k_steps = 4
+fleet.init(is_collective=options.mode == "collective", strategy=strategy)
+torch.manual_seed(0)
+model = fleet.distributed_model(Net())
+kind = torch.optim.SGD if options.mode == "geo" else torch.optim.Adagrad
+optimizer = fleet.distributed_optimizer(kind(model.parameters(), lr=0.05))
+scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+if fleet.is_server():
+    fleet.init_server()
+    fleet.run_server()
+    raise SystemExit
+if options.mode != "collective":
+    fleet.init_worker()
+loader = fleet.shard(DataLoader(Records(), batch_size=options.batch, shuffle=True))
+me, life = fleet.worker_index(), os.environ["FLEET_RESTART"]
+seen = pathlib.Path(f"seen.{me}.{life}")
+is_last = me == fleet.worker_num() - 1
+step = 0
+with seen.open("a") as file:
+    for epoch in range(loader.epoch, EPOCHS):
+        for ids, x in loader:
+            optimizer.zero_grad()
+            (model(x) - x.sum(1) % 7).square().mean().backward()
+            optimizer.step()
+            scheduler.step()
+            step += 1
+            for record in ids[: loader.counted].tolist():
+                print(epoch, record, file=file, flush=True)
+            if step == options.terminate and me == 0:
+                os.kill(os.getppid(), signal.SIGTERM)
+            while 0 < options.terminate == step - 2 and not is_told():
+                time.sleep(0.01)
+            if step == options.kill and is_last and life == "0":
+                # what is saved in the background is to be there
+                while not pathlib.Path(os.environ["FLEET_CHECKPOINT"], "manifest.json").exists():
+                    time.sleep(0.01)
+                os.kill(os.getpid(), signal.SIGKILL)
+fleet.barrier_worker()
+with torch.no_grad():
+    values = torch.cat([model.rows(torch.arange(40)).flatten(), model.head.weight.flatten()])
+digest = hashlib.sha256(values.numpy().tobytes()).hexdigest()[:16]
+print(f"LEARNT {digest} {float(values.abs().sum()):.4f} {scheduler.last_epoch}", flush=True)
+fleet.stop_worker()

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs that lose processes, are stopped and go on, all in one: every record counts once."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from tests.multiprocess.test_dialects import BIN, finish, start
+
+from fleetlight import checkpoint
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
+
+SCRIPT = str(Path(__file__).with_name("counted.py"))
+TWO = "--server_num 2 --worker_num 2 --max_restarts 5 --checkpoint ckpt"
+
+
+def run(folder: Path, flags: str, *arguments: str) -> tuple[int, str]:
+    """Exit code, and what was said."""
+    command = [str(BIN / "fleetrun"), *flags.split(), "--tee", SCRIPT, *arguments]
+    codes, text = finish([start(command, cwd=folder)])
+    return codes[0], text
+
+
+def check_counts(text: str, workers: int) -> None:
+    """Each of two epochs has brought each record once, over all starts of the job."""
+    assert re.findall(r"COUNTED (.*)", text) == ["2 to 2"] * workers, text
+
+
+@pytest.mark.parametrize(
+    ("mode", "first", "later"),
+    [
+        ("sync", ["1:2:step", "0:4:behind"], ["0:8:behind", "1:9:forward"]),
+        ("async", ["1:2:step", "0:3:behind"], ["1:8:step", "0:9:behind"]),
+    ],
+)
+def test_workers_are_killed_before_a_stop_and_behind_it(
+    tmp_path: Path, mode: str, first: list[str], later: list[str]
+) -> None:
+    """Where records are dealt out on demand, or in blocks that all share."""
+    how = ["--mode", mode, "--deal", "blocks" if mode == "sync" else "queue"]
+    code, text = run(tmp_path, TWO, *how, "--die", *first, "--stop", "6")
+    assert code == 75, text
+    assert text.count("of 2 was killed by SIGKILL") == 2, text
+    assert "starting all again" not in text
+    flags = TWO.replace("worker_num 2", "worker_num 3") + " --resume"
+    code, text = run(tmp_path, flags, *how, "--die", *later)
+    assert code == 0, text
+    assert text.count("of 3 was killed by SIGKILL") == 2, text
+    # the life behind it has nothing to load
+    assert "saved at step 0" not in text
+    check_counts(text, 3)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_stop_amid_an_epoch_leaves_what_nobody_has_trained_on(
+    tmp_path: Path, workers: int
+) -> None:
+    how = ["--deal", "queue", "--durability", "none"]
+    code, text = run(tmp_path, TWO, *how, "--stop", "4")
+    assert code == 75, text
+    zero = checkpoint.read(tmp_path / "ckpt").worker(0)
+    assert zero is not None
+    [position] = zero.values["loaders"]
+    # two workers, four batches of four records
+    assert position["consumed"] == 32
+    others = TWO.replace("server_num 2", "server_num 1").replace(
+        "worker_num 2", f"worker_num {workers}"
+    )
+    code, text = run(tmp_path, others + " --resume", *how)
+    assert code == 0, text
+    check_counts(text, workers)
+
+
+def test_a_worker_that_comes_back_is_no_hindrance_to_a_stop(tmp_path: Path) -> None:
+    """It would be ended by the signal; it hears of the stop from the servers."""
+    code, text = run(tmp_path, TWO, "--mode", "sync", "--die", "1:4:forward", "--stop_amid", "4")
+    assert code == 75, text
+    assert "worker 1 of 2 was killed by SIGKILL" in text
+    code, text = run(tmp_path, TWO + " --resume", "--mode", "sync")
+    assert code == 0, text
+    check_counts(text, 2)
+
+
+def test_a_server_that_dies_while_a_stop_is_saved_is_waited_for(tmp_path: Path) -> None:
+    how = ["--mode", "sync"]
+    code, text = run(tmp_path, TWO, *how, "--stop", "5", "--kill_a_server")
+    assert code == 75, text
+    assert "server 0 of 2 was killed by SIGKILL" in text
+    checkpoint.read(tmp_path / "ckpt").verify()
+    code, text = run(tmp_path, TWO + " --resume", *how)
+    assert code == 0, text
+    check_counts(text, 2)
+
+
+def test_a_server_whose_port_somebody_else_has_taken_is_told(tmp_path: Path) -> None:
+    flags = "--server_num 2 --worker_num 2 --max_restarts 1"
+    code, text = run(tmp_path, flags, "--mode", "sync", "--take_port", "4")
+    assert code == 1, text
+    last = text.strip().splitlines()[-1]
+    assert "server 0 of 2 exited with code 1" in last, text
+    assert re.search(r"cannot listen at 127\.0\.0\.1:\d+: Address already in use", last), text

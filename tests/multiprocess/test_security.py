@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real jobs, looked at from outside: who listens where, and that nobody sees the token."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.launch.workplace import free_ports, wait_until
+from tests.multiprocess.sockets import descendants, listening
+from tests.multiprocess.test_dialects import BIN, finish, start
+from tests.workers import reserved_port
+
+import fleetlight
+from fleetlight.errors import MembershipError
+from fleetlight.ps.messages import Hello
+from fleetlight.ps.transport import SocketChannel
+from fleetlight.roles import parse_endpoints
+from fleetlight.roles.secret import Secret
+
+pytestmark = [
+    pytest.mark.multiprocess,
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+]
+
+SCRIPT = str(Path(__file__).with_name("hold.py"))
+TOKEN = "3f9ac27e51d0b8463f9ac27e51d0b846"
+SERVED = ["--server_num", "1", "--worker_num", "2"]
+Process = subprocess.Popen[str]
+
+
+@contextlib.contextmanager
+def held(place: Path, flags: list[str], workers: int = 2, **env: str) -> Iterator[Process]:
+    """A job in the middle of its training."""
+    collective = ["--collective"] if "--server_num" not in flags else []
+    process = start([str(BIN / "fleetrun"), "--tee", *flags, SCRIPT, *collective], env, cwd=place)
+    try:
+        wait_until(
+            lambda: (
+                process.poll() is not None
+                or all((place / f"trained.{index}").exists() for index in range(workers))
+            ),
+            "the workers to train",
+        )
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.communicate(timeout=60)
+
+
+def ended(place: Path, process: Process, how: str = "well") -> tuple[int, str]:
+    """Let the job end; its exit code, and all that it has printed."""
+    (place / "go").write_text(how)
+    codes, text = finish([process])
+    return codes[0], text
+
+
+def logs(place: Path) -> dict[str, str]:
+    return {str(file): file.read_text() for file in (place / "log").rglob("*") if file.is_file()}
+
+
+def told(place: Path) -> list[dict[str, Any]]:
+    return [json.loads(file.read_text()) for file in sorted(place.glob("*er.*.json"))]
+
+
+def command_lines() -> str:
+    """What `ps` shows of everybody."""
+    parts = []
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            parts.append((folder / "cmdline").read_bytes().decode(errors="replace"))
+    return "\n".join(parts)
+
+
+def server_of(place: Path) -> tuple[str, int]:
+    found = next(line for line in (place / "log/endpoints.log").read_text().splitlines()
+                 if "server" in line and ":" in line)  # fmt: skip
+    return parse_endpoints(found.split()[-1], "the test")[0]
+
+
+@pytest.mark.parametrize("how", ["well", "fail"])
+def test_the_token_of_a_job_is_seen_nowhere(how: str, tmp_path: Path) -> None:
+    with held(tmp_path, SERVED, FLEET_TOKEN=TOKEN) as process:
+        seen = command_lines()
+        code, text = ended(tmp_path, process, how)
+    assert (code != 0) == (how == "fail"), text
+    assert ("on purpose" in text) == (how == "fail")
+    assert [one["token"] for one in told(tmp_path)] == [TOKEN] * 3
+    assert "token=Secret('***')" in text, "a role was printed"
+    everything = {"ps": seen, "terminal": text, **logs(tmp_path)}
+    assert len(everything) >= 6
+    assert not [name for name, said in everything.items() if TOKEN in said]
+
+
+def test_a_job_on_one_machine_has_a_token_of_its_own(tmp_path: Path) -> None:
+    tokens = []
+    for name in ("one", "other"):
+        place = tmp_path / name
+        place.mkdir()
+        with held(place, SERVED) as process:
+            refuses_strangers(place)
+            seen = command_lines()
+            code, text = ended(place, process)
+        assert code == 0, text
+        [token] = {one["token"] for one in told(place)}
+        assert len(token) == 64
+        assert not [said for said in (seen, text, *logs(place).values()) if token in said]
+        tokens.append(token)
+    assert tokens[0] != tokens[1]
+
+
+def refuses_strangers(place: Path) -> None:
+    hello = Hello(fleetlight.__version__, 1, 2, 0, 1, 1, "control")
+    for token, why in ((None, "comes without a token"), (Secret(TOKEN), "does not know the token")):
+        with pytest.raises(MembershipError, match=why):
+            SocketChannel.connect(
+                server_of(place), "server 0", deadline_s=20.0, token=token, greeting=lambda: hello
+            )
+
+
+@pytest.mark.parametrize("flags", [SERVED, ["--nproc_per_node", "2"]], ids=["served", "collective"])
+def test_nothing_listens_on_all_interfaces(flags: list[str], tmp_path: Path) -> None:
+    with held(tmp_path, flags) as process:
+        found = listening(descendants(process.pid))
+        code, text = ended(tmp_path, process)
+    assert code == 0, text
+    addresses = {address for each in found.values() for address in each}
+    assert addresses, "servers and stores listen"
+    assert all(address.startswith(("127.", "::1:")) for address in addresses), addresses
+
+
+@pytest.mark.parametrize(
+    ("server", "worker", "why"),
+    [
+        (TOKEN, TOKEN[::-1], "does not know the token of this job"),
+        (TOKEN, "", "comes without a token"),
+        ("", TOKEN, "has no token"),
+    ],
+    ids=["wrong", "the worker has none", "the server has none"],
+)
+def test_processes_that_do_not_know_the_same_token_end(
+    server: str, worker: str, why: str, tmp_path: Path
+) -> None:
+    """Started by hand: the worker ends at once, and the server says why nobody came."""
+    holder, port = reserved_port()
+    common = {
+        "FLEET_WORKER_NUM": "1",
+        "FLEET_SERVER_NUM": "1",
+        "FLEET_SERVER_ENDPOINTS": f"127.0.0.1:{port}",
+        "FLEET_INDEX": "0",
+        "FLEET_DEADLINE_S": "20",
+    }
+    with holder:
+        kinds = (("server", server), ("worker", worker))
+        processes = [
+            start(
+                [sys.executable, SCRIPT],
+                {**common, "FLEET_ROLE": kind, "FLEET_TOKEN": token},
+                cwd=tmp_path,
+            )
+            for kind, token in kinds
+        ]
+        try:
+            said, _ = processes[1].communicate(timeout=100)
+        finally:
+            processes[0].terminate()
+        also, _ = processes[0].communicate(timeout=60)
+    assert processes[1].returncode == 1
+    for text in (said, also):
+        assert why in text
+        assert "(FLEET_TOKEN, or fleetrun --token_file)" in text
+        assert TOKEN not in text
+    assert os.path.exists(tmp_path / "server.0.json")
+
+
+def machines(place: Path, tokens: tuple[str, str]) -> list[Process]:
+    """A server and a worker on each of two machines, played by addresses of the loopback."""
+    hosts = ("127.0.0.1", "127.0.0.2")
+    listed = ["--ips", ",".join(hosts), "--start_port", str(free_ports(hosts, 8))]
+    count = ["--server_num", "1", "--worker_num", "1", "--tee"]
+    (place / "go").write_text("well")
+    return [
+        start(
+            [str(BIN / "fleetrun"), *listed, *count, "--host", host, "--log_dir", host, SCRIPT],
+            {"FLEET_TOKEN": token},
+            cwd=place,
+        )
+        for host, token in zip(hosts, tokens, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("with_token", [True, False])
+def test_two_machines_with_the_same_token_or_none_train(with_token: bool, tmp_path: Path) -> None:
+    token = TOKEN if with_token else ""
+    codes, text = finish(machines(tmp_path, (token, token)))
+    assert codes == [0, 0], text
+    assert text.count("anyone who reaches the ports of this job can join it") == 2 * (
+        not with_token
+    )
+    assert TOKEN not in text
+
+
+def test_two_machines_with_different_tokens_end_and_say_why(tmp_path: Path) -> None:
+    codes, text = finish(machines(tmp_path, (TOKEN, TOKEN[::-1])))
+    assert codes == [1, 1], text
+    last = [line for line in text.splitlines() if line.startswith("fleetrun: failed:")]
+    assert len(last) == 2
+    assert all("does not know the token of this job" in line for line in last), last
+    assert TOKEN not in text
+    assert TOKEN[::-1] not in text
