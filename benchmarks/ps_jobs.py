@@ -41,6 +41,11 @@ class Ours:
     host: str = "127.0.0.1"
     #: "static": by a program
     system: str = "fleetlight"
+    #: what outlives a process, and how often all rows are written
+    durability: str = "none"
+    snapshot_s: float = 300.0
+    #: a folder of certificates; "": connections are not encrypted
+    ssl: str = ""
 
     def job(self) -> Job:
         """Made anew for every run, since ports differ."""
@@ -51,6 +56,8 @@ class Ours:
             "FLEET_SERVER_ENDPOINTS": ",".join(endpoints),
             "FLEET_MASTER": f"{self.host}:{free_port()}",
             "FLEET_DEADLINE_S": 120,
+            # workers keep something for a later life, too
+            "FLEET_JOB": "benchmark",
         }
         commands: list[Command] = []
         for kind, count in (("server", self.servers), ("worker", self.workers)):
@@ -64,6 +71,8 @@ class Ours:
     def _argv(self, core: int) -> list[str]:
         argv = [*PROGRAM, "--system", self.system, *options(self.model, self.steps, self.warmup)]
         argv += ["--mode", self.mode, "--k_steps", str(self.k_steps)]
+        argv += ["--durability", self.durability, "--snapshot_s", str(self.snapshot_s)]
+        argv += ["--ssl", self.ssl] * bool(self.ssl)
         argv += ["--lookahead"] * self.lookahead
         return argv + ["--core", str(core)] * self.own_core
 

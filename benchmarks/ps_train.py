@@ -49,12 +49,18 @@ def fleetlight(options: argparse.Namespace) -> None:
     """Ours, eager or by a static program: a server serves, a worker trains."""
     import fleetlight as fleet
 
-    fleet.init()
     configs = {"k_steps": options.k_steps} if options.mode == "geo" else {}
-    strategy = fleet.DistributedStrategy(a_sync=options.mode != "sync", a_sync_configs=configs)
+    strategy = fleet.DistributedStrategy(
+        a_sync=options.mode != "sync",
+        a_sync_configs=configs,
+        durability=options.durability,
+        durability_configs={"snapshot_s": options.snapshot_s},
+        ssl=options.ssl,
+    )
+    fleet.init(strategy=strategy)
     plain = MODELS[options.model](lambda rows, dim: fleet.nn.SparseEmbedding(dim))
     optimizer = torch.optim.SGD(plain.parameters(), lr=ps_timed.LR)
-    optimizer = fleet.distributed_optimizer(optimizer, strategy)
+    optimizer = fleet.distributed_optimizer(optimizer)
     if options.system == "static":
         step = _program(plain, optimizer, options.model)
     else:
@@ -167,6 +173,9 @@ def _parse() -> Any:
     parser.description = __doc__
     parser.add_argument("--system", choices=("torch", "fleetlight", "static"), required=True)
     parser.add_argument("--lookahead", action="store_true", help="pull the next batch's rows ahead")
+    parser.add_argument("--durability", choices=("none", "snapshot", "log"), default="none")
+    parser.add_argument("--snapshot_s", type=float, default=300.0)
+    parser.add_argument("--ssl", help="folder of certificates")
     parser.add_argument("--core", type=int, help="stay on this one of the cores, counted from 0")
     parser.add_argument("--profile", default="", metavar="FILE", help="with FILE.<worker>")
     return parser.parse_args()

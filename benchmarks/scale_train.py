@@ -76,13 +76,15 @@ def main() -> None:
         fleet.run_server()
         return
     fleet.init_worker()
-    step = _step(model, optimizer)
+    step = step_of(model, optimizer)
     facts = {"grow": grow, "load": load}[options.phase](options, model, step)
     jobs.result(**facts, worker_mib=held_mib("self"), servers_mib=servers_mib())
     fleet.stop_worker()
 
 
-def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+def step_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+    """Trains on some ids, and says how long that took."""
+
     def step(ids: Tensor) -> float:
         began = time.perf_counter()
         loss = binary_cross_entropy_with_logits(model(ids), (ids > 0).float())
