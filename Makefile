@@ -22,8 +22,9 @@ check: $(VENV)/.ready  ## format, lint, types, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-chaos: $(VENV)/.ready  ## kill the servers of jobs that count, many times: make chaos ARGS='--kills 100 --seed 1'
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.killing $(ARGS)
+chaos: $(VENV)/.ready  ## try what goes wrong, or one way of it: make chaos WHAT=killing ARGS='--kills 100 --seed 1'
+	@for what in $(or $(WHAT),simulation fuzzing killing); do \
+	  OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.$$what $(ARGS) || exit 1; done
 
 bench: $(VENV)/.ready  ## one benchmark: make bench NAME=eager_vs_ddp ARGS=...
 	@test -n "$(NAME)" || { echo "make bench NAME=..., one of:"; ls benchmarks/*.py; exit 2; }
