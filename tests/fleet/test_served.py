@@ -237,6 +237,7 @@ def test_a_sum_of_gradients_is_not_made_with_servers(mode: dict[str, Any]) -> No
         weights = Weights(worker.context)
         weights(BatchShare(mine=3 - 2 * worker.index, total=4, epoch=0, consumed=0))
         (worker.model(ONE).sum() * (1 + worker.index)).backward()
+        worker.barrier()  # both have read what neither has changed yet
         worker.optimizer.step()
         worker.barrier()
         assert reduction_of(worker.context).average
