@@ -25,7 +25,7 @@ Json = Any
 
 def pack(value: object, name: str, tensors: dict[str, Tensor]) -> Json:
     """`value` as JSON; `name` is used in errors and for the tensors, which go to `tensors`."""
-    if value is None or type(value) in (bool, str):
+    if value is None or type(value) in (bool, str, int):
         return value
     if isinstance(value, np.generic):
         return pack(value.item(), name, tensors)

@@ -24,10 +24,10 @@ import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import WorkerState
 from fleetlight.checkpoint.rng import RngWatch
 from fleetlight.errors import CheckpointError, ComebackError
+from fleetlight.fleet.own import Own
 from fleetlight.observe.log import logger
 from fleetlight.ps.worker.redo.commits import Moment
 from fleetlight.ps.worker.redo.redo import Redo
-from fleetlight.ps.worker.redo.shelf import Shelf
 
 if TYPE_CHECKING:
     from fleetlight.fleet.context import Context
@@ -78,6 +78,7 @@ class Recovery:
         self._tell = tell
         self._returns = False
         self._rng = RngWatch()
+        self._own = Own()
         self._mark: _Mark | None = None
         #: a step was made since the mark
         self._is_stale = True
@@ -191,8 +192,42 @@ class Recovery:
         """Behind a step that was left out: behind the last one, all is as it was."""
         if not self._passing and self._there is not None:
             there, self._there = self._there, None
-            _put(context, there, self._redo.shelf)
+            self._put(context, there)
             _count(context, optimizer, self.has_applied)
+
+    def _put(self, context: Context, there: WorkerState) -> None:
+        """All as it was when the step was made."""
+        values = there.values
+        for loader, position in zip(context.loaders, values["loaders"], strict=False):
+            # one that is being read is where it was then, as the batch in hand says
+            if not loader.is_being_read:
+                loader.go_on(position, must_be_asked=False)
+        for plan, scaler in zip(context.optimizers, values["scalers"], strict=True):
+            plan.load_scaler_state(scaler)
+        for plan, steps, settings in zip(
+            _served(context), values["steps"], values["settings"], strict=True
+        ):
+            plan.steps = steps
+            for group, saved in zip(plan.optimizer.param_groups, settings, strict=True):
+                group.update(saved)
+        _schedulers(context).load(values["schedulers"], _optimizers(context))
+        context.step = values["step"]
+        if context.stopping is not None and values["saves"] is not None:
+            context.stopping.saves = values["saves"]
+        with torch.no_grad():
+            for name, tensor in self._own_of(context).items():
+                if (kept := values["kept"].get(name)) is None:
+                    tensor.copy_(there.tensors[name])
+                else:
+                    tensor.copy_(_like(tensor, self._redo.shelf.get(kept)))
+        if there.rng is not None:
+            checkpoint.set_rng_state(there.rng)
+
+    def _own_of(self, context: Context) -> dict[str, Tensor]:
+        assert context.session is not None
+        return self._own.tensors(
+            [plan.module for plan in context.models], context.session.drawn.dense
+        )
 
     def moment(self, context: Context, optimizer: int) -> Moment:
         """Where this worker is, in the middle of a step, or why nothing tells."""
@@ -209,7 +244,7 @@ class Recovery:
         return found
 
     def _moment_at(self, mark: _Mark, context: Context) -> Moment:
-        number, own = self._redo.shelf.next_moment(), _own(context)
+        number, own = self._redo.shelf.next_moment(), self._own_of(context)
         kept = {n: self._kept(n, t) for n, t in own.items() if t.nbytes >= _LARGE}
         state = WorkerState(
             rank=context.group.index,
@@ -277,34 +312,6 @@ def _none(why: str) -> Moment:
     return Moment(0, 0, 0, b"", why_not=why)
 
 
-def _put(context: Context, there: WorkerState, shelf: Shelf) -> None:
-    """All as it was when the step was made."""
-    values = there.values
-    for loader, position in zip(context.loaders, values["loaders"], strict=False):
-        # one that is being read is where it was then, as the batch in hand says
-        if not loader.is_being_read:
-            loader.go_on(position, must_be_asked=False)
-    for plan, scaler in zip(context.optimizers, values["scalers"], strict=True):
-        plan.load_scaler_state(scaler)
-    for plan, steps, settings in zip(
-        _served(context), values["steps"], values["settings"], strict=True
-    ):
-        plan.steps = steps
-        for group, saved in zip(plan.optimizer.param_groups, settings, strict=True):
-            group.update(saved)
-    _schedulers(context).load(values["schedulers"], _optimizers(context))
-    context.step = values["step"]
-    if context.stopping is not None and values["saves"] is not None:
-        context.stopping.saves = values["saves"]
-    with torch.no_grad():
-        for name, tensor in _own(context).items():
-            kept = values["kept"].get(name)
-            found = there.tensors[name] if kept is None else _like(tensor, shelf.get(kept))
-            tensor.copy_(found)
-    if there.rng is not None:
-        checkpoint.set_rng_state(there.rng)
-
-
 def _checksum(records: Sequence[Any] | None) -> int:
     """Alike for the same records; nothing is known of those of a stream."""
     return 0 if records is None else zlib.crc32(repr(list(records)).encode())
@@ -367,19 +374,3 @@ def _bytes(tensor: Tensor) -> NDArray[np.uint8]:
 def _like(tensor: Tensor, data: bytes) -> Tensor:
     """The way back."""
     return torch.frombuffer(bytearray(data), dtype=tensor.dtype).view(tensor.shape)
-
-
-def _own(context: Context) -> dict[str, Tensor]:
-    """What of the registered models no server keeps: buffers, and parameters that are frozen.
-
-    A forward may change these, or the script.
-    """
-    assert context.session is not None
-    kept = {id(parameter) for parameter in context.session.drawn.dense}
-    return {
-        f"{number}.{name}": tensor.detach()
-        for number, plan in enumerate(context.models)
-        for name, tensor in (*plan.module.named_parameters(), *plan.module.named_buffers())
-        # of a layer whose rows are in a table there is nothing here
-        if id(tensor) not in kept and tensor.numel()
-    }
