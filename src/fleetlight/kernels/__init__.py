@@ -8,6 +8,7 @@ from fleetlight.kernels.aside import lay_aside, read_as_they_were
 from fleetlight.kernels.bags import gather_bags, spread_bags, weight_grads
 from fleetlight.kernels.blocks import add_blocks, block_count, to_blocks
 from fleetlight.kernels.bucket_order import BucketCount, put_in_bucket_order
+from fleetlight.kernels.checksums import checksum
 from fleetlight.kernels.dedup import Deduped, dedup, member
 from fleetlight.kernels.finite import all_finite
 from fleetlight.kernels.first_values import Initializer, first_values, table_seed
@@ -30,6 +31,7 @@ __all__ = [
     "all_finite",
     "block_count",
     "buckets",
+    "checksum",
     "dedup",
     "first_values",
     "gather",

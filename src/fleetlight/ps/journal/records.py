@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetlight.errors import ProtocolError
+from fleetlight.kernels import checksum
 from fleetlight.ps.transport.protocol import (
     PREFIX_BYTES,
     Array,
@@ -77,16 +78,16 @@ class Framed:
 
     def sealed(self, number: int) -> list[Buffer]:
         """The record, as buffers to be written in this order."""
-        return [_SEAL.pack(MAGIC, _checksum(self.checksum, number), number), self.frame]
+        return [_SEAL.pack(MAGIC, _sealing(self.checksum, number), number), self.frame]
 
 
 def framed(codec: Codec[M], message: M, arrays: Sequence[Array] = ()) -> Framed:
     """What takes time of making a record. Arrays are copied: who applies them may change them."""
     frame = b"".join(codec.encode(0, message, arrays))
-    return Framed(frame, zlib.crc32(frame))
+    return Framed(frame, checksum(frame))
 
 
-def _checksum(frame: int, number: int) -> int:
+def _sealing(frame: int, number: int) -> int:
     return zlib.crc32(_NUMBER.pack(number), frame)
 
 
@@ -117,7 +118,7 @@ class Reader(Generic[M]):
         behind_seal = at + SEAL_BYTES
         if behind_seal + PREFIX_BYTES > len(data):
             raise ProtocolError(f"{len(data) - at} bytes are too few for a record")
-        magic, checksum, number = _SEAL.unpack_from(data.data, at)
+        magic, expected, number = _SEAL.unpack_from(data.data, at)
         if magic != MAGIC:
             raise ProtocolError("no record begins here")
         start = behind_seal + PREFIX_BYTES
@@ -127,7 +128,7 @@ class Reader(Generic[M]):
             raise ProtocolError(
                 f"a record of {stop - at} bytes begins here, of which {len(data) - at} are there"
             )
-        if _checksum(zlib.crc32(data[behind_seal:stop].data), number) != checksum:
+        if _sealing(checksum(data[behind_seal:stop]), number) != expected:
             raise ProtocolError(f"record {number} does not fit its checksum")
         body = start + prefix.header
         header = self._codec.decode_header(prefix, data[start:body].tobytes())
