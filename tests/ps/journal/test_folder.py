@@ -87,9 +87,9 @@ def test_another_format_and_nonsense_are_told(tmp_path: Path) -> None:
     path = tmp_path / "identity.json"
     later = {**msgspec.json.decode(path.read_bytes()), "format": 9, "more": 1}
     path.write_bytes(msgspec.json.encode(later))
-    with pytest.raises(JournalError, match=r"written in format 9, this version .* reads 1"):
+    with pytest.raises(JournalError, match=r"written in format 9, this version .* reads 2"):
         opened(tmp_path)
-    for nonsense in (b"", b"{}", b"[1]", b"\xff\xfe", b'{"format": 1}'):
+    for nonsense in (b"", b"{}", b"[1]", b"\xff\xfe", b'{"format": 2}'):
         path.write_bytes(nonsense)
         with pytest.raises(JournalError, match="makes no sense"):
             opened(tmp_path)

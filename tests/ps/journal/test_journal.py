@@ -142,6 +142,21 @@ def test_in_the_background_it_is_synced_soon(
     journal.close()
 
 
+def test_much_is_synced_before_the_time_has_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = threading.Event()
+    monkeypatch.setattr(os, "fdatasync", lambda _: synced.set())
+    monkeypatch.setattr(at, "SYNC_S", 600.0)
+    monkeypatch.setattr(at, "SYNC_BYTES", 1000)
+    journal = opened(tmp_path, sync=SECOND)
+    while not synced.is_set() and journal.size < 1 << 20:
+        change(journal)
+    assert 1000 <= journal.size
+    assert synced.wait(60)
+    journal.close()
+
+
 def test_a_disk_that_loses_what_it_has_taken_ends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

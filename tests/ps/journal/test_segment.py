@@ -3,19 +3,19 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from pathlib import Path
 
 import pytest
 
-from fleetlight.ps.journal import segment as segment_module
 from fleetlight.ps.journal.segment import Segment
 
 
-def test_what_is_on_the_disk_and_lies_behind_is_let_go(
+def test_pages_that_are_full_and_on_the_disk_are_let_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(segment_module, "_KEPT_BYTES", 100)
+    page = mmap.PAGESIZE
     happened: list[tuple[int, ...]] = []
     synced, advised = os.fdatasync, os.posix_fadvise
 
@@ -31,10 +31,14 @@ def test_what_is_on_the_disk_and_lies_behind_is_let_go(
     monkeypatch.setattr(os, "fdatasync", sync)
     monkeypatch.setattr(os, "posix_fadvise", advise)
     segment = Segment(tmp_path, 1)
-    written = bytes(range(250))
-    for part in (written[:90], written[90:220], written[220:]):
+    written = bytes(range(256)) * (page // 64)
+    unsynced = []
+    for part in (written[:90], written[90 : 2 * page + 90], written[2 * page + 90 : 4 * page]):
         segment.write([part])
+        unsynced.append(segment.unsynced)
         segment.sync()
+        assert segment.unsynced == 0
     segment.close()
-    assert happened == [(), (), (0, 120), (), (120, 30)]
+    assert unsynced == [90, 2 * page, 2 * page - 90]
+    assert happened == [(), (0, 0), (), (0, 2 * page), (), (2 * page, 2 * page)]
     assert segment.path.read_bytes() == written

@@ -15,7 +15,7 @@ from fleetlight.ps.journal.segment import segments, sync_folder
 from fleetlight.ps.messages import TableFile
 from fleetlight.ps.plan import Plan, first_difference
 
-FORMAT = 1
+FORMAT = 2
 _IDENTITY, _ROWS, _MANIFEST = "identity.json", "rows-", "manifest.json"
 
 

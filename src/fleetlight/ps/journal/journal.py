@@ -26,6 +26,8 @@ T = TypeVar("T")
 #: when a commit also waits for the disk: each time; or a thread sees to it within that time
 COMMIT, SECOND, NEVER = "commit", "second", "never"
 SYNC_S = 1.0
+#: it does so at once where there are so many bytes: the less the system holds, the faster it is
+SYNC_BYTES = 16 << 20
 #: somebody may make room
 _PASSING = (errno.ENOSPC, errno.EDQUOT)
 _TRY_EVERY_S = 0.5
@@ -66,6 +68,7 @@ class Journal(Generic[M]):
         self._syncs = threading.Lock()
         self._over = threading.Event()
         self._is_dirty = threading.Event()
+        self._is_due = threading.Event()
         self._syncing = threading.Thread(target=self._keep_synced, name="fleet-sync", daemon=True)
         if policy.sync == SECOND:
             self._syncing.start()
@@ -122,6 +125,7 @@ class Journal(Generic[M]):
             self._guarded(self._segment.sync)
         finally:
             self._over.set()
+            self._is_due.set()
             if self._syncing.is_alive():
                 self._syncing.join()
             with self._news:
@@ -164,6 +168,8 @@ class Journal(Generic[M]):
             self._segment.sync()
         else:
             self._is_dirty.set()
+            if self._segment.unsynced >= SYNC_BYTES:
+                self._is_due.set()
 
     def _write_with_patience(self, buffers: list[Buffer]) -> None:
         end = time.monotonic() + self._policy.patience_s
@@ -204,7 +210,9 @@ class Journal(Generic[M]):
             raise JournalError(str(self._failure))
 
     def _keep_synced(self) -> None:
-        while not self._over.wait(SYNC_S):
+        while not self._over.is_set():
+            self._is_due.wait(SYNC_S)
+            self._is_due.clear()
             if self._is_dirty.is_set():
                 self._is_dirty.clear()
                 try:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,9 +14,6 @@ from fleetlight.ps.transport.protocol import Buffer, without
 _SUFFIX = ".journal"
 #: of the system: how many buffers one call takes
 _BUFFERS = 1024
-#: bytes at the end that stay in the system's memory; the rest is read only after an accident, and
-#: memory that is used again is faster than ever more of it
-_KEPT_BYTES = 128 << 20
 
 
 def segments(folder: Path) -> list[tuple[int, Path]]:
@@ -31,6 +29,7 @@ class Segment:
         self.first = first
         #: bytes of whole records
         self.size = 0
+        self._synced = 0
         self._let_go = 0
         if self.path.exists() and not self.path.stat().st_size:
             # somebody died over its first record
@@ -60,13 +59,24 @@ class Segment:
             raise
         self.size = end
 
+    @property
+    def unsynced(self) -> int:
+        """Bytes that may be in the system's memory alone."""
+        return self.size - self._synced
+
     def sync(self) -> None:
-        """Wait until all of it is on the disk."""
-        end = self.size - _KEPT_BYTES
+        """Wait until all of it is on the disk, and let the system use its memory again.
+
+        It is read only after an accident, and ever more memory would be much slower than the same
+        again and again.
+        """
+        size = self.size
         os.fdatasync(self._fd)
-        if end > self._let_go:
-            os.posix_fadvise(self._fd, self._let_go, end - self._let_go, os.POSIX_FADV_DONTNEED)
-            self._let_go = end
+        self._synced = size
+        # a page that is not full yet would have to be read again
+        whole = size - size % mmap.PAGESIZE
+        os.posix_fadvise(self._fd, self._let_go, whole - self._let_go, os.POSIX_FADV_DONTNEED)
+        self._let_go = whole
 
     def close(self) -> None:
         """Nothing is appended any more."""
