@@ -62,8 +62,13 @@ class MemorySegment:
         self._file += data
         self._disk.world.moment()
 
-    def sync(self) -> None:
+    @property
+    def unsynced(self) -> int:
         """The system keeps what it has got."""
+        return 0
+
+    def sync(self) -> None:
+        """It is kept already."""
 
     def close(self) -> None:
         """Nothing is appended any more."""

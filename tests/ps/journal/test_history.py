@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import threading
 from pathlib import Path
 
 import pytest
 
 from fleetlight.errors import JournalError
+from fleetlight.ps.journal import history as history_module
 from fleetlight.ps.journal.history import history
 from fleetlight.ps.journal.records import framed
 from fleetlight.ps.journal.segment import Segment, segments
@@ -71,3 +75,44 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     paths[1].unlink()
     with pytest.raises(JournalError, match="records 4 to 5 are missing"):
         read(tmp_path)
+
+
+def test_a_disk_that_does_not_give_back_what_it_has_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    [path] = write(tmp_path, range(1, 4))
+    monkeypatch.setattr(os, "preadv", fail)
+    with pytest.raises(JournalError, match=rf"{path} cannot be read at byte 0: Input/output"):
+        read(tmp_path)
+
+
+def test_what_was_read_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [path] = write(tmp_path, range(1, 400))
+    monkeypatch.setattr(history_module, "_LET_GO_BYTES", 1000)
+    monkeypatch.setattr(history_module, "_AHEAD_BYTES", 500)
+    advised: list[tuple[int, int]] = []
+
+    def advise(_: int, offset: int, size: int, advice: int) -> None:
+        if advice == os.POSIX_FADV_DONTNEED:
+            advised.append((offset, size))
+
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    assert read(tmp_path)[0] == list(range(1, 400))
+    end = 0
+    for offset, size in advised:
+        assert offset == end
+        assert size >= 1000
+        end += size
+    assert path.stat().st_size - 2000 < end <= path.stat().st_size
+
+
+def test_who_reads_no_further_leaves_nothing_open(tmp_path: Path) -> None:
+    write(tmp_path, range(1, 400))
+    before = set(os.listdir("/proc/self/fd")), threading.active_count()
+    records = history(tmp_path, CODEC, 1, print)
+    assert next(records).number == 1
+    records.close()  # type: ignore[attr-defined]
+    assert (set(os.listdir("/proc/self/fd")), threading.active_count()) == before

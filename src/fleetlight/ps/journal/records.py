@@ -14,7 +14,7 @@ import dataclasses
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,27 +64,42 @@ class Gap:
     followed_by: int | None
 
 
+class Source(Protocol):
+    """Bytes that lie in an array, or in a file."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, where: slice, /) -> NDArray[np.uint8]: ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Framed:
     """A change as it will lie in the file, but for its number."""
 
-    frame: bytes
+    head: Buffer
+    body: bytes
     checksum: int
 
     @property
     def nbytes(self) -> int:
         """How long the record will be."""
-        return SEAL_BYTES + len(self.frame)
+        return SEAL_BYTES + len(self.head) + len(self.body)
 
     def sealed(self, number: int) -> list[Buffer]:
         """The record, as buffers to be written in this order."""
-        return [_SEAL.pack(MAGIC, _sealing(self.checksum, number), number), self.frame]
+        return [_SEAL.pack(MAGIC, _sealing(self.checksum, number), number), self.head, self.body]
 
 
 def framed(codec: Codec[M], message: M, arrays: Sequence[Array] = ()) -> Framed:
     """What takes time of making a record. Arrays are copied: who applies them may change them."""
-    frame = b"".join(codec.encode(0, message, arrays))
-    return Framed(frame, checksum(frame))
+    head, *parts = codec.encode(0, message, arrays)
+    body = b"".join(parts)
+    return Framed(head, body, _checksum(head, body))
+
+
+def _checksum(head: Buffer, body: bytes | NDArray[np.uint8]) -> int:
+    """Of a frame: its prefix and header, and its arrays."""
+    return zlib.crc32(head, checksum(body))
 
 
 def _sealing(frame: int, number: int) -> int:
@@ -94,7 +109,7 @@ def _sealing(frame: int, number: int) -> int:
 class Reader(Generic[M]):
     """Goes through a file's bytes; `gap` says what lies behind the last record, if anything."""
 
-    def __init__(self, codec: Codec[M], data: NDArray[np.uint8], first: int) -> None:
+    def __init__(self, codec: Codec[M], data: Source, first: int) -> None:
         self._codec = codec
         self._data = data
         self._number = first
@@ -116,23 +131,26 @@ class Reader(Generic[M]):
     def _record(self, at: int) -> Record[M]:
         data = self._data
         behind_seal = at + SEAL_BYTES
-        if behind_seal + PREFIX_BYTES > len(data):
+        start = behind_seal + PREFIX_BYTES
+        if start > len(data):
             raise ProtocolError(f"{len(data) - at} bytes are too few for a record")
-        magic, expected, number = _SEAL.unpack_from(data.data, at)
+        lead = data[at:start].tobytes()
+        magic, expected, number = _SEAL.unpack_from(lead)
         if magic != MAGIC:
             raise ProtocolError("no record begins here")
-        start = behind_seal + PREFIX_BYTES
-        prefix = Prefix.parse(data[behind_seal:start].tobytes(), self._codec.body_limit)
-        stop = start + prefix.header + prefix.body
+        prefix = Prefix.parse(lead[SEAL_BYTES:], self._codec.body_limit)
+        body = start + prefix.header
+        stop = body + prefix.body
         if stop > len(data):
             raise ProtocolError(
                 f"a record of {stop - at} bytes begins here, of which {len(data) - at} are there"
             )
-        if _sealing(checksum(data[behind_seal:stop]), number) != expected:
+        # apart, so that arrays lie where kernels take them
+        header, arrays = data[start:body].tobytes(), data[body:stop]
+        if _sealing(_checksum(lead[SEAL_BYTES:] + header, arrays), number) != expected:
             raise ProtocolError(f"record {number} does not fit its checksum")
-        body = start + prefix.header
-        header = self._codec.decode_header(prefix, data[start:body].tobytes())
-        return Record(number, header.message, views(header.places, data[body:stop]), at, stop)
+        told = self._codec.decode_header(prefix, header)
+        return Record(number, told.message, views(told.places, arrays), at, stop)
 
     def _behind(self, at: int) -> int | None:
         """The number of the first whole record from there on."""
