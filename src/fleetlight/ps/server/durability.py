@@ -33,8 +33,6 @@ Written = tuple[Change, Sequence[Array]]
 CODEC: Codec[Change] = Codec(Change)
 #: of a core: what a snapshot takes from training
 _SHARE = 0.1
-#: a snapshot does not take its time any more once the journal has so many times `snapshot_bytes`
-_HURRY = 4
 #: how often it is looked whether a snapshot is due
 _LOOK_S = 1.0
 _TRY_EVERY_S = 0.05
@@ -232,12 +230,12 @@ class Durability:
                 passed_s = 0.0 if self._tried(self._beside_training) else passed_s
 
     def _beside_training(self) -> bool:
-        """A snapshot that takes its time, unless the journal grows faster than it is written."""
+        """A snapshot that takes its time, unless the next one is due before it is done."""
         return self.snapshot(Pace(_SHARE, self._over.wait, self._hurries))
 
     def _hurries(self) -> bool:
         assert self._journal is not None
-        return self._over.is_set() or self._journal.size >= _HURRY * self._durable.snapshot_bytes
+        return self._over.is_set() or self._journal.size >= self._durable.snapshot_bytes
 
     def _tried(self, act: Callable[[], bool]) -> bool:
         """A snapshot that fails is no loss: the journal goes on."""
