@@ -23,7 +23,7 @@ check: $(VENV)/.ready  ## format, lint, types, layers
 	$(BIN)/lint-imports
 
 chaos: $(VENV)/.ready  ## try what goes wrong, or one way of it: make chaos WHAT=killing ARGS='--kills 100 --seed 1'
-	@for what in $(or $(WHAT),simulation fuzzing killing); do \
+	@for what in $(or $(WHAT),simulation fuzzing killing harming); do \
 	  OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.$$what $(ARGS) || exit 1; done
 
 bench: $(VENV)/.ready  ## one benchmark: make bench NAME=eager_vs_ddp ARGS=...

@@ -31,9 +31,8 @@ def programs(options: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
     for kind in ("server", "worker"):
         flags = ["--kinds", kind, "--kills", each, "--seed", str(options.seed)]
         yield f"Kills of {kind}s", ["tests.chaos.killing", *flags]
-    harms = ["--harms", "cut", "slow", "full", "clock", "freeze"]
-    flags = ["--kills", str(options.harmed), "--seed", str(options.seed), *harms]
-    yield "Kills amid other harm", ["tests.chaos.killing", *flags]
+    flags = ["--kills", str(options.harmed), "--seed", str(options.seed)]
+    yield "Kills amid other harm", ["tests.chaos.harming", *flags]
     flags = ["--schedules", str(options.schedules), "--seed", str(options.seed), "--jobs", "2"]
     yield "Simulated schedules", ["tests.chaos.simulation", *flags]
     flags = ["--frames", str(options.frames), "--seed", str(options.seed)]

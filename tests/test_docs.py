@@ -59,6 +59,10 @@ def test_the_site_shows_every_page() -> None:
     assert sorted(shown) == sorted(pages)
 
 
+def test_the_page_about_security_is_the_one_that_hosts_of_code_show() -> None:
+    assert (ROOT / "docs" / "security.md").read_text() == (ROOT / "SECURITY.md").read_text()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_python_compiles(page: Path) -> None:
     for block in blocks(page, "python"):

@@ -6,13 +6,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.chaos.harms import HARMS
 from tests.chaos.killing import chaos
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
 
 
 def test_every_acknowledged_push_counts_once_whoever_dies(tmp_path: Path) -> None:
-    outcome = chaos(tmp_path, "async", kills=3, seed=4, doomed=True)
+    outcome = chaos(tmp_path, "async", kills=3, seed=4, doomed=True, harms=list(HARMS))
     assert len(outcome.away_s) >= 3
     assert outcome.counted > 1000
 
