@@ -41,7 +41,7 @@ class Rows:
     def __init__(self, plan: Any, server: int, witnesses: Sequence[Witness], _: Any) -> None:
         self.plan = plan
         self._witness = witnesses[server]
-        self._columns = plan.tables[0].dim
+        self.columns = plan.tables[0].dim
         self.rows: dict[int, Array] = {}
         self.tables = [_Table(self)]
 
@@ -88,7 +88,7 @@ class Rows:
 
     def read(self, ids: Array) -> Array:
         """Rows of these ids."""
-        found = np.zeros((len(ids), self._columns), np.float32)
+        found = np.zeros((len(ids), self.columns), np.float32)
         for place, one in enumerate(ids.tolist()):
             if one in self.rows:
                 found[place] = self.rows[one]
@@ -141,4 +141,7 @@ class _Table:
 
     def pull(self, ids: Array, insert: bool, step: int) -> Array:
         """Rows; those that are inserted are zeros, as they would be without."""
+        if insert:
+            for one in ids.tolist():
+                self._rows.rows.setdefault(one, np.zeros(self._rows.columns, np.float32))
         return self._rows.read(ids)

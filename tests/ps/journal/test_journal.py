@@ -7,7 +7,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +265,55 @@ def test_it_goes_on_in_a_new_file(tmp_path: Path) -> None:
     journal.close()
     assert [first for first, _ in segments(tmp_path)] == [1, 4, 6]
     assert [record.message for record in written_down(tmp_path)] == [EndPhase(n) for n in range(5)]
+
+
+def test_what_is_put_while_a_file_is_replaced_lies_in_one_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = opened(tmp_path)
+    change(journal)
+    commit, late = journal.commit, [2, 3]
+
+    def commit_and_put(number: int) -> None:
+        commit(number)
+        if late:
+            journal.put(journal.framed(EndPhase(late.pop(0))))
+
+    monkeypatch.setattr(journal, "commit", commit_and_put)
+    assert journal.rotate() == 4
+    journal.close()
+    assert [first for first, _ in segments(tmp_path)] == [1, 4]
+    assert [record.number for record in written_down(tmp_path)] == [1, 2, 3]
+
+
+def test_a_file_is_not_closed_while_somebody_writes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = opened(tmp_path, sync=NEVER)
+    change(journal)
+    slow = Slow(os.pwritev)
+    monkeypatch.setattr(os, "pwritev", slow)
+    commit, writing = journal.commit, list[Future[None]]()
+
+    def commit_while_another_comes(number: int) -> None:
+        if writing:
+            # it was seen that somebody writes
+            slow.may.release()
+        commit(number)
+        if not writing:
+            late = journal.put(journal.framed(EndPhase(2)))
+            writing.append(other.submit(commit, late))
+            slow.begun.acquire()
+
+    monkeypatch.setattr(journal, "commit", commit_while_another_comes)
+    with ThreadPoolExecutor(1) as other:
+        try:
+            assert journal.rotate() == 3
+        finally:
+            slow.may.release(9)
+        writing[0].result()
+    journal.close()
+    assert [record.number for record in written_down(tmp_path)] == [1, 2]
 
 
 def test_a_closed_one_takes_nothing(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ from fleetlight.ps import messages as m
 from fleetlight.ps.journal.journal import NEVER, Policy
 from fleetlight.ps.journal.segment import segments
 from fleetlight.ps.plan import EntryPlan, Plan
+from fleetlight.ps.server import reading
 from fleetlight.ps.server.durability import Durability, Durable
 from fleetlight.ps.server.server import Server
 
@@ -385,6 +388,55 @@ def test_rows_that_were_only_read_are_there_still(lives: Any) -> None:
     one.workers[0].push(0)
     one.die()
     assert one.server.counted().rows == {"users": 3, "items": 0}
+
+
+class Turn:
+    """A chronicle's turn that tells when a thread asks for it."""
+
+    def __init__(self, turn: Any) -> None:
+        self._turn = turn
+        self.asked: dict[int, threading.Event] = collections.defaultdict(threading.Event)
+
+    def __enter__(self) -> None:
+        self.asked[threading.get_ident()].set()
+        self._turn.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._turn.release()
+
+
+def test_rows_that_are_read_amid_a_cut_are_in_the_snapshot_or_behind_it(
+    lives: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = lives(plan("async"))
+    one.workers[0].pull(0, [1])
+    chronicle, journal, service = (
+        one.server._chronicle,
+        one.durability._journal,
+        one.server._service,
+    )
+    chronicle.turn = turn = Turn(chronicle.turn)
+    rotate = journal.rotate
+
+    def pull() -> None:
+        # a request that was let in before the cut
+        message = m.Pull([m.TablePull(0, insert=True)], dense=False)
+        reading.pulled(service.holdings, chronicle, message, [ids_of([2])])
+        chronicle.settle()
+
+    reader = threading.Thread(target=pull)
+
+    def rotate_while_another_reads() -> Any:
+        reader.start()
+        # the row is there, and noted if nobody holds that up
+        assert turn.asked[reader.ident or 0].wait(60)
+        return rotate()
+
+    monkeypatch.setattr(journal, "rotate", rotate_while_another_reads)
+    assert one.durability.snapshot()
+    reader.join()
+    one.die()
+    assert one.server.counted().rows == {"users": 2, "items": 0}
 
 
 def test_counts_of_ids_and_days_outlive_a_server(lives: Any) -> None:

@@ -104,16 +104,19 @@ class Journal(Generic[M]):
     def rotate(self) -> int:
         """Write what was put; the records from now on, whose first is answered, lie in a new file.
 
-        Nobody puts anything meanwhile.
+        What is put meanwhile lies in the old one still, or is the first of the new one.
         """
-        self.commit(self.next - 1)
-        with self._news:
-            self._check()
-            old, first = self._segment, self._next
-            if old.first == first:
-                return first
-            self._guarded(old.sync)
-            self._segment = self._guarded(lambda: Segment(self._folder, first))
+        old = None
+        while old is None:
+            self.commit(self.next - 1)
+            with self._news:
+                self._check()
+                first = self._next
+                if self._segment.first == first:
+                    return first
+                # somebody may have come since, or write still
+                if not self._pending and not self._is_writing:
+                    old = self._replaced(first)
         with self._syncs:
             old.close()
         return first
@@ -132,6 +135,13 @@ class Journal(Generic[M]):
                 self._failure = self._failure or JournalError(f"{self._folder}: it is closed")
                 self._news.notify_all()
             self._segment.close()
+
+    def _replaced(self, first: int) -> Segment:
+        """The old file, in whose place there is a new one; called with `news` held."""
+        old = self._segment
+        self._guarded(old.sync)
+        self._segment = self._guarded(lambda: Segment(self._folder, first))
+        return old
 
     def _turn(self, is_done: Callable[[], bool]) -> tuple[list[Buffer], int] | None:
         """What to write, once nobody else writes; None when it is done."""

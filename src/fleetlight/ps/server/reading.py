@@ -43,6 +43,8 @@ def _rows(
     before = len(table)
     rows = table.pull(ids, True, step)
     if len(table) != before:
-        # a row's first value is the same whenever it comes
-        chronicle.note(change, [ids])
+        # a row's first value is the same whenever it comes; but a snapshot that does not have the
+        # row must find it written down behind it
+        with chronicle.turn:
+            chronicle.note(change, [ids])
     return rows
