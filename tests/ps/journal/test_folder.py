@@ -12,6 +12,7 @@ import pytest
 from tests.ps.serving import plan
 
 from fleetlight.errors import JournalError
+from fleetlight.ps.journal import folder as at
 from fleetlight.ps.journal.folder import Folder, Identity
 from fleetlight.ps.journal.segment import Segment
 from fleetlight.ps.messages import TableFile
@@ -103,7 +104,7 @@ def test_a_folder_that_cannot_be_is_told(tmp_path: Path) -> None:
 
 def snapshot(folder: Folder, first: int, *, is_complete: bool = True) -> None:
     folder.rows_folder(first).mkdir()
-    (folder.rows_folder(first) / "users").write_bytes(os.urandom(9))
+    (folder.rows_folder(first) / "users").write_bytes(os.urandom(100))
     if is_complete:
         folder.complete(first, FILES)
 
@@ -128,6 +129,22 @@ def test_one_begins_with_the_newest_snapshot_that_is_whole(tmp_path: Path) -> No
         "lock",
         "rows-00000000000000000009",
     ]
+    folder.close()
+
+
+def test_a_snapshot_that_cannot_be_read_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = opened(tmp_path)
+    snapshot(folder, 5, is_complete=False)
+    os.truncate(folder.rows_folder(5) / "users", 99)
+    with pytest.raises(JournalError, match=r"users has 99 bytes, 100 were written"):
+        folder.complete(5, FILES)
+    assert not (folder.rows_folder(5) / "manifest.json").exists()
+    snapshot(folder, 9, is_complete=False)
+    monkeypatch.setattr(at, "replace", lambda path, data: path.write_bytes(data[:-1]))
+    with pytest.raises(JournalError, match=r"manifest\.json is not read as it was written"):
+        folder.complete(9, FILES)
     folder.close()
 
 

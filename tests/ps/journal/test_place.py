@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -46,6 +47,33 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
         place.replace(path, data)
         assert path.read_bytes() == data
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_file_that_is_written_in_parts_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, bytes(data)[:3]))
+    place.replace(tmp_path / "file", b"ten bytes.")
+    assert (tmp_path / "file").read_bytes() == b"ten bytes."
+
+
+def test_a_disk_that_becomes_full_leaves_a_file_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.replace(tmp_path / "file", b"before")
+    room = [3]
+    write = os.write
+
+    def full(fd: int, data: bytes) -> int:
+        if not room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, bytes(data)[: room.pop()])
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space left"):
+        place.replace(tmp_path / "file", b"behind")
+    assert (tmp_path / "file").read_bytes() == b"before"
 
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:

@@ -107,10 +107,25 @@ class Folder:
         return self.path / f"{_ROWS}{first:020d}"
 
     def complete(self, first: int, files: list[TableFile]) -> None:
-        """All rows as they were before that record are written, and count from now on."""
+        """All rows as they were before that record are written, and count from now on.
+
+        Raises where that is not so: what lies before them is still there then.
+        """
         folder = self.rows_folder(first)
+        for file in files:
+            size = (folder / file.name).stat().st_size
+            if size != file.bytes:
+                raise JournalError(
+                    f"{folder / file.name} has {size} bytes, {file.bytes} were written; look what "
+                    "is wrong with the disk"
+                )
         sync_folder(folder)
         replace(folder / _MANIFEST, msgspec.json.encode(_Rows(files)))
+        if self._files(first) != files:
+            raise JournalError(
+                f"{folder / _MANIFEST} is not read as it was written; look what is wrong with the "
+                "disk"
+            )
 
     def base(self) -> tuple[int, list[TableFile] | None]:
         """The record to begin with, and the rows as they were before it; None: as at the start."""

@@ -58,7 +58,10 @@ def replace(path: Path, data: bytes) -> None:
     beside = path.with_name(f"{path.name}.new")
     fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        os.write(fd, data)
+        rest = memoryview(data)
+        while rest:
+            # a disk that becomes full takes a part, and refuses the next one
+            rest = rest[os.write(fd, rest) :]
         os.fsync(fd)
     finally:
         os.close(fd)
