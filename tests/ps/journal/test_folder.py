@@ -92,8 +92,23 @@ def test_another_format_and_nonsense_are_told(tmp_path: Path) -> None:
         opened(tmp_path)
     for nonsense in (b"", b"{}", b"[1]", b"\xff\xfe", b'{"format": 2}'):
         path.write_bytes(nonsense)
-        with pytest.raises(JournalError, match="makes no sense"):
+        with pytest.raises(JournalError, match=rf"makes no sense.* remove the folder {tmp_path} "):
             opened(tmp_path)
+
+
+@pytest.mark.parametrize("left", ["journal", "rows"])
+@pytest.mark.parametrize("resume", [False, True])
+def test_what_is_nobodys_is_not_taken_up(tmp_path: Path, left: str, resume: bool) -> None:
+    folder = opened(tmp_path)
+    if left == "journal":
+        Segment(tmp_path, 1).close()
+    else:
+        snapshot(folder, 5)
+    folder.close()
+    (tmp_path / "identity.json").unlink()
+    for job in ("j", "k"):
+        with pytest.raises(JournalError, match=r"no identity\.json .* or remove the folder"):
+            Folder.open(tmp_path, identity(job=job), resume=resume)
 
 
 def test_a_folder_that_cannot_be_is_told(tmp_path: Path) -> None:

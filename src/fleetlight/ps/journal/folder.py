@@ -68,6 +68,8 @@ class Folder:
         lock = claim(path)
         try:
             before = _read(path)
+            if before is None:
+                _refuse_nobodys(path)
             _refuse_another_number(path, wanted)
             if must_exist and before is None:
                 raise JournalError(
@@ -183,9 +185,18 @@ def _read(path: Path) -> Identity | None:
         return msgspec.convert(found, Identity)
     except (*_NONSENSE, KeyError, TypeError) as error:
         raise JournalError(
-            f"durability: {path / _IDENTITY} makes no sense ({error}); restore the folder, or "
-            "remove it to start anew"
+            f"durability: {path / _IDENTITY} makes no sense ({error}); restore the file, or "
+            f"remove the folder {path} to start anew"
         ) from error
+
+
+def _refuse_nobodys(path: Path) -> None:
+    """What is there without a word of whose it is would be taken up unasked."""
+    if segments(path) or any(path.glob(f"{_ROWS}*")):
+        raise JournalError(
+            f"durability: {path} has a journal or rows, but no {_IDENTITY} that says whose they "
+            f"are; restore {_IDENTITY}, or remove the folder to start anew"
+        )
 
 
 def _refuse_another_number(path: Path, wanted: Identity) -> None:
@@ -216,6 +227,8 @@ def _clear(path: Path) -> None:
         file.unlink()
     for folder in path.glob(f"{_ROWS}*"):
         shutil.rmtree(folder)
+    # whose it is goes last, also for the disk
+    sync_folder(path)
     (path / _IDENTITY).unlink()
 
 
