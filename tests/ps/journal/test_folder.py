@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,35 @@ def test_what_a_job_with_another_number_of_servers_has_left_is_told(tmp_path: Pa
             Folder.open(tmp_path / "server-0-of-1", identity(server_num=1, job="k"), resume=resume)
     opened(tmp_path / "server-0-of-2").clear()
     opened(tmp_path / "server-0-of-1", server_num=1, job="k").close()
+
+
+def test_a_job_that_runs_with_another_number_of_servers_is_told(tmp_path: Path) -> None:
+    running = opened(tmp_path / "server-0-of-2")
+    with pytest.raises(JournalError, match="server-0-of-2 is in use by another process"):
+        opened(tmp_path / "server-0-of-1", server_num=1, job="k")
+    # it has not been disturbed
+    with pytest.raises(JournalError, match="server-0-of-2 is in use by another process"):
+        opened(tmp_path / "server-0-of-2")
+    running.close()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+@pytest.mark.parametrize("name", ["lock", "identity.json.new"])
+def test_a_disk_that_cannot_be_written_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, name: str
+) -> None:
+    before = os.open
+
+    def refuse(path: Any, flags: int, mode: int = 0o777) -> int:
+        if Path(path).name == name and flags & os.O_CREAT:
+            raise OSError(code, os.strerror(code))
+        return before(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(JournalError, match=rf"{os.strerror(code)}; .*name another folder"):
+        opened(tmp_path)
+    monkeypatch.undo()
+    opened(tmp_path).close()
 
 
 def test_what_was_inherited_is_so_until_the_heir_has_its_own(tmp_path: Path) -> None:

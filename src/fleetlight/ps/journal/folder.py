@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from fleetlight.errors import JournalError, PlanError
-from fleetlight.ps.journal.place import claim, release, replace
+from fleetlight.ps.journal.place import claim, refuse_if_in_use, release, replace
 from fleetlight.ps.journal.segment import segments, sync_folder
 from fleetlight.ps.messages import TableFile
 from fleetlight.ps.plan import Plan, first_difference
@@ -80,7 +80,7 @@ class Folder:
                 _clear(path)
                 before = None
             identity = wanted if before is None else _next_life(before, wanted, path, resume)
-            replace(path / _IDENTITY, msgspec.json.encode(identity))
+            _identify(path, identity)
             return cls(path, identity, lock, is_new=before is None)
         except BaseException:
             release(lock)
@@ -94,7 +94,7 @@ class Folder:
     def own(self) -> None:
         """What is there from now on is of this launch."""
         self.identity = msgspec.structs.replace(self.identity, inherited=False)
-        replace(self.path / _IDENTITY, msgspec.json.encode(self.identity))
+        _identify(self.path, self.identity)
 
     def close(self) -> None:
         """Let others have it."""
@@ -170,6 +170,16 @@ class Folder:
             return None
 
 
+def _identify(path: Path, identity: Identity) -> None:
+    try:
+        replace(path / _IDENTITY, msgspec.json.encode(identity))
+    except OSError as error:
+        raise JournalError(
+            f"durability: {path / _IDENTITY} cannot be written: {error.strerror or error}; make "
+            "room or repair the disk, or name another folder in strategy.durability_configs.folder"
+        ) from error
+
+
 def _read(path: Path) -> Identity | None:
     try:
         data = (path / _IDENTITY).read_bytes()
@@ -204,6 +214,8 @@ def _refuse_another_number(path: Path, wanted: Identity) -> None:
     for other in sorted(path.parent.glob(f"server-*/{_IDENTITY}")):
         found = _read(other.parent)
         if found is not None and found.server_num != wanted.server_num:
+            if other.parent != path:
+                refuse_if_in_use(other.parent)
             raise JournalError(
                 f"durability: {other.parent} has what an earlier job with {found.server_num} "
                 f"server(s) has left, which did not end well; this one has {wanted.server_num}: go "

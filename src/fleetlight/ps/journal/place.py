@@ -29,12 +29,32 @@ def claim(path: Path) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(lock)
-        raise JournalError(
-            f"durability: {path} is in use by another process; give each job a folder of its own "
-            "in strategy.durability_configs.folder, or end the other one"
-        ) from error
+        raise _in_use(path) from error
     _held.add(lock)
     return lock
+
+
+def refuse_if_in_use(path: Path) -> None:
+    """Raise where another process has the folder; it is left as it is."""
+    try:
+        lock = os.open(path / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        # it was never locked, or is not for this user to ask about
+        return
+    try:
+        # several may ask at a time
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        raise _in_use(path) from error
+    finally:
+        os.close(lock)
+
+
+def _in_use(path: Path) -> JournalError:
+    return JournalError(
+        f"durability: {path} is in use by another process; give each job a folder of its own "
+        "in strategy.durability_configs.folder, or end the other one"
+    )
 
 
 def release(lock: int) -> None:
