@@ -257,6 +257,22 @@ def test_a_journal(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> Non
         list(history(folder, changes, 1, lambda text: None))
 
 
+@ANY
+@given(st.data())
+def test_the_word_of_what_is_on_the_disk(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("journal")
+    segment = Segment(folder, 1)
+    segment.write([_journal()])
+    segment.sync()
+    segment.close()
+    word = folder / "synced"
+    word.write_bytes(data.draw(mutated(word.read_bytes())))
+    # all is there, whatever it says
+    assert len(list(history(folder, RECORDS, 1, lambda text: None))) == 4
+
+
 IDENTITY = Identity(server=0, server_num=2, job="j", plan=plan())
 
 

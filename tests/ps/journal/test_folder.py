@@ -173,6 +173,7 @@ def test_one_begins_with_the_newest_snapshot_that_is_whole(tmp_path: Path) -> No
         "identity.json",
         "lock",
         "rows-00000000000000000009",
+        "synced",
     ]
     folder.close()
 

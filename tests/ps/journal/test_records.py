@@ -66,7 +66,7 @@ def test_a_file_that_ends_anywhere_is_torn_there() -> None:
             assert gap is None
         else:
             assert gap is not None
-            assert (gap.at, gap.followed_by) == (starts[whole], None)
+            assert (gap.at, gap.followed_by, gap.is_short) == (starts[whole], None, True)
 
 
 @pytest.mark.parametrize("rest", [b"\0", bytes(4096), MAGIC, MAGIC * 9, b"junk" * 100])

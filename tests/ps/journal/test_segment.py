@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fleetlight.ps.journal.segment import Segment
+from fleetlight.ps.journal.synced import Synced
 
 
 def test_pages_that_are_full_and_on_the_disk_are_let_go(
@@ -42,3 +44,31 @@ def test_pages_that_are_full_and_on_the_disk_are_let_go(
     assert unsynced == [90, 2 * page, 2 * page - 90]
     assert happened == [(), (0, 0), (), (0, 2 * page), (), (2 * page, 2 * page)]
     assert segment.path.read_bytes() == written
+
+
+def test_what_is_on_the_disk_is_written_down(tmp_path: Path) -> None:
+    for first in (1, 5):
+        segment = Segment(tmp_path, first)
+        assert Synced.read(tmp_path) == Synced(first, 0, is_all_there=True)
+        for size in (3, 6):
+            segment.write([b"abc"])
+            assert Synced.read(tmp_path).within(first) == size - 3
+            segment.sync()
+            assert Synced.read(tmp_path).within(first) == size
+        assert Synced.read(tmp_path).within(first + 1) == 0
+        segment.close()
+
+
+def test_a_disk_that_refuses_that_word_is_written_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    segment = Segment(tmp_path, 1)
+    monkeypatch.setattr(os, "pwrite", refuse)
+    segment.write([b"abc"])
+    segment.sync()
+    segment.close()
+    assert segment.unsynced == 0
+    assert Synced.read(tmp_path).within(1) == 0

@@ -31,8 +31,10 @@ from tests.ps.serving import (
 
 from fleetlight.errors import JournalError, PlanError, ProtocolError
 from fleetlight.ps import messages as m
+from fleetlight.ps.journal.folder import Folder
 from fleetlight.ps.journal.journal import NEVER, Policy
 from fleetlight.ps.journal.segment import segments
+from fleetlight.ps.journal.synced import Synced
 from fleetlight.ps.plan import EntryPlan, Plan
 from fleetlight.ps.server import reading
 from fleetlight.ps.server.durability import Durability, Durable
@@ -270,6 +272,23 @@ def test_a_snapshot_that_was_not_finished_does_not_count(
     assert one.workers[0].pull(0, [1]) == [-2]
     assert list(one.folder.glob("rows-*")) == []
     assert one.durability.snapshot()
+
+
+def test_what_a_snapshot_needs_is_on_the_disk_before_it_counts(
+    lives: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = lives(plan("async"))
+    one.workers[0].push(0, {0: ([1], [1])}, [1, 1, 1])
+    complete, known = Folder.complete, []
+
+    def look(folder: Folder, first: int, files: Any) -> None:
+        known.append(Synced.read(one.folder).within(first))
+        assert known == [segments(one.folder)[-1][1].stat().st_size]
+        complete(folder, first, files)
+
+    monkeypatch.setattr(Folder, "complete", look)
+    assert one.durability.snapshot()
+    assert known[0] > 0
 
 
 def test_nobody_else_may_have_the_folder(lives: Any, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import msgspec
 from fleetlight.errors import JournalError, PlanError
 from fleetlight.ps.journal.place import claim, refuse_if_in_use, release, replace
 from fleetlight.ps.journal.segment import segments, sync_folder
+from fleetlight.ps.journal.synced import unmark
 from fleetlight.ps.messages import TableFile
 from fleetlight.ps.plan import Plan, first_difference
 
@@ -235,6 +236,7 @@ def _begins_anew(before: Identity, wanted: Identity) -> bool:
 
 
 def _clear(path: Path) -> None:
+    unmark(path)
     for _, file in segments(path):
         file.unlink()
     for folder in path.glob(f"{_ROWS}*"):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,8 @@ from numpy.typing import NDArray
 
 from fleetlight.errors import JournalError
 from fleetlight.ps.journal.records import Gap, Reader, Record
-from fleetlight.ps.journal.segment import cut, segments
+from fleetlight.ps.journal.segment import cut, segment_path, segments
+from fleetlight.ps.journal.synced import Synced
 from fleetlight.ps.transport.protocol import Codec
 
 M = TypeVar("M")
@@ -27,8 +29,17 @@ _AHEAD_BYTES, _LET_GO_BYTES = 4 << 20, 16 << 20
 def history(
     folder: Path, codec: Codec[M], first: int, say: Callable[[str], None]
 ) -> Iterator[Record[M]]:
-    """The records from there on. What was torn at the very end is cut off; all else is an error."""
+    """The records from there on.
+
+    What was torn at the very end is cut off, or had not come to the disk yet when the machine
+    stopped; all else is an error.
+    """
+    known = Synced.read(folder)
     files = [(start, path) for start, path in segments(folder) if start >= first]
+    # of an empty one the writer died before its first record; another may have gone on since
+    files = [(start, path) for start, path in files if path.stat().st_size]
+    if known.first >= first and known.size and known.first not in dict(files):
+        raise JournalError(_lost(segment_path(folder, known.first), 0, known.size))
     expected = first
     for start, path in files:
         if start != expected:
@@ -36,14 +47,52 @@ def history(
                 f"{folder}: records {expected} to {start - 1} are missing; restore the folder, or "
                 "start anew from the newest checkpoint"
             )
+        is_last, stop = path == files[-1][1], 0
         with _File(path) as file:
             reader = Reader(codec, file, start)
             with contextlib.closing(_ahead(reader)) as records:
                 for record in records:
-                    expected = record.number + 1
+                    expected, stop = record.number + 1, record.stop
                     yield record
+            if is_last:
+                # it becomes one of those that are whole, whatever happens later
+                file.sync()
         if reader.gap is not None:
-            _mend(path, reader.gap, path == files[-1][1], say)
+            _mend(path, reader.gap, _Known(known.within(start), known.is_all_there, is_last), say)
+        elif stop < known.within(start):
+            raise JournalError(_lost(path, stop, known.within(start)))
+
+
+def _lost(path: Path, size: int, synced: int) -> str:
+    return (
+        f"{path} is damaged: it ends at byte {size}, and {synced} bytes of it were on the disk; "
+        "what was acknowledged is not all there any more. Restore the folder from a copy, or start "
+        "anew from the newest checkpoint"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Known:
+    """What must be there of a file."""
+
+    #: so many bytes were on the disk
+    synced: int
+    #: and all that was written behind them is there, too, as the machine has not stopped since
+    is_all_there: bool
+    #: no file lies behind it
+    is_last: bool
+
+    def lies_behind(self, gap: Gap) -> str:
+        """What says that a gap is none that a writer, or a machine, has left; "": nothing does."""
+        if not self.is_last:
+            return "behind it lies another file"
+        if gap.at < self.synced:
+            return f"{self.synced} bytes of it were on the disk"
+        if self.is_all_there and gap.followed_by is not None:
+            return f"behind it lies record {gap.followed_by}"
+        if self.is_all_there and not gap.is_short:
+            return "the machine has not stopped since it was written"
+        return ""
 
 
 class _File:
@@ -64,6 +113,16 @@ class _File:
 
     def __len__(self) -> int:
         return self._size
+
+    def sync(self) -> None:
+        """Wait until it is on the disk as it was read."""
+        try:
+            os.fdatasync(self._fd)
+        except OSError as error:
+            raise JournalError(
+                f"{self._path} could not be written: {error.strerror or error}; repair the disk, "
+                "and start the job again"
+            ) from error
 
     def __getitem__(self, where: slice) -> NDArray[np.uint8]:
         start, stop, _ = where.indices(self._size)
@@ -103,17 +162,22 @@ def _some(records: Iterator[Record[M]]) -> list[Record[M]]:
     return found
 
 
-def _mend(path: Path, gap: Gap, is_last: bool, say: Callable[[str], None]) -> None:
-    if gap.followed_by is not None or not is_last:
-        behind = "others" if gap.followed_by is None else f"record {gap.followed_by}"
+def _mend(path: Path, gap: Gap, known: _Known, say: Callable[[str], None]) -> None:
+    damaged = known.lies_behind(gap)
+    if damaged:
         raise JournalError(
-            f"{path} is damaged at byte {gap.at}: {gap.why}, and behind it lies {behind}; what was "
-            "acknowledged is not all there any more. Restore the folder from a copy, or start anew "
-            "from the newest checkpoint"
+            f"{path} is damaged at byte {gap.at}: {gap.why}, and {damaged}; what was acknowledged "
+            "is not all there any more. Restore the folder from a copy, or start anew from the "
+            "newest checkpoint"
         )
-    size = path.stat().st_size
-    say(
-        f"{path}: its last {size - gap.at} bytes are no whole record ({gap.why}); nobody was told "
-        "that they were written, so they are cut off"
-    )
+    size = path.stat().st_size - gap.at
+    what = f"{path}: its last {size} bytes are no whole record ({gap.why}); "
+    if known.is_all_there:
+        say(f"{what}nobody was told that they were written, so they are cut off")
+    else:
+        behind = "" if gap.followed_by is None else f"; with them goes record {gap.followed_by}"
+        say(
+            f"{what}as far as is known they were not on the disk yet when the machine stopped, so "
+            f"they are cut off{behind}"
+        )
     cut(path, gap.at)

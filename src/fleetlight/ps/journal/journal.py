@@ -101,6 +101,11 @@ class Journal(Generic[M]):
         while (buffers := self._turn(lambda: self._done >= number)) is not None:
             self._write(*buffers)
 
+    def sync(self) -> None:
+        """Return once all that is written lies on the disk."""
+        with self._syncs:
+            self._guarded(self._segment.sync)
+
     def rotate(self) -> int:
         """Write what was put; the records from now on, whose first is answered, lie in a new file.
 
@@ -226,7 +231,6 @@ class Journal(Generic[M]):
             if self._is_dirty.is_set():
                 self._is_dirty.clear()
                 try:
-                    with self._syncs:
-                        self._guarded(self._segment.sync)
+                    self.sync()
                 except JournalError:
                     return

@@ -62,6 +62,12 @@ class Gap:
     why: str
     #: the number of a whole record behind it; None: the writer died before it was done
     followed_by: int | None
+    #: the file ends before a record that begins here would
+    is_short: bool = False
+
+
+class _TooShort(ProtocolError):
+    """The file ends amid a record."""
 
 
 class Source(Protocol):
@@ -123,7 +129,8 @@ class Reader(Generic[M]):
                 if record.number != self._number:
                     raise ProtocolError(f"record {record.number} lies where {self._number} should")
             except ProtocolError as error:
-                self.gap = Gap(at, str(error), self._behind(at + 1))
+                is_short = isinstance(error, _TooShort)
+                self.gap = Gap(at, str(error), self._behind(at + 1), is_short)
                 return
             yield record
             at, self._number = record.stop, self._number + 1
@@ -133,7 +140,7 @@ class Reader(Generic[M]):
         behind_seal = at + SEAL_BYTES
         start = behind_seal + PREFIX_BYTES
         if start > len(data):
-            raise ProtocolError(f"{len(data) - at} bytes are too few for a record")
+            raise _TooShort(f"{len(data) - at} bytes are too few for a record")
         lead = data[at:start].tobytes()
         magic, expected, number = _SEAL.unpack_from(lead)
         if magic != MAGIC:
@@ -142,7 +149,7 @@ class Reader(Generic[M]):
         body = start + prefix.header
         stop = body + prefix.body
         if stop > len(data):
-            raise ProtocolError(
+            raise _TooShort(
                 f"a record of {stop - at} bytes begins here, of which {len(data) - at} are there"
             )
         # apart, so that arrays lie where kernels take them

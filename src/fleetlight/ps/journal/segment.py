@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from fleetlight.ps.journal.synced import Marker
 from fleetlight.ps.transport.protocol import Buffer, without
 
 _SUFFIX = ".journal"
@@ -21,11 +22,16 @@ def segments(folder: Path) -> list[tuple[int, Path]]:
     return sorted((int(path.stem), path) for path in folder.glob(f"[0-9]*{_SUFFIX}"))
 
 
+def segment_path(folder: Path, first: int) -> Path:
+    """The file that begins with a record."""
+    return folder / f"{first:020d}{_SUFFIX}"
+
+
 class Segment:
     """A new file, for records from `first` on."""
 
     def __init__(self, folder: Path, first: int) -> None:
-        self.path = folder / f"{first:020d}{_SUFFIX}"
+        self.path = segment_path(folder, first)
         self.first = first
         #: bytes of whole records
         self.size = 0
@@ -36,11 +42,14 @@ class Segment:
             self.path.unlink()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._fd = os.open(self.path, flags, 0o600)
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(os.close, self._fd)
+            self._marker = Marker(folder, first)
+            undo.callback(self._marker.close)
             sync_folder(folder)
-        except BaseException:
-            self.close()
-            raise
+            # until now it spoke of the file before, as this one might not have been found
+            self._marker.mark(0)
+            undo.pop_all()
 
     def write(self, buffers: Sequence[Buffer]) -> None:
         """Append all, or nothing."""
@@ -73,6 +82,7 @@ class Segment:
         size = self.size
         os.fdatasync(self._fd)
         self._synced = size
+        self._marker.mark(size)
         # a page that is not full yet would have to be read again
         whole = size - size % mmap.PAGESIZE
         os.posix_fadvise(self._fd, self._let_go, whole - self._let_go, os.POSIX_FADV_DONTNEED)
@@ -80,6 +90,7 @@ class Segment:
 
     def close(self) -> None:
         """Nothing is appended any more."""
+        self._marker.close()
         os.close(self._fd)
 
 

@@ -202,7 +202,10 @@ class Durability:
         journal.commit(journal.next - 1)
         folder = self._folder.rows_folder(first)
         folder.mkdir(exist_ok=True)
-        self._folder.complete(first, rows.write(folder, between))
+        files = rows.write(folder, between)
+        # what rows are not, the new file says, and the old one goes
+        journal.sync()
+        self._folder.complete(first, files)
         self._folder.drop_before(first)
 
     def close(self, *, is_needed: bool = True) -> None:
