@@ -16,6 +16,7 @@ import pytest
 
 from fleetlight.errors import DeadlineError, JournalError
 from fleetlight.ps.journal import journal as at
+from fleetlight.ps.journal import segment as at_segment
 from fleetlight.ps.journal.journal import COMMIT, NEVER, SECOND, Journal, Policy
 from fleetlight.ps.journal.records import Reader, Record
 from fleetlight.ps.journal.segment import Segment, cut, segments
@@ -265,6 +266,47 @@ def test_it_goes_on_in_a_new_file(tmp_path: Path) -> None:
     journal.close()
     assert [first for first, _ in segments(tmp_path)] == [1, 4, 6]
     assert [record.message for record in written_down(tmp_path)] == [EndPhase(n) for n in range(5)]
+
+
+@pytest.mark.parametrize("what", ["open", "sync_folder"])
+def test_where_there_is_no_room_for_a_new_file_it_goes_on_in_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    journal = opened(tmp_path)
+    change(journal)
+    with monkeypatch.context() as patch:
+        patch.setattr(os if what == "open" else at_segment, what, full)
+        with pytest.raises(JournalError, match=r"records from 2 on could not be begun: No space"):
+            journal.rotate()
+    assert len(segments(tmp_path)) == 1
+    change(journal)
+    assert journal.rotate() == 3
+    change(journal)
+    journal.close()
+    assert [first for first, _ in segments(tmp_path)] == [1, 3]
+    assert [record.number for record in written_down(tmp_path)] == [1, 2, 3]
+
+
+def test_a_disk_that_takes_no_new_file_at_all_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    journal = opened(tmp_path)
+    change(journal)
+    with monkeypatch.context() as patch:
+        patch.setattr(at_segment, "sync_folder", fail)
+        with pytest.raises(JournalError, match="could not be begun: Input/output error"):
+            journal.rotate()
+        with pytest.raises(JournalError, match="could not be begun: Input/output error"):
+            opened(tmp_path, first=2)
+    with pytest.raises(JournalError, match="could not be begun: Input/output error"):
+        change(journal)
+    journal.close()
 
 
 def test_what_is_put_while_a_file_is_replaced_lies_in_one_of_them(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import collections
+import errno
 import os
 import shutil
 import tempfile
@@ -29,7 +30,7 @@ from tests.ps.serving import (
     together,
 )
 
-from fleetlight.errors import JournalError, PlanError, ProtocolError
+from fleetlight.errors import CheckpointError, JournalError, PlanError, ProtocolError
 from fleetlight.ps import messages as m
 from fleetlight.ps.journal.folder import Folder
 from fleetlight.ps.journal.journal import NEVER, Policy
@@ -272,6 +273,27 @@ def test_a_snapshot_that_was_not_finished_does_not_count(
     assert one.workers[0].pull(0, [1]) == [-2]
     assert list(one.folder.glob("rows-*")) == []
     assert one.durability.snapshot()
+
+
+def test_a_snapshot_that_fails_takes_no_room(lives: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = lives(plan("async"))
+    one.workers[0].push(0, {0: ([1], [1])})
+    assert one.durability.snapshot()
+    table = one.server._service.holdings.tables[1]
+
+    def full(*_: object) -> None:
+        assert len(list(one.folder.glob("rows-*/*.safetensors"))) == 3
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    one.workers[0].push(1, {0: ([1], [1])})
+    with monkeypatch.context() as patch:
+        patch.setattr(table, "save", full)
+        with pytest.raises(CheckpointError, match="No space left"):
+            one.durability.snapshot()
+    # the one before is there still
+    assert len(list(one.folder.glob("rows-*"))) == 1
+    one.die()
+    assert one.workers[0].pull(0, [1]) == [-2]
 
 
 def test_what_a_snapshot_needs_is_on_the_disk_before_it_counts(

@@ -63,7 +63,7 @@ class Journal(Generic[M]):
         self._done = first - 1
         self._is_writing = False
         self._failure: JournalError | None = None
-        self._segment = Segment(folder, first)
+        self._segment = self._begun(first)
         #: held while a file is synced in the background, or closed
         self._syncs = threading.Lock()
         self._over = threading.Event()
@@ -145,8 +145,21 @@ class Journal(Generic[M]):
         """The old file, in whose place there is a new one; called with `news` held."""
         old = self._segment
         self._guarded(old.sync)
-        self._segment = self._guarded(lambda: Segment(self._folder, first))
+        self._segment = self._begun(first)
         return old
+
+    def _begun(self, first: int) -> Segment:
+        """A new file. Where the disk is full the one before, if there is one, is gone on with."""
+        try:
+            return Segment(self._folder, first)
+        except OSError as error:
+            failure = JournalError(
+                f"{self._folder}: a file for records from {first} on could not be begun: "
+                f"{error.strerror or error}; make room or repair the disk"
+            )
+            if error.errno not in _PASSING:
+                self._failure = self._failure or failure
+            raise failure from error
 
     def _turn(self, is_done: Callable[[], bool]) -> tuple[list[Buffer], int] | None:
         """What to write, once nobody else writes; None when it is done."""

@@ -43,6 +43,8 @@ class Segment:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._fd = os.open(self.path, flags, 0o600)
         with contextlib.ExitStack() as undo:
+            # a full disk: records may go on in the file before, and this one must not lie behind it
+            undo.callback(_remove, self.path)
             undo.callback(os.close, self._fd)
             self._marker = Marker(folder, first)
             undo.callback(self._marker.close)
@@ -92,6 +94,12 @@ class Segment:
         """Nothing is appended any more."""
         self._marker.close()
         os.close(self._fd)
+
+
+def _remove(path: Path) -> None:
+    # an empty one that stays is no file to who reads
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def cut(path: Path, size: int) -> None:

@@ -200,13 +200,23 @@ class Durability:
             first = journal.rotate()
             self._put_standing(journal)
         journal.commit(journal.next - 1)
+        try:
+            self._write_rows(rows, between, journal, first)
+        except Exception:
+            # the room that it takes may be what the journal waits for
+            self._folder.drop_incomplete()
+            raise
+        self._folder.drop_before(first)
+
+    def _write_rows(
+        self, rows: Rows, between: Between, journal: Journal[Change], first: int
+    ) -> None:
         folder = self._folder.rows_folder(first)
         folder.mkdir(exist_ok=True)
         files = rows.write(folder, between)
         # what rows are not, the new file says, and the old one goes
         journal.sync()
         self._folder.complete(first, files)
-        self._folder.drop_before(first)
 
     def close(self, *, is_needed: bool = True) -> None:
         """Write nothing any more; what nobody needs goes."""
