@@ -37,7 +37,8 @@ from fleetlight.ps.journal.journal import NEVER, Policy
 from fleetlight.ps.journal.segment import segments
 from fleetlight.ps.journal.synced import Synced
 from fleetlight.ps.plan import EntryPlan, Plan
-from fleetlight.ps.server import reading
+from fleetlight.ps.server import durability as durability_module
+from fleetlight.ps.server import keeping, reading
 from fleetlight.ps.server.durability import Durability, Durable
 from fleetlight.ps.server.server import Server
 
@@ -273,6 +274,41 @@ def test_a_snapshot_that_was_not_finished_does_not_count(
     assert one.workers[0].pull(0, [1]) == [-2]
     assert list(one.folder.glob("rows-*")) == []
     assert one.durability.snapshot()
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_a_snapshot_holds_up_no_job_that_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_over: bool
+) -> None:
+    begun, may_go_on, written = threading.Event(), threading.Event(), list[bool]()
+
+    def write(rows: Any, folder: Path, between: Any) -> list[Any]:
+        begun.set()
+        assert may_go_on.wait(60)
+        between()
+        written.append(True)
+        return []
+
+    monkeypatch.setattr(durability_module, "_LOOK_S", 0.001)
+    monkeypatch.setattr(keeping._Aside, "write", write)
+    heard: list[Any] = []
+    monkeypatch.setattr(durability_module.logger, "warning", lambda *text: heard.append(text))
+    one = Lives(tmp_path / "kept", plan("async"), snapshot_s=0.0)
+    assert begun.wait(60)
+    set_over = one.durability._over.set
+
+    def close() -> None:
+        set_over()
+        may_go_on.set()
+
+    monkeypatch.setattr(one.durability._over, "set", close)
+    if is_over:
+        for worker in one.workers:
+            worker.say(m.Leave())
+    one.end()
+    assert written == ([] if is_over else [True])
+    assert heard == []
+    assert (tmp_path / "kept" / "identity.json").exists() != is_over
 
 
 def test_a_snapshot_that_fails_takes_no_room(lives: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,8 +100,15 @@ class Values(Protocol):
         """For a snapshot; None: not now, a checkpoint is being written."""
 
 
+class _UnneededError(Exception):
+    """The job is over, and a snapshot under way with it."""
+
+
 class Durability:
     """The folder of one server, from its start to its end."""
+
+    #: False once the job is over
+    _is_needed = True
 
     def __init__(self, durable: Durable, identity: Identity) -> None:
         self._durable = durable
@@ -220,6 +227,7 @@ class Durability:
 
     def close(self, *, is_needed: bool = True) -> None:
         """Write nothing any more; what nobody needs goes."""
+        self._is_needed = is_needed
         self._over.set()
         if self._snapshots.is_alive():
             self._snapshots.join()
@@ -244,7 +252,14 @@ class Durability:
 
     def _beside_training(self) -> bool:
         """A snapshot that takes its time, unless the next one is due before it is done."""
-        return self.snapshot(Pace(_SHARE, self._over.wait, self._hurries))
+        pace = Pace(_SHARE, self._over.wait, self._hurries)
+
+        def between() -> None:
+            if not self._is_needed:
+                raise _UnneededError
+            pace()
+
+        return self.snapshot(between)
 
     def _hurries(self) -> bool:
         assert self._journal is not None
@@ -254,6 +269,8 @@ class Durability:
         """A snapshot that fails is no loss: the journal goes on."""
         try:
             return act()
+        except _UnneededError:
+            return True
         except Exception as error:
             logger.warning("a snapshot in %s failed: %s", self._folder.path, error)
             return True
