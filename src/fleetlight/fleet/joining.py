@@ -59,10 +59,17 @@ class Service:
         """Tell whoever waits or calls why nothing more comes."""
         self.server.close(error)
 
-    def stop(self) -> None:
-        """Serve no more."""
-        self.server.close()
+    def stop(self, tell_over: Callable[[], None] | None = None) -> None:
+        """Serve no more, and remove what is kept once nobody needs it.
+
+        `tell_over` is called before that is removed.
+        """
+        self.server.refuse()
+        # the last goodbyes are answered: who has not heard that would miss this server
         self.listener.stop()
+        if tell_over is not None and self.server.is_over:
+            tell_over()
+        self.server.close()
 
 
 def join_servers(role: Role, strategy: DistributedStrategy, deadline_s: float) -> Context:

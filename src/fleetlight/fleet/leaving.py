@@ -78,6 +78,14 @@ def tell_left(role: Role) -> None:
     _tell(role, left=True, returning=False)
 
 
+def tell_over(role: Role) -> None:
+    """Tell the launcher that this server's part is over: all workers have said goodbye to it.
+
+    Another one in its place would find nothing to go on from.
+    """
+    _tell(role, left=True, leaving=True, returning=False)
+
+
 def tell_returning(role: Role, returns: bool = True) -> None:
     """Tell the launcher whether this process may be started again alone, should it be killed."""
     _tell(role, returning=returns)

@@ -22,6 +22,7 @@ from fleetlight.fleet.leaving import (
     end_badly,
     tell_leaving,
     tell_left,
+    tell_over,
     tell_returning,
     watch_the_end,
 )
@@ -126,8 +127,10 @@ def run_server() -> None:
     try:
         service.server.wait()
         logger.info("%s", served_figures.of_server(service.server.counted()))
-    finally:
+    except BaseException:
         service.stop()
+        raise
+    service.stop(lambda: tell_over(context.role))
     set_current(None)
     stopping.end_of_server(context)
 

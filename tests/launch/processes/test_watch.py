@@ -377,3 +377,15 @@ def test_one_that_is_killed_behind_the_end_of_its_script_has_done_all() -> None:
     # its script may have had something to do, or its end is its own fault
     for more in ({"leaving": False}, {"left": False}, {"status": 1}, {"status": -signal.SIGABRT}):
         assert dataclasses.replace(killed, **more).has_failed
+
+
+def test_a_server_that_is_killed_behind_the_last_goodbye_has_done_all() -> None:
+    killed = Exit(member=S0, status=-signal.SIGKILL, at=0.0, left=True, leaving=True)
+    # the workers may have ended before, or still be about to
+    for steps in ([[ended(W0)], [ended(W0), killed]], [[killed], [ended(W0), killed]]):
+        one = watch(S0, W0)
+        for exits in steps:
+            assert one.to_revive(Seen(now=0, exits=exits)) is None
+            assert one.step(Seen(now=0, exits=exits)) is None
+        assert one.is_over
+        assert (one.verdict, one.failure) == (Verdict.SUCCESS, None)

@@ -15,7 +15,7 @@ from tests.ps.serving import plan
 from fleetlight.errors import JournalError
 from fleetlight.ps.journal import folder as at
 from fleetlight.ps.journal.folder import Folder, Identity
-from fleetlight.ps.journal.segment import Segment
+from fleetlight.ps.journal.segment import Segment, segments
 from fleetlight.ps.messages import TableFile
 
 FILES = [TableFile(0, "users", 3, 100, "abc")]
@@ -88,6 +88,39 @@ def test_a_disk_that_cannot_be_written_is_told(
         opened(tmp_path)
     monkeypatch.undo()
     opened(tmp_path).close()
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_what_somebody_died_over_removing_is_nothing_to_go_on_from(
+    tmp_path: Path, resume: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path = tmp_path / "server-0-of-2"
+    folder = opened(tmp_path)
+    for first in (1, 5):
+        Segment(tmp_path, first).write([b"x"])
+    kept = [path for _, path in segments(tmp_path)]
+    unlink = Path.unlink
+
+    def die(path: Path, missing_ok: bool = False) -> None:
+        unlink(path, missing_ok)
+        if path in kept:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "unlink", die)
+    with pytest.raises(KeyboardInterrupt):
+        folder.clear()
+    monkeypatch.undo()
+    folder.close()
+    assert [path.exists() for path in kept] == [False, True]
+    # nor is it in the way of a job with another number of servers
+    other = Folder.open(tmp_path.parent / "server-0-of-1", identity(server_num=1, job="k"))
+    other.clear()
+    other.close()
+    folder = Folder.open(tmp_path, identity(job="k"), resume=resume)
+    assert (folder.is_new, folder.identity.life, folder.identity.over) == (True, 1, False)
+    assert folder.base() == (1, None)
+    assert not list(segments(tmp_path))
+    folder.close()
 
 
 def test_what_was_inherited_is_so_until_the_heir_has_its_own(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +39,8 @@ class Identity(msgspec.Struct, frozen=True):
     life: int = 1
     #: what it has is of an earlier launch still: nothing in it speaks of the workers of this one
     inherited: bool = False
+    #: nobody needs it any more: what is left of it is about to go
+    over: bool = False
     format: int = FORMAT
 
 
@@ -72,13 +75,17 @@ class Folder:
             if before is None:
                 _refuse_nobodys(path)
             _refuse_another_number(path, wanted)
+            if before is not None and before.over:
+                # who was to remove it has died over that
+                _clear(path, before)
+                before = None
             if must_exist and before is None:
                 raise JournalError(
                     f"durability: {path} has nothing to go on from; begin anew without --resume "
                     "(FLEET_RESUME), or look whether the job is started where the one before was"
                 )
             if before is not None and not resume and _begins_anew(before, wanted):
-                _clear(path)
+                _clear(path, before)
                 before = None
             identity = wanted if before is None else _next_life(before, wanted, path, resume)
             _identify(path, identity)
@@ -103,7 +110,7 @@ class Folder:
 
     def clear(self) -> None:
         """Nothing of it is needed any more."""
-        _clear(self.path)
+        _clear(self.path, self.identity)
 
     def rows_folder(self, first: int) -> Path:
         """Where the rows are, or will be, as they were before a record."""
@@ -214,7 +221,7 @@ def _refuse_another_number(path: Path, wanted: Identity) -> None:
     """What a job with more servers, or fewer, has left would be neither taken up nor replaced."""
     for other in sorted(path.parent.glob(f"server-*/{_IDENTITY}")):
         found = _read(other.parent)
-        if found is not None and found.server_num != wanted.server_num:
+        if found is not None and not found.over and found.server_num != wanted.server_num:
             if other.parent != path:
                 refuse_if_in_use(other.parent)
             raise JournalError(
@@ -235,7 +242,12 @@ def _begins_anew(before: Identity, wanted: Identity) -> bool:
     return before.job == wanted.job and not _is_same(before, wanted) and bool(wanted.job)
 
 
-def _clear(path: Path) -> None:
+def _clear(path: Path, identity: Identity) -> None:
+    # a process may die over this, and half of it is nothing to go on from
+    over = msgspec.structs.replace(identity, over=True)
+    with contextlib.suppress(OSError):
+        # a full disk gets room by what goes now
+        replace(path / _IDENTITY, msgspec.json.encode(over))
     unmark(path)
     for _, file in segments(path):
         file.unlink()

@@ -182,15 +182,17 @@ class Server:
         """Until every worker has left; raises when one has failed or was lost."""
         self._company.until_all_left()
 
-    def close(self, why: str = "") -> None:
+    def refuse(self, why: str = "") -> None:
         """Serve no more: whoever waits or calls is told why."""
         self._attendance.close(f"server {self.index} has closed" + (f": {why}" if why else ""))
+
+    def close(self, why: str = "") -> None:
+        """The same, and let go of what is kept; once its part is over that is removed."""
+        self.refuse(why)
         if self._service is not None:
             self._service.keeping.drop()
         if self._durability is not None:
-            # once everybody has left, and nobody in anger, it has done its duty
-            is_over = self._roster.is_over
-            self._durability.close(is_needed=not is_over)
+            self._durability.close(is_needed=not self.is_over)
             self._durability = None
 
     def call_stop(self) -> None:
@@ -201,6 +203,11 @@ class Server:
     def is_open(self) -> bool:
         """True once it knows what is trained."""
         return self._service is not None
+
+    @property
+    def is_over(self) -> bool:
+        """True once everybody has left, and nobody in anger: it has done its duty."""
+        return self._roster.is_over
 
     @property
     def stopped(self) -> bool:

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The end of a server: what its launcher has heard once nothing is left to go on from."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from tests.ps.serving import closed_server, open_up, plan, team
+
+import fleetlight as fleet
+from fleetlight.collective.group import Group
+from fleetlight.errors import PeerLostError
+from fleetlight.fleet import leaving
+from fleetlight.fleet.context import Context, current_or_none, set_current
+from fleetlight.fleet.joining import Service
+from fleetlight.launch.job.layout import Member
+from fleetlight.launch.processes.reason import Exit, may_return, said
+from fleetlight.ps import messages as m
+from fleetlight.ps.journal.folder import Folder
+from fleetlight.ps.server.durability import Durable
+from fleetlight.ps.transport.listener import Listener
+from fleetlight.roles import Kind, Role
+from fleetlight.strategy import DistributedStrategy
+
+S0 = Member(kind=Kind.SERVER, index=0, of=1, local_rank=0, local_size=1)
+
+
+def killed(error_file: str) -> Exit:
+    """What its launcher makes of it when the server is killed now."""
+    return Exit(
+        member=S0,
+        status=-signal.SIGKILL,
+        at=0.0,
+        returns=may_return(error_file),
+        **said(error_file),
+    )
+
+
+def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Context, str]:
+    """A server whose values are kept, in a process that its launcher may start again."""
+    monkeypatch.setattr(leaving, "_told", {})
+    error_file = str(tmp_path / "error")
+    role = Role(kind=Kind.SERVER, server_num=1, worker_num=2, error_file=error_file)
+    server = closed_server()
+    open_up(server, plan("async"), Durable(tmp_path / "kept", job="a job"))
+    leaving.tell_returning(role)
+    service = Service(server, Listener(("127.0.0.1", 0), server))
+    context = Context(
+        role=role, group=Group(deadline_s=20.0), strategy=DistributedStrategy(), service=service
+    )
+    set_current(context)
+    return context, error_file
+
+
+def test_a_server_is_done_before_it_removes_what_it_has_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, error_file = serving(tmp_path, monkeypatch)
+    assert context.service is not None
+    for worker in team(context.service.server):
+        assert killed(error_file).returns
+        worker.say(m.Leave(""))
+    amid: list[Exit] = []
+    real = Folder.clear
+
+    def clear(folder: Folder) -> None:
+        amid.append(killed(error_file))
+        real(folder)
+
+    with mock.patch.object(Folder, "clear", clear):
+        fleet.run_server()
+    assert current_or_none() is None
+    [one] = amid
+    assert one.is_done
+    assert not one.has_failed
+    assert not one.returns
+
+
+def test_a_server_that_somebody_left_in_anger_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, error_file = serving(tmp_path, monkeypatch)
+    assert context.service is not None
+    for worker, error in zip(team(context.service.server), ("", "ValueError"), strict=True):
+        worker.say(m.Leave(error))
+    try:
+        with pytest.raises(PeerLostError, match="worker 1 failed: ValueError"):
+            fleet.run_server()
+    finally:
+        set_current(None)
+    assert killed(error_file).has_failed
+    assert killed(error_file).returns
