@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from torch import nn
@@ -63,6 +64,11 @@ class Context:
     holds: int = 0
     #: optimizer steps made so far
     step: int = 0
+    #: where servers and workers keep what outlives them, also once the script has changed directory
+    kept_in: Path = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.kept_in = kept_in(self.strategy)
 
     @property
     def is_served(self) -> bool:
@@ -73,6 +79,12 @@ class Context:
     def averages(self) -> bool:
         """True when gradients are averaged; `gradient_scale="sum"` is for collective jobs only."""
         return self.is_served or self.strategy.gradient_scale == "mean"
+
+
+def kept_in(strategy: DistributedStrategy) -> Path:
+    """The folder for what outlives a process, wherever this one goes later."""
+    folder = Path(strategy.durability_configs.folder)
+    return folder if strategy.durability == "none" else folder.absolute()
 
 
 _context: Context | None = None

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fleetlight.fleet.context import kept_in
 from fleetlight.ps.journal.journal import Policy
 from fleetlight.ps.server.durability import Durable
 from fleetlight.ps.worker.redo.redo import Identity, Redo
@@ -25,7 +25,7 @@ def durable_of(context: Context) -> Durable | None:
     index = role.index if role.is_server else 0
     name = f"server-{index}-of-{max(1, role.server_num)}"
     return Durable(
-        path=Path(configs.folder) / name,
+        path=context.kept_in / name,
         log=strategy.durability == "log",
         job=role.job,
         start=role.restart,
@@ -54,5 +54,5 @@ def redo_of(role: Role, strategy: DistributedStrategy, index: int, incarnation: 
         start=role.restart,
         incarnation=incarnation,
     )
-    path = Path(strategy.durability_configs.folder) / f"worker-{index}-of-{role.worker_num}"
+    path = kept_in(strategy) / f"worker-{index}-of-{role.worker_num}"
     return Redo(path, identity, strategy.deadline_s)
