@@ -25,6 +25,10 @@ def test_a_bug_is_found(name: str) -> None:
     with planted(name), pytest.raises(SimulationError) as found:
         simulate(seed=2, numbers=range(ENOUGH))
     told = str(found.value)
+    # by what it breaks, and not because what is planted does not run
+    promise = re.search(r"^Violation: '(\w+)', ", told, re.MULTILINE)
+    assert promise is not None
+    assert promise[1] != "foreseen"
     number = re.search(r"--seed 2 --only (\d+)$", told)
     assert number is not None
     # and found once more by the line that is told

@@ -39,7 +39,7 @@ def _redo_unmarked(real: Callable[..., None]) -> Callable[..., None]:
 
 
 def _any_life(self: HighWater, worker: int, incarnation: int, epoch: int, sequence: int) -> bool:
-    life = self._lives.get(worker)
+    life = self._last.get(worker)
     return life is None or life.incarnation != incarnation or sequence > life.sequence
 
 
