@@ -73,6 +73,11 @@ def tell_leaving(role: Role) -> None:
     _tell(role, leaving=True)
 
 
+def tell_parting(role: Role) -> None:
+    """Tell the launcher that this worker is about to say goodbye to the servers."""
+    _tell(role, parting=True)
+
+
 def tell_left(role: Role) -> None:
     """Tell the launcher that this process has no part in the job any more."""
     _tell(role, left=True, returning=False)

@@ -23,6 +23,7 @@ from fleetlight.fleet.leaving import (
     tell_leaving,
     tell_left,
     tell_over,
+    tell_parting,
     tell_returning,
     watch_the_end,
 )
@@ -188,8 +189,11 @@ def _leave(context: Context) -> None:
         context.session.leave()
     if context.service is not None:
         context.service.stop()
+    is_served = context.session is not None and context.service is None
+    if is_served:
+        tell_parting(context.role)
     context.group.leave()
-    if context.session is not None and context.service is None:
+    if is_served:
         tell_left(context.role)
     if context.session is not None and context.session.client.redo is not None:
         # behind the goodbye: nobody asks for it any more

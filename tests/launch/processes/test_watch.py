@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import dataclasses
 import signal
+from typing import Any
 
 from fleetlight.launch.job.layout import Member
 from fleetlight.launch.processes.reason import Exit, sparing
 from fleetlight.launch.processes.stop import Stop
 from fleetlight.launch.processes.watch import (
     EXIT_S,
+    HEARD_S,
     LEAVE_S,
     NOTE_S,
     SETTLE_S,
@@ -389,3 +391,38 @@ def test_a_server_that_is_killed_behind_the_last_goodbye_has_done_all() -> None:
             assert one.step(Seen(now=0, exits=exits)) is None
         assert one.is_over
         assert (one.verdict, one.failure) == (Verdict.SUCCESS, None)
+
+
+def parting(**facts: Any) -> Exit:
+    """Worker 0 was killed amid its goodbye, and its script was over."""
+    usual = {"member": W0, "status": -signal.SIGKILL, "at": 0.0, "returns": True}
+    return Exit(**{**usual, "parting": True, "leaving": True, **facts})
+
+
+def test_servers_that_end_have_heard_the_goodbye_of_one_that_was_killed_amid_it() -> None:
+    one = Watch([S0, W0], GRACE_S, 1)
+    assert one.known([parting()], 1.0) == []
+    known = one.known([parting(), ended(S0)], 1.1)
+    assert [lost.is_done for lost in known] == [True, False]
+    seen = Seen(now=1.1, exits=known)
+    assert one.to_revive(seen) is None
+    one.step(seen)
+    assert one.is_over
+    assert (one.verdict, one.revived) == (Verdict.SUCCESS, 0)
+    # its script may have had something to do, and another life could not call the servers
+    again = Watch([S0, W0], GRACE_S, 1)
+    lost = again.known([parting(leaving=False), ended(S0)], 1.1)[0]
+    assert not lost.is_done
+    assert not lost.returns
+
+
+def test_one_that_servers_may_not_have_heard_is_started_again() -> None:
+    one = Watch([S0, W0, W1], GRACE_S, 2)
+    for now in (1.0, 10.0):
+        assert one.known([parting()], now) == []
+        known = one.known([parting()], now + HEARD_S)
+        assert one.to_revive(Seen(now=now + HEARD_S, exits=known)) == parting()
+    # nothing is waited for where nobody could tell, or where the job has failed anyhow
+    failed = ended(W1, 3, error="ValueError")
+    for members, exits in (([W0, W1], [parting()]), ([S0, W0, W1], [parting(), failed])):
+        assert Watch(members, GRACE_S, 1).known(exits, 1.0) == exits

@@ -28,6 +28,8 @@ _ERROR = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Exit)\b|^Fatal Python er
 _MODULE_PATH = re.compile(r"^([\w<>]+\.)+(?=\w+(:|$))")
 _SEPARATOR = re.compile(r"^--- restart \d+ ---$", re.MULTILINE)
 _LONGEST = 300
+#: what a process says of itself in its error file, by the same names as in `Exit`
+_WORDS = ("dispensable", "lasting", "left", "parting", "leaving")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,8 @@ class Exit:
     lasting: bool = False
     #: True when it has said goodbye to the job
     left: bool = False
+    #: True when it has said that it is about to say goodbye
+    parting: bool = False
     #: True when it has said that its script is over
     leaving: bool = False
     #: where the job can go on, of a process that was asked to stop and has
@@ -66,6 +70,11 @@ class Exit:
     def is_done(self) -> bool:
         """True when it was killed, and had nothing more to do."""
         return _is_killed(self.status) and self.left and self.leaving
+
+    @property
+    def is_parting(self) -> bool:
+        """True when it was killed amid its goodbye: only the servers know whether it was heard."""
+        return _is_killed(self.status) and self.parting and not self.left
 
     @property
     def is_certain(self) -> bool:
@@ -201,7 +210,7 @@ def may_return(path: str) -> bool:
 
 def said(path: str) -> dict[str, bool]:
     """Which of these words an error file has."""
-    return {word: _says(path, word) for word in ("dispensable", "lasting", "left", "leaving")}
+    return {word: _says(path, word) for word in _WORDS}
 
 
 def _says(path: str, word: str) -> bool:

@@ -25,7 +25,7 @@ def supervise(gang: Gang, ask: Ask, interrupts: Interrupts, revivals: int = 0) -
     try:
         while not watch.is_over:
             gang.pump()
-            seen = _look(gang, ask, interrupts, watch.phase)
+            seen = _look(gang, ask, interrupts, watch)
             if (lost := watch.to_revive(seen)) is not None:
                 gang.revive(lost, watch.revivals_left)
                 continue
@@ -43,15 +43,16 @@ def supervise(gang: Gang, ask: Ask, interrupts: Interrupts, revivals: int = 0) -
     return watch
 
 
-def _look(gang: Gang, ask: Ask, interrupts: Interrupts, phase: Phase) -> Seen:
-    exits = gang.exits()
+def _look(gang: Gang, ask: Ask, interrupts: Interrupts, watch: Watch) -> Seen:
+    now = time.monotonic()
+    exits = watch.known(gang.exits(), now)
     ended = sum(1 for one in exits if one.member.kind is Kind.WORKER and not one.has_failed)
     workers = sum(1 for member in gang.members if member.kind is Kind.WORKER)
     return Seen(
-        now=time.monotonic(),
+        now=now,
         exits=exits,
         leaving=any(one.has_failed for one in exits) and gang.somebody_leaves(),
         interrupts=list(interrupts.seen),
-        can_stop=bool(interrupts.seen or phase is Phase.ENDING) and gang.can_stop(),
+        can_stop=bool(interrupts.seen or watch.phase is Phase.ENDING) and gang.can_stop(),
         elsewhere=ask(ended == workers),
     )

@@ -26,6 +26,9 @@ SETTLE_S = 1.8
 EXIT_S = 4.0
 #: how long servers may take to end by themselves when all workers have
 LEAVE_S = 5.0
+#: how long the ends of the servers may tell whether a worker was heard that was killed amid its
+#: goodbye; then it is started again
+HEARD_S = 5.0
 #: how long a process that only notes the first SIGTERM may take to do so; the second one ends it
 NOTE_S = 0.3
 #: how long the system may take to end a killed process; beyond that it is left to it
@@ -115,6 +118,8 @@ class Watch:
         self.stop_failed = False
         #: True when servers had to be ended after the workers were done
         self.ended_servers = False
+        #: when those were seen that were killed amid their goodbye
+        self._parting: dict[Member, float] = {}
         #: how many processes were started again alone
         self.revived = 0
         #: those without which the others go on
@@ -125,6 +130,25 @@ class Watch:
         """How many more may be."""
         return self._revivals - self.revived
 
+    def known(self, exits: Sequence[Exit], now: float) -> list[Exit]:
+        """What counts of the ends that were seen.
+
+        Servers end well when they have heard the goodbyes of all workers. So the end of one that
+        was killed amid its own is told once theirs are, or have not come for a while.
+        """
+        servers = sum(1 for member in self._members if member.kind is Kind.SERVER)
+        ended = sum(1 for one in exits if one.member.kind is Kind.SERVER)
+        fails = any(one.has_failed and not one.is_parting for one in exits)
+        goes_on = self.phase in (Phase.RUNNING, Phase.STOPPING)
+        if not servers or fails or not goes_on:
+            return list(exits)
+        if ended == servers:
+            return [_heard(one) if one.is_parting else one for one in exits]
+        return [one for one in exits if not one.is_parting or self._is_overdue(one, now)]
+
+    def _is_overdue(self, one: Exit, now: float) -> bool:
+        return now - self._parting.setdefault(one.member, now) >= HEARD_S
+
     def to_revive(self, seen: Seen) -> Exit | None:
         """A process that is to be started again, while the others go on."""
         is_new = len(seen.interrupts) > self._interrupts_taken
@@ -132,7 +156,9 @@ class Watch:
         if not goes_on or is_new or not self.revivals_left:
             return None
         lost = next((one for one in seen.exits if one.returns), None)
-        self.revived += lost is not None
+        if lost is not None:
+            self.revived += 1
+            self._parting.pop(lost.member, None)
         return lost
 
     def to_spare(self, seen: Seen) -> Exit | None:
@@ -263,6 +289,11 @@ class Watch:
 
     def _all_exited(self, seen: Seen) -> bool:
         return len(seen.exits) == len(self._members)
+
+
+def _heard(one: Exit) -> Exit:
+    """It has said goodbye: nobody is there whom another life of it could call."""
+    return dataclasses.replace(one, left=True, returns=False)
 
 
 def _first_stop(exits: Sequence[Exit]) -> Stop | None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of a server: what its launcher has heard once nothing is left to go on from."""
+"""The end of servers and workers: what a launcher has heard once no other life could go on."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from fleetlight.collective.group import Group
 from fleetlight.errors import PeerLostError
 from fleetlight.fleet import leaving
 from fleetlight.fleet.context import Context, current_or_none, set_current
-from fleetlight.fleet.joining import Service
+from fleetlight.fleet.joining import Service, join_servers
 from fleetlight.launch.job.layout import Member
 from fleetlight.launch.processes.reason import Exit, may_return, said
 from fleetlight.ps import messages as m
 from fleetlight.ps.journal.folder import Folder
 from fleetlight.ps.server.durability import Durable
 from fleetlight.ps.transport.listener import Listener
+from fleetlight.ps.worker.crew import Crew
 from fleetlight.roles import Kind, Role
 from fleetlight.strategy import DistributedStrategy
 
@@ -93,3 +94,22 @@ def test_a_server_that_somebody_left_in_anger_is_not(
         set_current(None)
     assert killed(error_file).has_failed
     assert killed(error_file).returns
+
+
+def test_a_worker_says_that_it_parts_before_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaving, "_told", {})
+    error_file = str(tmp_path / "error")
+    set_current(join_servers(Role(error_file=error_file), DistributedStrategy(), 20.0))
+    amid: list[Exit] = []
+    real = Crew.leave
+
+    def leave(crew: Crew) -> None:
+        amid.append(killed(error_file))
+        real(crew)
+
+    with mock.patch.object(Crew, "leave", leave):
+        fleet.stop_worker()
+    assert current_or_none() is None
+    assert [one.is_parting for one in [*amid, killed(error_file)]] == [True, False]
