@@ -191,6 +191,31 @@ def test_a_server_that_is_away_may_be_tried_now_and_then() -> None:
         assert not channel.reopen(0.1)
 
 
+def test_a_server_that_welcomes_nobody_is_away_for_now() -> None:
+    over = threading.Event()
+
+    def die(raw: socket.socket, frames: Frames) -> None:
+        frames.receive("a greeting")
+        frames.send(1, Done(), [], "a welcome")
+
+    def hang(raw: socket.socket, frames: Frames) -> None:
+        over.wait(LIMIT_S)
+
+    with scripted(die, hang) as address:
+        channel = SocketChannel(
+            address,
+            "server 0",
+            # far longer than this test may take
+            deadline_s=1e6,
+            greeting=lambda: Beat(0),
+            patience=Patience(0.0, comes_back=True),
+        )
+        connect_all([channel], LIMIT_S)
+        assert not channel.reopen(0.1)
+        over.set()
+        channel.close()
+
+
 def test_what_must_not_be_repeated_is_lost() -> None:
     def take_and_hang_up(raw: socket.socket, frames: Frames) -> None:
         frames.receive("a request")

@@ -16,8 +16,11 @@ from fleetlight.errors import ConfigError, DeadlineError, PeerLostError, Protoco
 from fleetlight.ps import messages as m
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.transport.interface import MemoryChannel
+from fleetlight.ps.worker import crew as crew_module
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.crew import Crew
+
+LIMIT_S = 20.0
 
 
 def crews(workers: int, deadline_s: float = 20.0) -> tuple[Server, list[Crew]]:
@@ -195,3 +198,32 @@ def test_signs_of_life_carry_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     crew.leave()
     crew._beats.join(20)
     assert not crew._beats.is_alive()
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_signs_of_life_go_on_while_a_server_may_come_back(
+    comes_back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crew_module, "_BEAT_S", 0.01)
+    begin, late = threading.Event(), threading.Event()
+    _, [crew] = crews(1)
+    if comes_back:
+        crew.client.wait_for_comebacks(LIMIT_S)
+    tries: list[int] = []
+
+    def beat(client: Client, step: int) -> None:
+        if begin.is_set():
+            tries.append(step)
+            if len(tries) > 1:
+                late.set()
+            raise DeadlineError("server 0 was silent for 0.5 s")
+
+    monkeypatch.setattr(Client, "beat", beat)
+    begin.set()
+    if comes_back:
+        assert late.wait(LIMIT_S)
+        # nobody is there to hear it, and nobody will be
+        crew.client.close()
+    crew._beats.join(LIMIT_S)
+    assert not crew._beats.is_alive()
+    assert (len(tries) > 1) == comes_back

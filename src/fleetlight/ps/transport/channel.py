@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import math
 import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -101,13 +102,17 @@ class SocketChannel:
         connect_all([channel], deadline_s, not_ready)
         return channel
 
-    def open(self, limit_s: float) -> None:
-        """Try once to connect and to be welcomed."""
+    def open(self, limit_s: float, welcome_s: float | None = None) -> None:
+        """Try once to connect and to be welcomed.
+
+        `welcome_s` bounds the greeting, in place of how long the server may be silent.
+        """
         self._drop()
+        within_s = math.inf if welcome_s is None else welcome_s
         frames = Frames(call_up(self._endpoint, self.peer, limit_s, self._tls), self._deadline_s)
         try:
             if self._greeting is not None:
-                self.welcome = self._greet(frames, self._greeting())
+                self.welcome = self._greet(frames, self._greeting(), time.monotonic() + within_s)
             self._frames = frames
             self.check_not_closed("connecting")
         except BaseException:
@@ -170,8 +175,9 @@ class SocketChannel:
             return False
         self._request = None
         try:
-            self.open(limit_s)
-        except (NotReadyError, PeerLostError):
+            self.open(limit_s, limit_s)
+        except (NotReadyError, PeerLostError, DeadlineError):
+            # the system takes connections in for a server that is too busy to look, or stopped
             return False
         return True
 
@@ -203,11 +209,11 @@ class SocketChannel:
         if frames is not None:
             frames.wire.close()
 
-    def _greet(self, frames: Frames, greeting: Message) -> Answer:
+    def _greet(self, frames: Frames, greeting: Message, until: float) -> Answer:
         request = _Request(next(self._numbers), greeting, ())
 
         def answer() -> Answer:
-            return self._answer(self._next(frames, request, self._deadline_s))
+            return self._answer(self._next(frames, request, self._deadline_s, until))
 
         if self._token is None:
             frames.send(request.number, greeting, (), request.operation)
@@ -242,8 +248,10 @@ class SocketChannel:
             raise PeerLostError(f"{self.peer}: the connection was closed in {request.operation}")
         return self._next(frames, request, limit_s)
 
-    def _next(self, frames: Frames, request: _Request, limit_s: float) -> Frame:
-        frame = frames.receive(request.operation, start_s=limit_s)
+    def _next(
+        self, frames: Frames, request: _Request, limit_s: float, until: float = math.inf
+    ) -> Frame:
+        frame = frames.receive(request.operation, start_s=limit_s, until=until)
         if frame is None:
             raise frames.wire.lost(request.operation, "it closed the connection")
         if frame.request == 0 and isinstance(frame.message, Failure):

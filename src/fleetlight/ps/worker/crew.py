@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fleetlight.errors import ConfigError, PeerError
+from fleetlight.errors import ConfigError, DeadlineError, PeerError, PeerLostError
 from fleetlight.observe.log import logger
 from fleetlight.ps import messages as m
 from fleetlight.ps.transport.failures import error_of, failure_of
@@ -183,4 +183,6 @@ class Crew:
             except PeerError as error:
                 # the thread that trains will meet it, too
                 logger.debug("no sign of life got through: %s", error)
-                return
+                is_away = isinstance(error, (DeadlineError, PeerLostError))
+                if not (is_away and self.client.may_be_heard_again):
+                    return

@@ -70,6 +70,11 @@ class Lanes:
         """Whether servers that die are started again."""
         return self._away_s > 0
 
+    @property
+    def may_be_heard_again(self) -> bool:
+        """Whether what finds no server now may find one later."""
+        return self.waits_for_comebacks and not self._closed
+
     def _wait_for_comebacks(self, lane: str) -> None:
         if self._away_s:
             # a sign of life does not wait: there are other servers to hear it
