@@ -119,6 +119,21 @@ def test_every_lane_is_welcome() -> None:
         crew.leave()
 
 
+def test_no_lane_leads_to_an_earlier_life_of_a_server() -> None:
+    with Job() as job:
+        assert job.service is not None
+        server = job.service.server
+        server._life = 3
+        crew = joined(job.roles[0], deadline_s=0.5).group
+        assert isinstance(crew, Crew)
+        server._life = 2
+        with pytest.raises(DeadlineError, match="answers in its life 2, but its life 3 has been"):
+            crew.client.open_lane(PUSH)
+        server._life = 3
+        crew.client.open_lane(PUSH)
+        crew.leave()
+
+
 def test_a_server_that_fails_tells_why() -> None:
     with Job() as job:
         crew = joined(job.roles[0]).group

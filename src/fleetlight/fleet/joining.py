@@ -32,6 +32,7 @@ from fleetlight.ps.transport.listener import Listener, hold
 from fleetlight.ps.transport.session import Limits
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.crew import Crew
+from fleetlight.ps.worker.fence import Fence
 from fleetlight.ps.worker.lanes import CONTROL, PULL, PUSH
 from fleetlight.ps.worker.redo.redo import Redo
 from fleetlight.roles import Role, endpoint_text
@@ -201,6 +202,8 @@ class _Connector:
         #: how long the servers wait for it, should it die, and it for them
         configs = strategy.durability_configs
         self._away_s = 0.0 if redo is None else configs.away_within(deadline_s)
+        #: on all lanes
+        self._fence = Fence()
         #: whether the servers know this worker's plan
         self.has_joined: Callable[[], bool] = lambda: False
 
@@ -218,6 +221,7 @@ class _Connector:
                 tls=self._tls,
                 token=self._role.token,
                 greeting=lambda server=server: self._greeting(server, lane),  # type: ignore[misc]
+                check=self._fence.check,
             )
             for server, endpoint in enumerate(self._endpoints)
         ]

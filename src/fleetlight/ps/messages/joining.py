@@ -56,7 +56,7 @@ class Welcome(Words, frozen=True):
     server: int
     #: counts the loads of checkpoints; pushes of an older epoch are refused
     epoch: int
-    #: how often the server has been started on the same values
+    #: how often the server has been started on the same values; 0: it does not know yet
     life: int = 1
 
 

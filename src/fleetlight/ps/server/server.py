@@ -91,6 +91,8 @@ class Server:
         self.index = index
         self._server_num = server_num
         self._durability: Durability | None = None
+        #: as in `Welcome`, also once what is kept was closed
+        self._life = 0
         self._chronicle = Chronicle()
         self._worker_num = worker_num
         self._roster = Roster(index, server_num, worker_num, version)
@@ -130,6 +132,7 @@ class Server:
             self._durability = durability
         self._company.begin(pushes, goes_on=plan.lost_worker == "go_on")
         with self._news:
+            self._life = 1 if durability is None else durability.life
             self._service = service
             self._news.notify_all()
 
@@ -288,8 +291,7 @@ class Server:
 
     def _welcome(self) -> Reply:
         epoch = 0 if self._service is None else self._service.pushes.ledger.marks.epoch
-        life = 1 if self._durability is None else self._durability.life
-        return m.Welcome(self.index, epoch, life), []
+        return m.Welcome(self.index, epoch, self._life), []
 
     def _join(self, peer: Peer, message: m.Join, arrays: Arrays) -> Reply:
         with self._news:

@@ -58,16 +58,18 @@ class SocketChannel:
         token: Secret | None = None,
         greeting: Callable[[], Message] | None = None,
         patience: Patience = PATIENCE,
+        check: Callable[[Message], None] = lambda welcome: None,
     ) -> None:
         """`deadline_s` is how long the server may be silent.
 
         `greeting` makes the first words on every connection, also on one that replaces another;
-        `welcome` is the latest answer to them. With a `token` the server must know it too.
+        `welcome` is the latest answer to them, which `check` may refuse. With a `token` the server
+        must know it too.
         """
         self.peer = f"{name} ({endpoint_text(endpoint)})"
         self.welcome: Answer | None = None
         self._endpoint, self._tls, self._greeting = endpoint, tls, greeting
-        self._token = token
+        self._token, self._check = token, check
         self._deadline_s = deadline_s
         #: may change while the channel is open
         self.patience = patience
@@ -112,7 +114,9 @@ class SocketChannel:
         frames = Frames(call_up(self._endpoint, self.peer, limit_s, self._tls), self._deadline_s)
         try:
             if self._greeting is not None:
-                self.welcome = self._greet(frames, self._greeting(), time.monotonic() + within_s)
+                welcome = self._greet(frames, self._greeting(), time.monotonic() + within_s)
+                self._check(welcome.message)
+                self.welcome = welcome
             self._frames = frames
             self.check_not_closed("connecting")
         except BaseException:

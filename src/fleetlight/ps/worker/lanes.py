@@ -254,7 +254,7 @@ class Lanes:
 
 def _life(channel: Channel) -> int:
     welcome = None if channel.welcome is None else channel.welcome.message
-    return welcome.life if isinstance(welcome, m.Welcome) else 1
+    return max(1, welcome.life) if isinstance(welcome, m.Welcome) else 1
 
 
 def _hang_up(channels: Sequence[Channel]) -> None:
