@@ -83,3 +83,25 @@ def test_a_save_of_the_script_waits_for_a_server_that_dies_over_it(tmp_path: Pat
     saved = checkpoint.read(tmp_path / "killed" / "ckpt")
     saved.verify()
     assert saved.manifest.step == 10
+
+
+def test_a_job_that_is_started_anew_goes_on_with_what_its_servers_have(tmp_path: Path) -> None:
+    """Dense values and rows that were moved to the servers: the script begins with others."""
+
+    def told(flag: str, *arguments: str) -> tuple[int, set[str], set[str]]:
+        job = ["--server_num", "2", "--worker_num", "2", "--tee", *flag.split()]
+        script = str(Path(__file__).with_name("resumed.py"))
+        command = [str(BIN / "fleetrun"), *job, script, *arguments]
+        [code], text = finish([start(command, cwd=tmp_path)])
+        begun, learnt_ = (re.findall(rf"{word} (\w+)", text) for word in ("BEGAN", "LEARNT"))
+        assert len(begun) == len(learnt_) == 2, text
+        return code, set(begun), set(learnt_)
+
+    code, began, died_with = told("", "--die")
+    assert code != 0
+    assert len(died_with) == 1
+    assert began != died_with
+    code, began, ended_with = told("--resume")
+    assert code == 0
+    assert began == died_with
+    assert ended_with != died_with

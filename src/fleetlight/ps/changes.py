@@ -211,7 +211,7 @@ class Standing(_Change, frozen=True):
     releases: StepsState
     #: who has left: worker, incarnation, and whether it was lost
     gone: list[tuple[int, int, bool]]
-    #: a checkpoint was read: first values of workers are not wanted any more
+    #: first values or a checkpoint's are here: first values are not wanted any more
     loaded: bool
     state: list[tuple[int, str, str]]
     scalars: list[dict[str, bool | int | float | None]]

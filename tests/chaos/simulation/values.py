@@ -36,7 +36,7 @@ class Rows:
     """One table, which is all that a simulated server has."""
 
     dense = Dense()
-    loaded = False
+    has_values = False
 
     def __init__(self, plan: Any, server: int, witnesses: Sequence[Witness], _: Any) -> None:
         self.plan = plan
@@ -124,7 +124,7 @@ class Rows:
         """What was saved."""
         self.rows = dict(folder.disk.rows[folder.first])
 
-    def restore(self, state: DenseState, loaded: bool = True) -> None:
+    def restore(self, state: DenseState, has_values: bool = True) -> None:
         """There is nothing dense."""
 
 

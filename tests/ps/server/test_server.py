@@ -138,6 +138,10 @@ def test_first_values_are_those_of_worker_0() -> None:
     first.say(m.Fill([0], True), *arrays)
     assert second.pull(0, [9, 1, 2]) == [6, 5, 0]
     assert second.dense() == [7, 8, 9]
+    # another life of worker 0 brings them once more, perhaps when others train already
+    first.say(m.Fill([0], True), ids_of([1]), rows_of([4]), np.array([4, 4, 4], np.float32))
+    assert second.pull(0, [1]) == [5]
+    assert second.dense() == [7, 8, 9]
     with pytest.raises(ProtocolError, match="worker 1 brought first values"):
         second.say(m.Fill([0], True), *arrays)
 

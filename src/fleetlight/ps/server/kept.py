@@ -60,7 +60,14 @@ class Kept:
             held, met = self.pushes.held_now(), self.meetings.last
             work = self.work.state()
         standing = c.Standing(
-            ledger, steps, releases, gone, self.holdings.loaded, dense.state, dense.scalars, work
+            ledger,
+            steps,
+            releases,
+            gone,
+            self.holdings.has_values,
+            dense.state,
+            dense.scalars,
+            work,
         )
         written: list[Written] = [(standing, [*dense.values, *dense.arrays]), *held]
         if met is not None:
@@ -73,7 +80,7 @@ class Kept:
         unpacking = Unpacking(arrays, "dense state in the journal")
         values = unpacking.blocks(self.holdings.blocks())
         state = DenseState(values, standing.state, standing.scalars, unpacking.rest())
-        self.holdings.restore(state, loaded=standing.loaded)
+        self.holdings.restore(state, has_values=standing.loaded)
         self.pushes.restore(standing, is_last=is_last)
         self.attendance.roster.outlive(standing.gone)
         self.work.restore(standing.work)

@@ -338,7 +338,8 @@ class Server:
             raise ProtocolError(f"{peer} brought first values, expected those of worker 0")
         holdings = self._serving().holdings
         with self._gate.passing():
-            self._chronicle.make(message, arrays, lambda: holdings.fill(message, arrays))
+            if holdings.wants(message):
+                self._chronicle.make(message, arrays, lambda: holdings.fill(message, arrays))
         return m.Done(), []
 
     def _shrink(self, peer: Peer, message: m.Shrink, arrays: Arrays) -> Reply:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -61,8 +62,9 @@ class Holdings:
         self._placement = Placement(plan)
         self.tables = [Table(table, plan.seed, plan.mode == GEO) for table in plan.tables]
         self.dense = DenseBlocks.build(plan, self._placement, server, optimizers, parameters)
-        #: a checkpoint was read: the workers' own first values are not wanted any more
-        self._loaded = False
+        #: first values or a checkpoint's are here: first values are not wanted any more
+        self._has_values = False
+        self._filling = threading.Lock()
 
     def blocks(self, optimizer: int | None = None) -> list[Block]:
         """The dense blocks here (of one optimizer), in the order in which they travel."""
@@ -164,15 +166,22 @@ class Holdings:
         ]
         return found if differences.dense is None else found + self.dense.values()
 
+    def wants(self, message: Fill) -> bool:
+        """False for first values that come once more: what is here may be trained by now."""
+        return message.loaded or not self._has_values
+
     def fill(self, message: Fill, arrays: Sequence[Array]) -> None:
-        """Take worker 0's first values, unless a checkpoint has brought better ones."""
+        """Take worker 0's first values, unless there are better ones."""
         tables, dense = self._rows(message.tables, message.dense, arrays, "the first values")
-        if self._loaded and not message.loaded:
-            return
-        for number, part in tables.items():
-            self.table(number).fill(part.ids, part.rows)
-        if dense is not None:
-            self.dense.fill(dense)
+        # who brings them once more waits for those that are just taken
+        with self._filling:
+            if not self.wants(message):
+                return
+            for number, part in tables.items():
+                self.table(number).fill(part.ids, part.rows)
+            if dense is not None:
+                self.dense.fill(dense)
+            self._has_values = True
 
     def cut(self) -> CutState:
         """Hold on to everything as it is now; nobody may be changing it."""
@@ -218,7 +227,7 @@ class Holdings:
         paths = self._paths(message, folder)
         for number, table in enumerate(self.tables):
             table.load(paths[number], self._buckets())
-        self._loaded = True
+        self._has_values = True
 
     def _paths(self, message: Load, folder: Path) -> dict[int, list[Path]]:
         paths: dict[int, list[Path]] = {number: [] for number in range(len(self.tables))}
@@ -230,15 +239,15 @@ class Holdings:
     def _buckets(self) -> range:
         return buckets_of(self._server, self.plan.server_num)
 
-    def restore(self, state: DenseState, loaded: bool = True) -> None:
+    def restore(self, state: DenseState, has_values: bool = True) -> None:
         """Take dense values and state out of a checkpoint, or as they were in an earlier life."""
         self.dense.restore(state)
-        self._loaded = loaded
+        self._has_values = has_values
 
     @property
-    def loaded(self) -> bool:
-        """True where a checkpoint was read: first values of workers are not wanted any more."""
-        return self._loaded
+    def has_values(self) -> bool:
+        """True once first values or a checkpoint's are here: no others are wanted any more."""
+        return self._has_values
 
     def _rows(
         self, numbers: Sequence[int], dense: bool, arrays: Sequence[Array], operation: str

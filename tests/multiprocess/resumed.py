@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains, is killed, and goes on with what its servers have kept; prints the values it has."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import sys
+
+import torch
+
+import fleetlight as fleet
+
+ROWS, STEPS = 20, 4
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = torch.nn.Embedding(ROWS, 4, sparse=True)
+        self.head = torch.nn.Linear(4, 1)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.rows(ids)).squeeze(-1)
+
+
+def tell(moment: str) -> None:
+    """Dense values and rows, as the servers have them."""
+    with torch.no_grad():
+        found = [*model.head.parameters(), model.rows(torch.arange(ROWS))]
+    digest = hashlib.sha256(b"".join(one.detach().numpy().tobytes() for one in found)).hexdigest()
+    print(f"{moment} {digest[:16]}", flush=True)
+
+
+# no seed: first values are others in each start
+fleet.init(strategy=fleet.DistributedStrategy(durability="log"))
+model = fleet.distributed_model(Net())
+optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+if fleet.is_server():
+    fleet.init_server()
+    fleet.run_server()
+    raise SystemExit
+fleet.init_worker()
+tell("BEGAN")
+for _ in range(STEPS):
+    optimizer.zero_grad()
+    (model(torch.arange(ROWS)) - 1).square().mean().backward()
+    optimizer.step()
+fleet.barrier_worker()
+tell("LEARNT")
+# nobody leaves well before the others have told
+fleet.barrier_worker()
+if "--die" in sys.argv:
+    os.kill(os.getpid(), signal.SIGKILL)
+fleet.stop_worker()
