@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ from fleetlight.fleet.table_files import check_via
 from fleetlight.ps import messages as m
 from fleetlight.ps.layers.embedding import SparseEmbedding
 from fleetlight.ps.layers.entries import CountFilterEntry
+from fleetlight.ps.server.durability import Durable
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.tables.holdings import Holdings
 from fleetlight.strategy import DistributedStrategy
@@ -342,6 +344,22 @@ def test_servers_begin_with_a_checkpoint(tmp_path: Path) -> None:
     for one, other in zip(job.run(work), expected, strict=True):
         equal(one, other)
     assert checkpoint.read(tmp_path / "later").manifest.epoch == 2
+
+
+def test_a_server_that_comes_back_does_not_ask_for_the_checkpoint(tmp_path: Path) -> None:
+    saved_job(tmp_path / "saved")
+    durable = Durable(tmp_path / "kept", job="a job")
+    model, optimizers = adam()
+    drawn = draw(model, optimizers, DistributedStrategy(), worker_num=2, server_num=1)
+    rows = []
+    for _ in range(2):
+        server = Server(0, 1, 2, version="test", deadline_s=20.0)
+        open_loaded(server, drawn, tmp_path / "saved", durable)
+        rows.append(server.counted().rows)
+        server.close()
+        shutil.rmtree(tmp_path / "saved", ignore_errors=True)
+    assert rows[0] == rows[1]
+    assert any(rows[0].values())
 
 
 def test_servers_do_not_begin_with_what_workers_keep(tmp_path: Path) -> None:

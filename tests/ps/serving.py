@@ -52,12 +52,14 @@ def opened(the_plan: Plan, deadline_s: float = 20.0, index: int = 0) -> Server:
     return server
 
 
-def open_up(server: Server, the_plan: Plan, durable: Durable | None = None) -> None:
+def open_up(
+    server: Server, the_plan: Plan, durable: Durable | None = None, loaded: Any = None
+) -> None:
     """Tell a server what is trained."""
     parameters = [torch.ones(dense.shape) for dense in the_plan.dense]
     weights = [torch.nn.Parameter(parameter) for parameter in parameters]
     optimizers = [torch.optim.SGD(weights, lr=1.0) for _ in the_plan.optimizers]
-    server.open(the_plan, optimizers, weights, durable=durable)
+    server.open(the_plan, optimizers, weights, loaded, durable)
 
 
 def closed_server(

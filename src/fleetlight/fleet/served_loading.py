@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from torch import nn
@@ -15,7 +15,7 @@ from fleetlight.checkpoint import Checkpoint, ModelState, OptimizerState
 from fleetlight.errors import ConfigError
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.planning import Drawn
-from fleetlight.fleet.restoring import Restoration, check_optimizers
+from fleetlight.fleet.restoring import Restoration, Words, check_optimizers
 from fleetlight.fleet.served_saving import elsewhere, table_weights
 from fleetlight.fleet.session import Session
 from fleetlight.fleet.table_files import WORKER0, TableFiles
@@ -97,18 +97,25 @@ class ServedLoading:
 def open_loaded(
     server: Server, drawn: Drawn, dirname: Path, durable: Durable | None = None
 ) -> None:
-    """Open a server with its part of a checkpoint, which workers' first values do not replace."""
+    """Open a server with its part of a checkpoint, which workers' first values do not replace.
+
+    It is not read where an earlier life of the server has left values: those are later ones.
+    """
     if drawn.dense and not drawn.plan.serves_dense:
         raise ConfigError(
             f"fleet.init_server({str(dirname)!r}): with dense='allreduce' the workers keep the "
             "dense values, and a server cannot load those for them; call fleet.init_server() here "
             "and fleet.load_persistables(dirname) in every worker, which loads the tables as well"
         )
-    saved = checkpoint.read(dirname)
-    check_optimizers(drawn, saved)
-    restoration = Restoration(drawn, saved, saved.manifest.epoch + 1)
-    for text in restoration.warnings():
-        logger.warning("%s", text)
-    words = [(restoration.look(), ()), *restoration.words(server.index)]
+
+    def words() -> Iterator[Words]:
+        saved = checkpoint.read(dirname)
+        check_optimizers(drawn, saved)
+        restoration = Restoration(drawn, saved, saved.manifest.epoch + 1)
+        for text in restoration.warnings():
+            logger.warning("%s", text)
+        yield restoration.look(), ()
+        yield from restoration.words(server.index)
+        logger.info("loaded %s, saved at step %d", dirname, saved.manifest.step)
+
     server.open(drawn.plan, drawn.optimizers, drawn.dense, words, durable)
-    logger.info("loaded %s, saved at step %d", dirname, saved.manifest.step)

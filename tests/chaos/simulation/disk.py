@@ -87,7 +87,7 @@ class RowsPlace:
 class MemoryFolder:
     """Stands for `Folder`: one start of one job, which takes up what is there."""
 
-    is_resumed = False
+    is_resumed, is_own = False, True
 
     def __init__(self, disk: Disk) -> None:
         disk.life += 1

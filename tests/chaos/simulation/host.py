@@ -73,7 +73,7 @@ class _Server(Server):
 
     disk: Disk
 
-    def _opened(self, durable: Durable, plan: Any) -> Durability:
+    def _opened(self, durable: Durable, plan: Any, loading: bool) -> Durability:
         return _Durability(self.disk)
 
 

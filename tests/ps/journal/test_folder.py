@@ -151,9 +151,9 @@ def test_another_format_and_nonsense_are_told(tmp_path: Path) -> None:
     path = tmp_path / "identity.json"
     later = {**msgspec.json.decode(path.read_bytes()), "format": 9, "more": 1}
     path.write_bytes(msgspec.json.encode(later))
-    with pytest.raises(JournalError, match=r"written in format 9, this version .* reads 2"):
+    with pytest.raises(JournalError, match=r"written in format 9, this version .* reads 3"):
         opened(tmp_path)
-    for nonsense in (b"", b"{}", b"[1]", b"\xff\xfe", b'{"format": 2}'):
+    for nonsense in (b"", b"{}", b"[1]", b"\xff\xfe", b'{"format": 3}'):
         path.write_bytes(nonsense)
         with pytest.raises(JournalError, match=rf"makes no sense.* remove the folder {tmp_path} "):
             opened(tmp_path)

@@ -198,7 +198,7 @@ def test_whoever_joins_while_a_checkpoint_is_read_is_told_to_ask_again(
         yield m.Fill([0], False, loaded=True), [ids_of([1]), rows_of([5])]
 
     weight = torch.nn.Parameter(torch.ones(3))
-    server.open(the_plan, [torch.optim.SGD([weight], lr=1.0)], [weight], values())
+    server.open(the_plan, [torch.optim.SGD([weight], lr=1.0)], [weight], values)
     answers.append(worker.say(m.Join(the_plan))[0])
     assert answers == [m.Done(), m.Welcome(0, 0)]
     assert worker.pull(0, [1]) == [5]

@@ -17,7 +17,7 @@ from fleetlight.ps.journal.synced import unmark
 from fleetlight.ps.messages import TableFile
 from fleetlight.ps.plan import Plan, first_difference
 
-FORMAT = 2
+FORMAT = 3
 _IDENTITY, _ROWS, _MANIFEST = "identity.json", "rows-", "manifest.json"
 
 
@@ -41,6 +41,8 @@ class Identity(msgspec.Struct, frozen=True):
     inherited: bool = False
     #: nobody needs it any more: what is left of it is about to go
     over: bool = False
+    #: it begins with a checkpoint, of which not all is in it yet: nobody was told anything
+    loading: bool = False
     format: int = FORMAT
 
 
@@ -84,7 +86,7 @@ class Folder:
                     f"durability: {path} has nothing to go on from; begin anew without --resume "
                     "(FLEET_RESUME), or look whether the job is started where the one before was"
                 )
-            if before is not None and not resume and _begins_anew(before, wanted):
+            if before is not None and (before.loading or _begins_anew(before, wanted, resume)):
                 _clear(path, before)
                 before = None
             identity = wanted if before is None else _next_life(before, wanted, path, resume)
@@ -99,9 +101,14 @@ class Folder:
         """It was written for other workers, who are gone."""
         return self.identity.inherited
 
+    @property
+    def is_own(self) -> bool:
+        """Whether the next life may go on from what this launch has written."""
+        return not (self.identity.inherited or self.identity.loading)
+
     def own(self) -> None:
-        """What is there from now on is of this launch."""
-        self.identity = msgspec.structs.replace(self.identity, inherited=False)
+        """What is there from now on is of this launch, and whole."""
+        self.identity = msgspec.structs.replace(self.identity, inherited=False, loading=False)
         _identify(self.path, self.identity)
 
     def close(self) -> None:
@@ -237,9 +244,10 @@ def _is_same(before: Identity, wanted: Identity) -> bool:
     return bool(wanted.job) and (before.job, before.start) == (wanted.job, wanted.start)
 
 
-def _begins_anew(before: Identity, wanted: Identity) -> bool:
+def _begins_anew(before: Identity, wanted: Identity, resume: bool) -> bool:
     """The workers of the same job were started again, too, and begin at their first step."""
-    return before.job == wanted.job and not _is_same(before, wanted) and bool(wanted.job)
+    is_another_start = before.job == wanted.job and not _is_same(before, wanted)
+    return is_another_start and bool(wanted.job) and not resume
 
 
 def _clear(path: Path, identity: Identity) -> None:
@@ -278,4 +286,4 @@ def _next_life(before: Identity, wanted: Identity, path: Path, resume: bool) -> 
             f"{difference}; run the same script, or name another folder"
         )
     inherited = before.inherited or not _is_same(before, wanted)
-    return msgspec.structs.replace(wanted, life=before.life + 1, inherited=inherited)
+    return msgspec.structs.replace(wanted, life=before.life + 1, inherited=inherited, loading=False)

@@ -124,9 +124,10 @@ class Durability:
         """How often a server has been started on this folder."""
         return self._folder.identity.life
 
-    def has_rows(self) -> bool:
-        """False where rows are as the script's start leaves them, and changes follow."""
-        return not self._folder.is_new and self._folder.base()[1] is not None
+    @property
+    def is_new(self) -> bool:
+        """True where there is nothing to take up: values are as the script begins with them."""
+        return self._folder.is_new
 
     def recover(self, values: Values) -> int:
         """Make the values as they were; answers the number of the change that comes next."""
@@ -169,8 +170,9 @@ class Durability:
         self._put_standing(self._journal)
         chronicle.keep(self._journal, values=self._durable.log)
         chronicle.settle()
-        if self._folder.is_resumed:
-            # the next life goes on from here, and knows nothing of an earlier job's workers
+        if not self._folder.is_own:
+            # the next life goes on from here: it reads no checkpoint, which may be another by then,
+            # and knows nothing of an earlier job's workers
             self.snapshot()
             self._folder.own()
         self._snapshots.start()

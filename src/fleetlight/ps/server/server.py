@@ -43,6 +43,8 @@ from fleetlight.ps.transport.interface import Connection
 
 Array = NDArray[Any]
 Arrays = Sequence[Array]
+#: reads a checkpoint
+Loaded = Callable[[], Iterable[tuple[m.Message, Arrays]]]
 #: their answers tell nothing that could be lost later, or it was written down before; all others
 #: wait for the journal
 _UNSETTLED = (m.Beat, m.Ask, m.Join, m.Leave, m.Cut, m.Put, m.Take, m.Drop)
@@ -110,12 +112,12 @@ class Server:
         plan: Plan,
         optimizers: Sequence[torch.optim.Optimizer],
         parameters: Sequence[Tensor],
-        loaded: Iterable[tuple[m.Message, Arrays]] = (),
+        loaded: Loaded | None = None,
         durable: Durable | None = None,
     ) -> None:
         """Make the tables and dense blocks; workers may join once all that is `loaded` is in.
 
-        What an earlier life of this server has written down counts more than what is loaded.
+        What an earlier life of this server has written down counts more: then nothing is loaded.
         """
         holdings = Holdings(plan, self.index, optimizers, parameters)
         deadline_s = self._attendance.deadline_s
@@ -123,10 +125,10 @@ class Server:
         keeping = Keeping(self.index, holdings, pushes, self._gate, deadline_s)
         service = _Service(plan, holdings, pushes, keeping)
         self._is_loading = True
-        durability = None if durable is None else self._opened(durable, plan)
-        if durability is None or not durability.has_rows():
-            for message, arrays in loaded:
-                service.take(message, arrays)
+        is_loaded = loaded is not None
+        durability = None if durable is None else self._opened(durable, plan, is_loaded)
+        if loaded is not None and (durability is None or durability.is_new):
+            self._take(service, loaded, durability)
         if durability is not None:
             durability.begin(self._kept(service), self._chronicle)
             self._durability = durability
@@ -136,9 +138,21 @@ class Server:
             self._service = service
             self._news.notify_all()
 
-    def _opened(self, durable: Durable, plan: Plan) -> Durability:
-        identity = Identity(self.index, self._server_num, durable.job, plan, durable.start)
+    def _opened(self, durable: Durable, plan: Plan, loading: bool) -> Durability:
+        identity = Identity(
+            self.index, self._server_num, durable.job, plan, durable.start, loading=loading
+        )
         return Durability(durable, identity)
+
+    def _take(self, service: _Service, loaded: Loaded, durability: Durability | None) -> None:
+        try:
+            for message, arrays in loaded():
+                service.take(message, arrays)
+        except BaseException:
+            if durability is not None:
+                # nothing has begun that another start would have to be told of
+                durability.close(is_needed=False)
+            raise
 
     def _kept(self, service: _Service) -> Kept:
         return Kept(
