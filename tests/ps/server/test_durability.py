@@ -135,46 +135,6 @@ def test_first_values_outlive_a_server_that_keeps_snapshots_only(lives: Any) -> 
     assert one.workers[0].dense() == [7, 8, 9]
 
 
-@pytest.mark.parametrize("log", [True, False])
-@pytest.mark.parametrize("mode", ["sync", "async", "geo"])
-def test_values_that_were_trained_are_worth_more_than_first_values(
-    tmp_path: Path, mode: str, log: bool
-) -> None:
-    """A job that goes on with what an earlier one has left begins as every job does."""
-    one = Lives(tmp_path, plan(mode, workers=1), log=log)
-    first = [ids_of([1, 9]), rows_of([5, 6]), np.array([7, 8, 9], np.float32)]
-    one.workers[0].say(m.Fill([1], True), *first)
-    if mode == "geo":
-        difference = [ids_of([1]), rows_of([-1]), np.array([-1, -1, -1], np.float32)]
-        one.workers[0].say(m.Exchange(0, 0, 0, [1], dense=True), *difference, lane="push")
-    else:
-        one.workers[0].push(0, {1: ([1], [1])}, [1, 1, 1])
-    if not log:
-        assert one.durability.snapshot()
-    one.workers[0].say(m.Leave("an error"))
-    one.server.close()
-    for job in ("another", "a third"):
-        again = closed_server(1)
-        open_up(again, one.plan, Durable(tmp_path, log=log, job=job, resume=True))
-        worker = Worker(again, 0, 1)
-        for _ in range(2):
-            worker.say(m.Fill([1], True), ids_of([1, 9]), rows_of([0, 0]), np.zeros(3, np.float32))
-        assert worker.pull(1, [1, 9], insert=False) == [4, 6]
-        assert worker.dense() == [6, 7, 8]
-        worker.say(m.Leave("an error"))
-        again.close()
-
-
-def test_what_died_before_it_had_first_values_takes_them(tmp_path: Path) -> None:
-    Lives(tmp_path, plan("async")).end()
-    server = closed_server()
-    open_up(server, plan("async"), Durable(tmp_path, job="another", resume=True))
-    worker = Worker(server, 0)
-    worker.say(m.Fill([], True), np.array([7, 8, 9], np.float32))
-    assert worker.dense() == [7, 8, 9]
-    server.close()
-
-
 def test_a_push_that_was_acknowledged_is_not_made_again(lives: Any) -> None:
     one = lives(plan("async"))
     worker = one.workers[0]

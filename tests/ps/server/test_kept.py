@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from tests.ps.server.test_durability import Lives
-from tests.ps.serving import Worker, ask, closed_server, open_up, plan
+from tests.ps.serving import Worker, ask, closed_server, open_up, plan, together
 
 from fleetlight.ps import messages as m
 from fleetlight.ps.server.durability import Durable
@@ -65,3 +66,36 @@ def test_nor_does_the_next_life_know_who_worked_for_an_earlier_job(tmp_path: Pat
     assert again._service.pushes.ledger.clocks.state()[0] == {0: (0, 1)}
     assert Worker(again, 0, 1).pull(0, [1]) == [-2]
     again.close()
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_gradients_that_were_held_are_lost_where_snapshots_alone_are_kept(
+    tmp_path: Path, is_kept: bool
+) -> None:
+    """As is all that came behind the last snapshot; the workers go on."""
+    one = Lives(tmp_path, plan("sync"), log=False)
+    together(*(lambda w=w: w.push(0, {0: ([1], [4])}) for w in one.workers))
+    if not is_kept:
+        assert one.durability.snapshot()
+    held = [worker.pushed(1, {0: None}, None, hold=True) for worker in one.workers]
+    one.send(held, {0: ([1], [4])})
+    if is_kept:
+        assert one.durability.snapshot()
+    one.die()
+    first, second = one.workers
+    answers = together(*(lambda w=w: w.apply(1, 0.5) for w in one.workers))
+    assert [answer.applied for answer, _ in answers] == [True, True]
+    first.sequence -= 1
+    answer, _ = first.apply(1, 0.5)
+    assert answer.applied
+    assert first.pull(0, [1]) == [-4]
+    answers = together(
+        lambda: first.push(2, {0: ([1], [1])}), lambda: second.push(2, {0: ([1], [1])})
+    )
+    assert all(answer.applied for answer, _ in answers)
+    assert first.pull(0, [1]) == [-5]
+    held = [worker.pushed(3, {0: None}, None, hold=True) for worker in one.workers]
+    one.send(held, {0: ([1], [4])})
+    together(*(lambda w=w: w.apply(3, 0.5) for w in one.workers))
+    assert first.pull(0, [1]) == [-7]
+    one.end()

@@ -106,6 +106,8 @@ class Together:
         # not every step is held
         self._releases: StepGroups[_Release] = StepGroups(worker_num, consecutive=False)
         self._held: dict[int, _Kept] = {}
+        #: values are those of a snapshot: the steps behind it are lost, and their workers go on
+        self._has_lost = False
 
     def push(
         self, peer: Peer, message: Push, gradients: Gradients, refusal: GradientError | None
@@ -138,6 +140,8 @@ class Together:
         with self._news:
             kept = self._held.get(message.optimizer)
             if kept is None or kept.entry(peer.worker) is None:
+                if self._has_lost:
+                    return self._apply_nothing(peer, message)
                 raise ProtocolError(
                     f"{peer} applies gradients of optimizer {message.optimizer}, but none are held"
                 )
@@ -147,6 +151,12 @@ class Together:
         if complete is not None:
             self._carry_out_held(complete)
         return self._outcome(release, self._releases.missing)
+
+    def _apply_nothing(self, peer: Peer, message: Apply) -> Outcome:
+        """Gradients that an earlier life held are lost as if applied; called with `news` held."""
+        entry = Entry(peer.worker, peer.incarnation, message.sequence, message.phase)
+        self._ledger.book([entry], not message.skip)
+        return Outcome(applied=not message.skip)
 
     def end(self, worker: int, phase: int) -> Callable[[], None]:
         """The worker makes no more step in this phase: others may wait for just that.
@@ -168,6 +178,9 @@ class Together:
 
     def redo(self, change: Stepped | Held | Released, gradients: Gradients | None) -> None:
         """Make what was written down in a life before: its workers bring it no more."""
+        if isinstance(change, Held) and self._has_lost:
+            # of whom it is nothing is known any more
+            return
         is_counted = isinstance(change, Held) and change.restated
         for entry in () if is_counted else change.entries:
             groups = self._releases if isinstance(change, Released) else self._steps
@@ -186,6 +199,7 @@ class Together:
 
     def restore(self, steps: StepsState, releases: StepsState, is_last: bool) -> None:
         """The way back of `standing`; `is_last`: as if nobody had pushed in this phase yet."""
+        self._has_lost = is_last
         for groups, state in ((self._steps, steps), (self._releases, releases)):
             groups.restore(msgspec.structs.replace(state, positions=[]) if is_last else state)
 
