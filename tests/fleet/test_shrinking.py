@@ -3,16 +3,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.fleet.test_recovery import BATCH, Died, Lives, sharded
 from tests.served import ASYNC, SYNC, Built, Job, Member, geo
 from torch import Tensor, nn
 
 from fleetlight.errors import ConfigError, PlanError
 from fleetlight.fleet import shrinking
 from fleetlight.fleet.shrinking import Shrunk
+from fleetlight.fleet.table_files import TableFiles
+from fleetlight.ps import messages as m
 from fleetlight.ps.layers.embedding import SparseEmbedding
 from fleetlight.ps.layers.entries import ShowClickEntry
 
@@ -72,6 +76,39 @@ def test_rows_go_that_are_worth_little() -> None:
         return first, second
 
     assert run(work) == [({"ads": Shrunk(0, 10)}, {"ads": Shrunk(6, 4)})] * 2
+
+
+def test_each_call_of_a_worker_alone_is_a_day() -> None:
+    def work(member: Member) -> Any:
+        train(member, list(range(10)))
+        return [shrinking._shrink(member.context, score=0.04, decay=0.5) for _ in range(2)]
+
+    days = [{"ads": Shrunk(0, 10)}, {"ads": Shrunk(10, 0)}]
+    assert Job(build, SYNC, workers=1, servers=2).run(work) == [days]
+
+
+def test_a_worker_that_dies_over_it_ends_the_day_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def script(member: Member) -> Any:
+        loader, told = sharded(), []
+        for _ in range(loader.epoch, 1):
+            for (ids,) in loader:
+                train(member, ids.flatten().tolist())
+                if loader.consumed == 2 * BATCH:
+                    told.append(shrinking._shrink(member.context, score=0.04, decay=0.5))
+        return told
+
+    def dies(files: TableFiles, message: m.Message, nbytes: int = 0) -> Any:
+        tell(files, message, nbytes)
+        raise Died
+
+    tell, job = TableFiles.everywhere, Lives(tmp_path, build=build)
+    with monkeypatch.context() as patch:
+        patch.setattr(TableFiles, "everywhere", dies)
+        assert isinstance(job.life(script), Died)
+    # another day would leave none of them
+    assert job.life(script) == [{"ads": Shrunk(0, 2 * BATCH)}]
 
 
 def test_what_cannot_be_shrunk_is_told() -> None:

@@ -216,6 +216,8 @@ class Standing(_Change, frozen=True):
     state: list[tuple[int, str, str]]
     scalars: list[dict[str, bool | int | float | None]]
     work: WorkState = WorkState()
+    #: of tables that were shrunk: table, number of the last call, rows that went and were left
+    shrunk: list[tuple[int, int, int, int]] = []
 
 
 Change = (

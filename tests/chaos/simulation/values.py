@@ -124,6 +124,13 @@ class Rows:
         """What was saved."""
         self.rows = dict(folder.disk.rows[folder.first])
 
+    def shrunk(self) -> list[Any]:
+        """No day ends."""
+        return []
+
+    def remember_shrunk(self, shrunk: Any) -> None:
+        """Nor has one ended."""
+
     def restore(self, state: DenseState, has_values: bool = True) -> None:
         """There is nothing dense."""
 

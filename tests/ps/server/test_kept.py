@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.ps.server.test_durability import Lives
-from tests.ps.serving import Worker, ask, closed_server, open_up, plan, together
+from tests.ps.serving import Worker, ask, closed_server, open_up, opened, plan, together
 
 from fleetlight.ps import messages as m
+from fleetlight.ps.plan import EntryPlan
 from fleetlight.ps.server.durability import Durable
 from fleetlight.ps.server.roster import HERE
 from fleetlight.ps.server.server import Server
@@ -29,6 +31,34 @@ def left_by_an_earlier_job(folder: Path) -> None:
     one.durability._over.set()
     one.server._roster._fail("so that all is kept")
     one.server.close()
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_day_that_two_lives_of_a_worker_end_is_one_day(tmp_path: Path, is_cut: bool) -> None:
+    entry = EntryPlan("count", 2.0)
+    tables = [msgspec.structs.replace(table, entry=entry) for table in PLAN.tables]
+    counting = plan("async", workers=1, tables=tables)
+    one, other = Lives(tmp_path, counting), Worker(opened(counting), 0, 1)
+    for id_ in (1, 1, 1, 2):
+        one.workers[0].pull(0, [id_])
+        other.pull(0, [id_])
+    days = [m.Shrink(0, 0, 0.1, 0.5, number) for number in (7, 8, 9)]
+    told = [other.say(day) for day in days]
+    for day, once in zip(days, told, strict=True):
+        assert one.workers[0].say(day) == once
+        assert one.workers[0].say(day) == once
+        if is_cut:
+            assert one.durability.snapshot()
+        one.die(back=[0])
+        assert one.workers[0].say(day) == once
+    one.workers[0].say(m.Leave("an error"))
+    one.server.close()
+    # calls of other workers have numbers of their own
+    again = closed_server(1)
+    open_up(again, counting, Durable(tmp_path, job="another", resume=True))
+    assert again._service is not None
+    assert again._service.holdings.shrunk() == []
+    again.close()
 
 
 def taken_up(folder: Path, server: Server) -> Server:

@@ -166,10 +166,13 @@ class EndPhase(Words, frozen=True):
 class Shrink(Words, frozen=True):
     """A day has passed: decay the counts, forget rows. Answer: Shrunk."""
 
+    repeatable: ClassVar[bool] = True
     table: int
     unseen_days: int
     score: float
     decay: float
+    #: of the worker's call: one that was made is not made again; 0: it has none
+    number: int = 0
 
 
 class Shrunk(Words, frozen=True):

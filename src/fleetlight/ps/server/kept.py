@@ -68,6 +68,7 @@ class Kept:
             dense.state,
             dense.scalars,
             work,
+            self.holdings.shrunk(),
         )
         written: list[Written] = [(standing, [*dense.values, *dense.arrays]), *held]
         if met is not None:
@@ -84,6 +85,7 @@ class Kept:
         self.pushes.restore(standing, is_last=is_last)
         self.attendance.roster.outlive(standing.gone)
         self.work.restore(standing.work)
+        self.holdings.remember_shrunk(standing.shrunk)
 
     def load(self, files: Sequence[TableFile], folder: Path) -> None:
         """As in `Values`."""
@@ -102,8 +104,7 @@ class Kept:
         elif isinstance(change, c.Sighted):
             self.holdings.table(change.table).pull(arrays[0], True, change.step)
         elif isinstance(change, Shrink):
-            table = self.holdings.table(change.table)
-            table.shrink(change.unseen_days, change.score, change.decay)
+            self.holdings.shrink(change)
         elif isinstance(change, c.EndedPhase):
             self.pushes.end(change.worker, change.phase)
         elif isinstance(change, c.Went):
@@ -127,6 +128,7 @@ class Kept:
     def forget_workers(self) -> None:
         """As in `Values`."""
         self.pushes.forget_workers()
+        self.holdings.remember_shrunk(())
 
     @contextlib.contextmanager
     def at_rest(self) -> Iterator[None]:

@@ -357,13 +357,9 @@ class Server:
         return m.Done(), []
 
     def _shrink(self, peer: Peer, message: m.Shrink, arrays: Arrays) -> Reply:
-        table = self._serving().holdings.table(message.table)
+        holdings = self._serving().holdings
         with self._gate.passing():
-            removed, left = self._chronicle.make(
-                message,
-                [],
-                lambda: table.shrink(message.unseen_days, message.score, message.decay),
-            )
+            removed, left = self._chronicle.make(message, [], lambda: holdings.shrink(message))
         return m.Shrunk(removed, left), []
 
 

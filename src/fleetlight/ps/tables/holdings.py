@@ -16,7 +16,7 @@ from torch import Tensor
 from fleetlight.errors import CheckpointError, PlanError, ProtocolError
 from fleetlight.ps.changes import Differed, Held, Stepped
 from fleetlight.ps.gradients import Gradients, TablePart, dense_square, square
-from fleetlight.ps.messages import Exchange, Fill, Load, Pull, Push, TableFile
+from fleetlight.ps.messages import Exchange, Fill, Load, Pull, Push, Shrink, TableFile
 from fleetlight.ps.placement import Block, Placement, buckets_of
 from fleetlight.ps.plan import GEO, Plan
 from fleetlight.ps.tables.dense import DenseBlocks
@@ -64,7 +64,10 @@ class Holdings:
         self.dense = DenseBlocks.build(plan, self._placement, server, optimizers, parameters)
         #: first values or a checkpoint's are here: first values are not wanted any more
         self._has_values = False
-        self._filling = threading.Lock()
+        #: by table: the number of the call that has shrunk it last, and the answer
+        self._shrunk: dict[int, tuple[int, int, int]] = {}
+        #: who asks once more waits for what is being done
+        self._once = threading.Lock()
 
     def blocks(self, optimizer: int | None = None) -> list[Block]:
         """The dense blocks here (of one optimizer), in the order in which they travel."""
@@ -173,8 +176,7 @@ class Holdings:
     def fill(self, message: Fill, arrays: Sequence[Array]) -> None:
         """Take worker 0's first values, unless there are better ones."""
         tables, dense = self._rows(message.tables, message.dense, arrays, "the first values")
-        # who brings them once more waits for those that are just taken
-        with self._filling:
+        with self._once:
             if not self.wants(message):
                 return
             for number, part in tables.items():
@@ -182,6 +184,25 @@ class Holdings:
             if dense is not None:
                 self.dense.fill(dense)
             self._has_values = True
+
+    def shrink(self, message: Shrink) -> tuple[int, int]:
+        """End a day of a table, once; answers how many rows have gone, and are left."""
+        table = self.table(message.table)
+        with self._once:
+            number, removed, left = self._shrunk.get(message.table, (0, 0, 0))
+            if not message.number or message.number != number:
+                removed, left = table.shrink(message.unseen_days, message.score, message.decay)
+                self._shrunk[message.table] = message.number, removed, left
+        return removed, left
+
+    def shrunk(self) -> list[tuple[int, int, int, int]]:
+        """What is to be known of the last `shrink` of each table."""
+        with self._once:
+            return [(table, *last) for table, last in sorted(self._shrunk.items())]
+
+    def remember_shrunk(self, shrunk: Sequence[tuple[int, int, int, int]]) -> None:
+        """The way back."""
+        self._shrunk = {table: (n, removed, left) for table, n, removed, left in shrunk}
 
     def cut(self) -> CutState:
         """Hold on to everything as it is now; nobody may be changing it."""
