@@ -3,13 +3,9 @@
 
 from __future__ import annotations
 
-import collections
-import errno
 import os
 import shutil
 import tempfile
-import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.ps.lives import IDS, Lives, rows
 from tests.ps.serving import (
     Worker,
     closed_server,
@@ -30,80 +27,11 @@ from tests.ps.serving import (
     together,
 )
 
-from fleetlight.errors import CheckpointError, JournalError, PlanError, ProtocolError
+from fleetlight.errors import JournalError, PlanError, ProtocolError
 from fleetlight.ps import messages as m
-from fleetlight.ps.journal.folder import Folder
-from fleetlight.ps.journal.journal import NEVER, Policy
 from fleetlight.ps.journal.segment import segments
-from fleetlight.ps.journal.synced import Synced
-from fleetlight.ps.plan import EntryPlan, Plan
-from fleetlight.ps.server import durability as durability_module
-from fleetlight.ps.server import keeping, reading
-from fleetlight.ps.server.durability import Durability, Durable
-from fleetlight.ps.server.server import Server
-
-IDS = list(range(-3, 5))
-
-
-class Lives:
-    """A server, its workers, and the folder that outlives it."""
-
-    def __init__(self, folder: Path, the_plan: Plan, **more: Any) -> None:
-        self.folder, self.plan = folder, the_plan
-        self.durable = Durable(folder, job="a job", policy=Policy(sync=NEVER), **more)
-        self.server = self._start()
-        self.workers = team(self.server, the_plan.worker_num)
-
-    def _start(self) -> Server:
-        server = closed_server(self.plan.worker_num)
-        open_up(server, self.plan, self.durable)
-        return server
-
-    @property
-    def durability(self) -> Durability:
-        assert self.server._durability is not None
-        return self.server._durability
-
-    def die(self, back: Sequence[int] = (0, 1)) -> None:
-        """As by SIGKILL: what the system has not got is gone; then the next life.
-
-        `back`: the workers that call again.
-        """
-        durability = self.durability
-        durability._over.set()
-        durability._snapshots.join()
-        os.close(durability._folder._lock)
-        self.server = self._start()
-        workers = self.plan.worker_num
-        before = [worker for worker in self.workers if worker.index in back]
-        self.workers = [Worker(self.server, worker.index, workers) for worker in before]
-        for worker, old in zip(self.workers, before, strict=True):
-            worker.sequence = old.sequence
-
-    def send(self, messages: list[m.Push], gradients: dict[int, Any]) -> list[Any]:
-        """Each worker its message, at the same time."""
-        pairs = zip(self.workers, messages, strict=True)
-        return together(*(lambda w=w, p=p: w.send(p, gradients, None) for w, p in pairs))
-
-    def end(self) -> None:
-        self.server.close()
-
-
-def rows(server_worker: Worker, table: int = 0) -> list[float]:
-    return server_worker.pull(table, IDS, insert=False)
-
-
-@pytest.fixture
-def lives(tmp_path: Path) -> Any:
-    made: list[Lives] = []
-
-    def make(the_plan: Plan, **more: Any) -> Lives:
-        made.append(Lives(tmp_path / "kept", the_plan, **more))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.end()
+from fleetlight.ps.plan import EntryPlan
+from fleetlight.ps.server.durability import Durable
 
 
 def test_rows_dense_values_and_figures_outlive_a_server(lives: Any) -> None:
@@ -237,118 +165,6 @@ def test_a_meeting_that_is_over_is_remembered(lives: Any) -> None:
     assert [[list(array) for array in answer] for answer in answers] == [[[5], [6]]] * 2
 
 
-def test_a_snapshot_replaces_what_lies_before_it(lives: Any) -> None:
-    one = lives(plan("async"))
-    for step in range(5):
-        one.workers[0].push(step, {0: ([1, step], [1, 1])}, [1, 1, 1])
-    before = rows(one.workers[0])
-    assert one.durability.snapshot()
-    assert len(segments(one.folder)) == 1
-    one.workers[0].push(5, {0: ([1], [1])})
-    one.die()
-    before[IDS.index(1)] -= 1
-    assert rows(one.workers[0]) == before
-    assert one.workers[0].dense() == [-4, -4, -4]
-    # a later one takes the place of the first
-    assert one.durability.snapshot()
-    assert len(list(one.folder.glob("rows-*"))) == 1
-    one.die()
-    assert rows(one.workers[0]) == before
-
-
-def test_a_snapshot_that_was_not_finished_does_not_count(
-    lives: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = lives(plan("async"))
-    one.workers[0].push(0, {0: ([1], [1])})
-
-    def fail(*_: object) -> None:
-        raise OSError("no such luck")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("fleetlight.ps.journal.folder.Folder.complete", fail)
-        with pytest.raises(OSError, match="luck"):
-            one.durability.snapshot()
-    one.workers[0].push(1, {0: ([1], [1])})
-    one.die()
-    assert one.workers[0].pull(0, [1]) == [-2]
-    assert list(one.folder.glob("rows-*")) == []
-    assert one.durability.snapshot()
-
-
-@pytest.mark.parametrize("is_over", [True, False])
-def test_a_snapshot_holds_up_no_job_that_is_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_over: bool
-) -> None:
-    begun, may_go_on, written = threading.Event(), threading.Event(), list[bool]()
-
-    def write(rows: Any, folder: Path, between: Any) -> list[Any]:
-        begun.set()
-        assert may_go_on.wait(60)
-        between()
-        written.append(True)
-        return []
-
-    monkeypatch.setattr(durability_module, "_LOOK_S", 0.001)
-    monkeypatch.setattr(keeping._Aside, "write", write)
-    heard: list[Any] = []
-    monkeypatch.setattr(durability_module.logger, "warning", lambda *text: heard.append(text))
-    one = Lives(tmp_path / "kept", plan("async"), snapshot_s=0.0)
-    assert begun.wait(60)
-    set_over = one.durability._over.set
-
-    def close() -> None:
-        set_over()
-        may_go_on.set()
-
-    monkeypatch.setattr(one.durability._over, "set", close)
-    if is_over:
-        for worker in one.workers:
-            worker.say(m.Leave())
-    one.end()
-    assert written == ([] if is_over else [True])
-    assert heard == []
-    assert (tmp_path / "kept" / "identity.json").exists() != is_over
-
-
-def test_a_snapshot_that_fails_takes_no_room(lives: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = lives(plan("async"))
-    one.workers[0].push(0, {0: ([1], [1])})
-    assert one.durability.snapshot()
-    table = one.server._service.holdings.tables[1]
-
-    def full(*_: object) -> None:
-        assert len(list(one.folder.glob("rows-*/*.safetensors"))) == 3
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    one.workers[0].push(1, {0: ([1], [1])})
-    with monkeypatch.context() as patch:
-        patch.setattr(table, "save", full)
-        with pytest.raises(CheckpointError, match="No space left"):
-            one.durability.snapshot()
-    # the one before is there still
-    assert len(list(one.folder.glob("rows-*"))) == 1
-    one.die()
-    assert one.workers[0].pull(0, [1]) == [-2]
-
-
-def test_what_a_snapshot_needs_is_on_the_disk_before_it_counts(
-    lives: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = lives(plan("async"))
-    one.workers[0].push(0, {0: ([1], [1])}, [1, 1, 1])
-    complete, known = Folder.complete, []
-
-    def look(folder: Folder, first: int, files: Any) -> None:
-        known.append(Synced.read(one.folder).within(first))
-        assert known == [segments(one.folder)[-1][1].stat().st_size]
-        complete(folder, first, files)
-
-    monkeypatch.setattr(Folder, "complete", look)
-    assert one.durability.snapshot()
-    assert known[0] > 0
-
-
 def test_nobody_else_may_have_the_folder(lives: Any, tmp_path: Path) -> None:
     one = lives(plan("async"))
     with pytest.raises(JournalError, match="in use by another process; give each job a folder"):
@@ -398,34 +214,6 @@ def test_where_workers_begin_anew_so_do_servers(tmp_path: Path) -> None:
     again.close()
 
 
-@pytest.mark.parametrize("mode", ["sync", "async", "geo"])
-def test_by_snapshots_alone_what_came_later_is_lost(tmp_path: Path, mode: str) -> None:
-    one = Lives(tmp_path, plan(mode), log=False)
-
-    def push(step: int) -> None:
-        if mode == "geo":
-            difference = [ids_of([1]), rows_of([-1])]
-            one.workers[0].sequence += 1
-            message = m.Exchange(one.workers[0].sequence, 0, step, [0], dense=False)
-            one.workers[0].say(message, *difference, lane="push")
-        elif mode == "async":
-            one.workers[0].push(step, {0: ([1], [1])})
-        else:
-            gradients = {0: ([1], [1])}
-            together(*(lambda w=w: w.push(step, gradients) for w in one.workers))
-
-    for step in range(2):
-        push(step)
-    assert one.durability.snapshot()
-    push(2)
-    one.die()
-    assert one.workers[0].pull(0, [1]) == [-2]
-    # whoever is further goes on from there
-    push(3)
-    assert one.workers[0].pull(0, [1]) == [-3]
-    one.end()
-
-
 def test_another_script_is_told_what_differs(tmp_path: Path) -> None:
     Lives(tmp_path, plan("async")).end()
     with pytest.raises(PlanError, match=r"written by another script.*seed: 7 here, 0 there"):
@@ -465,55 +253,6 @@ def test_rows_that_were_only_read_are_there_still(lives: Any) -> None:
     one.workers[0].push(0)
     one.die()
     assert one.server.counted().rows == {"users": 3, "items": 0}
-
-
-class Turn:
-    """A chronicle's turn that tells when a thread asks for it."""
-
-    def __init__(self, turn: Any) -> None:
-        self._turn = turn
-        self.asked: dict[int, threading.Event] = collections.defaultdict(threading.Event)
-
-    def __enter__(self) -> None:
-        self.asked[threading.get_ident()].set()
-        self._turn.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._turn.release()
-
-
-def test_rows_that_are_read_amid_a_cut_are_in_the_snapshot_or_behind_it(
-    lives: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = lives(plan("async"))
-    one.workers[0].pull(0, [1])
-    chronicle, journal, service = (
-        one.server._chronicle,
-        one.durability._journal,
-        one.server._service,
-    )
-    chronicle.turn = turn = Turn(chronicle.turn)
-    rotate = journal.rotate
-
-    def pull() -> None:
-        # a request that was let in before the cut
-        message = m.Pull([m.TablePull(0, insert=True)], dense=False)
-        reading.pulled(service.holdings, chronicle, message, [ids_of([2])])
-        chronicle.settle()
-
-    reader = threading.Thread(target=pull)
-
-    def rotate_while_another_reads() -> Any:
-        reader.start()
-        # the row is there, and noted if nobody holds that up
-        assert turn.asked[reader.ident or 0].wait(60)
-        return rotate()
-
-    monkeypatch.setattr(journal, "rotate", rotate_while_another_reads)
-    assert one.durability.snapshot()
-    reader.join()
-    one.die()
-    assert one.server.counted().rows == {"users": 2, "items": 0}
 
 
 def test_counts_of_ids_and_days_outlive_a_server(lives: Any) -> None:

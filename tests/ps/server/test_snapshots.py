@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A snapshot takes the place of what lies before it, as a whole or not at all."""
+
+from __future__ import annotations
+
+import collections
+import errno
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.ps.lives import IDS, Lives, rows
+from tests.ps.serving import (
+    ids_of,
+    plan,
+    rows_of,
+    together,
+)
+
+from fleetlight.errors import CheckpointError
+from fleetlight.ps import messages as m
+from fleetlight.ps.journal.folder import Folder
+from fleetlight.ps.journal.segment import segments
+from fleetlight.ps.journal.synced import Synced
+from fleetlight.ps.server import durability as durability_module
+from fleetlight.ps.server import keeping, reading
+
+
+def test_a_snapshot_replaces_what_lies_before_it(lives: Any) -> None:
+    one = lives(plan("async"))
+    for step in range(5):
+        one.workers[0].push(step, {0: ([1, step], [1, 1])}, [1, 1, 1])
+    before = rows(one.workers[0])
+    assert one.durability.snapshot()
+    assert len(segments(one.folder)) == 1
+    one.workers[0].push(5, {0: ([1], [1])})
+    one.die()
+    before[IDS.index(1)] -= 1
+    assert rows(one.workers[0]) == before
+    assert one.workers[0].dense() == [-4, -4, -4]
+    # a later one takes the place of the first
+    assert one.durability.snapshot()
+    assert len(list(one.folder.glob("rows-*"))) == 1
+    one.die()
+    assert rows(one.workers[0]) == before
+
+
+def test_a_snapshot_that_was_not_finished_does_not_count(
+    lives: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = lives(plan("async"))
+    one.workers[0].push(0, {0: ([1], [1])})
+
+    def fail(*_: object) -> None:
+        raise OSError("no such luck")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fleetlight.ps.journal.folder.Folder.complete", fail)
+        with pytest.raises(OSError, match="luck"):
+            one.durability.snapshot()
+    one.workers[0].push(1, {0: ([1], [1])})
+    one.die()
+    assert one.workers[0].pull(0, [1]) == [-2]
+    assert list(one.folder.glob("rows-*")) == []
+    assert one.durability.snapshot()
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_a_snapshot_holds_up_no_job_that_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_over: bool
+) -> None:
+    begun, may_go_on, written = threading.Event(), threading.Event(), list[bool]()
+
+    def write(rows: Any, folder: Path, between: Any) -> list[Any]:
+        begun.set()
+        assert may_go_on.wait(60)
+        between()
+        written.append(True)
+        return []
+
+    monkeypatch.setattr(durability_module, "_LOOK_S", 0.001)
+    monkeypatch.setattr(keeping._Aside, "write", write)
+    heard: list[Any] = []
+    monkeypatch.setattr(durability_module.logger, "warning", lambda *text: heard.append(text))
+    one = Lives(tmp_path / "kept", plan("async"), snapshot_s=0.0)
+    assert begun.wait(60)
+    set_over = one.durability._over.set
+
+    def close() -> None:
+        set_over()
+        may_go_on.set()
+
+    monkeypatch.setattr(one.durability._over, "set", close)
+    if is_over:
+        for worker in one.workers:
+            worker.say(m.Leave())
+    one.end()
+    assert written == ([] if is_over else [True])
+    assert heard == []
+    assert (tmp_path / "kept" / "identity.json").exists() != is_over
+
+
+def test_a_snapshot_that_fails_takes_no_room(lives: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = lives(plan("async"))
+    one.workers[0].push(0, {0: ([1], [1])})
+    assert one.durability.snapshot()
+    table = one.server._service.holdings.tables[1]
+
+    def full(*_: object) -> None:
+        assert len(list(one.folder.glob("rows-*/*.safetensors"))) == 3
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    one.workers[0].push(1, {0: ([1], [1])})
+    with monkeypatch.context() as patch:
+        patch.setattr(table, "save", full)
+        with pytest.raises(CheckpointError, match="No space left"):
+            one.durability.snapshot()
+    # the one before is there still
+    assert len(list(one.folder.glob("rows-*"))) == 1
+    one.die()
+    assert one.workers[0].pull(0, [1]) == [-2]
+
+
+def test_what_a_snapshot_needs_is_on_the_disk_before_it_counts(
+    lives: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = lives(plan("async"))
+    one.workers[0].push(0, {0: ([1], [1])}, [1, 1, 1])
+    complete, known = Folder.complete, []
+
+    def look(folder: Folder, first: int, files: Any) -> None:
+        known.append(Synced.read(one.folder).within(first))
+        assert known == [segments(one.folder)[-1][1].stat().st_size]
+        complete(folder, first, files)
+
+    monkeypatch.setattr(Folder, "complete", look)
+    assert one.durability.snapshot()
+    assert known[0] > 0
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "geo"])
+def test_by_snapshots_alone_what_came_later_is_lost(tmp_path: Path, mode: str) -> None:
+    one = Lives(tmp_path, plan(mode), log=False)
+
+    def push(step: int) -> None:
+        if mode == "geo":
+            difference = [ids_of([1]), rows_of([-1])]
+            one.workers[0].sequence += 1
+            message = m.Exchange(one.workers[0].sequence, 0, step, [0], dense=False)
+            one.workers[0].say(message, *difference, lane="push")
+        elif mode == "async":
+            one.workers[0].push(step, {0: ([1], [1])})
+        else:
+            gradients = {0: ([1], [1])}
+            together(*(lambda w=w: w.push(step, gradients) for w in one.workers))
+
+    for step in range(2):
+        push(step)
+    assert one.durability.snapshot()
+    push(2)
+    one.die()
+    assert one.workers[0].pull(0, [1]) == [-2]
+    # whoever is further goes on from there
+    push(3)
+    assert one.workers[0].pull(0, [1]) == [-3]
+    one.end()
+
+
+class Turn:
+    """A chronicle's turn that tells when a thread asks for it."""
+
+    def __init__(self, turn: Any) -> None:
+        self._turn = turn
+        self.asked: dict[int, threading.Event] = collections.defaultdict(threading.Event)
+
+    def __enter__(self) -> None:
+        self.asked[threading.get_ident()].set()
+        self._turn.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._turn.release()
+
+
+def test_rows_that_are_read_amid_a_cut_are_in_the_snapshot_or_behind_it(
+    lives: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = lives(plan("async"))
+    one.workers[0].pull(0, [1])
+    chronicle, journal, service = (
+        one.server._chronicle,
+        one.durability._journal,
+        one.server._service,
+    )
+    chronicle.turn = turn = Turn(chronicle.turn)
+    rotate = journal.rotate
+
+    def pull() -> None:
+        # a request that was let in before the cut
+        message = m.Pull([m.TablePull(0, insert=True)], dense=False)
+        reading.pulled(service.holdings, chronicle, message, [ids_of([2])])
+        chronicle.settle()
+
+    reader = threading.Thread(target=pull)
+
+    def rotate_while_another_reads() -> Any:
+        reader.start()
+        # the row is there, and noted if nobody holds that up
+        assert turn.asked[reader.ident or 0].wait(60)
+        return rotate()
+
+    monkeypatch.setattr(journal, "rotate", rotate_while_another_reads)
+    assert one.durability.snapshot()
+    reader.join()
+    one.die()
+    assert one.server.counted().rows == {"users": 2, "items": 0}
