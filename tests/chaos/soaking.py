@@ -83,7 +83,8 @@ class Course:
 
 def look(pid: int) -> Look | None:
     """What a process holds now; None where it is gone."""
-    with contextlib.suppress(OSError, StopIteration):
+    # a process that ends has no memory any more before it is gone
+    with contextlib.suppress(OSError, StopIteration, KeyError):
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         fields = dict(line.split(":", 1) for line in lines)
         files = len(os.listdir(f"/proc/{pid}/fd"))

@@ -120,6 +120,14 @@ class Went(_Change, frozen=True):
     lost: bool = False
 
 
+class Returned(_Change, frozen=True):
+    """A worker was started again, and has called: nothing of an earlier life is taken any more."""
+
+    worker: int
+    incarnation: int
+    life: int
+
+
 class Met(_Change, frozen=True):
     """All workers have met. Arrays: the bytes of every worker, in their order."""
 
@@ -218,9 +226,11 @@ class Standing(_Change, frozen=True):
     work: WorkState = WorkState()
     #: of tables that were shrunk: table, number of the last call, rows that went and were left
     shrunk: list[tuple[int, int, int, int]] = []
+    #: who was started again: worker, incarnation, life
+    lives: list[tuple[int, int, int]] = []
 
 
 Change = (
     Stepped | Held | Released | Differed | Fill | Sighted | Shrink | EndedPhase | Went | Met
-    | Asked | Freed | Standing
+    | Asked | Freed | Returned | Standing
 )  # fmt: skip

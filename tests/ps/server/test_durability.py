@@ -27,11 +27,12 @@ from tests.ps.serving import (
     together,
 )
 
-from fleetlight.errors import JournalError, PlanError, ProtocolError
+from fleetlight.errors import JournalError, MembershipError, PlanError, ProtocolError
 from fleetlight.ps import messages as m
 from fleetlight.ps.journal.segment import segments
 from fleetlight.ps.plan import EntryPlan
 from fleetlight.ps.server.durability import Durable
+from fleetlight.ps.transport.interface import Connection
 
 
 def test_rows_dense_values_and_figures_outlive_a_server(lives: Any) -> None:
@@ -72,6 +73,23 @@ def test_a_push_that_was_acknowledged_is_not_made_again(lives: Any) -> None:
     answer, _ = one.workers[0].send(message, {0: ([1], [1])}, None)
     assert answer.applied
     assert one.workers[0].pull(0, [1]) == [-1]
+
+
+@pytest.mark.parametrize("more", [{"log": True}, {"log": False}])
+@pytest.mark.parametrize("snapshots", [0, 1])
+def test_a_later_life_refuses_workers_in_whose_place_others_were_started(
+    lives: Any, more: dict[str, Any], snapshots: int
+) -> None:
+    one = lives(plan("async"), **more)
+    earlier, later = (m.Hello("test", 0, 2, 0, 1, 1, "push", True, life) for life in (1, 2))
+    one.workers[0].say(later)
+    for _ in range(snapshots):
+        assert one.durability.snapshot()
+    for _ in range(2):
+        one.die(back=[1])
+        with pytest.raises(MembershipError, match=r"worker 0 has been .* but its life 1 still"):
+            one.server(Connection("the earlier life"), earlier, [])
+    one.server(Connection("the later life"), later, [])
 
 
 def test_a_push_whose_record_was_torn_is_made_anew(lives: Any) -> None:

@@ -216,3 +216,25 @@ def test_there_is_no_job_without_worker_0() -> None:
     others.leave(0, "ValueError: boom")
     with pytest.raises(PeerLostError, match="worker 0 failed"):
         others.check()
+
+
+def test_a_later_life_of_a_server_refuses_the_earlier_one_of_a_worker() -> None:
+    before = roster()
+    before.arrive(hello(0, away_s=10.0))
+    assert before.lives() == []
+    before.arrive(hello(0, life=2, away_s=10.0))
+    assert before.lives() == [(0, 5, 2)]
+    workers = roster()
+    # one may have come before it is known who was here
+    workers.arrive(hello(1, incarnation=7))
+    workers.outlive([])
+    workers.know([*before.lives(), (1, 7, 3)])
+    with pytest.raises(MembershipError, match=r"started again \(life 2\), but its life 1 still"):
+        workers.arrive(hello(0, joined=True))
+    with pytest.raises(MembershipError, match="life 3"):
+        workers.check_life(1, 1)
+    workers.arrive(hello(0, joined=True, life=2))
+    assert workers.those(HERE) == [0, 1]
+    # a goodbye changes nothing in that
+    workers.outlive([(0, 5, False)])
+    assert workers.lives() == [(0, 5, 2), (1, 7, 3)]

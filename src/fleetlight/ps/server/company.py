@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fleetlight.errors import MembershipError, PeerError
 from fleetlight.observe.log import logger
 from fleetlight.ps import messages as m
-from fleetlight.ps.changes import Went
+from fleetlight.ps.changes import Returned, Went
 from fleetlight.ps.server.attendance import Attendance
 from fleetlight.ps.server.chronicle import Chronicle
 from fleetlight.ps.server.dealing import Dealing
@@ -55,11 +55,18 @@ class Company:
         for worker, _, _ in gone:
             self._make_way(worker)
 
-    def greet(self, connection: Connection, message: m.Hello) -> None:
-        """Somebody says hello, and belongs here."""
+    def greet(self, connection: Connection, message: m.Hello) -> bool:
+        """Somebody says hello, and belongs here.
+
+        True when it was started again: that is to be settled before it hears an answer.
+        """
         # of a failure the worker is told by its next request: a greeting that fails is tried again
         with self._news:
+            lives = self._roster.lives()
             is_another = self._roster.arrive(message)
+            is_news = self._roster.lives() != lives and not self._attendance.closed
+            if is_news:
+                self._chronicle.note(Returned(message.worker, message.incarnation, message.life))
             peer = Peer(message.worker, message.incarnation, message.lane, message.life)
             if is_another and self._pushes is not None:
                 self._pushes.forget_ahead(message.worker)
@@ -70,6 +77,7 @@ class Company:
                 self._connections[message.worker].clear()
             self._connections[message.worker].add(connection)
             self._news.notify_all()
+        return is_news
 
     def gone(self, connection: Connection, error: PeerError | None) -> None:
         """A connection has ended."""

@@ -56,7 +56,7 @@ class Kept:
         dense = self.holdings.dense.state()
         with self.attendance.news:
             ledger, steps, releases = self.pushes.standing()
-            gone = self.attendance.roster.gone()
+            gone, lives = self.attendance.roster.gone(), self.attendance.roster.lives()
             held, met = self.pushes.held_now(), self.meetings.last
             work = self.work.state()
         standing = c.Standing(
@@ -69,6 +69,7 @@ class Kept:
             dense.scalars,
             work,
             self.holdings.shrunk(),
+            lives,
         )
         written: list[Written] = [(standing, [*dense.values, *dense.arrays]), *held]
         if met is not None:
@@ -84,6 +85,7 @@ class Kept:
         self.holdings.restore(state, has_values=standing.loaded)
         self.pushes.restore(standing, is_last=is_last)
         self.attendance.roster.outlive(standing.gone)
+        self.attendance.roster.know(standing.lives)
         self.work.restore(standing.work)
         self.holdings.remember_shrunk(standing.shrunk)
 
@@ -111,6 +113,9 @@ class Kept:
             # `Company.begin` has the meetings do without it
             self.attendance.roster.outlive([(change.worker, change.incarnation, change.lost)])
             self.pushes.leave(change.worker)
+        elif isinstance(change, c.Returned):
+            life = change.worker, change.incarnation, change.life
+            self.attendance.roster.know([life])
         elif isinstance(change, c.Freed):
             self.work.release(change.worker)
         elif isinstance(change, c.Asked):

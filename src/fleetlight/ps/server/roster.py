@@ -45,12 +45,28 @@ class Roster:
         """Who has gone in an earlier life of the server: as `gone` says it."""
         self._outlives = True
         for worker, incarnation, lost in gone:
-            self._seats[worker] = _Seat(LOST if lost else LEFT, incarnation)
+            seat = self._seats[worker]
+            life = seat.life if seat.incarnation == incarnation else 1
+            self._seats[worker] = _Seat(LOST if lost else LEFT, incarnation, life)
 
     def gone(self) -> list[tuple[int, int, bool]]:
         """Those without whom all goes on: worker, incarnation, and whether it was lost."""
         gone = self.those(LEFT) + [w for w in self.those(LOST) if not self._is_needed(w)]
         return [(w, self._seats[w].incarnation, w in self.those(LOST)) for w in sorted(gone)]
+
+    def lives(self) -> list[tuple[int, int, int]]:
+        """Who was started again: worker, incarnation, and its newest life."""
+        seats = enumerate(self._seats)
+        return [(worker, seat.incarnation, seat.life) for worker, seat in seats if seat.life > 1]
+
+    def know(self, lives: Iterable[tuple[int, int, int]]) -> None:
+        """Those were met in an earlier life of the server: as `lives` says it."""
+        for worker, incarnation, life in lives:
+            seat = self._seats[worker]
+            if seat.state == ABSENT:
+                seat.incarnation, seat.life = incarnation, life
+            elif seat.incarnation == incarnation:
+                seat.life = max(seat.life, life)
 
     def arrive(self, hello: Hello) -> bool:
         """A worker opens a connection; an error says why it does not belong here.

@@ -299,7 +299,9 @@ class Server:
             if message.joined and not self.is_open:
                 # to be tried again
                 raise PeerLostError(f"server {self.index} is not back yet: it takes up its values")
-            self._company.greet(connection, message)
+            is_news = self._company.greet(connection, message)
+        if is_news:
+            self._chronicle.settle()
         with self._attendance.during(message.worker, "hello"):
             return self._welcome()
 
