@@ -114,6 +114,11 @@ class MemoryFolder:
         self.path.manifests[first] = files
         self.path.world.moment()
 
+    def log_bytes(self) -> int:
+        """How much a life that begins now has to read back."""
+        first, _ = self.base()
+        return sum(len(file) for start, file in self.path.files.items() if start >= first)
+
     def drop_before(self, first: int) -> None:
         """What lies before a snapshot is not needed any more."""
         for start in sorted(self.path.files):

@@ -46,6 +46,25 @@ def test_a_snapshot_replaces_what_lies_before_it(lives: Any) -> None:
     assert rows(one.workers[0]) == before
 
 
+def test_what_was_read_back_counts_until_a_snapshot_lies_behind_it(
+    lives: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durability_module, "_LOOK_S", 600.0)
+    one = lives(plan("async"), snapshot_bytes=20_000)
+    worker, step = one.workers[0], 0
+    while not one.durability._is_long():
+        worker.push(step, {0: ([1, step], [1, 1])})
+        step += 1
+    for _ in range(2):
+        one.die()
+        assert one.durability._journal.size < 20_000
+        assert one.durability._is_long()
+    assert one.durability.snapshot()
+    assert not one.durability._is_long()
+    one.die()
+    assert not one.durability._is_long()
+
+
 def test_a_snapshot_that_was_not_finished_does_not_count(
     lives: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

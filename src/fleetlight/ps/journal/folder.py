@@ -158,6 +158,11 @@ class Folder:
             )
         return 1, None
 
+    def log_bytes(self) -> int:
+        """How much a life that begins now has to read back."""
+        first, _ = self.base()
+        return sum(path.stat().st_size for start, path in segments(self.path) if start >= first)
+
     def drop_before(self, first: int) -> None:
         """What lies before a snapshot is not needed any more."""
         for start, path in segments(self.path):

@@ -116,6 +116,8 @@ class Durability:
             durable.path, identity, resume=durable.resume, must_exist=durable.must_exist
         )
         self._journal: Journal[Change] | None = None
+        #: bytes of the log that this life has read back, and a next one would read again
+        self._read_back = 0
         self._over = threading.Event()
         self._snapshots = threading.Thread(target=self._watch, name="fleet-snapshots", daemon=True)
 
@@ -163,6 +165,7 @@ class Durability:
                 self._folder.path,
             )
         self._folder.drop_incomplete()
+        self._read_back = self._folder.log_bytes()
         self._values, self._chronicle = values, chronicle
         self._journal = Journal(
             self._folder.path, CODEC, first, self._durable.policy, logger.warning
@@ -207,6 +210,7 @@ class Durability:
         with self._values.at_rest():
             rows.cut()
             first = journal.rotate()
+            self._read_back = 0
             self._put_standing(journal)
         journal.commit(journal.next - 1)
         try:
@@ -247,14 +251,18 @@ class Durability:
         passed_s = 0.0
         while not self._over.wait(_LOOK_S):
             passed_s += _LOOK_S
-            assert self._journal is not None
-            is_due = passed_s >= self._durable.snapshot_s
-            if is_due or self._journal.size >= self._durable.snapshot_bytes:
+            if passed_s >= self._durable.snapshot_s or self._is_long():
                 passed_s = 0.0 if self._tried(self._beside_training) else passed_s
+
+    def _is_long(self) -> bool:
+        """Whether the next life would have much to read back."""
+        assert self._journal is not None
+        return self._read_back + self._journal.size >= self._durable.snapshot_bytes
 
     def _beside_training(self) -> bool:
         """A snapshot that takes its time, unless the next one is due before it is done."""
-        pace = Pace(_SHARE, self._over.wait, self._hurries)
+        is_late = self._read_back >= self._durable.snapshot_bytes
+        pace = Pace(_SHARE, self._over.wait, lambda: is_late or self._hurries())
 
         def between() -> None:
             if not self._is_needed:
