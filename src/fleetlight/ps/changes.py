@@ -220,7 +220,7 @@ class Standing(_Change, frozen=True):
     #: who has left: worker, incarnation, and whether it was lost
     gone: list[tuple[int, int, bool]]
     #: first values or a checkpoint's are here: first values are not wanted any more
-    loaded: bool
+    has_values: bool
     state: list[tuple[int, str, str]]
     scalars: list[dict[str, bool | int | float | None]]
     work: WorkState = WorkState()

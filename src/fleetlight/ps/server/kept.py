@@ -82,7 +82,7 @@ class Kept:
         unpacking = Unpacking(arrays, "dense state in the journal")
         values = unpacking.blocks(self.holdings.blocks())
         state = DenseState(values, standing.state, standing.scalars, unpacking.rest())
-        self.holdings.restore(state, has_values=standing.loaded)
+        self.holdings.restore(state, has_values=standing.has_values)
         self.pushes.restore(standing, is_last=is_last)
         self.attendance.roster.outlive(standing.gone)
         self.attendance.roster.know(standing.lives)
