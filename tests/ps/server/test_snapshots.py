@@ -65,6 +65,25 @@ def test_what_was_read_back_counts_until_a_snapshot_lies_behind_it(
     assert not one.durability._is_long()
 
 
+def test_a_snapshot_takes_more_of_a_core_the_more_there_is_to_read_back(
+    lives: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durability_module, "_LOOK_S", 600.0)
+    one = lives(plan("async"), snapshot_bytes=40_000)
+    durability, journal = one.durability, one.durability._journal
+    assert journal.size < 4_000
+    assert durability._share(0) == durability_module._SHARE
+    step = 0
+    while journal.size < 20_000:
+        one.workers[0].push(step, {0: ([1, step], [1, 1])})
+        step += 1
+    assert durability._share(0) == journal.size / 40_000
+    assert durability._share(30_000) > 1
+    # and all of it once somebody waits for it
+    durability._over.set()
+    assert durability._share(0) == 1
+
+
 def test_a_snapshot_that_was_not_finished_does_not_count(
     lives: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

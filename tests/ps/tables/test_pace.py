@@ -15,9 +15,9 @@ class Clock:
     """CPU seconds of the thread, and what it was told to wait."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.worked_s, self.waits, self.hurries = 0.0, list[float](), False
+        self.worked_s, self.waits, self.share = 0.0, list[float](), 0.1
         monkeypatch.setattr(time, "thread_time", lambda: self.worked_s)
-        self.pace = Pace(0.1, self.waits.append, lambda: self.hurries)
+        self.pace = Pace(lambda: self.share, self.waits.append)
 
     def work(self, seconds: float) -> None:
         self.worked_s += seconds
@@ -40,11 +40,19 @@ def test_short_pieces_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert clock.waits == pytest.approx([9 * 0.0012])
 
 
-def test_who_hurries_does_not_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("share", [1.0, 1.5])
+def test_who_takes_all_does_not_rest(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
     clock = Clock(monkeypatch)
-    clock.hurries = True
+    clock.share = share
     clock.work(0.5)
-    clock.hurries = False
+    clock.share = 0.1
     clock.work(0.01)
     # what was worked in a hurry is not made good
     assert clock.waits == pytest.approx([0.09])
+
+
+def test_it_rests_less_once_it_may_take_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    for clock.share in (0.1, 0.5, 0.8):
+        clock.work(0.04)
+    assert clock.waits == pytest.approx([0.36, 0.04, 0.01])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -31,7 +32,7 @@ from fleetlight.ps.transport.protocol import Codec
 Array = NDArray[Any]
 Written = tuple[Change, Sequence[Array]]
 CODEC: Codec[Change] = Codec(Change)
-#: of a core: what a snapshot takes from training
+#: of a core: what a snapshot takes from training at least
 _SHARE = 0.1
 #: how often it is looked whether a snapshot is due
 _LOOK_S = 1.0
@@ -96,6 +97,9 @@ class Values(Protocol):
     def at_rest(self) -> contextlib.AbstractContextManager[None]:
         """Nobody changes anything inside."""
 
+    def undisturbed(self) -> contextlib.AbstractContextManager[None]:
+        """Nobody is served inside: what is done may take two of the machine's cores."""
+
     def rows(self) -> Rows | None:
         """For a snapshot; None: not now, a checkpoint is being written."""
 
@@ -136,6 +140,10 @@ class Durability:
         if self._folder.is_resumed:
             # workers of this job meet already
             values = values.of_others()
+        with values.undisturbed():
+            return self._made_again(values)
+
+    def _made_again(self, values: Values) -> int:
         first, files = self._folder.base()
         if files is not None:
             values.load(files, self._folder.rows_folder(first))
@@ -260,9 +268,8 @@ class Durability:
         return self._read_back + self._journal.size >= self._durable.snapshot_bytes
 
     def _beside_training(self) -> bool:
-        """A snapshot that takes its time, unless the next one is due before it is done."""
-        is_late = self._read_back >= self._durable.snapshot_bytes
-        pace = Pace(_SHARE, self._over.wait, lambda: is_late or self._hurries())
+        """A snapshot that takes its time, and the more of it the longer the journal has become."""
+        pace = Pace(functools.partial(self._share, self._read_back), self._over.wait)
 
         def between() -> None:
             if not self._is_needed:
@@ -271,9 +278,12 @@ class Durability:
 
         return self.snapshot(between)
 
-    def _hurries(self) -> bool:
+    def _share(self, read_back: int) -> float:
+        """All of a core where the next snapshot is due already, or where all wait for this one."""
         assert self._journal is not None
-        return self._over.is_set() or self._journal.size >= self._durable.snapshot_bytes
+        if self._over.is_set():
+            return 1.0
+        return max(_SHARE, (read_back + self._journal.size) / self._durable.snapshot_bytes)
 
     def _tried(self, act: Callable[[], bool]) -> bool:
         """A snapshot that fails is no loss: the journal goes on."""

@@ -7,6 +7,7 @@ import contextlib
 import copy
 import dataclasses
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +95,13 @@ class Kept:
         named = [(file.table, file.name) for file in files]
         sums = {file.name: (file.bytes, file.sha256) for file in files}
         message = Load(str(folder), named, epoch=0, sums=sums)
-        self.holdings.check(message, folder)
-        self.holdings.load(message, folder)
+        with ThreadPoolExecutor(1, "fleet-check") as beside:
+            checked = beside.submit(self.holdings.check, message, folder)
+            try:
+                self.holdings.load(message, folder)
+            finally:
+                # it says more of a file that is damaged
+                checked.result()
 
     def redo(self, change: c.Change, arrays: Sequence[Array]) -> None:
         """As in `Values`."""
@@ -140,6 +146,10 @@ class Kept:
         """As in `Values`."""
         with self.gate.alone(), self.chronicle.turn, self.attendance.news:
             yield
+
+    def undisturbed(self) -> contextlib.AbstractContextManager[None]:
+        """As in `Values`."""
+        return self.holdings.helped()
 
     def rows(self) -> Rows | None:
         """As in `Values`."""

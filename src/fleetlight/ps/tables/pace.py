@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Pace`: work beside training that takes only a share of a core, and so little from training."""
+"""`Pace`: work beside training that takes a share of a core, and rests for as long as that says."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ _MOST_S = 1.0
 class Pace:
     """Of one thread, which calls it between the pieces of its work."""
 
-    def __init__(
-        self, share: float, wait: Callable[[float], object], hurries: Callable[[], bool]
-    ) -> None:
-        """Work `share` of the time, unless it `hurries`; `wait` sleeps so many seconds or less."""
-        self._share, self._wait, self._hurries = share, wait, hurries
+    def __init__(self, share: Callable[[], float], wait: Callable[[float], object]) -> None:
+        """Work that `share` of the time, above 0; `wait` sleeps so many seconds or less."""
+        self._share, self._wait = share, wait
         self._began = time.thread_time()
 
     def __call__(self) -> None:
@@ -30,8 +28,8 @@ class Pace:
         worked_s = time.thread_time() - self._began
         if worked_s < _LEAST_S:
             return
-        if not self._hurries():
-            self._wait(min(_MOST_S, worked_s * (1 / self._share - 1)))
+        if (share := self._share()) < 1:
+            self._wait(min(_MOST_S, worked_s * (1 / share - 1)))
         self._began = time.thread_time()
 
 
