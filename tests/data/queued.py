@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -59,12 +60,16 @@ class Desk:
         self.said.append("reopen")
 
 
+_all = weakref.WeakSet["Worker"]()
+
+
 class Worker:
     """Reads a loader; each batch is a step, unless it is said otherwise."""
 
     def __init__(
         self, work: Work, index: int, workers: int, make: Any = plain, **more: Any
     ) -> None:
+        _all.add(self)
         self.desk = Desk(work, index)
         self.read: list[list[int]] = []
         self.shares: list[Any] = []
@@ -98,6 +103,15 @@ class Worker:
             yield self.read[-1]
             self.desk.made += steps
             self.desk.acknowledged = self.desk.made
+
+
+def end_all() -> None:
+    """Workers and their loaders know each other: none is to be left to the garbage collector.
+
+    It has torch wait five seconds for each process of a loader, in whichever test it runs.
+    """
+    for worker in list(_all):
+        vars(worker).clear()
 
 
 def run(workers: Sequence[Worker], turns: Iterable[int] = itertools.count(), **more: Any) -> None:

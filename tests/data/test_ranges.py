@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.data.queued import Desk, WaitsError, Worker, crew, go_on, records, run
+from tests.data.queued import Desk, WaitsError, Worker, crew, end_all, go_on, records, run
 from tests.data.simulated import (
     Announced,
     Numbers,
@@ -28,6 +28,12 @@ from torch.utils.data import DataLoader
 from fleetlight.data.ranges import Queue
 from fleetlight.errors import CheckpointError, ConfigError
 from fleetlight.ps.server.work import Work
+
+
+@pytest.fixture(autouse=True)
+def workers_end() -> Iterator[None]:
+    yield
+    end_all()
 
 
 @in_processes
