@@ -11,7 +11,7 @@ from tests.chaos.simulation.running import SimulationError, main, simulate
 
 pytestmark = pytest.mark.timeout(240)
 #: within so many schedules a bug is found
-ENOUGH = 8000
+ENOUGH = 4000
 
 
 def test_nothing_is_lost_or_doubled_whatever_happens() -> None:
@@ -23,20 +23,20 @@ def test_nothing_is_lost_or_doubled_whatever_happens() -> None:
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_bug_is_found(name: str) -> None:
     with planted(name), pytest.raises(SimulationError) as found:
-        simulate(seed=2, numbers=range(ENOUGH))
+        simulate(seed=7, numbers=range(ENOUGH))
     told = str(found.value)
     # by what it breaks, and not because what is planted does not run
     promise = re.search(r"^Violation: '(\w+)', ", told, re.MULTILINE)
     assert promise is not None
     assert promise[1] != "foreseen"
-    number = re.search(r"--seed 2 --only (\d+)$", told)
+    number = re.search(r"--seed 7 --only (\d+)$", told)
     assert number is not None
     # and found once more by the line that is told
     with planted(name), pytest.raises(SimulationError) as again:
-        simulate(seed=2, numbers=[int(number[1])])
+        simulate(seed=7, numbers=[int(number[1])])
     assert str(again.value) == told
     # it was the bug
-    simulate(seed=2, numbers=[int(number[1])])
+    simulate(seed=7, numbers=[int(number[1])])
 
 
 def test_the_program_says_how_many_there_were(capsys: pytest.CaptureFixture[str]) -> None:
