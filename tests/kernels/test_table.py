@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -15,20 +14,13 @@ from numpy.typing import NDArray
 from tests.kernels.batches import id_batches, numbers, same
 
 from fleetlight.errors import ConfigError
-from fleetlight.kernels import Initializer, RowTable, first_values, halves, memory, rule_named
+from fleetlight.kernels import Initializer, RowTable, first_values, memory, rule_named
 from fleetlight.kernels import index as index_module
 from fleetlight.kernels.twin_table import TwinTable
 
 UNIFORM = Initializer("uniform", -0.1, 0.1)
 OPTIONS = {"lr": 0.1, "initial_accumulator_value": 0.1, "weight_decay": 0.01, "momentum": 0.9}
 Batch = NDArray[np.int64]
-HELPER = ThreadPoolExecutor(1)
-
-
-@pytest.fixture(autouse=True)
-def little_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is a helper, it has something to do."""
-    monkeypatch.setattr(halves, "WORTH_SHARING", 2)
 
 
 class Both(RuleBasedStateMachine):
@@ -39,13 +31,11 @@ class Both(RuleBasedStateMachine):
         name=st.sampled_from(["sgd", "adagrad", "rowwise_adagrad", "adam", "add", "momentum"]),
         kind=st.sampled_from(["uniform", "normal"]),
         meta=st.integers(0, 4),
-        helped=st.booleans(),
     )
-    def begin(self, dim: int, name: str, kind: str, meta: int, helped: bool) -> None:
+    def begin(self, dim: int, name: str, kind: str, meta: int) -> None:
         learn = rule_named(name, OPTIONS)
         how = Initializer(kind, 0.5, 1.0)  # type: ignore[arg-type]
         self.table = RowTable(dim, learn, 11, how, meta)
-        self.table.helper = HELPER if helped else None
         self.twin = TwinTable(dim, learn, 11, how, meta)
         self.step = 0
 
@@ -105,11 +95,9 @@ def cramped(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("cramped")
-@pytest.mark.parametrize("helper", [None, HELPER], ids=["alone", "helped"])
-def test_everything_holds_while_growing(helper: ThreadPoolExecutor | None) -> None:
+def test_everything_holds_while_growing() -> None:
     rng = np.random.default_rng(5)
     table, twin = RowTable(3, "add", 1, UNIFORM, 1), TwinTable(3, "add", 1, UNIFORM, 1)
-    table.helper = helper
     growing = 0
     for step in range(1200):
         ids = rng.integers(0, 30 + 2 * step, rng.integers(0, 5))

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Executor
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -25,7 +24,6 @@ from fleetlight.kernels.arrays import (
 from fleetlight.kernels.dedup import collect
 from fleetlight.kernels.first_values import Initializer, as_int64
 from fleetlight.kernels.gathering import sum_by
-from fleetlight.kernels.halves import in_halves
 from fleetlight.kernels.index import Index
 from fleetlight.kernels.rules import HYPER, Rule, rule_named
 from fleetlight.kernels.slab import FREED, FRESH, LIVE, TOP, Slab
@@ -38,9 +36,6 @@ class RowTable:
     Not for two threads at a time: the caller holds a lock. Kernels let go of the GIL, so threads
     that use other tables run meanwhile. Views of `rows` are good until the table grows.
     """
-
-    #: does half of the work where many rows are found or learn
-    helper: Executor | None = None
 
     def __init__(
         self,
@@ -130,13 +125,7 @@ class RowTable:
         """Change rows by number, none of which comes twice."""
         grads = as_grid(grads, self.dim, "gradients", rows=len(numbers))
         _check(hyper)
-        flat = self._slab.flat
-
-        def learn(some: slice) -> None:
-            theirs = grads[some].reshape(-1)
-            self._update(flat, self.width, numbers[some], theirs, self.dim, hyper)
-
-        in_halves(self.helper, len(numbers), learn)
+        self._update(self._slab.flat, self.width, numbers, grads.reshape(-1), self.dim, hyper)
 
     def find(self, ids: ArrayLike) -> Int64s:
         """The row number of each id, -1 where there is none."""
@@ -178,7 +167,7 @@ class RowTable:
         index = self._index
         index.looked_for(len(ids))
         numbers, missing = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
-        missing = missing[: self._find(ids, numbers, missing)]
+        missing = missing[: probing.find(ids, index.slots, numbers, missing)]
         while len(missing):
             if len(index.old):
                 probing.find_in_old(ids, index.old, numbers, missing)
@@ -188,20 +177,6 @@ class RowTable:
             if len(missing):
                 self._grow()
         return numbers
-
-    def _find(self, ids: Ids, numbers: Int64s, missing: Int64s) -> int:
-        """As the kernel does it."""
-        slots = self._index.slots
-
-        def find(some: slice) -> int:
-            return probing.find(ids[some], slots, numbers[some], missing[some])
-
-        first, *rest = in_halves(self.helper, len(ids), find)
-        for second in rest:
-            # it has counted from where it began
-            middle = len(ids) // 2
-            missing[first : first + second] = missing[middle : middle + second] + middle
-        return first + sum(rest)
 
     def _insert(self, ids: Ids, numbers: Int64s, missing: Int64s) -> int:
         """Rows for missing ids as far as there is room; their number."""

@@ -6,9 +6,7 @@ So a row says all that happened to it: what was lost, what was doubled, and what
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -118,10 +116,6 @@ class Rows:
 
     def drop_cuts(self) -> None:
         """Nobody will save what was cut."""
-
-    def helped(self) -> AbstractContextManager[None]:
-        """By nobody."""
-        return contextlib.nullcontext()
 
     def check(self, message: Any, folder: Any) -> None:
         """It is there."""

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -16,7 +15,6 @@ from fleetlight.ps.plan import EntryPlan
 from fleetlight.ps.server.durability import Durable
 from fleetlight.ps.server.roster import HERE
 from fleetlight.ps.server.server import Server
-from fleetlight.ps.tables.table import Table
 
 PLAN = plan("async", workers=1)
 
@@ -61,29 +59,6 @@ def test_a_day_that_two_lives_of_a_worker_end_is_one_day(tmp_path: Path, is_cut:
     assert again._service is not None
     assert again._service.holdings.shrunk() == []
     again.close()
-
-
-def test_what_is_made_again_is_shared_with_a_helper_that_goes_then(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    helped = list[bool]()
-    push = Table.push
-
-    def seen(table: Table, *args: Any) -> None:
-        helped.append(table._rows.helper is not None)
-        push(table, *args)
-
-    monkeypatch.setattr(Table, "push", seen)
-    one = Lives(tmp_path, PLAN)
-    one.workers[0].push(0, {0: ([1], [1])})
-    # so that the next life takes its table out of a file: that is another one
-    assert one.durability.snapshot()
-    one.workers[0].push(1, {0: ([1], [1])})
-    one.die(back=[0])
-    one.workers[0].push(2, {0: ([1], [1])})
-    assert helped == [False, False, True, False]
-    one.workers[0].say(m.Leave())
-    one.server.close()
 
 
 def taken_up(folder: Path, server: Server) -> Server:

@@ -97,9 +97,6 @@ class Values(Protocol):
     def at_rest(self) -> contextlib.AbstractContextManager[None]:
         """Nobody changes anything inside."""
 
-    def undisturbed(self) -> contextlib.AbstractContextManager[None]:
-        """Nobody is served inside: what is done may take two of the machine's cores."""
-
     def rows(self) -> Rows | None:
         """For a snapshot; None: not now, a checkpoint is being written."""
 
@@ -140,10 +137,6 @@ class Durability:
         if self._folder.is_resumed:
             # workers of this job meet already
             values = values.of_others()
-        with values.undisturbed():
-            return self._made_again(values)
-
-    def _made_again(self, values: Values) -> int:
         first, files = self._folder.base()
         if files is not None:
             values.load(files, self._folder.rows_folder(first))

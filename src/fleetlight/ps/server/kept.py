@@ -147,10 +147,6 @@ class Kept:
         with self.gate.alone(), self.chronicle.turn, self.attendance.news:
             yield
 
-    def undisturbed(self) -> contextlib.AbstractContextManager[None]:
-        """As in `Values`."""
-        return self.holdings.helped()
-
     def rows(self) -> Rows | None:
         """As in `Values`."""
         return self.keeping.aside()

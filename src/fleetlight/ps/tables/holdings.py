@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -251,18 +249,6 @@ class Holdings:
         for number, table in enumerate(self.tables):
             table.load(paths[number], self._buckets())
         self._has_values = True
-
-    @contextlib.contextmanager
-    def helped(self) -> Iterator[None]:
-        """Inside, a second thread takes half of what is much."""
-        with ThreadPoolExecutor(1, "fleet-helper") as helper:
-            for table in self.tables:
-                table.help_with(helper)
-            try:
-                yield
-            finally:
-                for table in self.tables:
-                    table.help_with(None)
 
     def _paths(self, message: Load, folder: Path) -> dict[int, list[Path]]:
         paths: dict[int, list[Path]] = {number: [] for number in range(len(self.tables))}

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,6 @@ class Table:
             self._admission = admission.admission_of(plan.entry, self._seed)
         meta = 0 if plan.entry is None else admission.META_WIDTH
         self._columns = columns_of(plan.dim, self._rule, meta)
-        self._helper: Executor | None = None
         self._rows = self._empty()
         self._snapshot: Snapshot | None = None
         self._saving = False
@@ -140,11 +138,6 @@ class Table:
                     removed += self._rows.remove(piece[out])
             return removed, len(self)
 
-    def help_with(self, helper: Executor | None) -> None:
-        """A thread that has nothing else to do takes half of what is much; None: none any more."""
-        with self.lock:
-            self._helper = self._rows.helper = helper
-
     def cut(self) -> Snapshot:
         """Hold on to the rows as they are now, until they are saved or cut anew."""
         with self.lock:
@@ -218,7 +211,7 @@ class Table:
 
     def _empty(self, count: int = 0) -> RowTable:
         how = self.plan.initializer
-        rows = RowTable(
+        return RowTable(
             self.plan.dim,
             self._rule,
             self._seed,
@@ -226,8 +219,6 @@ class Table:
             meta_width=0 if self._admission is None else admission.META_WIDTH,
             capacity_hint=count,
         )
-        rows.helper = self._helper
-        return rows
 
     def _learn(
         self,
