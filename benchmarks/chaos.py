@@ -26,6 +26,9 @@ MODES = ("sync", "async", "ssp", "geo")
 
 def programs(options: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
     """What is run, by the title of its section."""
+    # first of all what takes its time wherever it runs
+    flags = ["--minutes", str(options.minutes), "--seed", str(options.seed)]
+    yield "A long run", ["tests.chaos.soaking", *flags]
     # from outside and from inside, in each mode
     each = str(options.kills // (2 * len(MODES)))
     for kind in ("server", "worker"):
@@ -37,8 +40,6 @@ def programs(options: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
     yield "Simulated schedules", ["tests.chaos.simulation", *flags]
     flags = ["--frames", str(options.frames), "--seed", str(options.seed)]
     yield "Damaged frames", ["tests.chaos.fuzzing", *flags]
-    flags = ["--minutes", str(options.minutes), "--seed", str(options.seed)]
-    yield "A long run", ["tests.chaos.soaking", *flags]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
