@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A connection breaks at every byte of a push, and of its answer: each push counts once."""
+"""A connection breaks at every byte of what is said: each push counts once, in the end."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,80 +17,170 @@ from tests.ps.serving import OPTIONS, hello, opened, plan
 
 from fleetlight.ps import messages as m
 from fleetlight.ps.transport import Listener, SocketChannel, wire
+from fleetlight.ps.transport import channel as channel_module
 from fleetlight.ps.transport.interface import Patience
+from fleetlight.security import certificates
+from fleetlight.security.context import client_context, server_context
+
+CLIENT, SERVER = "client", "server"
 
 
 class Scissors:
-    """Lets one side send so many bytes more, and then breaks the connection."""
+    """Break connections: each cut once one side has sent so many bytes more, one after another."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self._send = wire.Wire._send
-        self.side, self.left = "", -1
-        #: what each side has sent
-        self.sent = {"server": 0, "client": 0}
+    def __init__(self) -> None:
+        self.cuts: list[tuple[str, int]] = []
 
-    def __call__(self, one: wire.Wire, buffers: Sequence[memoryview]) -> int:
-        side = "server" if one._socket.getsockname()[1] == self._port else "client"
-        size = sum(map(len, buffers))
-        if side != self.side or not 0 <= self.left < size:
-            if side == self.side and self.left >= 0:
-                self.left -= size
-            self.sent[side] += size
-            return self._send(one, buffers)
-        data, self.left, left = b"".join(buffers), -1, self.left
+    def before(self, side: str, size: int) -> int:
+        """How many bytes of that size may leave."""
+        if not self.cuts or self.cuts[0][0] != side:
+            return size
+        left = self.cuts[0][1]
+        if left < size:
+            del self.cuts[0]
+            return left
+        self.cuts[0] = side, left - size
+        return size
+
+
+class Cuttable:
+    """A socket that sends as far as it is let."""
+
+    def __init__(self, real: socket.socket, scissors: Scissors, side: str) -> None:
+        self._real, self._scissors, self._side = real, scissors, side
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def send(self, data: memoryview) -> int:
+        return self.sendmsg([data])
+
+    def sendmsg(self, buffers: Sequence[memoryview]) -> int:
+        data = b"".join(buffers)
+        size = self._scissors.before(self._side, len(data))
+        if size == len(data):
+            return self._real.sendmsg(buffers)
         with contextlib.suppress(OSError):
-            one._socket.sendall(data[:left])
-            one._socket.shutdown(socket.SHUT_RDWR)
+            self._real.sendall(data[:size])
+            self._real.shutdown(socket.SHUT_RDWR)
         raise OSError(errno.ECONNRESET, "cut")
 
 
 @pytest.fixture
-def served() -> Iterator[tuple[SocketChannel, int]]:
-    server = opened(plan("async", workers=1))
-    listener = Listener(("127.0.0.1", 0), server)
-    # a worker has several connections, and is there as long as one of them is
+def scissors(monkeypatch: pytest.MonkeyPatch) -> Scissors:
+    """Those of all connections that are made from now on."""
+    shared, begin = Scissors(), wire.Wire.__init__
+    monkeypatch.setattr(channel_module, "_TRY_EVERY_S", 0.001)
+
+    def cuttable(one: wire.Wire, connected: socket.socket, peer: str) -> None:
+        begin(one, connected, peer)
+        side = CLIENT if peer.startswith("server") else SERVER
+        one._socket = Cuttable(connected, shared, side)  # type: ignore[assignment]
+
+    monkeypatch.setattr(wire.Wire, "__init__", cuttable)
+    return shared
+
+
+@pytest.fixture(scope="module")
+def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ssl") / "certificates"
+    certificates.make(folder)
+    return folder
+
+
+@contextlib.contextmanager
+def served(mode: str, secrets: Path | None) -> Iterator[SocketChannel]:
+    """A worker's lane to a server, which knows that the worker is there by another one."""
+    server = opened(plan(mode, workers=1))
+    tls = secrets and server_context(secrets)
+    listener = Listener(("127.0.0.1", 0), server, tls=tls)
     channel, control = (
         SocketChannel.connect(
             listener.address,
             "server 0",
             deadline_s=20.0,
-            patience=Patience(10.0),
+            patience=Patience(10.0, comes_back=True),
+            tls=secrets and client_context(secrets),
             greeting=partial(hello, 0, lane, 1),
         )
         for lane in ("push", "control")
     )
-    yield channel, listener.address[1]
+    yield channel
     channel.close()
     control.close()
     listener.stop()
     server.close()
 
 
-@pytest.mark.parametrize("side", ["client", "server"])
+def row(value: float) -> list[Any]:
+    """Of id 7."""
+    return [np.array([7], np.int64), np.full((1, 2), value, np.float32)]
+
+
+def push(channel: SocketChannel, number: int, *, hold: bool = False, sequence: int = 0) -> None:
+    """A gradient that adds 1."""
+    tables = [m.TablePush(0)]
+    message = m.Push(sequence or number, 0, 0, number, 0, OPTIONS, tables, False, hold=hold)
+    channel.call(message, row(-1.0))
+
+
+def clipped(channel: SocketChannel, number: int) -> None:
+    """The same in two parts."""
+    push(channel, number, hold=True, sequence=2 * number)
+    channel.call(m.Apply(2 * number + 1, 0, 0, number, 0, 1.0, OPTIONS), [])
+
+
+def exchange(channel: SocketChannel, number: int) -> None:
+    """A difference of 1."""
+    answer = channel.call(m.Exchange(number, 0, number, [0], dense=False), row(1.0))
+    assert answer.arrays[0][0, 0] == number + 1
+
+
+#: by name: the mode, and what is said
+SAID: dict[str, tuple[str, Callable[[SocketChannel, int], None]]] = {
+    "async": ("async", push),
+    "sync": ("sync", push),
+    "clipped": ("sync", clipped),
+    "geo": ("geo", exchange),
+}
+
+
+@pytest.mark.parametrize(("name", "ssl"), [*((name, False) for name in SAID), ("async", True)])
+@pytest.mark.parametrize("side", [CLIENT, SERVER])
 def test_a_cut_at_any_byte_loses_and_doubles_nothing(
-    served: tuple[SocketChannel, int], side: str, monkeypatch: pytest.MonkeyPatch
+    name: str, ssl: bool, side: str, scissors: Scissors, secrets: Path
 ) -> None:
-    channel, port = served
-    scissors = Scissors(port)
-    monkeypatch.setattr(wire.Wire, "_send", lambda one, buffers: scissors(one, buffers))
-    made = 0
+    mode, say = SAID[name]
+    with served(mode, secrets if ssl else None) as channel:
+        assert _cuts(channel, say, scissors, side) > 60
 
-    def push() -> None:
-        nonlocal made
-        message = m.Push(made, 0, 0, made, 0, OPTIONS, [m.TablePush(0)], False)
-        gradients = np.full((1, 2), -1, np.float32)
-        channel.call(message, [np.array([7], np.int64), gradients])
-        made += 1
 
-    push()
-    before = scissors.sent[side]
-    push()
-    size = scissors.sent[side] - before
-    assert size > 60
-    for at in range(size):
-        scissors.side, scissors.left = side, at
-        push()
-        assert scissors.left == -1
+@pytest.mark.parametrize(("ssl", "step"), [(False, 1), (True, 17)], ids=["plain", "tls"])
+@pytest.mark.parametrize("side", [CLIENT, SERVER])
+def test_nor_does_one_amid_calling_again(
+    ssl: bool, step: int, side: str, scissors: Scissors, secrets: Path
+) -> None:
+    with served("async", secrets if ssl else None) as channel:
+        assert _cuts(channel, push, scissors, side, (CLIENT, 0), step=step) > 90
+
+
+def _cuts(
+    channel: SocketChannel,
+    say: Callable[[SocketChannel, int], None],
+    scissors: Scissors,
+    side: str,
+    *before: tuple[str, int],
+    step: int = 1,
+) -> int:
+    """Say it again and again, and cut a byte later each time; how often that was."""
+    for number in range(5000):
+        scissors.cuts = [*before, (side, step * number)]
+        say(channel, number)
+        if scissors.cuts:
+            break
+    else:
+        pytest.fail("it had no end")
+    scissors.cuts = []
     rows = channel.call(m.Pull([m.TablePull(0, False)], False), [np.array([7], np.int64)])
-    assert rows.arrays[0][0, 0] == made == size + 2
+    assert rows.arrays[0][0, 0] == number + 1
+    return number
