@@ -134,6 +134,9 @@ class MemoryFolder:
         for start in [one for one in self.path.rows if one not in self.path.manifests]:
             del self.path.rows[start]
 
+    def end(self) -> None:
+        """`clear` says it, too."""
+
     def clear(self) -> None:
         """Nothing of it is needed any more."""
         self.path.files.clear()

@@ -7,14 +7,16 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
-from tests.ps.serving import OPTIONS, Worker, ids_of, opened, plan, rows_of, team, together
+from tests.ps.serving import OPTIONS, Worker, hello, ids_of, opened, plan, rows_of, team, together
 
 from fleetlight.errors import CheckpointError, ProtocolError
 from fleetlight.ps import messages as m
 from fleetlight.ps.server import keeping
 from fleetlight.ps.tables.table_file import TableReader
+from fleetlight.ps.transport.interface import Connection
 
 IDS = list(range(-50, 50))
 
@@ -188,3 +190,51 @@ def test_a_folder_that_no_system_takes_is_one_that_is_not_there(folder: str) -> 
 def test_a_file_that_is_gone_meanwhile_is_told(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot be read: No such file"):
         TableReader(tmp_path / "gone")
+
+
+def test_a_load_waits_for_a_snapshot_that_is_being_written(tmp_path: Path) -> None:
+    worker = trained()
+    saved = save(worker, tmp_path)
+    service = worker.server._service
+    assert service is not None
+    rows = service.keeping.aside()
+    assert rows is not None
+    rows.cut()
+    table = service.holdings.tables[0]
+    table._saving = True
+    waits, wait_for = threading.Event(), service.keeping._lock.wait_for
+
+    def told(*of: Any) -> bool:
+        waits.set()
+        return wait_for(*of)
+
+    service.keeping._lock.wait_for = told  # type: ignore[method-assign]
+    load = m.Load(str(tmp_path), files(saved), epoch=1)
+    loading = threading.Thread(target=worker.say, args=(load,))
+    loading.start()
+    assert waits.wait(60)
+    # pushes for older values are refused from the load on, not from the wait on
+    worker.push(1, {0: ([1], [1])})
+    table._saving = False
+    rows.close()
+    loading.join()
+    assert worker.pull(0, [1]) == [-1]
+    worker.epoch = 1
+    worker.push(2, {0: ([1], [1])})
+    # a snapshot may come again
+    assert service.keeping.aside() is not None
+
+
+def test_a_cut_that_worker_0_has_died_over_is_let_go_of() -> None:
+    server = opened(plan("async", workers=1))
+    service = server._service
+    assert service is not None
+    lives = [Connection("one life"), Connection("the next")]
+    for life, connection in enumerate(lives, 1):
+        greeting = msgspec.structs.replace(hello(0, "control", 1), life=life, away_s=60.0)
+        server(connection, greeting, [])
+        assert service.keeping.aside() is not None
+        service.keeping._written()
+        server(connection, m.Cut(), [])
+        assert service.keeping.aside() is None
+        server.gone(connection, None)

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import errno
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,8 @@ from fleetlight.ps.journal.segment import segments
 from fleetlight.ps.journal.synced import Synced
 from fleetlight.ps.server import durability as durability_module
 from fleetlight.ps.server import keeping, reading
+from fleetlight.ps.server.keeping import Keeping
+from fleetlight.ps.server.kept import Kept
 
 
 def test_a_snapshot_replaces_what_lies_before_it(lives: Any) -> None:
@@ -252,3 +256,116 @@ def test_rows_that_are_read_amid_a_cut_are_in_the_snapshot_or_behind_it(
     reader.join()
     one.die()
     assert one.server.counted().rows == {"users": 2, "items": 0}
+
+
+def test_a_snapshot_that_failed_leaves_its_log_to_be_read_back(
+    lives: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durability_module, "_LOOK_S", 600.0)
+    monkeypatch.setattr(durability_module, "_FAILED_S", 0.0)
+    one = lives(plan("async"), snapshot_bytes=20_000)
+    step = 0
+    while not one.durability._is_long():
+        one.workers[0].push(step, {0: ([1, step], [1, 1])})
+        step += 1
+
+    def fail(*_: object) -> None:
+        raise OSError("no such luck")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fleetlight.ps.journal.folder.Folder.complete", fail)
+        assert one.durability._tried(one.durability._beside_training)
+    assert one.durability._journal.size < 20_000
+    assert one.durability._is_long()
+    assert one.durability._tried(one.durability._beside_training)
+    assert not one.durability._is_long()
+
+
+class Waiting:
+    """Checkpoints each of which comes while a snapshot is being written, and waits for it."""
+
+    def __init__(self, kept: Keeping) -> None:
+        self._keeping, self._waits = kept, threading.Event()
+        self._wait_for = kept._lock.wait_for
+        kept._lock.wait_for = self._wait  # type: ignore[method-assign]
+        self.found: list[str] = []
+
+    def _wait(self, *of: Any) -> bool:
+        self._waits.set()
+        return self._wait_for(*of)
+
+    def write(self, rows: Any, folder: Path, between: Any) -> list[Any]:
+        """In the place of `_Aside.write`."""
+        saving = threading.Thread(target=self._keeping.cut)
+        self._waits.clear()
+        saving.start()
+        assert self._waits.wait(60)
+        try:
+            between()
+        except Exception as error:
+            self.found.append(type(error).__name__)
+            raise
+        else:
+            self.found.append("written")
+            return []
+        finally:
+            rows.close()
+            saving.join()
+            self._keeping.drop()
+
+
+def test_a_snapshot_gives_way_to_a_checkpoint_but_not_to_two(
+    lives: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durability_module, "_LOOK_S", 600.0)
+    one = lives(plan("async"))
+    waiting = Waiting(one.server._service.keeping)
+    monkeypatch.setattr(keeping._Aside, "write", lambda *of: waiting.write(*of))
+    tried = [one.durability._tried(one.durability._beside_training) for _ in range(3)]
+    assert waiting.found == ["_GivesWayError", "written", "_GivesWayError"]
+    assert tried == [False, True, False]
+
+
+def test_who_greets_while_a_server_takes_up_its_values_is_in_its_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between what it begins with and the first change there is no room for one."""
+    standing, free = Kept.standing, list[bool]()
+
+    def look(kept: Kept) -> Any:
+        def ask() -> None:
+            free.append(kept.attendance.news.acquire(blocking=False))
+
+        other = threading.Thread(target=ask)
+        other.start()
+        other.join()
+        return standing(kept)
+
+    monkeypatch.setattr(Kept, "standing", look)
+    one = Lives(tmp_path, plan("async"))
+    assert free == [False]
+    one.end()
+
+
+def test_a_server_that_dies_once_its_job_is_over_leaves_nothing_to_go_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Lives(tmp_path, plan("async"))
+    one.workers[0].push(0, {0: ([1], [1])})
+    for worker in one.workers:
+        worker.say(m.Leave())
+    durability = one.durability
+
+    def die(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fleetlight.ps.journal.journal.Journal.close", die)
+        with pytest.raises(KeyboardInterrupt):
+            one.server.close()
+    os.close(durability._folder._lock)
+    # another job begins as if there had been none
+    one.durable = dataclasses.replace(one.durable, job="another")
+    one.server = one._start()
+    assert one.durability.is_new
+    one.end()

@@ -115,8 +115,12 @@ class Folder:
         """Let others have it."""
         release(self._lock)
 
+    def end(self) -> None:
+        """Nothing of it is needed any more, and nobody goes on from it."""
+        _end(self.path, self.identity)
+
     def clear(self) -> None:
-        """Nothing of it is needed any more."""
+        """The same, and remove it."""
         _clear(self.path, self.identity)
 
     def rows_folder(self, first: int) -> Path:
@@ -255,12 +259,16 @@ def _begins_anew(before: Identity, wanted: Identity, resume: bool) -> bool:
     return is_another_start and bool(wanted.job) and not resume
 
 
-def _clear(path: Path, identity: Identity) -> None:
-    # a process may die over this, and half of it is nothing to go on from
+def _end(path: Path, identity: Identity) -> None:
     over = msgspec.structs.replace(identity, over=True)
     with contextlib.suppress(OSError):
-        # a full disk gets room by what goes now
+        # a full disk gets room by what goes then
         replace(path / _IDENTITY, msgspec.json.encode(over))
+
+
+def _clear(path: Path, identity: Identity) -> None:
+    # a process may die over this, and half of it is nothing to go on from
+    _end(path, identity)
     unmark(path)
     for _, file in segments(path):
         file.unlink()

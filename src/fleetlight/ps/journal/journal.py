@@ -126,11 +126,12 @@ class Journal(Generic[M]):
             old.close()
         return first
 
-    def close(self) -> None:
-        """Write what was put, and let go of the file."""
+    def close(self, *, is_needed: bool = True) -> None:
+        """Write what was put, unless nobody needs it any more, and let go of the file."""
         try:
-            self.commit(self.next - 1)
-            self._guarded(self._segment.sync)
+            if is_needed:
+                self.commit(self.next - 1)
+                self._guarded(self._segment.sync)
         finally:
             self._over.set()
             self._is_due.set()

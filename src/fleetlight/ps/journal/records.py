@@ -145,7 +145,8 @@ class Reader(Generic[M]):
         magic, expected, number = _SEAL.unpack_from(lead)
         if magic != MAGIC:
             raise ProtocolError("no record begins here")
-        prefix = Prefix.parse(lead[SEAL_BYTES:], self._codec.body_limit)
+        codec = self._codec
+        prefix = Prefix.parse(lead[SEAL_BYTES:], codec.body_limit, codec.header_limit)
         body = start + prefix.header
         stop = body + prefix.body
         if stop > len(data):
@@ -156,7 +157,7 @@ class Reader(Generic[M]):
         header, arrays = data[start:body].tobytes(), data[body:stop]
         if _sealing(_checksum(lead[SEAL_BYTES:] + header, arrays), number) != expected:
             raise ProtocolError(f"record {number} does not fit its checksum")
-        told = self._codec.decode_header(prefix, header)
+        told = codec.decode_header(prefix, header)
         return Record(number, told.message, views(told.places, arrays), at, stop)
 
     def _behind(self, at: int) -> int | None:

@@ -27,16 +27,18 @@ from fleetlight.ps.journal.journal import Journal, Policy
 from fleetlight.ps.messages import TableFile
 from fleetlight.ps.server.chronicle import Chronicle
 from fleetlight.ps.tables.pace import Between, Pace, at_once
-from fleetlight.ps.transport.protocol import Codec
+from fleetlight.ps.transport.protocol import FILE_HEADER_LIMIT, Codec
 
 Array = NDArray[Any]
 Written = tuple[Change, Sequence[Array]]
-CODEC: Codec[Change] = Codec(Change)
+CODEC: Codec[Change] = Codec(Change, header_limit=FILE_HEADER_LIMIT)
 #: of a core: what a snapshot takes from training at least
 _SHARE = 0.1
 #: how often it is looked whether a snapshot is due
 _LOOK_S = 1.0
 _TRY_EVERY_S = 0.05
+#: when a snapshot is tried again that has failed
+_FAILED_S = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +70,9 @@ class Rows(Protocol):
 
     def write(self, folder: Path, between: Between) -> list[TableFile]:
         """Write what was cut, while training goes on; call `between` between two pieces."""
+
+    def is_awaited(self) -> bool:
+        """Whether somebody waits until that is done, and others for them."""
 
     def close(self) -> None:
         """Let go of them."""
@@ -105,11 +110,17 @@ class _UnneededError(Exception):
     """The job is over, and a snapshot under way with it."""
 
 
+class _GivesWayError(Exception):
+    """A checkpoint is to be written now."""
+
+
 class Durability:
     """The folder of one server, from its start to its end."""
 
     #: False once the job is over
     _is_needed = True
+    #: the snapshot before has given way to a checkpoint
+    _gave_way = False
 
     def __init__(self, durable: Durable, identity: Identity) -> None:
         self._durable = durable
@@ -171,8 +182,10 @@ class Durability:
         self._journal = Journal(
             self._folder.path, CODEC, first, self._durable.policy, logger.warning
         )
-        self._put_standing(self._journal)
-        chronicle.keep(self._journal, values=self._durable.log)
+        # workers may greet and meet already: each is in the one or in the other
+        with values.at_rest():
+            self._put_standing(self._journal)
+            chronicle.keep(self._journal, values=self._durable.log)
         chronicle.settle()
         if not self._folder.is_own:
             # the next life goes on from here: it reads no checkpoint, which may be another by then,
@@ -181,13 +194,13 @@ class Durability:
             self._folder.own()
         self._snapshots.start()
 
-    def snapshot(self, between: Between = at_once) -> bool:
+    def snapshot(self, pause: Callable[[Rows], Between] = lambda rows: at_once) -> bool:
         """Write the rows as they are now, and drop what lies before; False: not now."""
         rows = self._values.rows()
         if rows is None:
             return False
         try:
-            self._write(rows, between)
+            self._write(rows, pause(rows))
         finally:
             rows.close()
         return True
@@ -210,8 +223,9 @@ class Durability:
         journal.commit(journal.next - 1)
         with self._values.at_rest():
             rows.cut()
+            behind = journal.size
             first = journal.rotate()
-            self._read_back = 0
+            self._read_back += behind
             self._put_standing(journal)
         journal.commit(journal.next - 1)
         try:
@@ -220,6 +234,8 @@ class Durability:
             # the room that it takes may be what the journal waits for
             self._folder.drop_incomplete()
             raise
+        self._read_back = 0
+        self._gave_way = False
         self._folder.drop_before(first)
 
     def _write_rows(
@@ -235,11 +251,14 @@ class Durability:
     def close(self, *, is_needed: bool = True) -> None:
         """Write nothing any more; what nobody needs goes."""
         self._is_needed = is_needed
+        if not is_needed:
+            # first of all: who dies over the rest has left nothing to go on from
+            self._folder.end()
         self._over.set()
         if self._snapshots.is_alive():
             self._snapshots.join()
         if self._journal is not None:
-            self._journal.close()
+            self._journal.close(is_needed=is_needed)
         if not is_needed:
             self._folder.clear()
         self._folder.close()
@@ -263,13 +282,19 @@ class Durability:
     def _beside_training(self) -> bool:
         """A snapshot that takes its time, and the more of it the longer the journal has become."""
         pace = Pace(functools.partial(self._share, self._read_back), self._over.wait)
+        return self.snapshot(lambda rows: functools.partial(self._between, rows, pace))
 
-        def between() -> None:
-            if not self._is_needed:
-                raise _UnneededError
+    def _between(self, rows: Rows, pace: Pace) -> None:
+        """A checkpoint is written in its place, for which all workers may wait.
+
+        But not in the place of two, or there would be none where checkpoints are many.
+        """
+        if not self._is_needed:
+            raise _UnneededError
+        if not rows.is_awaited():
             pace()
-
-        return self.snapshot(between)
+        elif not self._gave_way:
+            raise _GivesWayError
 
     def _share(self, read_back: int) -> float:
         """All of a core where the next snapshot is due already, or where all wait for this one."""
@@ -284,6 +309,10 @@ class Durability:
             return act()
         except _UnneededError:
             return True
+        except _GivesWayError:
+            self._gave_way = True
+            return False
         except Exception as error:
             logger.warning("a snapshot in %s failed: %s", self._folder.path, error)
+            self._over.wait(_FAILED_S)
             return True

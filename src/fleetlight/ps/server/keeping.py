@@ -51,6 +51,7 @@ class _Aside:
 
     holdings: Holdings
     done: Callable[[], None]
+    is_awaited: Callable[[], bool]
     state: CutState | None = None
 
     def cut(self) -> None:
@@ -83,6 +84,7 @@ class Keeping:
         self._lock = threading.Condition()
         self._last: _Cut | None = None
         self._is_writing = False
+        self._waiting = 0
 
     def cut(self) -> Reply:
         """Hold on to everything as it is now."""
@@ -110,7 +112,7 @@ class Keeping:
                 return None
             self._is_writing = True
         get_ready()
-        return _Aside(self._holdings, self._written)
+        return _Aside(self._holdings, self._written, lambda: self._waiting > 0)
 
     def _written(self) -> None:
         with self._lock:
@@ -149,9 +151,15 @@ class Keeping:
         if message.dry:
             self._holdings.check(message, folder)
             return Done(), []
-        with self._gate.alone():
-            self._pushes.begin(message.epoch)
-            self._holdings.load(message, folder)
+        with self._lock:
+            self._until_idle()
+            self._is_writing = True
+        try:
+            with self._gate.alone():
+                self._pushes.begin(message.epoch)
+                self._holdings.load(message, folder)
+        finally:
+            self._written()
         return Done(), []
 
     def restore(self, message: Restore, arrays: Sequence[Array]) -> Reply:
@@ -179,7 +187,12 @@ class Keeping:
 
     def _until_idle(self) -> None:
         """A table holds on to one cut at a time; a snapshot is over by itself."""
-        if not self._lock.wait_for(lambda: not self._is_writing, self._deadline_s):
+        self._waiting += 1
+        try:
+            is_idle = self._lock.wait_for(lambda: not self._is_writing, self._deadline_s)
+        finally:
+            self._waiting -= 1
+        if not is_idle:
             raise CheckpointError(
                 f"server {self._server} still writes the checkpoint or snapshot before, after "
                 f"{self._deadline_s:g} s; wait for it to end, and look at its disk"

@@ -184,7 +184,8 @@ class Server:
             reply = handler(peer, message, arrays)
             # first values are brought once, too, and may be written down nowhere else
             replacing = _REPLACING if self._chronicle.keeps_values else (*_REPLACING, m.Fill)
-            if isinstance(message, replacing) and self._durability is not None:
+            replaces = isinstance(message, replacing) and not getattr(message, "dry", False)
+            if replaces and self._durability is not None:
                 self._durability.snapshot_now()
             elif not isinstance(message, _UNSETTLED):
                 # what is acknowledged or was seen is not lost any more
@@ -302,6 +303,9 @@ class Server:
             is_news = self._company.greet(connection, message)
         if is_news:
             self._chronicle.settle()
+            if message.worker == 0 and self._service is not None:
+                # what its earlier life was to save, this one saves anew or not at all
+                self._service.keeping.drop()
         with self._attendance.during(message.worker, "hello"):
             return self._welcome()
 

@@ -33,6 +33,8 @@ Buffer = bytes | memoryview
 MAGIC = b"\xf1EET"
 VERSION = 1
 HEADER_LIMIT = 4 << 20
+#: of what is written into a file, by ourselves
+FILE_HEADER_LIMIT = 1 << 30
 BODY_LIMIT = 8 << 30
 ARRAY_LIMIT = 1 << 16
 ALIGNMENT = 8
@@ -163,8 +165,10 @@ class Header(Generic[M]):
 class Codec(Generic[M]):
     """Turns messages of one tagged union into frames and back."""
 
-    def __init__(self, union: Any, body_limit: int = BODY_LIMIT) -> None:
-        self.body_limit = body_limit
+    def __init__(
+        self, union: Any, body_limit: int = BODY_LIMIT, header_limit: int = HEADER_LIMIT
+    ) -> None:
+        self.body_limit, self.header_limit = body_limit, header_limit
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[Envelope[M]]
         self._decoder = msgspec.msgpack.Decoder(Envelope[union])
@@ -180,7 +184,7 @@ class Codec(Generic[M]):
     def _check_sizes(self, arrays: int, header: int, body: int) -> None:
         what = (
             ("arrays", arrays, ARRAY_LIMIT),
-            ("bytes of header", header, HEADER_LIMIT),
+            ("bytes of header", header, self.header_limit),
             ("bytes of arrays", body, self.body_limit),
         )
         for name, size, limit in what:

@@ -12,6 +12,7 @@ import pytest
 
 from fleetlight.errors import JournalError
 from fleetlight.ps import messages as m
+from fleetlight.ps.transport.protocol import HEADER_LIMIT
 from fleetlight.ps.worker.redo import redo as redo_module
 from fleetlight.ps.worker.redo.commits import Moment
 from fleetlight.ps.worker.redo.redo import Identity, Redo
@@ -53,6 +54,17 @@ def test_the_last_push_is_found_by_a_later_life(tmp_path: Path) -> None:
     for server, ((message, arrays),) in last.requests.items():
         assert message == push(3, 0.0)[0]
         assert arrays[1].tolist() == [[server, server]]
+    second.close(is_needed=True)
+
+
+def test_a_moment_may_be_longer_than_what_travels(tmp_path: Path) -> None:
+    """A model has many small buffers, say."""
+    first, script = opened(tmp_path), bytes(HEADER_LIMIT + 1)
+    commit(first, 1, script=script)
+    first.close(is_needed=True)
+    second = opened(tmp_path, incarnation=6)
+    assert second.last is not None
+    assert second.last.commit.moment.script == script
     second.close(is_needed=True)
 
 

@@ -27,6 +27,7 @@ from fleetlight.observe.log import logger
 from fleetlight.ps.calls import NONE, Call
 from fleetlight.ps.messages import Apply, Exchange, Push
 from fleetlight.ps.transport.protocol import (
+    FILE_HEADER_LIMIT,
     PREFIX_BYTES,
     Buffer,
     Codec,
@@ -93,7 +94,9 @@ class Commits:
 
     def __init__(self, folder: Path, patience_s: float) -> None:
         self._patience_s = patience_s
-        self._codec: Codec[Any] = Codec(Commit | Push | Apply | Exchange)
+        self._codec: Codec[Any] = Codec(
+            Commit | Push | Apply | Exchange, header_limit=FILE_HEADER_LIMIT
+        )
         self._paths = [folder / f"push.{n}" for n in range(2)]
         found = [self._read(path) for path in self._paths]
         newest = max(
@@ -157,9 +160,10 @@ class Commits:
     def _frame(self, data: NDArray[np.uint8], at: int) -> tuple[Any, list[Array], int]:
         """The frame that lies there, and where the next one does."""
         start = at + PREFIX_BYTES
-        prefix = Prefix.parse(data[at:start].tobytes(), self._codec.body_limit)
+        codec = self._codec
+        prefix = Prefix.parse(data[at:start].tobytes(), codec.body_limit, codec.header_limit)
         body = start + prefix.header
-        header = self._codec.decode_header(prefix, data[start:body].tobytes())
+        header = codec.decode_header(prefix, data[start:body].tobytes())
         return header.message, views(header.places, data[body:]), body + prefix.body
 
 
