@@ -33,6 +33,7 @@ def durable_of(context: Context) -> Durable | None:
         # a job that saves has its checkpoint to go on from
         must_exist=role.resume and not strategy.checkpoint,
         policy=Policy(configs.sync, patience_s=strategy.deadline_s),
+        away_s=configs.away_within(strategy.deadline_s),
         snapshot_s=configs.snapshot_s,
         snapshot_bytes=int(configs.snapshot_mb * 2**20),
     )

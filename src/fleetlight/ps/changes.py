@@ -120,8 +120,8 @@ class Went(_Change, frozen=True):
     lost: bool = False
 
 
-class Returned(_Change, frozen=True):
-    """A worker was started again, and has called: nothing of an earlier life is taken any more."""
+class Came(_Change, frozen=True):
+    """A worker has come, or was started again: nothing of an earlier life is taken any more."""
 
     worker: int
     incarnation: int
@@ -226,11 +226,11 @@ class Standing(_Change, frozen=True):
     work: WorkState = WorkState()
     #: of tables that were shrunk: table, number of the last call, rows that went and were left
     shrunk: list[tuple[int, int, int, int]] = []
-    #: who was started again: worker, incarnation, life
+    #: who has ever come: worker, incarnation, its newest life
     lives: list[tuple[int, int, int]] = []
 
 
 Change = (
     Stepped | Held | Released | Differed | Fill | Sighted | Shrink | EndedPhase | Went | Met
-    | Asked | Freed | Returned | Standing
+    | Asked | Freed | Came | Standing
 )  # fmt: skip

@@ -34,7 +34,12 @@ from fleetlight.ps.transport.interface import Connection
 #: far behind all that happens
 DEADLINE_S = 1e6
 _THREADING = Threading()
-_DURABLE = Durable(None, job="a job", policy=Policy(sync=NEVER))  # type: ignore[arg-type]
+_DURABLE = Durable(
+    None,  # type: ignore[arg-type]
+    job="a job",
+    policy=Policy(sync=NEVER),
+    away_s=DEADLINE_S,
+)
 
 
 @contextlib.contextmanager

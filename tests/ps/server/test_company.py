@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from tests.ps.server.test_durability import Lives
 from tests.ps.serving import (
     OPTIONS,
     Worker,
@@ -29,8 +26,6 @@ from tests.ps.serving import (
 from fleetlight.errors import DeadlineError, MembershipError, PeerLostError
 from fleetlight.ps import messages as m
 from fleetlight.ps.calls import Call
-from fleetlight.ps.plan import Plan
-from fleetlight.ps.server.pushes import Pushes
 from fleetlight.ps.server.roster import AWAY, HERE, LOST
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.transport import Connection, Listener, SocketChannel
@@ -409,85 +404,3 @@ def test_a_stop_is_not_forgotten_over_what_a_worker_calls_for(
     monkeypatch.setattr(Call, "__or__", interrupted)
     worker.say(m.Beat(0, Call(saves=1)))
     assert worker.say(m.Beat(0))[0].call == Call(stop=True, saves=1)
-
-
-# -- what outlives a server ------------------------------------------------------------------
-
-
-@pytest.fixture
-def lives(tmp_path: Path) -> Any:
-    made: list[Lives] = []
-
-    def make(the_plan: Plan) -> Lives:
-        made.append(Lives(tmp_path / "kept", the_plan))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.end()
-
-
-def test_whoever_has_left_is_not_waited_for(lives: Any) -> None:
-    one = lives(plan("sync"))
-    first, second = one.workers
-    together(lambda: first.push(0), lambda: second.push(0))
-    second.say(m.Leave())
-    server = one.server
-    one.durability._over.set()
-    one.durability._snapshots.join()
-    os.close(one.durability._folder._lock)
-    one.server = one._start()
-    assert one.server is not server
-    again = Worker(one.server, 0)
-    again.sequence = first.sequence
-    answer, _ = again.push(1, {0: ([1], [3])})
-    assert answer.applied
-    again.say(m.Leave())
-    one.server.wait()
-    one.server.close()
-    # a job that has ended well leaves nothing that the next one would stumble over
-    assert [path.name for path in one.folder.iterdir()] == ["lock"]
-
-
-@pytest.mark.parametrize("snapshot", [False, True])
-def test_whoever_was_lost_is_lost_to_the_next_life(lives: Any, snapshot: bool) -> None:
-    one = lives(plan("sync", lost_worker="go_on"))
-    one.workers[1].hang_up()
-    one.server._company._look()
-    assert one.server._roster.those(LOST) == [1]
-    if snapshot:
-        assert one.durability.snapshot()
-    one.die(back=[0])
-    assert one.server._roster.those(LOST) == [1]
-    with pytest.raises(MembershipError, match="worker 1 came back after it had gone"):
-        Worker(one.server, 1)
-    first = one.workers[0]
-    assert first.push(0, {0: ([1], [3])})[0].applied
-    assert [list(array) for array in first.meet(0, "barrier", 3)] == [[3]]
-    first.say(m.Leave())
-    one.server.wait()
-
-
-def test_who_makes_way_holds_nothing_that_a_step_waits_for(
-    lives: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A step that this completes passes the gate, which comes before the news."""
-    one = lives(plan("sync"))
-    one.workers[1].say(m.Leave())
-    free: list[bool] = []
-    leave = Pushes.leave
-
-    def observed(pushes: Pushes, worker: int) -> None:
-        def take() -> bool:
-            taken = pushes._news.acquire(blocking=False)
-            if taken:
-                pushes._news.release()
-            return taken
-
-        free.extend(together(take))
-        leave(pushes, worker)
-
-    monkeypatch.setattr(Pushes, "leave", observed)
-    one.die(back=[0])
-    # as it is read back, and as the server opens
-    assert free == [True, True]

@@ -220,8 +220,9 @@ def test_there_is_no_job_without_worker_0() -> None:
 
 def test_a_later_life_of_a_server_refuses_the_earlier_one_of_a_worker() -> None:
     before = roster()
-    before.arrive(hello(0, away_s=10.0))
     assert before.lives() == []
+    before.arrive(hello(0, away_s=10.0))
+    assert before.lives() == [(0, 5, 1)]
     before.arrive(hello(0, life=2, away_s=10.0))
     assert before.lives() == [(0, 5, 2)]
     workers = roster()
@@ -238,3 +239,29 @@ def test_a_later_life_of_a_server_refuses_the_earlier_one_of_a_worker() -> None:
     # a goodbye changes nothing in that
     workers.outlive([(0, 5, False)])
     assert workers.lives() == [(0, 5, 2), (1, 7, 3)]
+
+
+def test_who_was_met_in_an_earlier_life_of_a_server_is_lost_to_the_next() -> None:
+    workers = Roster(server=1, server_num=2, worker_num=4, version="0.1")
+    workers.goes_on = True
+    workers.arrive(hello(0, worker_num=4))
+    workers.outlive([(2, 5, False)])
+    workers.know([(0, 5, 1), (1, 5, 2), (2, 5, 1)])
+    workers.expect(100.0, 10.0)
+    assert [workers.those(state) for state in (HERE, LEFT, ABSENT)] == [[0], [2], [1, 3]]
+    assert workers.overdue(110.0) == []
+    # worker 3 has come to no life
+    ((worker, why),) = workers.give_up(110.5)
+    assert worker == 1
+    assert why.endswith("this server was started again; it has not come back for 10 s")
+    assert (workers.those(LOST), workers.those(ABSENT)) == ([1], [3])
+
+
+def test_who_comes_to_the_next_life_of_a_server_is_not_lost() -> None:
+    workers = roster()
+    workers.outlive([])
+    workers.know([(0, 5, 1), (1, 5, 1)])
+    workers.expect(100.0, 10.0)
+    assert not workers.arrive(hello(0, joined=True, away_s=10.0))
+    assert workers.arrive(hello(1, life=2, away_s=10.0))
+    assert (workers.those(HERE), workers.overdue(1000.0)) == ([0, 1], [])

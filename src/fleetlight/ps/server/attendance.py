@@ -74,6 +74,10 @@ class Attendance:
         self.roster.lose(worker, why, self._clock())
         self.news.notify_all()
 
+    def expect(self, away_s: float) -> None:
+        """Those of an earlier life of the server call within that time; with `news` held."""
+        self.roster.expect(self._clock(), away_s)
+
     def at_step(self, worker: int, step: int) -> None:
         """The worker has said how far it is."""
         self._traces[worker].step = step
@@ -187,10 +191,10 @@ class Attendance:
 
     def _told(self, worker: int) -> str:
         trace = self._traces[worker]
-        if worker in self.roster.those(ABSENT):
+        if worker in self.roster.those(ABSENT) and not self.roster.incarnation(worker):
             return f"worker {worker} (it never came)"
-        if worker in self.roster.those(AWAY):
-            return f"worker {worker} (it has died, and was not started again yet)"
+        if worker in self.roster.those(ABSENT, AWAY):
+            return f"worker {worker} (it has gone, and has not come back yet)"
         if trace.doing:
             return f"worker {worker} (it is in {trace.doing[-1]})"
         silent = self._clock() - trace.heard

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fleetlight.errors import MembershipError, PeerError
 from fleetlight.observe.log import logger
 from fleetlight.ps import messages as m
-from fleetlight.ps.changes import Returned, Went
+from fleetlight.ps.changes import Came, Went
 from fleetlight.ps.server.attendance import Attendance
 from fleetlight.ps.server.chronicle import Chronicle
 from fleetlight.ps.server.dealing import Dealing
@@ -52,13 +52,16 @@ class Company:
             self._pushes = pushes
             self._roster.goes_on = goes_on
             gone = self._roster.gone()
+            # somebody may have come while that began to be written down
+            for one in self._roster.lives():
+                self._chronicle.note(Came(*one))
         for worker, _, _ in gone:
             self._make_way(worker)
 
     def greet(self, connection: Connection, message: m.Hello) -> bool:
         """Somebody says hello, and belongs here.
 
-        True when it was started again: that is to be settled before it hears an answer.
+        True when it, or this life of it, is new: that is to be settled before it hears an answer.
         """
         # of a failure the worker is told by its next request: a greeting that fails is tried again
         with self._news:
@@ -66,7 +69,7 @@ class Company:
             is_another = self._roster.arrive(message)
             is_news = self._roster.lives() != lives and not self._attendance.closed
             if is_news:
-                self._chronicle.note(Returned(message.worker, message.incarnation, message.life))
+                self._chronicle.note(Came(message.worker, message.incarnation, message.life))
             peer = Peer(message.worker, message.incarnation, message.lane, message.life)
             if is_another and self._pushes is not None:
                 self._pushes.forget_ahead(message.worker)

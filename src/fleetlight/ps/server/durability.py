@@ -57,6 +57,8 @@ class Durable:
     #: and must have left something
     must_exist: bool = False
     policy: Policy = dataclasses.field(default_factory=Policy)
+    #: how long workers may take to call again where the server was started again
+    away_s: float = 120.0
     #: rows are written that often, or once the journal has so many bytes
     snapshot_s: float = 300.0
     snapshot_bytes: int = 1 << 30

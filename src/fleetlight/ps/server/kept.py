@@ -119,7 +119,7 @@ class Kept:
             # `Company.begin` has the meetings do without it
             self.attendance.roster.outlive([(change.worker, change.incarnation, change.lost)])
             self.pushes.leave(change.worker)
-        elif isinstance(change, c.Returned):
+        elif isinstance(change, c.Came):
             life = change.worker, change.incarnation, change.life
             self.attendance.roster.know([life])
         elif isinstance(change, c.Freed):

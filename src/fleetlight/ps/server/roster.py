@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable
 
 from fleetlight.errors import MembershipError, PeerLostError
@@ -18,8 +19,8 @@ class _Seat:
     state: str = ABSENT
     incarnation: int = 0
     life: int = 1
-    #: how long it may be away
-    away_s: float = 0.0
+    #: how long it may be away, or absent
+    away_s: float = math.inf
     #: since when it is, and why
     since: float = 0.0
     why: str = ""
@@ -55,9 +56,9 @@ class Roster:
         return [(w, self._seats[w].incarnation, w in self.those(LOST)) for w in sorted(gone)]
 
     def lives(self) -> list[tuple[int, int, int]]:
-        """Who was started again: worker, incarnation, and its newest life."""
+        """Who has ever come: worker, incarnation, and its newest life."""
         seats = enumerate(self._seats)
-        return [(worker, seat.incarnation, seat.life) for worker, seat in seats if seat.life > 1]
+        return [(worker, seat.incarnation, seat.life) for worker, seat in seats if seat.incarnation]
 
     def know(self, lives: Iterable[tuple[int, int, int]]) -> None:
         """Those were met in an earlier life of the server: as `lives` says it."""
@@ -67,6 +68,13 @@ class Roster:
                 seat.incarnation, seat.life = incarnation, life
             elif seat.incarnation == incarnation:
                 seat.life = max(seat.life, life)
+
+    def expect(self, now: float, away_s: float) -> None:
+        """Whoever was met in an earlier life, and has not come to this one, is gone since now."""
+        for seat in self._seats:
+            if seat.state == ABSENT and seat.incarnation:
+                seat.since, seat.away_s = now, away_s
+                seat.why = "this server was started again"
 
     def arrive(self, hello: Hello) -> bool:
         """A worker opens a connection; an error says why it does not belong here.
@@ -148,8 +156,8 @@ class Roster:
             seat.state = HERE
 
     def overdue(self, now: float) -> list[int]:
-        """Those that have been away for too long."""
-        away = [(worker, self._seats[worker]) for worker in self.those(AWAY)]
+        """Those that have been away for too long, also since an earlier life of the server."""
+        away = [(worker, self._seats[worker]) for worker in self.those(ABSENT, AWAY)]
         return [worker for worker, seat in away if now - seat.since > seat.away_s]
 
     def give_up(self, now: float) -> list[tuple[int, str]]:

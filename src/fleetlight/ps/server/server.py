@@ -136,6 +136,8 @@ class Server:
         with self._news:
             self._life = 1 if durability is None else durability.life
             self._service = service
+            if durable is not None:
+                self._attendance.expect(durable.away_s)
             self._news.notify_all()
 
     def _opened(self, durable: Durable, plan: Plan, loading: bool) -> Durability:
