@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.ps.journal.full import NoRoom
 from tests.ps.serving import plan
 
 from fleetlight.errors import JournalError
@@ -88,6 +89,23 @@ def test_a_disk_that_cannot_be_written_is_told(
         opened(tmp_path)
     monkeypatch.undo()
     opened(tmp_path).close()
+
+
+@pytest.mark.parametrize("name", ["lock", "identity.json.new"])
+def test_a_full_disk_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for life in (1, 2):
+        with monkeypatch.context() as patch:
+            full = NoRoom(patch, name, 4)
+            full.only_open = name == "lock"
+            folder = Folder.open(tmp_path, identity(), patience_s=60.0)
+            assert (full.left, folder.identity.life, folder.is_new) == (0, life, life == 1)
+            if name != "lock":
+                full.left = 4
+                folder.own()
+                assert full.left == 0
+        folder.close()
 
 
 @pytest.mark.parametrize("resume", [False, True])

@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.ps.journal.full import NoRoom
 
 from fleetlight.errors import DeadlineError, JournalError
 from fleetlight.ps.journal import journal as at
+from fleetlight.ps.journal import room
 from fleetlight.ps.journal import segment as at_segment
 from fleetlight.ps.journal.journal import COMMIT, NEVER, SECOND, Journal, Policy
 from fleetlight.ps.journal.records import Reader, Record
@@ -200,7 +202,7 @@ def test_a_full_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     before = journal.size
     full = Full(os.pwritev, room=10)
     monkeypatch.setattr(os, "pwritev", full)
-    monkeypatch.setattr(at, "_TRY_EVERY_S", 0.001)
+    monkeypatch.setattr(room, "_TRY_EVERY_S", 0.001)
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(change, journal)
         assert full.refused.wait(60)
@@ -228,7 +230,7 @@ def test_a_disk_that_stays_full_ends_it(tmp_path: Path, monkeypatch: pytest.Monk
     journal = opened(tmp_path, sync=NEVER, patience_s=0.05)
     change(journal)
     monkeypatch.setattr(os, "pwritev", Full(os.pwritev, room=3))
-    monkeypatch.setattr(at, "_TRY_EVERY_S", 0.001)
+    monkeypatch.setattr(room, "_TRY_EVERY_S", 0.001)
     with pytest.raises(JournalError, match="No space left on device; make room"):
         change(journal)
     monkeypatch.undo()
@@ -266,6 +268,24 @@ def test_it_goes_on_in_a_new_file(tmp_path: Path) -> None:
     journal.close()
     assert [first for first, _ in segments(tmp_path)] == [1, 4, 6]
     assert [record.message for record in written_down(tmp_path)] == [EndPhase(n) for n in range(5)]
+
+
+def test_a_full_disk_is_waited_for_where_a_life_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    full = NoRoom(monkeypatch, f"{5:020d}.journal", 3)
+    # it opens the file and no write comes: each second refusal is none
+    full.only_open = True
+    journal = opened(tmp_path, 5, said)
+    assert full.left == 0
+    assert "No space left on device; trying again for 60 s" in said[0]
+    change(journal)
+    journal.close()
+    assert [first for first, _ in segments(tmp_path)] == [5]
+    NoRoom(monkeypatch, f"{9:020d}.journal", 9).only_open = True
+    with pytest.raises(JournalError, match=r"records from 9 on could not be begun: .*make room"):
+        opened(tmp_path, 9, patience_s=0.0)
 
 
 @pytest.mark.parametrize("what", ["open", "sync_folder"])

@@ -22,6 +22,7 @@ from tests.ps.serving import (
 
 from fleetlight.errors import CheckpointError
 from fleetlight.ps import messages as m
+from fleetlight.ps.journal import room
 from fleetlight.ps.journal.folder import Folder
 from fleetlight.ps.journal.segment import segments
 from fleetlight.ps.journal.synced import Synced
@@ -162,6 +163,29 @@ def test_a_snapshot_that_fails_takes_no_room(lives: Any, monkeypatch: pytest.Mon
     assert len(list(one.folder.glob("rows-*"))) == 1
     one.die()
     assert one.workers[0].pull(0, [1]) == [-2]
+
+
+def test_a_snapshot_that_a_life_needs_waits_for_room(
+    lives: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = lives(plan("async"))
+    one.workers[0].push(0, {0: ([1], [1])})
+    table, refused = one.server._service.holdings.tables[1], list[int]()
+    save = table.save
+
+    def full(*arguments: Any) -> Any:
+        if len(refused) < 3:
+            refused.append(len(list(one.folder.glob("rows-*"))))
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return save(*arguments)
+
+    monkeypatch.setattr(room, "_TRY_EVERY_S", 0.0)
+    monkeypatch.setattr(table, "save", full)
+    one.durability.snapshot_now()
+    # what was half written has gone before the next try
+    assert refused == [1, 1, 1]
+    one.die()
+    assert one.workers[0].pull(0, [1]) == [-1]
 
 
 def test_what_a_snapshot_needs_is_on_the_disk_before_it_counts(

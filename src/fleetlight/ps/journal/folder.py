@@ -12,6 +12,7 @@ import msgspec
 
 from fleetlight.errors import JournalError, PlanError
 from fleetlight.ps.journal.place import claim, refuse_if_in_use, release, replace
+from fleetlight.ps.journal.room import once_there_is_room, written
 from fleetlight.ps.journal.segment import segments, sync_folder
 from fleetlight.ps.journal.synced import unmark
 from fleetlight.ps.messages import TableFile
@@ -55,23 +56,31 @@ class _Rows(msgspec.Struct, frozen=True):
 class Folder:
     """A folder of journal files and snapshots, locked as long as this process has it."""
 
-    def __init__(self, path: Path, identity: Identity, lock: int, *, is_new: bool) -> None:
+    def __init__(
+        self, path: Path, identity: Identity, lock: int, *, is_new: bool, patience_s: float
+    ) -> None:
         self.path = path
         self.identity = identity
         #: nothing has been written yet
         self.is_new = is_new
-        self._lock = lock
+        self._lock, self._patience_s = lock, patience_s
 
     @classmethod
     def open(
-        cls, path: Path, wanted: Identity, *, resume: bool = False, must_exist: bool = False
+        cls,
+        path: Path,
+        wanted: Identity,
+        *,
+        resume: bool = False,
+        must_exist: bool = False,
+        patience_s: float = 0.0,
     ) -> Folder:
         """The folder of this server, new or with what an earlier life has left.
 
         What another launch has left is taken up where that is asked for by `resume`; `must_exist`:
-        and there must be something.
+        and there must be something. `patience_s`: how long a full disk is waited for.
         """
-        lock = claim(path)
+        lock = once_there_is_room(path, lambda: claim(path), patience_s)
         try:
             before = _read(path)
             if before is None:
@@ -90,8 +99,8 @@ class Folder:
                 _clear(path, before)
                 before = None
             identity = wanted if before is None else _next_life(before, wanted, path, resume)
-            _identify(path, identity)
-            return cls(path, identity, lock, is_new=before is None)
+            _identify(path, identity, patience_s)
+            return cls(path, identity, lock, is_new=before is None, patience_s=patience_s)
         except BaseException:
             release(lock)
             raise
@@ -109,7 +118,7 @@ class Folder:
     def own(self) -> None:
         """What is there from now on is of this launch, and whole."""
         self.identity = msgspec.structs.replace(self.identity, inherited=False, loading=False)
-        _identify(self.path, self.identity)
+        _identify(self.path, self.identity, self._patience_s)
 
     def close(self) -> None:
         """Let others have it."""
@@ -194,14 +203,9 @@ class Folder:
             return None
 
 
-def _identify(path: Path, identity: Identity) -> None:
-    try:
-        replace(path / _IDENTITY, msgspec.json.encode(identity))
-    except OSError as error:
-        raise JournalError(
-            f"durability: {path / _IDENTITY} cannot be written: {error.strerror or error}; make "
-            "room or repair the disk, or name another folder in strategy.durability_configs.folder"
-        ) from error
+def _identify(path: Path, identity: Identity, patience_s: float) -> None:
+    file, data = path / _IDENTITY, msgspec.json.encode(identity)
+    written(file, lambda: replace(file, data), patience_s)
 
 
 def _read(path: Path) -> Identity | None:

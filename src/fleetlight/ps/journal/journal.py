@@ -8,15 +8,14 @@ full disk is waited for, since what was not written down was not promised to any
 from __future__ import annotations
 
 import dataclasses
-import errno
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from fleetlight.errors import DeadlineError, JournalError
 from fleetlight.ps.journal.records import Framed, framed
+from fleetlight.ps.journal.room import is_full, once_there_is_room
 from fleetlight.ps.journal.segment import Segment
 from fleetlight.ps.transport.protocol import Array, Buffer, Codec
 
@@ -28,9 +27,6 @@ COMMIT, SECOND, NEVER = "commit", "second", "never"
 SYNC_S = 1.0
 #: it does so at once where there are so many bytes: the less the system holds, the faster it is
 SYNC_BYTES = 16 << 20
-#: somebody may make room
-_PASSING = (errno.ENOSPC, errno.EDQUOT)
-_TRY_EVERY_S = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +59,9 @@ class Journal(Generic[M]):
         self._done = first - 1
         self._is_writing = False
         self._failure: JournalError | None = None
-        self._segment = self._begun(first)
+        self._segment = once_there_is_room(
+            folder, lambda: self._begun(first), policy.patience_s, say
+        )
         #: held while a file is synced in the background, or closed
         self._syncs = threading.Lock()
         self._over = threading.Event()
@@ -158,7 +156,7 @@ class Journal(Generic[M]):
                 f"{self._folder}: a file for records from {first} on could not be begun: "
                 f"{error.strerror or error}; make room or repair the disk"
             )
-            if error.errno not in _PASSING:
+            if not is_full(error):
                 self._failure = self._failure or failure
             raise failure from error
 
@@ -192,33 +190,16 @@ class Journal(Generic[M]):
                 self._news.notify_all()
 
     def _written(self, buffers: list[Buffer]) -> None:
-        self._write_with_patience(buffers)
+        path, patience_s = self._segment.path, self._policy.patience_s
+        once_there_is_room(
+            path, lambda: self._segment.write(buffers), patience_s, self._say, self._over.wait
+        )
         if self._policy.sync == COMMIT:
             self._segment.sync()
         else:
             self._is_dirty.set()
             if self._segment.unsynced >= SYNC_BYTES:
                 self._is_due.set()
-
-    def _write_with_patience(self, buffers: list[Buffer]) -> None:
-        end = time.monotonic() + self._policy.patience_s
-        has_said = False
-        while True:
-            try:
-                self._segment.write(buffers)
-                break
-            except OSError as error:
-                if error.errno not in _PASSING or time.monotonic() >= end or self._over.is_set():
-                    raise
-                if not has_said:
-                    has_said = True
-                    self._say(
-                        f"cannot write to {self._segment.path}: {error.strerror}; trying again for "
-                        f"{self._policy.patience_s:g} s, training waits"
-                    )
-            self._over.wait(_TRY_EVERY_S)
-        if has_said:
-            self._say(f"{self._segment.path}: there is room again")
 
     def _guarded(self, act: Callable[[], T]) -> T:
         """A journal that could not be written is not written any further."""

@@ -24,6 +24,7 @@ from fleetlight.ps.changes import Change, Standing
 from fleetlight.ps.journal.folder import Folder, Identity
 from fleetlight.ps.journal.history import history
 from fleetlight.ps.journal.journal import Journal, Policy
+from fleetlight.ps.journal.room import once_there_is_room
 from fleetlight.ps.messages import TableFile
 from fleetlight.ps.server.chronicle import Chronicle
 from fleetlight.ps.tables.pace import Between, Pace, at_once
@@ -127,7 +128,11 @@ class Durability:
     def __init__(self, durable: Durable, identity: Identity) -> None:
         self._durable = durable
         self._folder = Folder.open(
-            durable.path, identity, resume=durable.resume, must_exist=durable.must_exist
+            durable.path,
+            identity,
+            resume=durable.resume,
+            must_exist=durable.must_exist,
+            patience_s=durable.policy.patience_s,
         )
         self._journal: Journal[Change] | None = None
         #: bytes of the log that this life has read back, and a next one would read again
@@ -192,7 +197,7 @@ class Durability:
         if not self._folder.is_own:
             # the next life goes on from here: it reads no checkpoint, which may be another by then,
             # and knows nothing of an earlier job's workers
-            self.snapshot()
+            self.snapshot_now()
             self._folder.own()
         self._snapshots.start()
 
@@ -208,13 +213,14 @@ class Durability:
         return True
 
     def snapshot_now(self) -> None:
-        """The same, once a checkpoint that is being written is done."""
-        end = time.monotonic() + self._durable.policy.patience_s
-        while not self.snapshot():
+        """The same, once a checkpoint that is being written is done, and there is room."""
+        patience_s = self._durable.policy.patience_s
+        end = time.monotonic() + patience_s
+        while not once_there_is_room(self._folder.path, self.snapshot, patience_s):
             if time.monotonic() > end:
                 raise DeadlineError(
-                    f"{self._folder.path}: a snapshot waited {self._durable.policy.patience_s:g} s "
-                    "for a checkpoint to be written"
+                    f"{self._folder.path}: a snapshot waited {patience_s:g} s for a checkpoint to "
+                    "be written"
                 )
             time.sleep(_TRY_EVERY_S)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.ps.journal.full import NoRoom
 
 from fleetlight.errors import JournalError
 from fleetlight.ps import messages as m
@@ -233,4 +234,42 @@ def test_a_disk_that_stays_full_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(os, "pwritev", full)
     with pytest.raises(JournalError, match=r"cannot be written: No space .* could not go on"):
         commit(redo, 1)
+    redo.close(is_needed=False)
+
+
+FILES = ["lock", "identity.json.new", "push.0", "push.1", "answers"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_life_begins_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for life in (1, 2):
+        with monkeypatch.context() as patch:
+            full = NoRoom(patch, name, 4)
+            full.only_open = name != "identity.json.new"
+            redo = opened(tmp_path)
+            assert (full.left, redo.identity.life) == (0, life)
+        commit(redo, life)
+        redo.close(is_needed=True)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_life_that_finds_no_room_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    NoRoom(monkeypatch, name, 99)
+    file = name.removesuffix(".new") if name != "lock" else ""
+    text = rf"durability: \S*{file} cannot be .*: No space left on device; .*name another folder"
+    with pytest.raises(JournalError, match=text):
+        Redo(tmp_path, identity(), patience_s=0.0)
+
+
+def test_what_is_large_waits_for_room_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    redo = opened(tmp_path)
+    full = NoRoom(monkeypatch, "kept.new", 4)
+    full.only_open = True
+    name = redo.shelf.put(np.arange(9, dtype=np.uint8))
+    assert full.left == 0
+    assert redo.shelf.get(name) == bytes(range(9))
     redo.close(is_needed=False)

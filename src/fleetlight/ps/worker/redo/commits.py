@@ -9,10 +9,8 @@ of a file, which is written last, says that the rest is there.
 from __future__ import annotations
 
 import dataclasses
-import errno
 import os
 import struct
-import time
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetlight.errors import JournalError
-from fleetlight.observe.log import logger
 from fleetlight.ps.calls import NONE, Call
+from fleetlight.ps.journal.room import once_there_is_room, written
 from fleetlight.ps.messages import Apply, Exchange, Push
 from fleetlight.ps.transport.protocol import (
     FILE_HEADER_LIMIT,
@@ -43,8 +41,6 @@ Request = tuple[Any, Sequence[Array]]
 _HEAD, _CHECKSUM = struct.Struct("<8sQQ"), struct.Struct("<I")
 _MAGIC = b"\xf1REDO\x00\x00\x01"
 _HEAD_BYTES = _HEAD.size + _CHECKSUM.size
-_PASSING = (errno.ENOSPC, errno.EDQUOT)
-_TRY_EVERY_S = 0.5
 _BUFFERS = 1024
 
 
@@ -105,9 +101,7 @@ class Commits:
         #: of an earlier life
         self.last: Committed | None = None if newest is None else newest[1]
         self._count = 0 if newest is None else newest[0]
-        self._files = [
-            os.open(p, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600) for p in self._paths
-        ]
+        self._files = [opened(path, patience_s) for path in self._paths]
 
     @property
     def has_any(self) -> bool:
@@ -167,22 +161,21 @@ class Commits:
         return header.message, views(header.places, data[body:]), body + prefix.body
 
 
+def opened(path: Path, patience_s: float, flags: int = 0) -> int:
+    """The file, new or as it is; a full disk is waited for."""
+    flags |= os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    return written(path, lambda: os.open(path, flags, 0o600), patience_s)
+
+
 def patiently(path: Path, fd: int, buffers: Sequence[Buffer], at: int, patience_s: float) -> None:
     """Write at that place of the file; a full disk is waited for."""
-    end, has_told = time.monotonic() + patience_s, False
-    while True:
-        try:
-            return _overwrite(fd, buffers, at)
-        except OSError as error:
-            if error.errno not in _PASSING or time.monotonic() > end:
-                raise JournalError(
-                    f"durability: {path} cannot be written: {error.strerror}; "
-                    "this worker could not go on where it is, were it to die now"
-                ) from error
-            if not has_told:
-                logger.warning("no room for %s; waiting for some", path)
-            has_told = True
-            time.sleep(_TRY_EVERY_S)
+    try:
+        once_there_is_room(path, lambda: _overwrite(fd, buffers, at), patience_s)
+    except OSError as error:
+        raise JournalError(
+            f"durability: {path} cannot be written: {error.strerror}; "
+            "this worker could not go on where it is, were it to die now"
+        ) from error
 
 
 def _overwrite(fd: int, buffers: Sequence[Buffer], at: int) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 from fleetlight.ps.calls import NONE, Call
 from fleetlight.ps.journal.place import claim, release, replace
 from fleetlight.ps.journal.records import Reader, Record, framed
+from fleetlight.ps.journal.room import once_there_is_room, written
 from fleetlight.ps.transport.protocol import Codec
 from fleetlight.ps.worker.redo import shelf
 from fleetlight.ps.worker.redo.answers import Answered, Answers, may_be_made_again
@@ -28,6 +29,7 @@ from fleetlight.ps.worker.redo.commits import (
     Committed,
     Moment,
     Request,
+    opened,
     patiently,
 )
 from fleetlight.ps.worker.redo.shelf import Shelf
@@ -59,14 +61,15 @@ class Redo:
     def __init__(self, path: Path, wanted: Identity, patience_s: float = 60.0) -> None:
         """`wanted` is the first life; the folder knows whether it is."""
         self._path, self._patience_s = path, patience_s
-        self._lock = claim(path)
+        self._lock = once_there_is_room(path, lambda: claim(path), patience_s)
         before = _read(path / _IDENTITY)
         if before is None or not _is_same(before, wanted):
             _clear(path)
             self.identity = wanted
         else:
             self.identity = msgspec.structs.replace(before, life=before.life + 1)
-        replace(path / _IDENTITY, msgspec.json.encode(self.identity))
+        file, data = path / _IDENTITY, msgspec.json.encode(self.identity)
+        written(file, lambda: replace(file, data), patience_s)
         self._commits = Commits(path, patience_s)
         last = self._commits.last
         #: what is large in the moments
@@ -75,8 +78,7 @@ class Redo:
         self.answers = Answers(self._write_answer)
         for record in self._recorded():
             self.answers.remember(record.message, [array.tobytes() for array in record.arrays])
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        self._file = os.open(path / _ANSWERS, flags, 0o600)
+        self._file = opened(path / _ANSWERS, patience_s)
         self._size = os.fstat(self._file).st_size
         #: how large it was once it had been written anew
         self._compacted = 0

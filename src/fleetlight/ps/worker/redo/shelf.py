@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetlight.errors import ComebackError
-from fleetlight.ps.worker.redo.commits import patiently
+from fleetlight.ps.worker.redo.commits import opened, patiently
 
 _NAME = "kept."
 
@@ -89,7 +89,7 @@ class Shelf:
     def _write(self, name: str, data: NDArray[np.uint8]) -> None:
         """Its name says that it is whole."""
         beside = self._folder / f"{_NAME}new"
-        fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        fd = opened(beside, self._patience_s, os.O_TRUNC)
         try:
             patiently(beside, fd, [data.data], 0, self._patience_s)
         finally:
