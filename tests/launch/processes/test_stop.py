@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import signal
 from typing import Any
 
 import pytest
@@ -22,7 +23,16 @@ def test_a_stop_is_a_code_and_a_word(tmp_path: pathlib.Path) -> None:
     file = left(tmp_path / "w", word)
     assert read_stop(file, RESUME_CODE) == Stop(7, "/c")
     # what came behind it went wrong
-    assert read_stop(file, 1) is None
+    for status in (1, -signal.SIGABRT):
+        assert read_stop(file, status) is None
+
+
+def test_one_that_is_killed_between_its_stop_and_its_goodbye_has_stopped(
+    tmp_path: pathlib.Path,
+) -> None:
+    file = left(tmp_path / "w", {"leaving": True, "stopped": {"step": 7, "folder": "/c"}})
+    assert read_stop(file, -signal.SIGKILL) == Stop(7, "/c")
+    assert read_stop(left(tmp_path / "x", {"leaving": True}), -signal.SIGKILL) is None
 
 
 @pytest.mark.parametrize(

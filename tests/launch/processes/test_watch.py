@@ -282,6 +282,38 @@ def test_a_server_that_stays_after_a_stop_is_ended() -> None:
     assert (one.is_over, one.verdict) == (True, Verdict.SAVED)
 
 
+KILLED = dataclasses.replace(stopped(W0, 9), status=-signal.SIGKILL, leaving=True)
+
+
+def test_a_job_is_saved_though_a_worker_is_killed_between_its_stop_and_its_goodbye() -> None:
+    """A server that may wait for it is ended."""
+    one = asked(S0, W0, W1)
+    for exits in ([KILLED], [KILLED, stopped(W1)]):
+        assert one.step(Seen(now=1, interrupts=TERM, exits=one.known(exits, 1))) is None
+    assert one.phase is Phase.LEAVING
+    assert one.step(Seen(now=1 + LEAVE_S, interrupts=TERM, exits=exits)) == signal.SIGTERM
+    one.step(Seen(now=9, interrupts=TERM, exits=[*exits, ended(S0, -15)]))
+    assert (one.is_over, one.verdict, one.failure) == (True, Verdict.SAVED, None)
+    assert one.stop == Stop(9, "/ckpt")
+
+
+def test_nor_does_it_count_that_servers_miss_its_goodbye() -> None:
+    missing = Exit(member=S0, status=1, at=0.0, error="PeerLostError", consequence=True)
+    orders = ([KILLED], [KILLED, stopped(W1)]), ([KILLED, missing], [missing, KILLED])
+    for order in orders:
+        one = asked(S0, W0, W1)
+        for exits in (*order, [missing, KILLED, stopped(W1)]):
+            one.step(Seen(now=1, interrupts=TERM, exits=one.known(exits, 1)))
+        assert (one.is_over, one.verdict, one.failure) == (True, Verdict.SAVED, None)
+        assert one.stop == Stop(9, "/ckpt")
+    # but not that another worker does, nor an error of a server's own
+    for failed in (dataclasses.replace(missing, member=W1), ended(S0, 1, error="ValueError")):
+        one = asked(S0, W0, W1)
+        exits = one.known([KILLED, failed], 1)
+        assert one.step(Seen(now=1, interrupts=TERM, exits=exits)) == signal.SIGKILL
+        assert (one.verdict, one.failure) == (Verdict.INTERRUPTED, failed)
+
+
 def test_a_second_signal_ends_servers_once_all_is_saved() -> None:
     one = asked(S0, W0)
     one.step(Seen(now=1, interrupts=TERM, exits=[stopped(W0)]))

@@ -13,7 +13,7 @@ from typing import Any
 
 from fleetlight.launch.job.layout import Member
 from fleetlight.launch.processes.logs import relative, tail
-from fleetlight.launch.processes.stop import Stop
+from fleetlight.launch.processes.stop import Stop, is_killed
 
 _OFTEN = {
     signal.SIGKILL: "often: out of memory",
@@ -69,28 +69,23 @@ class Exit:
     @property
     def is_done(self) -> bool:
         """True when it was killed, and had nothing more to do."""
-        return _is_killed(self.status) and self.left and self.leaving
+        return is_killed(self.status) and self.left and self.leaving
 
     @property
     def is_parting(self) -> bool:
         """True when it was killed amid its goodbye: only the servers know whether it was heard."""
-        return _is_killed(self.status) and self.parting and not self.left
+        return is_killed(self.status) and self.parting and not self.left
 
     @property
     def is_certain(self) -> bool:
         """True when nothing that is still to come can be the cause of this."""
-        return _is_killed(self.status) or (self.error is not None and not self.consequence)
-
-
-def _is_killed(status: int) -> bool:
-    # An abort comes from inside, often because a peer has gone; other signals come from outside.
-    return status < 0 and status != -signal.SIGABRT
+        return is_killed(self.status) or (self.error is not None and not self.consequence)
 
 
 def first_failure(exits: Sequence[Exit]) -> Exit | None:
     """The failure that the others follow from."""
     failed = [one for one in exits if one.has_failed]
-    order = sorted(failed, key=lambda one: (one.consequence, not _is_killed(one.status), one.at))
+    order = sorted(failed, key=lambda one: (one.consequence, not is_killed(one.status), one.at))
     return order[0] if order else None
 
 
@@ -138,7 +133,7 @@ def failure_of(one: Exit, log: pathlib.Path, *, after_s: float, node: str = "") 
         log=relative(log),
         node=node,
         consequence=one.consequence,
-        killed=_is_killed(one.status),
+        killed=is_killed(one.status),
         may_restart=not one.lasting,
     )
 

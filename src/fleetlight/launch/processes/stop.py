@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import signal
 
 #: how a process ends that has saved what the job needs to go on: for a shell, "try again later"
 RESUME_CODE = 75
@@ -19,9 +20,18 @@ class Stop:
     folder: str
 
 
+def is_killed(status: int) -> bool:
+    """True for the status of a process that was ended from outside."""
+    # An abort comes from inside, often because a peer has gone.
+    return status < 0 and status != -signal.SIGABRT
+
+
 def read_stop(error_file: str, status: int) -> Stop | None:
-    """What a process has told that stopped; None when its end was another."""
-    if status != RESUME_CODE:
+    """What a process has told that stopped; None when its end was another.
+
+    One that was killed behind that word has saved, too.
+    """
+    if status != RESUME_CODE and not is_killed(status):
         return None
     try:
         told = json.loads(pathlib.Path(error_file).read_text())["stopped"]

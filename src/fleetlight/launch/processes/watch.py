@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from fleetlight.launch.job.layout import Member
 from fleetlight.launch.processes.reason import Exit, first_failure
-from fleetlight.launch.processes.stop import Stop
+from fleetlight.launch.processes.stop import Stop, is_killed
 from fleetlight.roles.role import Kind
 
 #: how long others may take to fail too, before the first failure is chosen
@@ -136,6 +136,7 @@ class Watch:
         Servers end well when they have heard the goodbyes of all workers. So the end of one that
         was killed amid its own is told once theirs are, or have not come for a while.
         """
+        exits = _saved_anyhow(exits)
         servers = sum(1 for member in self._members if member.kind is Kind.SERVER)
         ended = sum(1 for one in exits if one.member.kind is Kind.SERVER)
         fails = any(one.has_failed and not one.is_parting for one in exits)
@@ -294,6 +295,23 @@ class Watch:
 def _heard(one: Exit) -> Exit:
     """It has said goodbye: nobody is there whom another life of it could call."""
     return dataclasses.replace(one, left=True, returns=False)
+
+
+def _saved_anyhow(exits: Sequence[Exit]) -> Sequence[Exit]:
+    """Servers miss the goodbye of a worker that was killed behind its stop, and fail: it has saved.
+
+    So this is an end of theirs like any other of a job that has stopped.
+    """
+    killed = (one.stop for one in exits if one.stop is not None and is_killed(one.status))
+    stop = next(killed, None)
+    return [
+        dataclasses.replace(one, stop=stop) if stop is not None and _misses(one) else one
+        for one in exits
+    ]
+
+
+def _misses(one: Exit) -> bool:
+    return one.member.kind is Kind.SERVER and one.has_failed and one.consequence
 
 
 def _first_stop(exits: Sequence[Exit]) -> Stop | None:
