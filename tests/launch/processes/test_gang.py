@@ -102,6 +102,26 @@ def test_an_exit_knows_what_the_process_left(folder: LogFolder) -> None:
     assert {(one.at, one.error, one.consequence) for one in exits} == {(5.5, "E: x", True)}
 
 
+END = """
+import json, os, signal
+with open(os.environ["FLEET_ERROR_FILE"], "w") as file:
+    json.dump({"time": 5.5, "returning": True}, file)
+if os.environ["FLEET_ROLE"] == "server":
+    os.kill(os.getpid(), signal.SIGKILL)
+os._exit(3 * int(os.environ["FLEET_INDEX"]))
+"""
+
+
+def test_one_that_ends_with_a_code_does_not_return(folder: LogFolder) -> None:
+    """No hook has seen it end, and so what it has told before stands."""
+    exits = gang(folder, Paper(), END).exits()
+    assert {(one.member.name, one.status, one.returns) for one in exits} == {
+        ("server 0", -signal.SIGKILL, True),
+        ("worker 0", 0, False),
+        ("worker 1", 3, False),
+    }
+
+
 def test_when_one_cannot_start_none_is_left(
     folder: LogFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,7 +135,8 @@ class Gang:
             at=time.time() if at is None else at,
             error=error,
             consequence=consequence,
-            returns=status != 0 and may_return(self.run.error_file(member)),
+            # a code is an error of its own, also one that it could not tell, as of os._exit
+            returns=status < 0 and may_return(self.run.error_file(member)),
             stop=read_stop(self.run.error_file(member), status),
             **said(self.run.error_file(member)),
         )

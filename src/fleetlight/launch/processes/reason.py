@@ -45,7 +45,7 @@ class Exit:
     error: str | None = None
     #: True when it says that it failed only because a peer did
     consequence: bool = False
-    #: True when it has said that it may be started again alone, and nothing of an error since
+    #: True when it has said that it may be started again alone, and was ended by a signal
     returns: bool = False
     #: True when it has said that the others go on without it
     dispensable: bool = False
