@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import socket
 import ssl
 import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,8 +29,10 @@ from tests.ps.transport.doubles import (
 
 from fleetlight.errors import DeadlineError, MembershipError, PeerLostError
 from fleetlight.ps.messages import Ask, Beat, Done, Leave, Pulled
-from fleetlight.ps.transport import Listener, SocketChannel, connect_all
+from fleetlight.ps.transport import Listener, SocketChannel, connect_all, session
 from fleetlight.ps.transport.interface import Patience
+from fleetlight.ps.transport.room import BOUNDLESS
+from fleetlight.ps.transport.session import Limits, Session
 from fleetlight.ps.transport.tls import _BATCH_BYTES, _RECORD_BYTES, TlsWire
 from fleetlight.security.context import client_context, server_context
 
@@ -280,3 +285,47 @@ def test_who_says_nothing_at_a_tls_port_is_dropped(
     first, second = (record.getMessage() for record in caplog.records)
     assert first.startswith("closed a connection: ")
     assert "silent for 0." in second
+
+
+class Watched(socket.socket):
+    """A socket that keeps how long it was to wait."""
+
+    limits: list[float | None]
+
+    def settimeout(self, limit_s: float | None) -> None:
+        self.limits.append(limit_s)
+        super().settimeout(limit_s)
+
+
+def test_a_stranger_has_one_time_for_all_that_makes_it_known(
+    certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it takes for its first byte it does not have again for its handshake."""
+    handshakes: list[float] = []
+
+    def refuse(wire: TlsWire, tls: ssl.SSLContext, limit_s: float) -> None:
+        handshakes.append(limit_s)
+        raise MembershipError("not you")
+
+    monkeypatch.setattr(TlsWire, "shake_hands", refuse)
+    clock = itertools.count(100.0, 5.0)
+    monkeypatch.setattr(session, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+    with socket.create_server(("127.0.0.1", 0)) as door, stranger(door.getsockname()) as raw:
+        raw.sendall(b"\x16")
+        raw.shutdown(socket.SHUT_WR)
+        accepted = Watched(fileno=door.accept()[0].detach())
+        accepted.limits = []
+        tls, limits, ended = server_context(certificates), Limits(first_s=20.0), threading.Event()
+        Session(
+            accepted,
+            "a stranger",
+            Desk(),
+            tls=tls,
+            token=None,
+            limits=limits,
+            room=BOUNDLESS,
+            ended=lambda _: ended.set(),
+        ).run()
+    # each look at the clock takes five seconds
+    assert (accepted.limits[0], handshakes) == (15.0, [10.0])
+    assert ended.is_set()

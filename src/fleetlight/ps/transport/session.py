@@ -31,13 +31,16 @@ from fleetlight.ps.transport.tls import TlsWire
 from fleetlight.ps.transport.wire import Wire
 from fleetlight.roles.secret import Secret
 
+#: no wait of a socket is shorter: 0 would mean not to wait, which is another kind of socket
+_SHORTEST_S = 0.001
+
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
     """What a server grants to those who connect."""
 
     connections: int = 1024
-    #: how long a stranger may take for the first frame
+    #: how long a stranger may take for all that makes it known, from the handshake of TLS on
     first_s: float = 20.0
     #: no part of a greeting, or of a proof, is longer
     first_bytes: int = 1 << 16
@@ -114,7 +117,7 @@ class Session(threading.Thread):
         prepare(self._accepted)
         until = time.monotonic() + self._limits.first_s
         if self._tls is not None:
-            self._secure(self._tls)
+            self._secure(self._tls, until)
         frames = Frames(self._wire, self._limits.silence_s, self._room)
         frame = self._greeting(frames, until)
         while frame is not None:
@@ -168,9 +171,9 @@ class Session(threading.Thread):
             logger.exception("%s of %s failed", operation, self.connection.peer)
             return failure_of(error), ()
 
-    def _secure(self, tls: ssl.SSLContext) -> None:
+    def _secure(self, tls: ssl.SSLContext, until: float) -> None:
         """Put the connection inside TLS, once both sides have shown who they are."""
-        self._accepted.settimeout(self._limits.first_s)
+        self._accepted.settimeout(max(until - time.monotonic(), _SHORTEST_S))
         if self._accepted.recv(1, socket.MSG_PEEK) == MAGIC[:1]:
             error = MembershipError(
                 f"{self._caller} came without TLS, and this server takes only clients with a "
@@ -180,7 +183,7 @@ class Session(threading.Thread):
             raise error
         self._wire = wire = TlsWire(self._accepted, self._caller)
         try:
-            wire.shake_hands(tls, self._limits.first_s)
+            wire.shake_hands(tls, until - time.monotonic())
         except MembershipError:
             # the client has been told why, and shall have time to read it
             wire.linger()
