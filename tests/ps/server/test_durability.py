@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -30,7 +31,7 @@ from tests.ps.serving import (
 from fleetlight.errors import JournalError, MembershipError, PlanError, ProtocolError
 from fleetlight.ps import messages as m
 from fleetlight.ps.journal.segment import segments
-from fleetlight.ps.plan import EntryPlan
+from fleetlight.ps.plan import DensePlan, EntryPlan, RulePlan
 from fleetlight.ps.server.durability import Durable
 from fleetlight.ps.transport.interface import Connection
 
@@ -232,10 +233,54 @@ def test_where_workers_begin_anew_so_do_servers(tmp_path: Path) -> None:
     again.close()
 
 
-def test_another_script_is_told_what_differs(tmp_path: Path) -> None:
-    Lives(tmp_path, plan("async")).end()
-    with pytest.raises(PlanError, match=r"written by another script.*seed: 7 here, 0 there"):
-        open_up(closed_server(), plan("async", seed=7), Durable(tmp_path, job="a job"))
+USERS, ITEMS = plan().tables
+OTHERS: dict[str, tuple[dict[str, Any], str]] = {
+    "seed": ({"seed": 7}, "seed: 7 here, 0 there"),
+    "dim": (
+        {"tables": [USERS, msgspec.structs.replace(ITEMS, dim=3)]},
+        "tables[items].dim: 3 here, 2 there",
+    ),
+    "name": (
+        {"tables": [msgspec.structs.replace(USERS, name="people"), ITEMS]},
+        "tables[people]: 'present' here, 'absent' there",
+    ),
+    "one more table": (
+        {"tables": [USERS, ITEMS, msgspec.structs.replace(ITEMS, name="shops")]},
+        "tables[shops]: 'present' here, 'absent' there",
+    ),
+    "one table less": (
+        {"tables": [USERS]},
+        "tables[items]: 'absent' here, 'present' there",
+    ),
+    "rule": (
+        {"tables": [USERS, msgspec.structs.replace(ITEMS, rule=RulePlan("adam", {}))]},
+        "tables[items].rule.name: 'adam' here, 'sgd' there",
+    ),
+    "elements": (
+        {"dense": [DensePlan("bias", (4,), "float32", 0, 0)]},
+        "dense[bias].shape: (4,) here, (3,) there",
+    ),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_another_script_is_told_what_differs(tmp_path: Path, other: str) -> None:
+    one = Lives(tmp_path, plan("async"))
+    one.workers[0].push(0, {0: ([1], [1])}, [1, 1, 1])
+    one.end()
+    facts, difference = OTHERS[other]
+    durable = Durable(tmp_path, job="another", resume=True)
+    text = f"was written by another script or with other settings: plan.{difference}; run the same"
+    server = closed_server()
+    with pytest.raises(PlanError, match=re.escape(text)):
+        open_up(server, plan("async", **facts), durable)
+    server.close()
+    # for which it is all there still
+    again = closed_server()
+    open_up(again, plan("async"), durable)
+    worker = Worker(again, 0)
+    assert (worker.pull(0, [1]), worker.dense()) == ([-1], [0, 0, 0])
+    again.close()
 
 
 def test_a_damaged_journal_is_no_shorter_one(lives: Any) -> None:
