@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pathlib
 import signal
 import sys
+import time
 
 import torch
 
@@ -33,6 +35,13 @@ def tell(moment: str) -> None:
     print(f"{moment} {digest[:16]}", flush=True)
 
 
+def wait_to_go() -> None:
+    """Somebody else tries to have what the servers keep meanwhile."""
+    pathlib.Path("waiting").touch()
+    while not pathlib.Path("go").exists():
+        time.sleep(0.01)
+
+
 # no seed: first values are others in each start
 fleet.init(strategy=fleet.DistributedStrategy(durability="log"))
 model = fleet.distributed_model(Net())
@@ -43,7 +52,9 @@ if fleet.is_server():
     raise SystemExit
 fleet.init_worker()
 tell("BEGAN")
-for _ in range(STEPS):
+for step in range(STEPS):
+    if "--wait" in sys.argv and step == STEPS // 2:
+        wait_to_go()
     optimizer.zero_grad()
     (model(torch.arange(ROWS)) - 1).square().mean().backward()
     optimizer.step()

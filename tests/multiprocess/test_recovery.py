@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.launch.workplace import wait_until
 from tests.multiprocess.test_dialects import BIN, finish, start
 
 from fleetlight import checkpoint
@@ -105,3 +106,28 @@ def test_a_job_that_is_started_anew_goes_on_with_what_its_servers_have(tmp_path:
     assert code == 0
     assert began == died_with
     assert ended_with != died_with
+
+
+def test_two_jobs_at_a_time_do_not_keep_their_servers_in_one_folder(tmp_path: Path) -> None:
+    script = str(Path(__file__).with_name("resumed.py"))
+    flags = ["--server_num", "1", "--worker_num", "1", "--max_restarts", "3"]
+    command = [str(BIN / "fleetrun"), *flags, script]
+    first = start([*command, "--wait"], cwd=tmp_path)
+    try:
+        waiting = tmp_path / "waiting"
+        wait_until(lambda: waiting.exists() or first.poll() is not None, "the first job to train")
+        [code], text = finish([start(command, cwd=tmp_path)])
+        assert code == 1, text
+        last = text.strip().splitlines()[-1]
+        assert last.startswith("fleetrun: failed: "), text
+        assert "is in use by another process; give each job a folder of its own" in last, text
+        # it would be refused again
+        assert "restart 1" not in text
+        (tmp_path / "go").touch()
+        [code], text = finish([first])
+        assert code == 0, text
+        assert text.count("LEARNT") == 1, text
+    finally:
+        if first.poll() is None:
+            first.terminate()
+            first.communicate(timeout=60)
