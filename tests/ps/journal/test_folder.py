@@ -15,7 +15,7 @@ from tests.ps.serving import plan
 
 from fleetlight.errors import JournalError
 from fleetlight.ps.journal import folder as at
-from fleetlight.ps.journal.folder import Folder, Identity
+from fleetlight.ps.journal.folder import FORMAT, Folder, Identity
 from fleetlight.ps.journal.segment import Segment, segments
 from fleetlight.ps.messages import TableFile
 
@@ -171,7 +171,7 @@ def test_another_format_and_nonsense_are_told(tmp_path: Path) -> None:
     path.write_bytes(msgspec.json.encode(later))
     with pytest.raises(JournalError, match=r"written in format 9, this version .* reads 3"):
         opened(tmp_path)
-    for nonsense in (b"", b"{}", b"[1]", b"\xff\xfe", b'{"format": 3}'):
+    for nonsense in (b"", b"{}", b"[1]", b"\xff\xfe", b'{"format": %d}' % FORMAT):
         path.write_bytes(nonsense)
         with pytest.raises(JournalError, match=rf"makes no sense.* remove the folder {tmp_path} "):
             opened(tmp_path)
