@@ -3,7 +3,7 @@
 
 cut     connections break at any byte of a frame, now and then
 slow    bytes leave in small pieces, slowly, for a while
-full    the disk has no room for a moment
+full    the disk has no room for a moment, for a record or for a new file
 clock   the time of day jumps back and forth by hours
 """
 
@@ -16,12 +16,17 @@ import random
 import socket
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from fleetlight.ps.transport import wire
 
 #: of so many frames one breaks, of so many a slow spell begins, of so many writes one has no room
 CUT_EVERY, SLOW_EVERY, FULL_EVERY = 150, 400, 60
+#: of so many files that are made, or written at a stroke, one has none: there are fewer of them
+FULL_NEW_EVERY = 4
+#: how the folders are called that outlive a process
+KEPT = ("server-", "worker-")
 #: a slow spell: so many pieces, each so small and followed by a pause
 PIECES, PIECE_BYTES, PAUSE_S = 40, 256, 0.002
 DAY_S = 86400.0
@@ -70,9 +75,36 @@ def full(chance: random.Random) -> None:
             return write(fd, buffers, offset, *more)
         data = b"".join(bytes(part) for part in buffers)
         write(fd, [data[: chance.randrange(len(data) + 1)]], offset, *more)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise no_room()
 
     os.pwritev = refused
+    _full_for_new(random.Random(chance.random()))
+
+
+def _full_for_new(chance: random.Random) -> None:
+    """The same for files that are made in a folder that outlives the process."""
+    opened, write = os.open, os.write
+
+    def is_refused(path: Path) -> bool:
+        return path.parent.name.startswith(KEPT) and not chance.randrange(FULL_NEW_EVERY)
+
+    def not_opened(path: Any, flags: int, *more: Any, **where: Any) -> int:
+        if flags & os.O_CREAT and is_refused(Path(os.fsdecode(path))):
+            raise no_room()
+        return opened(path, flags, *more, **where)
+
+    def not_written(fd: int, data: Any) -> int:
+        if not is_refused(Path(f"/proc/self/fd/{fd}").readlink()):
+            return write(fd, data)
+        write(fd, bytes(data)[: chance.randrange(len(data) + 1)])
+        raise no_room()
+
+    os.open, os.write = not_opened, not_written
+
+
+def no_room() -> OSError:
+    """What the system says."""
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def clock(chance: random.Random) -> None:
