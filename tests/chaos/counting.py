@@ -56,16 +56,20 @@ def main() -> int:
     kind = "server" if fleet.is_server() else "worker"
     number = fleet.server_index() if fleet.is_server() else fleet.worker_index()
     harms.come_over(options.harms, f"{options.seed} {kind} {number} {os.getpid()}")
+    doom = None
     if kind in options.doomed and not Path("enough").exists():
-        Doom(f"{options.seed} {kind} {number} {_life(kind, number)}").come_over()
+        life = _life(kind, number)
+        doom = Doom(f"{options.seed} {kind} {number} {life}")
+        if life > 1:
+            doom.come_over()
     model = fleet.distributed_model(Counter())
     optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=1.0))
     if fleet.is_server():
         fleet.init_server()
-        _show(kind, number)
+        _begin(kind, number, doom)
         fleet.run_server()
         return 0
-    return _count(model, optimizer, options)
+    return _count(model, optimizer, options, doom)
 
 
 def _parsed() -> argparse.Namespace:
@@ -87,9 +91,14 @@ def _life(kind: str, number: int) -> int:
     return life
 
 
-def _show(kind: str, number: int) -> None:
-    """Tell whoever kills from outside that this process is at work."""
+def _begin(kind: str, number: int, doom: Doom | None) -> None:
+    """Tell whoever kills from outside that this process is at work.
+
+    From then on it may die in its first life, too: before, all begin again, and count anew.
+    """
     Path(f"pid.{kind}.{number}").write_text(f"{os.getpid()}\n")
+    if doom is not None:
+        doom.come_over()
 
 
 class Sent:
@@ -122,7 +131,12 @@ class Sent:
         return torch.tensor(list(last.values()), dtype=torch.float64).sum(0)
 
 
-def _count(model: Counter, optimizer: torch.optim.Optimizer, options: argparse.Namespace) -> int:
+def _count(
+    model: Counter,
+    optimizer: torch.optim.Optimizer,
+    options: argparse.Namespace,
+    doom: Doom | None,
+) -> int:
     drawn = torch.Generator().manual_seed(options.seed)
     ids = torch.randint(IDS, (TURN * BATCH * fleet.worker_num(),), generator=drawn)
     data = torch.utils.data.TensorDataset(ids)
@@ -137,7 +151,7 @@ def _count(model: Counter, optimizer: torch.optim.Optimizer, options: argparse.N
             optimizer.zero_grad()
             (-model(batch)).backward()
             optimizer.step()
-            _show("worker", fleet.worker_index())
+            _begin("worker", fleet.worker_index(), doom)
         # all stop behind the same epoch
         is_enough = torch.tensor([float(Path("enough").exists())])
         if fleet.all_reduce(is_enough, "min").item():

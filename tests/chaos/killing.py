@@ -26,6 +26,8 @@ from tests.chaos.harms import HARMS
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("counting.py")
+#: what is said of a job that begins to count anew
+AGAIN = "starting all again"
 #: how long a server may take to come back, and a job to end
 PATIENCE_S = 100.0
 #: of the moments between two kills
@@ -106,7 +108,7 @@ def chaos(
     counted = re.findall(r"COUNTED (\d+) lost (\S+) doubled (\S+)\n", told)
     wrong = [one for one in counted if float(one[1]) or float(one[2])]
     # a job that was started again as a whole would begin to count anew
-    if job.returncode or wrong or len(counted) != 2 or "starting all again" in told:
+    if job.returncode or wrong or len(counted) != 2 or AGAIN in told:
         raise ChaosError(
             f"{mode}, seed {seed}: exit code {job.returncode}, counted, lost and doubled: "
             f"{counted}\n{end_of(folder)}"
@@ -179,8 +181,10 @@ def _pid(folder: Path, job: subprocess.Popen[bytes], kind: str, number: int, bef
 
 
 def end_of(folder: Path) -> str:
-    """What a job has said last."""
-    return "\n".join((folder / "output").read_text().splitlines()[-40:])
+    """What a job has said last, and what before it was started again as a whole."""
+    lines = (folder / "output").read_text().splitlines()
+    again = next((number for number, line in enumerate(lines) if AGAIN in line), 0)
+    return "\n".join([*lines[max(0, again - 15) : again + 1], "...", *lines[-25:]])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -59,6 +59,37 @@ def test_the_last_word_tells_cause_from_consequence(tmp_path: Path) -> None:
     assert culprit["time"] < victim["time"]
 
 
+@pytest.mark.parametrize(
+    ("body", "error", "is_lasting"),
+    [
+        (
+            "fleet.DistributedStrategy(durability='logs')",
+            "StrategyError: strategy.durability: got 'logs', expected 'none' or "
+            "'snapshot' or 'log'",
+            True,
+        ),
+        ("fleet.data; raise OSError('no such luck')", "OSError: no such luck", False),
+    ],
+)
+def test_what_is_wrong_before_the_job_begins_is_told_too(
+    tmp_path: Path, body: str, error: str, is_lasting: bool
+) -> None:
+    """A wrong setting is no reason to start the job again."""
+    word = tmp_path / "word.json"
+    ran = subprocess.run(
+        [sys.executable, "-c", f"import fleetlight as fleet\n{body}"],
+        env={**os.environ, "FLEET_ERROR_FILE": str(word)},
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 1
+    assert error in ran.stderr
+    told = json.loads(word.read_text())
+    assert (told["error"], told["lasting"], told["consequence"]) == (error, is_lasting, False)
+
+
 WAIT = "fleet.barrier_worker()"
 EXITS = [
     (0, "import sys; sys.exit(3)", 3, "exited with code 3"),

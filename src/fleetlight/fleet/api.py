@@ -21,6 +21,7 @@ from fleetlight.fleet.identity import (
     worker_num,
 )
 from fleetlight.fleet.inference import load_inference_model, save_inference_model
+from fleetlight.fleet.leaving import watch_the_beginning
 from fleetlight.fleet.lifecycle import init, init_server, init_worker, run_server, stop_worker
 from fleetlight.fleet.model import no_sync
 from fleetlight.fleet.perf import account, collective_perf
@@ -33,6 +34,9 @@ from fleetlight.ps.layers.entries import CountFilterEntry, ProbabilityEntry, Sho
 from fleetlight.roles import Role, RoleMaker, UserDefinedRoleMaker
 from fleetlight.roles import RoleMaker as PaddleCloudRoleMaker
 from fleetlight.strategy import DistributedStrategy
+
+# what a script sets before it calls `init` may be wrong already
+watch_the_beginning()
 
 __all__ = [
     "CountFilterEntry",

@@ -50,6 +50,24 @@ class Exit(SystemExit):
         return SystemExit, self.args
 
 
+def watch_the_beginning() -> None:
+    """Until then an error is told, too: a wrong setting comes again and again.
+
+    Nobody else waits for this process yet, and its role is not known.
+    """
+    file, pid, before = os.environ.get("FLEET_ERROR_FILE"), os.getpid(), sys.excepthook
+    if not file:
+        return
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before(kind, error, trace)
+        if _ending is None and os.getpid() == pid:
+            text = f"{kind.__name__}: {error}".strip(": ")
+            _write(file, {"error": text, "consequence": False, "lasting": is_lasting(error)})
+
+    sys.excepthook = hook
+
+
 def watch_the_end(role: Role) -> None:
     """From now on a bad end of this process is told, and ends it without waiting for anybody.
 

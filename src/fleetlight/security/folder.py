@@ -48,9 +48,9 @@ class Folder:
     def check(self) -> None:
         """Refuse a folder with which no connection could come about, naming the file."""
         if not self.path.is_dir():
-            raise ConfigError(f"ssl: {self.path} is not a folder; {self._remedy()}")
+            raise ConfigError(f"ssl: {self.path} is not a folder; {self.remedy}")
         for file in (self.ca, self.certificate, self.key):
-            _read(file, self._remedy())
+            _read(file, self.remedy)
         lasts = {file: self._checked_last(file) for file in (self.ca, self.certificate)}
         first = min(lasts, key=lambda file: lasts[file])
         if (left := lasts[first] - _now()) < _SOON:
@@ -72,11 +72,11 @@ class Folder:
             first, last = validity(ssl.PEM_cert_to_DER_cert(_certificate_of(file)))
         except ValueError as error:
             raise ConfigError(
-                f"ssl: {file} holds no certificate ({error}); {self._remedy()}"
+                f"ssl: {file} holds no certificate ({error}); {self.remedy}"
             ) from None
         now = _now()
         if now > last:
-            raise ConfigError(f"ssl: {file} expired on {last:%Y-%m-%d}; {self._remedy()}")
+            raise ConfigError(f"ssl: {file} expired on {last:%Y-%m-%d}; {self.remedy}")
         if now < first:
             raise ConfigError(
                 f"ssl: {file} is valid from {first:%Y-%m-%d %H:%M} UTC on, and the clock of this "
@@ -84,7 +84,9 @@ class Folder:
             )
         return last
 
-    def _remedy(self) -> str:
+    @property
+    def remedy(self) -> str:
+        """What to do about a file that is of no use."""
         return f"`fleetlight cert {self.path}` makes all files (--replace: anew)"
 
 

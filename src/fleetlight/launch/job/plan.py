@@ -80,11 +80,10 @@ def _encryption(options: Options, place: Place, notes: list[str]) -> str | None:
             "--ssl encrypts what workers and servers say; the launchers' own meeting point, where "
             "addresses and exit codes pass, is not encrypted"
         )
-    from fleetlight.security.folder import CLIENT, SERVER, Folder
+    from fleetlight.security import agreement
 
     folder = pathlib.Path(options.ssl).absolute()
-    for side in (SERVER, CLIENT):
-        Folder(folder, side).check()
+    agreement.check(folder)
     return str(folder)
 
 

@@ -27,7 +27,7 @@ _ERROR = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Exit)\b|^Fatal Python er
 #: of an exception's name: `fleetlight.errors.` in `fleetlight.errors.ConfigError: x`
 _MODULE_PATH = re.compile(r"^([\w<>]+\.)+(?=\w+(:|$))")
 _SEPARATOR = re.compile(r"^--- restart \d+ ---$", re.MULTILINE)
-_LONGEST = 300
+_LONGEST = 500
 #: what a process says of itself in its error file, by the same names as in `Exit`
 _WORDS = ("dispensable", "lasting", "left", "parting", "leaving")
 

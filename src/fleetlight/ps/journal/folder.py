@@ -287,8 +287,8 @@ def _next_life(before: Identity, wanted: Identity, path: Path, resume: bool) -> 
     if not resume and (before.job != wanted.job or not wanted.job):
         raise JournalError(
             f"durability: {path} has what an earlier job has left, which did not end well; let the "
-            "servers go on with that (FLEET_RESUME=1), or remove it, or name another folder in "
-            "strategy.durability_configs.folder"
+            "servers go on with that (fleetrun --resume, or FLEET_RESUME=1), or remove it, or name "
+            "another folder in strategy.durability_configs.folder"
         )
     for what in ("server", "server_num"):
         if getattr(before, what) != getattr(wanted, what):

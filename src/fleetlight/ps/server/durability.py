@@ -177,10 +177,12 @@ class Durability:
         """Take up what there is, and write down all changes from now on."""
         first = self.recover(values)
         if first > 1:
+            base, files = self._folder.base()
             logger.info(
-                "life %d of this server: %d changes taken up from %s",
+                "life %d of this server: %s%d changes taken up from %s",
                 self.life,
-                first - self._folder.base()[0],
+                "" if files is None else "a snapshot and ",
+                first - base,
                 self._folder.path,
             )
         self._folder.drop_incomplete()
