@@ -21,6 +21,7 @@ from fleetlight.errors import PeerError, is_lasting
 from fleetlight.fleet.context import current_or_none, set_current
 from fleetlight.observe import log
 from fleetlight.roles import Role
+from fleetlight.roles.environment import error_file
 
 #: how long threads of a script that failed may still run
 _THREADS_S = 1.0
@@ -55,7 +56,7 @@ def watch_the_beginning() -> None:
 
     Nobody else waits for this process yet, and its role is not known.
     """
-    file, pid, before = os.environ.get("FLEET_ERROR_FILE"), os.getpid(), sys.excepthook
+    file, pid, before = error_file(), os.getpid(), sys.excepthook
     if not file:
         return
 

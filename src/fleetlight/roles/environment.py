@@ -63,6 +63,11 @@ def _fact(role: Role, name: str) -> str:
     return f"{name}={value.value if isinstance(value, Kind) else value}"
 
 
+def error_file() -> str | None:
+    """Where the launcher looks for what went wrong; it is there before the role is known."""
+    return os.environ.get("FLEET_ERROR_FILE")
+
+
 def with_common(role: Role, env: Environment | None = None) -> Role:
     """The role with the settings of ours that hold in every dialect."""
     v = Variables(os.environ if env is None else env, own.NAME)
