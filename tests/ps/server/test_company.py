@@ -48,13 +48,25 @@ def test_a_worker_that_is_elsewhere_is_named_with_its_place() -> None:
     first, second = team(server)
     second.say(m.Beat(41))
     first.push(0)
-    answers = together(
-        lambda: first.pull(0, [1], at_least=1), lambda: second.meet(0, "auc", deadline_s=0.5)
-    )
+    with pytest.raises(DeadlineError, match=r"worker 1 \(silent for \d+ s, last at step 41\)"):
+        first.pull(0, [1], at_least=1)
+    is_there, meet = threading.Event(), server._handlers[m.Meet]
+
+    def told(*of: Any) -> Any:
+        is_there.set()
+        return meet(*of)
+
+    def pull() -> list[float]:
+        assert is_there.wait(60)
+        try:
+            return first.pull(0, [1], at_least=1)
+        finally:
+            server.refuse()
+
+    server._handlers[m.Meet] = told
+    answers = together(pull, lambda: second.meet(0, "auc", deadline_s=60.0))
     assert isinstance(answers[0], DeadlineError)
     assert "every worker waited 0.3 s for worker 1 (it is in auc)" in str(answers[0])
-    with pytest.raises(DeadlineError, match=r"worker 1 \(silent for 0 s, last at step 41\)"):
-        first.pull(0, [1], at_least=1)
 
 
 @pytest.mark.parametrize("held", [False, True])
