@@ -141,7 +141,7 @@ def test_what_would_come_again_is_no_reason_for_a_restart(tmp_path: pathlib.Path
 
 def test_a_long_line_is_cut(tmp_path: pathlib.Path) -> None:
     (tmp_path / "log").write_text("ValueError: " + "x" * 1000)
-    assert len(last_error(tmp_path / "log")) == 300
+    assert len(last_error(tmp_path / "log")) == 500
 
 
 def test_error_files(tmp_path: pathlib.Path) -> None:
