@@ -26,7 +26,6 @@ from fleetlight.ps.transport.protocol import (
     Array,
     Buffer,
     Codec,
-    Prefix,
     views,
 )
 
@@ -145,8 +144,7 @@ class Reader(Generic[M]):
         magic, expected, number = _SEAL.unpack_from(lead)
         if magic != MAGIC:
             raise ProtocolError("no record begins here")
-        codec = self._codec
-        prefix = Prefix.parse(lead[SEAL_BYTES:], codec.body_limit, codec.header_limit)
+        prefix = self._codec.prefix(lead[SEAL_BYTES:])
         body = start + prefix.header
         stop = body + prefix.body
         if stop > len(data):
@@ -157,7 +155,7 @@ class Reader(Generic[M]):
         header, arrays = data[start:body].tobytes(), data[body:stop]
         if _sealing(_checksum(lead[SEAL_BYTES:] + header, arrays), number) != expected:
             raise ProtocolError(f"record {number} does not fit its checksum")
-        told = codec.decode_header(prefix, header)
+        told = self._codec.decode_header(prefix, header)
         return Record(number, told.message, views(told.places, arrays), at, stop)
 
     def _behind(self, at: int) -> int | None:

@@ -181,6 +181,10 @@ class Codec(Generic[M]):
         self._check_sizes(len(specs), len(header), size)
         return [Prefix(len(header), size).pack() + header, *body]
 
+    def prefix(self, data: bytes) -> Prefix:
+        """How long the parts of a frame are, no longer than this one makes them."""
+        return Prefix.parse(data, self.body_limit, self.header_limit)
+
     def _check_sizes(self, arrays: int, header: int, body: int) -> None:
         what = (
             ("arrays", arrays, ARRAY_LIMIT),

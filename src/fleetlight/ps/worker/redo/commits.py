@@ -29,7 +29,6 @@ from fleetlight.ps.transport.protocol import (
     PREFIX_BYTES,
     Buffer,
     Codec,
-    Prefix,
     views,
     without,
 )
@@ -154,10 +153,9 @@ class Commits:
     def _frame(self, data: NDArray[np.uint8], at: int) -> tuple[Any, list[Array], int]:
         """The frame that lies there, and where the next one does."""
         start = at + PREFIX_BYTES
-        codec = self._codec
-        prefix = Prefix.parse(data[at:start].tobytes(), codec.body_limit, codec.header_limit)
+        prefix = self._codec.prefix(data[at:start].tobytes())
         body = start + prefix.header
-        header = codec.decode_header(prefix, data[start:body].tobytes())
+        header = self._codec.decode_header(prefix, data[start:body].tobytes())
         return header.message, views(header.places, data[body:]), body + prefix.body
 
 
