@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -109,15 +110,17 @@ def test_who_comes_while_a_journal_begins_is_known_to_the_next_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, durable = closed_server(), Durable(tmp_path / "kept", job="a job")
-    put = Durability._put_standing
+    put, coming = Durability._put_standing, threading.Thread(target=Worker, args=(server, 1))
 
     def one_comes(durability: Durability, *more: Any) -> None:
         put(durability, *more)
-        Worker(server, 1)
+        # it is let in once what it does is written down
+        coming.start()
 
     with monkeypatch.context() as patch:
         patch.setattr(Durability, "_put_standing", one_comes)
         open_up(server, plan("async"), durable)
+    coming.join()
     Worker(server, 0).push(0, {0: ([1], [3])})
     server.close()
     again = closed_server()

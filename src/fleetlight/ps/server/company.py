@@ -52,9 +52,6 @@ class Company:
             self._pushes = pushes
             self._roster.goes_on = goes_on
             gone = self._roster.gone()
-            # somebody may have come while that began to be written down
-            for one in self._roster.lives():
-                self._chronicle.note(Came(*one))
         for worker, _, _ in gone:
             self._make_way(worker)
 
