@@ -48,8 +48,6 @@ Loaded = Callable[[], Iterable[tuple[m.Message, Arrays]]]
 #: their answers tell nothing that could be lost later, or it was written down before; all others
 #: wait for the journal
 _UNSETTLED = (m.Beat, m.Ask, m.Join, m.Leave, m.Cut, m.Put, m.Take, m.Drop)
-#: what puts others in the place of values; too much to be written down twice
-_REPLACING = (m.Load, m.Restore)
 #: how often a worker that joins is told that a checkpoint is still being read
 _LOADING_S = 1.0
 
@@ -184,15 +182,20 @@ class Server:
         with self._attendance.during(peer.worker, _operation(message)):
             self._company.hear(peer)
             reply = handler(peer, message, arrays)
-            # first values are brought once, too, and may be written down nowhere else
-            replacing = _REPLACING if self._chronicle.keeps_values else (*_REPLACING, m.Fill)
-            replaces = isinstance(message, replacing) and not getattr(message, "dry", False)
-            if replaces and self._durability is not None:
+            if self._durability is not None and self._replaces(message):
                 self._durability.snapshot_now()
             elif not isinstance(message, _UNSETTLED):
                 # what is acknowledged or was seen is not lost any more
                 self._chronicle.settle()
             return reply
+
+    def _replaces(self, message: m.Message) -> bool:
+        """Whether other values stand there now, which are written down nowhere."""
+        if isinstance(message, m.Load):
+            return not message.dry
+        # first values are brought once; a log has them
+        brings = isinstance(message, m.Fill) and not self._chronicle.keeps_values
+        return brings or isinstance(message, m.Restore)
 
     def gone(self, connection: Connection, error: PeerError | None) -> None:
         """A connection has ended."""
@@ -306,7 +309,7 @@ class Server:
         if is_news:
             self._chronicle.settle()
             if message.worker == 0 and self._service is not None:
-                # what its earlier life was to save, this one saves anew or not at all
+                # what an earlier life was to save, this one saves anew or not at all
                 self._service.keeping.drop()
         with self._attendance.during(message.worker, "hello"):
             return self._welcome()
