@@ -52,9 +52,9 @@ class Exit(SystemExit):
 
 
 def watch_the_beginning() -> None:
-    """Until then an error is told, too: a wrong setting comes again and again.
+    """Before `watch_the_end`, when the role is not known yet: an error is told to the launcher.
 
-    Nobody else waits for this process yet, and its role is not known.
+    A wrong setting comes again and again. Nobody else waits for this process yet.
     """
     file, pid, before = error_file(), os.getpid(), sys.excepthook
     if not file:
@@ -63,8 +63,8 @@ def watch_the_beginning() -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         before(kind, error, trace)
         if _ending is None and os.getpid() == pid:
-            text = f"{kind.__name__}: {error}".strip(": ")
-            _write(file, {"error": text, "consequence": False, "lasting": is_lasting(error)})
+            what = {"error": _said(error), "consequence": False, "lasting": is_lasting(error)}
+            _write(file, what)
 
     sys.excepthook = hook
 
@@ -137,14 +137,18 @@ def end_badly(error: Exception) -> NoReturn:
     _end_at_once(1)
 
 
+def _said(error: BaseException) -> str:
+    """What it is, and its text if it has one."""
+    return f"{type(error).__name__}: {error}".strip(": ")
+
+
 def _hook_before(before: Callable[..., Any]) -> Callable[..., None]:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         before(kind, error, trace)
         if _ending is not None:
-            text = f"{kind.__name__}: {error}".strip(": ")
             code = _INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1
             _ending.fail(
-                text,
+                _said(error),
                 code=code,
                 consequence=isinstance(error, PeerError),
                 lasting=is_lasting(error),
