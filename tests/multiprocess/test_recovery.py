@@ -120,7 +120,7 @@ def test_two_jobs_at_a_time_do_not_keep_their_servers_in_one_folder(tmp_path: Pa
         assert code == 1, text
         last = text.strip().splitlines()[-1]
         assert last.startswith("fleetrun: failed: "), text
-        assert "is in use by another process; give each job a folder of its own" in last, text
+        assert re.search(r"in use by another process \(process \d+ on .+\); give each", last), text
         # it would be refused again
         assert "restart 1" not in text
         (tmp_path / "go").touch()

@@ -15,10 +15,26 @@ from fleetlight.ps.journal import place
 
 def test_a_folder_is_had_by_one_at_a_time(tmp_path: Path) -> None:
     lock = place.claim(tmp_path / "deep" / "er")
-    with pytest.raises(JournalError, match="in use by another process"):
+    whose = rf"in use by another process \(process {os.getpid()} on .+\); give"
+    with pytest.raises(JournalError, match=whose):
         place.claim(tmp_path / "deep" / "er")
+    with pytest.raises(JournalError, match=whose):
+        place.refuse_if_in_use(tmp_path / "deep" / "er")
     place.release(lock)
     place.release(place.claim(tmp_path / "deep" / "er"))
+
+
+def test_a_folder_is_had_where_there_is_no_room_to_say_by_whom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int, data: bytes, at: int) -> int:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    lock = place.claim(tmp_path)
+    with pytest.raises(JournalError, match="in use by another process; give"):
+        place.claim(tmp_path)
+    place.release(lock)
 
 
 def test_a_forked_child_does_not_keep_it(tmp_path: Path) -> None:

@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import socket
 from pathlib import Path
 
 from fleetlight.errors import JournalError
 from fleetlight.ps.journal.segment import sync_folder
 
 _LOCK = "lock"
+#: a name of a host has at most 255 of them
+_SIGNATURE_BYTES = 512
 #: the locks of this process; a child that it forks has no part in them
 _held: set[int] = set()
 
@@ -28,8 +32,10 @@ def claim(path: Path) -> int:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
+        whose = _signature(lock)
         os.close(lock)
-        raise _in_use(path) from error
+        raise _in_use(path, whose) from error
+    _sign(lock)
     _held.add(lock)
     return lock
 
@@ -45,15 +51,27 @@ def refuse_if_in_use(path: Path) -> None:
         # several may ask at a time
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
-        raise _in_use(path) from error
+        raise _in_use(path, _signature(lock)) from error
     finally:
         os.close(lock)
 
 
-def _in_use(path: Path) -> JournalError:
+def _sign(lock: int) -> None:
+    """Tell others who has the folder; the lock holds without it."""
+    with contextlib.suppress(OSError):
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f" (process {os.getpid()} on {socket.gethostname()})".encode(), 0)
+
+
+def _signature(lock: int) -> str:
+    """Empty where that one has not signed yet."""
+    return os.pread(lock, _SIGNATURE_BYTES, 0).decode(errors="replace")
+
+
+def _in_use(path: Path, whose: str) -> JournalError:
     return JournalError(
-        f"durability: {path} is in use by another process; give each job a folder of its own "
-        "in strategy.durability_configs.folder, or end the other one"
+        f"durability: {path} is in use by another process{whose}; give each job a folder of its "
+        "own in strategy.durability_configs.folder, or end the other one"
     )
 
 
