@@ -11,6 +11,7 @@ import types
 import pytest
 from tests.launch.doctor.doctors import HOSTS, free_ports
 
+import fleetlight
 from fleetlight.cli.fleetlight import main
 from fleetlight.errors import CheckpointError
 
@@ -19,6 +20,12 @@ def test_versions(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["version"]) == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert names == ["fleetlight", "torch", "python"]
+
+
+def test_the_package_runs_as_the_command() -> None:
+    command = [sys.executable, "-m", "fleetlight", "version"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert shown.startswith(f"fleetlight {fleetlight.__version__}\n")
 
 
 @pytest.fixture
