@@ -5,17 +5,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from tests.ps.serving import OPTIONS, hello, opened, plan
 
 from fleetlight.ps import messages as m
+from fleetlight.ps.server.server import Server
 from fleetlight.ps.transport import Listener, SocketChannel, wire
 from fleetlight.ps.transport import channel as channel_module
 from fleetlight.ps.transport.interface import Patience
@@ -91,25 +94,33 @@ def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextlib.contextmanager
 def served(mode: str, secrets: Path | None) -> Iterator[SocketChannel]:
     """A worker's lane to a server, which knows that the worker is there by another one."""
-    server = opened(plan(mode, workers=1))
-    tls = secrets and server_context(secrets)
-    listener = Listener(("127.0.0.1", 0), server, tls=tls)
-    channel, control = (
-        SocketChannel.connect(
-            listener.address,
-            "server 0",
-            deadline_s=20.0,
-            patience=Patience(10.0, comes_back=True),
-            tls=secrets and client_context(secrets),
-            greeting=partial(hello, 0, lane, 1),
-        )
-        for lane in ("push", "control")
-    )
-    yield channel
-    channel.close()
-    control.close()
+    with listened(opened(plan(mode, workers=1)), secrets) as listener:
+        channel, control = (called(listener, lane, secrets) for lane in ("push", "control"))
+        yield channel
+        channel.close()
+        control.close()
+
+
+@contextlib.contextmanager
+def listened(server: Server, secrets: Path | None) -> Iterator[Listener]:
+    """Where a server is to be called."""
+    listener = Listener(("127.0.0.1", 0), server, tls=secrets and server_context(secrets))
+    yield listener
     listener.stop()
     server.close()
+
+
+def called(listener: Listener, lane: str, secrets: Path | None) -> SocketChannel:
+    """A lane of a worker that may call again; it has joined by then."""
+    joined = itertools.chain([False], itertools.repeat(True))
+    return SocketChannel.connect(
+        listener.address,
+        "server 0",
+        deadline_s=20.0,
+        patience=Patience(10.0, comes_back=True),
+        tls=secrets and client_context(secrets),
+        greeting=lambda: msgspec.structs.replace(hello(0, lane, 1), joined=next(joined)),
+    )
 
 
 def row(value: float) -> list[Any]:
@@ -162,6 +173,31 @@ def test_nor_does_one_amid_calling_again(
 ) -> None:
     with served("async", secrets if ssl else None) as channel:
         assert _cuts(channel, push, scissors, side, (CLIENT, 0), step=step) > 90
+
+
+def test_a_goodbye_is_heard_by_a_server_that_ends_with_it(scissors: Scissors) -> None:
+    for number in range(100):
+        server = opened(plan(workers=1))
+        with listened(server, None) as listener:
+            ending = threading.Thread(target=end_with_the_job, args=(server, listener))
+            ending.start()
+            channel = called(listener, "control", None)
+            scissors.cuts = [(SERVER, number)]
+            channel.call(m.Leave())
+            is_over, scissors.cuts = bool(scissors.cuts), []
+            channel.call(m.Heard())
+            channel.close()
+            ending.join(20)
+            assert not ending.is_alive()
+        if is_over:
+            break
+    assert 20 < number < 99
+
+
+def end_with_the_job(server: Server, listener: Listener) -> None:
+    """As a process of a server does."""
+    server.wait()
+    listener.stop()
 
 
 def _cuts(

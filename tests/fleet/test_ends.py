@@ -63,7 +63,7 @@ def test_a_server_is_done_before_it_removes_what_it_has_kept(
     assert context.service is not None
     for worker in team(context.service.server):
         assert killed(error_file).returns
-        worker.say(m.Leave(""))
+        worker.leave()
     amid: list[Exit] = []
     real = Folder.clear
 

@@ -116,6 +116,11 @@ class Worker:
         answer, found = self.server(self.lanes[lane], message, list(arrays))
         return answer, list(found)
 
+    def leave(self) -> None:
+        """Say goodbye, and that it was heard."""
+        self.say(m.Leave())
+        self.say(m.Heard())
+
     def push(
         self,
         step: int,

@@ -121,6 +121,7 @@ def sensible(chance: random.Random, plan: Plan, sequence: int, folder: str) -> W
         (m.EndPhase(0), []),
         (m.Meet(1, "barrier", _DEADLINE_S), [np.ones(4, np.uint8)]),
         (m.Beat(3), []),
+        (m.Heard(), []),
         (m.Deal(0, 1, 0, chance.randrange(3), (-1, 0), 1, [(0, 40)], 4, 2), []),
         (m.Reached(0, 1, (chance.randrange(3), 4), chance.random() < 0.2), []),
         (m.Remain(0, chance.randrange(3)), []),

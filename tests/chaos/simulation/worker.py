@@ -227,6 +227,7 @@ class Worker:
             self._ahead = None
             self.redo.phase, self.redo.number = self.redo.phase + 1, 0
         yield from self._everywhere(m.Leave())
+        yield from self._everywhere(m.Heard())
         self.has_finished = True
         self.dies()
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ from tests.ps.serving import (
 from fleetlight.errors import DeadlineError, MembershipError, PeerLostError
 from fleetlight.ps import messages as m
 from fleetlight.ps.calls import Call
+from fleetlight.ps.server import attendance
 from fleetlight.ps.server.roster import AWAY, HERE, LOST
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.transport import Connection, Listener, SocketChannel
@@ -128,7 +130,7 @@ def test_a_lost_worker_is_told_to_whoever_waits(operation: str) -> None:
     for call in (*waits.values(), lambda: first.say(m.Beat(0))):
         with pytest.raises(PeerLostError, match="worker 1 went away"):
             call()
-    first.say(m.Leave())
+    first.leave()
 
 
 def test_a_worker_that_failed_is_told_with_its_error() -> None:
@@ -138,7 +140,7 @@ def test_a_worker_that_failed_is_told_with_its_error() -> None:
     assert isinstance(lost, PeerLostError)
     assert "worker 1 failed: ValueError: boom" in str(lost)
     second.hang_up()
-    first.say(m.Leave())
+    first.leave()
     with pytest.raises(PeerLostError, match="worker 1 failed: ValueError: boom"):
         server.wait()
 
@@ -228,7 +230,7 @@ def test_it_is_also_noticed_when_the_end_of_that_connection_comes_late() -> None
         has_ended.set()
         with pytest.raises(PeerLostError, match="worker 1 went away without goodbye"):
             first.meet(0, "barrier")
-        first.say(m.Leave())
+        first.leave()
 
     lost, ended = together(server.wait, end)
     assert "worker 1 went away without goodbye: its connection was closed" in str(lost)
@@ -258,7 +260,7 @@ def test_connections_of_an_earlier_life_keep_no_worker_there() -> None:
 
 def test_a_meeting_that_nobody_can_complete_ends_at_once() -> None:
     first, second = team(opened(plan()))
-    second.say(m.Leave())
+    second.leave()
     with pytest.raises(MembershipError, match="barrier would wait for worker 1, which has left"):
         first.meet(0, "barrier")
 
@@ -274,10 +276,43 @@ def test_who_comes_late_to_a_meeting_is_told() -> None:
 def test_the_server_ends_when_all_have_left() -> None:
     server = opened(plan())
     first, second = team(server)
-    ended, *_ = together(server.wait, lambda: first.say(m.Leave()), lambda: second.say(m.Leave()))
+    ended, *_ = together(server.wait, lambda: first.leave(), lambda: second.leave())
     assert ended is None
     with pytest.raises(MembershipError, match="came back after it had left"):
         Worker(server, 0)
+
+
+def test_the_server_stays_for_one_that_may_not_know_that_its_goodbye_was_heard() -> None:
+    server = opened(plan())
+    first, second = team(server)
+    first.leave()
+    second.say(m.Leave())
+    waiting = threading.Thread(target=server.wait, daemon=True)
+    waiting.start()
+    # the answer was lost with its connection, and it asks again
+    second.hang_up()
+    again = Connection("control")
+    joined = msgspec.structs.replace(hello(1, "control"), joined=True)
+    for message in (joined, m.Leave(), m.Heard()):
+        assert waiting.is_alive()
+        server(again, message, [])
+    waiting.join(20)
+    assert not waiting.is_alive()
+
+
+@pytest.mark.parametrize("speaks", [True, False])
+def test_but_not_for_ever(speaks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = opened(plan())
+    first, second = team(server)
+    if speaks:
+        # before its goodbye that means nothing
+        second.say(m.Heard())
+    second.say(m.Leave())
+    first.leave()
+    now = time.monotonic()
+    assert server._roster.unsure_since() <= now
+    monkeypatch.setattr(server._attendance, "_clock", lambda: now + attendance._LINGER_S + 0.1)
+    server.wait()
 
 
 def test_the_server_names_who_never_came() -> None:
@@ -361,7 +396,7 @@ def test_without_a_lost_worker_the_others_meet_and_make_steps() -> None:
         first.push(0, {0: ([7], [-2.0])})
         assert [list(array) for array in first.meet(0, "barrier", 3)] == [[3]]
         found = first.pull(0, [7])[0]
-        first.say(m.Leave())
+        first.leave()
         return found
 
     found, _ = together(train, wait)
@@ -395,7 +430,7 @@ def test_one_that_was_taken_for_lost_cannot_write(mode: str) -> None:
         with pytest.raises(MembershipError, match="what it brings is not taken"):
             second.say(ask())
         assert first.pull(0, [7]) == [0.0]
-        first.say(m.Leave())
+        first.leave()
 
     assert together(train, server.wait) == [None, None]
 

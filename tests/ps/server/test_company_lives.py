@@ -23,6 +23,7 @@ from tests.ps.serving import (
 from fleetlight.errors import MembershipError
 from fleetlight.ps import messages as m
 from fleetlight.ps.plan import Plan
+from fleetlight.ps.server import attendance
 from fleetlight.ps.server.durability import Durability, Durable
 from fleetlight.ps.server.pushes import Pushes
 from fleetlight.ps.server.roster import ABSENT, LOST
@@ -41,11 +42,11 @@ def lives(tmp_path: Path) -> Any:
         one.end()
 
 
-def test_whoever_has_left_is_not_waited_for(lives: Any) -> None:
+def test_whoever_has_left_is_not_waited_for(lives: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     one = lives(plan("sync"))
     first, second = one.workers
     together(lambda: first.push(0), lambda: second.push(0))
-    second.say(m.Leave())
+    second.leave()
     server = one.server
     one.durability._over.set()
     one.durability._snapshots.join()
@@ -56,7 +57,10 @@ def test_whoever_has_left_is_not_waited_for(lives: Any) -> None:
     again.sequence = first.sequence
     answer, _ = again.push(1, {0: ([1], [3])})
     assert answer.applied
-    again.say(m.Leave())
+    # the other one may not have heard the answer of the life before, and has time to ask again
+    later = time.monotonic() + attendance._LINGER_S
+    monkeypatch.setattr(one.server._attendance, "_clock", lambda: later)
+    again.leave()
     one.server.wait()
     one.server.close()
     # a job that has ended well leaves nothing that the next one would stumble over
@@ -78,7 +82,7 @@ def test_whoever_was_lost_is_lost_to_the_next_life(lives: Any, snapshot: bool) -
     first = one.workers[0]
     assert first.push(0, {0: ([1], [3])})[0].applied
     assert [list(array) for array in first.meet(0, "barrier", 3)] == [[3]]
-    first.say(m.Leave())
+    first.leave()
     one.server.wait()
 
 
@@ -102,7 +106,7 @@ def test_whoever_does_not_come_to_the_next_life_is_lost(
     assert one.server._roster.those(LOST) == [1]
     assert first.push(0, {0: ([1], [3])})[0].applied
     assert [list(array) for array in first.meet(0, "barrier", 3)] == [[3]]
-    first.say(m.Leave())
+    first.leave()
     one.server.wait()
 
 
@@ -135,7 +139,7 @@ def test_who_makes_way_holds_nothing_that_a_step_waits_for(
 ) -> None:
     """A step that this completes passes the gate, which comes before the news."""
     one = lives(plan("sync"))
-    one.workers[1].say(m.Leave())
+    one.workers[1].leave()
     free: list[bool] = []
     leave = Pushes.leave
 

@@ -30,7 +30,7 @@ def test_workers_come_and_leave() -> None:
     workers.arrive(hello(0))
     workers.arrive(hello(0, lane="push"))
     assert workers.those(HERE) == [0]
-    workers.leave(0)
+    workers.leave(0, 0.0)
     assert workers.those(LEFT) == [0]
     workers.lose(0, "its connection was closed", 0.0)
     assert workers.those(LEFT) == [0]
@@ -64,7 +64,7 @@ def test_the_first_failure_is_what_everybody_is_told() -> None:
     workers = roster()
     workers.arrive(hello(0))
     workers.arrive(hello(1))
-    workers.leave(1, "ValueError: boom")
+    workers.leave(1, 0.0, "ValueError: boom")
     workers.lose(0, "its connection was closed", 0.0)
     assert workers.those(LOST) == [0]
     with pytest.raises(PeerLostError, match="worker 1 failed: ValueError: boom"):
@@ -75,7 +75,7 @@ def test_the_first_failure_is_what_everybody_is_told() -> None:
 def test_nobody_comes_back(end: str, text: str) -> None:
     workers = roster()
     workers.arrive(hello(0))
-    workers.leave(0) if end == "leave" else workers.lose(0, "silence", 0.0)
+    workers.leave(0, 0.0) if end == "leave" else workers.lose(0, "silence", 0.0)
     with pytest.raises(MembershipError, match=text):
         workers.arrive(hello(0))
 
@@ -109,7 +109,7 @@ def test_one_that_was_lost_is_lost_to_the_next_life() -> None:
     with pytest.raises(MembershipError, match="after it had gone"):
         workers.arrive(hello(1, joined=True))
     # its goodbye comes too late
-    workers.leave(1)
+    workers.leave(1, 0.0)
     assert workers.those(LOST) == [1]
 
 
@@ -169,7 +169,7 @@ def test_an_older_life_is_shut_out() -> None:
 def test_a_later_life_may_say_goodbye_once_more() -> None:
     workers = roster()
     workers.arrive(hello(0, away_s=10.0))
-    workers.leave(0)
+    workers.leave(0, 0.0)
     assert not workers.arrive(hello(0, life=2, away_s=10.0))
     assert workers.those(LEFT) == [0]
 
@@ -177,7 +177,7 @@ def test_a_later_life_may_say_goodbye_once_more() -> None:
 def test_a_goodbye_whose_answer_was_lost_may_be_said_again() -> None:
     workers = roster()
     workers.arrive(hello(0))
-    workers.leave(0)
+    workers.leave(0, 0.0)
     assert not workers.arrive(hello(0, joined=True))
     assert workers.those(LEFT) == [0]
 
@@ -197,7 +197,7 @@ def test_where_the_others_go_on_nobody_is_told_of_a_failure(away_s: float) -> No
     assert workers.give_up(112.0) == []
     with pytest.raises(MembershipError, match="after it had gone"):
         workers.arrive(hello(1, life=2))
-    workers.leave(0)
+    workers.leave(0, 0.0)
     assert workers.is_over
 
 
@@ -211,9 +211,9 @@ def test_there_is_no_job_without_worker_0() -> None:
     others = roster()
     others.goes_on = True
     others.arrive(hello(1))
-    others.leave(1, "ValueError: boom")
+    others.leave(1, 0.0, "ValueError: boom")
     others.check()
-    others.leave(0, "ValueError: boom")
+    others.leave(0, 0.0, "ValueError: boom")
     with pytest.raises(PeerLostError, match="worker 0 failed"):
         others.check()
 

@@ -7,7 +7,7 @@ the dense blocks of that server in the order of `placement.Placement.blocks_of`.
 
 from __future__ import annotations
 
-from fleetlight.ps.messages.company import Beat, Beaten, Leave, Meet, Met
+from fleetlight.ps.messages.company import Beat, Beaten, Heard, Leave, Meet, Met
 from fleetlight.ps.messages.dealing import Deal, Dealt, Reached, Remain, Remaining
 from fleetlight.ps.messages.joining import Challenge, Hello, Join, Knock, Proof, Welcome
 from fleetlight.ps.messages.outcomes import Done, Failure, decode_failure, encode_failure
@@ -62,6 +62,7 @@ __all__ = [
     "Fetch",
     "Fetched",
     "Fill",
+    "Heard",
     "Hello",
     "Join",
     "Knock",
@@ -96,7 +97,7 @@ __all__ = [
 
 Message = (
     Hello | Welcome | Join | Fill | Pull | Pulled | Push | Apply | Pushed | Exchange | Exchanged
-    | EndPhase | Meet | Met | Leave | Beat | Beaten | Cut | Save | Saved | Take | Taken | Put | Drop
-    | Fetch | Fetched | Load | Restore | Shrink | Shrunk | Ask | Counted | Deal | Dealt | Reached
-    | Remain | Remaining | Done | Failure | Knock | Challenge | Proof
+    | EndPhase | Meet | Met | Leave | Heard | Beat | Beaten | Cut | Save | Saved | Take | Taken
+    | Put | Drop | Fetch | Fetched | Load | Restore | Shrink | Shrunk | Ask | Counted | Deal | Dealt
+    | Reached | Remain | Remaining | Done | Failure | Knock | Challenge | Proof
 )  # fmt: skip

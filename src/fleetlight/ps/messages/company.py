@@ -31,6 +31,10 @@ class Leave(Words, frozen=True):
     stopped: bool = False
 
 
+class Heard(Words, frozen=True):
+    """The worker knows that all servers have heard its goodbye, and calls no more. Answer: Done."""
+
+
 class Beat(Words, frozen=True):
     """A sign of life, and what the worker calls for. Answer: Beaten."""
 

@@ -16,6 +16,8 @@ from fleetlight.ps.server.roster import ABSENT, AWAY, HERE, LEFT, LOST, Roster
 LONGER = "if they need longer, raise deadline_s of the strategy given to fleet.init"
 #: how often a wait looks around without being called
 _LOOK_EVERY_S = 1.0
+#: how long a server stays for workers that may not know that all have heard their goodbye
+_LINGER_S = 10.0
 
 
 @dataclasses.dataclass
@@ -72,6 +74,11 @@ class Attendance:
     def lose(self, worker: int, why: str) -> None:
         """The worker is gone, without goodbye; called with `news` held."""
         self.roster.lose(worker, why, self._clock())
+        self.news.notify_all()
+
+    def leave(self, worker: int, error: str) -> None:
+        """The worker says goodbye; called with `news` held."""
+        self.roster.leave(worker, self._clock(), error)
         self.news.notify_all()
 
     def expect(self, away_s: float) -> None:
@@ -151,8 +158,11 @@ class Attendance:
         return lost
 
     def _is_over(self, began: float, failed_at: float) -> bool:
-        if self.closed or not self.roster.those(ABSENT, HERE, AWAY):
+        if self.closed:
             return True
+        if not self.roster.those(ABSENT, HERE, AWAY):
+            # an answer to a goodbye may be lost, and somebody ask again
+            return self.roster.failed or self._since(self.roster.unsure_since()) > _LINGER_S
         missing = self.roster.those(ABSENT)
         if missing and self._since(began) > self.deadline_s:
             raise DeadlineError(self._late("the server", self.deadline_s, missing))

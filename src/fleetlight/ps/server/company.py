@@ -205,14 +205,20 @@ class Company:
                 self._chronicle.settle()
             with self._news:
                 self.stopped |= message.stopped
-                self._roster.leave(peer.worker, message.error)
-                self._news.notify_all()
+                self._attendance.leave(peer.worker, message.error)
         if message.error:
             logger.warning("%s failed: %s", peer, message.error)
         if goes:
             if message.error:
                 logger.warning("%s failed; the others go on without it", peer)
             self._make_way(peer.worker)
+        return m.Done(), []
+
+    def part(self, peer: Peer) -> Reply:
+        """A worker that has left knows that all have heard it."""
+        with self._news:
+            self._roster.part(peer.worker)
+            self._news.notify_all()
         return m.Done(), []
 
     def _note_leaving(self, worker: int, message: m.Leave) -> None:

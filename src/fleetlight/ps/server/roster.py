@@ -21,9 +21,11 @@ class _Seat:
     life: int = 1
     #: how long it may be away, or absent
     away_s: float = math.inf
-    #: since when it is, and why
+    #: since when it is away, or has left; and why it is away
     since: float = 0.0
     why: str = ""
+    #: it has left, and knows that it was heard
+    parted: bool = False
 
 
 class Roster:
@@ -72,6 +74,8 @@ class Roster:
     def expect(self, now: float, away_s: float) -> None:
         """Whoever was met in an earlier life, and has not come to this one, is gone since now."""
         for seat in self._seats:
+            if seat.state == LEFT:
+                seat.since = now
             if seat.state == ABSENT and seat.incarnation:
                 seat.since, seat.away_s = now, away_s
                 seat.why = "this server was started again"
@@ -127,13 +131,18 @@ class Roster:
                 "without it: what it brings is not taken; end this process"
             )
 
-    def leave(self, worker: int, error: str = "") -> None:
+    def leave(self, worker: int, now: float, error: str = "") -> None:
         """A worker says goodbye, with an error when it has failed; one that is lost stays so."""
         seat = self._seats[worker]
-        if seat.state != LOST:
-            seat.state = LEFT
+        if seat.state not in (LEFT, LOST):
+            seat.state, seat.since = LEFT, now
         if error and self._is_needed(worker):
             self._fail(f"worker {worker} failed: {error}")
+
+    def part(self, worker: int) -> None:
+        """A worker that has left does not come again to hear that."""
+        seat = self._seats[worker]
+        seat.parted = seat.state == LEFT
 
     def lose(self, worker: int, why: str, now: float) -> None:
         """A worker is gone without goodbye; nothing changes if it has left properly."""
@@ -198,6 +207,11 @@ class Roster:
     def is_over(self) -> bool:
         """True when all have left, and no one who was needed for an error."""
         return not self.failed and all(seat.state in (LEFT, LOST) for seat in self._seats)
+
+    def unsure_since(self) -> float:
+        """When the last one left who may not know that it was heard, and ask again."""
+        unsure = [seat.since for seat in self._seats if seat.state == LEFT and not seat.parted]
+        return max(unsure, default=-math.inf)
 
     def incarnation(self, worker: int) -> int:
         """Which life of the worker is here."""

@@ -47,7 +47,7 @@ Arrays = Sequence[Array]
 Loaded = Callable[[], Iterable[tuple[m.Message, Arrays]]]
 #: their answers tell nothing that could be lost later, or it was written down before; all others
 #: wait for the journal
-_UNSETTLED = (m.Beat, m.Ask, m.Join, m.Leave, m.Cut, m.Put, m.Take, m.Drop)
+_UNSETTLED = (m.Beat, m.Ask, m.Join, m.Leave, m.Heard, m.Cut, m.Put, m.Take, m.Drop)
 #: how often a worker that joins is told that a checkpoint is still being read
 _LOADING_S = 1.0
 
@@ -265,6 +265,7 @@ class Server:
             m.Meet: self._company.meet,
             m.Beat: lambda peer, message, a: self._company.beat(peer, message),
             m.Leave: lambda peer, message, a: self._company.leave(peer, message),
+            m.Heard: lambda peer, message, a: self._company.part(peer),
             m.Ask: lambda peer, message, arrays: (self.counted(), []),
             m.Deal: lambda peer, message, a: dealing.deal(peer, message),
             m.Reached: lambda peer, message, a: dealing.reach(peer, message),

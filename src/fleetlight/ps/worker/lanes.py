@@ -94,9 +94,11 @@ class Lanes:
         if self._closed:
             raise PeerLostError(f"worker {self.worker} has parted from the servers")
 
-    def everywhere(self, message: m.Message, lane: str = CONTROL) -> dict[int, Answer]:
+    def everywhere(
+        self, message: m.Message, lane: str = CONTROL, deadline_s: float | None = None
+    ) -> dict[int, Answer]:
         """The same words to every server."""
-        return self.ask(lane, dict.fromkeys(range(self.server_num), (message, ())))
+        return self.ask(lane, dict.fromkeys(range(self.server_num), (message, ())), deadline_s)
 
     def ask(
         self,
@@ -216,6 +218,9 @@ class Lanes:
         """Say goodbye to every server, and hang up."""
         try:
             self.everywhere(m.Leave(error, stopped))
+            # nobody is harmed where this is not heard: such a server ends a little later
+            with contextlib.suppress(PeerError):
+                self.everywhere(m.Heard(), deadline_s=_LAST_WORDS_S)
         finally:
             self.close()
 
