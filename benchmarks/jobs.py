@@ -98,12 +98,12 @@ def run(job: Job) -> Run:
     with tempfile.TemporaryDirectory() as name:
         folder, cpu = Path(name), _children_cpu_s()
         with machine.Meter() as meter:
-            _finish(job, _start(job, folder), folder)
+            _finish(job, start(job, folder), folder)
         found = _results(folder)
         if len(found) != job.results:
             raise BenchmarkError(
                 f"{job.name}: got {len(found)} {MARK}lines, expected {job.results}; "
-                f"its output ends:\n{_tail(folder)}"
+                f"its output ends:\n{tail(folder)}"
             )
     cpu = _children_cpu_s() - cpu
     share = machine.foreign_share(meter.wall_s, meter.busy_s, cpu)
@@ -117,7 +117,8 @@ def environment(extra: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, **threads, "PYTHONPATH": path, **extra}
 
 
-def _start(job: Job, folder: Path) -> list[subprocess.Popen[bytes]]:
+def start(job: Job, folder: Path) -> list[subprocess.Popen[bytes]]:
+    """Start its processes there."""
     started = []
     for index, command in enumerate(job.commands):
         with (folder / f"process{index}.log").open("wb") as out:
@@ -146,10 +147,10 @@ def _finish(job: Job, processes: Sequence[subprocess.Popen[bytes]], folder: Path
             failed = [end for end in ends if end.done() and end.exception()]
             _stop(processes)
     if failed:
-        raise BenchmarkError(f"{job.name}: {failed[0].exception()}; it ends:\n{_tail(folder)}")
+        raise BenchmarkError(f"{job.name}: {failed[0].exception()}; it ends:\n{tail(folder)}")
     if late:
         raise BenchmarkError(
-            f"{job.name}: not finished after {job.deadline_s:g} s; it ends:\n{_tail(folder)}"
+            f"{job.name}: not finished after {job.deadline_s:g} s; it ends:\n{tail(folder)}"
         )
 
 
@@ -183,7 +184,8 @@ def _results(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(text) for text in found]
 
 
-def _tail(folder: Path, lines: int = 15) -> str:
+def tail(folder: Path, lines: int = 15) -> str:
+    """What its processes have said last."""
     parts = []
     for path in sorted(folder.rglob("*log*")):
         if path.is_file():

@@ -46,6 +46,8 @@ class Ours:
     snapshot_s: float = 300.0
     #: a folder of certificates; "": connections are not encrypted
     ssl: str = ""
+    #: workers tell how far they are, for jobs that take turns
+    count: bool = False
 
     def job(self) -> Job:
         """Made anew for every run, since ports differ."""
@@ -73,7 +75,7 @@ class Ours:
         argv += ["--mode", self.mode, "--k_steps", str(self.k_steps)]
         argv += ["--durability", self.durability, "--snapshot_s", str(self.snapshot_s)]
         argv += ["--ssl", self.ssl] * bool(self.ssl)
-        argv += ["--lookahead"] * self.lookahead
+        argv += ["--lookahead"] * self.lookahead + ["--count"] * self.count
         return argv + ["--core", str(core)] * self.own_core
 
 

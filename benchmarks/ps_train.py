@@ -14,6 +14,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from torch.utils.data import DataLoader
 
 from benchmarks.peers import ps_timed
 from benchmarks.ps_models import MODELS, Bags
+from benchmarks.turns import Counter
 
 Batch = tuple[Tensor, ...]
 
@@ -101,9 +103,11 @@ def train(
     for batch in itertools.islice(endless, options.warmup):
         step(*batch)
     begin()
+    count = Counter(Path(), rank).add if options.count else _nothing
     with _profiled(options.profile, rank), ps_timed.Window() as window:
         for batch in itertools.islice(endless, options.steps):
             loss = step(*batch)
+            count()
         end()
     window.report(options, rank, loss=loss, system=f"{options.system}, torch {torch.__version__}")
 
@@ -177,6 +181,7 @@ def _parse() -> Any:
     parser.add_argument("--snapshot_s", type=float, default=300.0)
     parser.add_argument("--ssl", help="folder of certificates")
     parser.add_argument("--core", type=int, help="stay on this one of the cores, counted from 0")
+    parser.add_argument("--count", action="store_true", help="for jobs that take turns")
     parser.add_argument("--profile", default="", metavar="FILE", help="with FILE.<worker>")
     return parser.parse_args()
 

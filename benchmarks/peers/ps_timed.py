@@ -79,15 +79,15 @@ class Window:
     def __enter__(self) -> Window:
         # a server appears before its workers have done their first step
         self._servers = [int(path.stem[6:]) for path in Path().glob("server*.pid")]
-        self._served = sum(map(_cpu_s, self._servers))
-        self._cpu = _cpu_s(os.getpid())
+        self._served = sum(map(cpu_s, self._servers))
+        self._cpu = cpu_s(os.getpid())
         self._start = time.perf_counter()
         return self
 
     def __exit__(self, *_: Any) -> None:
         self.seconds = time.perf_counter() - self._start
-        self.cpu_seconds = _cpu_s(os.getpid()) - self._cpu
-        self.server_cpu_seconds = sum(map(_cpu_s, self._servers)) - self._served
+        self.cpu_seconds = cpu_s(os.getpid()) - self._cpu
+        self.server_cpu_seconds = sum(map(cpu_s, self._servers)) - self._served
         self.server_mib = max([_peak_mib(pid) for pid in self._servers] or [0.0])
 
     def report(self, options: argparse.Namespace, rank: int, **facts: Any) -> None:
@@ -106,7 +106,7 @@ class Window:
         print("RESULT " + json.dumps(told), flush=True)
 
 
-def _cpu_s(pid: int) -> float:
+def cpu_s(pid: int) -> float:
     """CPU seconds of a process, all its threads."""
     fields = Path("/proc/%d/stat" % pid).read_text().rpartition(")")[2].split()  # noqa: UP031
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
