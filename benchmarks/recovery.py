@@ -9,6 +9,7 @@ ends whose worker has died.
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import subprocess
 import sys
@@ -57,15 +58,27 @@ def killed(rows: int, found: Mapping[str, Any], foreign: float | None) -> str:
         ("kills, each row compared", str(len(found["kills"])), "-"),
         ("s until the rows were read again", str(away), _verdict(rows, away.median <= AWAY_S)),
         ("- MiB of log read back", str(log), "-"),
-        ("steps while nothing was written", _steps(found["quiet"]), "-"),
-        ("steps beside a snapshot", _steps(found["beside"]), "-"),
+        ("steps while nothing was written", _steps(found["stretches"][::2]), "-"),
+        ("steps beside a snapshot", _steps(found["stretches"][1::2]), "-"),
     ]
-    if found["beside"] and found["quiet"]:
-        share = statistics.fmean(found["quiet"]) / statistics.fmean(found["beside"])
-        lines.append(("- of the speed without", f"{share:.3f}", _verdict(rows, share >= BESIDE)))
+    if shares := beside(found["stretches"]):
+        share = report.Spread.of(shares)
+        verdict = _verdict(rows, share.median >= BESIDE)
+        lines.append((f"- of the speed around it, {len(shares)} snapshots", str(share), verdict))
     head = ("what", "median (min..max)", "claim")
     table = report.table(head, lines)
     return f"## {rows:,} rows, one server\n\n{table}\n\n{report.foreign_line([foreign])}"
+
+
+def beside(stretches: Sequence[Sequence[float]]) -> list[float]:
+    """The speed beside each snapshot, of that in the stretches before and behind it together."""
+    mean = statistics.fmean
+    return [
+        mean([*before, *behind]) / mean(during)
+        for before, during, behind in itertools.islice(
+            zip(stretches, stretches[1:], stretches[2:], strict=False), 0, None, 2
+        )
+    ]
 
 
 def noticed(seconds: Sequence[float]) -> str:
@@ -92,10 +105,10 @@ def _noticed_s() -> float:
         return time.time() - float((Path(folder) / "died").read_text())
 
 
-def _steps(seconds: Sequence[float]) -> str:
-    if not seconds:
+def _steps(stretches: Sequence[Sequence[float]]) -> str:
+    of = [1e3 * one for seconds in stretches for one in seconds]
+    if not of:
         return "none"
-    of = [1e3 * one for one in seconds]
     return f"{statistics.fmean(of):.1f} ms on average, longest {max(of):.0f} ms, of {len(of):,}"
 
 
@@ -115,7 +128,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--deaths", type=int, default=5)
     parser.add_argument("--snapshot_s", type=float, default=20.0)
     parser.add_argument("--tail_s", type=float, default=10.0, help="of training before a kill")
-    parser.add_argument("--quiet_s", type=float, default=60.0, help="of timed steps")
+    parser.add_argument("--quiet_s", type=float, default=240.0, help="of timed steps")
     parser.add_argument("--idle_s", type=float, default=0.0, help="wait for an idle machine first")
     parser.add_argument("--write", action=argparse.BooleanOptionalAction, default=True)
     options = parser.parse_args(argv)

@@ -70,9 +70,9 @@ def kill(options: argparse.Namespace, model: nn.Module, step: Step) -> None:
         step(ids_of(np.arange(at, min(at + NEW, options.rows))))
     some = known(options.rows)
     _until_snapshot(step, some)
-    quiet, beside = _timed(step, some, options.quiet_s)
+    stretches = _timed(step, some, options.quiet_s)
     kills = [_kill(model, step, some, options) for _ in range(options.kills)]
-    jobs.result(quiet=quiet, beside=beside, kills=kills)
+    jobs.result(stretches=stretches, kills=kills)
 
 
 def _until_snapshot(step: Step, some: Iterator[Tensor]) -> None:
@@ -96,14 +96,15 @@ def _is_writing() -> bool:
     return any(not (path / "manifest.json").exists() for path in rows)
 
 
-def _timed(step: Step, some: Iterator[Tensor], seconds: float) -> tuple[list[float], list[float]]:
-    """Steps while nothing is written, and while something is."""
-    quiet: list[float] = []
-    beside: list[float] = []
+def _timed(step: Step, some: Iterator[Tensor], seconds: float) -> list[list[float]]:
+    """Steps while nothing is written, then while something is, and so on by turns."""
+    stretches: list[list[float]] = [[]]
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        (beside if _is_writing() else quiet).append(step(next(some)))
-    return quiet, beside
+        if _is_writing() == len(stretches) % 2:
+            stretches.append([])
+        stretches[-1].append(step(next(some)))
+    return stretches
 
 
 def _kill(
