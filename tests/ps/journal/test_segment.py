@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,30 @@ def test_pages_that_are_full_and_on_the_disk_are_let_go(
     assert unsynced == [90, 2 * page, 2 * page - 90]
     assert happened == [(), (0, 0), (), (0, 2 * page), (), (2 * page, 2 * page)]
     assert segment.path.read_bytes() == written
+
+
+def test_two_that_sync_at_a_time_do_not_hinder_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One knows of more than the other, which is done later."""
+    segment, synced, amid = Segment(tmp_path, 1), os.fdatasync, threading.Event()
+    segment.write([bytes(3 * mmap.PAGESIZE)])
+    other = threading.Thread(target=segment.sync)
+
+    def sync(fd: int) -> None:
+        synced(fd)
+        if not amid.is_set():
+            amid.set()
+            segment.write([bytes(3 * mmap.PAGESIZE)])
+            other.start()
+            # it may wait until this one is done
+            other.join(0.2)
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    segment.sync()
+    other.join()
+    assert segment.unsynced == 0
+    segment.close()
 
 
 def test_what_is_on_the_disk_is_written_down(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,6 +38,8 @@ class Segment:
         self.size = 0
         self._synced = 0
         self._let_go = 0
+        #: who is done later must not have begun earlier: then it knows of less
+        self._syncing = threading.Lock()
         if self.path.exists() and not self.path.stat().st_size:
             # somebody died over its first record
             self.path.unlink()
@@ -81,14 +84,15 @@ class Segment:
         It is read only after an accident, and ever more memory would be much slower than the same
         again and again.
         """
-        size = self.size
-        os.fdatasync(self._fd)
-        self._synced = size
-        self._marker.mark(size)
-        # a page that is not full yet would have to be read again
-        whole = size - size % mmap.PAGESIZE
-        os.posix_fadvise(self._fd, self._let_go, whole - self._let_go, os.POSIX_FADV_DONTNEED)
-        self._let_go = whole
+        with self._syncing:
+            size = self.size
+            os.fdatasync(self._fd)
+            self._synced = size
+            self._marker.mark(size)
+            # a page that is not full yet would have to be read again
+            whole = size - size % mmap.PAGESIZE
+            os.posix_fadvise(self._fd, self._let_go, whole - self._let_go, os.POSIX_FADV_DONTNEED)
+            self._let_go = whole
 
     def close(self) -> None:
         """Nothing is appended any more."""
