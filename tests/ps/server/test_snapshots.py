@@ -24,7 +24,7 @@ from fleetlight.errors import CheckpointError
 from fleetlight.ps import messages as m
 from fleetlight.ps.journal import room
 from fleetlight.ps.journal.folder import Folder
-from fleetlight.ps.journal.segment import segments
+from fleetlight.ps.journal.segment import Segment, segments
 from fleetlight.ps.journal.synced import Synced
 from fleetlight.ps.server import durability as durability_module
 from fleetlight.ps.server import keeping, reading
@@ -49,6 +49,27 @@ def test_a_snapshot_replaces_what_lies_before_it(lives: Any) -> None:
     assert len(list(one.folder.glob("rows-*"))) == 1
     one.die()
     assert rows(one.workers[0]) == before
+
+
+def test_workers_do_not_wait_while_all_that_was_written_comes_to_the_disk(
+    lives: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = lives(plan("async"))
+    for step in range(5):
+        one.workers[0].push(step, {0: ([1, step], [1, 1])})
+    unsynced: list[int] = []
+    sync = Segment.sync
+
+    def synced(segment: Segment) -> None:
+        is_at_rest = one.server._attendance.news._is_owned()
+        unsynced.append(segment.unsynced if is_at_rest else 0)
+        sync(segment)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Segment, "sync", synced)
+        assert one.durability.snapshot()
+    # before, amid and behind the rest
+    assert unsynced == [0, 0, 0]
 
 
 def test_what_was_read_back_counts_until_a_snapshot_lies_behind_it(

@@ -231,6 +231,7 @@ class Durability:
         assert journal is not None
         # most of it, before the others have to wait
         journal.commit(journal.next - 1)
+        journal.sync()
         with self._values.at_rest():
             rows.cut()
             behind = journal.size
