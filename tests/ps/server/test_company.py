@@ -25,6 +25,7 @@ from tests.ps.serving import (
 )
 
 from fleetlight.errors import DeadlineError, MembershipError, PeerLostError
+from fleetlight.launch.processes import watch
 from fleetlight.ps import messages as m
 from fleetlight.ps.calls import Call
 from fleetlight.ps.server import attendance
@@ -313,6 +314,12 @@ def test_but_not_for_ever(speaks: bool, monkeypatch: pytest.MonkeyPatch) -> None
     assert server._roster.unsure_since() <= now
     monkeypatch.setattr(server._attendance, "_clock", lambda: now + attendance._LINGER_S + 0.1)
     server.wait()
+
+
+def test_a_launcher_waits_longer_than_a_server_does() -> None:
+    """One that is ended before keeps what it has; or a worker is started again for nothing."""
+    longest = attendance._LINGER_S + attendance._LOOK_EVERY_S
+    assert longest + 1.0 < min(watch.LEAVE_S, watch.HEARD_S)
 
 
 def test_the_server_names_who_never_came() -> None:

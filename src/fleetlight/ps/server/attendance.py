@@ -16,8 +16,9 @@ from fleetlight.ps.server.roster import ABSENT, AWAY, HERE, LEFT, LOST, Roster
 LONGER = "if they need longer, raise deadline_s of the strategy given to fleet.init"
 #: how often a wait looks around without being called
 _LOOK_EVERY_S = 1.0
-#: how long a server stays for workers that may not know that all have heard their goodbye
-_LINGER_S = 10.0
+#: how long a server stays for workers that may not know that all have heard their goodbye; a
+#: launcher waits longer for its end
+_LINGER_S = 2.0
 
 
 @dataclasses.dataclass
