@@ -69,6 +69,8 @@ def test_two_that_sync_at_a_time_do_not_hinder_each_other(
     other.join()
     assert segment.unsynced == 0
     segment.close()
+    # somebody who has come too late
+    segment.sync()
 
 
 def test_what_is_on_the_disk_is_written_down(tmp_path: Path) -> None:

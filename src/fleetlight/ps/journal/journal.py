@@ -62,8 +62,6 @@ class Journal(Generic[M]):
         self._segment = once_there_is_room(
             folder, lambda: self._begun(first), policy.patience_s, say
         )
-        #: held while a file is synced in the background, or closed
-        self._syncs = threading.Lock()
         self._over = threading.Event()
         self._is_dirty = threading.Event()
         self._is_due = threading.Event()
@@ -101,8 +99,7 @@ class Journal(Generic[M]):
 
     def sync(self) -> None:
         """Return once all that is written lies on the disk."""
-        with self._syncs:
-            self._guarded(self._segment.sync)
+        self._guarded(self._segment.sync)
 
     def rotate(self) -> int:
         """Write what was put; the records from now on, whose first is answered, lie in a new file.
@@ -120,8 +117,7 @@ class Journal(Generic[M]):
                 # somebody may have come since, or write still
                 if not self._pending and not self._is_writing:
                     old = self._replaced(first)
-        with self._syncs:
-            old.close()
+        old.close()
         return first
 
     def close(self, *, is_needed: bool = True) -> None:

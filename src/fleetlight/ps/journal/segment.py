@@ -38,8 +38,9 @@ class Segment:
         self.size = 0
         self._synced = 0
         self._let_go = 0
-        #: who is done later must not have begun earlier: then it knows of less
+        #: held while the file is synced or closed: of two who sync, a late one would know of less
         self._syncing = threading.Lock()
+        self._is_closed = False
         if self.path.exists() and not self.path.stat().st_size:
             # somebody died over its first record
             self.path.unlink()
@@ -82,9 +83,11 @@ class Segment:
         """Wait until all of it is on the disk, and let the system use its memory again.
 
         It is read only after an accident, and ever more memory would be much slower than the same
-        again and again.
+        again and again. A file that is closed was synced before, if anybody needs it.
         """
         with self._syncing:
+            if self._is_closed:
+                return
             size = self.size
             os.fdatasync(self._fd)
             self._synced = size
@@ -96,8 +99,10 @@ class Segment:
 
     def close(self) -> None:
         """Nothing is appended any more."""
-        self._marker.close()
-        os.close(self._fd)
+        with self._syncing:
+            self._is_closed = True
+            self._marker.close()
+            os.close(self._fd)
 
 
 def _remove(path: Path) -> None:
