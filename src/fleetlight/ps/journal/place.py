@@ -60,12 +60,13 @@ def _sign(lock: int) -> None:
     """Tell others who has the folder; the lock holds without it."""
     with contextlib.suppress(OSError):
         os.ftruncate(lock, 0)
-        os.pwrite(lock, f" (process {os.getpid()} on {socket.gethostname()})".encode(), 0)
+        os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
 
 
 def _signature(lock: int) -> str:
-    """Empty where that one has not signed yet."""
-    return os.pread(lock, _SIGNATURE_BYTES, 0).decode(errors="replace")
+    """Whose it is, for a sentence; empty where that one has not signed yet."""
+    text = os.pread(lock, _SIGNATURE_BYTES, 0).decode(errors="replace")
+    return f" ({text})" if text else ""
 
 
 def _in_use(path: Path, whose: str) -> JournalError:
