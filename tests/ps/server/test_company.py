@@ -311,7 +311,7 @@ def test_but_not_for_ever(speaks: bool, monkeypatch: pytest.MonkeyPatch) -> None
     second.say(m.Leave())
     first.leave()
     now = time.monotonic()
-    assert server._roster.unsure_since() <= now
+    assert server._roster.unconfirmed_since() <= now
     monkeypatch.setattr(server._attendance, "_clock", lambda: now + attendance._LINGER_S + 0.1)
     server.wait()
 

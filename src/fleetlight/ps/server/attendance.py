@@ -163,7 +163,7 @@ class Attendance:
             return True
         if not self.roster.those(ABSENT, HERE, AWAY):
             # an answer to a goodbye may be lost, and somebody ask again
-            return self.roster.failed or self._since(self.roster.unsure_since()) > _LINGER_S
+            return self.roster.failed or self._since(self.roster.unconfirmed_since()) > _LINGER_S
         missing = self.roster.those(ABSENT)
         if missing and self._since(began) > self.deadline_s:
             raise DeadlineError(self._late("the server", self.deadline_s, missing))

@@ -214,10 +214,10 @@ class Company:
             self._make_way(peer.worker)
         return m.Done(), []
 
-    def part(self, peer: Peer) -> Reply:
+    def confirm(self, peer: Peer) -> Reply:
         """A worker that has left knows that all have heard it."""
         with self._news:
-            self._roster.part(peer.worker)
+            self._roster.confirm(peer.worker)
             self._news.notify_all()
         return m.Done(), []
 

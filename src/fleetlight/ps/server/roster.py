@@ -25,7 +25,7 @@ class _Seat:
     since: float = 0.0
     why: str = ""
     #: it has left, and knows that it was heard
-    parted: bool = False
+    confirmed: bool = False
 
 
 class Roster:
@@ -139,10 +139,10 @@ class Roster:
         if error and self._is_needed(worker):
             self._fail(f"worker {worker} failed: {error}")
 
-    def part(self, worker: int) -> None:
-        """A worker that has left does not come again to hear that."""
+    def confirm(self, worker: int) -> None:
+        """A worker that has left knows that it was heard, and does not come again to ask."""
         seat = self._seats[worker]
-        seat.parted = seat.state == LEFT
+        seat.confirmed = seat.state == LEFT
 
     def lose(self, worker: int, why: str, now: float) -> None:
         """A worker is gone without goodbye; nothing changes if it has left properly."""
@@ -208,10 +208,10 @@ class Roster:
         """True when all have left, and no one who was needed for an error."""
         return not self.failed and all(seat.state in (LEFT, LOST) for seat in self._seats)
 
-    def unsure_since(self) -> float:
+    def unconfirmed_since(self) -> float:
         """When the last one left who may not know that it was heard, and ask again."""
-        unsure = [seat.since for seat in self._seats if seat.state == LEFT and not seat.parted]
-        return max(unsure, default=-math.inf)
+        left = [seat for seat in self._seats if seat.state == LEFT]
+        return max((seat.since for seat in left if not seat.confirmed), default=-math.inf)
 
     def incarnation(self, worker: int) -> int:
         """Which life of the worker is here."""

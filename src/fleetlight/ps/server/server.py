@@ -265,7 +265,7 @@ class Server:
             m.Meet: self._company.meet,
             m.Beat: lambda peer, message, a: self._company.beat(peer, message),
             m.Leave: lambda peer, message, a: self._company.leave(peer, message),
-            m.Heard: lambda peer, message, a: self._company.part(peer),
+            m.Heard: lambda peer, message, a: self._company.confirm(peer),
             m.Ask: lambda peer, message, arrays: (self.counted(), []),
             m.Deal: lambda peer, message, a: dealing.deal(peer, message),
             m.Reached: lambda peer, message, a: dealing.reach(peer, message),
