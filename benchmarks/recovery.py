@@ -9,7 +9,6 @@ ends whose worker has died.
 from __future__ import annotations
 
 import argparse
-import itertools
 import statistics
 import subprocess
 import sys
@@ -73,11 +72,10 @@ def killed(rows: int, found: Mapping[str, Any], foreign: float | None) -> str:
 def beside(stretches: Sequence[Sequence[float]]) -> list[float]:
     """The speed beside each snapshot, of that in the stretches before and behind it together."""
     mean = statistics.fmean
+    # what the last stretch was cut off by is no end of a snapshot
     return [
-        mean([*before, *behind]) / mean(during)
-        for before, during, behind in itertools.islice(
-            zip(stretches, stretches[1:], stretches[2:], strict=False), 0, None, 2
-        )
+        mean([*stretches[n - 1], *stretches[n + 1]]) / mean(stretches[n])
+        for n in range(1, len(stretches) - 1, 2)
     ]
 
 

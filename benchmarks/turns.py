@@ -60,12 +60,19 @@ class _Player:
     def wait_until_at_work(self) -> None:
         """Every worker has made a step."""
         end = time.monotonic() + self.job.deadline_s
-        while (counts := self._counts()) != [n for n in counts if n] or not counts:
+        while not all(self._counts()):
             if any(process.poll() is not None for process in self.processes):
                 raise jobs.BenchmarkError(f"{self.job.name} has ended:\n{jobs.tail(self.folder)}")
             if time.monotonic() > end:
-                raise jobs.BenchmarkError(f"{self.job.name} makes no step")
+                raise jobs.BenchmarkError(
+                    f"{self.job.name}: not every worker has made a step within "
+                    f"{self.job.deadline_s:g} s:\n{jobs.tail(self.folder)}"
+                )
             time.sleep(_LOOK_EVERY_S)
+
+    def spent_s(self) -> float:
+        """CPU seconds of all processes."""
+        return sum(cpu_s(process.pid) for process in self.processes)
 
     def say(self, number: signal.Signals) -> None:
         """A signal to all processes."""
@@ -88,13 +95,13 @@ class _Player:
 
     def _reached(self) -> tuple[int, float, float]:
         """Steps, CPU seconds, and the time."""
-        spent = sum(cpu_s(process.pid) for process in self.processes)
-        return sum(self._counts()), spent, time.perf_counter()
+        return sum(self._counts()), self.spent_s(), time.perf_counter()
 
     def _counts(self) -> list[int]:
         """Of each worker."""
         files = [self.folder / f"{rank}.steps" for rank in range(self.job.results)]
-        return [int(np.fromfile(file, np.int64)[0]) for file in files if file.exists()]
+        # one that is not there yet, or still empty, counts nothing
+        return [int(np.fromfile(file, np.int64).sum()) if file.exists() else 0 for file in files]
 
 
 def take(
@@ -109,10 +116,10 @@ def take(
     with contextlib.ExitStack() as ending:
         players = {name: ending.enter_context(_player(one())) for name, one in make.items()}
         for number in range(rounds):
-            before = sum(_spent(player) for player in players.values())
+            before = sum(player.spent_s() for player in players.values())
             with Meter() as meter:
                 found = _round(players, turns, turn_s)
-            own = sum(_spent(player) for player in players.values()) - before
+            own = sum(player.spent_s() for player in players.values()) - before
             shares.append(foreign_share(meter.wall_s, meter.busy_s, own))
             for name, share in found.items():
                 played[name].append(share)
@@ -134,10 +141,6 @@ def _round(players: Mapping[str, _Player], turns: int, turn_s: float) -> dict[st
             found[name].seconds += share.seconds
             found[name].cpu_s += share.cpu_s
     return found
-
-
-def _spent(player: _Player) -> float:
-    return sum(cpu_s(process.pid) for process in player.processes)
 
 
 @contextlib.contextmanager

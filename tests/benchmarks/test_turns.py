@@ -62,6 +62,19 @@ def _state(player: turns._Player) -> str:
     return stat.rpartition(") ")[2][0]
 
 
+def test_a_job_is_at_work_once_every_worker_is(tmp_path: Path) -> None:
+    player = turns._Player(jobs.Job("two", [], results=2, deadline_s=0.0), [], tmp_path)
+    turns.Counter(tmp_path, 0).add()
+    for late in ("not there", "empty"):
+        if late == "empty":
+            (tmp_path / "1.steps").touch()
+        assert player._counts() == [1, 0]
+        with pytest.raises(jobs.BenchmarkError, match="two: not every worker has made a step"):
+            player.wait_until_at_work()
+    turns.Counter(tmp_path, 1).add()
+    player.wait_until_at_work()
+
+
 def test_a_job_that_ends_is_told_of(tmp_path: Path) -> None:
     bad = stepping("bad", tmp_path / "a", "raise SystemExit('no room')")
     with pytest.raises(jobs.BenchmarkError, match=r"(?s)bad has ended:.*no room"):
