@@ -12,7 +12,7 @@ from fleetlight.collective.account import Figures
 
 pytestmark = NEEDED
 
-STEPS, SIDE = 6, 500
+STEPS, SIDE = 12, 500
 
 
 def trained() -> Figures:
@@ -32,8 +32,9 @@ def test_bytes_of_a_step_are_those_that_the_interface_has_sent() -> None:
     for number, found in enumerate(figures):
         assert found.interface == f"cable{number}"
         assert found.steps == STEPS - 1
-        # of two hosts each sends the gradients once, and a little around them
-        a_step = (found.sent_bytes or 0) / found.steps
-        assert 1.0 < a_step / (4 * SIDE * SIDE) < 1.2
+        # of two hosts each sends the gradients once, and a little around them; of the last ones
+        # some may have been on their way when the step was over here
+        steps = (found.sent_bytes or 0) / (4 * SIDE * SIDE)
+        assert found.steps - 1 < steps < 1.2 * found.steps
         assert (found.sent_bytes or 0) < sent[number]
         assert 0 < found.waited_s < found.seconds

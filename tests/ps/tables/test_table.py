@@ -220,7 +220,10 @@ def test_loading_replaces_what_was_there(tmp_path: Path) -> None:
     assert np.array_equal(read(table, ids), before)
 
 
-def test_saving_beside_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ordered", [True, False])
+def test_saving_beside_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ordered: bool
+) -> None:
     """Between any two pieces rows are changed, born and forgotten; the file knows nothing of it."""
     monkeypatch.setattr(table_module, "PIECE_BYTES", 400)
     monkeypatch.setattr(snapshot_module, "LIST_ROWS", 7)
@@ -229,10 +232,10 @@ def test_saving_beside_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     born = iter(some_ids(10_000, seed=1).reshape(-1, 10))
     random = np.random.default_rng(0)
     steps = 0
-    honest, honest_list = Snapshot.read, Snapshot._list
+    honest, honest_list = Snapshot._read, Snapshot._list
 
-    def read_and_train(snapshot: Snapshot, start: int, stop: int) -> Any:
-        rows = honest(snapshot, start, stop)
+    def read_and_train(snapshot: Snapshot, numbers: Any) -> Any:
+        rows = honest(snapshot, numbers)
         train()
         return rows
 
@@ -251,15 +254,15 @@ def test_saving_beside_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         if steps % 5 == 0:
             table.shrink(1, 0.0, 0.5)
 
-    monkeypatch.setattr(Snapshot, "read", read_and_train)
+    monkeypatch.setattr(Snapshot, "_read", read_and_train)
     monkeypatch.setattr(Snapshot, "_list", list_and_train)
     snapshot = table.cut()
     table.push(ids[:50], ones(50), LR, 5)
-    table.save(snapshot, 4, tmp_path / "still", "moving.safetensors")
+    table.save(snapshot, 4, tmp_path / "still", "moving.safetensors", ordered=ordered)
     assert steps > 40
     monkeypatch.undo()
     again = make("adam", entry=EntryPlan("count", 1.0))
-    again.load([tmp_path / "still" / "moving.safetensors"], ALL)
+    again.load([tmp_path / "still" / "moving.safetensors"], ALL if ordered else None)
     assert by_id([saved(again, tmp_path / "again")]) == by_id([still])
     assert by_id([saved(table, tmp_path / "now")]) != by_id([still])
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from safetensors import safe_open
-from tests.ps.made_tables import ALL, LR, make, ones, saved, some_ids
+from tests.ps.made_tables import ALL, LR, by_id, make, ones, saved, some_ids
 
-from fleetlight.errors import CorruptCheckpointError
+from fleetlight.errors import CheckpointError, CorruptCheckpointError
 from fleetlight.kernels import BUCKETS, RULES
 from fleetlight.ps.tables.table_file import TableReader, columns_of
 
@@ -65,6 +66,22 @@ def test_pieces_of_some_buckets(tmp_path: Path) -> None:
     assert np.array_equal(rows[:, :3], tensors["weights"][first:last])
     assert np.array_equal(rows[:, 3:6], tensors["state.momentum_buffer"][first:last])
     assert (rows[:, 6] == 6).all()  # the file has no meta
+
+
+def test_without_an_index_it_is_read_as_a_whole(tmp_path: Path) -> None:
+    table = make("momentum")
+    table.push(some_ids(500), ones(500), LR, 0)
+    indexed = by_id([saved(table, tmp_path)])
+    entry = table.save(table.cut(), 4, tmp_path, "any.safetensors", ordered=False)
+    reader = TableReader(tmp_path / "any.safetensors")
+    reader.compare(entry.bytes, entry.sha256)
+    assert reader.span(None) == (0, entry.rows) == (0, 500)
+    assert by_id([safetensors.numpy.load_file(reader.path)]) == indexed
+    again = make("momentum")
+    with pytest.raises(CheckpointError, match=r"any\.safetensors has no index of its rows: it is"):
+        again.load([reader.path], ALL)
+    again.load([reader.path], None)
+    assert by_id([saved(again, tmp_path, "again.safetensors")]) == indexed
 
 
 def edited(data: bytes, edit: Callable[[dict[str, dict[str, object]]], object]) -> bytes:

@@ -308,11 +308,14 @@ class Durability:
             raise _GivesWayError
 
     def _share(self, read_back: int) -> float:
-        """All of a core where the next snapshot is due already, or where all wait for this one."""
+        """All of a core where the next snapshot is due already, or where all wait for this one.
+
+        Until then little: a snapshot is soon done, and most of the log's room is there for it.
+        """
         assert self._journal is not None
         if self._over.is_set():
             return 1.0
-        return max(_SHARE, (read_back + self._journal.size) / self._durable.snapshot_bytes)
+        return max(_SHARE, ((read_back + self._journal.size) / self._durable.snapshot_bytes) ** 2)
 
     def _tried(self, act: Callable[[], bool]) -> bool:
         """A snapshot that fails is no loss: the journal goes on."""

@@ -61,7 +61,7 @@ class _Aside:
     def write(self, folder: Path, between: Between) -> list[TableFile]:
         """As in `Rows`."""
         assert self.state is not None, "nothing was cut"
-        return self.holdings.save(self.state, folder, between)
+        return self.holdings.save(self.state, folder, between, ordered=False)
 
     def close(self) -> None:
         """As in `Rows`."""

@@ -96,9 +96,9 @@ class Kept:
         sums = {file.name: (file.bytes, file.sha256) for file in files}
         message = Load(str(folder), named, epoch=0, sums=sums)
         with ThreadPoolExecutor(1, "fleet-check") as beside:
-            checked = beside.submit(self.holdings.check, message, folder)
+            checked = beside.submit(self.holdings.check, message, folder, whole=True)
             try:
-                self.holdings.load(message, folder)
+                self.holdings.load(message, folder, whole=True)
             finally:
                 # it says more of a file that is damaged
                 checked.result()

@@ -208,13 +208,15 @@ class Holdings:
         """Hold on to everything as it is now; nobody may be changing it."""
         return CutState([table.cut() for table in self.tables], self.dense.state())
 
-    def save(self, cut: CutState, folder: Path, between: Between = at_once) -> list[TableFile]:
-        """Write the tables as they were at the cut."""
+    def save(
+        self, cut: CutState, folder: Path, between: Between = at_once, *, ordered: bool = True
+    ) -> list[TableFile]:
+        """Write the tables as they were at the cut; not `ordered`, for this server alone."""
         files = []
         for number, (table, snapshot) in enumerate(zip(self.tables, cut.tables, strict=True)):
             name = f"table{number:03d}.server{self._server:03d}.safetensors"
             try:
-                files.append(table.save(snapshot, number, folder, name, between))
+                files.append(table.save(snapshot, number, folder, name, between, ordered=ordered))
             except OSError as error:
                 raise CheckpointError(
                     f"server {self._server} could not write table {table.plan.name!r} to "
@@ -227,8 +229,11 @@ class Holdings:
         for table in self.tables:
             table.drop_cut()
 
-    def check(self, message: Load, folder: Path) -> None:
-        """Raise where the files of a checkpoint are not there, are damaged or do not fit."""
+    def check(self, message: Load, folder: Path, *, whole: bool = False) -> None:
+        """Raise where the files of a checkpoint are not there, are damaged or do not fit.
+
+        `whole`: they have the rows of this server, and no others.
+        """
         for number, paths in self._paths(message, folder).items():
             for path in paths:
                 if not is_file(path):
@@ -238,16 +243,16 @@ class Holdings:
                         'via="worker0"'
                     )
                 reader = self.tables[number].reader(path)
-                first, stop = reader.span(self._buckets())
+                first, stop = reader.span(self._buckets(whole))
                 if first < stop and path.name in message.sums:
                     with of_table(self.tables[number].plan.name):
                         reader.compare(*message.sums[path.name])
 
-    def load(self, message: Load, folder: Path) -> None:
+    def load(self, message: Load, folder: Path, *, whole: bool = False) -> None:
         """Read this server's rows out of the files of a checkpoint."""
         paths = self._paths(message, folder)
         for number, table in enumerate(self.tables):
-            table.load(paths[number], self._buckets())
+            table.load(paths[number], self._buckets(whole))
         self._has_values = True
 
     def _paths(self, message: Load, folder: Path) -> dict[int, list[Path]]:
@@ -257,8 +262,8 @@ class Holdings:
             paths[number].append(folder / name)
         return paths
 
-    def _buckets(self) -> range:
-        return buckets_of(self._server, self.plan.server_num)
+    def _buckets(self, whole: bool) -> range | None:
+        return None if whole else buckets_of(self._server, self.plan.server_num)
 
     def restore(self, state: DenseState, has_values: bool = True) -> None:
         """Take dense values and state out of a checkpoint, or as they were in an earlier life."""

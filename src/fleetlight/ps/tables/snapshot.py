@@ -35,8 +35,9 @@ class Snapshot:
     """Nothing is copied at the cut: who changes a row that was not read yet has it kept first.
 
     Rows that come later are not in it. Which rows there are is found out later, too: row numbers
-    do not change, while ids move inside an index. The table's lock is held around every call but
-    `order`, which takes it again and again, so that training goes on meanwhile.
+    do not change, while ids move inside an index. It is read once: `as_they_lie`, or piece by piece
+    after `order`. Both take the table's lock again and again, so that training goes on meanwhile;
+    it is held around every other call.
     """
 
     ids: Ids
@@ -76,37 +77,47 @@ class Snapshot:
         """Find the ids of the rows and sort them; before any row is read."""
         counted, done = BucketCount(), 0
         ids, numbers = np.empty(self._count, np.int64), np.empty(self._count, np.int32)
-        for some, theirs in self._listed(lock):
+        self._leave_out_freed(lock)
+        for start in range(0, len(self._places), LIST_ROWS):
+            with lock:
+                some, theirs = self._list(start, start + LIST_ROWS)
             stop = done + len(some)
             ids[done:stop], numbers[done:stop] = theirs, some
             counted.add(theirs)
             done = stop
             between()
         assert done == self._count, f"{done} rows are listed of {self._count}"
+        with lock:
+            self._aside.forget_ids()
         self.starts = counted.starts
         put_in_bucket_order(self.starts, ids, numbers)
         self.ids, self._numbers = ids, numbers
 
     def read(self, start: int, stop: int) -> Floats:
         """Rows in the order of `ids`, as they were; each is read once."""
-        numbers = self._numbers[start:stop]
+        return self._read(self._numbers[start:stop])
+
+    def as_they_lie(self, lock: Lock, size: int) -> Iterator[tuple[Ids, Floats]]:
+        """All rows with their ids, `size` or less at a time, in the order of the table's memory."""
+        self._leave_out_freed(lock)
+        for start in range(0, len(self._places), size):
+            with lock:
+                numbers, ids = self._list(start, start + size)
+                rows = self._read(numbers.astype(np.int32))
+            yield ids, rows
+
+    def _read(self, numbers: NDArray[np.int32]) -> Floats:
         return read_as_they_were(self._places, self._table.rows, self._aside.rows, numbers, _DONE)
 
-    def _listed(self, lock: Lock) -> Iterator[tuple[NDArray[np.int64], Ids]]:
-        """Row numbers with their ids, as they were at the cut."""
+    def _leave_out_freed(self, lock: Lock) -> None:
+        """One that got an id since then is not in the snapshot either."""
         for start in range(0, len(self._freed), LIST_ROWS):
             with lock:
-                # one that got an id since then is not in the snapshot either
                 self._places[self._freed[start : start + LIST_ROWS]] = _DONE
         self._freed = np.empty(0, self._freed.dtype)
-        for start in range(0, len(self._places), LIST_ROWS):
-            with lock:
-                numbers, ids = self._list(start, start + LIST_ROWS)
-            yield numbers, ids
-        with lock:
-            self._aside.forget_ids()
 
     def _list(self, start: int, stop: int) -> tuple[NDArray[np.int64], Ids]:
+        """The numbers of rows from `start` to `stop` with their ids, as they were at the cut."""
         places = self._places[start:stop]
         numbers = np.flatnonzero(places != _DONE)
         places = places[numbers]

@@ -158,8 +158,13 @@ class Table:
         folder: Path,
         name: str,
         between: Between = at_once,
+        *,
+        ordered: bool = True,
     ) -> TableFile:
-        """Write what was cut, while training goes on; `number` is the table's in the plan."""
+        """Write what was cut, while training goes on; `number` is the table's in the plan.
+
+        Not `ordered`, it is less work, and can be loaded as a whole only.
+        """
         with self.lock:
             self._refuse_while_saving("saved again")
             if snapshot is not self._snapshot:
@@ -175,18 +180,22 @@ class Table:
 
         try:
             snapshot.make_room()
-            snapshot.order(self.lock, pause)
-            pieces = self._pieces(snapshot)
+            starts = None
+            if ordered:
+                snapshot.order(self.lock, pause)
+                starts, pieces = snapshot.starts, self._pieces(snapshot)
+            else:
+                pieces = snapshot.as_they_lie(self.lock, self._piece())
             size, digest = write_table(
-                folder / name, self._columns, snapshot.starts, pieces, about, pause
+                folder / name, self._columns, len(snapshot), pieces, about, pause, starts
             )
         finally:
             with self.lock:
                 self._saving, self._snapshot = False, None
         return TableFile(number, name, len(snapshot), size, digest)
 
-    def load(self, paths: Sequence[Path], buckets: range) -> None:
-        """Have the rows of these buckets that are in the files, and no others."""
+    def load(self, paths: Sequence[Path], buckets: range | None) -> None:
+        """Have the rows of these buckets that are in the files (None: of all), and no others."""
         readers = [self.reader(path) for path in paths]
         with self._upkeep("load"), self.lock:
             self._refuse_while_saving("loaded")
@@ -281,7 +290,7 @@ class Table:
             return self._columns
         return [column for column in self._columns if column.name in (WEIGHTS, META)]
 
-    def _take(self, reader: TableReader, buckets: range) -> None:
+    def _take(self, reader: TableReader, buckets: range | None) -> None:
         blank = np.zeros(self._rows.width, np.float32)
         blank[self.plan.dim : self.plan.dim + self._rows.state_width] = self._rule.initial
         if self._admission is not None:

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file of a table: safetensors, in bucket order, written and read in pieces.
+"""The file of a table: safetensors, written and read in pieces.
 
-Its tensors are `ids`, `buckets` (where each bucket begins), `weights`, a `state.<name>` for each
-thing the rule keeps, and `meta` where sightings are counted. A table can be larger than what is
-left of the memory, so each piece is written to its place in every tensor at once.
+Its tensors are `ids`, `weights`, a `state.<name>` for each thing the rule keeps, and `meta` where
+sightings are counted. The rows of a checkpoint are in bucket order, and `buckets` says where each
+bucket begins; what only the server reads that wrote it is in any order and has no such index. A
+table can be larger than what is left of the memory, so each piece is written to its place in every
+tensor at once.
 """
 
 from __future__ import annotations
@@ -64,24 +66,27 @@ def columns_of(dim: int, rule: Rule, meta_width: int) -> list[Column]:
 def write_table(
     path: Path,
     columns: Iterable[Column],
-    starts: NDArray[np.int64],
+    rows: int,
     pieces: Iterable[tuple[Ids, Floats]],
     about: Mapping[str, str],
     between: Between = at_once,
+    starts: NDArray[np.int64] | None = None,
 ) -> tuple[int, str]:
-    """Write rows that come piece by piece; answers the size and the checksum of the file."""
-    rows = int(starts[-1])
-    shapes: dict[str, tuple[str, list[int]]] = {
-        _IDS: ("I64", [rows]),
-        _BUCKETS: ("I64", [len(starts)]),
-    }
+    """Write rows that come piece by piece; answers the size and the checksum of the file.
+
+    `starts`: they come in bucket order, and there each bucket begins.
+    """
+    shapes: dict[str, tuple[str, list[int]]] = {_IDS: ("I64", [rows])}
+    if starts is not None:
+        shapes[_BUCKETS] = ("I64", [len(starts)])
     columns = list(columns)
     shapes |= {c.name: ("F32", [rows, c.stop - c.start]) for c in columns}
     header, offsets, size = _header(shapes, about)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         _write_at(fd, 0, np.frombuffer(header, np.uint8))
-        _write_at(fd, offsets[_BUCKETS], starts)
+        if starts is not None:
+            _write_at(fd, offsets[_BUCKETS], starts)
         done = 0
         for ids, values in pieces:
             _write_at(fd, offsets[_IDS] + 8 * done, ids)
@@ -90,6 +95,7 @@ def write_table(
                 _write_at(fd, offsets[column.name] + 4 * done * part.shape[1], part)
             done += len(ids)
             between()
+        assert done == rows, f"{done} rows came of {rows}"
         os.fsync(fd)
         return size, _checksum(fd, between)
     except BaseException:
@@ -109,13 +115,11 @@ class TableReader:
             header, data = _mapped(path)
             self.about = _texts(header.pop("__metadata__", {}))
             self._tensors = {name: _tensor(data, entry) for name, entry in header.items()}
-            self._starts = self._tensors[_BUCKETS]
-            ids = self._tensors[_IDS]
-            if self._starts.shape != (BUCKETS + 1,) or self._starts[-1] != len(ids):
-                raise ValueError("its index does not fit its ids")
-            if (np.diff(self._starts) < 0).any() or self._starts[0] != 0:
-                raise ValueError("its index is not in order")
-            if any(len(t) != len(ids) for n, t in self._tensors.items() if n != _BUCKETS):
+            self._starts = self._tensors.pop(_BUCKETS, None)
+            self._rows = len(self._tensors[_IDS])
+            if self._starts is not None:
+                _check_index(self._starts, self._rows)
+            if any(len(tensor) != self._rows for tensor in self._tensors.values()):
                 raise ValueError("its tensors have different numbers of rows")
         except OSError as error:
             raise CheckpointError(
@@ -142,12 +146,19 @@ class TableReader:
                 f"{got[1]}, expected {size} with {sha256}; load another checkpoint"
             )
 
-    def span(self, buckets: range) -> tuple[int, int]:
-        """Which rows are in these buckets."""
+    def span(self, buckets: range | None) -> tuple[int, int]:
+        """Which rows are in these buckets; None: all that there are."""
+        if buckets is None:
+            return 0, self._rows
+        if self._starts is None:
+            raise CheckpointError(
+                f"{self.path} has no index of its rows: it is for the server that wrote it, and "
+                "not part of a checkpoint; load the folder of a checkpoint"
+            )
         return int(self._starts[buckets.start]), int(self._starts[buckets.stop])
 
     def pieces(
-        self, buckets: range, columns: Iterable[Column], blank: Floats, rows: int
+        self, buckets: range | None, columns: Iterable[Column], blank: Floats, rows: int
     ) -> Iterator[tuple[Ids, Floats]]:
         """The rows of these buckets, `rows` at a time; what the file lacks is as in `blank`."""
         known = [c for c in columns if c.name in self._tensors]
@@ -167,6 +178,13 @@ def of_table(name: str) -> Iterator[None]:
         yield
     except CorruptCheckpointError as error:
         raise CorruptCheckpointError(f"table {name!r}: {error}") from error
+
+
+def _check_index(starts: NDArray[Any], rows: int) -> None:
+    if starts.shape != (BUCKETS + 1,) or starts[-1] != rows:
+        raise ValueError("its index does not fit its ids")
+    if (np.diff(starts) < 0).any() or starts[0] != 0:
+        raise ValueError("its index is not in order")
 
 
 def _header(
