@@ -16,22 +16,26 @@ from fleetlight.kernels.gathering import gather, gather_visited, sum_by, sum_vis
 from fleetlight.kernels.hashing import BUCKETS, buckets, servers_of, splitmix64
 from fleetlight.kernels.largest import add_at, largest, take_out
 from fleetlight.kernels.rules import RULES, Rule, rule_named
+from fleetlight.kernels.sweeping import Batch, Untaken, copy_rows
 from fleetlight.kernels.table import RowTable
 
 __all__ = [
     "BUCKETS",
     "RULES",
+    "Batch",
     "BucketCount",
     "Deduped",
     "Initializer",
     "RowTable",
     "Rule",
+    "Untaken",
     "add_at",
     "add_blocks",
     "all_finite",
     "block_count",
     "buckets",
     "checksum",
+    "copy_rows",
     "dedup",
     "first_values",
     "gather",

@@ -161,9 +161,11 @@ class RowTable:
         """Set whole rows: weights, state and meta data."""
         ids = as_ids(ids)
         values = as_grid(full_rows, self.width, "rows", rows=len(ids))
-        row_access.write(self._slab.flat, self.width, self._locate(ids, insert=True), values)
+        numbers = self._locate(ids, insert=True, begin=False)
+        row_access.write(self._slab.flat, self.width, numbers, values)
 
-    def _locate(self, ids: Ids, insert: bool) -> Int64s:
+    def _locate(self, ids: Ids, insert: bool, begin: bool = True) -> Int64s:
+        """The rows of ids; new ones `begin` with their first values, or are written whole next."""
         index = self._index
         index.looked_for(len(ids))
         numbers, missing = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
@@ -173,12 +175,12 @@ class RowTable:
                 probing.find_in_old(ids, index.old, numbers, missing)
             if not insert:
                 break
-            missing = missing[self._insert(ids, numbers, missing) :]
+            missing = missing[self._insert(ids, numbers, missing, begin) :]
             if len(missing):
                 self._grow()
         return numbers
 
-    def _insert(self, ids: Ids, numbers: Int64s, missing: Int64s) -> int:
+    def _insert(self, ids: Ids, numbers: Int64s, missing: Int64s, begin: bool) -> int:
         """Rows for missing ids as far as there is room; their number."""
         index, slab = self._index, self._slab
         fresh = np.empty(len(missing), np.int64)
@@ -196,11 +198,12 @@ class RowTable:
         )
         fresh = fresh[: slab.counters[FRESH]]
         index.inserted(len(fresh), len(self))
-        state, initial = self.state_width, self.rule.initial
-        first = self._first()
-        row_access.begin(
-            slab.flat, self.width, numbers, ids, fresh, self.dim, *first, state, initial
-        )
+        if begin:
+            state, initial = self.state_width, self.rule.initial
+            first = self._first()
+            row_access.begin(
+                slab.flat, self.width, numbers, ids, fresh, self.dim, *first, state, initial
+            )
         return done
 
     def _grow(self) -> None:

@@ -22,6 +22,7 @@ from fleetlight.kernels.arrays import (
 )
 from fleetlight.kernels.dedup import Deduped
 from fleetlight.kernels.first_values import NORMAL_BITS, NORMAL_MEAN, UNIFORM_BITS, Initializer
+from fleetlight.kernels.sweeping import Batch
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
@@ -232,6 +233,21 @@ def read_as_they_were(
     out[moved] = aside[places[numbers][moved] - 1]
     places[numbers] = done
     return out
+
+
+def take_rows(
+    taken: set[int], top: int, rows: Matrix, numbers: Ids, ids: Ids, start: int, batch: Batch
+) -> int:
+    """Rows below `top` that were not taken yet go into a batch, as long as it has room."""
+    while start < len(numbers) and batch.used < len(batch.ids):
+        number = int(numbers[start])
+        if 0 <= number < top and number not in taken:
+            taken.add(number)
+            at = batch.used
+            batch.rows[at], batch.numbers[at], batch.ids[at] = rows[number], number, ids[start]
+            batch.used += 1
+        start += 1
+    return start
 
 
 def checksum(data: bytes) -> int:

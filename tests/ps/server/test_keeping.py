@@ -166,7 +166,7 @@ def test_nobody_waits_while_a_cut_is_prepared(monkeypatch: pytest.MonkeyPatch) -
         thread.join(30)
         assert not thread.is_alive(), "a push waits"
 
-    monkeypatch.setattr(keeping, "get_ready", push_meanwhile)
+    monkeypatch.setattr(keeping.snapshot, "get_ready", push_meanwhile)
     worker.say(m.Cut())
     assert len(pushed) == 1
 

@@ -171,7 +171,7 @@ def test_a_snapshot_that_fails_takes_no_room(lives: Any, monkeypatch: pytest.Mon
     assert one.durability.snapshot()
     table = one.server._service.holdings.tables[1]
 
-    def full(*_: object, **__: object) -> None:
+    def full(*_: object) -> None:
         assert len(list(one.folder.glob("rows-*/*.safetensors"))) == 3
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -194,11 +194,11 @@ def test_a_snapshot_that_a_life_needs_waits_for_room(
     table, refused = one.server._service.holdings.tables[1], list[int]()
     save = table.save
 
-    def full(*arguments: Any, **named: Any) -> Any:
+    def full(*arguments: Any) -> Any:
         if len(refused) < 3:
             refused.append(len(list(one.folder.glob("rows-*"))))
             raise OSError(errno.ENOSPC, "No space left on device")
-        return save(*arguments, **named)
+        return save(*arguments)
 
     monkeypatch.setattr(room, "_TRY_EVERY_S", 0.0)
     monkeypatch.setattr(table, "save", full)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A snapshot stays what it was, whatever happens to the table."""
+"""A snapshot, and a sweep, stays what it was, whatever happens to the table."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from fleetlight.kernels import BUCKETS, RowTable, buckets, memory
 from fleetlight.kernels import index as index_module
 from fleetlight.ps.tables import snapshot as snapshot_module
 from fleetlight.ps.tables.snapshot import Snapshot
+from fleetlight.ps.tables.sweep import Sweep
 
 few = st.lists(st.integers(0, 60), max_size=12)
 change = st.tuples(st.sampled_from(["push", "remove", "insert", "nothing"]), few)
 changes = st.lists(change, max_size=30)
+kinds = st.sampled_from([Snapshot, Sweep])
 
 
 @pytest.fixture(params=["reserved", "copied"])
@@ -54,15 +56,15 @@ class Training:
     def __init__(self, table: RowTable, changes: list[tuple[str, list[int]]]) -> None:
         self._table = table
         self._changes = iter(changes)
-        self.snapshot: Snapshot | None = None
+        self.cut: Snapshot | Sweep | None = None
 
     def step(self) -> None:
         """Make one change."""
         table, (kind, ids) = self._table, next(self._changes, ("nothing", []))
         numbers = table.find(ids)
         known = numbers[numbers >= 0]
-        if self.snapshot is not None and kind != "nothing":
-            self.snapshot.keep(numbers)
+        if self.cut is not None and kind != "nothing":
+            self.cut.keep(numbers)
         if kind == "push":
             table.push(ids, np.ones((len(ids), 2)), table.rule.hyper({"lr": 1.0, "momentum": 0.5}))
         elif kind == "remove":
@@ -73,12 +75,12 @@ class Training:
 
 @pytest.mark.usefixtures("cramped")
 @settings(deadline=None)
-@given(before=changes, after=changes, piece=st.integers(1, 9), ordered=st.booleans())
+@given(before=changes, after=changes, size=st.integers(1, 9), kind=kinds)
 def test_is_what_was_there(
     before: list[tuple[str, list[int]]],
     after: list[tuple[str, list[int]]],
-    piece: int,
-    ordered: bool,
+    size: int,
+    kind: type[Snapshot | Sweep],
 ) -> None:
     """Rows change, come, go and come again under other ids, before and between all pieces."""
     table = RowTable(2, "momentum", seed=1)
@@ -86,36 +88,36 @@ def test_is_what_was_there(
     for _ in before:
         earlier.step()
     training = Training(table, after)
-    ids = table.ids_of(table.numbers)
-    if ordered:
-        ids = np.sort(ids)
-        ids = ids[np.argsort(buckets(ids), kind="stable")]
+    ids = np.sort(table.ids_of(table.numbers))
     expected = table.rows[table.find(ids)].copy()
-    training.snapshot = snapshot = Snapshot(table)
+    training.cut = cut = kind(table, size)
     training.step()
+    meanwhile = Meanwhile(training.step)
+    cut.prepare(meanwhile)
     found = [(np.empty(0, np.int64), np.empty((0, table.width), np.float32))]
-    if ordered:
-        snapshot.order(Meanwhile(training.step))
-        for start in range(0, len(snapshot), piece):
-            training.step()
-            stop = min(start + piece, len(snapshot))
-            found.append((snapshot.ids[start:stop], snapshot.read(start, stop)))
-    else:
-        found += snapshot.as_they_lie(Meanwhile(training.step), piece)
-    assert all(len(some) <= piece for some, _ in found)
-    assert np.array_equal(np.concatenate([some for some, _ in found]), ids)
-    assert np.array_equal(np.concatenate([rows for _, rows in found]), expected)
+    for some, rows in cut.pieces(meanwhile):
+        assert len(some) <= size
+        # changes between two pieces leave a piece alone
+        training.step()
+        cut.make_room()
+        found.append((some.copy(), rows.copy()))
+    got = np.concatenate([some for some, _ in found])
+    order = np.argsort(got, kind="stable")
+    assert np.array_equal(got[order], ids)
+    assert np.array_equal(np.concatenate([rows for _, rows in found])[order], expected)
+    if isinstance(cut, Snapshot):
+        assert np.array_equal(got, ids[np.argsort(buckets(ids), kind="stable")])
 
 
 def test_rows_that_were_free_at_the_cut_stay_out() -> None:
     """Ids that come later take their numbers, and others become free in their place."""
     table = RowTable(2, "sgd")
     table.remove(table.insert(range(10))[:3])
-    snapshot = Snapshot(table)
+    snapshot = Snapshot(table, 100)
     table.insert([100, 101, 102])
     snapshot.keep(table.find([7, 8, 9]))
     table.remove(table.find([7, 8, 9]))
-    snapshot.order(contextlib.nullcontext())
+    snapshot.prepare(contextlib.nullcontext())
     assert sorted(snapshot.ids) == [3, 4, 5, 6, 7, 8, 9]
 
 
@@ -131,8 +133,8 @@ def test_is_in_bucket_order_with_an_index() -> None:
 
 
 def ordered(table: RowTable) -> Snapshot:
-    snapshot = Snapshot(table)
-    snapshot.order(contextlib.nullcontext())
+    snapshot = Snapshot(table, 100)
+    snapshot.prepare(contextlib.nullcontext())
     return snapshot
 
 
@@ -150,10 +152,10 @@ def test_the_lock_is_held_for_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPat
         return honest(table, numbers)
 
     monkeypatch.setattr(RowTable, "ids_of", ids_of)
-    snapshot = Snapshot(table)
+    snapshot = Snapshot(table, 100)
     assert asked == []
     taken: list[None] = []
-    snapshot.order(Meanwhile(lambda: taken.append(None)))
+    snapshot.prepare(Meanwhile(lambda: taken.append(None)))
     assert max(asked) == 75
     # once for each piece of the freed and of all rows, and at the end
     assert len(taken) == 5 + 20 + 1
@@ -166,7 +168,7 @@ def test_room_is_made_before_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> No
     table = RowTable(8, "sgd")
     ids = np.arange(1000, dtype=np.int64)
     table.insert(ids)
-    snapshot = Snapshot(table)
+    snapshot = Snapshot(table, 100)
     for count in (0, 0, 30, 950):
         snapshot.keep(table.find(ids[:count]))
         snapshot.make_room()
@@ -181,7 +183,7 @@ def test_only_rows_that_change_are_copied() -> None:
     table = RowTable(8, "sgd")
     ids = np.arange(100_000, dtype=np.int64)
     table.insert(ids)
-    snapshot = Snapshot(table)
+    snapshot = Snapshot(table, 100)
     before = snapshot.nbytes
     snapshot.keep(table.find(ids[:100]))
     once = snapshot.nbytes
@@ -189,7 +191,7 @@ def test_only_rows_that_change_are_copied() -> None:
     for _ in range(50):
         snapshot.keep(table.find(ids[:100]))
     assert snapshot.nbytes == once
-    snapshot.order(contextlib.nullcontext())
+    snapshot.prepare(contextlib.nullcontext())
     listed = snapshot.nbytes
     # rows that have been read may change as they like
     snapshot.read(0, len(snapshot))

@@ -35,6 +35,7 @@ from fleetlight.ps.tables import snapshot as snapshot_module
 from fleetlight.ps.tables import table as table_module
 from fleetlight.ps.tables.rules import own_rule, push_options, rule_of
 from fleetlight.ps.tables.snapshot import Snapshot
+from fleetlight.ps.tables.sweep import Sweep
 from fleetlight.ps.tables.table import Table
 from fleetlight.ps.tables.table_file import TableReader
 from fleetlight.ps.update import Ids
@@ -232,10 +233,11 @@ def test_saving_beside_training(
     born = iter(some_ids(10_000, seed=1).reshape(-1, 10))
     random = np.random.default_rng(0)
     steps = 0
-    honest, honest_list = Snapshot._read, Snapshot._list
+    honest, honest_list = Snapshot.read, Snapshot._list
+    honest_pieces = Sweep.pieces
 
-    def read_and_train(snapshot: Snapshot, numbers: Any) -> Any:
-        rows = honest(snapshot, numbers)
+    def read_and_train(snapshot: Snapshot, start: int, stop: int) -> Any:
+        rows = honest(snapshot, start, stop)
         train()
         return rows
 
@@ -254,11 +256,18 @@ def test_saving_beside_training(
         if steps % 5 == 0:
             table.shrink(1, 0.0, 0.5)
 
-    monkeypatch.setattr(Snapshot, "_read", read_and_train)
+    monkeypatch.setattr(Snapshot, "read", read_and_train)
+
+    def sweep_and_train(sweep: Sweep, lock: Any) -> Any:
+        for piece in honest_pieces(sweep, lock):
+            train()
+            yield piece
+
     monkeypatch.setattr(Snapshot, "_list", list_and_train)
-    snapshot = table.cut()
+    monkeypatch.setattr(Sweep, "pieces", sweep_and_train)
+    snapshot = table.cut(ordered=ordered)
     table.push(ids[:50], ones(50), LR, 5)
-    table.save(snapshot, 4, tmp_path / "still", "moving.safetensors", ordered=ordered)
+    table.save(snapshot, 4, tmp_path / "still", "moving.safetensors")
     assert steps > 40
     monkeypatch.undo()
     again = make("adam", entry=EntryPlan("count", 1.0))

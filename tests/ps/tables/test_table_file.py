@@ -72,7 +72,7 @@ def test_without_an_index_it_is_read_as_a_whole(tmp_path: Path) -> None:
     table = make("momentum")
     table.push(some_ids(500), ones(500), LR, 0)
     indexed = by_id([saved(table, tmp_path)])
-    entry = table.save(table.cut(), 4, tmp_path, "any.safetensors", ordered=False)
+    entry = table.save(table.cut(ordered=False), 4, tmp_path, "any.safetensors")
     reader = TableReader(tmp_path / "any.safetensors")
     reader.compare(entry.bytes, entry.sha256)
     assert reader.span(None) == (0, entry.rows) == (0, 500)

@@ -29,10 +29,10 @@ from fleetlight.ps.server.gate import Gate
 from fleetlight.ps.server.handover import Handover
 from fleetlight.ps.server.pushes import Pushes
 from fleetlight.ps.server.tickets import Reply
+from fleetlight.ps.tables import snapshot, sweep
 from fleetlight.ps.tables.dense_state import DenseState
 from fleetlight.ps.tables.holdings import CutState, Holdings, is_file
 from fleetlight.ps.tables.pace import Between
-from fleetlight.ps.tables.snapshot import get_ready
 from fleetlight.ps.tables.unpacking import Unpacking
 
 Array = NDArray[Any]
@@ -56,12 +56,12 @@ class _Aside:
 
     def cut(self) -> None:
         """As in `Rows`."""
-        self.state = self.holdings.cut()
+        self.state = self.holdings.cut(ordered=False)
 
     def write(self, folder: Path, between: Between) -> list[TableFile]:
         """As in `Rows`."""
         assert self.state is not None, "nothing was cut"
-        return self.holdings.save(self.state, folder, between, ordered=False)
+        return self.holdings.save(self.state, folder, between)
 
     def close(self) -> None:
         """As in `Rows`."""
@@ -111,7 +111,7 @@ class Keeping:
             if self._is_writing or self._last is not None:
                 return None
             self._is_writing = True
-        get_ready()
+        sweep.get_ready()
         return _Aside(self._holdings, self._written, lambda: self._waiting > 0)
 
     def _written(self) -> None:
@@ -199,6 +199,6 @@ class Keeping:
             )
 
     def _cut(self) -> _Cut:
-        get_ready()
+        snapshot.get_ready()
         with self._gate.alone():
             return _Cut(self._holdings.cut(), self._pushes.ledger.marks.marks())

@@ -22,8 +22,7 @@ from fleetlight.ps.plan import GEO, Plan
 from fleetlight.ps.tables.dense import DenseBlocks
 from fleetlight.ps.tables.dense_state import DenseState
 from fleetlight.ps.tables.pace import Between, at_once
-from fleetlight.ps.tables.snapshot import Snapshot
-from fleetlight.ps.tables.table import Table
+from fleetlight.ps.tables.table import Cut, Table
 from fleetlight.ps.tables.table_file import of_table
 from fleetlight.ps.tables.unpacking import Unpacking
 
@@ -35,7 +34,7 @@ Options = list[dict[str, Any]]
 class CutState:
     """Everything as it was at one moment."""
 
-    tables: list[Snapshot]
+    tables: list[Cut]
     dense: DenseState
 
 
@@ -204,19 +203,21 @@ class Holdings:
         """The way back."""
         self._shrunk = {table: (n, removed, left) for table, n, removed, left in shrunk}
 
-    def cut(self) -> CutState:
-        """Hold on to everything as it is now; nobody may be changing it."""
-        return CutState([table.cut() for table in self.tables], self.dense.state())
+    def cut(self, *, ordered: bool = True) -> CutState:
+        """Hold on to everything as it is now; nobody may be changing it.
 
-    def save(
-        self, cut: CutState, folder: Path, between: Between = at_once, *, ordered: bool = True
-    ) -> list[TableFile]:
-        """Write the tables as they were at the cut; not `ordered`, for this server alone."""
+        Rows that only this server will read need not be `ordered`.
+        """
+        tables = [table.cut(ordered=ordered) for table in self.tables]
+        return CutState(tables, self.dense.state())
+
+    def save(self, cut: CutState, folder: Path, between: Between = at_once) -> list[TableFile]:
+        """Write the tables as they were at the cut."""
         files = []
         for number, (table, snapshot) in enumerate(zip(self.tables, cut.tables, strict=True)):
             name = f"table{number:03d}.server{self._server:03d}.safetensors"
             try:
-                files.append(table.save(snapshot, number, folder, name, between, ordered=ordered))
+                files.append(table.save(snapshot, number, folder, name, between))
             except OSError as error:
                 raise CheckpointError(
                     f"server {self._server} could not write table {table.plan.name!r} to "

@@ -35,17 +35,17 @@ class Snapshot:
     """Nothing is copied at the cut: who changes a row that was not read yet has it kept first.
 
     Rows that come later are not in it. Which rows there are is found out later, too: row numbers
-    do not change, while ids move inside an index. It is read once: `as_they_lie`, or piece by piece
-    after `order`. Both take the table's lock again and again, so that training goes on meanwhile;
-    it is held around every other call.
+    do not change, while ids move inside an index. The table's lock is held around `keep` and
+    `read`; `prepare` and `pieces` take it again and again, so that training goes on meanwhile.
     """
 
     ids: Ids
     #: bucket b has the rows from starts[b] to starts[b + 1]
     starts: NDArray[np.int64]
 
-    def __init__(self, table: RowTable) -> None:
-        self._table = table
+    def __init__(self, table: RowTable, size: int) -> None:
+        """Read it `size` rows at a time."""
+        self._table, self._size = table, size
         self._count = len(table)
         self._freed = table.freed.copy()
         #: by row number; above 0: where it was laid aside, counted from 1
@@ -73,51 +73,49 @@ class Snapshot:
         """Have memory there for rows that will change; called now and then, without the lock."""
         self._aside.make_room()
 
-    def order(self, lock: Lock, between: Between = at_once) -> None:
+    def prepare(self, lock: Lock, between: Between = at_once) -> None:
         """Find the ids of the rows and sort them; before any row is read."""
         counted, done = BucketCount(), 0
         ids, numbers = np.empty(self._count, np.int64), np.empty(self._count, np.int32)
-        self._leave_out_freed(lock)
-        for start in range(0, len(self._places), LIST_ROWS):
-            with lock:
-                some, theirs = self._list(start, start + LIST_ROWS)
+        for some, theirs in self._listed(lock):
             stop = done + len(some)
             ids[done:stop], numbers[done:stop] = theirs, some
             counted.add(theirs)
             done = stop
             between()
         assert done == self._count, f"{done} rows are listed of {self._count}"
-        with lock:
-            self._aside.forget_ids()
         self.starts = counted.starts
         put_in_bucket_order(self.starts, ids, numbers)
         self.ids, self._numbers = ids, numbers
 
+    def pieces(self, lock: Lock) -> Iterator[tuple[Ids, Floats]]:
+        """All rows in their order, with their ids; each piece is read once."""
+        for start in range(0, self._count, self._size):
+            stop = min(start + self._size, self._count)
+            with lock:
+                rows = self.read(start, stop)
+            yield self.ids[start:stop], rows
+
     def read(self, start: int, stop: int) -> Floats:
         """Rows in the order of `ids`, as they were; each is read once."""
-        return self._read(self._numbers[start:stop])
-
-    def as_they_lie(self, lock: Lock, size: int) -> Iterator[tuple[Ids, Floats]]:
-        """All rows with their ids, `size` or less at a time, in the order of the table's memory."""
-        self._leave_out_freed(lock)
-        for start in range(0, len(self._places), size):
-            with lock:
-                numbers, ids = self._list(start, start + size)
-                rows = self._read(numbers.astype(np.int32))
-            yield ids, rows
-
-    def _read(self, numbers: NDArray[np.int32]) -> Floats:
+        numbers = self._numbers[start:stop]
         return read_as_they_were(self._places, self._table.rows, self._aside.rows, numbers, _DONE)
 
-    def _leave_out_freed(self, lock: Lock) -> None:
-        """One that got an id since then is not in the snapshot either."""
+    def _listed(self, lock: Lock) -> Iterator[tuple[NDArray[np.int64], Ids]]:
+        """Row numbers with their ids, as they were at the cut."""
         for start in range(0, len(self._freed), LIST_ROWS):
             with lock:
+                # one that got an id since then is not in the snapshot either
                 self._places[self._freed[start : start + LIST_ROWS]] = _DONE
         self._freed = np.empty(0, self._freed.dtype)
+        for start in range(0, len(self._places), LIST_ROWS):
+            with lock:
+                numbers, ids = self._list(start, start + LIST_ROWS)
+            yield numbers, ids
+        with lock:
+            self._aside.forget_ids()
 
     def _list(self, start: int, stop: int) -> tuple[NDArray[np.int64], Ids]:
-        """The numbers of rows from `start` to `stop` with their ids, as they were at the cut."""
         places = self._places[start:stop]
         numbers = np.flatnonzero(places != _DONE)
         places = places[numbers]

@@ -7,7 +7,7 @@ import contextlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,8 @@ from fleetlight.ps.plan import TablePlan
 from fleetlight.ps.tables import admission
 from fleetlight.ps.tables.pace import Between, at_once
 from fleetlight.ps.tables.rules import rule_options
-from fleetlight.ps.tables.snapshot import Snapshot
+from fleetlight.ps.tables.snapshot import Lock, Snapshot
+from fleetlight.ps.tables.sweep import Sweep
 from fleetlight.ps.tables.table_file import (
     META,
     WEIGHTS,
@@ -35,6 +36,33 @@ from fleetlight.ps.update import Floats, Ids
 PIECE_BYTES = 1 << 20
 #: how long a shrink or a load waits for another one
 UPKEEP_S = 600.0
+
+
+class Cut(Protocol):
+    """The rows of a table as they were at one moment: a `Snapshot`, or a `Sweep` in no order."""
+
+    @property
+    def starts(self) -> NDArray[np.int64] | None:
+        """Where each bucket begins, once it is prepared; None: rows are in no order."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory it holds beside the table."""
+
+    def __len__(self) -> int:
+        """How many rows there were."""
+
+    def keep(self, numbers: NDArray[np.integer], ids: Ids | None = None) -> None:
+        """Rows in use are about to change."""
+
+    def make_room(self) -> None:
+        """Have memory there for rows that will change."""
+
+    def prepare(self, lock: Lock, between: Between = at_once) -> None:
+        """Find out what has to be known before rows are read."""
+
+    def pieces(self, lock: Lock) -> Iterator[tuple[Ids, Floats]]:
+        """All rows, with their ids; a piece is good until the next is asked for."""
 
 
 class Table:
@@ -54,7 +82,7 @@ class Table:
         meta = 0 if plan.entry is None else admission.META_WIDTH
         self._columns = columns_of(plan.dim, self._rule, meta)
         self._rows = self._empty()
-        self._snapshot: Snapshot | None = None
+        self._cut: Cut | None = None
         self._saving = False
         self._upkeep_lock = threading.Lock()
 
@@ -64,8 +92,7 @@ class Table:
     @property
     def nbytes(self) -> int:
         """Bytes of memory in use."""
-        snapshot = self._snapshot
-        return self._rows.nbytes + (0 if snapshot is None else snapshot.nbytes)
+        return self._rows.nbytes + (0 if self._cut is None else self._cut.nbytes)
 
     def pull(self, ids: Ids, insert: bool, step: int = 0) -> Floats:
         """The weights of ids; with `insert` they are seen in training, at that step."""
@@ -138,36 +165,35 @@ class Table:
                     removed += self._rows.remove(piece[out])
             return removed, len(self)
 
-    def cut(self) -> Snapshot:
-        """Hold on to the rows as they are now, until they are saved or cut anew."""
+    def cut(self, *, ordered: bool = True) -> Cut:
+        """Hold on to the rows as they are now, until they are saved or cut anew.
+
+        Those of a checkpoint are ordered; without that it is less work.
+        """
         with self.lock:
             self._refuse_while_saving("cut again")
-            self._snapshot = Snapshot(self._rows)
-            return self._snapshot
+            kind = Snapshot if ordered else Sweep
+            self._cut = kind(self._rows, self._piece())
+            return self._cut
 
     def drop_cut(self) -> None:
         """Nobody will save what was cut."""
         with self.lock:
             if not self._saving:
-                self._snapshot = None
+                self._cut = None
 
     def save(
         self,
-        snapshot: Snapshot,
+        cut: Cut,
         number: int,
         folder: Path,
         name: str,
         between: Between = at_once,
-        *,
-        ordered: bool = True,
     ) -> TableFile:
-        """Write what was cut, while training goes on; `number` is the table's in the plan.
-
-        Not `ordered`, it is less work, and can be loaded as a whole only.
-        """
+        """Write what was cut, while training goes on; `number` is the table's in the plan."""
         with self.lock:
             self._refuse_while_saving("saved again")
-            if snapshot is not self._snapshot:
+            if cut is not self._cut:
                 raise CheckpointError(
                     f"table {self.plan.name!r} was cut anew or loaded before this cut was saved"
                 )
@@ -175,24 +201,20 @@ class Table:
         about = {"table": self.plan.name, "rule": self._rule.name}
 
         def pause() -> None:
-            snapshot.make_room()
+            cut.make_room()
             between()
 
         try:
-            snapshot.make_room()
-            starts = None
-            if ordered:
-                snapshot.order(self.lock, pause)
-                starts, pieces = snapshot.starts, self._pieces(snapshot)
-            else:
-                pieces = snapshot.as_they_lie(self.lock, self._piece())
+            cut.make_room()
+            cut.prepare(self.lock, pause)
+            pieces = cut.pieces(self.lock)
             size, digest = write_table(
-                folder / name, self._columns, len(snapshot), pieces, about, pause, starts
+                folder / name, self._columns, len(cut), pieces, about, pause, cut.starts
             )
         finally:
             with self.lock:
-                self._saving, self._snapshot = False, None
-        return TableFile(number, name, len(snapshot), size, digest)
+                self._saving, self._cut = False, None
+        return TableFile(number, name, len(cut), size, digest)
 
     def load(self, paths: Sequence[Path], buckets: range | None) -> None:
         """Have the rows of these buckets that are in the files (None: of all), and no others."""
@@ -201,7 +223,7 @@ class Table:
             self._refuse_while_saving("loaded")
             count = sum(stop - start for start, stop in (r.span(buckets) for r in readers))
             # let go of the old rows before there are new ones
-            self._rows, self._snapshot = self._empty(), None
+            self._rows, self._cut = self._empty(), None
             self._rows = self._empty(count)
             for reader in readers:
                 self._take(reader, buckets)
@@ -239,14 +261,14 @@ class Table:
     ) -> None:
         """Apply the rule to the rows of those ids that have been let in."""
         if self._admission is None:
-            keep = None if self._snapshot is None else self._snapshot.keep
+            keep = None if self._cut is None else self._cut.keep
             self._rows.push(ids, gradients, hyper, changing=keep)
             return
         distinct = dedup(ids)
         count = len(distinct.ids)
         learning = self._admission.learning(self._rows, distinct.ids)
         known = np.ascontiguousarray(distinct.ids[learning])
-        keep = None if self._snapshot is None else self._snapshot.keep
+        keep = None if self._cut is None else self._cut.keep
         summed = sum_by(gradients, distinct.inverse, count)[learning]
         self._rows.push(known, summed, hyper, distinct=True, changing=keep)
         told = (
@@ -257,15 +279,8 @@ class Table:
 
     def _keep(self, numbers: NDArray[np.integer]) -> None:
         """These rows are about to change."""
-        if self._snapshot is not None:
-            self._snapshot.keep(numbers)
-
-    def _pieces(self, snapshot: Snapshot) -> Iterator[tuple[Ids, Floats]]:
-        size = self._piece()
-        for start in range(0, len(snapshot), size):
-            with self.lock:
-                rows = snapshot.read(start, min(start + size, len(snapshot)))
-            yield snapshot.ids[start : start + size], rows
+        if self._cut is not None:
+            self._cut.keep(numbers)
 
     def _piece(self) -> int:
         return max(1, PIECE_BYTES // (4 * self._rows.width))
