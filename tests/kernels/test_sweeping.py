@@ -35,10 +35,12 @@ def test_each_row_is_taken_once_as_it_was(wishes: list[list[int]], a: int, b: in
             if mine.is_full:
                 mine.used = theirs.used = 0
         rows[numbers[numbers >= 0]] += 1
+        assert untaken.left == KNOWN - len(taken)
     start, stop = sorted((a, b))
     rest = [n for n in range(start, stop) if n not in taken]
     assert untaken.take_between(start, stop).tolist() == rest
     assert untaken.take_between(start, stop).tolist() == []
+    assert untaken.left == KNOWN - len(taken) - len(rest)
 
 
 def test_copies_of_whole_rows() -> None:

@@ -12,10 +12,10 @@ import numpy as np
 
 from fleetlight.kernels.arrays import Floats, Ids, Int64s, Matrix, Uint32s
 from fleetlight.kernels.compiling import kernel, part
-from fleetlight.kernels.prefetching import prefetch
 from fleetlight.kernels.row_access import ahead, ask, read
 
 _WORD, _BIT = np.uint64(5), np.uint64(31)
+_NONE, _ONE = np.uint64(0), np.uint64(1)
 
 
 @dataclasses.dataclass
@@ -49,6 +49,8 @@ class Untaken:
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
+        #: how many are left
+        self.left = rows
         self._taken: Uint32s = np.zeros(-(-rows // 32), np.uint32)
 
     def __len__(self) -> int:
@@ -76,15 +78,19 @@ class Untaken:
             batch.rows.reshape(-1),
             batch.numbers,
             batch.ids,
+            np.empty(len(numbers), np.int64),
             reached,
         )
+        self.left -= int(reached[1]) - batch.used
         batch.used = int(reached[1])
         return int(reached[0])
 
     def take_between(self, start: int, stop: int) -> Int64s:
         """The numbers from start to stop that were there still."""
         numbers = np.empty(stop - start, np.int64)
-        return numbers[: _take_between(self._taken, start, stop, numbers)]
+        count = _take_between(self._taken, start, stop, numbers)
+        self.left -= count
+        return numbers[:count]
 
 
 def copy_rows(rows: Matrix, numbers: Ids, out: Matrix) -> None:
@@ -94,12 +100,22 @@ def copy_rows(rows: Matrix, numbers: Ids, out: Matrix) -> None:
 
 @part
 def _is_taken(taken: Uint32s, number: np.uint64) -> bool:
-    return (np.uint64(taken[number >> _WORD]) >> (number & _BIT)) & np.uint64(1) != np.uint64(0)
+    return np.uint64(taken[number >> _WORD]) >> (number & _BIT) & _ONE != _NONE
 
 
 @part
-def _mark(taken: Uint32s, number: np.uint64) -> None:
-    taken[number >> _WORD] |= np.uint32(np.uint64(1) << (number & _BIT))
+def _find_fresh(taken: Uint32s, top: int, numbers: Ids, start: int, fresh: Int64s) -> int:
+    """Where those stand that were not taken yet; one that comes twice stands there twice."""
+    count = 0
+    for i in range(start, len(numbers)):
+        # -1 is a large number then
+        number = np.uint64(numbers[i])
+        known = number < np.uint64(top)
+        number = number if known else _NONE
+        # written always and counted sometimes: no branch
+        fresh[np.uint64(count)] = i
+        count += np.int64(known and not _is_taken(taken, number))
+    return count
 
 
 @kernel
@@ -113,38 +129,40 @@ def _take(
     copies: Floats,
     its_numbers: Int64s,
     its_ids: Int64s,
+    fresh: Int64s,
     reached: Int64s,
 ) -> None:
+    count = _find_fresh(taken, top, numbers, reached[0], fresh)
     early = ahead(width)
-    i, used = reached[0], reached[1]
-    while i < len(numbers) and used < len(its_ids):
-        if i + 2 * early < len(numbers):
-            soon = numbers[np.uint64(i + 2 * early)]
-            if 0 <= soon < top:
-                prefetch(taken, np.uint64(soon) >> _WORD)
-        if i + early < len(numbers):
-            later = numbers[np.uint64(i + early)]
-            if 0 <= later < top and not _is_taken(taken, np.uint64(later)):
-                ask(slab, np.uint64(later) * np.uint64(width), width)
-        number = numbers[np.uint64(i)]
-        if 0 <= number < top and not _is_taken(taken, np.uint64(number)):
-            _mark(taken, np.uint64(number))
-            at, to = np.uint64(number) * np.uint64(width), np.uint64(used) * np.uint64(width)
-            for c in range(width):
-                copies[to + np.uint64(c)] = slab[at + np.uint64(c)]
-            its_numbers[np.uint64(used)] = number
-            its_ids[np.uint64(used)] = ids[np.uint64(i)]
-            used += 1
-        i += 1
-    reached[0], reached[1] = i, used
+    used, end = reached[1], len(numbers)
+    for k in range(count):
+        i = np.uint64(fresh[k])
+        if used == len(its_ids):
+            end = np.int64(i)
+            break
+        if k + early < count:
+            soon = numbers[np.uint64(fresh[k + early])]
+            ask(slab, np.uint64(soon) * np.uint64(width), width)
+        number = np.uint64(numbers[i])
+        if _is_taken(taken, number):  # it has come twice
+            continue
+        taken[number >> _WORD] |= np.uint32(_ONE << (number & _BIT))
+        at, to = number * np.uint64(width), np.uint64(used) * np.uint64(width)
+        for c in range(width):
+            copies[to + np.uint64(c)] = slab[at + np.uint64(c)]
+        its_numbers[np.uint64(used)] = numbers[i]
+        its_ids[np.uint64(used)] = ids[i]
+        used += 1
+    reached[0], reached[1] = end, used
 
 
 @kernel
 def _take_between(taken: Uint32s, start: int, stop: int, numbers: Int64s) -> int:
     count = 0
     for number in range(start, stop):
-        if not _is_taken(taken, np.uint64(number)):
-            _mark(taken, np.uint64(number))
+        at = np.uint64(number)
+        if not _is_taken(taken, at):
+            taken[at >> _WORD] |= np.uint32(_ONE << (at & _BIT))
             numbers[np.uint64(count)] = number
             count += 1
     return count

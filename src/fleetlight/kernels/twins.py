@@ -239,15 +239,15 @@ def take_rows(
     taken: set[int], top: int, rows: Matrix, numbers: Ids, ids: Ids, start: int, batch: Batch
 ) -> int:
     """Rows below `top` that were not taken yet go into a batch, as long as it has room."""
-    while start < len(numbers) and batch.used < len(batch.ids):
-        number = int(numbers[start])
+    for i in range(start, len(numbers)):
+        number, at = int(numbers[i]), batch.used
         if 0 <= number < top and number not in taken:
+            if batch.is_full:
+                return i
             taken.add(number)
-            at = batch.used
-            batch.rows[at], batch.numbers[at], batch.ids[at] = rows[number], number, ids[start]
+            batch.rows[at], batch.numbers[at], batch.ids[at] = rows[number], number, ids[i]
             batch.used += 1
-        start += 1
-    return start
+    return len(numbers)
 
 
 def checksum(data: bytes) -> int:

@@ -55,6 +55,8 @@ class Sweep:
 
         Who knows their ids saves looking them up.
         """
+        if not self._untaken.left:
+            return
         wanted: Ids = numbers.astype(np.int64, copy=False)
         if ids is None:
             wanted = wanted[wanted >= 0]
