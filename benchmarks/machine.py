@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import ssl
 import time
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +22,7 @@ def describe() -> dict[str, str]:
         "kernel": f"{platform.system()} {platform.release()}",
         "Python": platform.python_version(),
         "PyTorch": _version("torch"),
+        "OpenSSL": ssl.OPENSSL_VERSION,
         "congestion control": _first_line("/proc/sys/net/ipv4/tcp_congestion_control"),
     }
 

@@ -28,6 +28,7 @@ from fleetlight.ps.journal.journal import NEVER, Policy
 from fleetlight.ps.server import attendance, chronicle, durability, gate, keeping, server
 from fleetlight.ps.server.durability import Durability, Durable
 from fleetlight.ps.server.server import Server
+from fleetlight.ps.tables import snapshot, sweep
 from fleetlight.ps.transport.failures import failure_of
 from fleetlight.ps.transport.interface import Connection
 
@@ -51,7 +52,8 @@ def machinery() -> Iterator[None]:
         stack.enter_context(mock.patch.object(journal, "Segment", MemorySegment))
         stack.enter_context(mock.patch.object(durability, "history", memory_history))
         stack.enter_context(mock.patch.object(log.logger, "info", _silent))
-        stack.enter_context(mock.patch.object(keeping, "get_ready", _silent))
+        for kind in (snapshot, sweep):
+            stack.enter_context(mock.patch.object(kind, "get_ready", _silent))
         stack.enter_context(mock.patch.object(server, "Holdings", Rows))
         # they are the same, and to find that out takes long
         stack.enter_context(mock.patch.object(server, "first_difference", _silent))

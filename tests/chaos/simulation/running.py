@@ -9,6 +9,7 @@ import logging
 import multiprocessing
 import os
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -76,6 +77,10 @@ def _job(core: int, seed: int, schedules: int, jobs: int, told: Any) -> None:
         told.put(simulate(seed, range(core, schedules, jobs)))
     except SimulationError as error:
         told.put(str(error))
+    except BaseException:
+        # who started it waits for a word
+        told.put(traceback.format_exc())
+        raise
 
 
 def _all(seed: int, schedules: int, jobs: int) -> Counter[str]:

@@ -103,7 +103,7 @@ class Rows:
         """Read."""
         return [self.read(part.ids) for part in differences.tables.values()]
 
-    def cut(self) -> dict[int, Array]:
+    def cut(self, *, ordered: bool = True) -> dict[int, Array]:
         """As it is now."""
         return dict(self.rows)
 
@@ -117,10 +117,10 @@ class Rows:
     def drop_cuts(self) -> None:
         """Nobody will save what was cut."""
 
-    def check(self, message: Any, folder: Any) -> None:
+    def check(self, message: Any, folder: Any, *, whole: bool = False) -> None:
         """It is there."""
 
-    def load(self, message: Any, folder: Any) -> None:
+    def load(self, message: Any, folder: Any, *, whole: bool = False) -> None:
         """What was saved."""
         self.rows = dict(folder.disk.rows[folder.first])
 
