@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 
 import numpy as np
+import pytest
 
 from fleetlight.kernels import RowTable
 from fleetlight.ps.tables.sweep import Sweep
@@ -44,6 +45,30 @@ def test_rows_that_were_taken_are_written_first_and_their_memory_used_again() ->
     before = sweep.nbytes
     sweep.keep(table.find(range(1000)))
     assert sweep.nbytes == before
+
+
+def test_a_row_that_finds_no_memory_is_kept_by_the_next_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table, sweep = made(3 * SIZE)
+
+    def none(self: Sweep) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Sweep, "_new_batch", none)
+        for _ in range(2):
+            with pytest.raises(MemoryError):
+                sweep.keep(table.find(range(2 * SIZE)))
+    sweep.keep(table.find(range(2 * SIZE)))
+    found = np.concatenate([ids.copy() for ids, _ in sweep.pieces(contextlib.nullcontext())])
+    assert sorted(found) == list(range(3 * SIZE))
+
+
+def test_a_small_table_takes_little() -> None:
+    _, sweep = made(3)
+    sweep.make_room()
+    assert sweep.nbytes < 1000
 
 
 def test_an_empty_table() -> None:

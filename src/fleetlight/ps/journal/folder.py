@@ -18,7 +18,7 @@ from fleetlight.ps.journal.synced import unmark
 from fleetlight.ps.messages import TableFile
 from fleetlight.ps.plan import Plan, first_difference
 
-FORMAT = 4
+FORMAT = 5
 _IDENTITY, _ROWS, _MANIFEST = "identity.json", "rows-", "manifest.json"
 
 

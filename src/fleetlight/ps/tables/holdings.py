@@ -214,10 +214,10 @@ class Holdings:
     def save(self, cut: CutState, folder: Path, between: Between = at_once) -> list[TableFile]:
         """Write the tables as they were at the cut."""
         files = []
-        for number, (table, snapshot) in enumerate(zip(self.tables, cut.tables, strict=True)):
+        for number, (table, rows) in enumerate(zip(self.tables, cut.tables, strict=True)):
             name = f"table{number:03d}.server{self._server:03d}.safetensors"
             try:
-                files.append(table.save(snapshot, number, folder, name, between))
+                files.append(table.save(rows, number, folder, name, between))
             except OSError as error:
                 raise CheckpointError(
                     f"server {self._server} could not write table {table.plan.name!r} to "

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -31,7 +32,8 @@ class Sweep:
 
     def __init__(self, table: RowTable, size: int) -> None:
         """Read it `size` rows at a time."""
-        self._table, self._size = table, size
+        self._table = table
+        self._size = max(1, min(size, len(table.rows)))
         self._count = len(table)
         self._untaken = Untaken(len(table.rows))
         #: of rows that hold no id now
@@ -65,8 +67,10 @@ class Sweep:
         while start < len(wanted):
             start = self._untaken.take(self._table.rows, wanted, ids, start, self._batch)
             if self._batch.is_full:
+                # where there is no memory for it, the full one stays, and the next call tries again
+                fresh = self._spare.pop() if self._spare else self._new_batch()
                 self._full.append(self._batch)
-                self._batch = self._spare.pop() if self._spare else self._new_batch()
+                self._batch = fresh
 
     def make_room(self) -> None:
         """Have memory there for rows that will change; called now and then, without the lock."""
@@ -126,3 +130,4 @@ def get_ready() -> None:
     table.insert([1])
     sweep = Sweep(table, 1)
     sweep.keep(table.numbers)
+    list(sweep.pieces(contextlib.nullcontext()))

@@ -92,7 +92,8 @@ class Table:
     @property
     def nbytes(self) -> int:
         """Bytes of memory in use."""
-        return self._rows.nbytes + (0 if self._cut is None else self._cut.nbytes)
+        cut = self._cut
+        return self._rows.nbytes + (0 if cut is None else cut.nbytes)
 
     def pull(self, ids: Ids, insert: bool, step: int = 0) -> Floats:
         """The weights of ids; with `insert` they are seen in training, at that step."""
@@ -100,7 +101,7 @@ class Table:
             if self._admission is None or not insert:
                 return self._rows.pull(ids, insert=insert)
             numbers = self._admission.give_rows(self._rows, ids, step)
-            self._keep(numbers)
+            self._keep(numbers, ids)
             self._admission.count_sighting(self._rows, numbers[numbers >= 0])
             return self._rows.pull(ids, insert=False)
 
@@ -133,8 +134,9 @@ class Table:
         size = self._piece()
         for start in range(0, len(ids), size):
             with self.lock:
-                numbers = self._rows.insert(ids[start : start + size])
-                self._keep(numbers)
+                its = ids[start : start + size]
+                numbers = self._rows.insert(its)
+                self._keep(numbers, its)
                 self._rows.rows[numbers, : self.plan.dim] = rows[start : start + size]
 
     def sum(
@@ -277,10 +279,10 @@ class Table:
         )
         admission.note_push(self._rows, known, *told)
 
-    def _keep(self, numbers: NDArray[np.integer]) -> None:
+    def _keep(self, numbers: NDArray[np.integer], ids: Ids | None = None) -> None:
         """These rows are about to change."""
         if self._cut is not None:
-            self._cut.keep(numbers)
+            self._cut.keep(numbers, ids)
 
     def _piece(self) -> int:
         return max(1, PIECE_BYTES // (4 * self._rows.width))
