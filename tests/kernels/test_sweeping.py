@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.kernels.batches import numbers as random
 from tests.kernels.batches import same
@@ -17,6 +17,7 @@ wishes = st.lists(lists, max_size=4)
 
 
 @settings(deadline=None)
+@example([[*range(ROOM), 0]], 0, 0)
 @given(wishes, st.integers(0, KNOWN), st.integers(0, KNOWN))
 def test_each_row_is_taken_once_as_it_was(wishes: list[list[int]], a: int, b: int) -> None:
     rows, untaken, taken = random(0, COUNT, DIM), Untaken(KNOWN), set[int]()

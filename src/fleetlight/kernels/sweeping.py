@@ -137,15 +137,15 @@ def _take(
     used, end = reached[1], len(numbers)
     for k in range(count):
         i = np.uint64(fresh[k])
-        if used == len(its_ids):
-            end = np.int64(i)
-            break
         if k + early < count:
             soon = numbers[np.uint64(fresh[k + early])]
             ask(slab, np.uint64(soon) * np.uint64(width), width)
         number = np.uint64(numbers[i])
         if _is_taken(taken, number):  # it has come twice
             continue
+        if used == len(its_ids):
+            end = np.int64(i)
+            break
         taken[number >> _WORD] |= np.uint32(_ONE << (number & _BIT))
         at, to = number * np.uint64(width), np.uint64(used) * np.uint64(width)
         for c in range(width):
