@@ -29,7 +29,8 @@ def run(folder: Path, processes: str, *arguments: str) -> tuple[int, str, str]:
 
 def learnt(text: str) -> set[str]:
     """What the workers have learnt in the end."""
-    return set(re.findall(r"LEARNT (.*)", text))
+    # not to the end of the line: a line of the log may come before it
+    return set(re.findall(r"LEARNT (\w+ [\d.]+ \d+)", text))
 
 
 def amounts(found: set[str]) -> list[float]:
