@@ -15,8 +15,9 @@ from fleetlight.kernels.first_values import Initializer, first_values, table_see
 from fleetlight.kernels.gathering import gather, gather_visited, sum_by, sum_visited
 from fleetlight.kernels.hashing import BUCKETS, buckets, servers_of, splitmix64
 from fleetlight.kernels.largest import add_at, largest, take_out
+from fleetlight.kernels.row_access import copy_rows
 from fleetlight.kernels.rules import RULES, Rule, rule_named
-from fleetlight.kernels.sweeping import Batch, Untaken, copy_rows
+from fleetlight.kernels.sweeping import Batch, Untaken
 from fleetlight.kernels.table import RowTable
 
 __all__ = [

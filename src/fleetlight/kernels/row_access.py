@@ -69,6 +69,11 @@ def read(slab: Floats, width: int, numbers: Ids, out: Matrix) -> None:
             out[i, c] = slab[at + np.uint64(c)]
 
 
+def copy_rows(rows: Matrix, numbers: Ids, out: Matrix) -> None:
+    """Whole rows, by number."""
+    read(rows.reshape(-1), rows.shape[1], numbers, out)
+
+
 @kernel
 def read_unknown(
     numbers: Ids, ids: Ids, seed: int, normal: bool, offset: float, step: float, out: Matrix

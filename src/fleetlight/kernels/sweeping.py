@@ -12,7 +12,7 @@ import numpy as np
 
 from fleetlight.kernels.arrays import Floats, Ids, Int64s, Matrix, Uint32s
 from fleetlight.kernels.compiling import kernel, part
-from fleetlight.kernels.row_access import ahead, ask, read
+from fleetlight.kernels.row_access import ahead, ask
 
 _WORD, _BIT = np.uint64(5), np.uint64(31)
 _NONE, _ONE = np.uint64(0), np.uint64(1)
@@ -93,14 +93,14 @@ class Untaken:
         return numbers[:count]
 
 
-def copy_rows(rows: Matrix, numbers: Ids, out: Matrix) -> None:
-    """Whole rows, by number."""
-    read(rows.reshape(-1), rows.shape[1], numbers, out)
-
-
 @part
 def _is_taken(taken: Uint32s, number: np.uint64) -> bool:
     return np.uint64(taken[number >> _WORD]) >> (number & _BIT) & _ONE != _NONE
+
+
+@part
+def _mark(taken: Uint32s, number: np.uint64) -> None:
+    taken[number >> _WORD] |= np.uint32(_ONE << (number & _BIT))
 
 
 @part
@@ -146,7 +146,7 @@ def _take(
         if used == len(its_ids):
             end = np.int64(i)
             break
-        taken[number >> _WORD] |= np.uint32(_ONE << (number & _BIT))
+        _mark(taken, number)
         at, to = number * np.uint64(width), np.uint64(used) * np.uint64(width)
         for c in range(width):
             copies[to + np.uint64(c)] = slab[at + np.uint64(c)]
@@ -162,7 +162,7 @@ def _take_between(taken: Uint32s, start: int, stop: int, numbers: Int64s) -> int
     for number in range(start, stop):
         at = np.uint64(number)
         if not _is_taken(taken, at):
-            taken[at >> _WORD] |= np.uint32(_ONE << (at & _BIT))
+            _mark(taken, at)
             numbers[np.uint64(count)] = number
             count += 1
     return count

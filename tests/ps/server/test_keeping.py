@@ -155,7 +155,8 @@ def test_a_cut_lies_between_two_pushes(tmp_path: Path) -> None:
         assert dense == [1 - pushes] * 3
 
 
-def test_nobody_waits_while_a_cut_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["snapshot", "sweep"])
+def test_nobody_waits_while_a_cut_is_prepared(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """What it compiles the first time may take seconds."""
     worker = trained()
     pushed: list[Any] = []
@@ -166,8 +167,14 @@ def test_nobody_waits_while_a_cut_is_prepared(monkeypatch: pytest.MonkeyPatch) -
         thread.join(30)
         assert not thread.is_alive(), "a push waits"
 
-    monkeypatch.setattr(keeping.snapshot, "get_ready", push_meanwhile)
-    worker.say(m.Cut())
+    monkeypatch.setattr(getattr(keeping, kind), "get_ready", push_meanwhile)
+    if kind == "snapshot":
+        worker.say(m.Cut())
+    else:
+        rows = worker.server._serving().keeping.aside()
+        assert rows is not None
+        rows.cut()
+        rows.close()
     assert len(pushed) == 1
 
 

@@ -16,7 +16,7 @@ from tests.ps.made_tables import ALL, LR, by_id, make, ones, saved, some_ids
 
 from fleetlight.errors import CheckpointError, CorruptCheckpointError
 from fleetlight.kernels import BUCKETS, RULES
-from fleetlight.ps.tables.table_file import TableReader, columns_of
+from fleetlight.ps.tables.table_file import TableReader, columns_of, write_table
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -66,6 +66,14 @@ def test_pieces_of_some_buckets(tmp_path: Path) -> None:
     assert np.array_equal(rows[:, :3], tensors["weights"][first:last])
     assert np.array_equal(rows[:, 3:6], tensors["state.momentum_buffer"][first:last])
     assert (rows[:, 6] == 6).all()  # the file has no meta
+
+
+def test_a_file_of_too_few_rows_is_given_up(tmp_path: Path) -> None:
+    path, ids = tmp_path / "t.safetensors", np.arange(3, dtype=np.int64)
+    columns = columns_of(2, RULES["sgd"], 0)
+    with pytest.raises(CheckpointError, match=r"t\.safetensors: 3 rows came of 4, so the file is"):
+        write_table(path, columns, 4, [(ids, np.ones((3, 2), np.float32))], {})
+    assert not path.exists()
 
 
 def test_without_an_index_it_is_read_as_a_whole(tmp_path: Path) -> None:

@@ -95,7 +95,8 @@ def write_table(
                 _write_at(fd, offsets[column.name] + 4 * done * part.shape[1], part)
             done += len(ids)
             between()
-        assert done == rows, f"{done} rows came of {rows}"
+        if done != rows:
+            raise CheckpointError(f"{path}: {done} rows came of {rows}, so the file is given up")
         os.fsync(fd)
         return size, _checksum(fd, between)
     except BaseException:
