@@ -25,7 +25,6 @@ from fleetlight.fleet.session import Session
 from fleetlight.observe.log import logger
 from fleetlight.ps import messages as m
 from fleetlight.ps.server.server import Server
-from fleetlight.ps.tables.late_compiler import postpone_compiler
 from fleetlight.ps.transport.channel import SocketChannel, connect_all
 from fleetlight.ps.transport.interface import Channel, MemoryChannel, Patience
 from fleetlight.ps.transport.listener import Listener, hold
@@ -110,7 +109,6 @@ def _enrolled(role: Role, strategy: DistributedStrategy, deadline_s: float) -> C
 
 def _serve(role: Role, strategy: DistributedStrategy, deadline_s: float) -> Context:
     """Listen from now on: workers can meet before the server knows what is trained."""
-    postpone_compiler()
     give_back_freed()
     if role.index is not None or role.master is None:
         return _listening(role, strategy, deadline_s, None)

@@ -30,6 +30,7 @@ from fleetlight.fleet.leaving import (
 from fleetlight.fleet.schedulers import Schedulers
 from fleetlight.fleet.served_loading import open_loaded
 from fleetlight.fleet.session import Session, drawn_of
+from fleetlight.late_compiler import postpone_compiler
 from fleetlight.observe import log
 from fleetlight.observe.log import logger
 from fleetlight.roles import Kind, Role, RoleMaker
@@ -58,6 +59,7 @@ def init(
     _configure_log(role)
     if role.kind is Kind.SCHEDULER:
         sys.exit(Scheduler(role, deadline_s).run())
+    postpone_compiler()
     is_collective = is_collective or maker.is_collective
     _check_mode(role, is_collective)
     _check_resume(role, strategy, is_collective)

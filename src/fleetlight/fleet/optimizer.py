@@ -19,6 +19,7 @@ from fleetlight.fleet.compressing import refuse_scaler
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.gradient_merge import GradientMerge
 from fleetlight.fleet.model import ModelPlan
+from fleetlight.late_compiler import late_step
 from fleetlight.static.graph.variable import is_variable
 
 if TYPE_CHECKING:
@@ -129,9 +130,10 @@ class OptimizerPlan:
         return model.has_any_of(p for group in self.optimizer.param_groups for p in group["params"])
 
     def _stand_in_for_step(self) -> None:
-        step = self.optimizer.step
+        told = self.optimizer.step
+        step = late_step(self.optimizer)
 
-        @functools.wraps(getattr(step, "__func__", step))
+        @functools.wraps(getattr(told, "__func__", told))
         def stand_in(_: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
             self.freeze()
             if self.merge is None:

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fleetlight.errors import CheckpointError, PlanError
+from fleetlight.late_compiler import late_step
 from fleetlight.ps.dtypes import as_tensor, flat_array
 from fleetlight.ps.placement import Block, Piece, Placement
 from fleetlight.ps.plan import GEO, Plan
 from fleetlight.ps.tables.dense_state import DenseState, PieceState
-from fleetlight.ps.tables.late_compiler import eager_step
 from fleetlight.ps.tables.rules import class_path, user_class
 
 Array = NDArray[Any]
@@ -62,7 +62,7 @@ class _Stepper:
     groups: list[int]
 
     def __post_init__(self) -> None:
-        self._step = eager_step(self.optimizer)
+        self._step = late_step(self.optimizer)
 
     def step(
         self, options: Sequence[Mapping[str, Any]], absent: Collection[int], grads: Sequence[Array]

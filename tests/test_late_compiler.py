@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server trains without torch's compiler, and has it whole when it is wanted."""
+"""Processes train without torch's compiler, and have it whole when it is wanted."""
 
 from __future__ import annotations
 
@@ -14,21 +14,26 @@ from tests.launch.workplace import free_ports
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from fleetlight.ps.tables.late_compiler import eager_step
+from fleetlight.late_compiler import late_step
 
-SERVER = """
+START = """
 import importlib.util
 import sys
 import torch
 import fleetlight as fleet
-from tests.ps.servers import DenseServers
+
+KINDS = (torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad, torch.optim.RMSprop)
 
 def is_loaded():
     return "torch._dynamo" in sys.modules
 
+"""
+SERVER = """
+from tests.ps.servers import DenseServers
+
 fleet.init()
 assert fleet.is_server()
-for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad, torch.optim.RMSprop):
+for kind in KINDS:
     model = torch.nn.Linear(2, 1)
     optimizer = kind([model.weight], lr=0.5)
     optimizer.add_param_group({"params": [model.bias]})
@@ -43,6 +48,25 @@ for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad, torch.optim
 fleet.distributed_model(model)
 fleet.distributed_optimizer(optimizer)
 fleet.init_server()
+"""
+WORKER = """
+fleet.init(is_collective=True)
+for kind in KINDS:
+    model = torch.nn.Linear(2, 1)
+    optimizer = kind(model.parameters(), lr=0.5)
+    fleet.distributed_model(model)
+    fleet.distributed_optimizer(optimizer)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    before = model.weight.detach().clone()
+    for closure in (None, lambda: model(torch.ones(1, 2)).sum()):
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step(closure)
+        scheduler.step()
+    assert not torch.equal(model.weight, before), kind
+    optimizer.load_state_dict(optimizer.state_dict())
+"""
+NOT_THERE = """
 assert not is_loaded()
 assert importlib.util.find_spec("torch._dynamo").origin.endswith("__init__.py")
 """
@@ -68,18 +92,23 @@ assert hidden._torchdynamo_disable
 """
 
 
-@pytest.mark.parametrize("then", [COMPILES, SETS_AN_OPTION, GOES_ON], ids=["runs", "set", "told"])
-def test_a_server_has_the_compiler_only_when_it_is_wanted(then: str) -> None:
+THENS = {"runs": COMPILES, "set": SETS_AN_OPTION, "told": GOES_ON}
+
+
+@pytest.mark.parametrize("then", THENS)
+@pytest.mark.parametrize("role", ["server", "worker"])
+def test_a_process_has_the_compiler_only_when_it_is_wanted(role: str, then: str) -> None:
+    script = START + {"server": SERVER, "worker": WORKER}[role] + NOT_THERE + THENS[then]
     told = {
         "FLEET_ROLE": "server",
         "FLEET_INDEX": "0",
         "FLEET_SERVER_NUM": "1",
         "FLEET_WORKER_NUM": "1",
         "FLEET_SERVER_ENDPOINTS": f"127.0.0.1:{free_ports(['127.0.0.1'], 1)}",
-        "OMP_NUM_THREADS": "1",
     }
     done = subprocess.run(
-        [sys.executable, "-c", SERVER + then], env={**os.environ, **told},
+        [sys.executable, "-c", script],
+        env={**os.environ, **(told if role == "server" else {}), "OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, timeout=100,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -97,7 +126,7 @@ def test_a_step_calls_hooks_and_keeps_gradients_off() -> None:
     hook = register_optimizer_step_post_hook(lambda *_: seen.append(torch.is_grad_enabled()))
     optimizer.register_step_pre_hook(lambda *_: seen.append("before"))  # type: ignore[arg-type]
     try:
-        eager_step(optimizer)()
+        late_step(optimizer)()
     finally:
         hook.remove()
     assert seen == ["before", True]
@@ -118,5 +147,5 @@ class Own(torch.optim.Optimizer):
 
 def test_a_step_of_another_kind_is_called_as_it_is() -> None:
     parameter = weight()
-    eager_step(Own([parameter]))()
+    late_step(Own([parameter]))()
     assert parameter.tolist() == [7, 7]

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps torch's compiler out of a server until somebody compiles something.
+"""Keeps torch's compiler out of a process until somebody compiles something.
 
-An optimizer loads torch._dynamo, 80 MiB, only to tell it that here is nothing to compile. So a
-server does not let it tell that: not in the methods that torch hides from the compiler, and not
-in a step. Where torch is built otherwise, nothing is changed, and the compiler is loaded.
+An optimizer loads torch._dynamo, more than a second and 80 MiB, only to tell it that here is
+nothing to compile. So it is not told, as long as nobody has loaded it: not by the methods that
+torch hides from the compiler, and not by a step. Where torch is built otherwise, nothing is
+changed, and the compiler is loaded.
 """
 
 from __future__ import annotations
@@ -45,21 +46,37 @@ def _untold(plain: Callable[..., Any], told: Callable[..., Any]) -> Callable[...
     return untold
 
 
-def eager_step(stepped: Optimizer) -> Callable[[], Any]:
-    """The `step` of an optimizer that nobody compiles, hooks and all, without the compiler."""
-    code = _code_made_by(getattr(optimizer, "_use_grad_for_differentiable", None))
-    hooked = type(stepped).step
-    told = getattr(hooked, "__wrapped__", None)
-    if code is None or getattr(told, "__code__", None) is not code:
-        return stepped.step
-    plain = told.__wrapped__  # type: ignore[union-attr]
+def late_step(stepped: Optimizer) -> Callable[..., Any]:
+    """The `step` of an optimizer, hooks and all, without the compiler until it is loaded."""
+    told = stepped.step
+    plain = _plain_step(stepped)
+    if plain is None:
+        return told
 
     @functools.wraps(plain)
-    def untold(self: Optimizer, *args: Any) -> Any:
+    def untold(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
         with torch.set_grad_enabled(self.defaults["differentiable"]):
-            return plain(self, *args)
+            return plain(self, *args, **kwargs)
 
-    return functools.partial(Optimizer.profile_hook_step(untold), stepped)
+    hooked = functools.partial(Optimizer.profile_hook_step(untold), stepped)
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        return (told if _COMPILER in sys.modules else hooked)(*args, **kwargs)
+
+    return step
+
+
+def _plain_step(stepped: Optimizer) -> Callable[..., Any] | None:
+    """What torch has wrapped to tell the compiler; None where `step` is something else."""
+    hooked = type(stepped).step
+    if getattr(stepped.step, "__func__", None) is not hooked:
+        return None
+    told = getattr(hooked, "__wrapped__", None)
+    code = _code_made_by(getattr(optimizer, "_use_grad_for_differentiable", None))
+    if told is None or code is None or getattr(told, "__code__", None) is not code:
+        return None
+    plain: Callable[..., Any] = told.__wrapped__
+    return plain
 
 
 def _code_made_by(wrapper: Callable[..., Any] | None) -> CodeType | None:
