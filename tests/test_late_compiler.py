@@ -92,13 +92,22 @@ assert hidden._torchdynamo_disable
 """
 
 
+def run_script(script: str, told: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", START + script],
+        env={**os.environ, **told, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
 THENS = {"runs": COMPILES, "set": SETS_AN_OPTION, "told": GOES_ON}
 
 
 @pytest.mark.parametrize("then", THENS)
 @pytest.mark.parametrize("role", ["server", "worker"])
 def test_a_process_has_the_compiler_only_when_it_is_wanted(role: str, then: str) -> None:
-    script = START + {"server": SERVER, "worker": WORKER}[role] + NOT_THERE + THENS[then]
+    script = {"server": SERVER, "worker": WORKER}[role] + NOT_THERE + THENS[then]
     told = {
         "FLEET_ROLE": "server",
         "FLEET_INDEX": "0",
@@ -106,12 +115,29 @@ def test_a_process_has_the_compiler_only_when_it_is_wanted(role: str, then: str)
         "FLEET_WORKER_NUM": "1",
         "FLEET_SERVER_ENDPOINTS": f"127.0.0.1:{free_ports(['127.0.0.1'], 1)}",
     }
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, **(told if role == "server" else {}), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    run_script(script, told if role == "server" else {})
+
+
+WITH_A_TABLE = """
+fleet.init()
+model = fleet.distributed_model(torch.nn.Sequential(fleet.nn.SparseEmbedding(2)))
+optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+fleet.init_worker()
+ids = torch.tensor([3, 4])
+before = model(ids).detach()
+for _ in range(2):
+    optimizer.zero_grad()
+    model(ids).sum().backward()
+    optimizer.step()
+assert torch.equal(model(ids), before - 2)
+fleet.stop_worker()
+loaded = {"torch._dynamo", "torch.distributed.tensor", "sympy"} & set(sys.modules)
+assert not loaded, loaded
+"""
+
+
+def test_a_worker_trains_tables_without_anything_that_takes_long_to_load() -> None:
+    run_script(WITH_A_TABLE, {})
 
 
 def weight() -> nn.Parameter:

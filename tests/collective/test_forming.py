@@ -12,7 +12,7 @@ import torch.distributed as dist
 from tests.workers import WorkerFailedError, reserved_port, run_processes
 
 import fleetlight as fleet
-from fleetlight.collective import forming, meeting
+from fleetlight.collective import forming, liveness, meeting
 from fleetlight.collective.forming import form, located
 from fleetlight.collective.membership import Hello
 from fleetlight.errors import MembershipError, RoleError
@@ -58,6 +58,26 @@ def test_worker_0_that_never_comes_is_named() -> None:
     role = Role(index=1, worker_num=2, master=("127.0.0.1", port))
     with holder, pytest.raises(MembershipError, match=rf"worker 0 did not listen at .*:{port}"):
         form(role, "0", 0.3)
+
+
+def connecting() -> list[bool]:
+    """Whether this worker was known to the others at each connection that it made later."""
+    plain, me, known = liveness.cloned, os.environ["FLEET_INDEX"], []
+
+    def seen(store: Any) -> Any:
+        known.append(store.check([f"hello/{me}"]))
+        return plain(store)
+
+    liveness.cloned = seen
+    fleet.init(is_collective=True)
+    fleet.stop_worker()
+    return known
+
+
+@pytest.mark.multiprocess
+def test_worker_0_may_leave_as_soon_as_it_knows_all() -> None:
+    """It keeps the store: who connected to it behind that would find nobody."""
+    assert run_processes(connecting, [(), ()]) == [[False, False]] * 2
 
 
 @pytest.mark.multiprocess

@@ -22,7 +22,7 @@ PAIR = {0: HELLOS[1], 1: HELLOS[1]}
 
 def test_explain_tells_expired_from_lost() -> None:
     store = dist.HashStore()
-    liveness = Liveness(store, 0, {0: HELLOS[1], 1: HELLOS[1]})
+    liveness = Liveness(store, 0).among({0: HELLOS[1], 1: HELLOS[1]})
     expired = liveness.explain(RuntimeError("Timed out waiting 1000ms for recv"), "barrier")
     assert isinstance(expired, DeadlineError)
     assert "barrier at step 0 timed out: worker 1" in str(expired)
@@ -36,7 +36,7 @@ def test_explain_tells_expired_from_lost() -> None:
 
 def test_a_meeting_names_who_does_not_come() -> None:
     store = dist.HashStore()
-    zero = Liveness(store, 0, {0: HELLOS[1], 1: HELLOS[1]})
+    zero = Liveness(store, 0).among({0: HELLOS[1], 1: HELLOS[1]})
     text = (
         r"save: every worker must call it.*worker 1 .*never gave a sign of life.*FLEET_DEADLINE_S"
     )
@@ -52,7 +52,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("quick")
 def test_a_meeting_tells_who_is_alive_and_where() -> None:
     store = dist.HashStore()
-    zero, one = Liveness(store, 0, PAIR), Liveness(store, 1, PAIR)
+    zero, one = Liveness(store, 0).among(PAIR), Liveness(store, 1).among(PAIR)
     one.step = 12
     one.start()
     try:
@@ -68,7 +68,7 @@ def test_a_meeting_tells_who_is_alive_and_where() -> None:
 @pytest.mark.usefixtures("quick")
 def test_who_works_may_take_longer_than_the_deadline() -> None:
     store = dist.HashStore()
-    zero, one = Liveness(store, 0, PAIR), Liveness(store, 1, PAIR)
+    zero, one = Liveness(store, 0).among(PAIR), Liveness(store, 1).among(PAIR)
     one.start()
     deadline_s, came = 0.1, threading.Timer(0.5, lambda: one.meet("m", "save", 9.0))
     came.start()
@@ -83,7 +83,7 @@ def test_who_works_may_take_longer_than_the_deadline() -> None:
 @pytest.mark.usefixtures("quick")
 def test_nobody_waits_for_the_work_of_one_that_is_silent_or_gone() -> None:
     store = dist.HashStore()
-    zero, one = Liveness(store, 0, PAIR), Liveness(store, 1, PAIR)
+    zero, one = Liveness(store, 0).among(PAIR), Liveness(store, 1).among(PAIR)
     one.start()
     one._stop.set()
     with pytest.raises(PeerLostError, match=r"save: gave up waiting, worker 1 .* has been silent"):
@@ -96,7 +96,7 @@ def test_nobody_waits_for_the_work_of_one_that_is_silent_or_gone() -> None:
 @pytest.mark.usefixtures("quick")
 def test_workers_in_different_operations_are_told_so() -> None:
     store = dist.HashStore()
-    zero, one = Liveness(store, 0, PAIR), Liveness(store, 1, PAIR)
+    zero, one = Liveness(store, 0).among(PAIR), Liveness(store, 1).among(PAIR)
     one.start()
     try:
         with one.waiting("barrier_worker"):

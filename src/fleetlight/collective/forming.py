@@ -50,12 +50,15 @@ def form(
         hello = _hello(role, version)
         if role.index is None:
             role, hello = register(store, role, hello, patience)
+        liveness = signs or Liveness(store, _index(role))
         hellos = _introduce(store, role, hello, patience)
         role = located(role, hellos)
         device = _device(role)
         if role.worker_num > 1:
             _open_process_group(store, role, hello, patience)
-        liveness = _alive(store, role, hellos) if signs is None else signs.among(hellos)
+        liveness.among(hellos)
+        if signs is None:
+            liveness.start()
     logger.info("%s", _formed(role, hellos, hello.backend))
     return role, Group(
         index=_index(role),
@@ -80,7 +83,9 @@ def enrol(
         store = _meet(role, patience)
         hello = msgspec.structs.replace(_hello(role, version), port=port)
         role, hello = register(store, role, hello, patience)
-        signs = _alive(store, role, {}) if role.is_worker else None
+        signs = Liveness(store, _index(role)) if role.is_worker else None
+        if signs is not None:
+            signs.start()
     return role.replace(address=hello.address), signs
 
 
@@ -176,12 +181,6 @@ def _open_process_group(store: Store, role: Role, hello: Hello, patience: Patien
         ) from None
 
 
-def _alive(store: Store, role: Role, hellos: Mapping[int, Hello]) -> Liveness:
-    liveness = Liveness(store, _index(role), hellos)
-    liveness.start()
-    return liveness
-
-
 def _adopt(role: Role, version: str, deadline_s: float) -> tuple[Role, Group]:
     """The script opened torch's process group itself: build on it."""
     size, index = dist.get_world_size(), dist.get_rank()
@@ -197,9 +196,11 @@ def _adopt(role: Role, version: str, deadline_s: float) -> tuple[Role, Group]:
     with kept_from_children():
         store = PrefixStore("fleet", outside)
         hello = _hello(role.replace(address=role.address or _own_address(role, outside)), version)
+        liveness = Liveness(store, index)
         hellos = _introduce(store, role, hello, Patience(deadline_s))
         role = located(role, hellos)
-        liveness, control = _alive(store, role, hellos), _control(hello, deadline_s)
+        liveness.among(hellos).start()
+        control = _control(hello, deadline_s)
     group = Group(
         index=index,
         hellos=hellos,

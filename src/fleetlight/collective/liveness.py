@@ -32,16 +32,19 @@ _LOST_S = 30.0
 
 
 class Liveness:
-    """Beats for this worker in a thread of its own, and asks about the others when needed."""
+    """Beats for this worker in a thread of its own, and asks about the others when needed.
 
-    def __init__(self, store: Store, index: int, hellos: Mapping[int, Hello]) -> None:
+    Made before a worker is known to the others: the one that keeps the store may leave as soon as
+    it knows all, and then nobody would connect to it any more.
+    """
+
+    def __init__(self, store: Store, index: int) -> None:
         # a client of its own: the main thread may hold the other one in a long wait
         self._store = cloned(store)
         # and one more for questions of the main thread, so that a beat never waits for them
         self._asking = cloned(store)
         self._index = index
         self._others: dict[int, Hello] = {}
-        self.among(hellos)
         self._stop = threading.Event()
         self._count = 0
         self._seen: dict[int, tuple[int, float]] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lookups as autograd sees them: rows in, gradients of distinct rows out, as a `TableGradient`."""
+"""Lookups as autograd sees them: rows in, gradients of distinct rows out."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch.autograd.function import once_differentiable
 
 from fleetlight.kernels import gather_bags, gather_visited, spread_bags, sum_visited, weight_grads
 from fleetlight.kernels.bags import Mode
+from fleetlight.ps.layers.arrival import arrived
 from fleetlight.ps.layers.handle import Visit
-from fleetlight.ps.layers.table_gradient import TableGradient
 from fleetlight.ps.update import Floats, TableGradients
 
 Counts = tuple[Floats, Floats] | None
@@ -65,7 +65,10 @@ class _Embed(torch.autograd.Function):
             inverse = torch.from_numpy(visit.inverse).to(gradient.device, torch.int64)
             sums = gradient.new_zeros(count, gradient.shape[1]).index_add_(0, inverse, gradient)
             summed = _floats(sums)
-        return _table_gradient(ctx.weight, visit, summed, ctx.counts, ctx.trained), None, None, None
+        part = _part(visit, summed, ctx.counts)
+        if ctx.trained is not None and not ctx.trained.all():
+            part = part.only(ctx.trained)
+        return arrived(ctx, ctx.weight, part), None, None, None
 
 
 class _EmbedBags(torch.autograd.Function):
@@ -98,22 +101,13 @@ class _EmbedBags(torch.autograd.Function):
         if ctx.weights is not None and ctx.needs_input_grad[1]:
             dots = weight_grads(grads, visit.rows, visit.inverse, ctx.offsets)
             of_weights = torch.from_numpy(dots).to(ctx.weights.device, ctx.weights.dtype)
-        table = _table_gradient(ctx.weight, visit, summed, ctx.counts, None)
+        table = arrived(ctx, ctx.weight, _part(visit, summed, ctx.counts))
         return table, of_weights, None, None, None, None
 
 
-def _table_gradient(
-    weight: Tensor,
-    visit: Visit,
-    summed: Floats,
-    counts: Counts,
-    trained: NDArray[np.bool_] | None,
-) -> TableGradient:
+def _part(visit: Visit, summed: Floats, counts: Counts) -> TableGradients:
     shows, clicks = counts or (None, None)
-    part = TableGradients(visit.wanted.ids, visit.wanted.starts, summed, shows, clicks)
-    if trained is not None and not trained.all():
-        part = part.only(trained)
-    return TableGradient(weight, [part])
+    return TableGradients(visit.wanted.ids, visit.wanted.starts, summed, shows, clicks)
 
 
 def _floats(tensor: Tensor) -> Floats:
