@@ -17,11 +17,11 @@ from collections.abc import Callable
 from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
-# torch._dynamo is what the first optimizer of a process imports, and the rest a program's capture
+# what programs, tables and kernels import when they are used first
 _context.set_forkserver_preload(
     [
         *("torch", "torch._dynamo", "torch.export._trace", "torch.utils.checkpoint"),
-        *("sympy.tensor.tensor", "encodings.idna"),
+        *("torch.distributed.tensor", "sympy.tensor.tensor", "encodings.idna", "numba"),
         *(
             "fleetlight.fleet.api",
             "fleetlight.fleet.programs",

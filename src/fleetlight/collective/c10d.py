@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+
 import torch.distributed as dist
 
 # Defaults of its functions hold the process group there is when it is imported, and with it all
@@ -51,3 +54,12 @@ def cloned(store: Store) -> Store:
     with bounded_connections(REPLY_S):
         copy: Store = store.clone()  # type: ignore[attr-defined]
     return copy
+
+
+def _keep_groups_in_child() -> None:
+    """The end of a forked child would wait for ever for threads of these that it does not have."""
+    for group in dist.distributed_c10d._world.pg_map:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+
+os.register_at_fork(after_in_child=_keep_groups_in_child)
