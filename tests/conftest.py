@@ -20,5 +20,9 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays, and is not looked at again and again for garbage."""
+    """What is imported by now stays, and is not looked at again and again for garbage.
+
+    Graphs of operations are many small objects that soon go again by themselves.
+    """
     gc.freeze()
+    gc.set_threshold(20_000, 50, 100)

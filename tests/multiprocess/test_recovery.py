@@ -33,12 +33,18 @@ def learnt(
     return {shared for shared, _ in found}, {own for _, own in found}, text
 
 
-def test_sync_learns_the_same_bits(tmp_path: Path) -> None:
-    """Gradients are clipped over all servers, so that a step has two halves to die between."""
-    unharmed, own, _ = learnt(tmp_path / "unharmed")
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], set[str]]:
+    """What the same job learns that nothing happens to."""
+    unharmed, own, _ = learnt(tmp_path_factory.mktemp("quiet") / "unharmed")
     assert len(unharmed) == 1
+    return unharmed, own
+
+
+def test_sync_learns_the_same_bits(tmp_path: Path, quiet: tuple[set[str], set[str]]) -> None:
+    """Gradients are clipped over all servers, so that a step has two halves to die between."""
     killed, its, text = learnt(tmp_path / "killed", "--kill", "2", "5", "6", restarts=9)
-    assert (killed, its) == (unharmed, own)
+    assert (killed, its) == quiet
     for number, left in ((0, 8), (1, 7), (0, 6)):
         assert f"server {number} of 2 was killed by SIGKILL" in text
         assert f"{left} more left), the others go on" in text
@@ -48,7 +54,7 @@ def test_sync_learns_the_same_bits(tmp_path: Path) -> None:
         *("0:1:forward", "1:2:clip", "0:3:step", "1:3:told", "1:6:behind", "0:0:epoch"),
         restarts=9,
     )
-    assert (died, its) == (unharmed, own)
+    assert (died, its) == quiet
     assert text.count("of 2 was killed by SIGKILL") == 6
     assert "starting all again" not in text
 
@@ -60,9 +66,10 @@ def test_the_others_go_on_without_a_worker_that_is_lost(tmp_path: Path) -> None:
     assert "done: all workers but worker 1 exited with code 0" in text
 
 
-def test_a_worker_that_comes_back_saves_with_the_others(tmp_path: Path) -> None:
+def test_a_worker_that_comes_back_saves_with_the_others(
+    tmp_path: Path, quiet: tuple[set[str], set[str]]
+) -> None:
     """It hears behind the step that it died in that all are to save."""
-    unharmed, own, _ = learnt(tmp_path / "unharmed")
     dying = ("1:3:made", "0:6:held", "1:8:made")
     killed, its, text = learnt(
         tmp_path / "killed",
@@ -70,15 +77,16 @@ def test_a_worker_that_comes_back_saves_with_the_others(tmp_path: Path) -> None:
         restarts=9,
         flags=["--checkpoint", "ckpt"],
     )
-    assert (killed, its) == (unharmed, own)
+    assert (killed, its) == quiet
     assert text.count("of 2 was killed by SIGKILL") == 3
     assert checkpoint.read(tmp_path / "killed" / "ckpt").manifest.step == 9
 
 
-def test_a_save_of_the_script_waits_for_a_server_that_dies_over_it(tmp_path: Path) -> None:
-    unharmed, own, _ = learnt(tmp_path / "unharmed")
+def test_a_save_of_the_script_waits_for_a_server_that_dies_over_it(
+    tmp_path: Path, quiet: tuple[set[str], set[str]]
+) -> None:
     killed, its, text = learnt(tmp_path / "killed", "--die_saving", restarts=9)
-    assert (killed, its) == (unharmed, own)
+    assert (killed, its) == quiet
     assert text.count("server 1 of 2 was killed by SIGKILL") == 1
     assert "the save into ckpt begins anew: lost server 1" in text
     saved = checkpoint.read(tmp_path / "killed" / "ckpt")
