@@ -104,8 +104,9 @@ def run_script(script: str, told: dict[str, str]) -> None:
 THENS = {"runs": COMPILES, "set": SETS_AN_OPTION, "told": GOES_ON}
 
 
-@pytest.mark.parametrize("then", THENS)
-@pytest.mark.parametrize("role", ["server", "worker"])
+@pytest.mark.parametrize(
+    ("role", "then"), [*(("server", then) for then in THENS), ("worker", "told")]
+)
 def test_a_process_has_the_compiler_only_when_it_is_wanted(role: str, then: str) -> None:
     script = {"server": SERVER, "worker": WORKER}[role] + NOT_THERE + THENS[then]
     told = {

@@ -117,24 +117,24 @@ def test_an_exit_with_an_error_is_a_failure(
         assert text in words[0]["error"]
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "import sys; sys.exit()",
-        "import sys; sys.exit(0)",
+ENDS = {
+    "with a code": ("import sys; sys.exit()", "import sys; sys.exit(0)"),
+    "for nobody": (
         # one that is caught ends nothing, whoever looks at its code
         "import sys\ntry: sys.exit(3)\nexcept SystemExit as e: assert e.code == 3",
         # nor does one in a thread, and nobody hears of it
         "import sys, threading\none = threading.Thread(target=sys.exit, args=(3,))\n"
         "one.start()\none.join()",
-        # nor the one of a child
-        "import os, sys\nif os.fork() == 0: sys.exit(3)\nos.wait()",
-    ],
-    ids=["nothing", "zero", "caught", "thread", "child"],
-)
-def test_an_exit_without_an_error_is_the_end_of_the_script(tmp_path: Path, body: str) -> None:
+    ),
+    "of a child": ("import os, sys\nif os.fork() == 0: sys.exit(3)\nos.wait()",) * 2,
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_an_exit_without_an_error_is_the_end_of_the_script(tmp_path: Path, how: str) -> None:
     total = "print('sum', fleet.all_reduce(fleet.worker_index() + 1), flush=True)\n"
-    codes, outputs, words = run_both((total + body, total + body), tmp_path)
+    first, second = ENDS[how]
+    codes, outputs, words = run_both((total + first, total + second), tmp_path)
     assert codes == [0, 0], outputs
     assert [word["leaving"] for word in words] == [True, True]
     assert all("sum 3" in text and "Traceback" not in text for text in outputs)
