@@ -19,9 +19,12 @@ from fleetlight.late_compiler import late_step
 START = """
 import importlib.util
 import sys
+import warnings
 import torch
 import fleetlight as fleet
 
+# such as torch's about a scheduler that comes first
+warnings.simplefilter("error", UserWarning)
 KINDS = (torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad, torch.optim.RMSprop)
 
 def is_loaded():
@@ -55,8 +58,10 @@ for kind in KINDS:
     model = torch.nn.Linear(2, 1)
     optimizer = kind(model.parameters(), lr=0.5)
     fleet.distributed_model(model)
-    fleet.distributed_optimizer(optimizer)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    # these two in any order
+    made = [lambda: fleet.distributed_optimizer(optimizer)]
+    made.insert(kind is torch.optim.SGD, lambda: torch.optim.lr_scheduler.StepLR(optimizer, 1))
+    scheduler = [make() for make in made][kind is torch.optim.SGD]
     before = model.weight.detach().clone()
     for closure in (None, lambda: model(torch.ones(1, 2)).sum()):
         optimizer.zero_grad()
@@ -105,7 +110,8 @@ THENS = {"runs": COMPILES, "set": SETS_AN_OPTION, "told": GOES_ON}
 
 
 @pytest.mark.parametrize(
-    ("role", "then"), [*(("server", then) for then in THENS), ("worker", "told")]
+    ("role", "then"),
+    [*(("server", then) for then in THENS), ("worker", "told"), ("worker", "runs")],
 )
 def test_a_process_has_the_compiler_only_when_it_is_wanted(role: str, then: str) -> None:
     script = {"server": SERVER, "worker": WORKER}[role] + NOT_THERE + THENS[then]

@@ -21,6 +21,8 @@ from torch.optim import Optimizer, optimizer
 _COMPILER = "torch._dynamo"
 #: where a function that torch hides from the compiler keeps how it is called
 _HIDDEN = "__dynamo_disable"
+#: what a learning rate scheduler has written onto the `step` that it has put in place of another
+_SCHEDULED = "_wrapped_by_lr_sched"
 
 
 def postpone_compiler() -> None:
@@ -60,8 +62,15 @@ def late_step(stepped: Optimizer) -> Callable[..., Any]:
 
     hooked = functools.partial(Optimizer.profile_hook_step(untold), stepped)
 
+    is_scheduled = hasattr(told, _SCHEDULED)
+
     def step(*args: Any, **kwargs: Any) -> Any:
-        return (told if _COMPILER in sys.modules else hooked)(*args, **kwargs)
+        if _COMPILER in sys.modules:
+            return told(*args, **kwargs)
+        if is_scheduled:
+            # as the scheduler's does, which asks for it
+            stepped._opt_called = True  # type: ignore[attr-defined]
+        return hooked(*args, **kwargs)
 
     return step
 
@@ -69,7 +78,8 @@ def late_step(stepped: Optimizer) -> Callable[..., Any]:
 def _plain_step(stepped: Optimizer) -> Callable[..., Any] | None:
     """What torch has wrapped to tell the compiler; None where `step` is something else."""
     hooked = type(stepped).step
-    if getattr(stepped.step, "__func__", None) is not hooked:
+    inner = "__wrapped__" if hasattr(stepped.step, _SCHEDULED) else "__func__"
+    if getattr(stepped.step, inner, None) is not hooked:
         return None
     told = getattr(hooked, "__wrapped__", None)
     code = _code_made_by(getattr(optimizer, "_use_grad_for_differentiable", None))

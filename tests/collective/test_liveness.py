@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
+from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -18,6 +22,25 @@ HELLOS = {
     for i in (1,)
 }
 PAIR = {0: HELLOS[1], 1: HELLOS[1]}
+
+
+def test_a_store_that_is_gone_is_told_at_once() -> None:
+    keeper: Any = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore("127.0.0.1", keeper.port, timeout=timedelta(seconds=60))
+    del keeper
+    with pytest.raises(PeerLostError, match="the meeting point of the job went away"):
+        Liveness(store, 1)
+
+
+def test_who_does_not_come_to_beat_leaves_no_connections() -> None:
+    liveness = Liveness(dist.HashStore(), 0)
+    seen = weakref.ref(liveness)
+    gc.disable()
+    try:
+        del liveness
+        assert seen() is None
+    finally:
+        gc.enable()
 
 
 def test_explain_tells_expired_from_lost() -> None:

@@ -70,7 +70,9 @@ def test_a_stop_amid_an_epoch_leaves_what_nobody_has_trained_on(tmp_path: Path) 
     for workers in (1, 3):
         folder = tmp_path / str(workers)
         shutil.copytree(stopped, folder)
-        others = f"--server_num 1 --worker_num {workers} --max_restarts 5 --checkpoint ckpt"
+        others = TWO.replace("server_num 2", "server_num 1").replace(
+            "worker_num 2", f"worker_num {workers}"
+        )
         code, text = run(folder, others + " --resume", *how)
         assert code == 0, text
         check_counts(text, workers)

@@ -9,7 +9,7 @@ import os
 import torch.distributed as dist
 
 # Defaults of its functions hold the process group there is when it is imported, and with it all
-# connections. torch's optimizers import it; better now, while there is none.
+# connections. torch's compiler imports it, whenever that is; better now, while there is none.
 import torch.distributed.nn.functional  # noqa: F401
 from torch._C._distributed_c10d import (
     GradBucket,

@@ -50,7 +50,7 @@ def form(
         hello = _hello(role, version)
         if role.index is None:
             role, hello = register(store, role, hello, patience)
-        liveness = signs or Liveness(store, _index(role))
+        liveness = Liveness(store, _index(role)) if signs is None else signs
         hellos = _introduce(store, role, hello, patience)
         role = located(role, hellos)
         device = _device(role)

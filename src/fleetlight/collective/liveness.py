@@ -35,14 +35,17 @@ class Liveness:
     """Beats for this worker in a thread of its own, and asks about the others when needed.
 
     Made before a worker is known to the others: the one that keeps the store may leave as soon as
-    it knows all, and then nobody would connect to it any more.
+    it knows all, and then nobody could connect to it any more.
     """
 
     def __init__(self, store: Store, index: int) -> None:
-        # a client of its own: the main thread may hold the other one in a long wait
-        self._store = cloned(store)
-        # and one more for questions of the main thread, so that a beat never waits for them
-        self._asking = cloned(store)
+        with surviving_store():
+            # at once an error if it is gone: a new connection would be tried for the whole deadline
+            store.check(["any"])
+            # a client of its own: the main thread may hold the other one in a long wait
+            self._store = cloned(store)
+            # and one more for questions of the main thread, so that a beat never waits for them
+            self._asking = cloned(store)
         self._index = index
         self._others: dict[int, Hello] = {}
         self._stop = threading.Event()
@@ -50,11 +53,14 @@ class Liveness:
         self._seen: dict[int, tuple[int, float]] = {}
         self.step = 0
         self._waiting: str | None = None
-        self._thread = threading.Thread(target=self._run, name="fleet-liveness", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Begin to beat."""
-        self._beat()
+        # here and not before: the thread holds this object, and with it the connections
+        self._thread = threading.Thread(target=self._run, name="fleet-liveness", daemon=True)
+        with surviving_store():
+            self._beat()
         self._thread.start()
 
     def among(self, hellos: Mapping[int, Hello]) -> Liveness:
@@ -65,7 +71,7 @@ class Liveness:
     def depart(self, error: str | None) -> None:
         """Stop beating and tell the others how this worker ended."""
         self._stop.set()
-        if self._thread.is_alive():
+        if self._thread is not None and self._thread.is_alive():
             self._thread.join(timeout=2 * BEAT_S)
         gone = Departure(self.step, time.time(), error)
         with contextlib.suppress(RuntimeError):

@@ -130,10 +130,10 @@ class OptimizerPlan:
         return model.has_any_of(p for group in self.optimizer.param_groups for p in group["params"])
 
     def _stand_in_for_step(self) -> None:
-        told = self.optimizer.step
+        original = self.optimizer.step
         step = late_step(self.optimizer)
 
-        @functools.wraps(getattr(told, "__func__", told))
+        @functools.wraps(getattr(original, "__func__", original))
         def stand_in(_: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
             self.freeze()
             if self.merge is None:

@@ -12,6 +12,7 @@ import torch
 from tests.ps.rows import DIM, Kept, dense, handle
 from torch import Tensor, nn
 
+from fleetlight.errors import PlanError
 from fleetlight.ps.layers import arrival
 from fleetlight.ps.layers.lookup import embed
 from fleetlight.ps.layers.table_gradient import TableGradient
@@ -34,7 +35,7 @@ def rows(table: nn.Parameter) -> dict[int, float]:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways are to do the same."""
     if request.param == "left to torch":
-        monkeypatch.setattr(arrival, "_is_only_kept", lambda *_: False)
+        monkeypatch.setattr(arrival, "_would_only_add", lambda *_: False)
 
 
 def test_backwards_add_up() -> None:
@@ -66,6 +67,21 @@ def test_a_gradient_that_is_asked_for_is_answered_and_not_kept() -> None:
     assert other.grad is not None
     (looked_up(table, 1) * other).backward(inputs=[table])
     assert rows(table) == {1: 1}
+
+
+def test_a_weight_that_was_frozen_behind_the_forward_gets_none() -> None:
+    table, other = weight(), torch.ones((), requires_grad=True)
+    out = looked_up(table, 1) * other
+    table.requires_grad_(False)
+    out.backward()
+    assert table.grad is None
+    assert other.grad is not None
+
+
+def test_a_second_derivative_of_a_table_is_refused() -> None:
+    table, x = weight(), torch.tensor(2.0, requires_grad=True)
+    with pytest.raises(PlanError, match="whose rows are on the servers"):
+        (looked_up(table, 1) * x * x).backward(create_graph=True)
 
 
 def test_hooks_of_the_weight_are_called() -> None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the gradient that backward has found comes into `weight.grad` of a table.
 
-Torch would do it, and copies do. But it calls `detach` on what it was given, and before the first
-operation on a tensor of another class than its own it loads torch.distributed.tensor, most of a
-second. So a lookup lays its gradient down by itself, whenever torch would do nothing else with it.
+Torch would call `detach` on it first. And the first operation on any tensor of another class makes
+torch load torch.distributed.tensor, most of a second. So a lookup lays its gradient down by itself,
+whenever torch would do nothing but add it to what is there.
 """
 
 from __future__ import annotations
@@ -21,9 +21,14 @@ from fleetlight.ps.update import TableGradients
 _lock = threading.Lock()
 
 
-def arrived(node: Any, weight: Tensor, part: TableGradients) -> TableGradient | None:
-    """Called in the backward of `node`, whose first input is `weight`: what it is to answer."""
-    if not _is_only_kept(node, weight):
+def arrived(
+    node: Any, weight: Tensor, incoming: Tensor, part: TableGradients
+) -> TableGradient | None:
+    """What the backward of `node`, whose first input is `weight`, is to answer for that.
+
+    `incoming` is the gradient that `part` was made of.
+    """
+    if incoming.requires_grad or not _would_only_add(node, weight):
         return TableGradient(weight, [part])
     with _lock:
         there = weight.grad
@@ -36,12 +41,15 @@ def arrived(node: Any, weight: Tensor, part: TableGradients) -> TableGradient | 
     return None
 
 
-def _is_only_kept(node: Any, weight: Tensor) -> bool:
-    """True when torch would add the gradient to `weight.grad` and call nobody."""
+def _would_only_add(node: Any, weight: Tensor) -> bool:
+    """True when torch would add the gradient to `weight.grad`, and no hook of the weight sees it.
+
+    Hooks of the lookup's own node are not known here: they see that nothing is passed on.
+    """
+    if not weight.requires_grad or weight._backward_hooks or weight._post_accumulate_grad_hooks:
+        return False
     keeper = node.next_functions[0][0]
     if getattr(keeper, "variable", None) is not weight:
-        return False
-    if weight._backward_hooks or weight._post_accumulate_grad_hooks:
         return False
     try:
         return bool(torch._C._will_engine_execute_node(keeper))

@@ -68,7 +68,7 @@ class _Embed(torch.autograd.Function):
         part = _part(visit, summed, ctx.counts)
         if ctx.trained is not None and not ctx.trained.all():
             part = part.only(ctx.trained)
-        return arrived(ctx, ctx.weight, part), None, None, None
+        return arrived(ctx, ctx.weight, gradient, part), None, None, None
 
 
 class _EmbedBags(torch.autograd.Function):
@@ -101,7 +101,7 @@ class _EmbedBags(torch.autograd.Function):
         if ctx.weights is not None and ctx.needs_input_grad[1]:
             dots = weight_grads(grads, visit.rows, visit.inverse, ctx.offsets)
             of_weights = torch.from_numpy(dots).to(ctx.weights.device, ctx.weights.dtype)
-        table = arrived(ctx, ctx.weight, _part(visit, summed, ctx.counts))
+        table = arrived(ctx, ctx.weight, gradient, _part(visit, summed, ctx.counts))
         return table, of_weights, None, None, None, None
 
 
