@@ -162,6 +162,14 @@ def test_workers_that_do_not_iterate_alike_are_told() -> None:
             work.deal(1, other)
 
 
+@pytest.mark.parametrize("unit", [0, -4])
+def test_batches_without_records_are_refused(unit: int) -> None:
+    work = Work(1)
+    with pytest.raises(ProtocolError, match=f"asked for batches of {unit} records"):
+        work.deal(0, ask(unit=unit))
+    assert work.deal(0, ask()) == (0, 16)
+
+
 def test_loaders_do_not_mix() -> None:
     work = Work(1)
     assert work.deal(0, ask()) == (0, 16)

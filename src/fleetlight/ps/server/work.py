@@ -94,6 +94,8 @@ class Work:
 
     def deal(self, worker: int, deal: Deal) -> Interval | None:
         """The range of that number; `NOTHING`: all is done, None: others may give some back."""
+        if deal.unit < 1:
+            raise ProtocolError(f"worker {worker} asked for batches of {deal.unit} records")
         self._waiting.pop(worker, None)
         turn = self._turn(worker, deal)
         self._look_back(worker, deal)
