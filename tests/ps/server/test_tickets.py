@@ -61,7 +61,7 @@ def test_whoever_is_done_forgets_only_its_own_ticket() -> None:
 
     def exchange(sequence: int, act: Any) -> None:
         message = m.Exchange(sequence, 0, 0, [], False)
-        tickets.once(peer, message, act, lambda: (m.Done(), []), keep=False)
+        tickets.once(peer, message, act, lambda _: (m.Done(), []), keep=False)
 
     def next_one() -> tuple[m.Message, list[Any]]:
         return m.Exchanged(1, 1), []
@@ -73,3 +73,26 @@ def test_whoever_is_done_forgets_only_its_own_ticket() -> None:
 
     exchange(1, slow)
     assert tickets._tickets[0].sequence == 2
+
+
+def test_a_push_of_an_earlier_life_of_the_server_is_told_once() -> None:
+    """It comes twice, and what is told takes what the worker has pulled ahead by then."""
+    attendance = Attendance(Roster(0, 1, 1, ""), 1, 20.0, lambda: 0.0)
+    marks, peer = HighWater(), Peer(0, 1, "push")
+    tickets = Tickets(attendance, marks)
+    told: list[bool] = []
+
+    def ask(sequence: int) -> m.Message:
+        def again(is_last: bool) -> tuple[m.Message, list[Any]]:
+            told.append(is_last)
+            return m.Exchanged(len(told), 0), []
+
+        message = m.Exchange(sequence, 0, 0, [], False)
+        reply: m.Message = tickets.once(peer, message, lambda: (m.Done(), []), again)[0]
+        return reply
+
+    marks.applied(0, 1, 2)
+    assert ask(2) == ask(2) == m.Exchanged(1, 0)
+    # nobody waits for what came before it
+    assert ask(1) == m.Exchanged(2, 0)
+    assert told == [True, False]

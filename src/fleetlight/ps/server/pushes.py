@@ -65,7 +65,7 @@ class Pushes:
             peer,
             message,
             lambda: self._pushed(peer, message, self._push(peer, message, arrays)),
-            lambda: self._pushed(peer, message, self._became(peer, message)),
+            lambda is_last: self._pushed(peer, message, self._became(peer, message), is_last),
         )
 
     def apply(self, peer: Peer, message: Apply) -> Reply:
@@ -74,7 +74,7 @@ class Pushes:
             peer,
             message,
             lambda: self._pushed(peer, message, self._together.apply(peer, message)),
-            lambda: self._pushed(peer, message, self._became(peer, message)),
+            lambda is_last: self._pushed(peer, message, self._became(peer, message), is_last),
         )
 
     def exchange(self, peer: Peer, message: Exchange, arrays: Sequence[Array]) -> Reply:
@@ -86,7 +86,7 @@ class Pushes:
             peer,
             message,
             lambda: self._exchanged(self._exchange(peer, message, differences)),
-            lambda: self._exchanged(self._reread(message, differences)),
+            lambda _: self._exchanged(self._reread(message, differences)),
             # many rows, which can as well be read again
             keep=False,
         )
@@ -260,10 +260,13 @@ class Pushes:
         where = not_finite(gradients, self._plan)
         return None if where is None else GradientError(refusal(what, where, "on this server"))
 
-    def _pushed(self, peer: Peer, message: Push | Apply, outcome: Outcome) -> Reply:
+    def _pushed(
+        self, peer: Peer, message: Push | Apply, outcome: Outcome, is_last: bool = True
+    ) -> Reply:
         arrays: list[Array] = self._holdings.dense.values() if message.wants_dense else []
         changed: list[AheadList] = []
-        if not (isinstance(message, Push) and message.hold):
+        # what was pulled ahead behind it is of the answer to a later one
+        if is_last and not (isinstance(message, Push) and message.hold):
             for pulled in self._taken_ahead(peer, message.optimizer):
                 rows = self._changed_rows(pulled, outcome, message.step)
                 if rows:

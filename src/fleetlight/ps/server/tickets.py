@@ -43,10 +43,13 @@ class Tickets:
         peer: Peer,
         message: Push | Apply | Exchange,
         carry_out: Callable[[], Reply],
-        answer_again: Callable[[], Reply],
+        answer_again: Callable[[bool], Reply],
         keep: bool = True,
     ) -> Reply:
-        """Carry it out if it is new; `answer_again` where the first answer is not kept."""
+        """Carry it out if it is new; `answer_again` where the first answer is not kept.
+
+        That is told whether it is the worker's last push, whose answer somebody may wait for.
+        """
         ticket = _Ticket(peer.incarnation, message.sequence)
         with self._attendance.news:
             # of an epoch that is over not even the answer is told again
@@ -54,18 +57,22 @@ class Tickets:
             before = self._tickets.get(peer.worker)
             if before is not None and _same(before, ticket):
                 return self._first_reply(before, peer)
-            if new and before is not None and _number(before) > _number(ticket):
+            is_last = before is None or _number(before) < _number(ticket)
+            if new and not is_last:
+                assert before is not None
                 # it would stand in the way of the one that came after it
                 raise ProtocolError(
                     f"push {ticket.sequence} of {peer} came after its push {before.sequence}: "
                     "nobody waits for the answer any more"
                 )
-            if new:
+            if is_last:
+                # also where an earlier life of this server has carried it out: what is told twice
+                # is told alike, however late
                 self._tickets[peer.worker] = ticket
-        if not new:
-            return answer_again()
+        if not is_last:
+            return answer_again(False)
         try:
-            return self._carry_out(ticket, carry_out)
+            return self._carry_out(ticket, carry_out if new else lambda: answer_again(True))
         finally:
             with self._attendance.news:
                 if not keep and self._tickets.get(peer.worker) is ticket:
