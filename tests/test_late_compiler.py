@@ -58,10 +58,12 @@ for kind in KINDS:
     model = torch.nn.Linear(2, 1)
     optimizer = kind(model.parameters(), lr=0.5)
     fleet.distributed_model(model)
-    # these two in any order
-    made = [lambda: fleet.distributed_optimizer(optimizer)]
-    made.insert(kind is torch.optim.SGD, lambda: torch.optim.lr_scheduler.StepLR(optimizer, 1))
-    scheduler = [make() for make in made][kind is torch.optim.SGD]
+    # the scheduler comes before or after
+    if kind is torch.optim.SGD:
+        fleet.distributed_optimizer(optimizer)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    if kind is not torch.optim.SGD:
+        fleet.distributed_optimizer(optimizer)
     before = model.weight.detach().clone()
     for closure in (None, lambda: model(torch.ones(1, 2)).sum()):
         optimizer.zero_grad()

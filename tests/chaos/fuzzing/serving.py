@@ -102,8 +102,9 @@ class Serving:
                 if chance.random() < 0.9:
                     raw.shutdown(socket.SHUT_WR)
                 else:
-                    # the server does not wait for the rest for ever; of nothing there is no rest
-                    raw.sendall(next((one for one in reversed(sent) if one), b"")[:10])
+                    # the server does not wait for the rest for ever; behind nothing it may
+                    begun = next((frame for frame in reversed(sent) if frame), b"")
+                    raw.sendall(begun[:10])
             _answers(_heard(raw, f"connection {one} of round {number}"))
         return len(sent)
 

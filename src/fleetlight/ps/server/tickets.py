@@ -57,19 +57,18 @@ class Tickets:
             before = self._tickets.get(peer.worker)
             if before is not None and _same(before, ticket):
                 return self._first_reply(before, peer)
-            is_last = before is None or _number(before) < _number(ticket)
-            if new and not is_last:
-                assert before is not None
+            later = before if before is not None and _number(before) > _number(ticket) else None
+            if new and later is not None:
                 # it would stand in the way of the one that came after it
                 raise ProtocolError(
-                    f"push {ticket.sequence} of {peer} came after its push {before.sequence}: "
+                    f"push {ticket.sequence} of {peer} came after its push {later.sequence}: "
                     "nobody waits for the answer any more"
                 )
-            if is_last:
+            if later is None:
                 # also where an earlier life of this server has carried it out: what is told twice
                 # is told alike, however late
                 self._tickets[peer.worker] = ticket
-        if not is_last:
+        if later is not None:
             return answer_again(False)
         try:
             return self._carry_out(ticket, carry_out if new else lambda: answer_again(True))
