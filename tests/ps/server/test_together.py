@@ -280,6 +280,17 @@ def test_rows_pulled_ahead_are_told_when_a_step_changes_them() -> None:
     assert changes(one, dense=0) == []
 
 
+def test_a_push_that_comes_late_once_more_takes_no_rows_pulled_ahead() -> None:
+    """By a connection that was given up; nobody waits for its answer."""
+    worker, row = Worker(opened(plan(workers=1)), 0, 1), {0: ([6], [2])}
+    late = worker.pushed(0, row, None)
+    worker.send(late, row, None)
+    worker.push(1, row)
+    ahead(worker, 0, [6], batch=3)
+    assert changes(worker.send(late, row, None)) == []
+    assert changes(worker.push(2, row)) == [(0, 3, [0], [-6])]
+
+
 def test_rows_pulled_ahead_wait_until_a_held_step_is_applied() -> None:
     workers = team(opened(plan()))
     ahead(workers[0], 0, [6], batch=3)
