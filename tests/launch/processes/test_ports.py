@@ -95,6 +95,14 @@ def test_who_listens(taken: contextlib.closing[socket.socket]) -> None:
 
 
 @LINUX_ONLY
+def test_who_listens_is_found_behind_a_descriptor_that_is_gone() -> None:
+    below = os.open(os.devnull, os.O_RDONLY)
+    with socket.create_server((HOST, 0)) as taken:
+        os.close(below)  # where our descriptors will be listed through, which then goes
+        assert listener(taken.getsockname()[1]).startswith(f"process {os.getpid()} ")
+
+
+@LINUX_ONLY
 def test_a_command_of_several_lines_is_told_in_one() -> None:
     code = "import socket\nwith socket.create_server(('127.0.0.1', 0)) as s:\n"
     code += " print(s.getsockname()[1], flush=True)\n input()"

@@ -172,8 +172,12 @@ def _processes() -> Iterator[str]:
 
 
 def _socket_inodes(pid: str) -> Iterator[str]:
+    """Whose descriptors come and go meanwhile: in our own, the one that lists them is gone."""
+    descriptors: list[str] = []
     with contextlib.suppress(OSError):
-        for descriptor in os.listdir(f"/proc/{pid}/fd"):
+        descriptors = os.listdir(f"/proc/{pid}/fd")
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
             target = os.readlink(f"/proc/{pid}/fd/{descriptor}")
             if target.startswith("socket:["):
                 yield target[8:-1]
