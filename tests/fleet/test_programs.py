@@ -160,15 +160,17 @@ def test_an_eager_step_beside_a_program_is_refused() -> None:
 def saving(folder: str) -> Any:
     model, optimizer, loader = prepared(None)
     program = static.capture(model, F.cross_entropy, optimizer, example())
+    executor = static.Executor()
     for x, y in loader:
-        static.Executor().run(program, [x, y])
+        executor.run(program, [x, y])
     fleet.save_persistables(folder)
     return captured_on(program, loader, model)
 
 
 def captured_on(program: static.Program, loader: Any, model: nn.Module) -> Any:
+    executor = static.Executor()
     for x, y in loader:
-        static.Executor().run(program, [x, y])
+        executor.run(program, [x, y])
     return state_of(model)
 
 
@@ -245,9 +247,10 @@ def captured_twice() -> Any:
     model, optimizer, loader = prepared(None)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.7)
     both = [static.capture(model, F.cross_entropy, optimizer, example()) for _ in range(2)]
+    executor = static.Executor()
     for _ in range(2):
         for number, (x, y) in enumerate(loader):
-            static.Executor().run(both[number % 2], {"x": x, "y": y})
+            executor.run(both[number % 2], {"x": x, "y": y})
         schedule.step()
     return state_of(model)
 

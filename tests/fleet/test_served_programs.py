@@ -215,8 +215,9 @@ def test_async_brings_every_gradient() -> None:
 
     def train(worker: Member) -> Any:
         program = capture_sum(worker)
+        executor = static.Executor()
         for _ in range(5):
-            static.Executor().run(program, {"ids": torch.tensor([[1, 2, 2]])})
+            executor.run(program, {"ids": torch.tensor([[1, 2, 2]])})
         worker.barrier()
         return worker.rows([1, 2, 3]), worker.model.linear.bias.detach().clone()  # type: ignore[union-attr]
 
@@ -241,17 +242,19 @@ def test_what_weighs_less_has_smaller_gradients() -> None:
         weights = Weights(worker.context)
         program = capture(worker)
         # the first worker has none left, then both have
+        executor = static.Executor()
         for mine in (16 * worker.index, 8):
             weights(BatchShare(epoch=0, consumed=0, mine=mine, total=16))
             feed = {"ids": IDS[0, worker.index], "target": TARGETS[0, worker.index]}
-            static.Executor().run(program, feed)
+            executor.run(program, feed)
         return [p.detach().clone() for p in worker.model.parameters()], worker.rows(range(30))
 
     def plain(worker: Member) -> Any:
         program = capture(worker)
+        executor = static.Executor()
         for number in (1, worker.index):
             feed = {"ids": IDS[0, number], "target": TARGETS[0, number]}
-            static.Executor().run(program, feed)
+            executor.run(program, feed)
         return [p.detach().clone() for p in worker.model.parameters()], worker.rows(range(30))
 
     found, expected = (run(made(Net), function, workers=2)[0] for function in (train, plain))
@@ -295,13 +298,14 @@ def test_parameters_with_the_same_gradient_have_one_each() -> None:
         with _writing:
             inputs = {"ids": IDS[0, 0]}
             program = static.capture(worker.model, loss, worker.optimizer, inputs)
+        executor = static.Executor()
         for _ in range(4):
             if eager:
                 worker.optimizer.zero_grad()
                 loss(worker.model(IDS[0, 0])).backward()  # type: ignore[no-untyped-call]
                 worker.optimizer.step()
             else:
-                static.Executor().run(program, {"ids": IDS[0, 0]})
+                executor.run(program, {"ids": IDS[0, 0]})
         return [p.detach().clone() for p in worker.model.parameters()]
 
     merge = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2}}
@@ -318,8 +322,9 @@ def test_hooks_and_schedulers_see_every_step() -> None:
         worker.optimizer.register_step_post_hook(lambda *_: seen.append(1))
         scheduler = torch.optim.lr_scheduler.ExponentialLR(worker.optimizer, 0.5)
         program = capture(worker)
+        executor = static.Executor()
         for _ in range(3):
-            static.Executor().run(program, {"ids": IDS[0, 0], "target": TARGETS[0, 0]})
+            executor.run(program, {"ids": IDS[0, 0], "target": TARGETS[0, 0]})
             scheduler.step()
         return len(seen), worker.optimizer.param_groups[0]["lr"]
 
@@ -343,9 +348,10 @@ def test_rows_are_pulled_ahead() -> None:
     def train(worker: Member) -> Any:
         program, announce = capture(worker), Announcer(worker.context, None)
         data = [{"ids": IDS[n, 0].clone(), "target": TARGETS[n, 0]} for n in range(len(IDS))]
+        executor = static.Executor()
         for number, batch in enumerate(data):
             announce(data[number : number + 2])
-            static.Executor().run(program, batch)
+            executor.run(program, batch)
         return worker.communicator.figures()["rows ahead"] > 0
 
     assert run(made(Net), train, workers=1) == [True]

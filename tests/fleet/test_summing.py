@@ -108,9 +108,10 @@ def coded_program(settings: dict[str, Any]) -> tuple[dict[str, Tensor], str]:
     model, optimizer = coded_network(settings)
     example = {"x": torch.zeros(4, 6), "y": torch.zeros(4, dtype=torch.int64)}
     program = static.capture(model, F.cross_entropy, optimizer, example)
+    executor = static.Executor()
     for _ in range(2):
         for x, y in narrow_records():
-            static.Executor().run(program, {"x": x, "y": y})
+            executor.run(program, {"x": x, "y": y})
     return state_of(model), program.explain()
 
 

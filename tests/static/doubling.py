@@ -10,6 +10,9 @@ from fleetlight import static
 from fleetlight.static.graph.form import Form, Pass
 from fleetlight.static.graph.reductions import REDUCE, REDUCED, reducing
 
+#: which knows the code of a program when it is run again
+_EXECUTOR = static.Executor()
+
 
 class Doubling:
     """Says in which order buckets began and were waited for."""
@@ -56,7 +59,7 @@ def run(
     """One step with doubled gradients."""
     doubling = Doubling()
     with reducing(doubling):
-        out = static.Executor().run(program, feed, list(names))
+        out = _EXECUTOR.run(program, feed, list(names))
     return doubling, out
 
 

@@ -61,6 +61,7 @@ def test_either_goes_on_where_the_other_has_stopped() -> None:
     ours, theirs = net(), net()
     mine, other = (torch.optim.Adam(m.parameters(), lr=0.01) for m in (ours, theirs))
     program = captured(ours, mine)
+    executor = static.Executor()
     for number in range(4):
         torch.manual_seed(number)
         eager(theirs, other, batch(number))
@@ -68,7 +69,7 @@ def test_either_goes_on_where_the_other_has_stopped() -> None:
         if number % 2:
             eager(ours, mine, batch(number))
         else:
-            static.Executor().run(program, batch(number))
+            executor.run(program, batch(number))
     torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=1e-6, atol=1e-9)
 
 

@@ -24,8 +24,9 @@ def trained() -> static.Program:
     """A program that has made some steps, so that its statistics say something."""
     model = net()
     program = captured(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    executor = static.Executor()
     for number in range(3):
-        static.Executor().run(program, batch(number))
+        executor.run(program, batch(number))
     return program
 
 

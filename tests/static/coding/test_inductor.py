@@ -123,9 +123,10 @@ def test_reductions_stay_calls_in_their_order() -> None:
         passes = InsertAllReduce(), FuseAllReduce(), Overlap()
         program = captured(model, optimizer).apply(*passes)
         with reducing(doubling):
+            executor = static.Executor(compile=compile)
             for number in range(3):
                 torch.manual_seed(number)
-                static.Executor(compile=compile).run(program, batch(number), ["loss"])
+                executor.run(program, batch(number), ["loss"])
         found.append((model.state_dict(), doubling.seen))
     torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-9, atol=1e-12)
     assert found[1][1] == found[0][1]

@@ -232,9 +232,10 @@ def test_sizes_infinities_and_strides_come_back(tmp_path: Path) -> None:
     state = {slot.name: slot.tensor for slot in loaded.state}
     assert state["weight"].stride() == (1, 4)
     assert not state["frozen"].requires_grad
+    executor = static.Executor()
     for rows, columns in ((3, 5), (1, 2), (8, 1)):
         feed = odd(rows, columns)
-        answers = [static.Executor().run(p, feed, ["loss"]) for p in (main, loaded)]
+        answers = [executor.run(p, feed, ["loss"]) for p in (main, loaded)]
         assert_same(*answers)
     assert "untrained" not in loaded.summary()
     assert "unused     other: nothing is computed" in loaded.summary()

@@ -67,8 +67,9 @@ def apart(program: static.Program, eager: Eager) -> float:
 def test_it_trains_as_eager_autocast_does(dtype: torch.dtype, near: float) -> None:
     program, eager = pair(Amp(str(dtype).removeprefix("torch.")), dtype=dtype)
     losses = []
+    executor = static.Executor()
     for number in range(12):
-        (loss,) = static.Executor().run(program, batch(number), ["loss"])
+        (loss,) = executor.run(program, batch(number), ["loss"])
         expected = eager.run(batch(number))
         torch.testing.assert_close(loss, expected, rtol=near, atol=near)
         losses.append(float(loss))
@@ -83,8 +84,9 @@ def test_all_three_passes_together_equal_their_eager_counterpart(order: int) -> 
     passes: list[Any] = [Recompute(("convolve", "attend")), Amp("float16"), GradientMerge(2)]
     turned = passes[order:] + passes[:order]
     program, eager = pair(*turned, merges=2, dtype=torch.float16)
+    executor = static.Executor()
     for number in range(6):
-        (loss,) = static.Executor().run(program, batch(number), ["loss"])
+        (loss,) = executor.run(program, batch(number), ["loss"])
         torch.testing.assert_close(loss, eager.run(batch(number)), rtol=0.01, atol=0.01)
     assert apart(program, eager) < 0.005
     assert len(program.explain().splitlines()) == 3
@@ -99,8 +101,9 @@ def test_a_step_with_infinities_is_left_out_and_the_factor_shrinks(merges: int) 
     assert optimizer is not None
     slots = {slot.name: slot.tensor for slot in program.state if slot.kind == "schedule"}
     first = [p.detach().clone() for group in optimizer.param_groups for p in group["params"]]
+    executor = static.Executor()
     for number in range(32 * merges):
-        static.Executor().run(program, batch(number % 3))
+        executor.run(program, batch(number % 3))
         eager.run(batch(number % 3))
         now = [p for group in optimizer.param_groups for p in group["params"]]
         stepped = any(not torch.equal(p, q) for p, q in zip(now, first, strict=True))

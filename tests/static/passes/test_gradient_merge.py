@@ -76,8 +76,9 @@ def test_between_steps_only_sums_and_statistics_change() -> None:
         slot.kind for slot in program.state if not torch.equal(slot.tensor, before[str(slot)])
     }
     assert changed == {"buffer", "gradient", "schedule"}
+    executor = static.Executor()
     for number in (1, 2):
-        static.Executor().run(program, batch(number))
+        executor.run(program, batch(number))
     assert not any(s.tensor.any() for s in program.state if s.kind in ("gradient", "schedule"))
 
 
@@ -88,8 +89,9 @@ def test_fetches_are_there_on_every_run() -> None:
     eager = Eager(theirs, torch.optim.SGD(theirs.parameters(), lr=0.1), merges=9)
     mark = next(n for n in program.form.graph.nodes if n.target is GRADIENT)
     parameter = dict(theirs.named_parameters())[str(mark.args[1])]
+    executor = static.Executor()
     for number in range(3):
-        gradient, loss = static.Executor().run(program, seeded(number), [mark.name, "loss"])
+        gradient, loss = executor.run(program, seeded(number), [mark.name, "loss"])
         expected = eager.run(seeded(number))
         torch.testing.assert_close([gradient, loss], [parameter.grad, expected])
 
@@ -157,7 +159,8 @@ def test_parameters_of_other_layouts_and_gradients_that_are_views() -> None:
     given = {"x": torch.ones(3, 2).double()}
     program = static.capture(model, lambda output: output, optimizer, given)
     program.passes = (GradientMerge(2, avg=False),)
+    executor = static.Executor()
     for _ in range(2):
-        static.Executor().run(program, given)
+        executor.run(program, given)
     assert model.turned.tolist() == [[-5.0] * 3] * 2
     assert model.summed.tolist() == [-1.0] * 4

@@ -83,10 +83,11 @@ def trained(model: nn.Module, names: tuple[str, ...]) -> tuple[static.Program, l
     if names:
         program.passes = (Recompute(names),)
     found = []
+    executor = static.Executor()
     for number in range(3):
         given = batch(number)
         torch.manual_seed(number)
-        found += static.Executor().run(program, given, ["loss", "output"])
+        found += executor.run(program, given, ["loss", "output"])
     return program, [*found, *(slot.tensor for slot in program.state)]
 
 

@@ -29,6 +29,7 @@ def test_a_size_of_two_dimensions_is_their_product() -> None:
             return flat.new_ones(flat.shape[0] + 1, 4)[1:] + flat
 
     program = static.capture(Flattens(), None, None, {"x": torch.ones(5, 3, 4)})
+    executor = static.Executor()
     for size in (5, 2):
-        (out,) = static.Executor().run(program, {"x": torch.ones(size, 3, 4)}, ["output"])
+        (out,) = executor.run(program, {"x": torch.ones(size, 3, 4)}, ["output"])
         assert torch.equal(out, 3 * torch.ones(3 * size, 4))

@@ -204,8 +204,9 @@ def test_a_feed_is_fetched_by_its_own_name() -> None:
     one, other = static.data("a b", [None, 2]), static.data("a_b", [None, 2])
     feed = {"a b": torch.ones(1, 2), "a_b": torch.zeros(1, 2)}
     assert [one.name, other.name] == list(feed)  # type: ignore[attr-defined]
+    executor = static.Executor()
     for wanted in ([one, other], list(feed)):
-        found = static.Executor().run(feed=feed, fetch_list=wanted)
+        found = executor.run(feed=feed, fetch_list=wanted)
         assert [value.sum().item() for value in found] == [2, 0]
 
 
