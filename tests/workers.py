@@ -17,17 +17,15 @@ from collections.abc import Callable
 from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
-# what programs, tables and kernels import when they are used first
+# what programs, tables, kernels and the modules of tests import when they are used first
 _context.set_forkserver_preload(
     [
         *("torch", "torch._dynamo", "torch.export._trace", "torch.utils.checkpoint"),
-        *("torch.distributed.tensor", "sympy.tensor.tensor", "encodings.idna", "numba"),
-        *(
-            "fleetlight.fleet.api",
-            "fleetlight.fleet.programs",
-            "fleetlight.static.executor",
-            "fleetlight.static.capturing",
-        ),
+        *("torch.distributed.tensor", "torch.profiler._cupti_monitor", "torch._inductor.sizevars"),
+        *("sympy.tensor.tensor", "encodings.idna", "numpy.ma", "numba.np.arrayobj"),
+        *("pytest", "hypothesis.strategies"),
+        *("fleetlight.fleet.api", "fleetlight.fleet.programs"),
+        *("fleetlight.static.executor", "fleetlight.static.capturing"),
     ]
 )
 
