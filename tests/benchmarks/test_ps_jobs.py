@@ -28,7 +28,7 @@ def run(*results: dict[str, Any]) -> jobs.Run:
 
 def test_a_job_of_one_server_and_two_workers_reports_both() -> None:
     # by a program in one of both kinds
-    job = Ours("tiny", "word2vec", "async", steps=3, system="static").job()
+    job = Ours("tiny", "word2vec", "async", steps=3, system="static", warmup=1).job()
     found = jobs.run(job)
     assert len(found.results) == 2
     figures = Figures.of("tiny", [found])
