@@ -15,12 +15,22 @@ import pytest
 
 import fleetlight
 from fleetlight.kernels import compiled_files
+from fleetlight.kernels.compiled_files import Turn
 
 PROGRAM = """
 from fleetlight.kernels import compiled_files, hashing
+{}
 hashing.splitmix64([1, 2])
 dispatcher = hashing._hash._ready
 print(compiled_files.place(), sum(dispatcher.stats.cache_hits.values()))
+"""
+
+TELLS_WHEN_IT_WAITS = """
+begin = compiled_files.Turn.begin
+def telling(turn):
+    print("waits", flush=True)
+    begin(turn)
+compiled_files.Turn.begin = telling
 """
 
 
@@ -37,16 +47,25 @@ def package(tmp_path: Path) -> Path:
     return tmp_path / "site"
 
 
-def run(package: Path, **environment: str) -> tuple[str, int]:
-    """Where a process keeps its code, and whether it found the kernel there."""
+def start(package: Path, before: str = "", **environment: str) -> subprocess.Popen[str]:
+    """A process that compiles a kernel, or finds it compiled."""
     kept = {key: os.environ[key] for key in ("PATH",)}
     found = {**kept, "PYTHONPATH": str(package), "PYTHONDONTWRITEBYTECODE": "1", **environment}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=found, check=True, capture_output=True, text=True,
-        timeout=100,
-    )  # fmt: skip
-    place, hits = done.stdout.rsplit(maxsplit=1)
+    program = [sys.executable, "-c", PROGRAM.format(before)]
+    return subprocess.Popen(program, env=found, stdout=subprocess.PIPE, text=True)
+
+
+def told(process: subprocess.Popen[str]) -> tuple[str, int]:
+    """Where it keeps its code, and whether it found the kernel there."""
+    with process:
+        said, _ = process.communicate(timeout=100)
+    assert process.returncode == 0
+    place, hits = said.rsplit(maxsplit=1)
     return place, int(hits)
+
+
+def run(package: Path, before: str = "", **environment: str) -> tuple[str, int]:
+    return told(start(package, before, **environment))
 
 
 @pytest.fixture
@@ -135,30 +154,83 @@ def test_other_sources_and_another_numba_have_another_folder(
     assert len(seen) == 3
 
 
-def test_processes_take_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def is_held(folder: Path) -> bool:
+    with open(folder / "lock", "a") as other:
+        try:
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(compiled_files, "place", lambda: tmp_path)
-    with (
-        compiled_files.one_process_at_a_time(),
-        open(tmp_path / "lock") as other,
-        pytest.raises(BlockingIOError),
-    ):
-        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    with open(tmp_path / "lock") as other:
-        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    monkeypatch.setattr(Turn, "_is_waited_for", True)
+    return tmp_path
 
 
-def test_a_process_that_never_ends_is_not_waited_for(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_processes_take_turns(folder: Path) -> None:
+    with Turn() as turn:
+        assert not is_held(folder)
+        turn.begin()
+        assert is_held(folder)
+    assert not is_held(folder)
+
+
+def test_a_turn_is_over_although_a_child_was_forked_in_it(folder: Path) -> None:
+    script = f"""
+import os, pathlib
+from fleetlight.kernels import compiled_files
+compiled_files.place = lambda: pathlib.Path({str(folder)!r})
+with compiled_files.Turn() as turn:
+    turn.begin()
+    if os.fork() == 0:
+        input()
+        os._exit(0)
+print("over", flush=True)
+"""
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"over\n"
+        assert not is_held(folder)
+        process.communicate(b"\n", timeout=60)
+
+
+def test_a_process_that_never_ends_is_waited_for_once(
+    monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
-    monkeypatch.setattr(compiled_files, "place", lambda: tmp_path)
-    monkeypatch.setattr(compiled_files, "LOCK_WAIT_S", 0.0)
-    with open(tmp_path / "lock", "w") as other:
+    with open(folder / "lock", "w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with compiled_files.one_process_at_a_time():
-            pass
+        for wait_s in (0.0, 1e9):
+            monkeypatch.setattr(compiled_files, "LOCK_WAIT_S", wait_s)
+            with Turn() as turn:
+                turn.begin()
+
+
+def test_who_comes_second_finds_the_code_of_the_first(package: Path) -> None:
+    place = Path(run(package)[0])
+    kept = place.rename(place.with_name("kept"))
+    place.mkdir()
+    with open(place / "lock", "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        second = start(package, TELLS_WHEN_IT_WAITS)
+        assert second.stdout is not None
+        assert second.stdout.readline() == "waits\n"
+        shutil.copytree(kept, place, dirs_exist_ok=True, ignore=lambda *_: ["lock"])
+    assert told(second) == (str(place), 1)
+
+
+def test_what_is_compiled_is_found_while_another_process_compiles(package: Path) -> None:
+    place, _ = run(package)
+    with open(Path(place, "lock"), "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert run(package, before="compiled_files.LOCK_WAIT_S = 1e9") == (place, 1)
 
 
 def test_without_any_folder_kernels_still_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled_files, "place", lambda: None)
-    with compiled_files.one_process_at_a_time():
-        compiled_files.keep(None, True)
+    with Turn() as turn:
+        compiled_files.keep(None, True, turn)
+        turn.begin()

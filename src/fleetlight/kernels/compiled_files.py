@@ -18,18 +18,51 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fleetlight.kernels import loading
 
 _SOURCES = Path(__file__).parent
 _BESIDE = _SOURCES / "__pycache__"
 #: longer than the slowest kernel compiles; after that compiling twice is better than waiting
-LOCK_WAIT_S = 60.0
+LOCK_WAIT_S = 30.0
 
 
-def keep(dispatcher: Any, prefetch: bool) -> None:
-    """Let numba read and write this function's code in our folder; without one it only compiles."""
+class Turn:
+    """To compile: who comes second finds the code of the first.
+
+    Nobody waits for one whose code is there, nor again for a process that never ended its turn.
+    """
+
+    _is_waited_for = True
+
+    def __init__(self) -> None:
+        self._lock: IO[str] | None = None
+
+    def __enter__(self) -> Turn:
+        return self
+
+    def begin(self) -> None:
+        """Wait until no other process compiles."""
+        folder = place()
+        if folder is None or not Turn._is_waited_for:
+            return
+        self._lock = open(folder / "lock", "w")  # noqa: SIM115
+        Turn._is_waited_for = _taken(self._lock.fileno(), time.monotonic() + LOCK_WAIT_S)
+
+    def __exit__(self, *_: object) -> None:
+        if self._lock is not None:
+            # a child that was forked meanwhile has the file, too
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
+            self._lock.close()
+
+
+def keep(dispatcher: Any, prefetch: bool, turn: Turn) -> None:
+    """Let numba read and write this function's code in our folder; without one it only compiles.
+
+    What is not there is compiled when its turn has come.
+    """
     from numba.core import caching
 
     folder = place()
@@ -72,21 +105,13 @@ def keep(dispatcher: Any, prefetch: bool) -> None:
 
         def load_overload(self, sig: Any, target_context: Any) -> Any:
             with self._guard_against_spurious_io_errors():
-                return self._load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+                found = self._load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+                if found is None:
+                    turn.begin()
+                    found = self._load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+                return found
 
     dispatcher._cache = Cache(dispatcher.py_func)  # type: ignore[no-untyped-call]
-
-
-@contextlib.contextmanager
-def one_process_at_a_time() -> Iterator[None]:
-    """Hold the folder's lock: who comes second finds the code of the first."""
-    folder = place()
-    if folder is None:
-        yield
-        return
-    with open(folder / "lock", "w") as file:
-        _take(file.fileno(), time.monotonic() + LOCK_WAIT_S)
-        yield
 
 
 @functools.cache
@@ -141,13 +166,16 @@ def _stamp() -> str:
     return digest.hexdigest()[:16]
 
 
-def _take(file: int, deadline: float) -> None:
+def _taken(file: int, deadline: float) -> bool:
+    """Whether this process has the lock now, or nobody can have it."""
     while True:
         try:
-            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > deadline:
-                return None
+                return False
         except OSError:  # a file system without locks
-            return None
+            return True
+        else:
+            return True
         time.sleep(0.02)

@@ -75,8 +75,8 @@ class Kernel(Generic[P, R]):
         ]
         returns = arrays.numba_type(told["return"], numba.types)
         dispatcher = numba.njit(**_OPTIONS)(_linked(self._function, self._name, self._bound))
-        compiled_files.keep(dispatcher, prefetching.wanted())
-        with compiled_files.one_process_at_a_time():
+        with compiled_files.Turn() as turn:
+            compiled_files.keep(dispatcher, prefetching.wanted(), turn)
             dispatcher.compile(returns(*takes))
         dispatcher.disable_compile()
         return cast("Callable[P, R]", dispatcher)
