@@ -209,6 +209,12 @@ def test_a_process_that_never_ends_is_waited_for_once(
                 turn.begin()
 
 
+def test_a_lock_that_cannot_be_opened_is_done_without(folder: Path) -> None:
+    (folder / "lock").mkdir()
+    with Turn() as turn:
+        turn.begin()
+
+
 def test_who_comes_second_finds_the_code_of_the_first(package: Path) -> None:
     place = Path(run(package)[0])
     kept = place.rename(place.with_name("kept"))

@@ -47,7 +47,10 @@ class Turn:
         folder = place()
         if folder is None or not Turn._is_waited_for:
             return
-        self._lock = open(folder / "lock", "w")  # noqa: SIM115
+        try:
+            self._lock = open(folder / "lock", "w")  # noqa: SIM115
+        except OSError:  # another user's, say
+            return
         Turn._is_waited_for = _taken(self._lock.fileno(), time.monotonic() + LOCK_WAIT_S)
 
     def __exit__(self, *_: object) -> None:
