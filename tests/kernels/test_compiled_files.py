@@ -26,11 +26,11 @@ print(compiled_files.place(), sum(dispatcher.stats.cache_hits.values()))
 """
 
 TELLS_WHEN_IT_WAITS = """
-begin = compiled_files.Turn.begin
+waits = compiled_files.Turn.waits
 def telling(turn):
     print("waits", flush=True)
-    begin(turn)
-compiled_files.Turn.begin = telling
+    return waits(turn)
+compiled_files.Turn.waits = telling
 """
 
 
@@ -58,7 +58,10 @@ def start(package: Path, before: str = "", **environment: str) -> subprocess.Pop
 def told(process: subprocess.Popen[str]) -> tuple[str, int]:
     """Where it keeps its code, and whether it found the kernel there."""
     with process:
-        said, _ = process.communicate(timeout=100)
+        try:
+            said, _ = process.communicate(timeout=100)
+        finally:
+            process.kill()
     assert process.returncode == 0
     place, hits = said.rsplit(maxsplit=1)
     return place, int(hits)
@@ -166,15 +169,16 @@ def is_held(folder: Path) -> bool:
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(compiled_files, "place", lambda: tmp_path)
-    monkeypatch.setattr(Turn, "_is_waited_for", True)
+    monkeypatch.setattr(Turn, "_has_given_up", False)
     return tmp_path
 
 
 def test_processes_take_turns(folder: Path) -> None:
     with Turn() as turn:
         assert not is_held(folder)
-        turn.begin()
+        assert turn.waits()
         assert is_held(folder)
+        assert not turn.waits()
     assert not is_held(folder)
 
 
@@ -184,7 +188,7 @@ import os, pathlib
 from fleetlight.kernels import compiled_files
 compiled_files.place = lambda: pathlib.Path({str(folder)!r})
 with compiled_files.Turn() as turn:
-    turn.begin()
+    turn.waits()
     if os.fork() == 0:
         input()
         os._exit(0)
@@ -198,21 +202,25 @@ print("over", flush=True)
         process.communicate(b"\n", timeout=60)
 
 
-def test_a_process_that_never_ends_is_waited_for_once(
-    monkeypatch: pytest.MonkeyPatch, folder: Path
-) -> None:
+def test_a_process_that_never_ends_is_waited_for_once(folder: Path) -> None:
     with open(folder / "lock", "w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        for wait_s in (0.0, 1e9):
-            monkeypatch.setattr(compiled_files, "LOCK_WAIT_S", wait_s)
-            with Turn() as turn:
-                turn.begin()
+        with Turn() as turn:
+            assert turn.waits()
+            turn._deadline = 0.0
+            assert not turn.waits()
+        with Turn() as turn:
+            assert not turn.waits()
+    # it has ended after all
+    with Turn() as turn:
+        assert turn.waits()
+        assert is_held(folder)
 
 
 def test_a_lock_that_cannot_be_opened_is_done_without(folder: Path) -> None:
     (folder / "lock").mkdir()
     with Turn() as turn:
-        turn.begin()
+        assert not turn.waits()
 
 
 def test_who_comes_second_finds_the_code_of_the_first(package: Path) -> None:
@@ -239,4 +247,4 @@ def test_without_any_folder_kernels_still_compile(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(compiled_files, "place", lambda: None)
     with Turn() as turn:
         compiled_files.keep(None, True, turn)
-        turn.begin()
+        assert not turn.waits()

@@ -71,38 +71,3 @@ def test_importing_kernels_imports_no_numba() -> None:
     tables = "; from fleetlight.kernels import RowTable; RowTable(2, 'sgd'); "
     program = program.replace("; assert", tables + "assert")
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
-
-
-def test_no_child_is_forked_while_a_kernel_is_compiled() -> None:
-    """A thread compiles; its turn ends when somebody else waits for it."""
-    script = """
-import os, threading
-from fleetlight.kernels import compiling
-
-class Lock:
-    owner = threading.RLock()
-    waits = threading.Event()
-    def acquire(self):
-        self.waits.set()
-        return self.owner.acquire()
-    def release(self):
-        self.owner.release()
-
-def compile():
-    with lock.owner:
-        compiles.set()
-        lock.waits.wait()
-
-compiling._lock = lock = Lock()
-compiles = threading.Event()
-threading.Thread(target=compile).start()
-compiles.wait()
-child = os.fork()
-free = lock.owner.acquire(blocking=False)
-if child == 0:
-    os._exit(not free)
-lock.waits.set()
-raise SystemExit(int(not free or os.waitpid(child, 0)[1] != 0))
-"""
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=False, timeout=60)
-    assert done.returncode == 0

@@ -24,34 +24,50 @@ from fleetlight.kernels import loading
 
 _SOURCES = Path(__file__).parent
 _BESIDE = _SOURCES / "__pycache__"
-#: longer than the slowest kernel compiles; after that compiling twice is better than waiting
+#: longer than kernels take to compile; after that compiling twice is better than waiting
 LOCK_WAIT_S = 30.0
 
 
 class Turn:
-    """To compile: who comes second finds the code of the first.
+    """A process's turn to compile a kernel: who comes second finds the code of the first.
 
-    Nobody waits for one whose code is there, nor again for a process that never ended its turn.
+    No process waits for one whose code is there, nor again for one that never ended its turn.
     """
 
-    _is_waited_for = True
+    _has_given_up = False
 
     def __init__(self) -> None:
         self._lock: IO[str] | None = None
+        self._deadline = 0.0
+        self._has_come = False
 
     def __enter__(self) -> Turn:
         return self
 
-    def begin(self) -> None:
-        """Wait until no other process compiles."""
-        folder = place()
-        if folder is None or not Turn._is_waited_for:
-            return
+    def waits(self) -> bool:
+        """Whether to look once more for the code: before the turn has come, and when it comes."""
+        if self._lock is None and not self._has_come:
+            self._open()
+        if self._lock is None or self._has_come:
+            return False
         try:
-            self._lock = open(folder / "lock", "w")  # noqa: SIM115
-        except OSError:  # another user's, say
-            return
-        Turn._is_waited_for = _taken(self._lock.fileno(), time.monotonic() + LOCK_WAIT_S)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= self._deadline:
+                Turn._has_given_up = self._has_come = True
+                return False
+            time.sleep(0.02)
+        except OSError:  # a file system without locks
+            self._has_come = True
+        else:
+            self._has_come = True
+        return True
+
+    def _open(self) -> None:
+        folder = place()
+        with contextlib.suppress(OSError):  # another user's, say
+            self._lock = None if folder is None else open(folder / "lock", "w")  # noqa: SIM115
+        self._deadline = time.monotonic() + (0 if Turn._has_given_up else LOCK_WAIT_S)
 
     def __exit__(self, *_: object) -> None:
         if self._lock is not None:
@@ -109,8 +125,7 @@ def keep(dispatcher: Any, prefetch: bool, turn: Turn) -> None:
         def load_overload(self, sig: Any, target_context: Any) -> Any:
             with self._guard_against_spurious_io_errors():
                 found = self._load_overload(sig, target_context)  # type: ignore[no-untyped-call]
-                if found is None:
-                    turn.begin()
+                while found is None and turn.waits():
                     found = self._load_overload(sig, target_context)  # type: ignore[no-untyped-call]
                 return found
 
@@ -167,18 +182,3 @@ def _stamp() -> str:
     for source in sorted(_SOURCES.glob("*.py")):
         digest.update(source.name.encode() + source.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def _taken(file: int, deadline: float) -> bool:
-    """Whether this process has the lock now, or nobody can have it."""
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                return False
-        except OSError:  # a file system without locks
-            return True
-        else:
-            return True
-        time.sleep(0.02)

@@ -7,7 +7,6 @@ signature is that of its annotations, so nothing is compiled for arguments that 
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from types import FunctionType
@@ -22,12 +21,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 # No fastmath: first values must not depend on how the compiler groups additions.
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 _lock = threading.RLock()
-# no child is forked while another thread compiles: locks of numba would stay taken in it
-os.register_at_fork(
-    before=lambda: _lock.acquire(),
-    after_in_parent=lambda: _lock.release(),
-    after_in_child=lambda: _lock.release(),
-)
 _parts: set[Callable[..., Any]] = set()
 #: by function, and whether it may prefetch
 _compiled: dict[tuple[Callable[..., Any], bool], Any] = {}

@@ -172,7 +172,7 @@ def _processes() -> Iterator[str]:
 
 
 def _socket_inodes(pid: str) -> Iterator[str]:
-    """Whose descriptors come and go meanwhile: in our own, the one that lists them is gone."""
+    """Those that are closed meanwhile are left out, as the one is that has listed our own."""
     descriptors: list[str] = []
     with contextlib.suppress(OSError):
         descriptors = os.listdir(f"/proc/{pid}/fd")
