@@ -26,11 +26,11 @@ print(compiled_files.place(), sum(dispatcher.stats.cache_hits.values()))
 """
 
 TELLS_WHEN_IT_WAITS = """
-waits = compiled_files.Turn.waits
+wait = compiled_files.Turn.wait
 def telling(turn):
     print("waits", flush=True)
-    return waits(turn)
-compiled_files.Turn.waits = telling
+    return wait(turn)
+compiled_files.Turn.wait = telling
 """
 
 
@@ -176,9 +176,9 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_processes_take_turns(folder: Path) -> None:
     with Turn() as turn:
         assert not is_held(folder)
-        assert turn.waits()
+        assert turn.wait()
         assert is_held(folder)
-        assert not turn.waits()
+        assert not turn.wait()
     assert not is_held(folder)
 
 
@@ -188,7 +188,7 @@ import os, pathlib
 from fleetlight.kernels import compiled_files
 compiled_files.place = lambda: pathlib.Path({str(folder)!r})
 with compiled_files.Turn() as turn:
-    turn.waits()
+    turn.wait()
     if os.fork() == 0:
         input()
         os._exit(0)
@@ -206,21 +206,21 @@ def test_a_process_that_never_ends_is_waited_for_once(folder: Path) -> None:
     with open(folder / "lock", "w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with Turn() as turn:
-            assert turn.waits()
+            assert turn.wait()
             turn._deadline = 0.0
-            assert not turn.waits()
+            assert not turn.wait()
         with Turn() as turn:
-            assert not turn.waits()
+            assert not turn.wait()
     # it has ended after all
     with Turn() as turn:
-        assert turn.waits()
+        assert turn.wait()
         assert is_held(folder)
 
 
 def test_a_lock_that_cannot_be_opened_is_done_without(folder: Path) -> None:
     (folder / "lock").mkdir()
     with Turn() as turn:
-        assert not turn.waits()
+        assert not turn.wait()
 
 
 def test_who_comes_second_finds_the_code_of_the_first(package: Path) -> None:
@@ -247,4 +247,4 @@ def test_without_any_folder_kernels_still_compile(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(compiled_files, "place", lambda: None)
     with Turn() as turn:
         compiled_files.keep(None, True, turn)
-        assert not turn.waits()
+        assert not turn.wait()

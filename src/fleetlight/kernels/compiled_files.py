@@ -44,8 +44,8 @@ class Turn:
     def __enter__(self) -> Turn:
         return self
 
-    def waits(self) -> bool:
-        """Whether to look once more for the code: before the turn has come, and when it comes."""
+    def wait(self) -> bool:
+        """Wait for it a moment; whether to look for the code again, as also when it has come."""
         if self._lock is None and not self._has_come:
             self._open()
         if self._lock is None or self._has_come:
@@ -125,7 +125,7 @@ def keep(dispatcher: Any, prefetch: bool, turn: Turn) -> None:
         def load_overload(self, sig: Any, target_context: Any) -> Any:
             with self._guard_against_spurious_io_errors():
                 found = self._load_overload(sig, target_context)  # type: ignore[no-untyped-call]
-                while found is None and turn.waits():
+                while found is None and turn.wait():
                     found = self._load_overload(sig, target_context)  # type: ignore[no-untyped-call]
                 return found
 
