@@ -404,15 +404,35 @@ def test_who_makes_no_step_is_ended_when_its_time_is_over(tmp_path: Path) -> Non
     assert not (tmp_path / "ckpt").exists()
 
 
-@pytest.mark.parametrize("here", [1, 3])
-def test_who_does_not_leave_in_time_is_told_of(here: int, caplog: pytest.LogCaptureFixture) -> None:
-    """A worker that was started again may take long."""
-    crew: Any = object.__new__(Crew)
-    crew.client = SimpleNamespace(beat=lambda step: None, here=here)
-    strategy = fleet.DistributedStrategy(checkpoint_configs={"grace_s": 0.01})
+def waited_for(grace_s: float, *told: int | None) -> Any:
+    """Worker 0 has waited for the others; each sign of life brings what server 0 tells next."""
+    crew, told_by = object.__new__(Crew), iter(told)
+
+    def beat(step: int) -> None:
+        client.here = next(told_by, client.here)
+
+    client: Any = SimpleNamespace(beat=beat, here=None)
+    crew.client = client
+    strategy = fleet.DistributedStrategy(checkpoint_configs={"grace_s": grace_s})
     stopping: Any = object.__new__(Stopping)
     stopping._context = SimpleNamespace(group=crew, step=7, strategy=strategy)
     stopping._await_the_others()
+    return client.here
+
+
+@pytest.mark.parametrize(
+    ("here", "others"), [(1, None), (3, "2"), (None, "server 0 does not tell how many")]
+)
+def test_who_does_not_leave_in_time_is_told_of(
+    here: int | None, others: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker that was started again may take long."""
+    waited_for(0.01, here)
     told = [record.getMessage() for record in caplog.records]
-    assert len(told) == (here > 1)
-    assert all(text.startswith("other workers still there: 2; what they learn") for text in told)
+    assert len(told) == (others is not None)
+    assert all(text.startswith(f"other workers still there: {others}; what") for text in told)
+
+
+def test_others_are_waited_for_before_it_is_known_whether_there_are_any() -> None:
+    # what a worker was told that was started again a moment ago: nothing yet
+    assert waited_for(60, None, 2, 2, 1) == 1

@@ -260,20 +260,22 @@ class Stopping(Terminations):
         """What they have learnt last is on the servers once they have left."""
         crew, step = self._context.group, self._context.step
         assert isinstance(crew, Crew)
+        client = crew.client
         end = time.monotonic() + min(_LAST_S, self._configs.grace_s / 2)
         try:
-            crew.client.beat(step)
-            while crew.client.here > 1 and time.monotonic() < end:
+            client.beat(step)
+            # nothing is heard yet by a worker that was started again a moment ago
+            while client.here != 1 and time.monotonic() < end:
                 time.sleep(_ASK_EVERY_S)
-                crew.client.beat(step)
+                client.beat(step)
         except PeerError as error:
             logger.warning("the other workers were not waited for: %s", error)
             return
-        if crew.client.here > 1:
+        if client.here != 1:
             logger.warning(
-                "other workers still there: %d; what they learn from now on is not saved, and with "
+                "other workers still there: %s; what they learn from now on is not saved, and with "
                 "deal='queue' records that they have trained on last are dealt out again",
-                crew.client.here - 1,
+                "server 0 does not tell how many" if client.here is None else client.here - 1,
             )
 
     # -- when nobody else watches

@@ -13,6 +13,7 @@ from tests.ps.serving import opened, plan
 
 from fleetlight.errors import DeadlineError, PeerLostError
 from fleetlight.ps import messages as m
+from fleetlight.ps.calls import NONE
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.transport.channel import SocketChannel, connect_all
 from fleetlight.ps.transport.interface import PATIENCE, Answer, Connection, Patience, Reply
@@ -37,6 +38,7 @@ class Scripted:
         self.heard: list[int] = []
         self.hangs = self.owes = False
         self.error: Exception | None = None
+        self.answer: m.Message = m.Done()
 
     def send(self, message: Any, arrays: Sequence[Any] = ()) -> None:
         assert not self.owes, "one request in flight per channel"
@@ -57,7 +59,7 @@ class Scripted:
     def receive(self, deadline_s: float | None = None) -> Answer:
         assert not self.hangs, "would wait"
         self.owes = False
-        return Answer(m.Done(), [])
+        return Answer(self.answer, [])
 
     def call(self, *_: Any) -> Answer:
         raise AssertionError("would wait")
@@ -107,6 +109,19 @@ def test_a_server_that_comes_back_is_told_again() -> None:
     channels[0].error = None
     signs.give(2)
     assert [channel.heard for channel in channels] == [[2], [1, 2]]
+
+
+def test_how_many_are_here_is_unknown_until_server_0_has_told_it() -> None:
+    channels = [Scripted("server 0"), Scripted("server 1")]
+    signs = SignsOfLife(channels)
+    channels[0].answer, channels[1].answer = m.Beaten(NONE, 3), m.Beaten(NONE, 2)
+    channels[0].hangs = True
+    signs.give(0)
+    signs.collect()
+    assert signs.here is None
+    channels[0].hangs = False
+    signs.collect()
+    assert signs.here == 3
 
 
 class Hanging:

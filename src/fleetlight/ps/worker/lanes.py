@@ -124,8 +124,8 @@ class Lanes:
         return self._signs.heard
 
     @property
-    def here(self) -> int:
-        """How many workers have not left, as far as this one has heard."""
+    def here(self) -> int | None:
+        """How many workers have not left, as far as this one has heard; None: it has not yet."""
         return self._signs.here
 
     def _ask(

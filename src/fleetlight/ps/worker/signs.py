@@ -29,8 +29,8 @@ class SignsOfLife:
         self._late: Mapping[int, float] = {}
         #: what the servers have said was called for
         self.heard = NONE
-        #: how many workers have not left, as server 0 told last
-        self.here = 0
+        #: how many workers have not left, as server 0 told last; None: it has not told yet
+        self.here: int | None = None
 
     def give(self, step: int, call: Call = NONE) -> None:
         """To all that owe no answer; raises once there is nobody left to hear it."""
