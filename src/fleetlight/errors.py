@@ -15,6 +15,7 @@ FleetError
 │   ├── PeerLostError (ConnectionError)    went away
 │   ├── ProtocolError                      speaks another language, or another version of ours
 │   └── MembershipError                    never came, or does not belong here
+│       └── StoppedError                   comes no more: the job was asked to stop
 ├── CheckpointError (RuntimeError)   a checkpoint could not be written or read
 │   ├── CorruptCheckpointError       its bytes are not those that were written
 │   └── LostCheckpointError          a process that was to write some of it has gone
@@ -86,6 +87,10 @@ class ProtocolError(PeerError):
 
 class MembershipError(PeerError):
     """The job could not be formed: somebody is missing or does not fit."""
+
+
+class StoppedError(MembershipError):
+    """A worker that is waited for comes no more: the job was asked to stop."""
 
 
 class CheckpointError(FleetError, RuntimeError):

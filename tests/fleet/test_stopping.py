@@ -26,7 +26,6 @@ from fleetlight.checkpoint import files
 from fleetlight.checkpoint.manifest import VERSION, encode
 from fleetlight.fleet.context import current
 from fleetlight.fleet.stopping import RESUME_CODE, Stopped, Stopping
-from fleetlight.ps.worker.crew import Crew
 
 pytestmark = pytest.mark.multiprocess
 
@@ -406,17 +405,16 @@ def test_who_makes_no_step_is_ended_when_its_time_is_over(tmp_path: Path) -> Non
 
 def waited_for(grace_s: float, *told: int | None) -> Any:
     """Worker 0 has waited for the others; each sign of life brings what server 0 tells next."""
-    crew, told_by = object.__new__(Crew), iter(told)
+    told_by = iter(told)
 
     def beat(step: int) -> None:
         client.here = next(told_by, client.here)
 
     client: Any = SimpleNamespace(beat=beat, here=None)
-    crew.client = client
     strategy = fleet.DistributedStrategy(checkpoint_configs={"grace_s": grace_s})
     stopping: Any = object.__new__(Stopping)
-    stopping._context = SimpleNamespace(group=crew, step=7, strategy=strategy)
-    stopping._await_the_others()
+    stopping._context = SimpleNamespace(step=7, strategy=strategy)
+    stopping._await_the_others(client)
     return client.here
 
 

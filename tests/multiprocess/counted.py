@@ -26,6 +26,7 @@ parser.add_argument("--durability", default="log")
 parser.add_argument("--die", nargs="*", default=[], help="workers, as worker:step:moment")
 parser.add_argument("--stop", type=int, default=0, help="fleetrun, behind this step of all workers")
 parser.add_argument("--stop_amid", type=int, default=0, help="the same, before this step of one")
+parser.add_argument("--early", type=int, help="waits behind its loop when another is to stop")
 parser.add_argument("--kill_a_server", action="store_true", help="while the stop is saved")
 parser.add_argument("--take_port", type=int, default=0, help="of server 0, before this step")
 options = parser.parse_args()
@@ -95,6 +96,15 @@ def stop_while_worker_1_is_away() -> None:
         os.kill(os.getppid(), signal.SIGTERM)
 
 
+def stop_while_another_waits() -> None:
+    """It has ended its loop, and waits for this worker."""
+    while not pathlib.Path("behind").exists():
+        time.sleep(0.01)
+    os.kill(os.getppid(), signal.SIGTERM)
+    while not is_told():
+        time.sleep(0.01)
+
+
 strategy = fleet.DistributedStrategy(
     a_sync=options.mode != "sync",
     durability=options.durability,
@@ -117,6 +127,8 @@ for _ in range(loader.epoch, EPOCHS):
         step = current().step + 1
         if step == options.stop_amid and fleet.is_first_worker():
             stop_while_worker_1_is_away()
+        if options.early not in (None, fleet.worker_index()) and step == 4:
+            stop_while_another_waits()
         die_if_asked(options.die, step, "forward")
         if step == options.take_port and fleet.is_first_worker() and not taken.exists():
             taken.touch()
@@ -131,6 +143,7 @@ for _ in range(loader.epoch, EPOCHS):
         die_if_asked(options.die, step, "behind")
         if step == options.stop:
             ask_to_stop()
+pathlib.Path("behind").touch()
 fleet.barrier_worker()
 with torch.no_grad():
     counts = model.rows(torch.arange(LENGTH))

@@ -94,6 +94,29 @@ def test_a_stop_waits_for_who_has_died(tmp_path: Path) -> None:
     check_counts(text, 2)
 
 
+def test_a_stop_where_each_stops_for_itself_waits_for_who_has_died(tmp_path: Path) -> None:
+    # it hears of the stop with the answer to what it brings first
+    how = ["--deal", "queue"]
+    code, text = run(tmp_path, TWO, *how, "--die", "1:4:forward", "--stop_amid", "4")
+    assert code == 75, text
+    assert "worker 1 of 2 was killed by SIGKILL" in text
+    assert "still there" not in text
+    code, text = run(tmp_path, TWO + " --resume", *how)
+    assert code == 0, text
+    check_counts(text, 2)
+
+
+@pytest.mark.parametrize(("early", "step"), [(0, 24), (1, 4)])
+def test_who_waits_for_a_worker_that_stops_does_so_too(
+    tmp_path: Path, early: int, step: int
+) -> None:
+    code, text = run(tmp_path, TWO, "--durability", "none", "--early", str(early))
+    assert code == 75, text
+    assert f"stopped at step {step}, saved in" in text
+    assert "still there" not in text
+    assert checkpoint.read(tmp_path / "ckpt").manifest.step == step
+
+
 def test_a_server_whose_port_somebody_else_has_taken_is_told(tmp_path: Path) -> None:
     flags = "--server_num 2 --worker_num 2 --max_restarts 1"
     code, text = run(tmp_path, flags, "--mode", "sync", "--take_port", "4")

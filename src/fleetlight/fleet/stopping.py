@@ -106,6 +106,8 @@ class Stopping(Terminations):
         self._saved_step, self._saved_at = 0, time.monotonic()
         self._met_at = self._saved_at
         self.is_over = False
+        if isinstance(context.group, Crew):
+            context.group.when_others_stop = self._others_stop
         tell_stops(context.role)
 
     @property
@@ -243,12 +245,22 @@ class Stopping(Terminations):
         save = save_together if self._in_lockstep else save_alone
         save(self._context, self._folder, background=background, via=self._configs.via)
 
+    def _others_stop(self) -> None:
+        """Another worker has stopped that this one waits for, behind its loop: it stops as well."""
+        session = self._context.session
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and session is not None and session.is_open and not self._in_lockstep:
+            self._stop()
+
     def _stop(self) -> None:
         context = self._context
         if context.group.index == 0:
             logger.info("asked to stop: saving at step %d", context.step)
-        if not self._in_lockstep and context.group.index == 0:
-            self._await_the_others()
+        if isinstance(context.group, Crew) and not self._in_lockstep:
+            # whoever waits for this worker in a meeting stops, too
+            context.group.client.stops = True
+            if context.group.index == 0:
+                self._await_the_others(context.group.client)
         self._save(background=False)
         self.is_over = True
         if isinstance(context.group, Crew):
@@ -256,11 +268,9 @@ class Stopping(Terminations):
         tell_stopped(context.role, context.step, self._folder)
         raise Stopped
 
-    def _await_the_others(self) -> None:
+    def _await_the_others(self, client: Client) -> None:
         """What they have learnt last is on the servers once they have left."""
-        crew, step = self._context.group, self._context.step
-        assert isinstance(crew, Crew)
-        client = crew.client
+        step = self._context.step
         end = time.monotonic() + min(_LAST_S, self._configs.grace_s / 2)
         try:
             client.beat(step)

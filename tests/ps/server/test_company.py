@@ -24,7 +24,7 @@ from tests.ps.serving import (
     together,
 )
 
-from fleetlight.errors import DeadlineError, MembershipError, PeerLostError
+from fleetlight.errors import DeadlineError, MembershipError, PeerLostError, StoppedError
 from fleetlight.launch.processes import watch
 from fleetlight.ps import messages as m
 from fleetlight.ps.calls import Call
@@ -264,6 +264,23 @@ def test_a_meeting_that_nobody_can_complete_ends_at_once() -> None:
     second.leave()
     with pytest.raises(MembershipError, match="barrier would wait for worker 1, which has left"):
         first.meet(0, "barrier")
+
+
+@pytest.mark.parametrize("word", [m.Beat(3, stops=True), m.Leave(stopped=True)], ids=str)
+def test_a_meeting_with_one_that_stops_ends_at_once(word: m.Message) -> None:
+    server = opened(plan())
+    first, second = team(server)
+
+    def meet() -> None:
+        with pytest.raises(StoppedError, match="barrier would wait for worker 1, which stops"):
+            first.meet(0, "barrier")
+
+    def stop() -> None:
+        while not server._attendance._traces[0].doing:
+            pass
+        second.say(word)
+
+    together(meet, stop)
 
 
 def test_who_comes_late_to_a_meeting_is_told() -> None:

@@ -409,6 +409,22 @@ def test_at_the_end_all_lanes_are_closed(end: Callable[[Client], None]) -> None:
     team.client.close()
 
 
+@pytest.mark.parametrize("mode", ["async", "geo"])
+def test_who_makes_steps_alone_hears_of_a_stop_with_the_answer(mode: str) -> None:
+    team = Team(1, mode=mode)
+
+    def bring(step: int) -> Call:
+        if mode == "geo":
+            team.client.exchange(team.parcel([ZERO]).tables, {}, step=step)
+        else:
+            team.client.push(team.parcel([ZERO], step=step), phase=0)
+        return team.client.heard
+
+    assert bring(0) == Call()
+    team.servers[0].call_stop()
+    assert bring(1) == Call(stop=True)
+
+
 def test_a_later_life_hears_what_was_called_for(tmp_path: Path) -> None:
     """Behind the step that it brings again, and what the life before had heard before that."""
     whose = Identity(0, 1, 2, job="j", start=0, incarnation=1)

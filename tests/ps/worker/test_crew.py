@@ -12,7 +12,13 @@ import pytest
 import torch
 from tests.ps.serving import closed_server, together
 
-from fleetlight.errors import ConfigError, DeadlineError, PeerLostError, ProtocolError
+from fleetlight.errors import (
+    ConfigError,
+    DeadlineError,
+    PeerLostError,
+    ProtocolError,
+    StoppedError,
+)
 from fleetlight.ps import messages as m
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.transport.interface import MemoryChannel
@@ -114,6 +120,19 @@ def test_who_does_not_come_is_named_when_the_deadline_is_over() -> None:
     _, [zero, one] = crews(2, deadline_s=0.2)
     with pytest.raises(DeadlineError, match=r"epoch waited 0\.2 s for worker 1"):
         zero.barrier("epoch")
+    for crew in (zero, one):
+        crew.fail("over")
+
+
+def test_who_waits_for_one_that_stops_does_what_is_to_be_done_then() -> None:
+    _, [zero, one] = crews(2)
+    done: list[str] = []
+    zero.when_others_stop = lambda: done.append("stopped")
+    one.client.stops = True
+    one.client.beat(0)
+    with pytest.raises(StoppedError, match="barrier would wait for worker 1, which stops"):
+        zero.barrier()
+    assert done == ["stopped"]
     for crew in (zero, one):
         crew.fail("over")
 

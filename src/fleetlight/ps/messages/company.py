@@ -41,6 +41,8 @@ class Beat(Words, frozen=True):
     repeatable: ClassVar[bool] = True
     step: int
     call: Call = NONE
+    #: it stops, and comes to no meeting any more
+    stops: bool = False
 
 
 class Beaten(Words, frozen=True):

@@ -127,7 +127,8 @@ class Pushed(Words, frozen=True):
     square: float = 0.0
     changed: list[int] = msgspec.field(default_factory=list)
     batches: list[int] = msgspec.field(default_factory=list)
-    #: what all workers that made this step are to do behind it
+    #: what all workers that made this step are to do behind it; where each makes its own steps,
+    #: what was called for by now
     call: Call = NONE
 
 
@@ -154,6 +155,8 @@ class Exchanged(Words, frozen=True):
 
     version: int
     slowest: int
+    #: what was called for by now
+    call: Call = NONE
 
 
 class EndPhase(Words, frozen=True):

@@ -138,6 +138,8 @@ class Company:
         self._attendance.check()
         with self._news:
             self._attendance.call_for(message.call)
+            if message.stops:
+                self._attendance.stop(peer.worker)
             here = len(self._roster.those(ABSENT, HERE, AWAY))
         return m.Beaten(self._attendance.call, here), []
 
@@ -204,7 +206,9 @@ class Company:
                 self._note_leaving(peer.worker, message)
                 self._chronicle.settle()
             with self._news:
-                self.stopped |= message.stopped
+                if message.stopped:
+                    self.stopped = True
+                    self._attendance.stop(peer.worker)
                 self._attendance.leave(peer.worker, message.error)
         if message.error:
             logger.warning("%s failed: %s", peer, message.error)

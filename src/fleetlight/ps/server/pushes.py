@@ -277,6 +277,7 @@ class Pushes:
                 self.ledger.versions.version,
                 self.ledger.clocks.slowest(message.phase),
             )
+            call = outcome.call if self._plan.mode == SYNC else self._attendance.call
         return Pushed(
             version,
             slowest,
@@ -284,7 +285,7 @@ class Pushes:
             outcome.square,
             [pulled.table for pulled in changed],
             [pulled.batch for pulled in changed],
-            outcome.call,
+            call,
         ), arrays
 
     def _taken_ahead(self, peer: Peer, optimizer: int) -> list[AheadList]:
@@ -307,4 +308,5 @@ class Pushes:
     def _exchanged(self, arrays: list[Array]) -> Reply:
         with self._news:
             version, slowest = self.ledger.versions.version, self.ledger.clocks.slowest(0)
-        return Exchanged(version, slowest), arrays
+            call = self._attendance.call
+        return Exchanged(version, slowest, call), arrays

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fleetlight.errors import PlanError
 from fleetlight.kernels import Deduped, dedup
 from fleetlight.ps import messages as m
-from fleetlight.ps.calls import NONE, added
+from fleetlight.ps.calls import NONE, Call, added
 from fleetlight.ps.placement import Placement
 from fleetlight.ps.plan import Plan
 from fleetlight.ps.sequences import common_epoch
@@ -84,7 +84,7 @@ class Client(Lanes):
         self.answers = Answers() if redo is None else redo.answers
         #: counts the loads of checkpoints
         self.epoch = 0
-        #: what all workers have heard behind the last step that they made together
+        #: what answers to steps have brought: all workers hear it that made the step together
         self.called = NONE
         self._sequences = [0] * server_num
         self._plan: Plan | None = None
@@ -266,9 +266,9 @@ class Client(Lanes):
         return _pushed(answers)
 
     def _hear(self, answers: Iterable[Answer]) -> None:
-        """Remember what all are to do behind the step that was answered."""
+        """Remember what is to be done behind the step that was answered."""
         told = [one.message for one in answers]
-        self.called |= added(one.call for one in told if isinstance(one, m.Pushed))
+        self.called |= added(o.call for o in told if isinstance(o, (m.Pushed, m.Exchanged)))
 
     def exchange(
         self,
@@ -298,6 +298,7 @@ class Client(Lanes):
                 ]
         self._commit(moment, requests)
         answers = self._in_turns(PUSH, requests)
+        self._hear(one for heard in answers.values() for one in heard)
         values = _counted({server: heard[-1] for server, heard in answers.items()})
         for server, heard in answers.items() if wants else ():
             for piece, answer in zip(pieces[server], heard, strict=True):
@@ -332,6 +333,11 @@ class Client(Lanes):
         """What is about to leave is brought by a later life of this worker, should it die."""
         if self.redo is not None and moment is not None:
             self.redo.commit(moment, self.epoch, self._sequences, requests, self.called)
+
+    @property
+    def heard(self) -> Call:
+        """As in `Lanes`; where no step is made together, its answer tells no more than a beat."""
+        return super().heard | self.called
 
     @property
     def moment(self) -> Moment | None:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fleetlight.errors import ConfigError, DeadlineError, PeerError, PeerLostError
+from fleetlight.errors import ConfigError, DeadlineError, PeerError, PeerLostError, StoppedError
 from fleetlight.observe.log import logger
 from fleetlight.ps import messages as m
 from fleetlight.ps.transport.failures import error_of, failure_of
@@ -54,6 +54,8 @@ class Crew:
         self.step = 0
         #: True once this worker has stopped because the job was asked to
         self.stopped = False
+        #: what is done where a meeting never will be, because others have stopped
+        self.when_others_stop: Callable[[], None] | None = None
         self._over = threading.Event()
         self._beats = threading.Thread(target=self._beat, name="fleet-beat", daemon=True)
         for lane in (CONTROL, BEAT):
@@ -90,7 +92,12 @@ class Crew:
             answer = self.client.ask(CONTROL, {0: (message, [brought])}, deadline_s + _GRACE_S)[0]
             return [array.tobytes() for array in answer.arrays]
 
-        return list(answers.once(operation, meet))
+        try:
+            return list(answers.once(operation, meet))
+        except StoppedError:
+            if self.when_others_stop is not None:
+                self.when_others_stop()
+            raise
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Everybody's tensor, in the order of the workers; alike in type and shape."""

@@ -40,6 +40,8 @@ class Lanes:
         self._signs = SignsOfLife(())
         #: what this worker calls for
         self.wish = NONE
+        #: it stops, and comes to no meeting any more
+        self.stops = False
         self._closed = False
         #: how long a server may be away that comes back; 0: none does
         self._away_s = 0.0
@@ -116,7 +118,7 @@ class Lanes:
         """Give a sign of life, whatever other lanes are busy with and other servers do."""
         with self._beating:
             self.open_lane(BEAT)
-            self._signs.give(step, self.wish)
+            self._signs.give(step, self.wish, stops=self.stops)
 
     @property
     def heard(self) -> Call:

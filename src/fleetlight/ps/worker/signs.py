@@ -32,7 +32,7 @@ class SignsOfLife:
         #: how many workers have not left, as server 0 told last; None: it has not told yet
         self.here: int | None = None
 
-    def give(self, step: int, call: Call = NONE) -> None:
+    def give(self, step: int, call: Call = NONE, *, stops: bool = False) -> None:
         """To all that owe no answer; raises once there is nobody left to hear it."""
         self.collect()
         self._late = dict(self._asked)
@@ -42,7 +42,7 @@ class SignsOfLife:
         for server, channel in enumerate(self._channels):
             if server not in self._asked and server not in self._gone:
                 try:
-                    channel.send(m.Beat(step, call))
+                    channel.send(m.Beat(step, call, stops))
                     self._asked[server] = time.monotonic()
                 except PeerError as error:
                     self._gone[server] = error
