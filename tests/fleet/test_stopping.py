@@ -24,8 +24,10 @@ import fleetlight as fleet
 from fleetlight import checkpoint
 from fleetlight.checkpoint import files
 from fleetlight.checkpoint.manifest import VERSION, encode
+from fleetlight.errors import MembershipError, StoppedError
 from fleetlight.fleet.context import current
 from fleetlight.fleet.stopping import RESUME_CODE, Stopped, Stopping
+from fleetlight.ps.calls import Call
 
 pytestmark = pytest.mark.multiprocess
 
@@ -429,6 +431,48 @@ def test_who_does_not_leave_in_time_is_told_of(
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == (others is not None)
     assert all(text.startswith(f"other workers still there: {others}; what") for text in told)
+
+
+class Left:
+    """A worker that waits for one that does not come; `done` is what it does then."""
+
+    def __init__(self, *, lockstep: bool = False, heard: bool = False, stepped: bool = True):
+        self.done: list[str] = []
+        one: Any = object.__new__(Stopping)
+        plan = SimpleNamespace(mode="sync" if lockstep else "async", serves_dense=True)
+        client = SimpleNamespace(heard=Call(stop=heard))
+        session = SimpleNamespace(is_open=True, client=client, drawn=SimpleNamespace(plan=plan))
+        one._context = SimpleNamespace(session=session)
+        one.seen, one.is_over, one._has_stepped = False, False, stepped
+        one._trained = [SimpleNamespace(is_being_read=True, put_back=self.note("put back"))]
+        one._stop = self.note("stop")
+        self.stopping = one
+
+    def note(self, what: str) -> Callable[[], None]:
+        return lambda: self.done.append(what)
+
+    def waits(self, error: type[MembershipError] = StoppedError) -> list[str]:
+        self.stopping._left_alone(error("worker 1 has left"))
+        return self.done
+
+
+def test_who_waits_for_one_that_stops_does_so_too() -> None:
+    assert Left().waits() == ["stop"]
+    # a batch that was handed out, and is not trained on
+    assert Left(stepped=False).waits() == ["put back", "stop"]
+    # a server may not know why the other one has left
+    assert Left(heard=True).waits(MembershipError) == ["stop"]
+    assert Left().waits(MembershipError) == []
+    # there all stop together, and meet to save
+    assert Left(lockstep=True).waits() == []
+
+
+def test_who_has_stopped_does_not_save_again() -> None:
+    left = Left()
+    left.stopping.is_over = True
+    with pytest.raises(Stopped):
+        left.waits()
+    assert left.done == []
 
 
 def test_others_are_waited_for_before_it_is_known_whether_there_are_any() -> None:

@@ -40,8 +40,11 @@ class Announce(Protocol):
         """The batch that is handed out now, and the next one unless it is the last."""
 
 
-#: told between two batches, before the next one is made, where training may be interrupted
-Between = Callable[["ShardLoader"], None]
+class Between(Protocol):
+    """Told between two batches, before the next one is made, where training may be interrupted."""
+
+    def __call__(self, loader: ShardLoader, *, waits: bool) -> None:
+        """`waits`: what comes next is in the hands of other workers."""
 
 
 class Follow(Protocol):
@@ -127,6 +130,8 @@ class ShardLoader(DataLoader[Any]):
         )
         #: behind the batch handed out last; the source may be further
         self._position = self._source.position
+        #: before that batch
+        self._before = self._position
         super().__init__(**_arguments(loader), **self._source.arguments())
         # torch holds that a loader with a batch sampler has no batch size; its readers hold not
         self.__dict__["batch_size"] = loader.batch_size
@@ -203,8 +208,11 @@ class ShardLoader(DataLoader[Any]):
             for batch in self._deal():
                 is_empty = False
                 yield batch
-            while self._source.has_more():
-                yield from self._deal()
+            while (has_more := self._source.has_more()) is not False:
+                if has_more:
+                    yield from self._deal()
+                else:
+                    self._pause(waits=True)
             if is_empty and is_resumed:
                 # saved behind the last batch of a stream, whose length nobody knows
                 self._enter(self._epoch + 1)
@@ -235,6 +243,7 @@ class ShardLoader(DataLoader[Any]):
             if self._follow is not None:
                 self._follow.hands_out(self._state())
             self._source.handed_out(self._position, position)
+            self._before = self._position
             self.counted, self._position = mine, position
             self.share = BatchShare(mine, total, self._epoch, self.consumed)
             self._on_share(self.share)
@@ -255,9 +264,9 @@ class ShardLoader(DataLoader[Any]):
             if not waits and not self._source.is_at_end(self._position):
                 self._pause()
 
-    def _pause(self) -> None:
+    def _pause(self, *, waits: bool = False) -> None:
         if self._between is not None:
-            self._between(self)
+            self._between(self, waits=waits)
 
     def _loaded(self) -> Iterator[_Loaded]:
         for dealt in self._source.deal(self._torch_iterator()):
@@ -311,6 +320,11 @@ class ShardLoader(DataLoader[Any]):
 
     def _state(self) -> dict[str, Any]:
         return {"epoch": self._epoch, "seed": self._seed, **self._position}
+
+    def put_back(self) -> None:
+        """The batch in hand is not trained on: whoever goes on from here begins with it."""
+        self._position = self._before
+        self._source.put_back(self._before)
 
     @property
     def is_being_read(self) -> bool:

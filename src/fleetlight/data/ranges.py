@@ -211,12 +211,15 @@ class RangeSource(Source):
             self._notes.append(_Note(made, int(before["turn"]), _place(before)))
         self._out = behind
 
-    def has_more(self) -> bool:
+    def put_back(self, before: Mapping[str, Any]) -> None:
+        self._out = before
+
+    def has_more(self) -> bool | None:
         self._dealer.settle()
         assert self._hand is not None
-        place = _place(self._out)
-        while (dealt := self._ask(self._hand.number + 1, place, waits=True)) is None:
-            continue
+        dealt = self._ask(self._hand.number + 1, _place(self._out), waits=True)
+        if dealt is None:
+            return None
         if dealt == NOTHING:
             self._is_open, self._hand = False, None
             self._dealer.resume()

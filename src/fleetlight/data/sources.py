@@ -73,9 +73,16 @@ class Source(abc.ABC):
         """A batch is about to be handed out: the positions on both sides of it."""
         return
 
-    def has_more(self) -> bool:
-        """True when there is more to deal out, where all that was dealt out is trained on."""
+    def has_more(self) -> bool | None:
+        """True when there is more to deal out, where all that was dealt out is trained on.
+
+        None: others have it in hand, and may give some back; to be asked again.
+        """
         return False
+
+    def put_back(self, before: Mapping[str, Any]) -> None:
+        """The batch handed out last is not trained on: a position is before it, as it was."""
+        return
 
     def give_back(self) -> None:
         """The iteration ends here, before the end of the epoch."""

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from fleetlight.data.loader import ShardLoader
-from fleetlight.errors import PeerError
+from fleetlight.errors import MembershipError, PeerError, StoppedError
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.leaving import tell_stopped, tell_stops
 from fleetlight.fleet.persistables import save_alone, save_together
@@ -107,7 +107,7 @@ class Stopping(Terminations):
         self._met_at = self._saved_at
         self.is_over = False
         if isinstance(context.group, Crew):
-            context.group.when_others_stop = self._others_stop
+            context.group.when_left_alone = self._left_alone
         tell_stops(context.role)
 
     @property
@@ -144,14 +144,14 @@ class Stopping(Terminations):
 
     # -- where the script is
 
-    def between(self, loader: ShardLoader) -> None:
-        """It is between two batches of a loader."""
+    def between(self, loader: ShardLoader, *, waits: bool) -> None:
+        """It is between two batches of a loader, or waits for what others have in hand."""
         number = self._context.loaders.index(loader)
         if self._context.models:
             self.take_up()
         if self._resumption is not None:
             self._resumption.between(number)
-        if loader in self._trained and self._has_stepped:
+        if loader in self._trained and (self._has_stepped or waits):
             self._has_stepped = False
             self._act(number)
 
@@ -245,12 +245,22 @@ class Stopping(Terminations):
         save = save_together if self._in_lockstep else save_alone
         save(self._context, self._folder, background=background, via=self._configs.via)
 
-    def _others_stop(self) -> None:
-        """Another worker has stopped that this one waits for, behind its loop: it stops as well."""
+    def _left_alone(self, error: MembershipError) -> None:
+        """Others do not come whom this worker waits for: where they stop, so does it."""
         session = self._context.session
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main and session is not None and session.is_open and not self._in_lockstep:
-            self._stop()
+        if session is None or not session.is_open or self._in_lockstep:
+            return
+        # a server that was started again does not know why they have left
+        is_asked = isinstance(error, StoppedError) or self.seen or session.client.heard.stop
+        if not is_asked or threading.current_thread() is not threading.main_thread():
+            return
+        if self.is_over:
+            # in a `finally` of the script
+            raise Stopped
+        for loader in self._trained:
+            if loader.is_being_read and not self._has_stepped:
+                loader.put_back()
+        self._stop()
 
     def _stop(self) -> None:
         context = self._context

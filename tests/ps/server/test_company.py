@@ -266,9 +266,10 @@ def test_a_meeting_that_nobody_can_complete_ends_at_once() -> None:
         first.meet(0, "barrier")
 
 
+@pytest.mark.parametrize("lost_worker", ["fail", "go_on"])
 @pytest.mark.parametrize("word", [m.Beat(3, stops=True), m.Leave(stopped=True)], ids=str)
-def test_a_meeting_with_one_that_stops_ends_at_once(word: m.Message) -> None:
-    server = opened(plan())
+def test_a_meeting_with_one_that_stops_ends_at_once(word: m.Message, lost_worker: str) -> None:
+    server = opened(plan(lost_worker=lost_worker))
     first, second = team(server)
 
     def meet() -> None:

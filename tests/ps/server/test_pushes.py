@@ -166,6 +166,18 @@ def test_who_has_no_more_data_holds_nobody_up() -> None:
     assert rows == [-2]
 
 
+def test_who_waits_for_a_step_of_one_that_stops_gets_its_values() -> None:
+    first, second = team(opened(plan("async", staleness=0)))
+    first.push(0)
+
+    def stop() -> None:
+        second.say(m.Beat(0, stops=True))
+        second.push(0, {0: ([7], [1])})
+
+    rows, _ = together(lambda: first.pull(0, [7], at_least=1), stop)
+    assert rows == [-1]
+
+
 def test_staleness_is_measured() -> None:
     server = opened(plan("async"))
     first, second = team(server)

@@ -127,12 +127,12 @@ def test_who_does_not_come_is_named_when_the_deadline_is_over() -> None:
 def test_who_waits_for_one_that_stops_does_what_is_to_be_done_then() -> None:
     _, [zero, one] = crews(2)
     done: list[str] = []
-    zero.when_others_stop = lambda: done.append("stopped")
+    zero.when_left_alone = lambda error: done.append(type(error).__name__)
     one.client.stops = True
     one.client.beat(0)
     with pytest.raises(StoppedError, match="barrier would wait for worker 1, which stops"):
         zero.barrier()
-    assert done == ["stopped"]
+    assert done == ["StoppedError"]
     for crew in (zero, one):
         crew.fail("over")
 

@@ -9,13 +9,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 
-from fleetlight.errors import (
-    DeadlineError,
-    MembershipError,
-    PeerError,
-    PeerLostError,
-    StoppedError,
-)
+from fleetlight.errors import DeadlineError, MembershipError, PeerError, PeerLostError
 from fleetlight.ps.calls import NONE, Call
 from fleetlight.ps.server.roster import ABSENT, AWAY, HERE, LEFT, LOST, Roster
 
@@ -52,8 +46,6 @@ class Attendance:
         #: what workers have called for
         self._called = NONE
         self._stops = False
-        #: who comes to no meeting any more, because the job stops
-        self._stopping: set[int] = set()
 
     @property
     def call(self) -> Call:
@@ -67,11 +59,6 @@ class Attendance:
     def call_stop(self) -> None:
         """The job is to stop; called by signal handlers, amid anything."""
         self._stops = True
-
-    def stop(self, worker: int) -> None:
-        """The worker stops, or has: who waits for it is told; called with `news` held."""
-        self._stopping.add(worker)
-        self.news.notify_all()
 
     @contextlib.contextmanager
     def during(self, worker: int, operation: str) -> Iterator[None]:
@@ -199,12 +186,6 @@ class Attendance:
                 self.lose(worker, f"it has been silent for {silent:.0f} s")
 
     def _check_here(self, operation: str, missing: list[int]) -> None:
-        stopping = sorted(self._stopping & set(missing))
-        if stopping:
-            raise StoppedError(
-                f"{operation} would wait for worker {stopping[0]}, which stops: the job was asked "
-                "to, and this worker is to stop, too"
-            )
         if self.roster.goes_on:
             # who waits for one that is lost will be told that it need not
             return

@@ -9,7 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from fleetlight.errors import MembershipError, PeerError
+from fleetlight.errors import MembershipError, PeerError, StoppedError
 from fleetlight.observe.log import logger
 from fleetlight.ps import messages as m
 from fleetlight.ps.changes import Came, Went
@@ -39,6 +39,8 @@ class Company:
         self.dealing = Dealing(attendance, chronicle, worker_num)
         #: True once a worker has left because the job was asked to stop
         self.stopped = False
+        #: who comes to no meeting any more, because the job stops
+        self._stopping: set[int] = set()
         self._pushes: Pushes | None = None
         #: of each worker: it is away once none is left
         self._connections: list[set[Connection]] = [set() for _ in range(worker_num)]
@@ -139,7 +141,7 @@ class Company:
         with self._news:
             self._attendance.call_for(message.call)
             if message.stops:
-                self._attendance.stop(peer.worker)
+                self._stop(peer.worker)
             here = len(self._roster.those(ABSENT, HERE, AWAY))
         return m.Beaten(self._attendance.call, here), []
 
@@ -178,6 +180,12 @@ class Company:
     def _missing(self, peer: Peer, message: m.Meet) -> list[int]:
         """Who has not come; an error when somebody cannot, who waits for this very worker."""
         missing = self.meetings.missing(message.meeting)
+        stopping = [worker for worker in missing if worker in self._stopping]
+        if stopping:
+            raise StoppedError(
+                f"{message.operation} would wait for worker {stopping[0]}, which stops: the job "
+                "was asked to, and this worker is to stop, too"
+            )
         for worker in missing:
             if peer.worker in self.dealing.work.waits_for(worker):
                 raise MembershipError(
@@ -208,7 +216,7 @@ class Company:
             with self._news:
                 if message.stopped:
                     self.stopped = True
-                    self._attendance.stop(peer.worker)
+                    self._stop(peer.worker)
                 self._attendance.leave(peer.worker, message.error)
         if message.error:
             logger.warning("%s failed: %s", peer, message.error)
@@ -225,6 +233,11 @@ class Company:
             self._news.notify_all()
         return m.Done(), []
 
+    def _stop(self, worker: int) -> None:
+        """The worker stops, or has: who waits for it is told; called with `news` held."""
+        self._stopping.add(worker)
+        self._news.notify_all()
+
     def _note_leaving(self, worker: int, message: m.Leave) -> None:
         with self._news:
             if message.error:
@@ -234,8 +247,8 @@ class Company:
             self._note_gone(worker, lost=False)
 
     def _make_way(self, worker: int) -> None:
-        """Nobody waits for the worker any more."""
-        if self._roster.goes_on:
+        """Nobody waits for the worker any more; for one that stops a meeting is over."""
+        if self._roster.goes_on and worker not in self._stopping:
             with self._news, self._noting_meetings():
                 self.meetings.leave(worker)
         if self._pushes is not None:

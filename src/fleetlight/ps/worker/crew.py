@@ -16,7 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fleetlight.errors import ConfigError, DeadlineError, PeerError, PeerLostError, StoppedError
+from fleetlight.errors import (
+    ConfigError,
+    DeadlineError,
+    MembershipError,
+    PeerError,
+    PeerLostError,
+)
 from fleetlight.observe.log import logger
 from fleetlight.ps import messages as m
 from fleetlight.ps.transport.failures import error_of, failure_of
@@ -54,8 +60,8 @@ class Crew:
         self.step = 0
         #: True once this worker has stopped because the job was asked to
         self.stopped = False
-        #: what is done where a meeting never will be, because others have stopped
-        self.when_others_stop: Callable[[], None] | None = None
+        #: what is done where a meeting never will be, because others have left
+        self.when_left_alone: Callable[[MembershipError], None] | None = None
         self._over = threading.Event()
         self._beats = threading.Thread(target=self._beat, name="fleet-beat", daemon=True)
         for lane in (CONTROL, BEAT):
@@ -94,9 +100,9 @@ class Crew:
 
         try:
             return list(answers.once(operation, meet))
-        except StoppedError:
-            if self.when_others_stop is not None:
-                self.when_others_stop()
+        except MembershipError as error:
+            if self.when_left_alone is not None:
+                self.when_left_alone(error)
             raise
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:

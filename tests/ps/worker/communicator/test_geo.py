@@ -188,6 +188,27 @@ def test_progress_made_while_an_exchange_is_under_way_is_kept() -> None:
     run(build, train, geo(2), workers=1)
 
 
+def test_progress_is_brought_once_however_often_it_is_settled() -> None:
+    def train(worker: Member) -> Any:
+        communicator, client = worker.communicator, worker.session.client
+        found = []
+        if worker.index == 0:
+            step(worker, [0, 1], 1.0)
+            for _ in range(2):
+                communicator.settle()
+                found.append(client.pull([], dense=True).dense[0][0].copy())
+            communicator.resume()
+            step(worker, [0, 1], 1.0)
+            communicator.settle()
+            found.append(client.pull([], dense=True).dense[0][0].copy())
+            communicator.resume()
+        return found
+
+    [(once, twice, later), _] = run(build, train, geo(5), workers=2)
+    np.testing.assert_array_equal(once, twice)
+    assert not np.array_equal(later, twice)
+
+
 def test_an_exchange_that_is_not_done_at_the_next_is_waited_for() -> None:
     def train(worker: Member) -> Any:
         gate = Gate(worker.session.client, PUSH, "receive")

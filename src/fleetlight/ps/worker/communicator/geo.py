@@ -56,6 +56,8 @@ class Geo(Communicator):
         self._sent: dict[int, Ids] = {}
         self._sent_steps = 0
         self._exchanges = 0
+        #: nothing is left here, and the servers' values are still to be taken
+        self._has_settled = False
         self._waited_s = 0.0
         #: where the worker was at its last step
         self._moment: Moment | None = None
@@ -94,6 +96,7 @@ class Geo(Communicator):
                 group = self.plan.tables[number].group
                 self._tables[number].learn(part, update.options[group], update.step)
         self.made += 1
+        self._has_settled = False
         if update.optimizer == self._last_optimizer:
             self.steps += 1
             self._moment = self.counted(moment)
@@ -111,16 +114,20 @@ class Geo(Communicator):
 
     def settle(self) -> None:
         """Bring the servers what is left of this worker's progress."""
+        if self._has_settled:
+            return
         self.flush()
         rest = {number: table.rest() for number, table in enumerate(self._tables)}
         dense = self._dense_differences()
         self.client.exchange(_some(rest), dense, step=self.steps, wants=False, moment=self._moment)
         self.acknowledged = self.made
         self.client.end_phase(self.phase)
+        self._has_settled = True
 
     def reopen(self) -> None:
         """This worker goes on from the servers' values."""
         super().reopen()
+        self._has_settled = False
         for table in self._tables:
             table.clear()
         self._old = [self._packed(block) for block in self._blocks]
