@@ -309,7 +309,7 @@ def test_a_record_that_cannot_be_read_spoils_its_own_batch_only() -> None:
 def paused(loader: DataLoader[Any], **settings: Any) -> tuple[Any, list[dict[str, Any]]]:
     """A loader, and its position each time it says that training may be interrupted."""
     places: list[dict[str, Any]] = []
-    sharded = single(loader, between=lambda one, waits: places.append(one.state_dict()), **settings)
+    sharded = single(loader, between=lambda one: places.append(one.state_dict()), **settings)
     return sharded, places
 
 

@@ -25,7 +25,6 @@ from tests.data.simulated import (
 )
 from torch.utils.data import DataLoader
 
-from fleetlight.data import ShardLoader
 from fleetlight.data.ranges import Queue
 from fleetlight.errors import CheckpointError, ConfigError
 from fleetlight.ps.server.work import Work
@@ -246,26 +245,6 @@ def test_what_others_give_back_while_a_worker_waits_is_of_the_same_turn() -> Non
     assert records(one, other) == list(range(40))
     said = [word for word in one.desk.said if not word.startswith("deal")]
     assert said == ["reopen", "resume"]
-
-
-def test_who_waits_for_what_others_have_in_hand_may_be_interrupted() -> None:
-    one, other = crew(2, lambda: plain(length=40))
-    kept = other.epoch()
-    next(kept)
-    asked: list[bool] = []
-
-    def is_asked() -> bool:
-        asked.append(True)
-        return True
-
-    def stop(loader: ShardLoader, *, waits: bool) -> None:
-        if waits:
-            raise KeyboardInterrupt
-
-    one.desk.others, one.loader._between = is_asked, stop
-    with pytest.raises(KeyboardInterrupt):
-        list(one.epoch())
-    assert asked == [True]
 
 
 def test_a_batch_that_is_put_back_is_of_whoever_goes_on() -> None:

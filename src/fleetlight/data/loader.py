@@ -40,11 +40,8 @@ class Announce(Protocol):
         """The batch that is handed out now, and the next one unless it is the last."""
 
 
-class Between(Protocol):
-    """Told between two batches, before the next one is made, where training may be interrupted."""
-
-    def __call__(self, loader: ShardLoader, *, waits: bool) -> None:
-        """`waits`: what comes next is in the hands of other workers."""
+#: told between two batches, before the next one is made, where training may be interrupted
+Between = Callable[["ShardLoader"], None]
 
 
 class Follow(Protocol):
@@ -208,11 +205,8 @@ class ShardLoader(DataLoader[Any]):
             for batch in self._deal():
                 is_empty = False
                 yield batch
-            while (has_more := self._source.has_more()) is not False:
-                if has_more:
-                    yield from self._deal()
-                else:
-                    self._pause(waits=True)
+            while self._source.has_more():
+                yield from self._deal()
             if is_empty and is_resumed:
                 # saved behind the last batch of a stream, whose length nobody knows
                 self._enter(self._epoch + 1)
@@ -264,9 +258,9 @@ class ShardLoader(DataLoader[Any]):
             if not waits and not self._source.is_at_end(self._position):
                 self._pause()
 
-    def _pause(self, *, waits: bool = False) -> None:
+    def _pause(self) -> None:
         if self._between is not None:
-            self._between(self, waits=waits)
+            self._between(self)
 
     def _loaded(self) -> Iterator[_Loaded]:
         for dealt in self._source.deal(self._torch_iterator()):

@@ -214,12 +214,12 @@ class RangeSource(Source):
     def put_back(self, before: Mapping[str, Any]) -> None:
         self._out = before
 
-    def has_more(self) -> bool | None:
+    def has_more(self) -> bool:
         self._dealer.settle()
         assert self._hand is not None
-        dealt = self._ask(self._hand.number + 1, _place(self._out), waits=True)
-        if dealt is None:
-            return None
+        place = _place(self._out)
+        while (dealt := self._ask(self._hand.number + 1, place, waits=True)) is None:
+            continue
         if dealt == NOTHING:
             self._is_open, self._hand = False, None
             self._dealer.resume()

@@ -73,11 +73,8 @@ class Source(abc.ABC):
         """A batch is about to be handed out: the positions on both sides of it."""
         return
 
-    def has_more(self) -> bool | None:
-        """True when there is more to deal out, where all that was dealt out is trained on.
-
-        None: others have it in hand, and may give some back; to be asked again.
-        """
+    def has_more(self) -> bool:
+        """True when there is more to deal out, where all that was dealt out is trained on."""
         return False
 
     def put_back(self, before: Mapping[str, Any]) -> None:

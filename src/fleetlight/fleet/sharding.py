@@ -143,10 +143,10 @@ class Between:
     def __init__(self, stopping: Stopping) -> None:
         self._stopping = stopping
 
-    def __call__(self, loader: ShardLoader, *, waits: bool) -> None:
+    def __call__(self, loader: ShardLoader) -> None:
         """No step is half made now; whoever reads ahead in a thread cannot say so."""
         if threading.current_thread() is threading.main_thread():
-            self._stopping.between(loader, waits=waits)
+            self._stopping.between(loader)
 
     def __reduce__(self) -> Any:
         return _nothing, ()

@@ -144,14 +144,14 @@ class Stopping(Terminations):
 
     # -- where the script is
 
-    def between(self, loader: ShardLoader, *, waits: bool) -> None:
-        """It is between two batches of a loader, or waits for what others have in hand."""
+    def between(self, loader: ShardLoader) -> None:
+        """It is between two batches of a loader."""
         number = self._context.loaders.index(loader)
         if self._context.models:
             self.take_up()
         if self._resumption is not None:
             self._resumption.between(number)
-        if loader in self._trained and (self._has_stepped or waits):
+        if loader in self._trained and self._has_stepped:
             self._has_stepped = False
             self._act(number)
 
