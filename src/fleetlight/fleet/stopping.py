@@ -294,7 +294,7 @@ class Stopping(Terminations):
         if client.here != 1:
             logger.warning(
                 "other workers still there: %s; what they learn from now on is not saved, and with "
-                "deal='queue' records that they have trained on last are dealt out again",
+                "deal='queue' records that they have trained on last may be dealt out again",
                 "server 0 does not tell how many" if client.here is None else client.here - 1,
             )
 

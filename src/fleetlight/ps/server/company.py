@@ -178,7 +178,7 @@ class Company:
         self._news.notify_all()
 
     def _missing(self, peer: Peer, message: m.Meet) -> list[int]:
-        """Who has not come; an error when somebody cannot, who waits for this very worker."""
+        """Who has not come; an error when one never will, who stops or waits for this worker."""
         missing = self.meetings.missing(message.meeting)
         stopping = [worker for worker in missing if worker in self._stopping]
         if stopping:
