@@ -20,9 +20,10 @@ _PACKAGES = {"static"}
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__all__":
+        return _public()
     if name.startswith("__"):
         raise AttributeError(f"module 'fleetlight' has no attribute {name!r}")
-    from fleetlight.errors import did_you_mean
     from fleetlight.fleet import api
 
     if name in _PACKAGES:
@@ -33,13 +34,25 @@ def __getattr__(name: str) -> Any:
 
         return main_program()
     if name not in api.__all__:
-        near = did_you_mean(name, [*api.__all__, *_PACKAGES])
-        raise AttributeError(f"module 'fleetlight' has no attribute {name!r}; {near}")
+        raise AttributeError(f"module 'fleetlight' has no attribute {name!r}; {_instead(name)}")
     value = globals()[name] = getattr(api, name)
     return value
 
 
 def __dir__() -> list[str]:
+    own = {name for name in globals() if name.startswith("__")}
+    return sorted({*own, *_public(), "main_program"})
+
+
+def _public() -> list[str]:
+    """What `from fleetlight import *` and `pydoc fleetlight` show."""
     from fleetlight.fleet import api
 
-    return sorted({*globals(), *api.__all__, *_PACKAGES, "main_program"})
+    return sorted({*api.__all__, *_PACKAGES})
+
+
+def _instead(name: str) -> str:
+    from fleetlight.errors import did_you_mean
+    from fleetlight.fleet.hints import hint
+
+    return hint(name) or did_you_mean(name, _public())

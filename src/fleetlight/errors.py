@@ -8,8 +8,10 @@ FleetError
 │   ├── AddressError                 where this process is to listen it cannot
 │   ├── ComebackError                a script that cannot go on where a life of it before was
 │   └── NotAvailableError            a known setting that this version does not implement yet
+├── TorchVersionError (ImportError)  this torch is too old
 ├── PlanError (RuntimeError)         model, optimizer and job do not fit together
-│   └── DivergedError                the workers do not take the same steps
+│   ├── DivergedError                the workers do not take the same steps
+│   └── NoProgramError (AttributeError)    fleet.main_program, before there is a program
 ├── PeerError (RuntimeError)         another process of the job
 │   ├── DeadlineError (TimeoutError)       did not answer in time
 │   ├── PeerLostError (ConnectionError)    went away
@@ -30,7 +32,13 @@ A message says what was got, what was expected, where, and what to do next.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class FleetError(Exception):
@@ -61,12 +69,20 @@ class NotAvailableError(ConfigError):
     """A known setting that this version does not implement yet."""
 
 
+class TorchVersionError(FleetError, ImportError):
+    """The installed torch is older than the oldest that Fleetlight supports."""
+
+
 class PlanError(FleetError, RuntimeError):
     """Model, optimizer and job do not fit together."""
 
 
 class DivergedError(PlanError):
     """The workers no longer take the same steps on the same model."""
+
+
+class NoProgramError(PlanError, AttributeError):
+    """There is no `fleet.main_program` yet; `hasattr` says so too."""
 
 
 class PeerError(FleetError, RuntimeError):
@@ -138,3 +154,22 @@ def did_you_mean(name: str, known: Iterable[str], told: Iterable[str] | None = N
     if near:
         return "did you mean " + " or ".join(repr(n) for n in near) + "?"
     return "known names: " + ", ".join(names if told is None else told)
+
+
+def names_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """The same function; a misspelled keyword argument raises a TypeError with the near names."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(function).parameters.values()
+    known = {one.name for one in parameters if one.kind in kinds}
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not kwargs.keys() <= known:
+            wrong = next(name for name in kwargs if name not in known)
+            raise TypeError(
+                f"{function.__qualname__}() got an unexpected keyword argument {wrong!r}; "
+                f"{did_you_mean(wrong, known - {'self'})}"
+            )
+        return function(*args, **kwargs)
+
+    return call

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch.optim import Optimizer, optimizer
 
+from fleetlight.torch_compat.optimizers import SCHEDULED_STEP, count_as_stepped
+
 _COMPILER = "torch._dynamo"
 #: where a function that torch hides from the compiler keeps how it is called
 _HIDDEN = "__dynamo_disable"
-#: what a learning rate scheduler has written onto the `step` that it has put in place of another
-_SCHEDULED = "_wrapped_by_lr_sched"
 
 
 def postpone_compiler() -> None:
@@ -62,14 +62,14 @@ def late_step(stepped: Optimizer) -> Callable[..., Any]:
 
     hooked = functools.partial(Optimizer.profile_hook_step(untold), stepped)
 
-    is_scheduled = hasattr(told, _SCHEDULED)
+    is_scheduled = hasattr(told, SCHEDULED_STEP)
 
     def step(*args: Any, **kwargs: Any) -> Any:
         if _COMPILER in sys.modules:
             return told(*args, **kwargs)
         if is_scheduled:
             # as the scheduler's does, which asks for it
-            stepped._opt_called = True  # type: ignore[attr-defined]
+            count_as_stepped(stepped)
         return hooked(*args, **kwargs)
 
     return step
@@ -78,7 +78,7 @@ def late_step(stepped: Optimizer) -> Callable[..., Any]:
 def _plain_step(stepped: Optimizer) -> Callable[..., Any] | None:
     """What torch has wrapped to tell the compiler; None where `step` is something else."""
     hooked = type(stepped).step
-    inner = "__wrapped__" if hasattr(stepped.step, _SCHEDULED) else "__func__"
+    inner = "__wrapped__" if hasattr(stepped.step, SCHEDULED_STEP) else "__func__"
     if getattr(stepped.step, inner, None) is not hooked:
         return None
     told = getattr(hooked, "__wrapped__", None)

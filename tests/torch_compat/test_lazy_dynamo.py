@@ -14,7 +14,7 @@ from tests.launch.workplace import free_ports
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from fleetlight.late_compiler import late_step
+from fleetlight.torch_compat.lazy_dynamo import late_step
 
 START = """
 import importlib.util
@@ -155,6 +155,7 @@ def weight() -> nn.Parameter:
     return parameter
 
 
+@pytest.mark.contract
 def test_a_step_calls_hooks_and_keeps_gradients_off() -> None:
     parameter, seen = weight(), []
     optimizer = torch.optim.SGD([parameter], lr=0.5)

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules: their own tables of parameters, buffers and children, and what torch calls with them.
+
+Why: the public iterators give each tensor once and only those that are not None. These tables are
+where a tensor is put back. They have been the same since the first versions of torch.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+# the common base of BatchNorm1d, 2d and 3d, and of SyncBatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+from torch.nn.utils.stateless import _reparametrize_module
+
+__all__ = [
+    "BatchNorm",
+    "buffers",
+    "check_batch_norm_input",
+    "children",
+    "parameters",
+    "with_tensors",
+    "with_versions_of",
+]
+
+
+def parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """The module's own parameters by name, live."""
+    return module._parameters
+
+
+def buffers(module: nn.Module) -> dict[str, Tensor | None]:
+    """The module's own buffers by name, live."""
+    return module._buffers
+
+
+def children(module: nn.Module) -> dict[str, nn.Module | None]:
+    """The module's own children by name, live: a module that is used twice comes twice."""
+    return module._modules
+
+
+def check_batch_norm_input(norm: BatchNorm, x: Tensor) -> None:
+    """Raise torch's own error about a wrong number of dimensions."""
+    norm._check_input_dim(x)  # type: ignore[no-untyped-call]
+
+
+def with_tensors(module: nn.Module, tensors: dict[str, Any]) -> AbstractContextManager[None]:
+    """Inside the block the module has these tensors; what it put in their places comes back.
+
+    `torch.func.functional_call` does the same for one call, and does not tell what was put there.
+    """
+    return cast("AbstractContextManager[None]", _reparametrize_module(module, tensors))
+
+
+def with_versions_of(live: Mapping[str, Any], values: OrderedDict[str, Any]) -> None:
+    """Let a state_dict count as one of the versions of modules that `live` is of.
+
+    Without this record torch takes it for one of an old version and converts it.
+    """
+    values._metadata = live._metadata  # type: ignore[attr-defined]

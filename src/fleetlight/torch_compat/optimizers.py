@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizers: what torch's schedulers and scalers look for on them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+#: what a scheduler writes onto the `step` that it puts in place of another
+SCHEDULED_STEP = "_wrapped_by_lr_sched"
+#: what `GradScaler.state_dict` calls the steps since the scale changed
+GROWTH_TRACKER = "_growth_tracker"
+
+
+def count_as_stepped(optimizer: Optimizer) -> None:
+    """Tell schedulers that the optimizer has made a step.
+
+    They warn when they come before the first one. Where torch ignores it, they warn once.
+    """
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+
+
+def leave_scaling_to_step(optimizer: Optimizer) -> None:
+    """Let `GradScaler.step` call the step also after an infinity, with what it has found.
+
+    torch documents it for optimizers that unscale by themselves, as its fused ones do.
+    """
+    optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+
+
+def tell_infinity(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
+    """Let the scaler's next `update` take it that this optimizer's gradients were infinite."""
+    states = getattr(scaler, "_per_optimizer_states", {})
+    if id(optimizer) in states:
+        for found in states[id(optimizer)]["found_inf_per_device"].values():
+            found.fill_(1.0)
+
+
+@contextlib.contextmanager
+def traced_as_compiled() -> Iterator[None]:
+    """Inside the block `torch.compiler.is_compiling()` is True.
+
+    Why: else an optimizer looks at values of tensors that have none while its step is traced.
+    torch 2.11 and newer have a context manager for it, older ones only the flag that it sets.
+    """
+    session: Any = getattr(torch.compiler, "_compile_session_context", None)
+    if session is not None:
+        with session():
+            yield
+        return
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Private names of torch are used in torch_compat only."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+import torch
+from tests.test_tidy import PACKAGE, SOURCES, parsed, relative
+from torch import fx, nn
+
+COMPAT = PACKAGE / "torch_compat"
+#: knows arrays and numba only
+KERNELS = PACKAGE / "kernels"
+#: modules of torch that have no underscore and make no promise either
+UNPROMISED = {"torch.fx.experimental"}
+#: what torch looks for on objects, and not all of them have
+SOMETIMES = {
+    *("_step_supports_amp_scaling", "_opt_called", "_metadata", "_per_optimizer_states"),
+    *("_execution_engine", "_rebuild_buckets", "_check_reducer_finalized", "_erased", "_op"),
+}
+#: functions that look an attribute up by name
+BY_NAME = {"getattr", "hasattr", "setattr", "delattr"}
+#: where private names are often looked for
+LINEAR = nn.Linear(1, 1)
+OBJECTS = (
+    *(torch, torch.Tensor, nn.Parameter(torch.ones(1)), LINEAR, nn.BatchNorm1d(1), fx.Graph()),
+    *(fx.Graph().placeholder("x"), torch.ops.aten.add, torch.ops.aten.add.Tensor),
+    *(torch.optim.SGD(LINEAR.parameters()), torch.amp.GradScaler("cpu"), torch.distributed),
+    *(torch.optim.lr_scheduler.LRScheduler, torch.distributed.distributed_c10d, torch.compiler),
+)
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__") and name.strip("_") != ""
+
+
+def own_names(tree: ast.AST) -> set[str]:
+    """Names that the file itself gives: to functions, classes, fields, and attributes of self."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names |= {node.attr} if _is_self(node.value) else set()
+    return names
+
+
+def _is_self(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id in ("self", "cls")
+
+
+def private_uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and name of each private name of torch."""
+    own = own_names(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                if any(map(is_private, full.split("."))) or any(map(full.startswith, UNPROMISED)):
+                    yield node.lineno, full
+        elif isinstance(node, ast.Import):
+            for name in (alias.name for alias in node.names):
+                if name.startswith("torch.") and any(map(is_private, name.split("."))):
+                    yield node.lineno, name
+        elif isinstance(node, ast.Attribute) and is_private(node.attr):
+            if _is_torchs(ast.unparse(node.value), node.attr, own):
+                yield node.lineno, ast.unparse(node)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in BY_NAME:
+            name = node.args[1] if len(node.args) > 1 else None
+            if isinstance(name, ast.Constant) and is_private(str(name.value)):
+                yield node.lineno, ast.unparse(node)
+
+
+def _is_torchs(base: str, name: str, own: set[str]) -> bool:
+    if base.split(".")[0] in ("torch", "dist", "_aten"):
+        return True
+    return name not in own and (name in SOMETIMES or any(hasattr(thing, name) for thing in OBJECTS))
+
+
+def test_private_names_of_torch_have_one_place() -> None:
+    guilty = [
+        f"{relative(path)}:{line}: {name}"
+        for path in SOURCES
+        if not {COMPAT, KERNELS} & set(path.parents)
+        for line, name in private_uses(parsed(path))
+    ]
+    assert not guilty
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from torch._subclasses import FakeTensor",
+        "from torch.fx.experimental.symbolic_shapes import ShapeEnv",
+        "from torch.nn.modules.batchnorm import _BatchNorm",
+        "import torch._dynamo",
+        "torch._foreach_add_([], 1)",
+        "torch.distributed.distributed_c10d._world",
+        "tensor._version",
+        "module._parameters",
+        "graph._root",
+        "Tensor._make_wrapper_subclass(cls, ())",
+        "optimizer._step_supports_amp_scaling = True",
+        "getattr(torch, '_disable_dynamo', None)",
+    ],
+)
+def test_a_private_name_is_found(source: str) -> None:
+    assert list(private_uses(ast.parse(source)))
+
+
+def test_own_private_names_and_those_of_others_are_not_meant() -> None:
+    source = "class A:\n  def _version(self, other): return other._version\nimport os\nos._exit(0)"
+    assert not list(private_uses(ast.parse(source)))

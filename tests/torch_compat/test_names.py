@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Fleetlight relies on in each name of torch that torch does not promise to keep."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils.checkpoint import checkpoint
+
+from fleetlight.torch_compat import (
+    autograd,
+    fakes,
+    foreach,
+    modules,
+    operators,
+    optimizers,
+    rendezvous,
+    tracing,
+    trees,
+)
+
+pytestmark = pytest.mark.contract
+
+
+def test_trees_come_apart_and_together() -> None:
+    tree = {"a": [1, (2, 3)], "b": 4}
+    leaves, spec = trees.tree_flatten(tree)
+    assert leaves == trees.tree_leaves(tree) == [1, 2, 3, 4]
+    assert trees.tree_unflatten(leaves, spec) == tree
+    assert trees.tree_map(lambda x: 2 * x, tree) == {"a": [2, (4, 6)], "b": 8}
+    assert len(trees.tree_flatten_with_path(tree)[0]) == 4
+
+
+def pair(a: float, b: float) -> list[Tensor]:
+    return [torch.tensor([float(a)]), torch.tensor([float(b)])]
+
+
+def values(tensors: Any) -> list[float]:
+    return [float(tensor) for tensor in tensors]
+
+
+def test_lists_of_tensors_are_computed_at_once() -> None:
+    assert values(foreach.sub(pair(3, 4), pair(1, 1))) == [2, 3]
+    assert values(foreach.mul(pair(3, 4), torch.tensor(2.0))) == [6, 8]
+    assert values(foreach.norm(pair(-3, 4), 2.0)) == [3, 4]
+    assert values(foreach.clamp_max(foreach.clamp_min(pair(-3, 4), -1), 1)) == [-1, 1]
+    changed = pair(1, 2)
+    foreach.add_(changed, pair(1, 1), alpha=2)
+    foreach.mul_(changed, 2)
+    foreach.sub_(changed, pair(1, 1))
+    assert values(changed) == [5, 7]
+    foreach.copy_(changed, pair(8, 9))
+    assert values(changed) == [8, 9]
+    foreach.zero_(changed)
+    assert values(changed) == [0, 0]
+
+
+def test_scales_are_taken_out_and_infinities_found() -> None:
+    gradients, found = pair(8, 4), torch.zeros(1)
+    foreach.unscale_(gradients, found, torch.tensor(0.25))
+    assert values(gradients) == [2, 1]
+    assert not found.item()
+    foreach.unscale_(pair(float("inf"), 1), found, torch.tensor(1.0))
+    assert found.item()
+    scale, growth = torch.tensor(4.0), torch.tensor(0, dtype=torch.int32)
+    foreach.update_scale_(scale, growth, found, 2.0, 0.5, 1)
+    assert scale.item() == 2
+
+
+class Shaped(Tensor):
+    """Has a shape and no memory."""
+
+    @staticmethod
+    def __new__(cls, like: Tensor) -> Shaped:
+        return autograd.wrapper(cls, like.shape, dtype=like.dtype, device=like.device)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        raise AssertionError(func)
+
+
+def test_a_wrapper_has_a_shape() -> None:
+    assert Shaped(torch.ones(2, 3)).shape == (2, 3)
+
+
+def test_writes_are_counted() -> None:
+    tensor = torch.zeros(2)
+    before = autograd.version(tensor)
+    tensor.add_(1)
+    assert autograd.version(tensor) > before
+
+
+def test_hooks_of_a_leaf_are_seen() -> None:
+    leaf = nn.Parameter(torch.ones(1))
+    assert not autograd.has_gradient_hooks(leaf)
+    for register in (leaf.register_hook, leaf.register_post_accumulate_grad_hook):
+        handle = register(lambda _: None)
+        assert autograd.has_gradient_hooks(leaf)
+        handle.remove()
+        assert not autograd.has_gradient_hooks(leaf)
+
+
+class Asking(torch.autograd.Function):
+    """Asks in its backward whether the gradient of the leaf will be accumulated."""
+
+    answers: list[bool]
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        Asking.answers.append(autograd.runs_in_backward(ctx.next_functions[0][0]))
+        return gradient
+
+
+def test_a_backward_tells_whether_it_will_accumulate() -> None:
+    Asking.answers = []
+    leaf = nn.Parameter(torch.ones(1))
+    Asking.apply(leaf).sum().backward()  # type: ignore[no-untyped-call]
+    torch.autograd.grad(Asking.apply(leaf).sum(), leaf)  # type: ignore[no-untyped-call]
+    assert Asking.answers == [True, False]
+
+
+def test_a_derivative_has_the_number_of_its_operation() -> None:
+    x = torch.ones(1, requires_grad=True)
+    y = x * 2
+    number, seen = autograd.current_sequence_number(), []
+    x.register_hook(lambda _: seen.append(autograd.current_derivative()))
+    y.grad_fn.register_prehook(lambda _: seen.append(autograd.current_derivative()))  # type: ignore[union-attr]
+    y.backward()
+    assert number in seen
+    assert autograd.current_derivative() is None
+
+
+def test_a_checkpoint_is_seen() -> None:
+    seen = []
+
+    def forward(x: Tensor) -> Tensor:
+        seen.append(autograd.has_saved_tensor_hooks())
+        return x * x
+
+    checkpoint(forward, torch.ones(1, requires_grad=True), use_reentrant=False)
+    assert seen == [True]
+    assert not autograd.has_saved_tensor_hooks()
+
+
+def test_tables_of_a_module_are_live() -> None:
+    norm = nn.BatchNorm1d(2)
+    net = nn.Sequential(norm)
+    assert modules.children(net) == {"0": norm}
+    assert modules.parameters(norm)["weight"] is norm.weight
+    assert modules.buffers(norm)["running_mean"] is norm.running_mean
+    assert isinstance(norm, modules.BatchNorm)
+    with pytest.raises(ValueError, match="expected 2D or 3D"):
+        modules.check_batch_norm_input(norm, torch.ones(1, 1, 1, 1))
+    given = {"0.weight": torch.zeros(2)}
+    with modules.with_tensors(net, given):
+        assert norm.weight is given["0.weight"]
+    assert isinstance(norm.weight, nn.Parameter)
+    copy: Any = OrderedDict(net.state_dict())
+    modules.with_versions_of(net.state_dict(), copy)
+    assert copy._metadata["0"]["version"] == 2
+
+
+def test_schedulers_take_a_step_as_made() -> None:
+    sgd = torch.optim.SGD([nn.Parameter(torch.ones(1))])
+    scheduler = torch.optim.lr_scheduler.StepLR(sgd, 1)
+    optimizers.count_as_stepped(sgd)
+    # a warning would be an error
+    scheduler.step()
+    assert hasattr(sgd.step, optimizers.SCHEDULED_STEP)
+
+
+class Unscaling(torch.optim.SGD):
+    """Looks at what a scaler has found, as the scaler asks those to do whom it leaves that."""
+
+    seen: float | None = None
+
+    def step(self, closure: Any = None) -> Any:
+        found = getattr(self, "found_inf", None)
+        self.seen = None if found is None else float(found)
+        self.found_inf = self.grad_scale = None
+        return super().step(closure)
+
+
+def test_a_scaler_leaves_infinities_to_the_step_and_believes_it() -> None:
+    parameter = nn.Parameter(torch.ones(1))
+    sgd = Unscaling([parameter], lr=0.0)
+    optimizers.leave_scaling_to_step(sgd)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(parameter.sum() * float("inf")).backward()
+    scaler.step(sgd)
+    assert sgd.seen == 1.0
+    scaler.update()
+    parameter.grad = torch.ones(1)
+    scaler.step(sgd)
+    assert sgd.seen == 0.0
+    optimizers.tell_infinity(scaler, sgd)
+    scaler.update()
+    assert scaler.get_scale() == 1.0
+    assert optimizers.GROWTH_TRACKER in scaler.state_dict()
+
+
+def test_a_traced_step_is_compiling() -> None:
+    with optimizers.traced_as_compiled():
+        assert torch.compiler.is_compiling()
+    assert not torch.compiler.is_compiling()
+
+
+def test_operations_have_schemas_and_direct_forms() -> None:
+    relu: Any = torch.ops.aten.relu.default
+    assert isinstance(relu, operators.OpOverload)
+    assert [a.name for a in operators.schema(relu).arguments] == ["self"]
+    x = torch.tensor([-1.0, 2.0])
+    direct, method = operators.direct_function("relu"), operators.direct_method("relu")
+    assert direct is not None
+    assert method is not None
+    for form in (operators.unboxed(relu), direct, method):
+        assert form(x).tolist() == [0, 2]
+    assert operators.direct_function("no_such_operation") is None
+
+
+@pytest.mark.parametrize("name", [n for n in operators.__all__ if n.isupper() and "SIZE" not in n])
+def test_an_operation_is_one(name: str) -> None:
+    assert isinstance(getattr(operators, name), operators.OpOverload)
+
+
+def test_open_sizes_have_a_hint_and_conditions_a_text() -> None:
+    mode = fakes.fakes_of(ShapeEnv(specialize_zero_one=False, duck_shape=False))
+    fake = fakes.open_fake(mode, torch.ones(6, 3), [True, False])
+    rows, columns = fake.shape
+    assert isinstance(rows, torch.SymInt)
+    assert (fakes.hint(rows), fakes.hint(columns), columns) == (6, 3, 3)
+    fakes.check(rows > 2)
+    assert fakes.as_python((rows > 4).node.expr).replace(" ", "").endswith(">4")
+    with pytest.raises(fakes.ASKS_FOR_VALUES), mode:
+        bool(fake.sum() > 0)
+
+
+def test_nodes_have_places_and_names() -> None:
+    graph = fx.Graph()
+    node = graph.placeholder("x")
+    assert tracing.root(graph).prev is node
+    tracing.rename(node, "other")
+    assert node.name == "other"
+    assert not tracing.was_erased(node)
+    graph.erase_node(node)
+    assert tracing.was_erased(node)
+
+
+def test_modes_come_back() -> None:
+    before = torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()
+    with tracing.without_mkldnn():
+        assert not torch._C._get_mkldnn_enabled()
+    assert torch._C._get_mkldnn_enabled() == before
+
+
+def test_a_rendezvous_is_made_of_nodes() -> None:
+    state = rendezvous.empty_state(dynamic_rendezvous)
+    one = rendezvous.node(dynamic_rendezvous, "host", 7, 0)
+    state.participants[one] = 0
+    assert (one.addr, one.pid, one.local_id) == ("host", 7, 0)
+    assert not state.complete

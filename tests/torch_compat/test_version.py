@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A torch that is too old is refused at import, a newer one than those tested is named once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fleetlight.errors import TorchVersionError
+from fleetlight.torch_compat.version import NEWEST, OLDEST, check_torch, untested_torch
+
+pytestmark = pytest.mark.contract
+
+
+@pytest.mark.parametrize("version", ["2.8.0", "2.8.0+cu128", "1.13.1"])
+def test_an_old_torch_is_refused_with_the_way_out(version: str) -> None:
+    with pytest.raises(TorchVersionError) as raised:
+        check_torch(version)
+    expected = f"got torch {version}, expected 2.9 or newer; pip install 'torch>=2.9'"
+    assert str(raised.value) == expected
+
+
+@pytest.mark.parametrize("version", ["2.9.0", "2.13.0+cpu", "2.16.0a0+git1234", "3.0.1"])
+def test_others_are_taken(version: str) -> None:
+    check_torch(version)
+
+
+def test_only_what_is_newer_than_tested_is_told_of() -> None:
+    newest = ".".join(map(str, NEWEST))
+    assert untested_torch(f"{newest}.1+cpu") is None
+    assert untested_torch(".".join(map(str, OLDEST))) is None
+    assert f"torch 99.1.0 is newer than {newest}" in (untested_torch("99.1.0") or "")
+
+
+START = """
+import torch
+torch.__version__ = {version!r}
+import fleetlight as fleet
+"""
+
+
+def run(version: str, script: str) -> subprocess.CompletedProcess[str]:
+    source = START.format(version=version) + script
+    return subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
+
+
+def test_the_error_comes_with_the_first_name_of_the_api() -> None:
+    done = run("2.8.0", "fleet.init")
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("fleetlight.errors.TorchVersionError: got torch 2.8.0, expected 2.9")
+
+
+def test_the_warning_comes_once_for_several_inits() -> None:
+    done = run("99.0.0", "fleet.init(is_collective=True)\nfrom fleetlight.fleet import lifecycle\n"
+               "lifecycle._warn_of_untested_torch()")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("torch 99.0.0 is newer than") == 1
+
+
+def test_this_torch_is_supported() -> None:
+    check_torch(torch.__version__)
