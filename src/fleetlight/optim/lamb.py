@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LAMB: Adam with a learning rate for each layer (You et al. 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from fleetlight.errors import ConfigError
+from fleetlight.optim.layerwise import Layerwise, norm, trust
+
+
+class Lamb(Layerwise):
+    """Layer-wise adaptive moments, for large batches of sentences.
+
+    For each parameter w with gradient g, in step t:
+
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g * g
+        r = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + epsilon) + lamb_weight_decay * w
+        w = w - lr * |w| / |r| * r
+
+    Where |w| or |r| is 0, the ratio is 1. Parameters whose name contains one of
+    `exclude_from_weight_decay` take a step of Adam: no decay, and 1 as the ratio. Names come from
+    `Lamb(model.named_parameters(), ...)`.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        epsilon: float = 1e-6,
+        lamb_weight_decay: float = 0.01,
+        exclude_from_weight_decay: Collection[str] = (),
+    ) -> None:
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ConfigError(f"Lamb: got betas={betas}, expected each at least 0 and below 1")
+        super().__init__(
+            params,
+            exclude_from_weight_decay,
+            lr=lr,
+            betas=betas,
+            epsilon=epsilon,
+            lamb_weight_decay=lamb_weight_decay,
+        )
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Make a step; with a closure, which computes the gradients, return its loss."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                gradient = self._gradient(parameter)
+                if gradient is not None:
+                    self._update(parameter, gradient, group)
+        return loss
+
+    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        update = _adam(self.state[parameter], parameter, gradient, group)
+        if group["excluded"]:
+            parameter.sub_(update * group["lr"])
+            return
+        update = update.add(parameter, alpha=group["lamb_weight_decay"])
+        weight, length = norm(parameter), norm(update)
+        ratio = trust(weight, length, length).to(parameter.dtype)
+        parameter.sub_(update * (ratio * group["lr"]))
+
+
+def _adam(
+    state: dict[str, Any], parameter: Tensor, gradient: Tensor, group: dict[str, Any]
+) -> Tensor:
+    """The direction of Adam, whose moments are brought up to date."""
+    if "step" not in state:
+        state["step"] = torch.zeros(())
+        state["exp_avg"] = torch.zeros_like(parameter)
+        state["exp_avg_sq"] = torch.zeros_like(parameter)
+    beta1, beta2 = group["betas"]
+    # powers of numbers near 1 need more digits than a count
+    count = state["step"].add_(1).to(torch.float64)
+    mean = state["exp_avg"].mul_(beta1).add_(gradient, alpha=1 - beta1)
+    square = state["exp_avg_sq"].mul_(beta2).add_(gradient * gradient, alpha=1 - beta2)
+    deviation = (square / (1 - beta2**count)).sqrt_() + group["epsilon"]
+    direction: Tensor = mean / (1 - beta1**count) / deviation
+    return direction

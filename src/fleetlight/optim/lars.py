@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LARS: momentum with a learning rate for each layer (You, Gitman, Ginsburg 2017)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from fleetlight.optim.layerwise import Layerwise, norm, trust
+
+
+class Lars(Layerwise):
+    """Layer-wise adaptive rate scaling, for large batches of images.
+
+    For each parameter w with gradient g:
+
+        rate = lr * lars_coeff * |w| / (|g| + lars_weight_decay * |w| + epsilon)
+        v = momentum * v + rate * (g + lars_weight_decay * w)
+        w = w - v
+
+    Where |w| or |g| is 0, rate = lr. Parameters whose name contains one of
+    `exclude_from_weight_decay` take plain momentum: rate = lr, without decay. Names come from
+    `Lars(model.named_parameters(), ...)`.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float,
+        momentum: float = 0.9,
+        lars_coeff: float = 0.001,
+        lars_weight_decay: float = 0.0005,
+        epsilon: float = 0.0,
+        exclude_from_weight_decay: Collection[str] = (),
+    ) -> None:
+        super().__init__(
+            params,
+            exclude_from_weight_decay,
+            lr=lr,
+            momentum=momentum,
+            lars_coeff=lars_coeff,
+            lars_weight_decay=lars_weight_decay,
+            epsilon=epsilon,
+        )
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Make a step; with a closure, which computes the gradients, return its loss."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                gradient = self._gradient(parameter)
+                if gradient is not None:
+                    self._update(parameter, gradient, group)
+        return loss
+
+    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        velocity = state["momentum_buffer"].mul_(group["momentum"])
+        if group["excluded"]:
+            velocity.add_(gradient * group["lr"])
+        else:
+            decayed = gradient.add(parameter, alpha=group["lars_weight_decay"])
+            velocity.add_(decayed * (_scale(parameter, gradient, group) * group["lr"]))
+        parameter.sub_(velocity)
+
+
+def _scale(parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> Tensor:
+    """What the learning rate is multiplied by for this parameter."""
+    weight, slope = norm(parameter), norm(gradient)
+    bound = slope + group["lars_weight_decay"] * weight + group["epsilon"]
+    scale = trust(weight, slope, bound / group["lars_coeff"])
+    return scale.to(parameter.dtype)
