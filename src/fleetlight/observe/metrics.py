@@ -55,6 +55,12 @@ def mae(abs_error: object, total: object, reduce: Reduce) -> float:
     return error / count
 
 
+def mse(sqr_error: object, total: object, reduce: Reduce) -> float:
+    """Mean squared error, from squared errors (or their sum) and how many there are."""
+    error, count = _sums("mse", sqr_error, total, reduce)
+    return error / count
+
+
 def rmse(sqr_error: object, total: object, reduce: Reduce) -> float:
     """Root of the mean squared error, from squared errors (or their sum) and how many there are."""
     error, count = _sums("rmse", sqr_error, total, reduce)

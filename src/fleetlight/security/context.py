@@ -3,12 +3,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import ssl
 from pathlib import Path
 from typing import NoReturn
 
 from fleetlight.errors import ConfigError
 from fleetlight.security.folder import CLIENT, SERVER, Folder
+
+
+@dataclasses.dataclass(frozen=True)
+class Contexts:
+    """Both sides, for a process that listens and connects."""
+
+    as_server: ssl.SSLContext
+    as_client: ssl.SSLContext
+
+
+def both_contexts(folder: str | Path | None) -> Contexts | None:
+    """Both sides of one folder; None without a folder."""
+    if not folder:
+        return None
+    return Contexts(server_context(folder), client_context(folder))
 
 
 def server_context(folder: str | Path) -> ssl.SSLContext:

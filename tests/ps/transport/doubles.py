@@ -18,9 +18,9 @@ from fleetlight.ps.transport.frames import Frames
 from fleetlight.ps.transport.interface import Patience
 from fleetlight.ps.transport.protocol import Array
 from fleetlight.ps.transport.session import Limits
-from fleetlight.ps.transport.wire import Wire
 from fleetlight.roles.role import Endpoint
 from fleetlight.roles.secret import Secret
+from fleetlight.wire.plain import Wire
 
 #: far more than anything here takes
 LIMIT_S = 20.0

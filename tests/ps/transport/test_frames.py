@@ -17,7 +17,7 @@ from fleetlight.errors import PeerLostError
 from fleetlight.ps import messages as m
 from fleetlight.ps.transport.frames import _EARLY_BYTES, _KEEP_BYTES, _WORTH_BYTES, Frames, _Memory
 from fleetlight.ps.transport.protocol import PREFIX_BYTES, Codec
-from fleetlight.ps.transport.wire import Wire
+from fleetlight.wire.plain import Wire
 
 SIZE = 4 * _WORTH_BYTES
 

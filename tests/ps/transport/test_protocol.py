@@ -30,8 +30,8 @@ from fleetlight.ps.transport.protocol import (
     Prefix,
     check_start,
     views,
-    without,
 )
+from fleetlight.wire.buffers import without
 
 CODEC: Codec[Message] = Codec(Message)
 PULL = Pull([TablePull(0, True), TablePull(3, False)], dense=True, at_least=5)

@@ -39,10 +39,10 @@ from fleetlight.ps.messages import (
 from fleetlight.ps.transport import Listener, SocketChannel
 from fleetlight.ps.transport.frames import Frames
 from fleetlight.ps.transport.proving import _encoder
-from fleetlight.ps.transport.wire import Wire
 from fleetlight.roles.secret import Secret
 from fleetlight.security.context import client_context, server_context
 from fleetlight.security.token import CLIENT, SERVER, Encounter, nonce
+from fleetlight.wire.plain import Wire
 
 TOKEN, OTHER = Secret("3f9ac27e51d0b846"), Secret("b846d0513f9ac27e")
 GREETING = Beat(7)

@@ -33,8 +33,8 @@ from fleetlight.ps.transport import Listener, SocketChannel, connect_all, sessio
 from fleetlight.ps.transport.interface import Patience
 from fleetlight.ps.transport.room import BOUNDLESS
 from fleetlight.ps.transport.session import Limits, Session
-from fleetlight.ps.transport.tls import _BATCH_BYTES, _RECORD_BYTES, TlsWire
 from fleetlight.security.context import client_context, server_context
+from fleetlight.wire.tls import _BATCH_BYTES, _RECORD_BYTES, TlsWire
 
 SIZES = [0, 1, 16383, 16384, 16385, 300_000, 5 << 20]
 

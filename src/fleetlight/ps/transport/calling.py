@@ -9,10 +9,10 @@ import ssl
 
 from fleetlight.errors import DeadlineError
 from fleetlight.ps.transport.options import is_itself, prepare
-from fleetlight.ps.transport.tls import TlsWire
-from fleetlight.ps.transport.wire import Wire
 from fleetlight.roles.role import Endpoint
 from fleetlight.sockets.forking import keep_from_children
+from fleetlight.wire.plain import Wire
+from fleetlight.wire.tls import TlsWire
 
 
 class NotReadyError(Exception):

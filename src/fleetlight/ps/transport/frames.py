@@ -24,7 +24,7 @@ from fleetlight.ps.transport.protocol import (
     views,
 )
 from fleetlight.ps.transport.room import BOUNDLESS, Room
-from fleetlight.ps.transport.wire import Wire
+from fleetlight.wire.plain import Wire
 
 #: smaller memory costs nothing, larger memory is given back after each frame
 _WORTH_BYTES, _KEEP_BYTES = 1 << 16, 256 << 20

@@ -24,11 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetlight.errors import PlanError, ProtocolError
+from fleetlight.wire.buffers import Buffer
 
 M = TypeVar("M")
 Array = NDArray[Any]
-#: what a socket takes: bytes, or a view of an array's memory
-Buffer = bytes | memoryview
 
 MAGIC = b"\xf1EET"
 VERSION = 1
@@ -219,15 +218,6 @@ def views(places: Iterable[Place], body: NDArray[np.uint8]) -> list[Array]:
         body[place.offset : place.offset + place.nbytes].view(place.dtype).reshape(place.shape)
         for place in places
     ]
-
-
-def without(buffers: list[memoryview], done: int) -> list[memoryview]:
-    """What is left of the buffers after so many bytes."""
-    for number, buffer in enumerate(buffers):
-        if done < len(buffer):
-            return [buffer[done:], *buffers[number + 1 :]]
-        done -= len(buffer)
-    return []
 
 
 def _spec(number: int, array: Array) -> ArraySpec:

@@ -27,9 +27,9 @@ from fleetlight.ps.transport.options import prepare
 from fleetlight.ps.transport.protocol import BODY_LIMIT, HEADER_LIMIT, MAGIC, Prefix
 from fleetlight.ps.transport.proving import admit
 from fleetlight.ps.transport.room import Room
-from fleetlight.ps.transport.tls import TlsWire
-from fleetlight.ps.transport.wire import Wire
 from fleetlight.roles.secret import Secret
+from fleetlight.wire.plain import Wire
+from fleetlight.wire.tls import TlsWire
 
 #: no wait of a socket is shorter: 0 would mean not to wait, which is another kind of socket
 _SHORTEST_S = 0.001

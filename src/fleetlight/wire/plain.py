@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from fleetlight.errors import DeadlineError, MembershipError, PeerLostError
-from fleetlight.ps.transport.protocol import Buffer, without
 from fleetlight.sockets.descriptors import bound_waits
+from fleetlight.wire.buffers import Buffer, without
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from typing import cast
 
 from fleetlight.errors import MembershipError, PeerError, PeerLostError
-from fleetlight.ps.transport.wire import Wire
 from fleetlight.security.refusals import explain
+from fleetlight.wire.plain import Wire
 
 #: how much is encrypted before it is sent, and how much at most is read before it is decrypted
 _BATCH_BYTES = 256 << 10

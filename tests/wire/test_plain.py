@@ -12,7 +12,7 @@ import pytest
 from tests.ps.transport.doubles import LIMIT_S
 
 from fleetlight.errors import DeadlineError, PeerLostError
-from fleetlight.ps.transport.wire import Wire
+from fleetlight.wire.plain import Wire
 
 
 @pytest.fixture

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tunnels: programs that speak plain TCP talk to each other inside TLS.
+
+torch's store has no TLS of its own. Where it is served, a tunnel's exit takes TLS connections and
+forwards them to the store, which listens on the loopback. Where it is used, a tunnel's entrance
+takes connections on the loopback and forwards them inside TLS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import ssl
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TypeAlias
+
+from fleetlight.roles.role import Endpoint
+from fleetlight.security.refusals import explain
+from fleetlight.sockets.forking import keep_from_children, keep_port_from_children
+
+_LOOPBACK = "127.0.0.1"
+_CHUNK_BYTES = 1 << 16
+_CONNECT_S = 10.0
+_STOP_S = 5.0
+#: the tables of the kernel that name the owner of a socket
+_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+
+Streams: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Tunnel:
+    """Forwards every connection to one port to another endpoint, on a thread of its own."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        far: Callable[[], Awaitable[Streams]],
+        *,
+        tls: ssl.SSLContext | None = None,
+        own_user_only: bool = False,
+        warn: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """`far` opens the other side; `tls` is that of the connections that come in.
+
+        `warn` gets one sentence for each connection that fails.
+        """
+        host, port = listener.getsockname()[:2]
+        #: where it listens
+        self.address: Endpoint = (host, port)
+        self._far, self._tls, self._warn = far, tls, warn
+        self._own_user_only = own_user_only
+        keep_from_children(listener)
+        keep_port_from_children(port)
+        self._listener = listener
+        self._loop = asyncio.new_event_loop()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="fleet-tunnel", daemon=True)
+        self._thread.start()
+        self._ready.wait(_STOP_S)
+
+    def close(self) -> None:
+        """Stop listening and close every connection; twice is fine."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_STOP_S)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            server = self._loop.run_until_complete(self._listening())
+            self._ready.set()
+            self._loop.run_forever()
+            server.close()
+            self._loop.run_until_complete(self._hang_up())
+        finally:
+            self._ready.set()
+            self._loop.close()
+
+    async def _listening(self) -> asyncio.Server:
+        limit_s = _CONNECT_S if self._tls else None
+        return await asyncio.start_server(
+            self._serve, sock=self._listener, ssl=self._tls, ssl_handshake_timeout=limit_s
+        )
+
+    async def _hang_up(self) -> None:
+        """Abort every connection, and let the loop close their sockets."""
+        talks = asyncio.all_tasks() - {asyncio.current_task()}
+        for talk in talks:
+            talk.cancel()
+        await asyncio.gather(*talks, return_exceptions=True)
+        for writer in self._writers:
+            writer.transport.abort()
+        while self._writers:
+            self._writers -= {w for w in self._writers if w.transport.is_closing()}
+            await asyncio.sleep(0)
+        # transports close their sockets in a call of their own
+        await asyncio.sleep(0)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # cancelled when the tunnel closes
+        with contextlib.suppress(asyncio.CancelledError), self._open(writer):
+            if self._own_user_only and not _is_own(writer.get_extra_info("peername")[1]):
+                self._warn("a process of another user called at the job's tunnel and was refused")
+                return
+            far = await self._far_side()
+            if far is not None:
+                keep_from_children(far[1].get_extra_info("socket"))
+                with self._open(far[1]):
+                    await _forward_both((reader, writer), far)
+
+    async def _far_side(self) -> Streams | None:
+        try:
+            return await asyncio.wait_for(self._far(), _CONNECT_S)
+        except ssl.SSLError as error:
+            self._warn(f"a connection through TLS failed: {explain(error)}")
+        except (OSError, asyncio.TimeoutError) as error:
+            self._warn(f"a connection through TLS failed: {error or 'no answer'}")
+        return None
+
+    @contextlib.contextmanager
+    def _open(self, writer: asyncio.StreamWriter) -> Iterator[None]:
+        self._writers.add(writer)
+        try:
+            yield
+            self._writers.discard(writer)
+        finally:
+            writer.close()
+
+
+def exit_at(
+    listener: socket.socket,
+    local: Endpoint,
+    tls: ssl.SSLContext,
+    warn: Callable[[str], None] = lambda text: None,
+) -> Tunnel:
+    """Take TLS connections at `listener` and forward them to a port of this machine."""
+
+    async def far() -> Streams:
+        return await asyncio.open_connection(*local)
+
+    return Tunnel(listener, far, tls=tls, warn=warn)
+
+
+def entrance_to(
+    remote: Endpoint, tls: ssl.SSLContext, warn: Callable[[str], None] = lambda text: None
+) -> Tunnel:
+    """Listen on the loopback and forward what processes of this user say to `remote`, in TLS."""
+
+    async def far() -> Streams:
+        return await asyncio.open_connection(*remote, ssl=tls, server_hostname=remote[0])
+
+    listener = socket.create_server((_LOOPBACK, 0))
+    return Tunnel(listener, far, own_user_only=True, warn=warn)
+
+
+async def _forward_both(near: Streams, far: Streams) -> None:
+    ways = [asyncio.ensure_future(_forward(a[0], b[1])) for a, b in ((near, far), (far, near))]
+    # whichever side ends, the conversation is over
+    await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+    for way in ways:
+        way.cancel()
+
+
+async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError, ssl.SSLError):
+        while data := await reader.read(_CHUNK_BYTES):
+            writer.write(data)
+            await writer.drain()
+
+
+def _is_own(port: int) -> bool:
+    """Whether a process of this user has the loopback connection from `port`; True if unknown."""
+    wanted = f":{port:04X}"
+    for table in _TABLES:
+        with contextlib.suppress(OSError), open(table, encoding="ascii") as lines:
+            for line in lines:
+                fields = line.split()
+                if len(fields) > 7 and fields[1].endswith(wanted) and fields[7].isdigit():
+                    return int(fields[7]) == os.getuid()
+    return True

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tunnels: plain connections on both sides, TLS between, and nobody else is let through."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fleetlight.security.certificates import make
+from fleetlight.security.context import client_context, server_context
+from fleetlight.wire import tunnel
+from fleetlight.wire.tunnel import Tunnel, entrance_to, exit_at
+
+LIMIT_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Certificates of this job and of another one."""
+    ours, theirs = tmp_path_factory.mktemp("ours"), tmp_path_factory.mktemp("theirs")
+    make(ours)
+    make(theirs)
+    return ours, theirs
+
+
+@pytest.fixture
+def echo() -> Iterator[tuple[str, int]]:
+    """A server that returns in upper case what it gets."""
+
+    def serve(client: socket.socket) -> None:
+        with client, contextlib.suppress(OSError):
+            while data := client.recv(1 << 16):
+                client.sendall(data.upper())
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=serve, args=(door.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        yield door.getsockname()
+        door.shutdown(socket.SHUT_RDWR)
+        thread.join(LIMIT_S)
+
+
+class Said:
+    """The warnings of a tunnel."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self._news = threading.Event()
+
+    def __call__(self, text: str) -> None:
+        self.texts.append(text)
+        self._news.set()
+
+    def first(self) -> str:
+        assert self._news.wait(LIMIT_S)
+        return self.texts[0]
+
+
+@contextlib.contextmanager
+def opened(made: Tunnel) -> Iterator[Tunnel]:
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def leaving(echo: tuple[str, int], folder: Path) -> Tunnel:
+    return exit_at(socket.create_server(("127.0.0.1", 0)), echo, server_context(folder))
+
+
+def received(connected: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count and (more := connected.recv(1 << 16)):
+        data += more
+    return data
+
+
+def test_what_is_said_at_the_entrance_comes_out_at_the_exit(
+    echo: tuple[str, int], folders: tuple[Path, Path]
+) -> None:
+    with (
+        opened(leaving(echo, folders[0])) as out,
+        opened(entrance_to(out.address, client_context(folders[0]))) as into,
+        socket.create_connection(into.address, LIMIT_S) as first,
+        socket.create_connection(into.address, LIMIT_S) as second,
+    ):
+        large = b"abc" * 100_000
+        sender = threading.Thread(target=second.sendall, args=(large,))
+        sender.start()
+        first.sendall(b"hello")
+        assert received(first, 5) == b"HELLO"
+        assert received(second, len(large)) == large.upper()
+        sender.join(LIMIT_S)
+
+
+def test_the_end_of_one_side_is_that_of_the_other(
+    echo: tuple[str, int], folders: tuple[Path, Path]
+) -> None:
+    with opened(leaving(echo, folders[0])) as out:
+        into = entrance_to(out.address, client_context(folders[0]))
+        with socket.create_connection(into.address, LIMIT_S) as connected:
+            connected.sendall(b"hello")
+            received(connected, 5)
+            into.close()
+            assert connected.recv(10) == b""
+
+
+def test_a_plain_client_gets_nothing_from_the_exit(
+    echo: tuple[str, int], folders: tuple[Path, Path]
+) -> None:
+    with (
+        opened(leaving(echo, folders[0])) as out,
+        socket.create_connection(out.address, LIMIT_S) as stranger,
+    ):
+        stranger.sendall(b"hello" * 100)
+        with contextlib.suppress(ConnectionResetError):
+            assert b"HELLO" not in received(stranger, 5)
+
+
+def test_a_certificate_of_another_job_is_refused(
+    echo: tuple[str, int], folders: tuple[Path, Path]
+) -> None:
+    said = Said()
+    with (
+        opened(leaving(echo, folders[0])) as out,
+        opened(entrance_to(out.address, client_context(folders[1]), said)) as into,
+        socket.create_connection(into.address, LIMIT_S) as connected,
+    ):
+        assert connected.recv(10) == b""
+        assert "another CA has signed the certificate" in said.first()
+
+
+def test_a_remote_that_is_not_there_is_named(folders: tuple[Path, Path]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        nowhere = door.getsockname()
+    said = Said()
+    with (
+        opened(entrance_to(nowhere, client_context(folders[0]), said)) as into,
+        socket.create_connection(into.address, LIMIT_S) as connected,
+    ):
+        assert connected.recv(10) == b""
+        assert said.first().startswith("a connection through TLS failed: ")
+
+
+def test_processes_of_other_users_are_refused(
+    echo: tuple[str, int], folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = Said()
+    with (
+        opened(leaving(echo, folders[0])) as out,
+        opened(entrance_to(out.address, client_context(folders[0]), said)) as into,
+    ):
+        monkeypatch.setattr(tunnel.os, "getuid", lambda: -1)
+        with socket.create_connection(into.address, LIMIT_S) as connected:
+            assert connected.recv(10) == b""
+        assert "another user" in said.first()
+
+
+def test_the_far_side_speaks_tls_only(echo: tuple[str, int], folders: tuple[Path, Path]) -> None:
+    with opened(leaving(echo, folders[0])) as out:
+        plain = socket.create_connection(out.address, LIMIT_S)
+        with client_context(folders[0]).wrap_socket(plain, server_hostname="127.0.0.1") as wire:
+            assert isinstance(wire, ssl.SSLSocket)
+            wire.sendall(b"hello")
+            assert wire.recv(5) == b"HELLO"
+            assert wire.version() == "TLSv1.3"
