@@ -8,6 +8,23 @@ import pytest
 from fleetlight import errors
 
 
+@errors.names_arguments
+def trained(model: str, *, batch_size: int = 1) -> str:
+    """A function that users call."""
+    return f"{model} {batch_size}"
+
+
+def test_a_misspelled_argument_gets_the_near_name() -> None:
+    assert trained("m", batch_size=2) == "m 2"
+    assert trained.__doc__ == "A function that users call."
+    with pytest.raises(
+        TypeError, match=r"trained\(\) got .* 'bach_size'; did you mean 'batch_size'"
+    ):
+        trained("m", bach_size=2)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'model'"):
+        trained(batch_size=2)  # type: ignore[call-arg]
+
+
 @pytest.mark.parametrize(
     "kind",
     [

@@ -38,6 +38,17 @@ def test_a_worker_by_hand() -> None:
     assert (role.address, role.device, role.dialect) == ("10.0.0.1", 4, "UserDefinedRoleMaker")
 
 
+def test_fleets_arguments_and_names() -> None:
+    maker = UserDefinedRoleMaker(
+        False, True, role=fleet.Role.SERVER, server_endpoints=SERVERS, worker_num=2
+    )
+    assert maker.role.is_server
+    assert "init_gloo=True) changes nothing" in maker.remarks[0]
+    assert UserDefinedRoleMaker(init_gloo=False, role=fleet.Role.WORKER).remarks == ()
+    with pytest.raises(TypeError, match="did you mean 'current_id'"):
+        UserDefinedRoleMaker(curent_id=1)  # type: ignore[call-arg]
+
+
 @pytest.mark.parametrize("kind", [Kind.SERVER, "server", "SERVER"])
 def test_a_server_by_hand(kind: Kind | str) -> None:
     role = UserDefinedRoleMaker(

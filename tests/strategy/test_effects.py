@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from fleetlight.errors import StrategyError
-from fleetlight.strategy import DistributedStrategy, JobFacts
+from fleetlight.strategy import DistributedStrategy, JobFacts, field_effects
 from fleetlight.strategy.effects import effect_of
-from fleetlight.strategy.settings import rules_of
+from fleetlight.strategy.settings import Settings, rules_of
 
 ONE = JobFacts()
 FOUR = JobFacts(worker_num=4, node_num=2, backend="nccl")
@@ -129,8 +130,11 @@ def test_amp() -> None:
     assert effect("amp_configs", **half)[0]
     assert effect("amp_configs", amp_configs={"dtype": "float16"}) == (False, "amp is off")
     assert effect("amp_configs", amp=True)[0]
-    scale = {"amp": True, "amp_configs": {"init_loss_scaling": 8}}
-    assert effect("amp_configs", **scale) == (False, "bfloat16 needs no loss scale")
+    assert DistributedStrategy(**half).inert(ONE) == []
+    for field in ("init_loss_scaling", "use_dynamic_loss_scaling"):
+        assert effect(f"amp_configs.{field}", **half)[0]
+        name = f"amp_configs.{field}"
+        assert effect(name, amp=True) == (False, "bfloat16 needs no loss scale")
 
 
 def test_recompute() -> None:
@@ -179,24 +183,75 @@ def test_nothing_set_is_nothing_said() -> None:
         assert DistributedStrategy(amp=False, amp_configs={}).inert(job) == []
 
 
-def test_a_nested_config_is_shown_by_its_changes() -> None:
+def test_each_field_of_a_nested_config_has_a_warning_of_its_own() -> None:
     strategy = DistributedStrategy(
-        exec_strategy={"num_threads": 4}, gradient_merge_configs={"k_steps": 2}
+        exec_strategy={"num_threads": 4, "num_iteration_per_drop_scope": 5},
+        gradient_merge_configs={"k_steps": 2},
     )
-    merge, executor = strategy.inert(FOUR)
+    merge, threads, scope = strategy.inert(FOUR)
     assert merge == (
-        "strategy.gradient_merge_configs = {k_steps: 2} has no effect: gradient_merge is off"
+        "strategy.gradient_merge_configs.k_steps = 2 has no effect: gradient_merge is off"
     )
-    assert executor.startswith("strategy.execution_strategy = {num_threads: 4} has no effect")
+    assert threads.startswith("strategy.execution_strategy.num_threads = 4 has no effect")
+    assert scope.startswith("strategy.execution_strategy.num_iteration_per_drop_scope = 5 has no")
 
 
-def test_explain_is_one_line_for_each_field() -> None:
-    strategy = DistributedStrategy(sync_batch_norm=True, fetch_frequency=5)
+def test_a_field_that_counts_does_not_hide_one_beside_it_that_does_not() -> None:
+    programs = JobFacts(has_programs=True)
+    strategy = DistributedStrategy(
+        execution_strategy={"num_threads": 2, "num_iteration_per_drop_scope": 5}
+    )
+    (sentence,) = strategy.inert(programs)
+    assert sentence == (
+        "strategy.execution_strategy.num_iteration_per_drop_scope = 5 has no effect: memory is "
+        "freed at once by reference counts, so there is no scope to drop"
+    )
+    told = strategy.explain(programs).splitlines()
+    assert " * execution_strategy.num_threads = 2: operators of a program run on 2 threads" in told
+    assert any(" ! execution_strategy.num_iteration_per_drop_scope = 5: " in line for line in told)
+
+
+FIELDS = [
+    f"{name}.{field}"
+    for name, value in DistributedStrategy().items()
+    if isinstance(value, Settings)
+    for field in value
+]
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_every_field_of_a_nested_config_has_an_answer(job: JobFacts) -> None:
+    strategy = DistributedStrategy()
+    for name in FIELDS:
+        assert effect_of(strategy, name, job)[1], name
+    # a rule for a field that is not there would never be asked
+    assert set(field_effects.FIELDS) <= set(FIELDS)
+
+
+def test_explain_has_a_line_for_each_setting_and_field_that_counts_or_was_set() -> None:
+    strategy = DistributedStrategy(
+        sync_batch_norm=True, fetch_frequency=5, amp=True, checkpoint_configs={"every_s": 9.0}
+    )
     head, *lines, legend = strategy.explain(FOUR).splitlines()
     assert head == "job: collective, 4 workers on 2 hosts, nccl"
-    assert [line[3:].split()[0] for line in lines] == strategy.keys()
+    named = [line[3:].split()[0] for line in lines]
+    plain = [name for name, value in strategy.items() if not isinstance(value, Settings)]
+    assert [name for name in named if name in plain] == plain
+    folded = {name for name in named if name not in plain and "." not in name}
+    assert folded == {name.split(".")[0] for name in FIELDS} - {"amp_configs", "checkpoint_configs"}
+    assert {name for name in named if "." in name} == {
+        name for name in FIELDS if name.startswith(("amp_configs.", "checkpoint_configs."))
+    }
     assert " * sync_batch_norm = True: statistics over the batches of all workers" in lines
     assert any(line.startswith(" ! fetch_frequency = 5: ") for line in lines)
+    assert " ! checkpoint_configs.every_s = 9.0: checkpoint is off" in lines
+    assert "   checkpoint_configs.resume = False: checkpoint is off" in lines
+    assert " * amp_configs.dtype = 'bfloat16': what autocast computes in" in lines
+    assert "   amp_configs.init_loss_scaling = 65536.0: bfloat16 needs no loss scale" in lines
+    assert (
+        "   localsgd_configs (begin_step, optimizer_state, buffers, k_steps): localsgd is off"
+        in (lines)
+    )
     assert "   durability = 'none': a collective job has no parameter servers" in lines
     assert " * localsgd = False: off: the workers meet at every step" in lines
     assert "   a_sync = False: a collective job has no parameter servers" in lines
@@ -220,25 +275,61 @@ def test_the_modes_of_parameter_servers(settings: Any, active: bool, sentence: s
 
 
 @pytest.mark.parametrize(
-    ("a_sync", "configs", "sentence"),
+    ("a_sync", "configs", "sentences"),
     [
-        (False, {"staleness": 2}, "a_sync is off, so staleness"),
-        (True, {"k_steps": 4, "max_merge": 2}, "GeoSGD, which has no use for max_merge"),
-        (True, {"cache_rows": 5}, "only workers of GeoSGD"),
+        (False, {"staleness": 2}, ["staleness = 2 has no effect: a_sync is off"]),
+        (False, {"k_steps": 4}, ["k_steps = 4 has no effect: a_sync is off"]),
+        (
+            True,
+            {"k_steps": 4, "max_merge": 2, "dense": "allreduce"},
+            ["max_merge = 2 has no effect: k_steps makes it", "dense = 'allreduce' has no effect"],
+        ),
+        (
+            True,
+            {"cache_rows": 5, "max_merge": 2},
+            ["cache_rows = 5 has no effect: only workers of GeoSGD"],
+        ),
     ],
 )
 def test_settings_of_the_exchange_that_mean_nothing(
-    a_sync: bool, configs: Any, sentence: str
+    a_sync: bool, configs: Any, sentences: list[str]
 ) -> None:
-    active, why = effect("a_sync_configs", SERVERS, a_sync=a_sync, a_sync_configs=configs)
-    assert not active
-    assert sentence in why
+    told = DistributedStrategy(a_sync=a_sync, a_sync_configs=configs).inert(SERVERS)
+    assert len(told) == len(sentences)
+    for got, sentence in zip(told, sentences, strict=True):
+        assert got.startswith(f"strategy.a_sync_configs.{sentence}")
 
 
 def test_settings_of_the_exchange_that_count_in_every_mode() -> None:
     configs = {"dense": "allreduce", "on_nonfinite": "skip"}
     for a_sync in (False, True):
-        assert effect("a_sync_configs", SERVERS, a_sync=a_sync, a_sync_configs=configs)[0]
+        assert DistributedStrategy(a_sync=a_sync, a_sync_configs=configs).inert(SERVERS) == []
+
+
+@pytest.mark.parametrize(
+    ("configs", "field", "sentence"),
+    [
+        ({"staleness": 3}, "staleness", "no worker gets more than 3 steps ahead of the slowest"),
+        ({}, "staleness", "no bound on how far a worker may be ahead of the slowest"),
+        ({}, "k_steps", "workers and servers exchange at every step"),
+        ({"k_steps": 40}, "k_steps", "GeoSGD: workers and servers exchange every 40 steps"),
+        ({"k_steps": 4, "cache_rows": 5000}, "cache_rows", "keeps up to 5,000 rows of a table"),
+        ({"send_queue_size": 2}, "send_queue_size", "pushes that may wait to be sent: 2"),
+        ({"max_merge": 3}, "max_merge", "up to 3 queued pushes travel as one"),
+    ],
+)
+def test_what_the_fields_of_the_exchange_do(configs: Any, field: str, sentence: str) -> None:
+    name = f"a_sync_configs.{field}"
+    active, why = effect(name, SERVERS, a_sync=True, a_sync_configs=configs)
+    assert active
+    assert sentence in why
+
+
+def test_files_of_tables_are_those_of_servers() -> None:
+    saved = {"checkpoint": "ckpt", "checkpoint_configs": {"via": "worker0"}}
+    assert effect("checkpoint_configs.via", SERVERS, **saved)[0]
+    (sentence,) = DistributedStrategy(**saved).inert(FOUR)
+    assert sentence.endswith("has no effect: a collective job has no tables")
 
 
 def test_explain_names_the_kind_of_job() -> None:
@@ -345,13 +436,16 @@ def test_encryption_between_workers_and_servers() -> None:
     assert "only when given to fleet.init; in force is 'certs'" in why
 
 
-def test_encryption_that_a_collective_job_cannot_have_is_refused_across_hosts() -> None:
+def test_encryption_that_nccl_cannot_have_is_refused_across_hosts() -> None:
     one_host = JobFacts(worker_num=4)
     strategy = DistributedStrategy(ssl="certs")
     strategy.check(one_host)
     (sentence,) = strategy.inert(one_host)
     assert "stays on this host, and is not encrypted" in sentence
-    with pytest.raises(StrategyError, match="across 2 hosts, and neither Gloo nor NCCL"):
+    gloo = dataclasses.replace(FOUR, backend="gloo")
+    strategy.check(gloo)
+    assert not strategy.inert(gloo)
+    with pytest.raises(StrategyError, match="by NCCL across 2 hosts, and NCCL cannot encrypt"):
         strategy.check(FOUR)
     DistributedStrategy().check(FOUR)
 
@@ -361,8 +455,9 @@ def test_encryption_with_servers_that_keep_only_tables_is_refused_across_hosts()
     strategy = DistributedStrategy(ssl="certs", a_sync=True)
     strategy.check(job)
     strategy.a_sync_configs.dense = "allreduce"
+    strategy.check(job)
     with pytest.raises(StrategyError, match="WireGuard, IPsec"):
-        strategy.check(job)
+        strategy.check(dataclasses.replace(job, backend="nccl"))
 
 
 def test_a_folder_for_checkpoints_counts_from_the_begin_of_the_job() -> None:

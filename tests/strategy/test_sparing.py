@@ -127,14 +127,21 @@ def test_casts_have_nothing_to_configure(compression: str) -> None:
 
 
 def test_int8_has_no_ratio() -> None:
-    configs = {"ratio": 0.5}
-    active, why = effect(
-        {"compression": "int8", "compression_configs": configs}, HOSTS, "compression_configs"
+    configs = {"ratio": 0.5, "min_size": 8}
+    (sentence,) = DistributedStrategy(compression="int8", compression_configs=configs).inert(HOSTS)
+    assert sentence == (
+        "strategy.compression_configs.ratio = 0.5 has no effect: it is for compression = 'topk'; "
+        "int8 sends all values"
     )
-    assert not active
-    assert "ratio is for compression = 'topk'" in why
-    for said in ({"compression": "topk", "compression_configs": configs}, {"compression": "int8"}):
-        assert effect(said, HOSTS, "compression_configs")[0]
+    assert DistributedStrategy(compression="topk", compression_configs=configs).inert(HOSTS) == []
+
+
+def test_one_sparsity_has_nothing_to_walk_through() -> None:
+    settings = {"dgc": True, "dgc_configs": {"rampup_step": 9}}
+    (sentence,) = DistributedStrategy(**settings).inert(HOSTS)
+    assert sentence.startswith("strategy.dgc_configs.rampup_step = 9 has no effect: sparsity has")
+    settings["dgc_configs"] = {"rampup_step": 9, "sparsity": [0.9, 0.99]}
+    assert DistributedStrategy(**settings).inert(HOSTS) == []
 
 
 @pytest.mark.parametrize("case", ALONE)
@@ -149,7 +156,8 @@ def test_workers_that_train_alone(case: str) -> None:
     active, why = effect(settings, SERVERS)
     assert not active
     assert "GeoSGD" in why
-    assert len(DistributedStrategy(**settings).inert(SERVERS)) == len(settings)
+    configs = settings.get(f"{next(iter(settings))}_configs", {})
+    assert len(DistributedStrategy(**settings).inert(SERVERS)) == 1 + len(configs)
 
 
 @pytest.mark.parametrize("asked", [{"compression": "fp16"}, {"fp16_allreduce": True}], ids=str)

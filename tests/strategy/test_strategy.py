@@ -41,6 +41,7 @@ FIELDS = {
     "amp": False,
     "recompute": False,
     "sync_batch_norm": False,
+    "broadcast_buffers": True,
     "find_unused_parameters": False,
     "gradient_scale": "mean",
     "fetch_frequency": 1,
@@ -49,6 +50,7 @@ FIELDS = {
     "checkpoint": "",
     "ssl": None,
     "seed": 0,
+    "worker_seeds": "distinct",
     "deadline_s": 300.0,
 }
 AVERAGING = {"begin_step", "optimizer_state", "buffers"}

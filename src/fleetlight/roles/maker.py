@@ -5,10 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fleetlight.errors import RoleError
+from fleetlight.errors import RoleError, names_arguments
 from fleetlight.roles.dialects.variables import Environment
 from fleetlight.roles.environment import from_environment, with_common
 from fleetlight.roles.role import Endpoint, Kind, Role, parse_endpoint
+
+_INIT_GLOO = (
+    "UserDefinedRoleMaker(init_gloo=True) changes nothing: barriers and metrics of workers always "
+    "work, over Gloo in a collective job and through server 0 in a job with servers"
+)
 
 
 class RoleMaker:
@@ -17,14 +22,18 @@ class RoleMaker:
     def __init__(self, is_collective: bool = False, env: Environment | None = None) -> None:
         self.is_collective = is_collective
         self.role = from_environment(env)
+        #: what `fleet.init` logs about arguments that change nothing
+        self.remarks: tuple[str, ...] = ()
 
 
 class UserDefinedRoleMaker(RoleMaker):
     """A role given by hand, for jobs that no launcher describes."""
 
+    @names_arguments
     def __init__(
         self,
         is_collective: bool = False,
+        init_gloo: bool = False,
         *,
         current_id: int = 0,
         role: Kind | str = Kind.WORKER,
@@ -35,6 +44,7 @@ class UserDefinedRoleMaker(RoleMaker):
         device: int | None = None,
     ) -> None:
         self.is_collective = is_collective
+        self.remarks = (_INIT_GLOO,) if init_gloo else ()
         workers = _endpoints(worker_endpoints, "worker_endpoints")
         servers = _endpoints(server_endpoints, "server_endpoints")
         made = Role(

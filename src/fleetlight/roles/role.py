@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import ipaddress
+from typing import ClassVar
 
 from fleetlight.errors import RoleError
 from fleetlight.roles.secret import Secret
@@ -24,6 +25,10 @@ class Kind(str, enum.Enum):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Role:
     """One process of a job. `None` means: not said, found out when the job forms."""
+
+    #: Fleet's names, for `UserDefinedRoleMaker(role=fleet.Role.SERVER)`
+    WORKER: ClassVar[Kind] = Kind.WORKER
+    SERVER: ClassVar[Kind] = Kind.SERVER
 
     kind: Kind = Kind.WORKER
     index: int | None = 0

@@ -15,6 +15,7 @@ from fleetlight.strategy.configs import (
     RecomputeConfigs,
 )
 from fleetlight.strategy.job import JobFacts, current_job, set_current_job
+from fleetlight.strategy.settings import differences
 from fleetlight.strategy.strategy import DistributedStrategy
 
 __all__ = [
@@ -32,5 +33,6 @@ __all__ = [
     "LocalSGDConfigs",
     "RecomputeConfigs",
     "current_job",
+    "differences",
     "set_current_job",
 ]

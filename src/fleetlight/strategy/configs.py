@@ -22,7 +22,9 @@ class ASyncConfigs(Settings):
         minimum=0,
         optional=True,
     )
-    send_queue_size: int = setting(4, "pushes that may wait to be sent", minimum=1)
+    send_queue_size: int = setting(
+        4, "pushes that may wait to be sent; with dense values on servers only if set", minimum=1
+    )
     max_merge: int = setting(1, "queued pushes that may travel as one", minimum=1)
     dense: str = setting(
         "servers", "who keeps dense parameters in step", choices=("servers", "allreduce")

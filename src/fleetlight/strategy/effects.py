@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tells, setting by setting, whether it takes effect in a job and how.
 
-A rule answers `(active, sentence)`. A setting that is only a switch's configuration follows
-its switch.
+A rule returns `(active, sentence)`. The rule of a nested config says whether the job looks at it
+at all; `field_effects` has the rules of its single fields.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from fleetlight.errors import StrategyError
 from fleetlight.strategy import sparing
+from fleetlight.strategy.field_effects import FIELDS
 from fleetlight.strategy.job import JobFacts, counted
-from fleetlight.strategy.settings import Settings, default_of, rules_of
+from fleetlight.strategy.settings import Settings, rules_of
 
 if TYPE_CHECKING:
     from fleetlight.strategy.strategy import DistributedStrategy
@@ -23,13 +25,21 @@ Rule = Callable[["DistributedStrategy", JobFacts], Effect]
 
 
 def explain(strategy: DistributedStrategy, job: JobFacts, flags: Mapping[str, str]) -> str:
-    """A table of all settings: value, effect in this job, and where the value came from."""
+    """A table of all settings: value, effect in this job, and where the value came from.
+
+    Each field of a nested config has a line, unless nobody has set any and none has an effect.
+    """
     rows = [_headline(job)]
     for name, value in strategy.items():
-        active, why = effect_of(strategy, name, job)
-        mark = "*" if active else ("!" if _was_set(strategy, name) else " ")
-        source = f" (from {flags[name]})" if name in flags and not strategy.said(name) else ""
-        rows.append(f" {mark} {name} = {_shown(value)}{source}: {why}")
+        if not isinstance(value, Settings):
+            source = f" (from {flags[name]})" if name in flags and not strategy.said(name) else ""
+            rows.append(_row(strategy, name, job, source))
+        elif any(value.changed()) or effect_of(strategy, name, job)[0]:
+            rows += [_row(strategy, f"{name}.{field}", job) for field in value]
+        else:
+            rows.append(
+                f"   {name} ({', '.join(value.keys())}): {effect_of(strategy, name, job)[1]}"
+            )
     rows.append("* takes effect   ! was set but has no effect in this job")
     return "\n".join(rows)
 
@@ -37,19 +47,43 @@ def explain(strategy: DistributedStrategy, job: JobFacts, flags: Mapping[str, st
 def inert(strategy: DistributedStrategy, job: JobFacts) -> list[str]:
     """One sentence for each setting that was made and has no effect in this job."""
     sentences = []
-    for name, value in strategy.items():
+    for name in _changed(strategy):
         active, why = effect_of(strategy, name, job)
-        if not active and _was_set(strategy, name):
-            sentences.append(f"strategy.{name} = {_shown(value)} has no effect: {why}")
+        if not active:
+            value = attrgetter(name)(strategy)
+            sentences.append(f"strategy.{name} = {value!r} has no effect: {why}")
     return sentences
 
 
 def effect_of(strategy: DistributedStrategy, name: str, job: JobFacts) -> Effect:
-    """Whether one setting takes effect in this job, and a sentence about it."""
-    rules = rules_of(strategy, name)
-    if not rules.available:
+    """Whether one setting takes effect in this job, and a sentence about it.
+
+    `a_sync_configs.staleness` is a field of a nested config.
+    """
+    config, _, field = name.partition(".")
+    if not rules_of(strategy, config).available:
         return False, "not yet available in this version"
-    return _RULES[name](strategy, job)
+    active, why = _RULES[config](strategy, job)
+    if not active or not field:
+        return active, why
+    if name in FIELDS:
+        return FIELDS[name](strategy, job)
+    return True, rules_of(getattr(strategy, config), field).doc
+
+
+def _changed(strategy: DistributedStrategy) -> Iterator[str]:
+    """The settings whose value is not the default; of nested configs the fields."""
+    for name, value in strategy.changed():
+        if isinstance(value, Settings):
+            yield from (f"{name}.{field}" for field, _ in value.changed())
+        else:
+            yield name
+
+
+def _row(strategy: DistributedStrategy, name: str, job: JobFacts, source: str = "") -> str:
+    active, why = effect_of(strategy, name, job)
+    mark = "*" if active else ("!" if name in _changed(strategy) else " ")
+    return f" {mark} {name} = {attrgetter(name)(strategy)!r}{source}: {why}"
 
 
 def _headline(job: JobFacts) -> str:
@@ -57,19 +91,6 @@ def _headline(job: JobFacts) -> str:
     mode = "collective" if job.is_collective else f"parameter-server, {servers}"
     workers, hosts = counted(job.worker_num, "worker"), counted(job.node_num, "host")
     return f"job: {mode}, {workers} on {hosts}, {job.backend}"
-
-
-def _was_set(strategy: DistributedStrategy, name: str) -> bool:
-    value = getattr(strategy, name)
-    if isinstance(value, Settings):
-        return any(value.changed())
-    return bool(value != default_of(strategy._field(name)))
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, Settings):
-        return "{" + ", ".join(f"{k}: {v!r}" for k, v in value.changed()) + "}"
-    return repr(value)
 
 
 def _on_reduction(sentence: Callable[[DistributedStrategy, JobFacts], str]) -> Rule:
@@ -134,15 +155,6 @@ def _merge(strategy: DistributedStrategy, job: JobFacts) -> Effect:
     return True, f"{k} backwards make one optimizer step, reduced once"
 
 
-def _amp_configs(strategy: DistributedStrategy, job: JobFacts) -> Effect:
-    configs = strategy.amp_configs
-    if not strategy.amp:
-        return False, "amp is off"
-    if configs.dtype == "bfloat16" and any(configs.changed()):
-        return False, "bfloat16 needs no loss scale"
-    return True, "used by autocast and by optimizer.minimize"
-
-
 def _recompute(strategy: DistributedStrategy, job: JobFacts) -> Effect:
     if strategy.recompute and not strategy.recompute_configs.checkpoints:
         return False, "recompute_configs.checkpoints names no module"
@@ -184,24 +196,25 @@ def _deadline(strategy: DistributedStrategy, job: JobFacts) -> Effect:
 
 def check(strategy: DistributedStrategy, job: JobFacts) -> None:
     """Raise where going on would silently send in the clear what was to be encrypted."""
-    reduces = _all_reduces(strategy, job)
+    reduces = _all_reduces(strategy, job) and job.backend == "nccl"
     if strategy.ssl and reduces and job.worker_num > 1 and job.node_num > 1:
         raise StrategyError(
-            f"strategy.ssl = {strategy.ssl!r}: the workers of this job all-reduce across "
-            f"{job.node_num} hosts, and neither Gloo nor NCCL can encrypt; leave ssl out and put "
-            "the hosts into an encrypted network (WireGuard, IPsec), or train with parameter "
-            "servers that keep the dense parameters too"
+            f"strategy.ssl = {strategy.ssl!r}: the workers of this job all-reduce by NCCL across "
+            f"{job.node_num} hosts, and NCCL cannot encrypt; leave ssl out and put the hosts into "
+            "an encrypted network (WireGuard, IPsec), or train on CPUs"
         )
 
 
 def _ssl(strategy: DistributedStrategy, job: JobFacts) -> Effect:
     if not strategy.ssl:
         return True, "connections are not encrypted"
-    if job.is_collective:
+    if job.is_collective and job.node_num == 1:
         return False, "what a collective job sends stays on this host, and is not encrypted"
     if job.deadline_s is not None and job.ssl != strategy.ssl:
         force = f"in force is {job.ssl!r}" if job.ssl else "connections are not encrypted"
         return False, f"it takes effect only when given to fleet.init; {force}"
+    if job.is_collective:
+        return True, "TLS 1.3 between workers of different hosts; both sides show a certificate"
     return True, "TLS 1.3 between workers and servers; both sides show a certificate"
 
 
@@ -226,6 +239,23 @@ def _lost_worker(strategy: DistributedStrategy, job: JobFacts) -> Effect:
     if strategy.lost_worker == "fail":
         return True, "the job fails with it, or starts again"
     return True, "the others go on; the job fails with worker 0 only"
+
+
+def _buffers(strategy: DistributedStrategy, job: JobFacts) -> Effect:
+    if job.worker_num == 1:
+        return False, "one worker has nobody to take buffers from"
+    if not strategy.broadcast_buffers:
+        return True, "each worker keeps its own buffers, such as batch norm's statistics"
+    when = "before each forward that trains" if job.is_collective else "at the start"
+    return True, f"the workers take worker 0's buffers {when}"
+
+
+def _worker_seeds(strategy: DistributedStrategy, job: JobFacts) -> Effect:
+    if job.worker_num == 1:
+        return False, "one worker draws what its script has seeded"
+    if strategy.worker_seeds == "same":
+        return True, "the workers draw what their scripts have seeded: dropout masks may be equal"
+    return True, "once training begins, each worker draws its own: dropout masks differ"
 
 
 _NO_SERVERS = "a collective job has no parameter servers"
@@ -256,38 +286,19 @@ def _a_sync(strategy: DistributedStrategy, job: JobFacts) -> Effect:
     return True, f"async: no worker gets more than {configs.staleness} steps ahead of the slowest"
 
 
-#: settings of the exchange, and why one means nothing in a mode
-_EXCHANGE_ALWAYS = ("dense", "on_nonfinite")
-_EXCHANGE_GEO = ("k_steps", "cache_rows", "on_nonfinite")
+def _execution(strategy: DistributedStrategy, job: JobFacts) -> Effect:
+    if job.has_programs:
+        return True, "how programs run"
+    return False, (
+        "it is for static programs; for an eager loop OMP_NUM_THREADS or torch.set_num_threads "
+        "set the threads of an operator, and memory is freed at once by reference counts"
+    )
 
 
 def _a_sync_configs(strategy: DistributedStrategy, job: JobFacts) -> Effect:
-    configs = strategy.a_sync_configs
     if job.is_collective:
         return False, _NO_SERVERS
-    changed = [name for name, _ in configs.changed()]
-    if not strategy.a_sync and (idle := [n for n in changed if n not in _EXCHANGE_ALWAYS]):
-        return False, f"a_sync is off, so {', '.join(idle)} would never be looked at"
-    if configs.k_steps and (idle := [n for n in changed if n not in _EXCHANGE_GEO]):
-        return False, f"k_steps makes it GeoSGD, which has no use for {', '.join(idle)}"
-    if strategy.a_sync and not configs.k_steps and "cache_rows" in changed:
-        return False, "only workers of GeoSGD (k_steps above 0) keep rows"
     return True, "how workers and servers exchange"
-
-
-def _execution(strategy: DistributedStrategy, job: JobFacts) -> Effect:
-    configs = strategy.execution_strategy
-    if not job.has_programs:
-        return False, (
-            "it is for static programs; for an eager loop OMP_NUM_THREADS or torch.set_num_threads "
-            "set the threads of an operator, and memory is freed at once by reference counts"
-        )
-    changed = dict(configs.changed())
-    threads = f"operators of a program run on {counted(configs.num_threads, 'thread')}"
-    scope = "memory is freed at once by reference counts, so there is no scope to drop"
-    if "num_threads" not in changed:
-        return False, f"num_iteration_per_drop_scope: {scope}"
-    return True, f"{threads}; {scope}" if len(changed) > 1 else threads
 
 
 _RULES: dict[str, Rule] = {
@@ -348,7 +359,7 @@ _RULES: dict[str, Rule] = {
     "gradient_merge_configs": _follows("gradient_merge", "as gradient_merge says"),
     "fp16_allreduce": _when_reducing(sparing.narrowing),
     "amp": lambda s, j: (True, f"autocast to {s.amp_configs.dtype}" if s.amp else "off"),
-    "amp_configs": _amp_configs,
+    "amp_configs": _follows("amp", "used by autocast and by optimizer.minimize"),
     "recompute": _recompute,
     "recompute_configs": _follows("recompute", "the modules named recompute"),
     "sync_batch_norm": _on_reduction(
@@ -358,6 +369,7 @@ _RULES: dict[str, Rule] = {
             else "every worker normalises by its own batch"
         )
     ),
+    "broadcast_buffers": _buffers,
     "find_unused_parameters": _on_reduction(
         lambda s, j: (
             "each backward looks for unused parameters"
@@ -379,5 +391,6 @@ _RULES: dict[str, Rule] = {
     "seed": _always(
         "order of records and first values of rows; torch's own generators are not touched"
     ),
+    "worker_seeds": _worker_seeds,
     "deadline_s": _deadline,
 }

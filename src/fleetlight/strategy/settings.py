@@ -164,6 +164,18 @@ class Settings:
         return value
 
 
+def differences(one: Settings, other: Settings, prefix: str = "") -> list[str]:
+    """`a_sync = False, now True` for each setting that differs, those of nested configs too."""
+    found: list[str] = []
+    for name, value in one.items():
+        now = getattr(other, name)
+        if isinstance(value, Settings):
+            found += differences(value, now, f"{prefix}{name}.")
+        elif value != now:
+            found.append(f"{prefix}{name} = {value!r}, now {now!r}")
+    return found
+
+
 def default_of(field: dataclasses.Field[Any]) -> Any:
     """The value a field has when nobody sets it."""
     if field.default_factory is not dataclasses.MISSING:

@@ -91,8 +91,6 @@ def compression_configs(strategy: DistributedStrategy, job: JobFacts) -> Effect:
     active, why = compression(strategy, job)
     if not active:
         return False, f"compression has no effect: {why}"
-    if strategy.compression == "int8" and "ratio" in dict(strategy.compression_configs.changed()):
-        return False, "ratio is for compression = 'topk'; int8 sends all values"
     return True, "as compression says"
 
 

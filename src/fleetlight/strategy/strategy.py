@@ -96,6 +96,7 @@ class DistributedStrategy(Settings):
     recompute: bool = setting(False, "compute activations again in backward")
     recompute_configs: RecomputeConfigs = nested(RecomputeConfigs, "which modules recompute")
     sync_batch_norm: bool = setting(False, "batch norm over the batches of all workers")
+    broadcast_buffers: bool = setting(True, "the workers take worker 0's buffers")
     find_unused_parameters: bool = setting(False, "look for parameters that a forward did not use")
     gradient_scale: str = setting(
         "mean", "what happens to the workers' gradients", choices=("mean", "sum")
@@ -121,6 +122,11 @@ class DistributedStrategy(Settings):
         None, "folder of certificates for every port", kind=str, optional=True
     )
     seed: int = setting(0, "seed of tables and of the order of records", minimum=0)
+    worker_seeds: str = setting(
+        "distinct",
+        "whether the workers draw different random numbers in training, as for dropout",
+        choices=("distinct", "same"),
+    )
     deadline_s: float = setting(
         300.0, "how long anything may wait for a peer", above=0, maximum=1e7
     )
