@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 from datetime import timedelta
 from typing import Any
@@ -41,6 +42,22 @@ def test_who_does_not_come_to_beat_leaves_no_connections() -> None:
         assert seen() is None
     finally:
         gc.enable()
+
+
+def test_the_meeting_point_is_open_until_the_last_word() -> None:
+    served: Any = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    client = dist.TCPStore("127.0.0.1", served.port, timeout=timedelta(seconds=5))
+    keeper, other = Liveness(served, 0).among(PAIR), Liveness(client, 1).among(PAIR)
+    # torch's process group lets go of the store when it is destroyed
+    del served, client
+    keeper.depart(None)
+    other.depart(None)
+    assert keeper.all_gone()
+    other.farewell()
+    assert keeper.all_left()
+    keeper.farewell()
+    with pytest.raises(RuntimeError):
+        other._asking.check(["left/0"])
 
 
 def test_explain_tells_expired_from_lost() -> None:
@@ -131,3 +148,14 @@ def test_workers_in_different_operations_are_told_so() -> None:
     assert "this worker waits in all_gather, but worker 1" in text
     assert "is alive, at step 0 in barrier_worker; every worker must make the same calls" in text
     assert "raise the deadline" in text
+
+
+@pytest.mark.usefixtures("quick")
+def test_silence_is_measured_by_a_clock_that_nobody_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.HashStore()
+    zero, one = Liveness(store, 0).among(PAIR), Liveness(store, 1).among(PAIR)
+    one._beat()
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 172_800.0)
+    with pytest.raises(DeadlineError, match=r"worker 1 .* has been silent for \d s, last seen"):
+        zero.meet("save/1", "save", 0.1)

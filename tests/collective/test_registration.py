@@ -12,13 +12,13 @@ import pytest
 from tests.workers import WorkerFailedError, reserved_port, run_processes
 
 import fleetlight as fleet
-from fleetlight.collective.c10d import PrefixStore
 from fleetlight.collective.forming import enrol
 from fleetlight.collective.meeting import Patience, serve
 from fleetlight.collective.registration import Scheduler
 from fleetlight.errors import MembershipError
 from fleetlight.fleet.context import current
 from fleetlight.roles import Kind, Role
+from fleetlight.torch_compat.c10d import PrefixStore
 
 pytestmark = pytest.mark.multiprocess
 

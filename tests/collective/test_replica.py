@@ -97,6 +97,7 @@ def train(strategy: dict[str, Any], steps: int, dtype: torch.dtype = torch.float
     return flat(model)
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)], ids=str
 )
@@ -233,6 +234,7 @@ def test_unused_parameters_without_the_setting_are_named() -> None:
     assert "right.weight" in str(caught.value)
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("same", [True, False])
 def test_unused_parameters_with_the_setting(same: bool) -> None:
     results = run_workers(train_branches, 2, True, same)

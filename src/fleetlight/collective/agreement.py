@@ -14,14 +14,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_flatten
 
 from fleetlight.collective.group import Group
 from fleetlight.collective.position import Stamp
 from fleetlight.errors import DivergedError, PlanError
 from fleetlight.observe.log import logger
+from fleetlight.torch_compat.trees import tree_flatten
 
 Entry = tuple[str, str]
 #: names and values; a mapping stands for its items
@@ -50,6 +51,23 @@ def check_same_module(module: nn.Module, group: Group, terms: Terms = ()) -> Non
         entries = [one[kind] for one in decoded]
         if difference := _difference(entries):
             raise PlanError(remedy.format(difference))
+
+
+def check_buffers(module: nn.Module) -> None:
+    """Refuse a buffer that no worker can take from worker 0; the same on all of them."""
+    for name, buffer in module.named_buffers():
+        if why := _not_written(buffer):
+            raise PlanError(
+                f"buffer {name} of the model is {why}, into which worker 0's values cannot be "
+                "written; register a clone() of it that is dense, or set "
+                "strategy.broadcast_buffers = False, and each worker keeps its own buffers"
+            )
+
+
+def _not_written(buffer: Tensor) -> str:
+    if buffer.layout != torch.strided:
+        return f"of layout {str(buffer.layout).removeprefix('torch.')}"
+    return "made under torch.inference_mode()" if buffer.is_inference() else ""
 
 
 _DIFFERENT = (

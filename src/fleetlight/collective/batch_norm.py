@@ -15,17 +15,17 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fleetlight.collective.group import Group
 from fleetlight.collective.reducer import Reducer
+from fleetlight.torch_compat.modules import BatchNorm, check_batch_norm_input
 
 
 def synchronise_batch_norm(module: nn.Module, group: Group, reducer: Reducer) -> int:
     """Make every batch norm of a module use all workers' batches; answers how many there are."""
     found = 0
     for child in module.modules():
-        if isinstance(child, _BatchNorm) and not isinstance(child, nn.SyncBatchNorm):
+        if isinstance(child, BatchNorm) and not isinstance(child, nn.SyncBatchNorm):
             # made anew when the replica is: not around the earlier one
             child.__dict__.pop("forward", None)
             child.forward = functools.partial(  # type: ignore[method-assign]
@@ -35,12 +35,12 @@ def synchronise_batch_norm(module: nn.Module, group: Group, reducer: Reducer) ->
     return found
 
 
-def _forward(norm: _BatchNorm, local: Any, group: Group, reducer: Reducer, x: Tensor) -> Tensor:
+def _forward(norm: BatchNorm, local: Any, group: Group, reducer: Reducer, x: Tensor) -> Tensor:
     uses_batch = norm.training or norm.running_mean is None
     if not uses_batch or group.alone:
         result: Tensor = local(x)
         return result
-    norm._check_input_dim(x)  # type: ignore[no-untyped-call]
+    check_batch_norm_input(norm, x)
     y, mean, var, count = _SyncedNorm.apply(  # type: ignore[no-untyped-call]
         x, norm.weight, norm.bias, norm.eps, group, reducer
     )
@@ -49,7 +49,7 @@ def _forward(norm: _BatchNorm, local: Any, group: Group, reducer: Reducer, x: Te
     return cast(Tensor, y)
 
 
-def _update_running(norm: _BatchNorm, mean: Tensor, var: Tensor, count: Tensor) -> None:
+def _update_running(norm: BatchNorm, mean: Tensor, var: Tensor, count: Tensor) -> None:
     assert norm.running_mean is not None
     assert norm.running_var is not None
     factor = norm.momentum

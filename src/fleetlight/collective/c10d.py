@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of torch.distributed that its Python package holds but does not declare."""
+"""Connections of torch.distributed, and the process group of all workers."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 
 import torch.distributed as dist
@@ -11,35 +10,12 @@ import torch.distributed as dist
 # Defaults of its functions hold the process group there is when it is imported, and with it all
 # connections. torch's compiler imports it, whenever that is; better now, while there is none.
 import torch.distributed.nn.functional  # noqa: F401
-from torch._C._distributed_c10d import (
-    GradBucket,
-    Logger,
-    PrefixStore,
-    Reducer,
-    Store,
-    TCPStore,
-    _broadcast_coalesced,
-    _register_comm_hook,
-)
 
 from fleetlight.sockets.descriptors import bounded_connections
+from fleetlight.torch_compat.c10d import Store, keep_groups_in_child
 
 #: how long the store may take to answer what it can answer at once
 REPLY_S = 5.0
-
-__all__ = [
-    "REPLY_S",
-    "GradBucket",
-    "Logger",
-    "PrefixStore",
-    "Reducer",
-    "Store",
-    "TCPStore",
-    "_broadcast_coalesced",
-    "_register_comm_hook",
-    "cloned",
-    "world",
-]
 
 
 def world() -> dist.ProcessGroup:
@@ -56,10 +32,4 @@ def cloned(store: Store) -> Store:
     return copy
 
 
-def _keep_groups_in_child() -> None:
-    """The end of a forked child would wait for ever for threads of these that it does not have."""
-    for group in dist.distributed_c10d._world.pg_map:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
-
-
-os.register_at_fork(after_in_child=_keep_groups_in_child)
+os.register_at_fork(after_in_child=keep_groups_in_child)

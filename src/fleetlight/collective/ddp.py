@@ -18,8 +18,15 @@ from torch.futures import Future
 from torch.nn import Parameter
 
 from fleetlight.collective.buckets import BucketLimits, assign
-from fleetlight.collective.c10d import GradBucket, Logger, Reducer, _register_comm_hook
 from fleetlight.collective.routes.route import Part
+from fleetlight.torch_compat.c10d import (
+    GradBucket,
+    Logger,
+    Reducer,
+    check_finalized,
+    rebuild_buckets,
+    register_comm_hook,
+)
 
 OnBucket = Callable[[int, bool, Tensor], "Future[Tensor]"]
 
@@ -74,12 +81,12 @@ class BackwardBuckets:
         self._logger.set_construction_data_and_log("fleetlight", [], -1, False, False, False)
         self._reducer.set_logger(self._logger)
         # weakly: C++ keeps the hook and its state, where no collector would find the cycle
-        _register_comm_hook(self._reducer, weakref.ref(self), _hand_over)
+        register_comm_hook(self._reducer, weakref.ref(self), _hand_over)
 
     def before_forward(self) -> bool:
         """Make ready for a forward whose backward will be reduced; True when regrouped."""
         self._reducer.prepare_for_forward()
-        return self._may_regroup and bool(self._reducer._rebuild_buckets())
+        return self._may_regroup and rebuild_buckets(self._reducer)
 
     def after_forward(self, outputs: list[Tensor]) -> None:
         """Arm the hooks for the backward of these outputs."""
@@ -88,7 +95,7 @@ class BackwardBuckets:
     def unfinished(self) -> bool:
         """True when the last backward left buckets that some parameter never filled."""
         try:
-            self._reducer._check_reducer_finalized()
+            check_finalized(self._reducer)
         except RuntimeError:
             return True
         return False

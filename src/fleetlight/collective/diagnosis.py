@@ -22,6 +22,7 @@ class Beat(msgspec.Struct, frozen=True):
 
     count: int
     step: int
+    #: seconds since the workers met, by the sender's monotonic clock
     time: float
     #: the operation in which the worker waits for others, if it waits
     waiting: str | None = None
@@ -35,6 +36,7 @@ class Departure(msgspec.Struct, frozen=True):
     """What a worker leaves behind when it goes: finished, or failed with an error."""
 
     step: int
+    #: as in `Beat`
     time: float
     error: str | None = None
 

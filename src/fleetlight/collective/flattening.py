@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fleetlight.torch_compat import foreach
+
 
 def flat_of(tensors: Sequence[Tensor], like: Sequence[Tensor]) -> Tensor:
     """A copy of the values of all, in the order of those that they are `like`."""
@@ -23,7 +25,7 @@ def spread(flat: Tensor, tensors: Sequence[Tensor], like: Sequence[Tensor]) -> N
     """Put the values of a flat buffer where `flat_of` has found them."""
     lying = [as_it_lies(tensor, other) for tensor, other in zip(tensors, like, strict=True)]
     parts = torch.split(flat, [tensor.numel() for tensor in tensors])
-    torch._foreach_copy_(lying, [part.view(t.shape) for part, t in zip(parts, lying, strict=True)])
+    foreach.copy_(lying, [part.view(t.shape) for part, t in zip(parts, lying, strict=True)])
 
 
 def as_it_lies(tensor: Tensor, other: Tensor) -> Tensor:

@@ -14,25 +14,31 @@ import torch
 import torch.distributed as dist
 
 from fleetlight.collective import membership
-from fleetlight.collective.c10d import PrefixStore, Store
 from fleetlight.collective.diagnosis import first_sentence
+from fleetlight.collective.encrypted.links import ENCRYPTED, Links
 from fleetlight.collective.group import Group
 from fleetlight.collective.liveness import Liveness
 from fleetlight.collective.meeting import Patience, gather, join, serve, surviving_store
 from fleetlight.collective.membership import Hello
 from fleetlight.collective.registration import register, tell_failure
-from fleetlight.errors import FleetError, MembershipError, RoleError
+from fleetlight.errors import FleetError, MembershipError, RoleError, StrategyError
 from fleetlight.observe.log import logger
 from fleetlight.roles.address import choose_interface, route_to
 from fleetlight.roles.role import Endpoint, Kind, Role
+from fleetlight.security.context import Contexts
 from fleetlight.sockets.forking import keep_port_from_children, kept_from_children
+from fleetlight.torch_compat.c10d import PrefixStore, Store, default_store
 
 #: how long a process that fails tries to reach the scheduler
 _REPORT_S = 5.0
 
 
 def form(
-    role: Role, version: str, deadline_s: float, signs: Liveness | None = None
+    role: Role,
+    version: str,
+    deadline_s: float,
+    signs: Liveness | None = None,
+    tls: Contexts | None = None,
 ) -> tuple[Role, Group]:
     """Meet the other workers; answers the role with everything found out, and the group.
 
@@ -40,13 +46,18 @@ def form(
     if it meets there.
     """
     if dist.is_initialized():
+        if tls is not None:
+            logger.warning(
+                "strategy.ssl: the script opened torch's process group itself, and what the "
+                "workers send through it is not encrypted"
+            )
         return _adopt(role, version, deadline_s)
     if role.worker_num == 1 and not role.master_is_outside:
         device = _device(role)
         return role, Group(deadline_s=deadline_s, device=device)
     patience = Patience(deadline_s)
     with kept_from_children():
-        store = _meet(role, patience)
+        store = _meet(role, patience, tls)
         hello = _hello(role, version)
         if role.index is None:
             role, hello = register(store, role, hello, patience)
@@ -54,12 +65,16 @@ def form(
         hellos = _introduce(store, role, hello, patience)
         role = located(role, hellos)
         device = _device(role)
+        links = None
         if role.worker_num > 1:
-            _open_process_group(store, role, hello, patience)
+            _refuse_in_the_clear(hellos, hello, tls)
+            links = _links(store, role, hellos, tls)
+            _open_process_group(store, role, hello, patience, links)
         liveness.among(hellos)
         if signs is None:
             liveness.start()
-    logger.info("%s", _formed(role, hellos, hello.backend))
+    carrier = hello.backend if links is None else "TLS 1.3 between hosts"
+    logger.info("%s", _formed(role, hellos, carrier))
     return role, Group(
         index=_index(role),
         hellos=hellos,
@@ -67,11 +82,16 @@ def form(
         deadline_s=deadline_s,
         device=device,
         backend=hello.backend,
+        links=links,
     )
 
 
 def enrol(
-    role: Role, version: str, deadline_s: float, port: int | None = None
+    role: Role,
+    version: str,
+    deadline_s: float,
+    port: int | None = None,
+    tls: Contexts | None = None,
 ) -> tuple[Role, Liveness | None]:
     """Take a process of a job with parameter servers to its scheduler.
 
@@ -80,7 +100,7 @@ def enrol(
     """
     patience = Patience(deadline_s)
     with kept_from_children():
-        store = _meet(role, patience)
+        store = _meet(role, patience, tls)
         hello = msgspec.structs.replace(_hello(role, version), port=port)
         role, hello = register(store, role, hello, patience)
         signs = Liveness(store, _index(role)) if role.is_worker else None
@@ -89,10 +109,10 @@ def enrol(
     return role.replace(address=hello.address), signs
 
 
-def report_failure(role: Role, error: str) -> None:
+def report_failure(role: Role, error: str, tls: Contexts | None = None) -> None:
     """Tell the scheduler why a server it has counted does not serve, if it is still there."""
     with contextlib.suppress(FleetError, RuntimeError), kept_from_children():
-        tell_failure(_meet(role, Patience(_REPORT_S)), role, error)
+        tell_failure(_meet(role, Patience(_REPORT_S), tls), role, error)
 
 
 def own_address(role: Role) -> str:
@@ -115,13 +135,18 @@ def located(role: Role, hellos: Mapping[int, Hello]) -> Role:
     return role.replace(**{k: v for k, v in found.items() if getattr(role, k) is None})
 
 
-def _meet(role: Role, patience: Patience) -> Store:
+def _meet(role: Role, patience: Patience, tls: Contexts | None) -> Store:
     master = _master(role)
     keep_port_from_children(master[1])
     if role.index == 0 and not role.master_is_outside:
-        store = serve(master, patience)
+        store = serve(master, patience, tls)
     else:
-        store = join(master, patience, role.master_keeper or "worker 0")
+        if tls is not None and role.master_is_outside and role.dialect == "torchrun":
+            raise RoleError(
+                "strategy.ssl: torchrun keeps the meeting point of this job, and its store has no "
+                "TLS; start the job with fleetrun --ssl, or with FLEET_* or PADDLE_* variables"
+            )
+        store = join(master, patience, role.master_keeper or "worker 0", tls)
     return PrefixStore(f"fleet/{role.restart}", store)
 
 
@@ -163,9 +188,49 @@ def _introduce(store: Store, role: Role, hello: Hello, patience: Patience) -> di
     return hellos
 
 
-def _open_process_group(store: Store, role: Role, hello: Hello, patience: Patience) -> None:
+def _refuse_in_the_clear(hellos: Mapping[int, Hello], hello: Hello, tls: Contexts | None) -> None:
+    """NCCL sends between hosts what it has, and cannot encrypt."""
+    if tls is not None and hello.backend == "nccl" and len(_hosts(hellos)) > 1:
+        raise StrategyError(
+            f"strategy.ssl: the workers of this job reduce gradients by NCCL across "
+            f"{len(_hosts(hellos))} hosts, and NCCL cannot encrypt; leave ssl out and put the "
+            "hosts into an encrypted network (WireGuard, IPsec), or train on CPUs"
+        )
+
+
+def _hosts(hellos: Mapping[int, Hello]) -> set[tuple[str, str]]:
+    return {(hello.address, hello.hostname) for hello in hellos.values()}
+
+
+def _links(
+    store: Store, role: Role, hellos: Mapping[int, Hello], tls: Contexts | None
+) -> Links | None:
+    """Connections inside TLS, where workers of several hosts are to have them."""
+    if tls is None or len(_hosts(hellos)) == 1:
+        return None
+    from fleetlight.collective.encrypted.backend import open_links
+
+    index = _index(role)
+    try:
+        links = open_links(index, hellos[index].address, tls)
+    except OSError as error:
+        raise MembershipError(
+            f"worker {index} cannot listen at {hellos[index].address} for TLS: {error.strerror}"
+        ) from None
+    store.set(f"tls/{index}", msgspec.json.encode(links.address).decode())
+    with surviving_store():
+        said = {i: store.get(f"tls/{i}") for i in hellos}
+    links.endpoints = {i: msgspec.json.decode(text, type=Endpoint) for i, text in said.items()}
+    return links
+
+
+def _open_process_group(
+    store: Store, role: Role, hello: Hello, patience: Patience, links: Links | None
+) -> None:
     interface = choose_interface(hello.address)
     backend = "cpu:gloo,cuda:nccl" if hello.backend == "nccl" else "gloo"
+    if links is not None:
+        backend = ENCRYPTED
     try:
         dist.init_process_group(
             backend,
@@ -192,7 +257,7 @@ def _adopt(role: Role, version: str, deadline_s: float) -> tuple[Role, Group]:
     role = role.replace(index=index, worker_num=size, dialect="torch.distributed")
     if size == 1:
         return role, Group(deadline_s=deadline_s, device=_device(role))
-    outside = dist.distributed_c10d._get_default_store()
+    outside = default_store()
     with kept_from_children():
         store = PrefixStore("fleet", outside)
         hello = _hello(role.replace(address=role.address or _own_address(role, outside)), version)
@@ -256,9 +321,9 @@ def _index(role: Role) -> int:
     return role.index
 
 
-def _formed(role: Role, hellos: Mapping[int, Hello], backend: str) -> str:
+def _formed(role: Role, hellos: Mapping[int, Hello], carrier: str) -> str:
     interface = choose_interface(role.address or "127.0.0.1")
     return (
-        f"worker {role.index} of {len(hellos)} on {role.node_num} host(s), {backend}, "
+        f"worker {role.index} of {len(hellos)} on {role.node_num} host(s), {carrier}, "
         f"own address {role.address}, interface {interface} (dialect {role.dialect})"
     )

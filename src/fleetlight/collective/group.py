@@ -14,8 +14,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fleetlight.collective.account import account_of
-from fleetlight.collective.c10d import _broadcast_coalesced, world
+from fleetlight.collective.c10d import world
+from fleetlight.collective.encrypted.links import ENCRYPTED, LinkError, Links
 from fleetlight.collective.liveness import Liveness
+from fleetlight.collective.meeting import close_tunnels
 from fleetlight.collective.membership import Hello
 from fleetlight.collective.routes.shared_memory import SharedMemoryError
 from fleetlight.errors import (
@@ -27,10 +29,14 @@ from fleetlight.errors import (
 )
 from fleetlight.observe.log import logger
 from fleetlight.sockets.forking import kept_from_children
+from fleetlight.torch_compat.c10d import broadcast_coalesced
+from fleetlight.torch_compat.views import assign, distinct_elements
 
 #: how long a finished worker keeps its connections for what is on its way
 _LINGER_S = 2.0
 _ASK_EVERY_S = 0.02
+#: how long worker 0 waits for the last key of workers that have departed
+_FAREWELL_S = 10.0
 #: how long a worker may be silent before nobody waits for it at the end
 _SILENCE_S = 5.0
 
@@ -70,10 +76,12 @@ class Group:
         backend: str = "gloo",
         control: dist.ProcessGroup | None = None,
         owned: bool = True,
+        links: Links | None = None,
     ) -> None:
         """`control` carries what is in main memory, where the process group of all cannot.
 
-        `owned` says that the process group is ours to close.
+        `owned` says that the process group is ours to close, `links` are what it runs over when
+        workers of several hosts talk inside TLS.
         """
         self.index = index
         self.hellos = hellos or {}
@@ -86,6 +94,7 @@ class Group:
         self.backend = backend
         self._control = control
         self._owned = owned
+        self._links = links
         self._meetings = 0
         self._communicators: list[dist.ProcessGroup] = []
         #: process groups of some of the workers: all there are, and those that nobody uses
@@ -98,6 +107,11 @@ class Group:
     def alone(self) -> bool:
         """True when there is nobody to talk to."""
         return self.size == 1
+
+    @property
+    def is_encrypted(self) -> bool:
+        """True when what workers of several hosts send travels inside TLS."""
+        return self._links is not None
 
     def communicators(self, count: int) -> list[dist.ProcessGroup]:
         """So many process groups of all workers; more than one lets buckets overlap."""
@@ -127,7 +141,7 @@ class Group:
 
     def _opened(self, part: Sequence[int]) -> dist.ProcessGroup:
         group: dist.ProcessGroup = dist.new_group(
-            list(part), timedelta(seconds=self.deadline_s), "gloo"
+            list(part), timedelta(seconds=self.deadline_s), ENCRYPTED if self._links else "gloo"
         )
         return group
 
@@ -181,7 +195,12 @@ class Group:
         if self.alone or not tensors:
             return
         with self.named(operation), torch.no_grad():
-            _broadcast_coalesced(self._carrier(tensors[0]), list(tensors), 250 << 20, 0)
+            once = [distinct_elements(tensor) for tensor in tensors]
+            sent = [tensor.contiguous() for tensor in once]
+            broadcast_coalesced(self._carrier(tensors[0]), sent, 250 << 20, 0)
+            for mine, arrived in zip(once, sent, strict=True):
+                if mine is not arrived:
+                    assign(mine, arrived)
 
     def gather_bytes(self, data: bytes, operation: str) -> list[bytes]:
         """Everybody's bytes, in the order of the workers, on everybody."""
@@ -294,8 +313,9 @@ class Group:
         if self.index == 0:
             # worker 0 keeps the meeting point, which the others use as long as they live
             self._await_others(self.deadline_s)
-            self._await(self.liveness.all_left, _LINGER_S)
+            self._await(self.liveness.all_left, _FAREWELL_S)
         self.liveness.farewell()
+        close_tunnels()
 
     def _say_cost(self) -> None:
         # NCCL works behind the back of the CPU, which waits for the GPU, not for the others
@@ -310,8 +330,13 @@ class Group:
         self._lent.clear()
         self._spare.clear()
         self._control = None
-        if not dist.is_initialized():
-            return
+        with contextlib.ExitStack() as ending:
+            if self._links is not None:
+                ending.callback(self._links.close)
+            if dist.is_initialized():
+                self._close_groups(made)
+
+    def _close_groups(self, made: list[dist.ProcessGroup | None]) -> None:
         with contextlib.suppress(RuntimeError, ValueError):
             if self._owned:
                 dist.destroy_process_group()
@@ -360,6 +385,6 @@ def is_network_error(error: BaseException) -> bool:
     """True for what gloo, NCCL and the store raise when a peer or the network fails."""
     # NCCL and the store have types. Gloo raises plain RuntimeErrors without an errno; what sets
     # them apart from torch's own about wrong arguments is the place in gloo's sources.
-    if isinstance(error, (dist.DistError, SharedMemoryError)):
+    if isinstance(error, (dist.DistError, SharedMemoryError, LinkError)):
         return True
     return _OF_THE_NETWORK.search(str(error)) is not None

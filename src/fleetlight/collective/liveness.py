@@ -17,11 +17,12 @@ from collections.abc import Collection, Iterator, Mapping
 import msgspec
 
 from fleetlight.collective import diagnosis
-from fleetlight.collective.c10d import Store, cloned
+from fleetlight.collective.c10d import cloned
 from fleetlight.collective.diagnosis import LONGER, Beat, Departure, first_sentence, name_of
 from fleetlight.collective.meeting import surviving_store
 from fleetlight.collective.membership import Hello
 from fleetlight.errors import DeadlineError, PeerError, PeerLostError
+from fleetlight.torch_compat.c10d import Store
 
 BEAT_S = 0.5
 #: beats that may be missed before a worker counts as silent
@@ -46,6 +47,10 @@ class Liveness:
             self._store = cloned(store)
             # and one more for questions of the main thread, so that a beat never waits for them
             self._asking = cloned(store)
+        # In worker 0 this store is the server that everybody asks. torch's process group holds it
+        # as well, but closes before the last worker has asked for the last time.
+        self._meeting_point: Store | None = store
+        self._met_at = time.monotonic()
         self._index = index
         self._others: dict[int, Hello] = {}
         self._stop = threading.Event()
@@ -64,23 +69,33 @@ class Liveness:
         self._thread.start()
 
     def among(self, hellos: Mapping[int, Hello]) -> Liveness:
-        """From now on the others are these."""
+        """From now on the others are these.
+
+        All workers learn this at about the same moment: their clocks count from here.
+        """
+        self._met_at = time.monotonic()
         self._others = {i: hello for i, hello in hellos.items() if i != self._index}
         return self
+
+    @property
+    def _now(self) -> float:
+        """Seconds since the workers met, by a clock that nobody sets."""
+        return time.monotonic() - self._met_at
 
     def depart(self, error: str | None) -> None:
         """Stop beating and tell the others how this worker ended."""
         self._stop.set()
         if self._thread is not None and self._thread.is_alive():
             self._thread.join(timeout=2 * BEAT_S)
-        gone = Departure(self.step, time.time(), error)
+        gone = Departure(self.step, self._now, error)
         with contextlib.suppress(RuntimeError):
             self._store.set(f"gone/{self._index}", msgspec.json.encode(gone).decode())
 
     def farewell(self) -> None:
-        """The very last word to the store: its keeper may close it once it has all of these."""
+        """Write the last key to the store, which its server may close once it has all of these."""
         with contextlib.suppress(RuntimeError):
             self._store.set(f"left/{self._index}", "")
+        self._meeting_point = None
 
     def all_left(self) -> bool:
         """True when no other worker will use the store again."""
@@ -166,7 +181,7 @@ class Liveness:
     def _told(self, workers: Collection[int]) -> str:
         before = self._beats()
         time.sleep(BEAT_S * _MISSED)
-        after, now = self._beats(), time.time()
+        after, now = self._beats(), self._now
         return ", ".join(
             f"{self._name(i)} {diagnosis.told(before.get(i), after.get(i), now)}" for i in workers
         )
@@ -202,8 +217,8 @@ class Liveness:
             keeper = self._others.get(0)
             where = f" ({keeper.where()})" if keeper else ""
             return [f"worker 0{where}, which keeps the job's meeting point, does not answer"], False
-        me = Beat(self._count, self.step, time.time())
-        found = diagnosis.diagnose(me, before, after, gone, self._others, time.time())
+        me = Beat(self._count, self.step, self._now)
+        found = diagnosis.diagnose(me, before, after, gone, self._others, self._now)
         alive = not gone and all(
             i in after and not diagnosis.is_silent(before.get(i), after[i]) for i in self._others
         )
@@ -218,7 +233,7 @@ class Liveness:
 
     def _beat(self) -> None:
         self._count += 1
-        beat = Beat(self._count, self.step, time.time(), self._waiting)
+        beat = Beat(self._count, self.step, self._now, self._waiting)
         self._store.set(f"beat/{self._index}", msgspec.json.encode(beat).decode())
 
     def _beats(self) -> dict[int, Beat]:

@@ -16,17 +16,26 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from fleetlight.collective.c10d import REPLY_S, Store, TCPStore
+from fleetlight.collective.c10d import REPLY_S
 from fleetlight.collective.diagnosis import first_sentence
 from fleetlight.collective.membership import Hello, decode, missing_text
 from fleetlight.errors import DeadlineError, MembershipError, PeerLostError
 from fleetlight.observe.log import logger
 from fleetlight.roles.address import is_loopback, own_addresses, resolve
 from fleetlight.roles.role import Endpoint
+from fleetlight.security.context import Contexts
 from fleetlight.sockets.descriptors import bounded_connections
+from fleetlight.torch_compat.c10d import Store, TCPStore
+from fleetlight.wire.tls import TlsWire
+from fleetlight.wire.tunnel import Tunnel, entrance_to, exit_at
 
+_LOOPBACK = "127.0.0.1"
 _ASK_EVERY_S = 0.05
 _SAY_EVERY_S = 3.0
+
+
+#: what keeps the meeting point inside TLS, as long as this process may ask it
+_tunnels: list[Tunnel] = []
 
 
 class Patience:
@@ -53,9 +62,13 @@ class Patience:
         return True
 
 
-def serve(endpoint: Endpoint, patience: Patience) -> Store:
-    """Open the meeting point at an address of this machine."""
+def serve(endpoint: Endpoint, patience: Patience, tls: Contexts | None = None) -> Store:
+    """Open the meeting point at an address of this machine; with `tls`, at the end of a tunnel."""
     listener, host = _listen(endpoint)
+    if tls is not None:
+        outside, (listener, host) = listener, (_bound(_LOOPBACK, 0), _LOOPBACK)
+        store_endpoint = listener.getsockname()[:2]
+        _tunnels.append(exit_at(outside, store_endpoint, tls.as_server, logger.warning))
     port = listener.getsockname()[1]
     with bounded_connections(REPLY_S):
         return TCPStore(
@@ -68,7 +81,9 @@ def serve(endpoint: Endpoint, patience: Patience) -> Store:
         )
 
 
-def join(endpoint: Endpoint, patience: Patience, host_name: str) -> Store:
+def join(
+    endpoint: Endpoint, patience: Patience, host_name: str, tls: Contexts | None = None
+) -> Store:
     """Go to the meeting point that `host_name` serves, as soon as it is there."""
     host, port = endpoint
     while (way := next(filter(_answers, _ways_to(endpoint)), None)) is None:
@@ -82,13 +97,29 @@ def join(endpoint: Endpoint, patience: Patience, host_name: str) -> Store:
                 f"{host_name} did not listen at {host}:{port} within "
                 f"{patience.deadline_s:g} s; is it started, and is the address reachable from here?"
             )
+    if tls is not None:
+        way = _through_tunnel(way, tls, host_name)
     try:
         with bounded_connections(REPLY_S):
-            return TCPStore(way[0], port, wait_for_workers=False, timeout=patience.left())
+            return TCPStore(*way, wait_for_workers=False, timeout=patience.left())
     except (RuntimeError, dist.DistStoreError) as error:
         raise MembershipError(
             f"what listens at {host}:{port} is not {host_name} of this job: {first_sentence(error)}"
         ) from None
+
+
+def _through_tunnel(way: Endpoint, tls: Contexts, host_name: str) -> Endpoint:
+    """Where this process reaches the meeting point inside TLS, once a handshake has succeeded."""
+    with socket.create_connection(way, timeout=REPLY_S) as probe:
+        TlsWire(probe, host_name).shake_hands(tls.as_client, REPLY_S, way[0])
+    _tunnels.append(entrance_to(way, tls.as_client, logger.warning))
+    return _tunnels[-1].address
+
+
+def close_tunnels() -> None:
+    """Close the tunnels of this process; nobody asks the meeting point any more."""
+    while _tunnels:
+        _tunnels.pop().close()
 
 
 def gather(

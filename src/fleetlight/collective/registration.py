@@ -15,13 +15,14 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from fleetlight.collective import membership
-from fleetlight.collective.c10d import PrefixStore, Store
 from fleetlight.collective.diagnosis import Departure
 from fleetlight.collective.meeting import Patience, serve, surviving_store
 from fleetlight.collective.membership import Hello, several
 from fleetlight.errors import MembershipError
 from fleetlight.observe.log import logger
 from fleetlight.roles.role import Endpoint, Kind, Role
+from fleetlight.security.context import Contexts
+from fleetlight.torch_compat.c10d import PrefixStore, Store
 
 #: the key under which the servers' endpoints are told
 SERVERS = "server/endpoints"
@@ -80,11 +81,11 @@ def tell_failure(store: Store, role: Role, error: str) -> None:
 class Scheduler:
     """Serves the meeting point, hands out indices, waits until all members have left."""
 
-    def __init__(self, role: Role, deadline_s: float) -> None:
+    def __init__(self, role: Role, deadline_s: float, tls: Contexts | None = None) -> None:
         assert role.master is not None
         self._role = role
         self._patience = Patience(deadline_s)
-        store = serve(role.master, self._patience)
+        store = serve(role.master, self._patience, tls)
         self._store = PrefixStore(f"fleet/{role.restart}", store)
         self._silence_s = min(SILENCE_S, deadline_s)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from fleetlight.collective.routes.routing import Wishes, crosses_a_link, route_o
 from fleetlight.collective.sink import outputs_of, through_sink
 from fleetlight.errors import PlanError
 from fleetlight.observe.log import logger
+from fleetlight.torch_compat.c10d import queue_callback
 
 _OPERATION = "all_reduce of the gradients"
 
@@ -86,9 +88,12 @@ class Replica:
         *,
         settings: Terms = (),
         terms: Callable[[], Terms] = tuple,
+        broadcast_buffers: bool = True,
     ) -> None:
         """`settings` are compared once, `terms` whenever gradients are reduced."""
         agreement.check_same_module(module, group, settings)
+        if broadcast_buffers:
+            agreement.check_buffers(module)
         self._group = group
         self._terms = terms
         #: behind which batch this worker is
@@ -100,14 +105,20 @@ class Replica:
         ]
         #: where the buffers are, not which: a forward may put new tensors there
         self._buffers = [
-            (part, name) for part in module.modules() for name in part._buffers if name
+            (part, name)
+            for part in module.modules()
+            for name in part._buffers
+            if name and broadcast_buffers
         ]
         group.broadcast([*module.parameters(), *self._live_buffers()], "first values of the model")
         self.reducer = reducer_of(group, reduction)
         self._coded = self._coded_names(module)
         #: those of them whose gradients travel coded now
         self._coded_now: Collection[str] = ()
-        self._buckets = self._make_buckets(sparse_names(module))
+        sparse = sparse_names(module)
+        self._buckets = self._make_buckets(sparse)
+        #: True from a forward whose backward is to be reduced until that is done
+        self._reduces = False
         self._asked_inputs = False
         self._seen_backward = False
         self._reported = False
@@ -123,6 +134,11 @@ class Replica:
         self._accumulating = [
             p.register_post_accumulate_grad_hook(self._touched)  # type: ignore[no-untyped-call]
             for _, p in self._parameters
+        ]
+        self._accumulating += [
+            p.register_post_accumulate_grad_hook(partial(self._refuse_dense, name))  # type: ignore[no-untyped-call]
+            for name, p in self._parameters
+            if name in sparse
         ]
 
     def _coded_names(self, module: nn.Module) -> set[str]:
@@ -181,6 +197,7 @@ class Replica:
         find_unused = self._reduction.find_unused and reduces
         if reduces and self._buckets is not None:
             self._buckets.after_forward(outputs_of(output) if find_unused else [])
+        self._reduces = reduces
         return through_sink(output) if find_unused else output
 
     def _live_buffers(self) -> list[Tensor]:
@@ -190,13 +207,23 @@ class Replica:
     def _touched(self, _: Tensor) -> None:
         self._dirty = True
 
+    def _refuse_dense(self, name: str, parameter: Tensor) -> None:
+        """Raise where torch's reducer would, but with a name and a way out."""
+        if self._reduces and parameter.grad is not None and not parameter.grad.is_sparse:
+            layer = name.removesuffix(".weight")
+            raise PlanError(
+                f"{name} got a dense gradient, expected a sparse one, since its embedding has "
+                "sparse=True: the loss uses the whole weight, too. Use rows in its place, such as "
+                f"fleet.rows({layer}, ids), or build {layer} with sparse=False"
+            )
+
     def _on_bucket(self, index: int, is_last: bool, buffer: Tensor) -> Future[Tensor]:
         if index == 0:
             self._futures.clear()
             self._coming.clear()
             # a callback of the engine raises our own error out of backward(), type and all;
             # what a future raises would arrive as the text of a RuntimeError
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish_backward)
+            queue_callback(self._finish_backward)
             self._prepare()
         parts = self._buckets.coded[index] if self._coded_now and self._buckets else ()
         if parts:
@@ -220,7 +247,7 @@ class Replica:
                         for part, values in zip(parts, _split(parts, buffer), strict=True)
                     }
                 )
-            self._dirty = False
+            self._dirty = self._reduces = False
             self.reductions += 1
 
     @property

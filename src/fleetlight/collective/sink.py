@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from fleetlight.torch_compat.trees import tree_flatten, tree_unflatten
 
 
 class _Sink(torch.autograd.Function):

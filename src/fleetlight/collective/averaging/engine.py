@@ -19,6 +19,7 @@ from fleetlight.collective.averaging.means import MOVED, Member
 from fleetlight.collective.averaging.outer import Outer
 from fleetlight.collective.averaging.schedule import Adaptive, Every
 from fleetlight.collective.group import Group
+from fleetlight.torch_compat import foreach
 
 _OPERATION = "averaging the parameters of workers that trained alone"
 
@@ -142,7 +143,7 @@ class Averaging:
         trained = {name: p for name, p in member.parameters.items() if p in self._start}
         parameters = list(trained.values())
         start = [self._start[p] for p in parameters]
-        moved = list(torch._foreach_sub(start, parameters)) if parameters else []
+        moved = list(foreach.sub(start, parameters)) if parameters else []
         # each has moved from where it was, and all go on from where worker 0 was
         unagreed = [self._start[p] for p in parameters if p in self._unagreed]
         self._share(unagreed, "first values of new parameters")
@@ -151,7 +152,7 @@ class Averaging:
         member.means.mean({**named, **averaged}, _OPERATION)
         if parameters:
             self._outer.step(parameters, start, moved)
-            torch._foreach_copy_(parameters, start)
+            foreach.copy_(parameters, start)
         self._share(taken, "buffers of worker 0")
 
     def _sorted(self, buffers: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]:

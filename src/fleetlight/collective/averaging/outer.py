@@ -9,6 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from fleetlight.torch_compat import foreach
+
 
 class Outer(Protocol):
     """A step of all workers together. Movements are start minus end, as gradients are."""
@@ -28,7 +30,7 @@ class Mean:
 
     def step(self, parameters: list[Tensor], start: list[Tensor], moved: list[Tensor]) -> None:
         """Move by the mean."""
-        torch._foreach_sub_(start, moved)
+        foreach.sub_(start, moved)
 
     def state(self, names: Mapping[nn.Parameter, str]) -> dict[str, Tensor]:
         """It remembers nothing."""
@@ -49,10 +51,10 @@ class Nesterov:
         """As torch.optim.SGD(nesterov=True) does."""
         if self._momentum:
             buffers = [self._buffer(parameter) for parameter in parameters]
-            torch._foreach_mul_(buffers, self._momentum)
-            torch._foreach_add_(buffers, moved)
-            torch._foreach_add_(moved, buffers, alpha=self._momentum)
-        torch._foreach_add_(start, moved, alpha=-self._lr)
+            foreach.mul_(buffers, self._momentum)
+            foreach.add_(buffers, moved)
+            foreach.add_(moved, buffers, alpha=self._momentum)
+        foreach.add_(start, moved, alpha=-self._lr)
 
     def _buffer(self, parameter: Tensor) -> Tensor:
         if parameter not in self._buffers:

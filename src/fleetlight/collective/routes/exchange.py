@@ -26,6 +26,7 @@ from fleetlight.collective.codecs.codec import Span, Stretch
 from fleetlight.collective.codecs.compression import Compression
 from fleetlight.collective.codecs.narrow import narrowed
 from fleetlight.collective.routes.stretches import Place, Stretches, chunk_size, spans_of
+from fleetlight.torch_compat.c10d import all_gather_single
 
 #: chunks are multiples of so many values, which codecs may treat together
 _GRAIN = 256
@@ -258,4 +259,4 @@ class Messages:
 
 def gathered(everybody: Tensor, mine: Tensor, group: dist.ProcessGroup) -> Any:
     """Start to bring a message of each sender to all of them."""
-    return dist.all_gather_single(everybody, mine, group=group, async_op=True)
+    return all_gather_single(everybody, mine, group)

@@ -46,6 +46,9 @@ def route_of(group: Group, wishes: Wishes) -> Route | None:
 
     All workers come here alike.
     """
+    if group.is_encrypted and wishes.inner is None:
+        # inside TLS, only one worker of a host sends to other hosts
+        wishes = dataclasses.replace(wishes, inner=0)
     levels = [] if wishes.inner is None else levels_of(group.hellos, wishes.inner)
     if wishes.compression is not None and not group.alone:
         return _hierarchy(group, levels or [[list(range(group.size))]], wishes)
