@@ -30,6 +30,20 @@ def test_a_worker_that_was_started_again_counts_anew() -> None:
         water.is_new(0, 1, 0, 8)
 
 
+def test_older_values_than_were_acknowledged_are_refused() -> None:
+    water = HighWater()
+    # nothing was acknowledged yet, or servers may lose some
+    water.check_has(0, 1, acknowledged=0)
+    water.applied(0, 1, 7)
+    for acknowledged in (0, 6, 7):
+        water.check_has(0, 1, acknowledged)
+    with pytest.raises(ProtocolError, match=r"push 8 of worker 0, but push 7 is the last one"):
+        water.check_has(0, 1, 8)
+    # of another process that had its place
+    with pytest.raises(ProtocolError, match=r"push 1 of worker 0, but push 0 is the last one"):
+        water.check_has(0, 2, 1)
+
+
 def test_marks_are_all_there_is_to_keep() -> None:
     water = HighWater()
     water.applied(1, 5, 7)

@@ -161,8 +161,6 @@ class LedgerState(msgspec.Struct, frozen=True):
     ended: dict[int, int]
     version: int
     staleness: dict[int, int]
-    #: by worker: when its last pushes were applied
-    own: dict[int, list[int]]
     #: the workers whose last push changed nothing
     skipped: list[int] = []
     #: what all have been told to do behind their steps

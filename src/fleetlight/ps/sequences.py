@@ -49,9 +49,26 @@ class HighWater:
             )
         return sequence > last.sequence
 
+    def check_has(self, worker: int, incarnation: int, acknowledged: int) -> None:
+        """Refuse to go on with older values than a worker was told of."""
+        last = self._last.get(worker)
+        known = last.sequence if last is not None and last.incarnation == incarnation else 0
+        if known < acknowledged:
+            raise ProtocolError(
+                f"this server came back older than it was: it has acknowledged push {acknowledged} "
+                f"of worker {worker}, but push {known} is the last one that it has. Was its folder "
+                "put back from an older copy, or did its machine stop before all was on the disk? "
+                "Start all processes again, as fleetrun does with --max_restarts"
+            )
+
     def applied(self, worker: int, incarnation: int, sequence: int) -> None:
         """The push is part of the values from now on."""
         self._last[worker] = _Mark(incarnation, sequence)
+
+    def last(self, worker: int, incarnation: int) -> int:
+        """The last sequence number of a worker, 0 where nothing of it was applied."""
+        mark = self._last.get(worker)
+        return 0 if mark is None or mark.incarnation != incarnation else mark.sequence
 
     def begin(self, epoch: int) -> None:
         """A checkpoint was loaded: what was made for the values before is refused."""

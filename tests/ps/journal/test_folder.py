@@ -18,6 +18,7 @@ from fleetlight.ps.journal import folder as at
 from fleetlight.ps.journal.folder import FORMAT, Folder, Identity
 from fleetlight.ps.journal.segment import Segment, segments
 from fleetlight.ps.messages import TableFile
+from fleetlight.ps.resume import BEGINNING, KEPT, NOTHING, OVER, POSITIONS, VALUES, Decision
 
 FILES = [TableFile(0, "users", 3, 100, "abc")]
 
@@ -251,3 +252,68 @@ def test_a_journal_without_its_beginning_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="begins with record 5, and no snapshot lies before it"):
         folder.base()
     folder.close()
+
+
+@pytest.mark.parametrize("kind", [POSITIONS, VALUES, BEGINNING])
+def test_a_job_that_is_resumed_stays_the_job_that_began(tmp_path: Path, kind: str) -> None:
+    opened(tmp_path).close()
+    decision = Decision(kind, job="j")
+    for life, job in enumerate(("second", "third"), 2):
+        wanted = identity(job=job)
+        assert not at.is_of_launch(tmp_path, at.launch_of(job, 0))
+        folder = Folder.open(tmp_path, wanted, resume=True, decision=decision)
+        assert (folder.identity.job, folder.identity.life) == ("j", life)
+        # of the workers it speaks only where they go on with it
+        assert folder.is_resumed == (kind != POSITIONS)
+        folder.own()
+        folder.close()
+        assert at.is_of_launch(tmp_path, at.launch_of(job, 0))
+    # a server that was started again alone in this launch asks nobody
+    folder = Folder.open(tmp_path, identity(job="third"), resume=True)
+    assert (folder.identity.job, folder.identity.life, folder.is_resumed) == ("j", 4, False)
+    folder.close()
+
+
+def test_an_earlier_start_of_a_job_that_is_resumed_goes(tmp_path: Path) -> None:
+    opened(tmp_path).close()
+    decision = Decision(BEGINNING, job="j", start=1)
+    folder = Folder.open(tmp_path, identity(job="k"), resume=True, decision=decision)
+    assert folder.is_new
+    assert (folder.identity.job, folder.identity.start) == ("j", 1)
+    folder.close()
+
+
+def test_a_folder_tells_what_is_left_in_it(tmp_path: Path) -> None:
+    assert at.remains(tmp_path / "none").state == NOTHING
+    folder = opened(tmp_path, start=3)
+    found = at.remains(tmp_path)
+    assert (found.state, found.job, found.start) == (KEPT, "j", 3)
+    # somebody died amid making way for another start
+    folder.end()
+    assert at.remains(tmp_path).state == NOTHING
+    folder.end(ended=True)
+    assert at.remains(tmp_path).state == OVER
+    folder.clear()
+    folder.close()
+    assert at.remains(tmp_path).state == OVER
+    # the next job has it for itself
+    folder = opened(tmp_path, job="next")
+    assert folder.is_new
+    folder.close()
+    loading = opened(tmp_path / "loading", loading=True)
+    loading.close()
+    assert at.remains(tmp_path / "loading").state == NOTHING
+
+
+def test_a_job_of_another_size_is_refused_before_anything_is_decided(tmp_path: Path) -> None:
+    path = tmp_path / "server-0-of-2"
+    folder = opened(path)
+    folder.close()
+    at.refuse_another_size(path, 2, 2)
+    with pytest.raises(JournalError, match=r"with 2 worker\(s\) has left.*this one has 3: go on"):
+        at.refuse_another_size(path, 2, 3)
+    with pytest.raises(JournalError, match=r"with 2 server\(s\) has left.*this one has 3: go on"):
+        at.refuse_another_size(tmp_path / "server-0-of-3", 3, 2)
+    folder.end(ended=True)
+    at.refuse_another_size(path, 2, 3)
+    at.refuse_another_size(tmp_path / "server-0-of-3", 3, 2)

@@ -22,7 +22,9 @@ from tests.ps.serving import (
 
 from fleetlight.errors import MembershipError
 from fleetlight.ps import messages as m
+from fleetlight.ps.journal.folder import remains
 from fleetlight.ps.plan import Plan
+from fleetlight.ps.resume import OVER
 from fleetlight.ps.server import attendance
 from fleetlight.ps.server.durability import Durability, Durable
 from fleetlight.ps.server.pushes import Pushes
@@ -64,7 +66,8 @@ def test_whoever_has_left_is_not_waited_for(lives: Any, monkeypatch: pytest.Monk
     one.server.wait()
     one.server.close()
     # a job that has ended well leaves nothing that the next one would stumble over
-    assert [path.name for path in one.folder.iterdir()] == ["lock"]
+    assert {path.name for path in one.folder.iterdir()} == {"lock", "identity.json"}
+    assert remains(one.folder).state == OVER
 
 
 @pytest.mark.parametrize("snapshot", [False, True])

@@ -56,6 +56,20 @@ def test_rows_dense_values_and_figures_outlive_a_server(lives: Any) -> None:
     assert one.durability.life == 3
 
 
+@pytest.mark.parametrize("log", [True, False])
+def test_rows_that_were_set_back_outlive_a_server(lives: Any, log: bool) -> None:
+    """Those of a state are as in it; all others read what they began with."""
+    one = lives(plan("async"), log=log)
+    worker = one.workers[0]
+    first = worker.pull(0, [1, 2, 3], insert=True)
+    worker.push(0, {0: ([1, 2], [4, 4])}, [1, 2, 3])
+    assert worker.pull(0, [1, 2, 3], insert=False) != first
+    worker.say(m.Fill([0], False, loaded=True, reset=True), ids_of([2]), rows_of([9]))
+    one.die()
+    worker = one.workers[0]
+    assert worker.pull(0, [1, 2, 3], insert=False) == [first[0], 9, first[2]]
+
+
 def test_first_values_outlive_a_server_that_keeps_snapshots_only(lives: Any) -> None:
     one = lives(plan("sync"), log=False)
     values = ids_of([1, 9]), rows_of([5, 6]), np.array([7, 8, 9], np.float32)
@@ -159,6 +173,10 @@ def test_gradients_that_are_held_stay_held(lives: Any, when: str) -> None:
         assert one.durability.snapshot()
     one.die()
     first, second = one.workers
+    assert one.server._service is not None
+    # a worker that resumes with all knows of the others only
+    known = one.server._service.pushes.known_of(0, 1)
+    assert known == (first.sequence, int(when != "released"))
     if when == "held":
         # an answer that was lost
         answer, _ = second.send(held[1], {0: ([1], [4])}, None)

@@ -20,9 +20,9 @@ from fleetlight.errors import ProtocolError
 from fleetlight.ps import messages as m
 from fleetlight.ps.transport import Listener, SocketChannel
 from fleetlight.ps.transport.frames import Frames
-from fleetlight.ps.transport.wire import Wire
 from fleetlight.roles.role import Endpoint
 from fleetlight.roles.secret import Secret
+from fleetlight.wire.plain import Wire
 
 TOKEN = Secret("3f9ac27e51d0b846")
 TABLE = m.TablePush(0)

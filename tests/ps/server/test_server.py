@@ -82,7 +82,7 @@ def test_whoever_is_told_anything_waits_for_the_journal(monkeypatch: pytest.Monk
         server._handlers[kind] = lambda *_: (m.Done(), [])
         monkeypatch.setattr(server._chronicle, "settle", lambda kind=kind: settled.append(kind))
         worker.say(any_value(random.Random(1), kind))
-    told_nothing = {m.Heard, m.Beat, m.Ask, m.Join, m.Cut, m.Put, m.Take, m.Drop}
+    told_nothing = {m.Heard, m.Beat, m.Ask, m.Resume, m.Join, m.Cut, m.Put, m.Take, m.Drop}
     # a goodbye has seen to it itself
     assert set(kinds) - set(settled) == told_nothing | {m.Leave}
 

@@ -23,9 +23,10 @@ from tests.ps.serving import (
 from fleetlight.errors import CheckpointError
 from fleetlight.ps import messages as m
 from fleetlight.ps.journal import room
-from fleetlight.ps.journal.folder import Folder
+from fleetlight.ps.journal.folder import Folder, remains
 from fleetlight.ps.journal.segment import Segment, segments
 from fleetlight.ps.journal.synced import Synced
+from fleetlight.ps.resume import KEPT, OVER
 from fleetlight.ps.server import durability as durability_module
 from fleetlight.ps.server import keeping, reading
 from fleetlight.ps.server.keeping import Keeping
@@ -162,7 +163,7 @@ def test_a_snapshot_holds_up_no_job_that_is_over(
     one.end()
     assert written == ([] if is_over else [True])
     assert heard == []
-    assert (tmp_path / "kept" / "identity.json").exists() != is_over
+    assert remains(tmp_path / "kept").state == (OVER if is_over else KEPT)
 
 
 def test_a_snapshot_that_fails_takes_no_room(lives: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,34 +64,30 @@ def test_each_phase_counts_anew() -> None:
     assert clocks.may(0, 100)
 
 
-def test_staleness_is_what_others_did_meanwhile() -> None:
+def test_staleness_counts_every_change_since() -> None:
     versions = Versions()
-    seen = versions.version
-    versions.applied([(0, seen)])  # nobody else: 0
-    versions.applied([(0, seen)])  # its own push does not count: 0
-    versions.applied([(1, seen)])  # two of worker 0: 2
-    versions.applied([(0, seen + 2)])  # one of worker 1: 1
-    assert versions.staleness == {0: 2, 1: 1, 2: 1}
+    versions.applied([0])
+    versions.applied([0])  # its worker's own push is one
+    versions.applied([1])
+    versions.applied([3])
+    assert versions.staleness == {0: 2, 1: 2}
     assert versions.version == 4
 
 
 def test_a_step_of_all_is_never_stale() -> None:
     versions = Versions()
     for step in range(5):
-        versions.applied([(0, step), (1, step)])
+        versions.applied([step, step])
     assert versions.staleness == {0: 10}
     assert versions.version == 5
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 6)), max_size=60))
-def test_staleness_counts_the_pushes_of_others(pushes: list[tuple[int, int]]) -> None:
+@given(st.lists(st.integers(0, 6), max_size=60))
+def test_staleness_is_the_age_of_what_was_read(ages: list[int]) -> None:
     versions = Versions()
-    history: list[int] = []
     expected: dict[int, int] = {}
-    for worker, age in pushes:
-        seen = max(0, len(history) - age)
-        missed = sum(other != worker for other in history[seen:])
-        expected[missed] = expected.get(missed, 0) + 1
-        versions.applied([(worker, seen)])
-        history.append(worker)
+    for step, age in enumerate(ages):
+        late = min(age, step)
+        expected[late] = expected.get(late, 0) + 1
+        versions.applied([step - late])
     assert versions.staleness == expected

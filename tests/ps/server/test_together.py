@@ -332,7 +332,7 @@ def test_many_steps_of_many_workers_equal_one_process() -> None:
         for step in range(steps):
             mine = ids[worker.index, step], numbers[worker.index, step]
             worker.pull(0, list(ids[worker.index, step]))
-            answer, _ = worker.push(step, {0: mine}, [3, 0, 0])
+            answer, _ = worker.push(step, {0: mine}, [3, 0, 0], seen=step)
             assert answer.version == step + 1
 
     both(workers, run)

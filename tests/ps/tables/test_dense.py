@@ -15,6 +15,7 @@ from tests.ps.servers import DenseServers
 from torch import Tensor, nn
 
 from fleetlight.errors import CheckpointError, PlanError
+from fleetlight.optim import Lamb, Lars
 from fleetlight.ps.placement import CUT_ABOVE
 from fleetlight.ps.plan import ASYNC, GEO
 from fleetlight.ps.tables.dense_state import DenseState
@@ -104,6 +105,8 @@ OTHERS: dict[str, Make] = {
     "ASGD": lambda p: torch.optim.ASGD(p, 0.01, t0=2),
     "Adadelta": lambda p: torch.optim.Adadelta(p, 0.5),
     "Adafactor": lambda p: torch.optim.Adafactor(p, 0.01),
+    "Lars": lambda p: Lars(p, 0.5),
+    "Lamb": lambda p: Lamb(p, 0.01),
     "own": lambda p: Clipped(p, 0.5),
 }
 
@@ -129,7 +132,7 @@ def test_every_class_equals_plain_torch(name: str) -> None:
 
 
 def test_only_elementwise_rules_are_cut() -> None:
-    for name, cut in (("SGD", True), ("Adafactor", False)):
+    for name, cut in (("SGD", True), ("Adafactor", False), ("Lars", False)):
         params = parameters()
         assert params[1].numel() > CUT_ABOVE
         dense = DenseServers(params, [OTHERS[name](params)], 2)

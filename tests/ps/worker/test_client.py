@@ -458,3 +458,42 @@ def test_a_later_life_hears_what_was_called_for(tmp_path: Path) -> None:
     assert later.bring_again()
     assert later.called == Call(stop=True, saves=1)
     second.close(is_needed=False)
+
+
+def test_what_was_acknowledged_is_counted_for_each_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    sync = Team(2, mode="sync")
+    sync.client.push(sync.parcel([ZERO], dense=np.ones(3)), phase=0, hold=True)
+    # held gradients are no part of the values: a server that has lost them is told them again
+    assert sync.client.acknowledged == [0, 0]
+    sync.client.apply(sync.parcel([ZERO], dense=np.ones(3)), phase=0, factor=0.5)
+    assert sync.client.acknowledged == [2, 2]
+    monkeypatch.setattr(client, "PIECE_BYTES", 8 + 4 * DIM)
+    geo = Team(2, mode="geo", k_steps=1)
+    geo.lanes.clear()
+    pieces = geo.parcel([*OWNED.ids[OWNED.of_server(0)][:4], ONE]).tables
+    geo.client.open_lane("push")
+    geo.lanes["push"][1].fails = "receive"
+    with pytest.raises(PeerLostError):
+        geo.client.exchange(pieces, {}, step=1)
+    # each piece counts by itself
+    assert geo.client.acknowledged[0] >= 1
+    assert geo.client.acknowledged[1] == 0
+
+
+def test_a_later_life_knows_what_was_acknowledged(tmp_path: Path) -> None:
+    whose = Identity(0, 1, 2, job="j", start=0, incarnation=1)
+    first = Redo(tmp_path, whose)
+    team = Team(redo=first)
+    for _ in range(2):
+        parcel = team.parcel([ZERO, ONE])
+        parcel.moment = Moment(0, 0, 0, b"")
+        team.client.push(parcel, phase=0)
+    first.close(is_needed=True)
+    second = Redo(tmp_path, whose)
+    # whether the second push came through is not known: it is told again
+    later = Client(0, 1, 2, team.connect, second)
+    assert later.acknowledged == [1, 1]
+    # where servers forget what it has pushed
+    later.begin_anew()
+    assert later.acknowledged == [0, 0]
+    second.close(is_needed=False)

@@ -17,6 +17,7 @@ from fleetlight.ps.journal.segment import segments, sync_folder
 from fleetlight.ps.journal.synced import unmark
 from fleetlight.ps.messages import TableFile
 from fleetlight.ps.plan import Plan, first_difference
+from fleetlight.ps.resume import KEPT, OVER, Decision, Remains
 
 FORMAT = 5
 _IDENTITY, _ROWS, _MANIFEST = "identity.json", "rows-", "manifest.json"
@@ -42,8 +43,12 @@ class Identity(msgspec.Struct, frozen=True):
     inherited: bool = False
     #: nobody needs it any more: what is left of it is about to go
     over: bool = False
+    #: and all workers have left it: its part of the job has ended well
+    ended: bool = False
     #: it begins with a checkpoint, of which not all is in it yet: nobody was told anything
     loading: bool = False
+    #: the launch that has it now, and which start of all processes; "" as `job` and `start` say
+    launch: str = ""
     format: int = FORMAT
 
 
@@ -73,19 +78,22 @@ class Folder:
         *,
         resume: bool = False,
         must_exist: bool = False,
+        decision: Decision | None = None,
         patience_s: float = 0.0,
     ) -> Folder:
         """The folder of this server, new or with what an earlier life has left.
 
         What another launch has left is taken up where that is asked for by `resume`; `must_exist`:
-        and there must be something. `patience_s`: how long a full disk is waited for.
+        and there must be something. A `decision` of all processes says with what else it goes on.
+        `patience_s`: how long a full disk is waited for.
         """
+        wanted = _of_launch(wanted, decision)
         lock = once_there_is_room(path, lambda: claim(path), patience_s)
         try:
             before = _read(path)
             if before is None:
                 _refuse_nobodys(path)
-            _refuse_another_number(path, wanted)
+            _refuse_another_number(path, wanted.server_num)
             if before is not None and before.over:
                 # who was to remove it has died over that
                 _clear(path, before)
@@ -95,10 +103,14 @@ class Folder:
                     f"durability: {path} has nothing to go on from; begin anew without --resume "
                     "(FLEET_RESUME), or look whether the job is started where the one before was"
                 )
-            if before is not None and (before.loading or _begins_anew(before, wanted, resume)):
+            is_stale = before is not None and _begins_anew(before, wanted, resume, decision)
+            if before is not None and (before.loading or is_stale):
                 _clear(path, before)
                 before = None
-            identity = wanted if before is None else _next_life(before, wanted, path, resume)
+            inherits = decision is None or not decision.keeps_workers
+            identity = (
+                wanted if before is None else _next_life(before, wanted, path, resume, inherits)
+            )
             _identify(path, identity, patience_s)
             return cls(path, identity, lock, is_new=before is None, patience_s=patience_s)
         except BaseException:
@@ -124,12 +136,13 @@ class Folder:
         """Let others have it."""
         release(self._lock)
 
-    def end(self) -> None:
-        """Nothing of it is needed any more, and nobody goes on from it."""
+    def end(self, *, ended: bool = False) -> None:
+        """Nothing of it is needed any more; `ended`: because all workers have left."""
+        self.identity = msgspec.structs.replace(self.identity, ended=ended)
         _end(self.path, self.identity)
 
     def clear(self) -> None:
-        """The same, and remove it."""
+        """Remove it, but for the word that it has `ended`."""
         _clear(self.path, self.identity)
 
     def rows_folder(self, first: int) -> Path:
@@ -237,28 +250,74 @@ def _refuse_nobodys(path: Path) -> None:
         )
 
 
-def _refuse_another_number(path: Path, wanted: Identity) -> None:
+def _refuse_another_number(path: Path, server_num: int) -> None:
     """What a job with more servers, or fewer, has left would be neither taken up nor replaced."""
     for other in sorted(path.parent.glob(f"server-*/{_IDENTITY}")):
         found = _read(other.parent)
-        if found is not None and not found.over and found.server_num != wanted.server_num:
+        if found is not None and not found.over and found.server_num != server_num:
             if other.parent != path:
                 refuse_if_in_use(other.parent)
-            raise JournalError(
-                f"durability: {other.parent} has what an earlier job with {found.server_num} "
-                f"server(s) has left, which did not end well; this one has {wanted.server_num}: go "
-                "on with as many as before, or remove it, or name another folder in "
-                "strategy.durability_configs.folder"
-            )
+            raise JournalError(_another(other.parent, found.server_num, server_num, "server"))
+
+
+def _another(path: Path, there: int, here: int, kind: str) -> str:
+    return (
+        f"durability: {path} has what an earlier job with {there} {kind}(s) has left, which did "
+        f"not end well; this one has {here}: go on with as many as before, or remove it, or name "
+        "another folder in strategy.durability_configs.folder"
+    )
+
+
+def launch_of(job: str, start: int) -> str:
+    """One start of all processes by one launcher; "" where nothing tells one from another."""
+    return f"{job}.{start}" if job else ""
+
+
+def refuse_another_size(path: Path, server_num: int, worker_num: int) -> None:
+    """Refuse what a job with another number of servers or workers has left."""
+    _refuse_another_number(path, server_num)
+    found = _read(path)
+    if found is not None and not found.over and found.plan.worker_num != worker_num:
+        raise JournalError(_another(path, found.plan.worker_num, worker_num, "worker"))
+
+
+def remains(path: Path) -> Remains:
+    """What of a job is in a folder that its server has not taken yet."""
+    found = _read(path)
+    if found is None or found.loading or found.over != found.ended:
+        return Remains()
+    return Remains(OVER if found.ended else KEPT, found.job, found.start)
+
+
+def is_of_launch(path: Path, launch: str) -> bool:
+    """True where only this server was started again."""
+    found = _read(path)
+    return found is not None and bool(launch) and _launch(found) == launch
+
+
+def _of_launch(wanted: Identity, decision: Decision | None) -> Identity:
+    """A folder belongs to the job that has begun it, whichever launch goes on with that."""
+    launch = wanted.launch or launch_of(wanted.job, wanted.start)
+    if decision is not None and decision.job:
+        wanted = msgspec.structs.replace(wanted, job=decision.job, start=decision.start)
+    return msgspec.structs.replace(wanted, launch=launch)
+
+
+def _launch(identity: Identity) -> str:
+    return identity.launch or launch_of(identity.job, identity.start)
 
 
 def _is_same(before: Identity, wanted: Identity) -> bool:
     """One start of one job: only this server was started again."""
-    return bool(wanted.job) and (before.job, before.start) == (wanted.job, wanted.start)
+    return bool(_launch(wanted)) and _launch(before) == _launch(wanted)
 
 
-def _begins_anew(before: Identity, wanted: Identity, resume: bool) -> bool:
+def _begins_anew(
+    before: Identity, wanted: Identity, resume: bool, decision: Decision | None
+) -> bool:
     """The workers of the same job were started again, too, and begin at their first step."""
+    if decision is not None:
+        return (before.job, before.start) != (wanted.job, wanted.start)
     is_another_start = before.job == wanted.job and not _is_same(before, wanted)
     return is_another_start and bool(wanted.job) and not resume
 
@@ -280,11 +339,18 @@ def _clear(path: Path, identity: Identity) -> None:
         shutil.rmtree(folder)
     # whose it is goes last, also for the disk
     sync_folder(path)
-    (path / _IDENTITY).unlink()
+    if not identity.ended:
+        (path / _IDENTITY).unlink()
 
 
-def _next_life(before: Identity, wanted: Identity, path: Path, resume: bool) -> Identity:
-    if not resume and (before.job != wanted.job or not wanted.job):
+def _next_life(
+    before: Identity, wanted: Identity, path: Path, resume: bool, inherits: bool
+) -> Identity:
+    is_same = _is_same(before, wanted)
+    if is_same:
+        # whichever job has begun it
+        wanted = msgspec.structs.replace(wanted, job=before.job, start=before.start)
+    elif not resume and (before.job != wanted.job or not wanted.job):
         raise JournalError(
             f"durability: {path} has what an earlier job has left, which did not end well; let the "
             "servers go on with that (fleetrun --resume, or FLEET_RESUME=1), or remove it, or name "
@@ -302,5 +368,5 @@ def _next_life(before: Identity, wanted: Identity, path: Path, resume: bool) -> 
             f"durability: {path} was written by another script or with other settings: "
             f"{difference}; run the same script, or name another folder"
         )
-    inherited = before.inherited or not _is_same(before, wanted)
+    inherited = before.inherited or (inherits and not is_same)
     return msgspec.structs.replace(wanted, life=before.life + 1, inherited=inherited, loading=False)

@@ -17,7 +17,8 @@ from fleetlight.errors import DeadlineError, JournalError
 from fleetlight.ps.journal.records import Framed, framed
 from fleetlight.ps.journal.room import is_full, once_there_is_room
 from fleetlight.ps.journal.segment import Segment
-from fleetlight.ps.transport.protocol import Array, Buffer, Codec
+from fleetlight.ps.transport.protocol import Array, Codec
+from fleetlight.wire.buffers import Buffer
 
 M = TypeVar("M")
 T = TypeVar("T")

@@ -24,10 +24,10 @@ from fleetlight.kernels import checksum
 from fleetlight.ps.transport.protocol import (
     PREFIX_BYTES,
     Array,
-    Buffer,
     Codec,
     views,
 )
+from fleetlight.wire.buffers import Buffer
 
 M = TypeVar("M")
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fleetlight.ps.layers.table_gradient import TableGradient
 from fleetlight.ps.update import TableGradients
+from fleetlight.torch_compat.autograd import has_gradient_hooks, runs_in_backward, without_functions
 
 #: scripts may call backward in several threads
 _lock = threading.Lock()
@@ -28,17 +28,18 @@ def arrived(
 
     `incoming` is the gradient that `part` was made of.
     """
-    if incoming.requires_grad or not _would_only_add(node, weight):
-        return TableGradient(weight, [part])
-    with _lock:
-        there = weight.grad
-        if there is None:
-            weight.grad = TableGradient(weight, [part])
-        elif isinstance(there, TableGradient):
-            there.parts.append(part)
-        else:
+    with without_functions():
+        if incoming.requires_grad or not _would_only_add(node, weight):
             return TableGradient(weight, [part])
-    return None
+        with _lock:
+            there = weight.grad
+            if there is None:
+                weight.grad = TableGradient(weight, [part])
+            elif isinstance(there, TableGradient):
+                there.parts.append(part)
+            else:
+                return TableGradient(weight, [part])
+        return None
 
 
 def _would_only_add(node: Any, weight: Tensor) -> bool:
@@ -46,13 +47,9 @@ def _would_only_add(node: Any, weight: Tensor) -> bool:
 
     Hooks of the lookup's own node are not known here: they see that nothing is passed on.
     """
-    if not weight.requires_grad or weight._backward_hooks or weight._post_accumulate_grad_hooks:
+    if not weight.requires_grad or has_gradient_hooks(weight):
         return False
     keeper = node.next_functions[0][0]
     if getattr(keeper, "variable", None) is not weight:
         return False
-    try:
-        return bool(torch._C._will_engine_execute_node(keeper))
-    except (AttributeError, RuntimeError):
-        # torch.autograd.grad asks for it
-        return False
+    return runs_in_backward(keeper)

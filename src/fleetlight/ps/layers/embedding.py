@@ -21,8 +21,10 @@ from fleetlight.kernels.bags import Mode
 from fleetlight.ps.layers.entries import Entry
 from fleetlight.ps.layers.handle import TableHandle, Visit
 from fleetlight.ps.layers.lookup import Counts, embed, embed_bags
+from fleetlight.ps.layers.table_weight import TableWeight
 from fleetlight.ps.plan import InitializerPlan
 from fleetlight.ps.update import Floats, Ids
+from fleetlight.torch_compat.autograd import without_functions
 
 #: ("uniform", low, high), ("normal", mean, std), ("constant", value) or "zeros"
 Initializer = str | tuple[str, float] | tuple[str, float, float]
@@ -66,7 +68,7 @@ class TableLayer(nn.Module):
         self.padding_idx = padding_idx
         self.table = table
         #: what stands for the table in `model.parameters()` and in an optimizer's groups
-        self.weight = nn.Parameter(torch.empty(0, dim))
+        self.weight: nn.Parameter = TableWeight(dim, table or f"a {type(self).__name__}")
         self.handle: TableHandle | None = None
 
     def extra_repr(self) -> str:
@@ -83,8 +85,25 @@ class TableLayer(nn.Module):
             )
         return self.handle
 
+    def rows(self, ids: Tensor, show: Tensor | None = None, click: Tensor | None = None) -> Tensor:
+        """A row for each of ids of any shape; that of padding is zero."""
+        flat = ids_of(ids, type(self).__name__)
+        self._handle().reached(flat)
+        real = None if self.padding_idx is None else flat != self.padding_idx
+        given = given_counts(show, click, len(flat), real)
+        rows = self._rows(flat if real is None or real.all() else flat[real], given)
+        if real is not None and not real.all():
+            where = torch.from_numpy(np.flatnonzero(real)).to(rows.device)
+            rows = rows.new_zeros(len(flat), self.dim).index_copy(0, where, rows)
+        return rows.view(*ids.shape, self.dim)
+
+    def _rows(self, flat: Ids, given: Given) -> Tensor:
+        visit = self._handle().visit(flat, self._inserts())
+        return embed(self.weight, visit, self._counts(visit, given), None)
+
     def _inserts(self) -> bool:
-        return torch.is_grad_enabled() and self.weight.requires_grad
+        with without_functions():
+            return torch.is_grad_enabled() and self.weight.requires_grad
 
     def _counts(self, visit: Visit, given: Given) -> Counts:
         """Shows and clicks of each distinct id, from those of each id."""
@@ -113,19 +132,7 @@ class SparseEmbedding(TableLayer):
         """Rows of ids of any shape; `show` and `click` are counted by a ShowClickEntry."""
         if self.written is not None:
             return self.written(ids, show=show, click=click)
-        flat = ids_of(ids, type(self).__name__)
-        self._handle().reached(flat)
-        real = None if self.padding_idx is None else flat != self.padding_idx
-        given = given_counts(show, click, len(flat), real)
-        rows = self._rows(flat if real is None or real.all() else flat[real], given)
-        if real is not None and not real.all():
-            where = torch.from_numpy(np.flatnonzero(real)).to(rows.device)
-            rows = rows.new_zeros(len(flat), self.dim).index_copy(0, where, rows)
-        return rows.view(*ids.shape, self.dim)
-
-    def _rows(self, flat: Ids, given: Given) -> Tensor:
-        visit = self._handle().visit(flat, self._inserts())
-        return embed(self.weight, visit, self._counts(visit, given), None)
+        return self.rows(ids, show, click)
 
 
 class SparseEmbeddingBag(TableLayer):

@@ -16,6 +16,7 @@ from fleetlight.kernels.bags import Mode
 from fleetlight.ps.layers.arrival import arrived
 from fleetlight.ps.layers.handle import Visit
 from fleetlight.ps.update import Floats, TableGradients
+from fleetlight.torch_compat.autograd import without_functions
 
 Counts = tuple[Floats, Floats] | None
 
@@ -24,7 +25,8 @@ def embed(
     weight: Tensor, visit: Visit, counts: Counts, trained: NDArray[np.bool_] | None
 ) -> Tensor:
     """A row for each id. `trained` leaves some of the distinct ids without gradient."""
-    out: Tensor = _Embed.apply(weight, visit, counts, trained)  # type: ignore[no-untyped-call]
+    with without_functions():
+        out: Tensor = _Embed.apply(weight, visit, counts, trained)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -37,9 +39,10 @@ def embed_bags(
     counts: Counts,
 ) -> Tensor:
     """One row for each bag of ids, made of theirs."""
-    out: Tensor = _EmbedBags.apply(  # type: ignore[no-untyped-call]
-        weight, weights, visit, offsets, mode, counts
-    )
+    with without_functions():
+        out: Tensor = _EmbedBags.apply(  # type: ignore[no-untyped-call]
+            weight, weights, visit, offsets, mode, counts
+        )
     return out
 
 

@@ -21,6 +21,8 @@ from torch import Tensor
 from fleetlight.errors import PlanError
 from fleetlight.kernels import all_finite, dedup, sum_by
 from fleetlight.ps.update import TableGradients
+from fleetlight.torch_compat import operators as op
+from fleetlight.torch_compat.autograd import wrapper
 
 _aten = torch.ops.aten
 Part = TableGradients
@@ -33,9 +35,7 @@ class TableGradient(Tensor):
 
     @staticmethod
     def __new__(cls, like: Tensor, parts: list[Part]) -> TableGradient:
-        made: TableGradient = torch.Tensor._make_wrapper_subclass(
-            cls, like.shape, dtype=like.dtype, device=like.device
-        )
+        made = wrapper(cls, like.shape, dtype=like.dtype, device=like.device)
         made.parts = parts
         return made
 
@@ -220,11 +220,11 @@ _OPERATIONS: dict[Any, Callable[..., Any]] = {
     _aten.div_.Tensor: _div_,
     _aten.div_.Scalar: _div_,
     _aten.linalg_vector_norm.default: _vector_norm,
-    _aten._foreach_norm.Scalar: _each(_vector_norm),
-    _aten._foreach_zero_.default: _in_place(_zero_),
-    _aten._foreach_mul_.Scalar: _in_place(_mul_),
-    _aten._foreach_mul_.Tensor: _in_place(_mul_),
-    _aten._foreach_mul_.ScalarList: _in_place(_mul_),
-    _aten._foreach_div_.Scalar: _in_place(_div_),
-    _aten._amp_foreach_non_finite_check_and_unscale_.default: _unscale,
+    op.FOREACH_NORM: _each(_vector_norm),
+    op.FOREACH_ZERO_: _in_place(_zero_),
+    op.FOREACH_MUL_SCALAR_: _in_place(_mul_),
+    op.FOREACH_MUL_TENSOR_: _in_place(_mul_),
+    op.FOREACH_MUL_LIST_: _in_place(_mul_),
+    op.FOREACH_DIV_SCALAR_: _in_place(_div_),
+    op.FOREACH_UNSCALE_: _unscale,
 }

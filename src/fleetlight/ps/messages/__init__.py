@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from fleetlight.ps.messages.company import Beat, Beaten, Heard, Leave, Meet, Met
 from fleetlight.ps.messages.dealing import Deal, Dealt, Reached, Remain, Remaining
-from fleetlight.ps.messages.joining import Challenge, Hello, Join, Knock, Proof, Welcome
+from fleetlight.ps.messages.joining import (
+    Challenge,
+    Hello,
+    Join,
+    Knock,
+    Proof,
+    Resume,
+    Resumed,
+    Welcome,
+)
 from fleetlight.ps.messages.outcomes import Done, Failure, decode_failure, encode_failure
 from fleetlight.ps.messages.saving import (
     Cut,
@@ -81,6 +90,8 @@ __all__ = [
     "Remain",
     "Remaining",
     "Restore",
+    "Resume",
+    "Resumed",
     "Save",
     "Saved",
     "Shrink",
@@ -96,8 +107,9 @@ __all__ = [
 ]
 
 Message = (
-    Hello | Welcome | Join | Fill | Pull | Pulled | Push | Apply | Pushed | Exchange | Exchanged
-    | EndPhase | Meet | Met | Leave | Heard | Beat | Beaten | Cut | Save | Saved | Take | Taken
-    | Put | Drop | Fetch | Fetched | Load | Restore | Shrink | Shrunk | Ask | Counted | Deal | Dealt
-    | Reached | Remain | Remaining | Done | Failure | Knock | Challenge | Proof
+    Hello | Welcome | Resume | Resumed | Join | Fill | Pull | Pulled | Push | Apply | Pushed
+    | Exchange | Exchanged | EndPhase | Meet | Met | Leave | Heard | Beat | Beaten | Cut | Save
+    | Saved | Take | Taken | Put | Drop | Fetch | Fetched | Load | Restore | Shrink | Shrunk | Ask
+    | Counted | Deal | Dealt | Reached | Remain | Remaining | Done | Failure | Knock | Challenge
+    | Proof
 )  # fmt: skip

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from fleetlight.ps.messages.base import Words
 from fleetlight.ps.plan import Plan
+from fleetlight.ps.resume import Decision, Remains, Report
 
 
 class Knock(Words, frozen=True):
@@ -48,6 +49,8 @@ class Hello(Words, frozen=True):
     life: int = 1
     #: how long it may be away, should it be started again
     away_s: float = 0.0
+    #: the last push that this server has acknowledged to this worker; 0 where servers may lose some
+    acknowledged: int = 0
 
 
 class Welcome(Words, frozen=True):
@@ -58,6 +61,32 @@ class Welcome(Words, frozen=True):
     epoch: int
     #: how often the server has been started on the same values; 0: it does not know yet
     life: int = 1
+    #: what an earlier launch has left in its folder, where the whole job resumes
+    remains: Remains | None = None
+
+
+class Resume(Words, frozen=True):
+    """What a worker knows of an earlier launch; waits for those of all workers. Answer: Resumed.
+
+    Or Done, while a server that goes on with its workers is not open: then the worker asks again.
+    """
+
+    repeatable: ClassVar[bool] = True
+    report: Report
+    #: False in the process that has the server: it opens later
+    waits: bool = True
+
+
+class Resumed(Words, frozen=True):
+    """What all processes do."""
+
+    decision: Decision
+    #: the number of the last push that the server has of the worker
+    mark: int = 0
+    #: of its pushes, how many wait until the norm of their gradients is known
+    held: int = 0
+    #: the others went on without this worker
+    was_lost: bool = False
 
 
 class Join(Words, frozen=True):

@@ -19,6 +19,8 @@ class Fill(Words, frozen=True):
     dense: bool
     #: the values are a checkpoint's: they count more than those that are there
     loaded: bool = False
+    #: of these tables, rows of all other ids go back to their first values before
+    reset: bool = False
 
 
 class TablePull(msgspec.Struct, frozen=True):

@@ -82,9 +82,12 @@ class Attendance:
         self.roster.leave(worker, self._clock(), error)
         self.news.notify_all()
 
-    def expect(self, away_s: float) -> None:
-        """Those of an earlier life of the server call within that time; with `news` held."""
-        self.roster.expect(self._clock(), away_s)
+    def expect(self, away_s: float, *, stays: bool = False) -> None:
+        """Those of an earlier life of the server call within that time; with `news` held.
+
+        `stays`: also those that have left, since all processes were started again.
+        """
+        self.roster.expect(self._clock(), away_s, away_s if stays else 0.0)
 
     def at_step(self, worker: int, step: int) -> None:
         """The worker has said how far it is."""

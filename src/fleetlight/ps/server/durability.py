@@ -26,6 +26,7 @@ from fleetlight.ps.journal.history import history
 from fleetlight.ps.journal.journal import Journal, Policy
 from fleetlight.ps.journal.room import once_there_is_room
 from fleetlight.ps.messages import TableFile
+from fleetlight.ps.resume import Decision
 from fleetlight.ps.server.chronicle import Chronicle
 from fleetlight.ps.tables.pace import Between, Pace, at_once
 from fleetlight.ps.transport.protocol import FILE_HEADER_LIMIT, Codec
@@ -57,6 +58,8 @@ class Durable:
     resume: bool = False
     #: and must have left something
     must_exist: bool = False
+    #: what all processes have agreed on, where the whole job is started again
+    decision: Decision | None = None
     policy: Policy = dataclasses.field(default_factory=Policy)
     #: how long workers may take to call again where the server was started again
     away_s: float = 120.0
@@ -132,6 +135,7 @@ class Durability:
             identity,
             resume=durable.resume,
             must_exist=durable.must_exist,
+            decision=durable.decision,
             patience_s=durable.policy.patience_s,
         )
         self._journal: Journal[Change] | None = None
@@ -259,12 +263,12 @@ class Durability:
         journal.sync()
         self._folder.complete(first, files)
 
-    def close(self, *, is_needed: bool = True) -> None:
-        """Write nothing any more; what nobody needs goes."""
+    def close(self, *, is_needed: bool = True, ended: bool = False) -> None:
+        """Write nothing any more; what nobody needs goes, `ended`: since all workers have left."""
         self._is_needed = is_needed
         if not is_needed:
             # first of all: who dies over the rest has left nothing to go on from
-            self._folder.end()
+            self._folder.end(ended=ended)
         self._over.set()
         if self._snapshots.is_alive():
             self._snapshots.join()

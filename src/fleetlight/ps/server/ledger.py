@@ -42,8 +42,7 @@ class Ledger:
         """A change was made, or skipped: then the workers are further, the values are the same."""
         self.call |= call
         if applied:
-            seen = [(e.worker, e.seen) for e in entries if e.seen is not None]
-            self.versions.applied(seen)
+            self.versions.applied(e.seen for e in entries if e.seen is not None)
         workers = {entry.worker for entry in entries}
         self.skipped = self.skipped - workers if applied else self.skipped | workers
         for entry in entries:
@@ -54,7 +53,7 @@ class Ledger:
         """Others come, and begin at their first step."""
         self.clocks = Clocks(self._worker_num)
         self.marks.restore(self.marks.epoch, [])
-        self.versions.restore(self.versions.version, {}, {})
+        self.versions.restore(self.versions.version, {})
         self.skipped.clear()
         self.call = NONE
 
@@ -68,7 +67,6 @@ class Ledger:
             ended=ended,
             version=self.versions.version,
             staleness=dict(self.versions.staleness),
-            own=self.versions.own(),
             skipped=sorted(self.skipped),
             call=self.call,
         )
@@ -76,7 +74,7 @@ class Ledger:
     def restore(self, state: LedgerState) -> None:
         """The way back of `state`."""
         self.clocks.restore(state.applied, state.ended)
-        self.versions.restore(state.version, state.staleness, state.own)
+        self.versions.restore(state.version, state.staleness)
         self.marks.restore(state.epoch, state.marks)
         self.skipped = set(state.skipped)
         self.call = state.call

@@ -97,6 +97,10 @@ class Pushes:
             with self._news:
                 self._ahead.remember(peer.worker, pulled)
 
+    def check_has(self, worker: int, incarnation: int, acknowledged: int) -> None:
+        """Refuse a worker that was told of more than this server has; `news` is held."""
+        self.ledger.marks.check_has(worker, incarnation, acknowledged)
+
     def forget_ahead(self, worker: int) -> None:
         """Another life of the worker has begun, and has read nothing; called with `news` held."""
         self._ahead.forget(worker)
@@ -215,6 +219,10 @@ class Pushes:
     def held_now(self) -> list[tuple[Held, list[Array]]]:
         """The steps that wait for a factor; called with `news` held."""
         return self._together.held_now()
+
+    def known_of(self, worker: int, incarnation: int) -> tuple[int, int]:
+        """The last push of a worker, and how many wait for a factor; called with `news` held."""
+        return self.ledger.marks.last(worker, incarnation), self._together.held_of(worker)
 
     def restore(self, state: Standing, *, is_last: bool) -> None:
         """The way back of `standing`, before anybody pushes.

@@ -71,11 +71,14 @@ class Roster:
             elif seat.incarnation == incarnation:
                 seat.life = max(seat.life, life)
 
-    def expect(self, now: float, away_s: float) -> None:
-        """Whoever was met in an earlier life, and has not come to this one, is gone since now."""
+    def expect(self, now: float, away_s: float, parting_s: float = 0.0) -> None:
+        """Whoever was met in an earlier life, and has not come to this one, is gone since now.
+
+        Those that have left may take `parting_s` longer than others to say goodbye again.
+        """
         for seat in self._seats:
             if seat.state == LEFT:
-                seat.since = now
+                seat.since = now + parting_s
             if seat.state == ABSENT and seat.incarnation:
                 seat.since, seat.away_s = now, away_s
                 seat.why = "this server was started again"

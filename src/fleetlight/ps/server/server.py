@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleetlight.errors import (
+    JournalError,
     PeerError,
     PeerLostError,
     PlanError,
@@ -25,6 +26,7 @@ from fleetlight.errors import (
 from fleetlight.ps import messages as m
 from fleetlight.ps.journal.folder import Identity
 from fleetlight.ps.plan import Plan, first_difference
+from fleetlight.ps.resume import FINISHED, KEPT, REFUSED, check_beginning
 from fleetlight.ps.server.ahead_lists import AheadList
 from fleetlight.ps.server.attendance import Attendance
 from fleetlight.ps.server.chronicle import Chronicle
@@ -36,6 +38,7 @@ from fleetlight.ps.server.kept import Kept
 from fleetlight.ps.server.ledger import Peer
 from fleetlight.ps.server.pushes import Pushes
 from fleetlight.ps.server.reading import pulled
+from fleetlight.ps.server.resuming import Resuming
 from fleetlight.ps.server.roster import Roster
 from fleetlight.ps.server.tickets import Reply
 from fleetlight.ps.tables.holdings import Holdings
@@ -47,7 +50,7 @@ Arrays = Sequence[Array]
 Loaded = Callable[[], Iterable[tuple[m.Message, Arrays]]]
 #: their answers tell nothing that could be lost later, or it was written down before; all others
 #: wait for the journal
-_UNSETTLED = (m.Beat, m.Ask, m.Join, m.Leave, m.Heard, m.Cut, m.Put, m.Take, m.Drop)
+_UNSETTLED = (m.Beat, m.Ask, m.Resume, m.Join, m.Leave, m.Heard, m.Cut, m.Put, m.Take, m.Drop)
 #: how often a worker that joins is told that a checkpoint is still being read
 _LOADING_S = 1.0
 
@@ -100,6 +103,8 @@ class Server:
         self._news = self._attendance.news
         self._company = Company(self._attendance, self._chronicle, worker_num)
         self._gate = Gate(deadline_s)
+        #: how the whole job resumes, where it does
+        self.resuming = Resuming(self._attendance, worker_num)
         self._service: _Service | None = None
         #: the plan is known, and a checkpoint is being read
         self._is_loading = False
@@ -122,6 +127,7 @@ class Server:
         pushes = Pushes(holdings, self._attendance, self._gate, self._chronicle, self._worker_num)
         keeping = Keeping(self.index, holdings, pushes, self._gate, deadline_s)
         service = _Service(plan, holdings, pushes, keeping)
+        durable = self._decided(durable)
         self._is_loading = True
         is_loaded = loaded is not None
         durability = None if durable is None else self._opened(durable, plan, is_loaded)
@@ -130,13 +136,29 @@ class Server:
         if durability is not None:
             durability.begin(self._kept(service), self._chronicle)
             self._durability = durability
+            if durable is not None and durable.decision is not None:
+                check_beginning(durable.decision, pushes.ledger.versions.version)
         self._company.begin(pushes, goes_on=plan.lost_worker == "go_on")
         with self._news:
             self._life = 1 if durability is None else durability.life
             self._service = service
             if durable is not None:
-                self._attendance.expect(durable.away_s)
+                resumes = durable.decision is not None
+                self._attendance.expect(durable.away_s, stays=resumes)
             self._news.notify_all()
+
+    def _decided(self, durable: Durable | None) -> Durable | None:
+        """With what all processes have agreed on, where the whole job resumes."""
+        remains = self.resuming.remains
+        if durable is None or remains is None:
+            return durable
+        decision = self.resuming.decided()
+        if decision.kind == REFUSED:
+            raise JournalError(f"durability: {decision.why}")
+        if decision.kind == FINISHED and remains.state != KEPT:
+            # it has heard all goodbyes, and hears them again
+            return None
+        return dataclasses.replace(durable, decision=decision, must_exist=False)
 
     def _opened(self, durable: Durable, plan: Plan, loading: bool) -> Durability:
         identity = Identity(
@@ -215,7 +237,8 @@ class Server:
         if self._service is not None:
             self._service.keeping.drop()
         if self._durability is not None:
-            self._durability.close(is_needed=not self.is_over)
+            ended = self.is_over and not self.stopped
+            self._durability.close(is_needed=not self.is_over, ended=ended)
             self._durability = None
 
     def call_stop(self) -> None:
@@ -270,6 +293,7 @@ class Server:
             m.Deal: lambda peer, message, a: dealing.deal(peer, message),
             m.Reached: lambda peer, message, a: dealing.reach(peer, message),
             m.Remain: lambda peer, message, a: dealing.remain(message),
+            m.Resume: self._resume,
             m.Join: self._join,
             m.Pull: self._pull,
             m.EndPhase: self._end_phase,
@@ -306,6 +330,10 @@ class Server:
             if message.joined and not self.is_open:
                 # to be tried again
                 raise PeerLostError(f"server {self.index} is not back yet: it takes up its values")
+            if self._service is not None:
+                self._service.pushes.check_has(
+                    message.worker, message.incarnation, message.acknowledged
+                )
             is_news = self._company.greet(connection, message)
         if is_news:
             self._chronicle.settle()
@@ -317,7 +345,18 @@ class Server:
 
     def _welcome(self) -> Reply:
         epoch = 0 if self._service is None else self._service.pushes.ledger.marks.epoch
-        return m.Welcome(self.index, epoch, self._life), []
+        return m.Welcome(self.index, epoch, self._life, self.resuming.remains), []
+
+    def _resume(self, peer: Peer, message: m.Resume, arrays: Arrays) -> Reply:
+        decision = self.resuming.report(peer.worker, message.report)
+        if not decision.keeps_workers or not message.waits:
+            return m.Resumed(decision), []
+        with self._news:
+            self._attendance.check()
+            if not self._news.wait_for(lambda: self.is_open, _LOADING_S):
+                return m.Done(), []
+            known = self._open_service().pushes.known_of(peer.worker, peer.incarnation)
+            return m.Resumed(decision, *known, self._roster.is_lost(peer.worker)), []
 
     def _join(self, peer: Peer, message: m.Join, arrays: Arrays) -> Reply:
         with self._news:

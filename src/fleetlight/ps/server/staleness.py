@@ -3,11 +3,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Mapping
-
-#: of so many of its own pushes a server knows when they were applied
-_REMEMBERED = 4096
 
 
 class Clocks:
@@ -74,34 +71,16 @@ class Versions:
         self.version = 0
         #: staleness -> how many pushes had it
         self.staleness: Counter[int] = Counter()
-        self._own: dict[int, deque[int]] = {}
 
-    def applied(self, pushes: Iterable[tuple[int, int]]) -> None:
-        """One change of the values, made of pushes (worker, the version it had seen)."""
-        pushes = list(pushes)
-        for worker, seen in pushes:
-            self.staleness[self._missed(worker, seen)] += 1
+    def applied(self, seen: Iterable[int]) -> None:
+        """One change of the values, made of pushes whose workers had seen these versions.
+
+        The staleness of a push is the number of changes since; those of its own worker count.
+        """
+        for version in seen:
+            self.staleness[max(0, self.version - version)] += 1
         self.version += 1
-        for worker, _ in pushes:
-            own = self._own.setdefault(worker, deque(maxlen=_REMEMBERED))
-            own.append(self.version)
 
-    def own(self) -> dict[int, list[int]]:
-        """By worker: when its last pushes were applied."""
-        return {worker: list(versions) for worker, versions in self._own.items()}
-
-    def restore(
-        self, version: int, staleness: Mapping[int, int], own: Mapping[int, Iterable[int]]
-    ) -> None:
+    def restore(self, version: int, staleness: Mapping[int, int]) -> None:
         """Go on from there."""
         self.version, self.staleness = version, Counter(staleness)
-        self._own = {w: deque(versions, maxlen=_REMEMBERED) for w, versions in own.items()}
-
-    def _missed(self, worker: int, seen: int) -> int:
-        """Changes since `seen` that the worker's own pushes were not part of."""
-        own = 0
-        for version in reversed(self._own.get(worker, ())):
-            if version <= seen:
-                break
-            own += 1
-        return max(0, self.version - seen - own)

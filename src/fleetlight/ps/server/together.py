@@ -216,6 +216,11 @@ class Together:
             for kept in self._held.values()
         ]
 
+    def held_of(self, worker: int) -> int:
+        """How many pushes of a worker wait for a factor; called with `news` held."""
+        entries = [entry for kept in self._held.values() for entry in kept.change.entries]
+        return sum(entry.worker == worker for entry in entries)
+
     def clear(self) -> None:
         """Forget every step; called with `news` held."""
         self._steps.clear()

@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fleetlight.errors import CheckpointError, PlanError
-from fleetlight.late_compiler import late_step
+from fleetlight.optim.layerwise import user_class
 from fleetlight.ps.dtypes import as_tensor, flat_array
 from fleetlight.ps.placement import Block, Piece, Placement
 from fleetlight.ps.plan import GEO, Plan
 from fleetlight.ps.tables.dense_state import DenseState, PieceState
-from fleetlight.ps.tables.rules import class_path, user_class
+from fleetlight.ps.tables.rules import class_path
+from fleetlight.torch_compat.lazy_dynamo import late_step
 
 Array = NDArray[Any]
 #: what others have put onto the user's object and is tied to it

@@ -179,6 +179,8 @@ class Holdings:
             if not self.wants(message):
                 return
             for number, part in tables.items():
+                if message.reset:
+                    self.table(number).reset()
                 self.table(number).fill(part.ids, part.rows)
             if dense is not None:
                 self.dense.fill(dense)

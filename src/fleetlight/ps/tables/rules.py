@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fleetlight.errors import PlanError, did_you_mean
+from fleetlight.optim.layerwise import user_class
 from fleetlight.ps.plan import OptimizerPlan, RulePlan
 
 #: rules that a layer may name itself, with what torch sets where the user says nothing
@@ -143,12 +144,6 @@ def optimizer_plan(optimizer: torch.optim.Optimizer) -> OptimizerPlan:
             "or train with is_collective=True"
         )
     return OptimizerPlan(class_path(kind), len(optimizer.param_groups), kind in _ELEMENTWISE)
-
-
-def user_class(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
-    """The class that the user took or wrote."""
-    bases = type(optimizer).__mro__
-    return next(base for base in bases if not base.__module__.startswith("fleetlight."))
 
 
 def class_path(kind: type) -> str:

@@ -13,7 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetlight.errors import CheckpointError, CorruptCheckpointError, DeadlineError, PlanError
-from fleetlight.kernels import Initializer, RowTable, dedup, rule_named, sum_by, table_seed
+from fleetlight.kernels import (
+    Initializer,
+    RowTable,
+    dedup,
+    first_values,
+    rule_named,
+    sum_by,
+    table_seed,
+)
 from fleetlight.ps.messages import TableFile
 from fleetlight.ps.plan import TablePlan
 from fleetlight.ps.tables import admission
@@ -135,9 +143,28 @@ class Table:
         for start in range(0, len(ids), size):
             with self.lock:
                 its = ids[start : start + size]
+                known = self._rows.find(its) >= 0
                 numbers = self._rows.insert(its)
                 self._keep(numbers, its)
                 self._rows.rows[numbers, : self.plan.dim] = rows[start : start + size]
+                if self._admission is not None:
+                    # rows that nobody counted here were trained nevertheless
+                    admission.meta_of(self._rows)[numbers[~known], admission.LET_IN] = 1
+
+    def reset(self) -> None:
+        """Give all rows their first values; what the rule remembers of them stays."""
+        how = self._rows.initializer
+        with self._upkeep("reset"):
+            with self.lock:
+                numbers = self._rows.numbers
+            size = self._piece()
+            for start in range(0, len(numbers), size):
+                piece = numbers[start : start + size].astype(np.int64)
+                with self.lock:
+                    ids = self._rows.ids_of(piece)
+                    self._keep(piece, ids)
+                    first = first_values(ids, self.plan.dim, self._seed, how)
+                    self._rows.rows[piece, : self.plan.dim] = first
 
     def sum(
         self, ids: Sequence[Ids], gradients: Sequence[Floats], scale: float = 1.0

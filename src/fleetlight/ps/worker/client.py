@@ -82,13 +82,24 @@ class Client(Lanes):
         self.redo = redo
         #: those that are made once in the life of a job
         self.answers = Answers() if redo is None else redo.answers
+        #: True where a job resumes that was killed before it has made any step
+        self.begins = False
         #: counts the loads of checkpoints
         self.epoch = 0
         #: what answers to steps have brought: all workers hear it that made the step together
         self.called = NONE
         self._sequences = [0] * server_num
+        last = None if redo is None else redo.last
+        if last is not None and last.commit.acknowledged:
+            # to a life before
+            self.acknowledged = list(last.commit.acknowledged)
         self._plan: Plan | None = None
         self._placement: Placement | None = None
+
+    def begin_anew(self, *, before_any_step: bool = False) -> None:
+        """Servers forget what a life before has pushed, if it has."""
+        self.begins = before_any_step
+        self.acknowledged = [0] * self.server_num
 
     @property
     def plan(self) -> Plan:
@@ -136,6 +147,26 @@ class Client(Lanes):
             blocks = self.placement.blocks_of(server)
             arrays += [live.pack(block) for block in blocks]
             requests[server] = m.Fill(list(tables), bool(blocks)), arrays
+        self.ask(CONTROL, requests)
+
+    def refill(self, number: int, ids: Ids, rows: Floats, *, reset: bool) -> None:
+        """Give rows of a table other weights; `reset`: all others their first values, before."""
+        split = dedup(ids, self.server_num)
+        requests: dict[int, Request] = {}
+        for server in range(self.server_num):
+            mine = split.of_server(server)
+            arrays: list[Array] = [split.ids[mine], rows[np.searchsorted(ids, split.ids[mine])]]
+            requests[server] = m.Fill([number], False, loaded=True, reset=reset), arrays
+        self.ask(CONTROL, requests)
+
+    def refill_dense(self, live: Live) -> None:
+        """Give the servers the dense values of this worker."""
+        blocks = {n: self.placement.blocks_of(n) for n in range(self.server_num)}
+        requests: dict[int, Request] = {
+            server: (m.Fill([], True, loaded=True), [live.pack(block) for block in mine])
+            for server, mine in blocks.items()
+            if mine
+        }
         self.ask(CONTROL, requests)
 
     def pull(
@@ -332,7 +363,14 @@ class Client(Lanes):
     def _commit(self, moment: Moment | None, requests: Mapping[int, Sequence[Request]]) -> None:
         """What is about to leave is brought by a later life of this worker, should it die."""
         if self.redo is not None and moment is not None:
-            self.redo.commit(moment, self.epoch, self._sequences, requests, self.called)
+            self.redo.commit(
+                moment,
+                self.epoch,
+                self._sequences,
+                requests,
+                called=self.called,
+                acknowledged=self.acknowledged,
+            )
 
     @property
     def heard(self) -> Call:

@@ -28,6 +28,7 @@ from fleetlight.ps import messages as m
 from fleetlight.ps.transport.failures import error_of, failure_of
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.lanes import BEAT, CONTROL
+from fleetlight.torch_compat.views import assign
 
 _OPS: dict[str, Callable[[Tensor], Tensor]] = {
     "sum": lambda stacked: stacked.sum(0, dtype=stacked.dtype),
@@ -139,7 +140,7 @@ class Crew:
             if data:
                 values = torch.frombuffer(bytearray(data), dtype=tensor.dtype)
                 with torch.no_grad():
-                    tensor.copy_(values.reshape(tensor.shape))
+                    assign(tensor, values.reshape(tensor.shape))
 
     def broadcast_bytes(self, data: bytes, operation: str) -> bytes:
         """Worker 0's bytes, on everybody."""

@@ -43,6 +43,8 @@ class Lanes:
         #: it stops, and comes to no meeting any more
         self.stops = False
         self._closed = False
+        #: by server: the last push that it has acknowledged
+        self.acknowledged = [0] * server_num
         #: how long a server may be away that comes back; 0: none does
         self._away_s = 0.0
         self._control, self._beating = threading.Lock(), threading.Lock()
@@ -180,6 +182,7 @@ class Lanes:
         for server in asked:
             try:
                 answers[server] = channels[server].receive(deadline_s)
+                self._is_answered(server, requests[server])
             except Exception as error:
                 errors[server] = error
         return answers, errors
@@ -195,19 +198,24 @@ class Lanes:
         channels = self.open_lane(lane)
         answers: dict[int, list[Answer]] = {server: [] for server in requests}
         owing: list[int] = []
+
+        def hear() -> None:
+            server = owing.pop(0)
+            answers[server].append(channels[server].receive())
+            self._is_answered(server, requests[server][len(answers[server]) - 1])
+
         try:
             for server, (message, arrays) in _round_robin(requests):
                 if owing and owing != [server]:
                     channels[owing[0]].expect()
                 elif owing:
-                    answers[server].append(channels[owing.pop()].receive())
+                    hear()
                 channels[server].send(message, arrays)
                 owing.append(server)
                 if len(owing) > 1:
-                    first = owing.pop(0)
-                    answers[first].append(channels[first].receive())
-            for server in owing:
-                answers[server].append(channels[server].receive())
+                    hear()
+            while owing:
+                hear()
         except Exception:
             # a channel that still owes an answer could not be asked again
             for server in owing:
@@ -215,6 +223,15 @@ class Lanes:
                     channels[server].receive()
             raise
         return answers
+
+    def _is_answered(self, server: int, request: Request) -> None:
+        """What the server has acknowledged it must still have when it comes back."""
+        message, _ = request
+        # gradients that are held are no part of its values yet
+        if isinstance(message, m.Apply | m.Exchange) or (
+            isinstance(message, m.Push) and not message.hold
+        ):
+            self.acknowledged[server] = message.sequence
 
     def leave(self, error: str = "", *, stopped: bool = False) -> None:
         """Say goodbye to every server, and hang up."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from fleetlight.errors import PlanError
 from fleetlight.ps.dtypes import as_tensor, flat_array, numpy_dtype
 from fleetlight.ps.placement import Block
+from fleetlight.torch_compat.autograd import version
 
 
 class Live:
@@ -55,12 +56,12 @@ class Live:
 
     def note(self) -> None:
         """What is in the parameters now is known to the servers."""
-        self._versions = [parameter._version for parameter in self._parameters]
+        self._versions = [version(parameter) for parameter in self._parameters]
 
     def written(self) -> list[int]:
         """The numbers of parameters that were written to since, as far as torch counts it."""
         known = zip(self._parameters, self._versions, strict=True)
-        return [n for n, (parameter, version) in enumerate(known) if parameter._version != version]
+        return [n for n, (parameter, before) in enumerate(known) if version(parameter) != before]
 
     def flat(self, number: int) -> NDArray[Any]:
         """All values of a parameter; a view where that is possible."""

@@ -84,6 +84,32 @@ def test_the_queue_is_bounded() -> None:
     assert figures["waited s"] > 0
 
 
+def test_a_push_leaves_once_the_one_before_it_is_answered() -> None:
+    """And what the answer has brought is in place for the forward after it."""
+
+    def train(worker: Member) -> Any:
+        dense = worker.session.live.flat
+        gate = Gate(worker.session.client, PUSH, "receive")
+        first = dense(0).copy()
+        step(worker, ONE)
+        gate.wait()
+        # its own push is still under way
+        assert np.array_equal(dense(0), first)
+        second = threading.Thread(target=step, args=(worker, ONE))
+        second.start()
+        second.join(0.3)
+        assert second.is_alive()
+        gate.open()
+        second.join(20)
+        assert not np.array_equal(dense(0), first)
+        worker.communicator.flush()
+        return worker.communicator.figures(), worker.session.client.figures()
+
+    [(figures, counted)] = run(build, train, settings(), workers=1, servers=1)
+    assert (figures["pushes"], figures["longest queue"]) == (2, 1)
+    assert counted[0].staleness == {0: 1, 1: 1}
+
+
 def test_it_is_known_which_steps_the_servers_have() -> None:
     def train(worker: Member) -> Any:
         counted = worker.communicator
@@ -104,7 +130,7 @@ def test_it_is_known_which_steps_the_servers_have() -> None:
         counted.flush()
         return [*told, (counted.made, counted.acknowledged)]
 
-    [told] = run(build, train, settings(max_merge=2), workers=1)
+    [told] = run(build, train, settings(send_queue_size=4, max_merge=2), workers=1)
     assert told == [(1, 1), (4, 1), (4, 2), (4, 4)]
 
 
@@ -122,7 +148,7 @@ def merging(max_merge: int) -> tuple[Any, dict[str, float], int]:
         [counted] = worker.session.client.figures()
         return worker.rows([1, 2, 3, 4]), worker.communicator.figures(), counted.pushes
 
-    result: Any = run(build, train, settings(max_merge=max_merge), workers=1)[0]
+    result: Any = run(build, train, settings(send_queue_size=4, max_merge=max_merge), workers=1)[0]
     return result
 
 

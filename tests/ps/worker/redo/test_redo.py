@@ -13,6 +13,16 @@ from tests.ps.journal.full import NoRoom
 
 from fleetlight.errors import JournalError
 from fleetlight.ps import messages as m
+from fleetlight.ps.resume import (
+    LEFT,
+    NOTHING,
+    POSITIONS,
+    STARTED,
+    STEPPED,
+    UNABLE,
+    VALUES,
+    Decision,
+)
 from fleetlight.ps.transport.protocol import HEADER_LIMIT
 from fleetlight.ps.worker.redo import redo as redo_module
 from fleetlight.ps.worker.redo.commits import Moment
@@ -273,3 +283,112 @@ def test_what_is_large_waits_for_room_too(tmp_path: Path, monkeypatch: pytest.Mo
     assert full.left == 0
     assert redo.shelf.get(name) == bytes(range(9))
     redo.close(is_needed=False)
+
+
+def of_next_launch(path: Path, **facts: Any) -> Redo:
+    wanted = identity(**{"job": "next", "incarnation": 6, **facts})
+    return Redo(path, wanted, resume=True)
+
+
+@pytest.mark.parametrize("kind", [POSITIONS, VALUES])
+def test_a_job_that_is_resumed_goes_on_in_the_folder_if_all_agree(
+    tmp_path: Path, kind: str
+) -> None:
+    first = opened(tmp_path)
+    commit(first, 1)
+    first.close(is_needed=True)
+    # who dies before all have decided leaves all as it was
+    of_next_launch(tmp_path).close(is_needed=True)
+    again = of_next_launch(tmp_path)
+    assert (again.remains.state, again.remains.job) == (STEPPED, "j")
+    assert (again.identity.life, again.identity.incarnation) == (2, 5)
+    assert again.is_undecided
+    again.decide(Decision(kind, job="j"))
+    assert (again.last is not None) == (kind == POSITIONS)
+    again.begin()
+    again.close(is_needed=True)
+    # a life in the same launch asks nobody, one in another asks again
+    for job, life in (("next", 3), ("a third", 4)):
+        later = of_next_launch(tmp_path, job=job)
+        assert later.is_undecided == (job != "next")
+        assert later.identity.life == life
+        assert (later.last is not None) == (kind == POSITIONS)
+        later.close(is_needed=True)
+
+
+def test_what_another_job_has_left_stays_until_this_one_has_joined(tmp_path: Path) -> None:
+    """Servers may refuse it: then that job can still be resumed."""
+    first = opened(tmp_path)
+    commit(first, 1)
+    first.close(is_needed=True)
+    for joins in (False, True):
+        other = Redo(tmp_path, identity(job="other", incarnation=9))
+        assert (other.identity.incarnation, other.last, other.has_committed) == (9, None, False)
+        other.answers.once("before it joined", lambda: [b"x"])
+        if joins:
+            other.begin()
+            other.answers.once("behind that", lambda: [b"y"])
+        other.close(is_needed=True)
+        assert of_next_launch_state(tmp_path) == (STARTED if joins else STEPPED)
+    later = Redo(tmp_path, identity(job="other", incarnation=10))
+    for name, answer in (("before it joined", b"x"), ("behind that", b"y")):
+        assert later.answers.once(name, list) == [answer]
+    later.close(is_needed=True)
+
+
+def of_next_launch_state(path: Path) -> str:
+    redo = of_next_launch(path)
+    redo.close(is_needed=True)
+    return redo.remains.state
+
+
+def test_a_worker_says_that_it_has_left_or_cannot_resume(tmp_path: Path) -> None:
+    assert of_next_launch_state(tmp_path) == NOTHING
+    first = opened(tmp_path)
+    first.give_up("its batches are its own")
+    first.close(is_needed=True)
+    assert of_next_launch_state(tmp_path) == UNABLE
+    last = opened(tmp_path)
+    last.close(is_needed=False, ended=True)
+    assert sorted(os.listdir(tmp_path)) == ["identity.json", "lock"]
+    assert of_next_launch_state(tmp_path) == LEFT
+    # which is in nobody's way
+    another = opened(tmp_path, job="another")
+    assert another.identity.life == 1
+    commit(another, 1)
+    another.close(is_needed=True)
+    assert of_next_launch_state(tmp_path) == STEPPED
+    # and with another number of workers it is not theirs
+    redo = of_next_launch(tmp_path, worker_num=3)
+    assert redo.remains.state == NOTHING
+    redo.close(is_needed=True)
+
+
+def test_what_a_disk_has_lost_of_a_commit_makes_it_none(tmp_path: Path) -> None:
+    """Pages come to a disk in any order: the head may be there before the rest."""
+    first = Redo(tmp_path, identity(), sync=True)
+    for number in (1, 2):
+        commit(first, number)
+    first.close(is_needed=True)
+    newest = tmp_path / "push.0"
+    data = bytearray(newest.read_bytes())
+    data[-3] ^= 1
+    newest.write_bytes(data)
+    second = opened(tmp_path)
+    assert second.last is not None
+    assert second.last.commit.sequences == [1, 1]
+    second.close(is_needed=True)
+
+
+def test_what_is_to_outlive_the_machine_is_on_the_disk_before_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    for sync, times in ((False, 0), (True, 3)):
+        redo = Redo(tmp_path / str(sync), identity(), sync=sync)
+        commit(redo, 1)
+        redo.answers.once("a call", list)
+        redo.shelf.put(np.zeros(3, np.uint8))
+        redo.close(is_needed=True)
+        assert len(synced) == times

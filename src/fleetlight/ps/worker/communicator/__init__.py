@@ -18,11 +18,14 @@ def open_communicator(
     client: Client,
     live: Live,
     *,
-    queue_size: int = 4,
+    queue_size: int | None = None,
     max_merge: int = 1,
     cache_rows: int = 4_000_000,
 ) -> Communicator:
-    """The communicator of the plan's mode."""
+    """The communicator of the plan's mode.
+
+    Without `queue_size`, async keeps one push under way where the servers hold dense values.
+    """
     if client.plan.mode == SYNC:
         return Sync(client, live)
     if client.plan.mode == ASYNC:

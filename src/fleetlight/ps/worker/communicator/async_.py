@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Async: pushes leave by a thread of their own, and the worker goes on with the values it has.
 
-The queue of pushes is bounded: who trains faster than the servers take in waits for them. With a
+The queue of pushes is bounded: a worker that trains faster than the servers apply waits for them.
+Where the servers keep dense values there is no queue by default: a push leaves once the push before
+it is answered, so the worker's own pushes delay its dense values by one step at most. With a
 staleness, values are read only once they include enough steps of every worker.
 """
 
@@ -26,15 +28,26 @@ from fleetlight.ps.worker.lookahead import LookAhead
 from fleetlight.ps.worker.parcel import Parcel
 from fleetlight.ps.worker.redo.commits import Moment
 
+#: pushes that may wait to be sent where they bring rows only
+_ROWS_QUEUE = 4
+
 
 class Async(Communicator):
     """One thread trains, one sends; they meet at a queue and at the values that have arrived."""
 
-    def __init__(self, client: Client, live: Live, *, queue_size: int, max_merge: int) -> None:
+    def __init__(
+        self, client: Client, live: Live, *, queue_size: int | None, max_merge: int
+    ) -> None:
         super().__init__(client, live)
         # these rows are as old as they are, which is counted
         self.ahead = LookAhead(client, self.note)
-        self._queue_size = queue_size
+        serves_dense = self.plan.serves_dense and bool(self.plan.dense)
+        #: a push leaves only once the one before it is answered
+        self._one_at_a_time = queue_size is None and serves_dense
+        self._queue_size = _ROWS_QUEUE if queue_size is None else queue_size
+        servers = range(client.server_num) if serves_dense else ()
+        #: the servers that keep dense values
+        self._dense_servers = {s for s in servers if client.placement.blocks_of(s)}
         self._max_merge = max_merge
         self._news = threading.Condition()
         self._queue: deque[Parcel] = deque()
@@ -97,7 +110,7 @@ class Async(Communicator):
         with self._news:
             self._check()
             start = time.monotonic()
-            while len(self._queue) >= self._queue_size:
+            while self._must_wait():
                 self._news.wait()
                 self._check()
             self._waited_s += time.monotonic() - start
@@ -107,6 +120,18 @@ class Async(Communicator):
         assert self.ahead is not None
         self.ahead.pushed(update.optimizer)
         return not parcel.skip
+
+    def note(self, values: Values) -> None:
+        """As ever; rows that are newer do not make the dense values of their server newer."""
+        for server, version in values.versions.items():
+            if server in values.dense or server not in self._dense_servers:
+                self.versions[server] = version
+
+    def _must_wait(self) -> bool:
+        """Whether the next push has to wait for those before it; called with `_news` held."""
+        if self._one_at_a_time:
+            return bool(self._queue or self._sending)
+        return len(self._queue) >= self._queue_size
 
     def flush(self) -> None:
         """Wait until the queue is empty and the last push answered."""

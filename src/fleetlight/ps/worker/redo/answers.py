@@ -47,6 +47,10 @@ class Answers:
             del self._known[number]
         self._known[one.number] = one, answer
 
+    def forget(self) -> None:
+        """No life before has made any call."""
+        self._known.clear()
+
     @property
     def is_known(self) -> bool:
         """True when the coming call was answered in a life before."""

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Commits`: what a worker is about to bring to the servers, written down before it leaves.
 
-Two files take turns, so that one is whole whenever the worker dies. Both outlive the process, not
-the machine: nobody waits for the disk. What a process has written stays in that order, so the head
-of a file, which is written last, says that the rest is there.
+Two files take turns, so that one is whole whenever the worker dies. Both outlive the process, and
+the machine where that is asked for. What a process has written stays in that order, so the head of
+a file, which is written last, says that the rest is there; a checksum says it of a disk.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import struct
 import zlib
@@ -27,18 +28,17 @@ from fleetlight.ps.messages import Apply, Exchange, Push
 from fleetlight.ps.transport.protocol import (
     FILE_HEADER_LIMIT,
     PREFIX_BYTES,
-    Buffer,
     Codec,
     views,
-    without,
 )
+from fleetlight.wire.buffers import Buffer, without
 
 Array = NDArray[Any]
 Request = tuple[Any, Sequence[Array]]
 
-#: magic, number of the commit, bytes of the frames behind it; a checksum of these follows
-_HEAD, _CHECKSUM = struct.Struct("<8sQQ"), struct.Struct("<I")
-_MAGIC = b"\xf1REDO\x00\x00\x01"
+#: magic, number of the commit, bytes of the frames behind it, their checksum; then one of all that
+_HEAD, _CHECKSUM = struct.Struct("<8sQQI"), struct.Struct("<I")
+_MAGIC = b"\xf1REDO\x00\x00\x02"
 _HEAD_BYTES = _HEAD.size + _CHECKSUM.size
 _BUFFERS = 1024
 
@@ -74,6 +74,8 @@ class Commit(msgspec.Struct, frozen=True, tag=True):
     servers: list[int]
     #: what all had been told to do behind the steps before
     called: Call = NONE
+    #: by server: the last push that it had acknowledged
+    acknowledged: list[int] = []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,8 +89,9 @@ class Committed:
 class Commits:
     """One at a time, by the thread that pushes."""
 
-    def __init__(self, folder: Path, patience_s: float) -> None:
-        self._patience_s = patience_s
+    def __init__(self, folder: Path, patience_s: float, *, sync: bool = False) -> None:
+        """`sync`: a commit is on the disk before it counts."""
+        self._patience_s, self._sync = patience_s, sync
         self._codec: Codec[Any] = Codec(
             Commit | Push | Apply | Exchange, header_limit=FILE_HEADER_LIMIT
         )
@@ -113,13 +116,15 @@ class Commits:
         frames: list[Buffer] = []
         for message, arrays in [(commit, ()), *requests]:
             frames += self._codec.encode(0, message, arrays)
-        head = _HEAD.pack(_MAGIC, self._count, sum(map(len, frames)))
+        sum_ = functools.reduce(lambda known, part: zlib.crc32(part, known), frames, 0)
+        head = _HEAD.pack(_MAGIC, self._count, sum(map(len, frames)), sum_)
         self._put([bytes(_HEAD_BYTES), *frames])
-        self._put([head + _CHECKSUM.pack(zlib.crc32(head))])
+        self._put([head + _CHECKSUM.pack(zlib.crc32(head))], sync=self._sync)
 
-    def _put(self, buffers: Sequence[Buffer]) -> None:
+    def _put(self, buffers: Sequence[Buffer], *, sync: bool = False) -> None:
         number = self._count % 2
-        patiently(self._paths[number], self._files[number], buffers, 0, self._patience_s)
+        path, file = self._paths[number], self._files[number]
+        patiently(path, file, buffers, 0, self._patience_s, sync=sync)
 
     def close(self) -> None:
         """Write no more."""
@@ -137,10 +142,11 @@ class Commits:
         sealed = head + _CHECKSUM.pack(zlib.crc32(head))
         if len(data) < _HEAD_BYTES or data[:_HEAD_BYTES].tobytes() != sealed:
             return None
-        magic, count, size = _HEAD.unpack(head)
-        if magic != _MAGIC or _HEAD_BYTES + size > len(data):
+        magic, count, size, sum_ = _HEAD.unpack(head)
+        frames = data[_HEAD_BYTES : _HEAD_BYTES + size]
+        if magic != _MAGIC or size > len(frames) or zlib.crc32(frames.data) != sum_:
             return None
-        return count, self._committed(data[_HEAD_BYTES : _HEAD_BYTES + size])
+        return count, self._committed(frames)
 
     def _committed(self, data: NDArray[np.uint8]) -> Committed:
         commit, _, at = self._frame(data, 0)
@@ -165,10 +171,20 @@ def opened(path: Path, patience_s: float, flags: int = 0) -> int:
     return written(path, lambda: os.open(path, flags, 0o600), patience_s)
 
 
-def patiently(path: Path, fd: int, buffers: Sequence[Buffer], at: int, patience_s: float) -> None:
-    """Write at that place of the file; a full disk is waited for."""
+def patiently(
+    path: Path,
+    fd: int,
+    buffers: Sequence[Buffer],
+    at: int,
+    patience_s: float,
+    *,
+    sync: bool = False,
+) -> None:
+    """Write at that place of the file; a full disk is waited for. `sync`: and for the disk."""
     try:
         once_there_is_room(path, lambda: _overwrite(fd, buffers, at), patience_s)
+        if sync:
+            os.fdatasync(fd)
     except OSError as error:
         raise JournalError(
             f"durability: {path} cannot be written: {error.strerror}; "

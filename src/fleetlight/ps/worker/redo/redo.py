@@ -17,9 +17,11 @@ import msgspec
 import numpy as np
 
 from fleetlight.ps.calls import NONE, Call
+from fleetlight.ps.journal.folder import launch_of
 from fleetlight.ps.journal.place import claim, release, replace
 from fleetlight.ps.journal.records import Reader, Record, framed
 from fleetlight.ps.journal.room import once_there_is_room, written
+from fleetlight.ps.resume import LEFT, NOTHING, STARTED, STEPPED, UNABLE, Decision, Remains
 from fleetlight.ps.transport.protocol import Codec
 from fleetlight.ps.worker.redo import shelf
 from fleetlight.ps.worker.redo.answers import Answered, Answers, may_be_made_again
@@ -34,10 +36,11 @@ from fleetlight.ps.worker.redo.commits import (
 )
 from fleetlight.ps.worker.redo.shelf import Shelf
 
-FORMAT = 1
+FORMAT = 2
 _IDENTITY, _ANSWERS = "identity.json", "answers"
 #: answers that nobody can ask for any more are thrown away once there are so many bytes
 _COMPACT_BYTES = 4 << 20
+_CODEC: Codec[Answered] = Codec(Answered)
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -46,56 +49,127 @@ class Identity(msgspec.Struct, frozen=True):
     worker: int
     worker_num: int
     server_num: int
-    #: the launch that it belongs to, and how often all its processes were started together
+    #: the job that it belongs to, and how often all its processes were started together
     job: str
     start: int
     #: what the servers know the worker by, in all its lives
     incarnation: int
     life: int = 1
+    #: the launch that has it now; "" where nothing tells one from another
+    launch: str = ""
+    #: the worker has left the job, which nobody resumes
+    ended: bool = False
     format: int = FORMAT
 
 
 class Redo:
     """The folder of one worker, which has it alone."""
 
-    def __init__(self, path: Path, wanted: Identity, patience_s: float = 60.0) -> None:
-        """`wanted` is the first life; the folder knows whether it is."""
-        self._path, self._patience_s = path, patience_s
+    def __init__(
+        self,
+        path: Path,
+        wanted: Identity,
+        patience_s: float = 60.0,
+        *,
+        resume: bool = False,
+        sync: bool = False,
+    ) -> None:
+        """`wanted` is the first life; the folder knows whether it is.
+
+        `resume`: with a job that was killed as a whole, if all agree. `sync`: what is written
+        outlives the machine, too.
+        """
+        self._path, self._patience_s, self._sync = path, patience_s, sync
         self._lock = once_there_is_room(path, lambda: claim(path), patience_s)
-        before = _read(path / _IDENTITY)
-        if before is None or not _is_same(before, wanted):
-            _clear(path)
-            self.identity = wanted
-        else:
-            self.identity = msgspec.structs.replace(before, life=before.life + 1)
-        file, data = path / _IDENTITY, msgspec.json.encode(self.identity)
-        written(file, lambda: replace(file, data), patience_s)
-        self._commits = Commits(path, patience_s)
-        last = self._commits.last
-        #: what is large in the moments
-        self.shelf = Shelf(path, patience_s, [] if last is None else last.commit.moment.kept)
-        self._codec: Codec[Answered] = Codec(Answered)
-        self.answers = Answers(self._write_answer)
-        for record in self._recorded():
-            self.answers.remember(record.message, [array.tobytes() for array in record.arrays])
-        self._file = opened(path / _ANSWERS, patience_s)
-        self._size = os.fstat(self._file).st_size
+        self._commits: Commits | None = None
+        self._file, self._size = -1, 0
         #: how large it was once it had been written anew
         self._compacted = 0
         self._is_over = False
         self._has_given_up = False
         #: one thread trains, and another may push
         self._writing = threading.Lock()
+        self.answers = Answers(self._write_answer)
+        #: answers that are written down once the folder is this job's
+        self._early: list[bytes] = []
+        if not wanted.launch:
+            wanted = msgspec.structs.replace(wanted, launch=launch_of(wanted.job, wanted.start))
+        before = _read(path / _IDENTITY)
+        is_here = before is not None and _is_same(before, wanted)
+        #: True where all processes are to agree on how this worker resumes
+        self.is_undecided = resume and not is_here
+        self.remains = _remains(before)
+        self.identity = wanted
+        if before is not None and (is_here or (resume and _is_alike(before, wanted))):
+            self.identity = msgspec.structs.replace(
+                before, life=before.life + 1, launch=wanted.launch, ended=False
+            )
+            self._open()
+        elif resume:
+            self.remains = Remains()
+        if is_here or (not resume and self.remains.state in (NOTHING, LEFT)):
+            self.begin()
+
+    def _open(self) -> None:
+        """Read what an earlier life has left."""
+        self._commits = Commits(self._path, self._patience_s, sync=self._sync)
+        last = self._commits.last
+        #: what is large in the moments
+        kept = [] if last is None else last.commit.moment.kept
+        self.shelf = Shelf(self._path, self._patience_s, kept, sync=self._sync)
+        for record in self._recorded():
+            self.answers.remember(record.message, [array.tobytes() for array in record.arrays])
+        self._file = opened(self._path / _ANSWERS, self._patience_s)
+        self._size = os.fstat(self._file).st_size
+        if last is not None and self.remains.state == STARTED:
+            self.remains = msgspec.structs.replace(
+                self.remains, state=UNABLE if last.commit.moment.why_not else STEPPED
+            )
+
+    def decide(self, decision: Decision) -> None:
+        """All processes have decided: resume here, or at the beginning of the script."""
+        self.is_undecided = False
+        if not decision.keeps_workers or self._commits is None:
+            self._forget()
+        self.identity = msgspec.structs.replace(
+            self.identity, job=decision.job, start=decision.start
+        )
+        if self._commits is not None:
+            self._identify()
+
+    def _forget(self) -> None:
+        """What an earlier life has left stays until this one has joined the servers."""
+        if self._commits is not None:
+            self._commits.close()
+            os.close(self._file)
+            self._commits = None
+        self.answers.forget()
+
+    def begin(self) -> None:
+        """This worker has joined its job: what others have left goes."""
+        if self._commits is None:
+            _clear(self._path)
+            self._identify()
+            self._open()
+            for record in self._early:
+                self._put_answer(record)
+            self._early.clear()
+        elif not self.is_undecided:
+            self._identify()
+
+    def _identify(self) -> None:
+        file, data = self._path / _IDENTITY, msgspec.json.encode(self.identity)
+        written(file, lambda: replace(file, data), self._patience_s)
 
     @property
     def last(self) -> Committed | None:
         """What an earlier life was about to bring, and where it was."""
-        return self._commits.last
+        return None if self._commits is None else self._commits.last
 
     @property
     def has_committed(self) -> bool:
         """True once a life has made a step."""
-        return self._commits.has_any
+        return self._commits is not None and self._commits.has_any
 
     def commit(
         self,
@@ -103,7 +177,9 @@ class Redo:
         epoch: int,
         sequences: Sequence[int],
         requests: Mapping[int, Sequence[Request]],
+        *,
         called: Call = NONE,
+        acknowledged: Sequence[int] = (),
     ) -> None:
         """From now on a later life sends these, and goes on behind them, if it can."""
         if moment.why_not:
@@ -111,7 +187,8 @@ class Redo:
             return
         self._has_given_up = False
         servers = [server for server, its in requests.items() for _ in its]
-        commit = Commit(moment, epoch, list(sequences), servers, called)
+        commit = Commit(moment, epoch, list(sequences), servers, called, list(acknowledged))
+        assert self._commits is not None, "a worker commits once it has joined"
         self._commits.write(commit, [one for its in requests.values() for one in its])
         self.shelf.committed(moment.number)
         with self._writing:
@@ -121,35 +198,53 @@ class Redo:
     def give_up(self, why: str) -> None:
         """No later life can go on: it is told why, rather than sent to where this one was."""
         if not self._has_given_up:
+            assert self._commits is not None, "a worker commits once it has joined"
             self._commits.write(Commit(Moment(0, 0, 0, b"", why_not=why), 0, [], []), [])
             self._has_given_up = True
 
-    def close(self, *, is_needed: bool) -> None:
-        """Write no more; where the job has ended well, leave nothing."""
+    def close(self, *, is_needed: bool, ended: bool = False) -> None:
+        """Write no more; leave nothing where nobody needs it, but for the word that it `ended`."""
         with self._writing:
             if self._is_over:
                 return
             self._is_over = True
-        self._commits.close()
-        os.close(self._file)
+        if self._commits is not None:
+            self._commits.close()
+            os.close(self._file)
+        if ended:
+            self.identity = msgspec.structs.replace(self.identity, ended=True)
+            # first of all: who dies over the rest has left
+            self._identify()
         if not is_needed:
-            _clear(self._path)
+            _clear(self._path, identity=not ended)
         release(self._lock)
 
     def _write_answer(self, one: Answered, answer: Sequence[bytes]) -> None:
         arrays = [np.frombuffer(part, np.uint8) for part in answer]
-        record = b"".join(framed(self._codec, one, arrays).sealed(1))
+        record = b"".join(framed(_CODEC, one, arrays).sealed(1))
         with self._writing:
-            if not self._is_over:
-                patiently(self._path / _ANSWERS, self._file, [record], self._size, self._patience_s)
-                self._size += len(record)
+            if self._commits is None:
+                self._early.append(record)
+            elif not self._is_over:
+                self._put_answer(record)
+
+    def _put_answer(self, record: bytes) -> None:
+        patiently(
+            self._path / _ANSWERS,
+            self._file,
+            [record],
+            self._size,
+            self._patience_s,
+            sync=self._sync,
+        )
+        self._size += len(record)
 
     def _recorded(self) -> Iterable[Record[Answered]]:
         """The answers in the file; what its writer died over is cut off."""
         path, records = self._path / _ANSWERS, []
         data = np.fromfile(path, np.uint8) if path.exists() else np.empty(0, np.uint8)
         at = 0
-        while found := next(iter(Reader(self._codec, data[at:], 1)), None):
+        while found := next(iter(Reader(_CODEC, data[at:], 1)), None):
             records.append(found)
             at += found.stop
         if path.exists():
@@ -161,7 +256,7 @@ class Redo:
             part
             for record in self._recorded()
             if may_be_made_again(record.message.number, moment.prelude, moment.answers)
-            for part in framed(self._codec, record.message, record.arrays).sealed(1)
+            for part in framed(_CODEC, record.message, record.arrays).sealed(1)
         ]
         beside = self._path / f"{_ANSWERS}.new"
         try:
@@ -178,8 +273,20 @@ class Redo:
 
 def _is_same(before: Identity, wanted: Identity) -> bool:
     """One start of one job: only this worker was started again."""
-    same = msgspec.structs.replace(wanted, incarnation=before.incarnation, life=before.life)
-    return bool(wanted.job) and before == same
+    return bool(wanted.launch) and before.launch == wanted.launch and _is_alike(before, wanted)
+
+
+def _is_alike(before: Identity, wanted: Identity) -> bool:
+    """The same worker of a job of the same size."""
+    facts = ("worker", "worker_num", "server_num", "format")
+    return all(getattr(before, fact) == getattr(wanted, fact) for fact in facts)
+
+
+def _remains(before: Identity | None) -> Remains:
+    """What a folder says of itself."""
+    if before is None:
+        return Remains()
+    return Remains(LEFT if before.ended else STARTED, before.job, before.start)
 
 
 def _read(path: Path) -> Identity | None:
@@ -190,7 +297,8 @@ def _read(path: Path) -> Identity | None:
         return None
 
 
-def _clear(path: Path) -> None:
-    for name in (_IDENTITY, _ANSWERS, f"{_ANSWERS}.new", "push.0", "push.1"):
+def _clear(path: Path, *, identity: bool = True) -> None:
+    mine = [_IDENTITY] if identity else []
+    for name in (*mine, _ANSWERS, f"{_ANSWERS}.new", "push.0", "push.1"):
         (path / name).unlink(missing_ok=True)
     shelf.clear(path)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetlight.errors import ComebackError
+from fleetlight.ps.journal.segment import sync_folder
 from fleetlight.ps.worker.redo.commits import opened, patiently
 
 _NAME = "kept."
@@ -27,9 +28,11 @@ class Shelf:
     Of those before the last two commits nobody asks any more.
     """
 
-    def __init__(self, folder: Path, patience_s: float, needed: Iterable[str] = ()) -> None:
+    def __init__(
+        self, folder: Path, patience_s: float, needed: Iterable[str] = (), *, sync: bool = False
+    ) -> None:
         """`needed` is what an earlier life has left here that is still asked for."""
-        self._folder, self._patience_s = folder, patience_s
+        self._folder, self._patience_s, self._sync = folder, patience_s, sync
         #: by what is in it: the last moment that needs it
         self._last = dict.fromkeys(needed, 0)
         self._moment = 0
@@ -91,10 +94,12 @@ class Shelf:
         beside = self._folder / f"{_NAME}new"
         fd = opened(beside, self._patience_s, os.O_TRUNC)
         try:
-            patiently(beside, fd, [data.data], 0, self._patience_s)
+            patiently(beside, fd, [data.data], 0, self._patience_s, sync=self._sync)
         finally:
             os.close(fd)
         beside.replace(self._folder / f"{_NAME}{name}")
+        if self._sync:
+            sync_folder(self._folder)
 
 
 def clear(folder: Path) -> None:

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`TableWeight`: the Parameter that stands for a table, and refuses to be computed with.
+
+A table's rows are on the parameter servers, so the Parameter in the model has no elements. Torch
+would compute with it without complaint: a penalty on it is zero. As with torch's own
+`UninitializedParameter`, only what optimizers, modules and tools need of a Parameter works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fleetlight.errors import PlanError
+from fleetlight.torch_compat.autograd import is_swappable, without_functions
+
+_ADVICE = (
+    "for weight decay, set weight_decay in the param group of the table; for a penalty, use the "
+    "rows that were looked up, such as layer(ids).square().sum(); to read rows, call "
+    "fleet.rows(layer, ids); first values are those of initializer="
+)
+
+
+class TablePlaceholder(Tensor):
+    """A tensor without elements that belongs to a table: its weight, or a copy of that."""
+
+    #: what the table is called, once that is known
+    table_name: str
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func not in _ALLOWED and not _is_property(func) and not _is_own(func):
+            check = _CONDITIONAL.get(func)
+            if check is None or not check(*args, **kwargs):
+                raise _refusal(func, args, kwargs)
+        with without_functions():
+            found = func(*args, **kwargs)
+        is_copy = type(found) is Tensor and func is not _GRADIENT
+        return _named_as(args[0], found) if is_copy else found
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        with without_functions():
+            trained = "" if self.requires_grad else ", requires_grad=False"
+            return (
+                f"{type(self).__name__}({name_of(self)}, dim={self.shape[-1]}{trained}; "
+                "its rows are on the parameter servers)"
+            )
+
+    def __format__(self, spec: str) -> str:
+        return format(repr(self), spec)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if id(self) not in memo:
+            with without_functions():
+                copied = torch.empty_like(self.detach()).as_subclass(TablePlaceholder)
+            copied.__dict__["table_name"] = name_of(self)
+            memo[id(self)] = copied
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # whoever reads a file needs nothing of ours
+        with without_functions():
+            return self.detach().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+
+class TableWeight(TablePlaceholder, nn.Parameter):
+    """The Parameter itself."""
+
+    def __new__(cls, dim: int, name: str) -> TableWeight:
+        """A new one, for rows of `dim` weights."""
+        made = nn.Parameter(torch.empty(0, dim))
+        stand_for(made, name)
+        assert isinstance(made, TableWeight)
+        return made
+
+    # torch puts a Parameter's own __init__ aside
+    def __init__(self, *_: Any) -> None: ...
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if id(self) not in memo:
+            with without_functions():
+                copied = nn.Parameter(torch.empty_like(self.detach()), self.requires_grad)
+            memo[id(self)] = stand_for(copied, name_of(self))
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        with without_functions():
+            facts = self.shape[-1], str(self.dtype), self.requires_grad, name_of(self)
+        return remade, facts
+
+
+def remade(dim: int, dtype: str, requires_grad: bool, name: str) -> nn.Parameter:
+    """A weight that was pickled with its module."""
+    empty = torch.empty(0, dim, dtype=getattr(torch, dtype.removeprefix("torch.")))
+    return stand_for(nn.Parameter(empty, requires_grad), name)
+
+
+def stand_for(weight: nn.Parameter, name: str) -> nn.Parameter:
+    """Let a Parameter stand for a table from now on; it stays the same object."""
+    with without_functions():
+        if len(weight):
+            weight.data = weight.data.new_empty(0, weight.shape[-1])
+    weight.__class__ = TableWeight
+    weight.__dict__["table_name"] = name
+    return weight
+
+
+def name_of(weight: Tensor) -> str:
+    """What the table of a placeholder is called."""
+    return str(weight.__dict__.get("table_name", "a table"))
+
+
+def give_name(weight: Tensor, name: str) -> None:
+    """The path of a layer is known once its model is."""
+    if isinstance(weight, TablePlaceholder):
+        weight.__dict__["table_name"] = name
+
+
+def refusal_of(name: str, operation: str) -> PlanError:
+    """The error for an operation on the weight of a table."""
+    return PlanError(
+        f"{name}: {operation} was called on the weight of a table, which has no elements in this "
+        f"process, since its rows are on the parameter servers; {_ADVICE}"
+    )
+
+
+def _named_as(placeholder: Any, found: Tensor) -> Tensor:
+    """What torch made of a placeholder is one, too, as long as it has no elements."""
+    with without_functions():
+        if not isinstance(placeholder, TablePlaceholder) or found.shape != placeholder.shape:
+            return found
+        copied = found.as_subclass(TablePlaceholder)
+        copied.__dict__["table_name"] = name_of(placeholder)
+        return copied
+
+
+def _is_property(func: Any) -> bool:
+    """Whether an attribute is read or set, of those that do not compute."""
+    return type(func) is _METHOD_WRAPPER and func not in _COMPUTED
+
+
+def _is_own(func: Any) -> bool:
+    """Whether it is a lookup of a program, or what `Module.to` asks first."""
+    return getattr(func, "namespace", "") == "fleetlight" or is_swappable(func)
+
+
+def _refusal(func: Any, args: Any, kwargs: Any) -> PlanError:
+    flat = [*args, *kwargs.values()]
+    flat += [one for value in flat if isinstance(value, (list, tuple)) for one in value]
+    placeholder = next(one for one in flat if isinstance(one, TablePlaceholder))
+    operation = torch.overrides.resolve_name(func) or getattr(func, "__name__", str(func))
+    return refusal_of(name_of(placeholder), operation)
+
+
+def _is_empty(_: Any, value: Any, *__: Any, **___: Any) -> bool:
+    """Whether values that are to be put there are none: `load_state_dict` brings such."""
+    with without_functions():
+        return isinstance(value, Tensor) and value.dim() == 2 and not value.numel()
+
+
+_GRADIENT = Tensor.grad.__get__  # type: ignore[union-attr]
+_METHOD_WRAPPER = type(_GRADIENT)
+#: properties with values of their own
+_COMPUTED: frozenset[Any] = frozenset(
+    getattr(getattr(Tensor, name), access)
+    for name, access in (
+        ("T", "__get__"),
+        ("H", "__get__"),
+        ("mT", "__get__"),
+        ("mH", "__get__"),
+        ("real", "__get__"),
+        ("imag", "__get__"),
+        ("real", "__set__"),
+        ("imag", "__set__"),
+        ("data", "__set__"),
+    )
+)
+#: what works, and what it is needed for
+_ALLOWED: frozenset[Any] = frozenset((
+    # questions
+    Tensor.size, Tensor.dim, Tensor.ndimension, Tensor.numel, Tensor.nelement, Tensor.__len__,
+    Tensor.stride, Tensor.storage_offset, Tensor.is_contiguous, Tensor.element_size, Tensor.type,
+    Tensor.is_floating_point, Tensor.is_complex, Tensor.is_signed, Tensor.is_pinned,
+    Tensor.get_device, Tensor.data_ptr, Tensor.is_shared, Tensor.untyped_storage, Tensor.__hash__,
+    Tensor.is_conj, Tensor.is_neg, Tensor.is_inference, Tensor.is_set_to, Tensor.__dir__,
+    torch.is_floating_point, torch.is_complex, torch.numel, torch.is_conj, torch.is_neg,
+    torch.is_inference,
+    # gradients and hooks
+    Tensor.requires_grad_, Tensor.retain_grad, Tensor.register_hook,
+    Tensor.register_post_accumulate_grad_hook, Tensor.detach, Tensor.detach_, torch.detach,
+    # module.to(), its relatives, and share_memory()
+    Tensor.to, Tensor.cpu, Tensor.cuda, Tensor.float, Tensor.double, Tensor.half, Tensor.bfloat16,
+    Tensor.contiguous, Tensor.pin_memory, Tensor.share_memory_,
+    # copies, and the state that optimizers begin with
+    Tensor.clone, torch.clone, torch.empty_like, torch.zeros_like, torch.ones_like,
+    torch.full_like, Tensor.new_empty, Tensor.new_zeros,
+))  # fmt: skip
+#: what works with some values only
+_CONDITIONAL: dict[Any, Callable[..., bool]] = {
+    Tensor.copy_: _is_empty,
+    Tensor.data.__set__: _is_empty,  # type: ignore[attr-defined]
+}
+
+# files of parameters are read with weights_only=True
+torch.serialization.add_safe_globals([remade])

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The weight of a table cannot be computed with; what tools need of a Parameter works."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fleetlight.errors import PlanError
+from fleetlight.ps.layers.embedding import SparseEmbedding
+from fleetlight.ps.layers.table_weight import TableWeight, stand_for
+
+
+def net() -> nn.Module:
+    module = nn.Module()
+    module.emb, module.out = SparseEmbedding(4, table="users"), nn.Linear(4, 1)
+    return module
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda w: w.square().sum(),
+        lambda w: 2 * w,
+        lambda w: F.linear(torch.ones(2, 4), w),
+        lambda w: F.embedding(torch.tensor([0]), w),
+        lambda w: torch.norm(w),
+        lambda w: torch.ones(2, 4) @ w.T,
+        lambda w: w[3],
+        lambda w: list(w),
+        lambda w: w.data.normal_(),
+        lambda w: w.detach().sum(),
+        lambda w: w.copy_(torch.ones(())),
+        lambda w: setattr(w, "data", torch.ones(5, 4)),
+        nn.init.xavier_uniform_,
+        nn.init.zeros_,
+        lambda w: torch._foreach_norm([w]),
+        lambda w: w.clone().mul_(0.9),
+        lambda w: w.numpy(),
+    ],
+)
+def test_computing_with_it_names_the_table_and_the_way(use: Callable[[Any], Any]) -> None:
+    with pytest.raises(PlanError, match=r"(?s)users: .*weight_decay.*fleet\.rows\(layer, ids\)"):
+        use(net().emb.weight)
+
+
+def test_a_parameter_that_comes_to_stand_for_a_table_stays_the_same_object() -> None:
+    weight = nn.Parameter(torch.ones(5, 4))
+    assert stand_for(weight, "emb") is weight
+    assert isinstance(weight, TableWeight)
+    assert tuple(weight.shape) == (0, 4)
+    assert "emb" in repr(weight)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam])
+def test_optimizers_and_modules_do_with_it_what_they_do(kind: Any) -> None:
+    module = net()
+    optimizer = kind(module.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    module.out(torch.ones(1, 4)).sum().backward()
+    nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    optimizer.load_state_dict(copy.deepcopy(optimizer).state_dict())
+    module.double().to(torch.float32).requires_grad_(False).requires_grad_(True)
+    assert sum(p.numel() for p in module.parameters()) == 5
+    assert isinstance(module.emb.weight, TableWeight)
+
+
+def test_copies_and_files_keep_it() -> None:
+    module, file = net(), io.BytesIO()
+    assert isinstance(copy.deepcopy(module).emb.weight, TableWeight)
+    torch.save(module, file)
+    file.seek(0)
+    assert isinstance(torch.load(file, weights_only=False).emb.weight, TableWeight)
+
+
+def test_its_state_is_read_by_plain_torch() -> None:
+    module, file = net(), io.BytesIO()
+    torch.save(module.state_dict(), file)
+    file.seek(0)
+    state = torch.load(file)
+    assert type(state["emb.weight"]) is torch.Tensor
+    module.load_state_dict(state)
