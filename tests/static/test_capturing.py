@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fleetlight import static
 from fleetlight.errors import ConfigError, PlanError
+from fleetlight.optim import Lamb, Lars
 
 OPTIMIZERS: list[tuple[Any, dict[str, Any]]] = [
     (torch.optim.SGD, {"lr": 0.1}),
@@ -21,6 +22,8 @@ OPTIMIZERS: list[tuple[Any, dict[str, Any]]] = [
     (torch.optim.Adagrad, {"lr": 0.1, "lr_decay": 0.1, "initial_accumulator_value": 0.5}),
     (torch.optim.RMSprop, {"lr": 0.01, "momentum": 0.5, "centered": True}),
     (torch.optim.Adadelta, {"lr": 1.0}),
+    (Lars, {"lr": 1.0, "lars_coeff": 0.1}),
+    (Lamb, {"lr": 0.01}),
 ]
 
 

@@ -31,6 +31,25 @@ def lines_of(log: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in log.records if r.name == "fleetlight"]
 
 
+def test_arguments_of_fleet_are_taken_and_explained(caplog: pytest.LogCaptureFixture) -> None:
+    made = Written()
+    caplog.set_level(logging.INFO, "fleetlight")
+    executor = made.executor
+    executor.train_from_dataset(
+        None, loader(1), [made.loss], scope=object(), thread=12, debug=True, fetch_info=["cost"]
+    )
+    told = lines_of(caplog)[:3]
+    for line, name in zip(told, ("scope=", "thread=12", "debug=True"), strict=True):
+        assert line.startswith("train_from_dataset: ")
+        assert f"{name}" in line
+        assert "changes nothing: " in line
+    caplog.clear()
+    executor.train_from_dataset(None, loader(1), [made.loss], scope=None, thread=0, debug=False)
+    assert not [line for line in lines_of(caplog) if "changes nothing" in line]
+    with pytest.raises(TypeError, match="did you mean 'print_period'"):
+        executor.train_from_dataset(None, loader(1), print_priod=1)  # type: ignore[call-arg]
+
+
 def test_a_stream_of_files_trains_a_program(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

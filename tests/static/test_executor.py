@@ -106,7 +106,7 @@ BAD_FEEDS: list[tuple[Any, str]] = [
     ),
     ([X], r"^feed: got 1 values, expected 2: x: float32\[\?, 4\]; y: int64\[\?\]$"),
     ("x", r"^feed: got a str, expected a dict of x: .*, or as many tensors in this order$"),
-    ({"x": X, "y": [[0], [2]]}, r"^feed 'y': got the shape \[2, 1\], expected \[any\]$"),
+    ({"x": X, "y": [[0, 2]]}, r"^feed 'y': got the shape \[1, 2\], expected \[any\]$"),
     (
         None,
         r"^feed 'x' is missing: the run got no feed, and no loader was started for the program;",

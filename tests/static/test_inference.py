@@ -183,5 +183,7 @@ def test_rows_of_tables_are_exported_with_their_model(tmp_path: Path) -> None:
     model = nn.Sequential(fleet.nn.SparseEmbedding(4), nn.Flatten(), nn.Linear(8, 1))
     ids = torch.zeros(3, 2, dtype=torch.int64)
     program = static.capture(model, None, None, {"ids": ids})
-    with pytest.raises(PlanError, match="export its model, whose rows come along"):
+    with pytest.raises(PlanError, match=r"save_inference_model\(.*\) writes them, too"):
+        inference_module(program, ["ids"], ["output"])
+    with pytest.raises(PlanError, match="the rows of a SparseEmbedding are in a table of a job"):
         fleet.save_inference_model(tmp_path, ["ids"], ["output"], program=program)

@@ -84,6 +84,7 @@ def test_it_computes_only_what_is_fetched_and_what_changes_the_state() -> None:
     assert len({sum(map(has_effect, graph.nodes)) for graph in graphs}) == 1
 
 
+@pytest.mark.contract
 def test_every_fetch_set_trains_alike() -> None:
     states = []
     for names in ([], ["output"], ["accuracy", "loss"]):

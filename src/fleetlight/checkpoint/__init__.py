@@ -32,6 +32,7 @@ from fleetlight.checkpoint.optimizer import (
 from fleetlight.checkpoint.reader import Checkpoint, export, read
 from fleetlight.checkpoint.rng import RngState, rng_state, set_rng_state
 from fleetlight.checkpoint.snapshot import SavedTables, Snapshot, write
+from fleetlight.checkpoint.tables import tables_in
 from fleetlight.checkpoint.values import pack, unpack
 from fleetlight.checkpoint.worker import WorkerState
 
@@ -66,6 +67,7 @@ __all__ = [
     "rng_state",
     "save_inference",
     "set_rng_state",
+    "tables_in",
     "unpack",
     "write",
 ]

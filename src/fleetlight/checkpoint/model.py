@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from fleetlight.checkpoint.differences import compare, refuse_differences
 from fleetlight.checkpoint.tensors import dtype_name
 from fleetlight.checkpoint.values import Json, pack, unpack
+from fleetlight.torch_compat.autograd import without_functions
+from fleetlight.torch_compat.modules import with_versions_of
+from fleetlight.torch_compat.views import assign, distinct_elements
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +53,9 @@ def model_state(module: nn.Module) -> ModelState:
             aliases[name] = first_names[id(value)]
         else:
             first_names[id(value)] = name
-            tensors[name] = value.detach()
+            # a tensor of another class may make one of its own
+            with without_functions():
+                tensors[name] = value.detach()
             kinds[name] = "parameter" if isinstance(value, nn.Parameter) else "buffer"
     return ModelState(tensors, {**dict.fromkeys(tensors, "extra"), **kinds}, aliases, extra)
 
@@ -74,13 +79,20 @@ def fitted_model_state(module: nn.Module, state: ModelState) -> Callable[[], Non
     ]
     refuse_differences("model", differences)
     values = OrderedDict(saved)
-    # Without its version record a state_dict counts as one of an old torch, and is converted.
-    values._metadata = live._metadata  # type: ignore[attr-defined]
+    with_versions_of(live, values)
 
     def load() -> None:
-        module.load_state_dict(values)
+        # torch cannot write to those whose elements share memory
+        shared = {n for n, t in live.items() if n in values and _shares_memory(t)}
+        for name in shared:
+            assign(live[name].detach(), values.pop(name))
+        module.load_state_dict(values, strict=not shared)
 
     return load
+
+
+def _shares_memory(value: object) -> bool:
+    return isinstance(value, Tensor) and distinct_elements(value).numel() < value.numel()
 
 
 def _is_extra(name: str, value: object) -> bool:
@@ -107,5 +119,6 @@ def _untied(live: Mapping[str, Any], saved: Mapping[str, Any]) -> Iterator[str]:
         if name not in saved or _is_extra(name, value):
             continue
         first = first_names.setdefault(id(value), name)
-        if first != name and not torch.equal(saved[name], saved[first]):
+        one, other = saved[name], saved[first]
+        if one is not other and not torch.equal(one, other):
             yield f"{name!r} and {first!r} are one tensor here, but differ in the checkpoint"

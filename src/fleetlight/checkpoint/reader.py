@@ -137,9 +137,5 @@ def _tables(saved: Checkpoint) -> dict[str, Tensor | Streamed]:
     """Tables as they are exported."""
     tensors: dict[str, Tensor | Streamed] = {}
     for entry in saved.manifest.tables:
-        table = saved.table(entry)
-        if entry.ids:
-            tensors |= dict.fromkeys(entry.weights, table.dense())
-        else:
-            tensors |= {f"{entry.name}.ids": table.ids, f"{entry.name}.weight": table.weight()}
+        tensors |= saved.table(entry).exported()
     return tensors

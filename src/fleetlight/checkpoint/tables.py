@@ -8,12 +8,13 @@ there are only the ids and their order.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from fleetlight.checkpoint.manifest import TableEntry
-from fleetlight.checkpoint.tensors import Streamed
+from fleetlight.checkpoint.tensors import Streamed, read_tensors
 from fleetlight.errors import CorruptCheckpointError
 
 IDS, WEIGHTS = "ids", "weights"
@@ -51,6 +52,12 @@ class TableOnDisk:
             )
         return self.weight()
 
+    def exported(self) -> dict[str, Tensor | Streamed]:
+        """As in a state of plain PyTorch: ids and rows, or the whole weight under its names."""
+        if self.entry.ids:
+            return dict.fromkeys(self.entry.weights, self.dense())
+        return {f"{self.entry.name}.ids": self.ids, f"{self.entry.name}.weight": self.weight()}
+
     def _pieces(self) -> Iterator[Tensor]:
         for start in range(0, len(self._places), _PIECE):
             places = self._places[start : start + _PIECE]
@@ -64,4 +71,18 @@ class TableOnDisk:
 
 def whole(streamed: Streamed) -> Tensor:
     """A streamed tensor, in memory."""
-    return torch.cat([torch.empty(0, *streamed.shape[1:]), *streamed.pieces()])
+    out, done = torch.empty(streamed.shape), 0
+    for piece in streamed.pieces():
+        out[done : done + len(piece)] = piece
+        done += len(piece)
+    return out
+
+
+def tables_in(folder: Path, entries: Sequence[TableEntry]) -> dict[str, Tensor]:
+    """All rows of tables whose files are in a folder, in memory."""
+    found: dict[str, Tensor] = {}
+    for entry in entries:
+        table = TableOnDisk(entry, [read_tensors(folder / file.name) for file in entry.files])
+        for name, value in table.exported().items():
+            found[name] = value if isinstance(value, Tensor) else whole(value)
+    return found

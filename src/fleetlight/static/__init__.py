@@ -23,10 +23,23 @@ if TYPE_CHECKING:
     from fleetlight.static.inference import inference_module
     from fleetlight.static.loaders import EndOfData, bind
     from fleetlight.static.program import Program, load_program
+    from fleetlight.strategy import ExecutionStrategy
+
+#: what Fleet has here and Fleetlight has not, and what to write instead
+_ABSENT = {
+    "BuildStrategy": "its switches fuse operators: static.Executor(compile='inductor') does that; "
+    "leave strategy.build_strategy out",
+    "CompiledProgram": "a program runs as it is: executor.run(program)",
+    "global_scope": "values live in the model and the optimizer: model.state_dict()",
+    "nn": "any module and function of torch builds a program: torch.nn.Linear(784, 128)(x)",
+    "cpu_places": "leave it out: the device of a program is that of its model",
+    "cuda_places": "leave it out: the device of a program is that of its model",
+}
 
 #: the module of each public name
 _PLACES = {
     "EndOfData": "loaders",
+    "ExecutionStrategy": "fleetlight.strategy",
     "Executor": "executor",
     "Program": "program",
     "accuracy": "definition",
@@ -43,6 +56,7 @@ _PLACES = {
 
 __all__ = [
     "EndOfData",
+    "ExecutionStrategy",
     "Executor",
     "Program",
     "accuracy",
@@ -63,13 +77,17 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'fleetlight.static' has no attribute {name!r}")
     from fleetlight.errors import did_you_mean
 
+    if name in _ABSENT:
+        raise AttributeError(f"static.{name} is not part of Fleetlight: {_ABSENT[name]}")
     if name not in _PLACES:
         near = did_you_mean(name, __all__)
         raise AttributeError(f"module 'fleetlight.static' has no attribute {name!r}; {near}")
-    module = importlib.import_module(f"fleetlight.static.{_PLACES[name]}")
+    place = _PLACES[name]
+    module = importlib.import_module(place if "." in place else f"fleetlight.static.{place}")
     value = globals()[name] = getattr(module, name)
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    own = {name for name in globals() if name.startswith("__")}
+    return sorted({*own, *__all__})

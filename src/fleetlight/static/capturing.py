@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fleetlight.errors import ConfigError
+from fleetlight.errors import ConfigError, names_arguments
 from fleetlight.static.definition import train
 from fleetlight.static.graph.feeds import Feed
 from fleetlight.static.graph.variable import Variable
@@ -27,6 +27,7 @@ Fetches = Mapping[str, Callable[..., Tensor]]
 
 
 @uncollected()
+@names_arguments
 def capture(
     model: nn.Module,
     loss_fn: Callable[..., Tensor] | None,

@@ -55,6 +55,23 @@ class Fetches:
         return ", ".join(f"{n} {_shown(v)}" for n, v in zip(names, values, strict=True))
 
 
+#: Fleet's arguments that change nothing here, and why
+_EXPLAINED = {
+    "scope": "values live in the model and the optimizer, so there is no scope to choose",
+    "thread": "a worker runs its batches one after another; start more workers "
+    "(fleetrun --nproc_per_node or --worker_num) for more at once",
+    "debug": "there is no per-operator timing; use torch.profiler around the call, and "
+    "fleet.account() for the time spent waiting",
+}
+
+
+def explain(verb: str, **given: object) -> None:
+    """Log a line for each argument that is set and changes nothing."""
+    for name, value in given.items():
+        if value:
+            logger.info("%s: %s=%r changes nothing: %s", verb, name, value, _EXPLAINED[name])
+
+
 def train(executor: Executor, program: Program, dataset: Any, fetches: Fetches) -> Outcome:
     """A step for each batch."""
     return _run(executor, program, _bound(dataset, program), fetches, "train")

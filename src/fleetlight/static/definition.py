@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from fleetlight.errors import ConfigError, PlanError
+from fleetlight.errors import ConfigError, PlanError, names_arguments
 from fleetlight.static.graph.feeds import feed_of
 from fleetlight.static.graph.variable import Variable, is_variable
 from fleetlight.static.program import Program
@@ -107,6 +107,7 @@ def program_guard(main: Program, startup: Program | None = None) -> Iterator[Non
         leave_writing()
 
 
+@names_arguments
 def data(
     name: str,
     shape: Sequence[int | None],
@@ -128,6 +129,7 @@ def data(
     return source.recorder.feed(feed, example, is_invented=True)
 
 
+@names_arguments
 def minimize(
     optimizer: torch.optim.Optimizer,
     loss: Tensor,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fleetlight.checkpoint import InferenceModel
-from fleetlight.errors import ConfigError
+from fleetlight.errors import ConfigError, names_arguments
 from fleetlight.static import datasets
 from fleetlight.static.coding.coder import Coder
 from fleetlight.static.definition import default_main_program, leave_writing
@@ -38,6 +38,7 @@ class Executor:
     soon as nothing needs it.
     """
 
+    @names_arguments
     def __init__(
         self,
         place: Any = "cpu",
@@ -53,6 +54,7 @@ class Executor:
         self._coder = Coder(compile)
         self._known: weakref.WeakKeyDictionary[Program, _Known] = weakref.WeakKeyDictionary()
 
+    @names_arguments
     def run(
         self,
         program: Program | None = None,
@@ -82,6 +84,7 @@ class Executor:
         values = [known.values[name] for name in wanted] if known.form.trains else found
         return [value.cpu().numpy() for value in values] if return_numpy else list(values)
 
+    @names_arguments
     def train_from_dataset(
         self,
         program: Program | None = None,
@@ -89,12 +92,21 @@ class Executor:
         fetch_list: Any = (),
         fetch_info: Sequence[str] | None = None,
         print_period: int = 100,
+        *,
+        scope: Any = None,
+        thread: int = 0,
+        debug: bool = False,
     ) -> datasets.Outcome:
-        """A run for each batch of the data set; `fetch_list` goes to the log now and then."""
+        """A run for each batch of the data set; `fetch_list` goes to the log now and then.
+
+        `scope`, `thread` and `debug` are Fleet's; when set, the log says why they change nothing.
+        """
         program = _checked(default_main_program() if program is None else program)
         fetches = datasets.Fetches(tuple(_listed(program, fetch_list)), fetch_info, print_period)
+        datasets.explain("train_from_dataset", scope=scope, thread=thread, debug=debug)
         return datasets.train(self, program, dataset, fetches)
 
+    @names_arguments
     def infer_from_dataset(
         self,
         program: Program | None = None,
@@ -102,10 +114,15 @@ class Executor:
         fetch_list: Any = (),
         fetch_info: Sequence[str] | None = None,
         print_period: int = 100,
+        *,
+        scope: Any = None,
+        thread: int = 0,
+        debug: bool = False,
     ) -> datasets.Outcome:
         """The same for an evaluation, `program.clone(for_test=True)`, which changes nothing."""
         program = _checked(default_main_program() if program is None else program)
         fetches = datasets.Fetches(tuple(_listed(program, fetch_list)), fetch_info, print_period)
+        datasets.explain("infer_from_dataset", scope=scope, thread=thread, debug=debug)
         return datasets.infer(self, program, dataset, fetches)
 
     def close(self) -> None:

@@ -3,42 +3,71 @@
 
 from __future__ import annotations
 
+import dataclasses
 import keyword
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from fleetlight.errors import ConfigError, PlanError, did_you_mean
+from fleetlight.static.graph.evaluation import evaluation
 from fleetlight.static.graph.feeds import Feed
 from fleetlight.static.graph.form import Form, graph_of
+from fleetlight.static.graph.lookup_ops import LOOK_UP
+from fleetlight.static.graph.lookups import ROWS
 from fleetlight.static.graph.state import Slot
 from fleetlight.static.program import Program, names_of
+from fleetlight.torch_compat.modules import children
 
 #: feeds: their variables or names, or names with examples
 Feeds = Sequence[Any] | Mapping[str, Tensor]
+#: gives a module of torch alone for a layer with a table
+StandIn = Callable[[nn.Module], nn.Module]
 #: records in an example of a batch; a number that is hardly another size of a model, too
 _BATCH = 3
 
 
-def inference_module(program: Program, feeds: Feeds, fetches: Sequence[Any]) -> nn.Module:
-    """A module whose forward takes the feeds, in this order, and answers the fetches.
+def inference_module(
+    program: Program, feeds: Feeds, fetches: Sequence[Any], stand_in: StandIn | None = None
+) -> nn.Module:
+    """A module whose forward takes the feeds, in this order, and returns the fetches.
 
-    One fetch is answered as it is, several as a tuple. It computes as an evaluation does. Its
-    parameters and buffers are those of the program, under the same names.
+    One fetch is returned as it is, several as a tuple. It computes as an evaluation does. Its
+    parameters and buffers are those of the program, under the same names. `stand_in` gives the
+    module with the rows of a layer whose rows are in a table.
     """
-    form = program.clone(for_test=True).form
-    if form.lookups or form.split:
+    form = _evaluated(program)
+    if form.lookups and stand_in is None:
         raise PlanError(
-            "the program looks rows up in tables of parameter servers, which are not part of it; "
-            "export its model, whose rows come along: fleet.save_inference_model(dirname, inputs)"
+            "the program looks rows up in tables, which are not part of it; "
+            "fleet.save_inference_model(dirname, feeds, fetches, program=program) writes them, too"
         )
     names = _listed(form, feeds)
     wanted = program.names_of([fetches] if isinstance(fetches, (str, Tensor)) else fetches)
     if not wanted:
         raise ConfigError("got no fetches, expected names or variables of what is to be computed")
-    return _Moved(form, names, wanted).module()
+    return _Moved(form, names, wanted, stand_in).module()
+
+
+def has_tables(program: Program) -> bool:
+    """Whether it looks rows up in tables."""
+    return bool(program.form.lookups)
+
+
+def _evaluated(program: Program) -> Form:
+    """The evaluation, with lookups as they were written: nothing says where rows come from."""
+    source = program.source or program.origin
+    if source is None or not program.form.lookups:
+        return program.clone(for_test=True).form
+    form = evaluation(source.form())
+    graph, _ = form.copied()
+    for node in graph.nodes:
+        if node.target is LOOK_UP:
+            # counts of shows and clicks are for training
+            node.args = (*node.args[:4], None, None, *node.args[6:])
+    return dataclasses.replace(form, graph=graph)
 
 
 def examples_of(program: Program, feeds: Feeds) -> tuple[dict[str, Tensor], list[str]]:
@@ -89,7 +118,12 @@ def _example(form: Form, feed: Feed) -> Tensor:
 class _Moved:
     """The part of a graph that fetches need, with its state in a module."""
 
-    def __init__(self, form: Form, feeds: Sequence[str], fetches: Sequence[str]) -> None:
+    def __init__(
+        self, form: Form, feeds: Sequence[str], fetches: Sequence[str], stand_in: StandIn | None
+    ) -> None:
+        self._form, self._stand_in = form, stand_in
+        #: names of the stand-ins by the layers that they stand for
+        self._tables: dict[nn.Module, str] = {}
         self._old = graph_of(form, fetches, ("forward",))
         self._graph = fx.Graph()
         self._root = nn.Module()
@@ -107,15 +141,34 @@ class _Moved:
     def module(self) -> nn.Module:
         """With all nodes and tensors in it."""
         for node, slot in self._slots.items():
-            if node.users:
+            if any(user.target is not LOOK_UP for user in node.users):
                 self._new[node] = self._graph.get_attr(_place(self._root, slot))
         for node in self._old.nodes:
-            if node.op == "call_function":
+            if node.target is LOOK_UP:
+                self._new[node] = self._looked_up(node)
+            elif node.op == "call_function":
                 self._new[node] = self._graph.node_copy(node, self._new.__getitem__)
         wanted: Any = self._old.output_node().args[0]
         answers = [self._new[node] for node in wanted]
         self._graph.output(answers[0] if len(answers) == 1 else tuple(answers))
         return fx.GraphModule(self._root, self._graph, "InferenceModule")
+
+    def _looked_up(self, node: fx.Node) -> fx.Node:
+        """The call of a module that has the rows."""
+        layer = self._form.lookups[node.args[6]].layer  # type: ignore[index]  # its number
+        if layer not in self._tables:
+            assert self._stand_in is not None
+            name = f"table_{len(self._tables)}"
+            while hasattr(self._root, name):
+                name += "_"
+            self._tables[layer] = name
+            self._root.add_module(name, self._stand_in(layer))
+        # ids; of bags their offsets and the weights of ids, too
+        given = node.args[1:2] if node.args[7] == ROWS else node.args[1:4]
+        args = fx.map_arg(given, self._new.__getitem__)
+        made = self._graph.call_module(self._tables[layer], tuple(args))
+        made.meta = dict(node.meta)
+        return made
 
     def _refuse_missing(self, feeds: Sequence[str], fetches: Sequence[str]) -> None:
         for name, node in self._feeds.items():
@@ -142,7 +195,7 @@ def _place(root: nn.Module, slot: Slot) -> str:
     tensor, (*path, last) = slot.tensor, slot.name.split(".")
     module = root
     for name in path:
-        if name not in module._modules:
+        if name not in children(module):
             module.add_module(name, nn.Module())
         module = module.get_submodule(name)
     if slot.kind != "parameter":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from fleetlight.errors import ConfigError, did_you_mean
+from fleetlight.errors import ConfigError, did_you_mean, names_arguments
 from fleetlight.static.graph.variable import Variable
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ class BoundLoader:
         )
 
 
+@names_arguments
 def bind(
     loader: Iterable[Any], feeds: Sequence[Any] | None = None, program: Program | None = None
 ) -> BoundLoader:

@@ -141,7 +141,7 @@ class Program:
     def parameters(self) -> list[torch.nn.Parameter]:
         """For an optimizer: those of the modules that have been called."""
         if self.source is not None:
-            return list(self.source.modules.root.parameters())
+            return self.source.modules.parameters()
         return [s.tensor for s in self.state if isinstance(s.tensor, nn.Parameter)]
 
     def __str__(self) -> str:

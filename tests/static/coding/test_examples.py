@@ -60,11 +60,11 @@ def test_a_size_that_was_taken_as_it_is_fits_alone() -> None:
 
 
 def test_what_has_no_python_fits_alone(monkeypatch: Any) -> None:
-    printer = "fleetlight.static.coding.examples.PythonPrinter.doprint"
+    printer = "fleetlight.static.coding.examples.as_python"
     for text in ("no python", "unknown(1)", "False"):
         examples, both = made(5)
         assert examples.of(both).shape[0] <= 20
         with monkeypatch.context() as patch:
-            patch.setattr(printer, lambda self, expr, text=text: text)
+            patch.setattr(printer, lambda expr, text=text: text)
             fits = examples.fit()
         assert [size for size in range(1, 9) if fits(inputs(size))] == [5]

@@ -51,6 +51,27 @@ def test_a_size_that_was_looked_at_is_part_of_the_program() -> None:
         Feed("x", (4, 3), torch.float32).accepted(torch.ones(2, 3))
 
 
+@pytest.mark.parametrize("declared", [(None,), (None, 1), (4,), (4, 1)])
+@pytest.mark.parametrize("fed", [(4,), (4, 1)])
+def test_labels_are_fed_as_a_row_or_as_a_column(
+    declared: tuple[int | None, ...], fed: tuple[int, ...]
+) -> None:
+    accepted = Feed("y", declared, torch.int64).accepted(torch.arange(4).reshape(fed))
+    assert accepted.shape == (4, 1)[: len(declared)]
+    assert accepted.flatten().tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("declared", "fed"),
+    [((None, 1), (4, 2)), ((None,), (4, 2)), ((5, 1), (4,)), ((None, 1), (1, 4))],
+)
+def test_other_shapes_of_labels_are_refused(
+    declared: tuple[int | None, ...], fed: tuple[int, ...]
+) -> None:
+    with pytest.raises(ConfigError, match=r"'y': got the shape \["):
+        Feed("y", declared, torch.int64).accepted(torch.zeros(fed, dtype=torch.int64))
+
+
 def test_users_may_write_minus_one_and_names_of_types() -> None:
     assert feed_of("x", [-1, 3], "float32") == feed_of("x", [None, 3], torch.float32)
     for shape, dtype in (([0], "float32"), (["a"], "float32"), ([1], "float33"), ([1], 3)):

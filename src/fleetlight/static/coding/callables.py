@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from fleetlight.static.graph.layouts import LAID_OUT, laid_out
+from fleetlight.torch_compat.operators import OpOverload, direct_function, direct_method, unboxed
 
 #: operations that torch has as functions of the same arguments, which read these faster
 _FUNCTIONS = {
@@ -30,11 +29,12 @@ def callable_of(target: Any) -> Callable[..., Any]:
     if target is LAID_OUT:
         return laid_out
     function: Callable[..., Any] = target
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         name = target.overloadpacket.__name__
-        function = target._op
+        direct = None
         if target.namespace == "aten" and (name in _FUNCTIONS or name.startswith("_foreach_")):
-            function = getattr(torch._C._VariableFunctions, name)
+            direct = direct_function(name)
         elif target.namespace == "aten" and name in _METHODS:
-            function = getattr(torch._C.TensorBase, name)
+            direct = direct_method(name)
+        function = direct or unboxed(target)
     return function

@@ -9,11 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
-from torch.utils._sympy.printers import PythonPrinter
 
 from fleetlight.static.graph.feeds import Shape
+from fleetlight.torch_compat.fakes import ShapeEnv, as_python, fakes_of, open_fake
 
 Fit = Callable[[Sequence[Tensor]], bool]
 
@@ -29,7 +27,7 @@ class Examples:
         self, graph: fx.Graph, inputs: Sequence[Tensor], shapes: Sequence[Shape | None]
     ) -> None:
         self._shapes = ShapeEnv(specialize_zero_one=False, duck_shape=False)
-        self.fakes = FakeTensorMode(shape_env=self._shapes, allow_non_fake_inputs=True)
+        self.fakes = fakes_of(self._shapes)
         #: where a run finds the value of a symbol: which input, which dimension
         self._places: dict[str, tuple[int, int]] = {}
         self._inputs = inputs
@@ -47,7 +45,7 @@ class Examples:
 
     def fit(self) -> Fit:
         """Whether other inputs are as has been taken for granted since the examples were made."""
-        wanted = sorted({PythonPrinter().doprint(guard.expr) for guard in self._shapes.guards})
+        wanted = sorted({as_python(guard.expr) for guard in self._shapes.guards})
         lines = ["def fits(inputs):"]
         lines += [f"    {name} = inputs[{i}].shape[{d}]" for name, (i, d) in self._places.items()]
         lines += [f"    return {' and '.join(f'({text})' for text in wanted) or True}"]
@@ -78,6 +76,5 @@ class Examples:
         """Of what is open, a symbol."""
         if shape is None:
             return self.fakes.from_tensor(tensor.detach(), static_shapes=True)
-        kinds = [DimDynamic.DYNAMIC if s is None else DimDynamic.STATIC for s in shape]
-        context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
-        return self.fakes.from_tensor(tensor.detach(), symbolic_context=context)
+        fake: Tensor = open_fake(self.fakes, tensor.detach(), [size is None for size in shape])
+        return fake

@@ -10,13 +10,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._guards import TracingContext, tracing
 
 from fleetlight.observe.log import logger
 from fleetlight.static.coding.buckets import keep_buckets
@@ -24,6 +22,7 @@ from fleetlight.static.coding.examples import Examples, Fit
 from fleetlight.static.coding.python import function_of
 from fleetlight.static.coding.stretches import Stretch, stretches
 from fleetlight.static.graph.feeds import Shape
+from fleetlight.torch_compat import inductor
 
 #: the executor has looked at the feeds, and the rest is ours
 _OPTIONS = {"size_asserts": False}
@@ -34,10 +33,8 @@ _VERSIONS = 4
 @functools.cache
 def has_compiler() -> bool:
     """Whether there is a C++ compiler; says so once where there is none."""
-    from torch._inductor.cpp_builder import get_cpp_compiler
-
     try:
-        get_cpp_compiler()
+        inductor.find_cpp_compiler()
     except (RuntimeError, OSError) as error:
         why = str(error).strip().splitlines()[0]
         logger.warning(
@@ -112,15 +109,8 @@ def _warning(count: int) -> Iterator[None]:
 def _compiled(stretch: Stretch, examples: Examples) -> Callable[..., Any]:
     module = fx.GraphModule(torch.nn.Module(), stretch.graph())
     given = [examples.of(node) for node in stretch.inputs]
-    with (
-        torch.no_grad(),
-        tracing(TracingContext(examples.fakes)),
-        warnings.catch_warnings(),
-    ):
-        # that torch uses what it has deprecated is not the user's business
-        warnings.simplefilter("ignore", DeprecationWarning)
-        made: Callable[..., Any] = torch._inductor.compile(module, given, _OPTIONS)
-    return made
+    with torch.no_grad():
+        return inductor.compiled(module, given, examples.fakes, _OPTIONS)
 
 
 def _put(

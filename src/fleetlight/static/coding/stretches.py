@@ -14,6 +14,7 @@ from torch import fx
 from fleetlight.static.coding.buckets import is_bucket
 from fleetlight.static.graph.aliases import is_view
 from fleetlight.static.graph.layouts import LAID_OUT
+from fleetlight.torch_compat.operators import OpOverload
 
 #: fewer operations than these are called faster than compiled code is
 _LEAST = 2
@@ -72,7 +73,7 @@ def stays(node: fx.Node) -> bool:
     target: Any = node.target
     if target is operator.getitem:
         return stays(node.all_input_nodes[0])
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         return False
     if torch.Tag.nondeterministic_seeded in target.tags:
         return True

@@ -10,7 +10,6 @@ from typing import Any, cast
 import msgspec
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.experimental.symbolic_shapes import guarding_hint_or_throw
 
 from fleetlight.errors import CheckpointError, CorruptCheckpointError
 from fleetlight.static.files.arguments import named, pack, unpack
@@ -22,6 +21,7 @@ from fleetlight.static.graph.schedule import Schedule
 from fleetlight.static.graph.sizes import Sizes, plain
 from fleetlight.static.graph.state import Kind, Slot
 from fleetlight.static.writing.recorder import Part
+from fleetlight.torch_compat.fakes import hint
 
 #: why some programs have no files of their own
 ON_SERVERS = (
@@ -143,7 +143,7 @@ def _feed(feed: Feed, node: fx.Node, sizes: Sizes) -> FeedEntry:
 
 def _example(size: Any) -> int:
     """A size as it was when the program was written."""
-    return int(guarding_hint_or_throw(size))
+    return hint(size)
 
 
 def _node(node: fx.Node, sizes: Sizes) -> NodeEntry:

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from fleetlight.errors import CheckpointError
 from fleetlight.static.graph.layouts import LAID_OUT
 from fleetlight.static.graph.marks import GRADIENT, LOOKS_AT_TRAINING, UNLESS_TESTING
 from fleetlight.static.graph.reductions import REDUCE, REDUCED
+from fleetlight.torch_compat.operators import SIZE_FUNCTIONS, OpOverload
 
 #: of torch
 NAMESPACES = ("aten", "prims")
@@ -30,12 +30,11 @@ _OPERATORS = (
     *("eq", "ne", "lt", "le", "gt", "ge", "and_", "or_", "xor", "lshift", "rshift"),
 )
 _MATHS = ("ceil", "floor", "trunc")
-_OF_SIZES = ("sym_float", "sym_int", "sym_ite", "sym_max", "sym_min", "sym_not", "_sym_sqrt")
 #: what sizes are computed with, and ours
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{f"operator.{name}": getattr(operator, name) for name in _OPERATORS},
     **{f"math.{name}": getattr(math, name) for name in _MATHS},
-    **{f"torch.{name}": getattr(torch, name) for name in _OF_SIZES},
+    **{f"torch.{name}": function for name, function in SIZE_FUNCTIONS.items()},
     "builtins.round": round,
     **{str(target): target for target in _OURS},
 }

@@ -8,20 +8,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from fleetlight.errors import CheckpointError
 from fleetlight.static.graph.feeds import Feed
+from fleetlight.torch_compat.fakes import FakeTensorMode, ShapeEnv, check, fakes_of, open_fake
 
 
 def fill_in(
     graph: fx.Graph, state: Sequence[Tensor], feeds: Sequence[Feed], examples: Sequence[Tensor]
 ) -> None:
     """Write it into the nodes, where passes look for it."""
-    fakes = FakeTensorMode(
-        shape_env=ShapeEnv(specialize_zero_one=False, duck_shape=False), allow_non_fake_inputs=True
-    )
+    fakes = fakes_of(ShapeEnv(specialize_zero_one=False, duck_shape=False))
     inputs: list[Tensor] = [
         fakes.from_tensor(tensor.detach(), static_shapes=True) for tensor in state
     ]
@@ -37,9 +34,8 @@ def fill_in(
 
 def _open(fakes: FakeTensorMode, feed: Feed, example: Tensor) -> Tensor:
     """A feed whose open sizes have no number."""
-    kinds = [DimDynamic.DYNAMIC if size is None else DimDynamic.STATIC for size in feed.shape]
-    context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
-    return fakes.from_tensor(example, symbolic_context=context)
+    fake: Tensor = open_fake(fakes, example, [size is None for size in feed.shape])
+    return fake
 
 
 def _tie(feeds: Sequence[Feed], values: Sequence[Tensor]) -> None:
@@ -48,7 +44,7 @@ def _tie(feeds: Sequence[Feed], values: Sequence[Tensor]) -> None:
     for feed, value in zip(feeds, values, strict=True):
         for tie, size in zip(feed.ties, value.shape, strict=False):
             if tie is not None:
-                torch._check(seen.setdefault(tie, size) == size)  # type: ignore[no-untyped-call]
+                check(seen.setdefault(tie, size) == size)
 
 
 def _made(node: fx.Node, number: int, values: dict[fx.Node, Any]) -> Any:

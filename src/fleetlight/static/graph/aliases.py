@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, fx
 
 from fleetlight.static.graph.layouts import LAID_OUT
+from fleetlight.torch_compat.operators import UNSAFE_VIEW, OpOverload, schema
 
 _aten = torch.ops.aten
 #: look at their first argument, though their schemas do not say so
 _SILENT_VIEWS = (
-    _aten._unsafe_view.default,
+    UNSAFE_VIEW,
     _aten.unsafe_split.Tensor,
     _aten.unsafe_split_with_sizes.default,
     _aten.unsafe_chunk.default,
@@ -108,20 +109,20 @@ def _shared(node: fx.Node) -> Iterator[tuple[Any, bool]]:
 
 @functools.cache
 def _places(target: Any) -> tuple[tuple[int, str, bool], ...]:
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         return ()
     if target.overloadpacket is _aten.native_batch_norm:
         return _STATISTICS
     return tuple(
         (place, argument.name, argument.alias_info.is_write)
-        for place, argument in enumerate(target._schema.arguments)
+        for place, argument in enumerate(schema(target).arguments)
         if argument.alias_info is not None
     )
 
 
 @functools.cache
 def _answers_its_input(target: Any) -> bool:
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         return False
-    returns = target._schema.returns
+    returns = schema(target).returns
     return bool(returns) and returns[0].alias_info is not None

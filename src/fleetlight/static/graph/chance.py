@@ -14,10 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_leaves
 
 from fleetlight.errors import PlanError
 from fleetlight.static.graph.aliases import written_to
+from fleetlight.torch_compat.autograd import has_saved_tensor_hooks
+from fleetlight.torch_compat.operators import schema
+from fleetlight.torch_compat.trees import tree_leaves
 
 _CLONE = torch.ops.aten.clone.default
 #: arguments without which nothing is drawn
@@ -36,7 +38,7 @@ class Chance:
     @property
     def is_watched(self) -> bool:
         """Whether a forward is computed that may be computed again."""
-        return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        return has_saved_tensor_hooks()
 
     def drawn(
         self, write: Callable[..., Any], func: Any, args: Any, kwargs: Any, is_again: bool
@@ -87,7 +89,7 @@ def draws(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether an operation, called with these, draws random numbers."""
     if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
         return False
-    defaults = {a.name: a.default_value for a in func._schema.arguments}
+    defaults = {a.name: a.default_value for a in schema(func).arguments}
     given = {**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}
     # kernels of attention, dropout and the like may be told to draw none
     return all(given.get(switch, True) for switch in _SWITCHES)

@@ -15,6 +15,7 @@ from fleetlight.static.graph.chance import node_draws
 from fleetlight.static.graph.form import Form, has_effect, in_forward
 from fleetlight.static.graph.marks import LOOKS_AT_TRAINING, UNLESS_TESTING
 from fleetlight.static.graph.schedule import Schedule
+from fleetlight.torch_compat.tracing import was_erased
 
 
 def evaluation(form: Form) -> Form:
@@ -55,7 +56,7 @@ def _take_tested(graph: fx.Graph) -> None:
             dead.append(trained)
     while dead:
         node = dead.pop()
-        if not node.users and node.op == "call_function" and not node._erased:
+        if not node.users and node.op == "call_function" and not was_erased(node):
             inputs = node.all_input_nodes
             graph.erase_node(node)
             dead += inputs

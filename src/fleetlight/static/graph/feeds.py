@@ -80,6 +80,8 @@ class Feed:
                 "a program computes with the types it was captured with"
             )
         if not self._fits(tensor.shape):
+            tensor = self._with_or_without_last(tensor)
+        if not self._fits(tensor.shape):
             raise ConfigError(
                 f"feed {self.name!r}: got the shape {list(tensor.shape)}, expected "
                 f"[{', '.join('any' if size is None else str(size) for size in self.shape)}]"
@@ -100,6 +102,14 @@ class Feed:
         if len(shape) != len(self.shape):
             return False
         return all(shape[dim] == size for dim, size in self._fixed)
+
+    def _with_or_without_last(self, tensor: Tensor) -> Tensor:
+        """Labels are written as `[N]` and as `[N, 1]`: a last dimension of 1 comes or goes."""
+        if self.shape[-1:] == (1,) and tensor.dim() == len(self.shape) - 1:
+            return tensor.unsqueeze(-1)
+        if tensor.shape[-1:] == (1,) and tensor.dim() == len(self.shape) + 1:
+            return tensor.squeeze(-1)
+        return tensor
 
     @functools.cached_property
     def _fixed(self) -> list[tuple[int, int]]:

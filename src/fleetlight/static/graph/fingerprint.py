@@ -16,6 +16,7 @@ from torch import fx
 
 from fleetlight.static.graph.form import Form
 from fleetlight.static.graph.sizes import Sizes
+from fleetlight.torch_compat.operators import OpOverload
 
 #: what it is, and what it says
 Entry = tuple[str, str]
@@ -62,7 +63,7 @@ def _called(node: fx.Node, numbers: dict[fx.Node, int]) -> str:
 
 
 def _name(target: Any) -> str:
-    return str(target) if isinstance(target, torch._ops.OpOverload) else target.__name__
+    return str(target) if isinstance(target, OpOverload) else target.__name__
 
 
 def _text(value: Any, numbers: dict[fx.Node, int]) -> str:

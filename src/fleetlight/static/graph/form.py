@@ -18,6 +18,7 @@ from fleetlight.static.graph.lookups import Lookup, Split
 from fleetlight.static.graph.marks import without_marks
 from fleetlight.static.graph.schedule import Schedule
 from fleetlight.static.graph.state import Slot
+from fleetlight.torch_compat.operators import OpOverload, schema
 
 Code = Callable[..., list[Tensor]]
 #: nodes of another graph by those that they were copied from
@@ -183,11 +184,11 @@ def drop_unused(graph: fx.Graph, harmless: Callable[[fx.Node], bool] = lambda no
 def has_effect(node: fx.Node) -> bool:
     """Whether a node does something beside computing its value."""
     target: Any = node.target
-    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+    if node.op != "call_function" or not isinstance(target, OpOverload):
         return node.op not in ("get_attr", "call_function")
     if target.namespace in ("_c10d_functional", "c10d"):
         return True
     if target.overloadpacket is torch.ops.aten.native_batch_norm:
         # it changes its statistics when it trains, though its schema does not say so
         return bool(node.args[_TRAINS])
-    return bool(target._schema.is_mutable)
+    return bool(schema(target).is_mutable)

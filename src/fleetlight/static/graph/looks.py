@@ -12,10 +12,10 @@ from typing import Any
 import sympy
 import torch
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fleetlight.errors import PlanError
 from fleetlight.static.graph.feeds import FREE, Feed, Limit
+from fleetlight.torch_compat.fakes import ShapeEnv
 
 #: who asks for nobody, and who for somebody else
 _OURS, _TORCH = str(Path(__file__).parent), str(Path(torch.__file__).parent)

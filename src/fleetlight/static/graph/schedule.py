@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from fleetlight.static.graph.state import Slot
+from fleetlight.torch_compat import foreach
+from fleetlight.torch_compat.optimizers import GROWTH_TRACKER
 
 #: names of slots: backwards since the last step, factor of the loss, steps since it has changed
 MERGED, SCALE, GROWTH = "merged backwards", "loss scale", "steps of this loss scale"
@@ -70,7 +72,7 @@ class Schedule:
             return
         _remembered(state)[MERGED].zero_()
         for alike in _alike(gradients_in(state)):
-            torch._foreach_zero_(alike)
+            foreach.zero_(alike)
 
     def unscaled(self, state: Iterable[Slot]) -> bool:
         """Take the factor of the loss out of the gradients; false where that leaves no numbers.
@@ -84,8 +86,8 @@ class Schedule:
         found = torch.zeros_like(scale)
         inverse = scale.double().reciprocal().float()
         for alike in _alike(gradients_in(state)):
-            torch._amp_foreach_non_finite_check_and_unscale_(alike, found, inverse)
-        torch._amp_update_scale_(scale, growth, found, _GROWS, _SHRINKS, self.growth_interval)
+            foreach.unscale_(alike, found, inverse)
+        foreach.update_scale_(scale, growth, found, _GROWS, _SHRINKS, self.growth_interval)
         return not found.item()
 
 
@@ -102,7 +104,7 @@ def scaler_state(state: Iterable[Slot]) -> dict[str, Any] | None:
     slots = _remembered(state)
     if SCALE not in slots:
         return None
-    return {"scale": slots[SCALE].item(), "_growth_tracker": int(slots[GROWTH])}
+    return {"scale": slots[SCALE].item(), GROWTH_TRACKER: int(slots[GROWTH])}
 
 
 def load_scaler_state(state: Iterable[Slot], saved: dict[str, Any] | None) -> None:
@@ -110,7 +112,7 @@ def load_scaler_state(state: Iterable[Slot], saved: dict[str, Any] | None) -> No
     slots = _remembered(state)
     if saved and SCALE in slots:
         slots[SCALE].fill_(saved["scale"])
-        slots[GROWTH].fill_(saved["_growth_tracker"])
+        slots[GROWTH].fill_(saved[GROWTH_TRACKER])
 
 
 def gradients_in(state: Iterable[Slot]) -> list[Tensor]:

@@ -14,6 +14,7 @@ from fleetlight.static.graph.form import Form
 from fleetlight.static.graph.marks import GRADIENT
 from fleetlight.static.graph.sizes import Sizes
 from fleetlight.static.graph.state import KINDS
+from fleetlight.torch_compat.operators import OpOverload
 
 #: as many names and values as are told one by one
 _FEW = 4
@@ -123,7 +124,7 @@ def _width(texts: Iterable[str]) -> int:
 def short_name(node: fx.Node) -> str:
     """`mm` for `aten.mm.default`."""
     target: Any = node.target
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         return str(getattr(target, "__name__", target))
     name = target.overloadpacket.__name__
     return name if target.namespace == "aten" else f"{target.namespace}.{name}"

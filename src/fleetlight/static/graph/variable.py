@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from torch import SymInt, Tensor
-from torch.utils._pytree import tree_leaves
+
+from fleetlight.torch_compat.autograd import wrapper
+from fleetlight.torch_compat.trees import tree_leaves
 
 
 class Writer(Protocol):
@@ -34,7 +36,7 @@ class Variable(Tensor):
 
     @staticmethod
     def __new__(cls, fake: Tensor, writer: Writer, requires_grad: bool = False) -> Variable:
-        made: Variable = Tensor._make_wrapper_subclass(
+        made = wrapper(
             cls,
             fake.size(),
             strides=fake.stride(),

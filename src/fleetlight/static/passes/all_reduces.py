@@ -13,13 +13,14 @@ from torch import Tensor, fx
 from fleetlight.static.graph.aliases import is_view
 from fleetlight.static.graph.reductions import REDUCE, REDUCED
 from fleetlight.static.passes.gradients import gradients_of, made_by
+from fleetlight.torch_compat.operators import CAST
 
 #: compute nothing
 _CARRIERS = (
     operator.getitem,
     torch.ops.aten.cat.default,
     torch.ops.aten.clone.default,
-    torch.ops.aten._to_copy.default,
+    CAST,
 )
 
 

@@ -11,8 +11,7 @@ from fleetlight.collective.buckets import MIB
 from fleetlight.static.graph.form import Form
 from fleetlight.static.passes.all_reduces import AllReduce, all_reduces_of
 from fleetlight.static.passes.operations import Pen
-
-_to_copy = torch.ops.aten._to_copy.default
+from fleetlight.torch_compat.operators import CAST
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,9 +46,9 @@ def _is_wide(reduction: AllReduce) -> bool:
 def _narrow(reduction: AllReduce, dtype: torch.dtype) -> None:
     graph, pen, wide = reduction.begin.graph, Pen(reduction.begin), reduction.value.dtype
     with graph.inserting_before(reduction.begin):
-        narrow = pen.write(_to_copy, reduction.bucket, dtype=dtype)
+        narrow = pen.write(CAST, reduction.bucket, dtype=dtype)
     with graph.inserting_after(reduction.end):
-        means = pen.write(_to_copy, narrow, dtype=wide)
+        means = pen.write(CAST, narrow, dtype=wide)
     reduction.give(means)
     for node in (reduction.begin, reduction.end):
         node.args = (narrow, *node.args[1:])

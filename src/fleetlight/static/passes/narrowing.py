@@ -11,9 +11,10 @@ from torch import Tensor, fx
 
 from fleetlight.static.graph.aliases import base_of, changed_by
 from fleetlight.static.passes.operations import Pen
+from fleetlight.torch_compat.operators import CAST, UNSAFE_VIEW, OpOverload, schema
+from fleetlight.torch_compat.tracing import rename
 
 _aten = torch.ops.aten
-_CAST = _aten._to_copy.default
 #: those that are much faster in a narrow type, and add up in a wide one
 _NARROW = frozenset(
     {
@@ -32,7 +33,7 @@ _VIEWS = (
     _aten.transpose.int,
     _aten.permute.default,
     _aten.view.default,
-    _aten._unsafe_view.default,
+    UNSAFE_VIEW,
     _aten.unsqueeze.default,
     _aten.squeeze.dim,
     _aten.expand.default,
@@ -69,15 +70,15 @@ class Narrowing:
     def _compute(self, node: fx.Node) -> None:
         """In the narrow type; the node itself becomes the wide result."""
         pen = Pen(node)
-        schema: Any = node.target
-        names = [argument.name for argument in schema._schema.arguments]
+        target: Any = node.target
+        names = [argument.name for argument in schema(target).arguments]
         args = [
             value if name in _WIDE else self._of(value, node)
             for name, value in zip(names, node.args, strict=False)
         ]
         kwargs = {name: self._of(value, node) for name, value in node.kwargs.items()}
         with self._graph.inserting_before(node):
-            narrow = pen.write(schema, *args, **kwargs)
+            narrow = pen.write(target, *args, **kwargs)
         if isinstance(node.meta["val"], Tensor):
             self._widen(node, narrow)
             return
@@ -95,9 +96,9 @@ class Narrowing:
         if not isinstance(value, Tensor) or value.dtype != self._dtype:
             node.replace_all_uses_with(narrow)
             self._graph.erase_node(node)
-            narrow._rename(node.name)
+            rename(narrow, node.name)
             return
-        node.target, node.args, node.kwargs = _CAST, (narrow,), {"dtype": torch.float32}
+        node.target, node.args, node.kwargs = CAST, (narrow,), {"dtype": torch.float32}
         self._narrow[node] = narrow
         self._widened.add(node)
 
@@ -118,7 +119,7 @@ class Narrowing:
             with self._graph.inserting_before(user):
                 return Pen(user).write(target, source, *value.args[1:], **value.kwargs)
         self.casts += 1
-        return Pen(user).write(_CAST, value, dtype=self._dtype)
+        return Pen(user).write(CAST, value, dtype=self._dtype)
 
     def _is_exact(self, node: fx.Node) -> bool:
         """Whether a node is a narrow one that has been widened."""
@@ -135,7 +136,7 @@ class Narrowing:
 def is_narrowable(node: fx.Node) -> bool:
     """Whether autocast would compute it in a narrow type; double precision stays what it is."""
     target: Any = node.target
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+    if not isinstance(target, OpOverload) or target.namespace != "aten":
         return False
     name = target.overloadpacket.__name__
     if name not in _NARROW and not name.startswith(_ATTENTION):

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, fx
-from torch._subclasses import FakeTensor
 
 from fleetlight.errors import PlanError
 from fleetlight.static.graph.form import Form
 from fleetlight.static.graph.reductions import REDUCE
 from fleetlight.static.graph.state import Kind, Slot
 from fleetlight.static.passes.gradients import gradients_of
+from fleetlight.torch_compat.fakes import FakeTensor
+from fleetlight.torch_compat.tracing import rename, root
 
 
 class Inputs:
@@ -36,10 +37,10 @@ class Inputs:
     def add(self, slot: Slot) -> fx.Node:
         """One more input behind the state."""
         place = len(self.state)
-        before = self._nodes[place - 1] if place else self._graph._root
+        before = self._nodes[place - 1] if place else root(self._graph)
         with self._graph.inserting_after(before):
             node = self._graph.placeholder(f"{slot.kind}_{place}")
-        node._rename("".join(c if c.isalnum() else "_" for c in f"p_{slot.name}_{slot.kind}"))
+        rename(node, "".join(c if c.isalnum() else "_" for c in f"p_{slot.name}_{slot.kind}"))
         node.meta["val"] = self._without_values(slot.tensor)
         self._nodes.insert(place, node)
         self.state.append(slot)

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
 from fleetlight.errors import PlanError
 from fleetlight.static.graph.form import Form
@@ -24,6 +23,7 @@ from fleetlight.static.graph.marks import GRADIENT
 from fleetlight.static.graph.row_ops import GATHER_BAGS, GATHER_ROWS, SUM_BAGS, SUM_ROWS, WEIGH_BAGS
 from fleetlight.static.graph.state import Slot
 from fleetlight.static.passes.ids import EACH, IDS, NUMBER, IdsProgram
+from fleetlight.torch_compat.fakes import open_fake
 
 _aten = torch.ops.aten
 #: what may be between the gradients of lookups and the optimizer: their sum
@@ -227,10 +227,8 @@ def _refuse_other_uses(form: Form, graph: fx.Graph) -> None:
 
 def _open(like: Any, shape: Sequence[Any], dtype: torch.dtype) -> Tensor:
     """A tensor without values; sizes of None may be any."""
-    kinds = [DimDynamic.DYNAMIC if size is None else DimDynamic.STATIC for size in shape]
-    context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
     example = torch.empty([size or 23 for size in shape], dtype=dtype, device=like.device)
-    fake: Tensor = like.fake_mode.from_tensor(example, symbolic_context=context)
+    fake: Tensor = open_fake(like.fake_mode, example, [size is None for size in shape])
     return fake
 
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from fleetlight.torch_compat.optimizers import count_as_stepped
+
 if TYPE_CHECKING:
     from fleetlight.static.program import Program
     from fleetlight.static.writing.recorder import Part
@@ -92,5 +94,5 @@ def run_parts(
         out = code(*(slot.tensor for slot in state), *feeds)
     if "backward" in parts and program.optimizer is not None:
         # torch's schedulers look at it, also where the step is made later
-        program.optimizer._opt_called = True  # type: ignore[attr-defined]
+        count_as_stepped(program.optimizer)
     return out

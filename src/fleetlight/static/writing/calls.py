@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.nn.utils.stateless import _reparametrize_module
 
 from fleetlight.errors import PlanError
 from fleetlight.static.graph.variable import has_variable, writer_of
 from fleetlight.static.writing import tables
 from fleetlight.static.writing.own_ways import watched_training
+from fleetlight.static.writing.owners import NamelessRoot, owner_of
 from fleetlight.static.writing.recorder import Recorder
+from fleetlight.torch_compat.modules import buffers, parameters, with_tensors
 
 _call = nn.Module.__call__
 
@@ -31,23 +32,43 @@ class Modules:
         #: in the order of their first calls
         self.outermost: list[nn.Module] = []
         self._paths: dict[int, str] = {}
+        #: the root, and what it was found for
+        self._root: tuple[tuple[int, ...], nn.Module] | None = None
 
     @property
     def root(self) -> nn.Module:
         """One module that has them all; its names are those of the state."""
+        loose = self._loose()
+        key = (len(self.outermost), *map(id, loose))
+        if self._root is None or self._root[0] != key:
+            self._root = key, self._find_root(loose)
+        return self._root[1]
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Those of the modules that were called, and those that were used by themselves."""
+        found = [p for module in self.outermost for p in module.parameters()] + self._loose()
+        return list(dict.fromkeys(found))
+
+    def _loose(self) -> list[nn.Parameter]:
+        """Parameters that were used by themselves, outside of any call of a module."""
         owned = {id(p) for module in self.outermost for p in module.parameters()}
-        loose = [
+        loose = (
             entry.slot.tensor
             for key, entry in self._recorder.entries.items()
             if entry.slot.kind == "parameter" and key not in owned
-        ]
+        )
+        return [tensor for tensor in loose if isinstance(tensor, nn.Parameter)]
+
+    def _find_root(self, loose: list[nn.Parameter]) -> nn.Module:
         if len(self.outermost) == 1 and not loose:
             return self.outermost[0]
-        root = nn.Module()
+        owner = owner_of(self.outermost, loose) if self.outermost or loose else None
+        if owner is not None:
+            return owner
+        root = NamelessRoot()
         for number, module in enumerate(self.outermost):
             root.add_module(_short_name(module, number), module)
         for number, tensor in enumerate(loose):
-            assert isinstance(tensor, nn.Parameter)
             root.register_parameter(f"parameter_{number}", tensor)
         return root
 
@@ -77,7 +98,7 @@ class Modules:
         with recorder.calling(type(module).__name__), watched(), recorder.writing():
             with (
                 watched_training(recorder),
-                _reparametrize_module(module, after),
+                with_tensors(module, after),
                 tables.written(module, recorder.lookups),
             ):
                 out = call()
@@ -94,10 +115,23 @@ class Modules:
             self._paths.setdefault(id(part), f"{prefix}{path}")
 
     def _state_of(self, module: nn.Module) -> Any:
-        """By all names of it: a tensor may have several."""
+        """By all names of it: a tensor may have several, since modules may share it.
+
+        A module in two places is listed once; torch puts back what each name had before, in order,
+        and for a second name of the same place that is no longer the tensor.
+        """
         state = self._recorder.state
-        parameters = list(module.named_parameters(remove_duplicate=False))
-        buffers = module.named_buffers(remove_duplicate=False)
+        places = [(f"{path}." if path else "", part) for path, part in module.named_modules()]
+        parameters = [
+            (prefix + name, tensor)
+            for prefix, part in places
+            for name, tensor in part.named_parameters(recurse=False, remove_duplicate=False)
+        ]
+        buffers = [
+            (prefix + name, tensor)
+            for prefix, part in places
+            for name, tensor in part.named_buffers(recurse=False, remove_duplicate=False)
+        ]
         lazy = [name for name, tensor in parameters if is_lazy(tensor)]
         if lazy:
             raise PlanError(
@@ -114,7 +148,7 @@ class Modules:
         """Say where the tensors of the state are: somebody may put others there."""
         entries = self._recorder.entries
         for part in module.modules():
-            for place in (part._parameters, part._buffers):
+            for place in (parameters(part), buffers(part)):
                 for name, tensor in place.items():
                     if tensor is not None and id(tensor) in entries:
                         entries[id(tensor)].slot.is_in(place, name)

@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import _compile_session_context
 
 from fleetlight.errors import PlanError
+from fleetlight.optim import Lamb, Lars
+from fleetlight.optim.layerwise import user_class
 from fleetlight.static.graph.layouts import LAID_OUT, is_dense
+from fleetlight.torch_compat.optimizers import traced_as_compiled
 
 #: those whose step as a graph is known to equal the eager one
 CAPTURED: tuple[type[torch.optim.Optimizer], ...] = (
@@ -24,6 +26,8 @@ CAPTURED: tuple[type[torch.optim.Optimizer], ...] = (
     torch.optim.Adagrad,
     torch.optim.RMSprop,
     torch.optim.Adadelta,
+    Lars,
+    Lamb,
 )
 #: torch has one kernel for the whole step of these, which needs no memory of its own
 _FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad)
@@ -32,7 +36,7 @@ State = dict[str, Any]
 
 def check(optimizer: torch.optim.Optimizer) -> None:
     """Refuse what cannot be captured."""
-    kind = next(k for k in type(optimizer).__mro__ if not k.__module__.startswith("fleetlight."))
+    kind = user_class(optimizer)
     if kind not in CAPTURED:
         names = ", ".join(known.__name__ for known in CAPTURED)
         raise PlanError(
@@ -97,7 +101,7 @@ def step(
             taken[parameter] = state if group["fused"] else _exact(optimizer, state)
     double = _double(optimizer, groups, taken)
     # else it looks into its tensors, which have no values yet
-    with _compile_session_context(), torch.no_grad():
+    with traced_as_compiled(), torch.no_grad():
         _bare_step(double)
     for parameter, state in taken.items():
         parameter.grad = None

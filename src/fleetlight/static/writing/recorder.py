@@ -10,20 +10,6 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
-from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import (
-    ProxyTorchDispatchMode,
-    PythonKeyTracer,
-    get_proxy_slot,
-    track_tensor_tree,
-)
-from torch.fx.experimental.symbolic_shapes import (
-    DimDynamic,
-    StatelessSymbolicContext,
-)
-from torch.utils._mode_utils import no_dispatch
-from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
-from torch.utils._pytree import tree_leaves, tree_map
 
 from fleetlight.errors import PlanError
 from fleetlight.static.graph.chance import Chance, draws
@@ -35,6 +21,24 @@ from fleetlight.static.graph.state import Kind, Slot
 from fleetlight.static.graph.variable import Variable
 from fleetlight.static.writing import recurrent, refusals
 from fleetlight.static.writing.testing import Twin, twin
+from fleetlight.torch_compat.autograd import (
+    current_derivative,
+    current_sequence_number,
+    without_functions,
+)
+from fleetlight.torch_compat.fakes import fakes_of, open_fake
+from fleetlight.torch_compat.tracing import (
+    ProxyTorchDispatchMode,
+    PythonKeyTracer,
+    TorchDispatchMode,
+    get_proxy_slot,
+    no_dispatch,
+    return_and_correct_aliasing,
+    root,
+    track_tensor_tree,
+    without_mkldnn,
+)
+from fleetlight.torch_compat.trees import tree_leaves, tree_map
 
 #: what a node belongs to: computing, its derivative, or the optimizer's step; passes may put the
 #: reduction of gradients between the last two
@@ -70,7 +74,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.shapes = Shapes()
-        self._fakes = FakeTensorMode(shape_env=self.shapes, allow_non_fake_inputs=True)
+        self._fakes = fakes_of(self.shapes)
         self._tracer = PythonKeyTracer()
         self._tracer.root = nn.Module()
         self.graph = self._tracer.graph = fx.Graph(tracer_cls=PythonKeyTracer)
@@ -104,9 +108,8 @@ class Recorder:
 
     def feed(self, feed: Feed, example: Tensor, is_invented: bool = False) -> Variable:
         """A tensor that each run is given; where its sizes are invented, none may be looked at."""
-        kinds = [DimDynamic.DYNAMIC if s is None else DimDynamic.STATIC for s in feed.shape]
-        context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
-        fake = self._fakes.from_tensor(example.detach().contiguous(), symbolic_context=context)
+        is_open = [size is None for size in feed.shape]
+        fake = open_fake(self._fakes, example.detach().contiguous(), is_open)
         variable = self._placeholder(feed.name, fake, requires_grad=False)
         node = self.node_of(variable)
         self.feeds[feed.name], self._given[node] = (feed, variable, node), feed.name
@@ -118,7 +121,8 @@ class Recorder:
         """A tensor that a program reads and changes where it is; the same one for the same."""
         found = self.entries.get(id(tensor))
         if found is None:
-            fake = self._fakes.from_tensor(tensor.detach(), static_shapes=True)
+            with without_functions():
+                fake = self._fakes.from_tensor(tensor.detach(), static_shapes=True)
             trains = kind == "parameter" and tensor.requires_grad
             variable = self._placeholder(f"{kind}_{len(self.entries)}", fake, trains)
             found = Entry(slot or Slot(kind, name, tensor), variable, self.node_of(variable))
@@ -143,7 +147,7 @@ class Recorder:
             # its operations are called one by one
             return self._either_way(func, args, kwargs)
         with (
-            torch._C.DisableTorchFunctionSubclass(),
+            without_functions(),
             refusals.of(func),
         ):
             return self._either_way(func, args, kwargs)
@@ -207,7 +211,7 @@ class Recorder:
         return self._written(func, args, kwargs)
 
     def _written(self, func: Any, args: Any, kwargs: Any) -> Any:
-        last = self.graph._root.prev
+        last = root(self.graph).prev
         given, named = tree_map(self._without_values, (args, kwargs))
         with self._fakes, self._proxies, refusals.of(func):
             out = func(*given, **named)
@@ -227,7 +231,7 @@ class Recorder:
         if name not in _VIEWS or not isinstance(variable, Variable):
             raise PlanError(f"{name}_ of a tensor has no place in a program: make another tensor")
         view = getattr(torch.ops.aten, name)
-        last = self.graph._root.prev
+        last = root(self.graph).prev
         given, named = tree_map(self._without_values, (args, kwargs))
         with self._fakes, self._proxies:
             variable.fake = view(*given, **named)
@@ -258,9 +262,8 @@ class Recorder:
     def _derivative_now(self) -> int | None:
         """What an operation and those of its derivative have in common: autograd's number of it."""
         if self.part == "forward":
-            return int(torch._C._autograd._get_sequence_nr()) - 1
-        node = torch._C._current_autograd_node()
-        return None if node is None else int(node._sequence_nr())
+            return current_sequence_number()
+        return current_derivative()
 
     def _calls_now(self, derivative: int | None) -> tuple[Call, ...]:
         """The modules whose forward, or whose derivative, is computed, the innermost last."""
@@ -287,13 +290,8 @@ class Recorder:
     def writing(self) -> Iterator[None]:
         """Inside the block, tensors made by sizes of variables are variables, too."""
         # what oneDNN computes by itself, a recurrent net as a whole, has no graph
-        before = torch._C._get_mkldnn_enabled()
-        torch._C._set_mkldnn_enabled(False)
-        try:
-            with _Sizes(self):
-                yield
-        finally:
-            torch._C._set_mkldnn_enabled(before)
+        with without_mkldnn(), _Sizes(self):
+            yield
 
     @contextlib.contextmanager
     def part_of(self, part: Part) -> Iterator[None]:

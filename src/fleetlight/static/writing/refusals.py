@@ -4,23 +4,18 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    UnsupportedOperatorException,
-)
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from fleetlight.errors import PlanError
 from fleetlight.static.graph.aliases import written_to
 from fleetlight.static.graph.variable import Variable
+from fleetlight.torch_compat.fakes import ASKS_FOR_VALUES, TRACES, UnsupportedOperatorException
+from fleetlight.torch_compat.operators import ITEM
 
 #: functions of Python and NumPy that ask a tensor for its values
 _ASKS_VALUES = frozenset(
@@ -29,8 +24,6 @@ _ASKS_VALUES = frozenset(
         *("__float__", "__int__", "__bool__", "__index__", "__complex__"),
     )
 )
-#: where torch writes a traceback, before the error that is raised anyway
-_TRACES = logging.getLogger(fake_tensor.__name__)
 #: an open size as torch calls it, or a multiple of one
 _OPEN = re.compile(r"\b(?:\d+\*)?s\d+\b")
 _COPIES = ("__deepcopy__", "__reduce_ex__")
@@ -55,7 +48,7 @@ def function(func: Any) -> None:
 
 def changes(func: Any, args: Sequence[Any], entries: Mapping[int, Any]) -> None:
     """Refuse to change a constant: each run would change it again, and not anew."""
-    if func is torch.ops.aten._local_scalar_dense.default:
+    if func is ITEM:
         raise _asked("item")
     for value in written_to(func, args):
         entry = entries.get(id(value))
@@ -73,10 +66,10 @@ def changes(func: Any, args: Sequence[Any], entries: Mapping[int, Any]) -> None:
 def of(func: Any) -> Iterator[None]:
     """Inside the block, `func` is written down; say in plain words why it is not."""
     name = getattr(func, "__name__", str(func)).partition(".")[0]
-    was_silent, _TRACES.disabled = _TRACES.disabled, True
+    was_silent, TRACES.disabled = TRACES.disabled, True
     try:
         yield
-    except (GuardOnDataDependentSymNode, DataDependentOutputException) as error:
+    except ASKS_FOR_VALUES as error:
         raise _asked(name) from error
     except UnsupportedOperatorException as error:
         raise PlanError(
@@ -84,11 +77,16 @@ def of(func: Any) -> Iterator[None]:
             "outside, or train eagerly"
         ) from error
     except (RuntimeError, ValueError) as error:
+        if "not tracked with proxy" in str(error):
+            raise PlanError(
+                f"{name} computes with an open size in a way that torch {torch.__version__} cannot "
+                "write into a program; torch 2.13 can, or train eagerly"
+            ) from error
         # torch's own, such as of shapes that do not fit
         error.args = tuple(_OPEN.sub("any", a) if isinstance(a, str) else a for a in error.args)
         raise
     finally:
-        _TRACES.disabled = was_silent
+        TRACES.disabled = was_silent
 
 
 def _asked(name: str) -> PlanError:

@@ -11,6 +11,7 @@ from fleetlight.static.writing import tables
 from fleetlight.static.writing.calls import Modules
 from fleetlight.static.writing.open_sizes import from_feeds
 from fleetlight.static.writing.recorder import Recorder
+from fleetlight.torch_compat.tracing import rename
 
 
 class Source:
@@ -48,4 +49,4 @@ class Source:
 def _rename(node: fx.Node, slot: Slot) -> None:
     """A name that says what the input is."""
     plain = f"{slot.name}_{slot.kind}" if slot.kind in ("rate", "weight") else slot.name
-    node._rename("".join(c if c.isalnum() else "_" for c in f"p_{plain}"))
+    rename(node, "".join(c if c.isalnum() else "_" for c in f"p_{plain}"))
