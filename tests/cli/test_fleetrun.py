@@ -56,7 +56,7 @@ def test_a_taken_port(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_job_in_this_process(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["--nnodes", "1", "t.py"]) == 0
+    assert main(["-v", "--nnodes", "1", "t.py"]) == 0
     shown = capfd.readouterr().out
     assert "nnodes: 1:1" in shown
     assert "\nhello\n" in shown

@@ -41,13 +41,28 @@ def test_a_collective_job(place: Workplace) -> None:
     assert "\nI am worker 0 --lr 3\n" in output
     assert "I am worker 1" not in output
     assert place.log("workerlog.1") == "I am worker 1 --lr 3\n"
-    assert "-----------  Configuration Arguments" in output
-    assert "| FLEET_WORKER_NUM       | 2 " in output
+    start = output[: output.index("I am worker 0")].splitlines()
+    assert 1 <= len(start) <= 5, start
+    assert start[-1].startswith("fleetrun: starting workers 0 to 1 of 2; logs: ")
     assert last_line(output).startswith("fleetrun: done: all 2 workers exited with code 0 after")
     seen = [json.loads((place.path / f"worker.{n}").read_text()) for n in (0, 1)]
     assert [one["RANK"] for one in seen] == ["0", "1"]
     assert len({one["FLEET_WORKER_ENDPOINTS"] for one in seen}) == 1
     assert not {"http_proxy", "FLEET_DEVICE"} & set(seen[0])
+
+
+def test_verbose_shows_the_arguments_and_both_first_processes(place: Workplace) -> None:
+    flags = ("-v", "--server_num", "2", "--worker_num", "2")
+    code, output = place.run(*flags, place.script(REPORT))
+    assert code == 0
+    start = output[: output.index("\nfleetrun: starting ")]
+    assert start.startswith("-----------  Configuration Arguments")
+    assert "\nserver_num: 2\n" in start
+    server, worker = start.split("Distributed Envs")[1:]
+    assert "Value (server 0)" in server
+    assert "| FLEET_ROLE             | server " in server
+    assert "Value (worker 0)" in worker
+    assert "| FLEET_ROLE             | worker " in worker
 
 
 def test_a_parameter_server_job(place: Workplace) -> None:
@@ -115,7 +130,7 @@ def test_a_consequence_is_not_blamed(place: Workplace) -> None:
     script = place.script("""
         import json, os, pathlib, sys, time
         def leave(error, consequence):
-            told = {"time": time.time(), "error": error, "consequence": consequence}
+            told = {"time": time.monotonic(), "error": error, "consequence": consequence}
             pathlib.Path(os.environ["FLEET_ERROR_FILE"]).write_text(json.dumps(told))
             sys.exit(1)
         if os.environ["FLEET_INDEX"] == "0":
@@ -192,7 +207,7 @@ SAVING = """
         if sys.argv[1:] == ["full"]:
             raise SystemExit("disk full")
         word = {"step": 7, "folder": os.environ["FLEET_CHECKPOINT"]}
-        told.write_text(json.dumps({"time": time.time(), "leaving": True, "stopped": word}))
+        told.write_text(json.dumps({"time": time.monotonic(), "leaving": True, "stopped": word}))
         pathlib.Path("saved").touch()
         raise SystemExit(75)
     signal.signal(signal.SIGTERM, note)

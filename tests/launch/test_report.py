@@ -45,6 +45,28 @@ def test_what_is_started_and_where_its_output_is() -> None:
     )
 
 
+def test_a_start_takes_five_lines_at_most_unless_all_are_asked_for() -> None:
+    lines = ["a", "b", "c", "d", "e"]
+    assert report.remarks(lines[:4], 0, verbose=False) == lines[:4]
+    assert report.remarks(lines, 0, verbose=False) == [
+        "a",
+        "b",
+        "c",
+        "2 more settings: fleetrun -v",
+    ]
+    assert report.remarks(lines, 3, verbose=False) == ["5 more settings: fleetrun -v"]
+    assert report.remarks(lines, 4, verbose=False) == []
+    assert report.remarks([], 0, verbose=False) == []
+    assert report.remarks(lines, 4, verbose=True) == lines
+
+
+def test_the_first_server_and_the_first_worker_are_shown() -> None:
+    members = Layout(nodes=(ONE,)).members()
+    assert [member.name for member in report.firsts(members)] == ["server 0", "worker 0"]
+    assert [member.name for member in report.firsts(Layout(nodes=(TWO,)).members())] == ["worker 0"]
+    assert "Value (server 0)" in report.table(report.firsts(members)[0], {"FLEET_INDEX": "0"})
+
+
 def test_the_end() -> None:
     done = Watch([], grace_s=1)
     assert report.end(Layout(nodes=(TWO,)), done, None, 1.0) == (

@@ -57,11 +57,22 @@ class Job:
     """A running fleetrun."""
 
     process: subprocess.Popen[str]
+    #: what has been read of its output
+    printed: str = ""
+
+    def wait_for_line(self, text: str) -> None:
+        """Read its output up to a line with this text."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.printed += line
+            if text in line:
+                return
+        raise AssertionError(f"the job ended without {text!r}:\n{self.printed}")
 
     def end(self) -> tuple[int, str]:
         """Exit code and everything that was printed."""
         output, _ = self.process.communicate(timeout=DEADLINE_S)
-        return self.process.returncode, output
+        return self.process.returncode, self.printed + output
 
 
 class Workplace:

@@ -43,8 +43,9 @@ def _run(options: Options) -> int:
 
     check_script(options)
     job = plan(options, inventory.look(os.environ), os.environ)
-    screen = StandardOutput()
-    screen.show(arguments_block(_said(options)).encode())
+    screen = StandardOutput(options.verbose)
+    if screen.verbose:
+        screen.show(arguments_block(_said(options)).encode())
     for note in job.notes:
         screen.say(note)
     return backend.default().run(job, screen)

@@ -10,7 +10,9 @@ import sys
 class StandardOutput:
     """Shows the launcher's own lines and the job's output; a reader that went away is no error."""
 
-    def __init__(self) -> None:
+    def __init__(self, verbose: bool = False) -> None:
+        #: whether the user wants every detail of the start
+        self.verbose = verbose
         self._descriptor: int | None = sys.stdout.fileno()
         self._is_terminal = sys.stdout.isatty()
         self._at_line_start = True

@@ -71,6 +71,8 @@ class _Session:
         self._own_id = secrets.token_hex(8)
         self._folder: LogFolder | None = None
         self._began = time.monotonic()
+        #: lines about the log folder
+        self._said = 0
 
     def run(self) -> int:
         """Start the job, and again as often as that is allowed and needed."""
@@ -126,6 +128,7 @@ class _Session:
             self._stack.callback(self._folder.close)
             for line in report.folder(self._folder, self._job.log_dir):
                 self._screen.say(line)
+                self._said += 1
         if not self._folder.is_shared:
             self._folder.write_endpoints(job_id, layout)
         if not layout.own:
@@ -135,11 +138,13 @@ class _Session:
     def _introduce(self, gang: Gang) -> None:
         run = gang.run
         if run.restart == 0:
-            for line in environment.remarks(self._job, self._outside):
+            lines = environment.remarks(self._job, self._outside)
+            said, verbose = len(self._job.notes) + self._said, self._screen.verbose
+            for line in report.remarks(lines, said, verbose=verbose):
                 self._screen.say(line)
-        if gang.members:
-            first = next((m for m in gang.members if m.kind.value == "worker"), gang.members[0])
-            self._screen.show(report.table(environment.identity(run, first)).encode())
+        for first in report.firsts(gang.members) if self._screen.verbose else ():
+            table = report.table(first, environment.identity(run, first))
+            self._screen.show(table.encode())
         self._screen.say(report.started(run, gang.members))
 
     def _failure(self, watch: Watch, gang: Gang, folder: LogFolder) -> Failure | None:

@@ -17,10 +17,28 @@ from fleetlight.launch.processes.watch import Watch
 from fleetlight.launch.screen import boxed
 from fleetlight.roles.role import Kind
 
+_KINDS = (Kind.SERVER, Kind.WORKER)
+#: lines of a start without `-v`, the line that says what runs included
+_LINES = 5
 
-def table(variables: Mapping[str, str]) -> str:
-    """The environment of the first process."""
-    return boxed(("Distributed Envs", "Value"), list(variables.items()))
+
+def table(member: Member, variables: Mapping[str, str]) -> str:
+    """The environment of one process."""
+    return boxed(("Distributed Envs", f"Value ({member.name})"), list(variables.items()))
+
+
+def firsts(members: Sequence[Member]) -> list[Member]:
+    """The first server and the first worker of this machine."""
+    found = (next((m for m in members if m.kind is kind), None) for kind in _KINDS)
+    return [member for member in found if member is not None]
+
+
+def remarks(lines: Sequence[str], said: int, *, verbose: bool) -> list[str]:
+    """Guesses about the environment, as many as a start has lines for; `said` are there already."""
+    room = len(lines) if verbose else max(0, _LINES - 1 - said)
+    if len(lines) <= room:
+        return list(lines)
+    return [*lines[: room - 1], f"{len(lines) - room + 1} more settings: fleetrun -v"][:room]
 
 
 def folder(logs: LogFolder, asked: str) -> list[str]:
@@ -36,7 +54,7 @@ def folder(logs: LogFolder, asked: str) -> list[str]:
 
 def started(run: Run, members: Sequence[Member]) -> str:
     """What runs here and where its output is."""
-    parts = [_span(kind, members) for kind in (Kind.SERVER, Kind.WORKER)]
+    parts = [_span(kind, members) for kind in _KINDS]
     what = " and ".join(part for part in parts if part) or "nothing"
     layout = run.layout
     here = f" on {layout.node_name(layout.own)}" if len(layout.nodes) > 1 else ""

@@ -14,6 +14,10 @@ class Screen(Protocol):
     def size(self) -> tuple[int, int] | None:
         """(columns, lines) of the terminal, None when it is not one."""
 
+    @property
+    def verbose(self) -> bool:
+        """Whether the user wants every detail of the start (`fleetrun -v`)."""
+
     def say(self, text: str) -> None:
         """One line of the launcher itself."""
 

@@ -25,11 +25,18 @@ def test_everything_after_the_script_belongs_to_it() -> None:
     assert found.nproc_per_node is None
 
 
+@pytest.mark.parametrize("flag", ["-v", "--verbose"])
+def test_details_are_asked_for(flag: str) -> None:
+    assert parse([flag, "train.py"]).verbose
+    assert not parse(["train.py", flag]).verbose
+
+
 @pytest.mark.parametrize(
     ("flag", "text", "name", "value"),
     [
         ("--gpus", "0,2", "gpus", (0, 2)),
         ("--selected_gpus", "1", "gpus", (1,)),
+        ("--devices", "0,1", "gpus", (0, 1)),
         ("--ips", "a, b", "ips", ("a", "b")),
         ("--cluster_node_ips", "a,b", "ips", ("a", "b")),
         ("--node_ip", "10.0.0.1", "host", "10.0.0.1"),

@@ -108,7 +108,15 @@ def test_what_would_mislead_a_process_is_dropped(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["NCCL_DEBUG", "FLAGS_fuse_parameter_memory_size", "PATH", "SLURM_JOB_ID", "MS_TOKEN"]
+    "name",
+    [
+        "NCCL_DEBUG",
+        "FLAGS_fuse_parameter_memory_size",
+        "PATH",
+        "SLURM_JOB_ID",
+        "MS_TOKEN",
+        "PADDLE_ELASTIC_NP",
+    ],
 )
 def test_the_rest_passes_through(name: str) -> None:
     assert environment.of_member(RUN, SERVER, {name: "kept"})[name] == "kept"

@@ -84,14 +84,19 @@ def test_certificates_are_looked_at_and_found_from_any_folder(
         job(server_num=1, worker_num=1, ssl="certs")
 
 
-def test_collective_traffic_between_machines_is_not_said_to_be_encrypted(tmp_path: Path) -> None:
-    make(tmp_path / "certs")
-    several: dict[str, Any] = {"ssl": str(tmp_path / "certs"), "ips": ("10.0.0.1", "10.0.0.2")}
-    with pytest.raises(ConfigError, match="Gloo or NCCL, which cannot encrypt"):
-        job(**several)
-    assert any(
-        "is not encrypted" in note for note in job(**several, server_num=1, worker_num=1).notes
-    )
+@pytest.mark.parametrize("servers", [{}, {"server_num": 1, "worker_num": 1}])
+def test_certificates_are_for_the_launchers_of_several_machines_too(
+    tmp_path: Path, servers: dict[str, int]
+) -> None:
+    folder = tmp_path / "certs"
+    make(folder)
+    several: dict[str, Any] = {"ips": ("10.0.0.1", "10.0.0.2"), **servers}
+    encrypted = job(**several, ssl=str(folder))
+    assert encrypted.ssl == str(folder)
+    assert encrypted.meeting is not None
+    assert encrypted.meeting.ssl == str(folder)
+    assert not any("can join" in note for note in encrypted.notes)
+    assert any("can join" in note for note in job(**several).notes)
 
 
 def test_workers_of_a_server_job_take_the_named_gpus() -> None:

@@ -11,9 +11,9 @@ class Store:
         self.values: dict[str, bytes] = {}
         self._is_gone = False
 
-    def vanish(self) -> None:
+    def vanish(self, *, is_gone: bool = True) -> None:
         """From now on nothing answers, as when node 0 has left."""
-        self._is_gone = True
+        self._is_gone = is_gone
 
     def add(self, key: str, amount: int) -> int:
         self._answer()
@@ -42,6 +42,7 @@ class Ears:
     """A screen that only remembers."""
 
     size = None
+    verbose = False
 
     def __init__(self) -> None:
         self.heard: list[str] = []

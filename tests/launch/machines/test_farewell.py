@@ -11,7 +11,7 @@ from tests.launch.machines.doubles import Store
 
 from fleetlight.launch.machines import farewell
 from fleetlight.launch.machines.farewell import see_off
-from fleetlight.launch.machines.heartbeats import LOST_S, Heartbeats
+from fleetlight.launch.machines.heartbeats import SILENT_S, Heartbeats
 from fleetlight.launch.processes.interrupts import Interrupts
 
 HOUR_S = 3600.0
@@ -69,7 +69,7 @@ def test_one_goodbye_is_not_counted_for_another() -> None:
 def test_who_falls_silent_is_not_waited_for() -> None:
     store = Visitor()
     host = served(store)
-    host.listen(time.monotonic() - 2 * LOST_S)
+    host.listen(time.monotonic() - 2 * SILENT_S)
     see_off(host, [1, 2], HOUR_S, store.interrupts)
     assert store.asked == 0
 

@@ -43,9 +43,9 @@ class Rounds:
 
 
 def test_a_rendezvous_beside_the_loop() -> None:
-    meet = Meet(Rounds(("store", 1, 2)))  # type: ignore[arg-type]
+    meet = Meet(Rounds(("round.0", 1, 2)))  # type: ignore[arg-type]
     Patience(Ears(), Interrupts(), deadline_s=60).wait(meet.is_done, lambda: "")
-    assert meet.found == ("store", 1, 2)
+    assert meet.found == ("round.0", 1, 2)
     meet = Meet(Rounds(MembershipError("closed")))  # type: ignore[arg-type]
     with pytest.raises(MembershipError, match="closed"):
         Patience(Ears(), Interrupts(), deadline_s=60).wait(meet.is_done, lambda: "")

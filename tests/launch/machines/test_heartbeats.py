@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from tests.launch.machines.doubles import Store
 
-from fleetlight.launch.machines.heartbeats import BEAT_S, LOST_S, Heartbeats
+from fleetlight.launch.machines.heartbeats import BEAT_S, SILENT_S, Heartbeats
 
 
 def test_everybody_who_beats_is_here() -> None:
@@ -23,13 +23,41 @@ def test_silence_is_noticed_in_time_and_an_own_clock_is_enough() -> None:
     two.beat(1e6)
     for second in range(20):
         one.beat(float(second))
-        assert one.is_lost(two.number, float(second)) == (second > LOST_S)
+        assert one.is_lost(two.number, float(second)) == (second > SILENT_S)
         assert not one.is_lost(one.number, float(second))
     assert one.here(19) == ["a"]
     two.beat(1e6 + 1)
     one.beat(20)
     assert not one.is_lost(two.number, 20)
-    assert LOST_S + BEAT_S < 10
+    assert SILENT_S + BEAT_S < 10
+
+
+def test_a_launcher_is_lost_when_it_is_silent_for_longer_than_others_wait() -> None:
+    store = Store()
+    one, two = Heartbeats(store, "a", 0, patience_s=60), Heartbeats(store, "b", 0)
+    two.beat(0)
+    for second in range(62):
+        one.beat(float(second))
+        assert one.is_silent(two.number, float(second)) == (second > SILENT_S)
+        assert one.is_lost(two.number, float(second)) == (second > 60)
+    assert one.silence_s(two.number, 61) == 61
+    assert one.staying(61) == {one.number}
+
+
+def test_a_launcher_that_was_out_of_reach_gets_its_time_when_it_is_back() -> None:
+    store = Store()
+    one, two = Heartbeats(store, "a", 0, patience_s=60), Heartbeats(store, "b", 0)
+    two.beat(0)
+    for second in range(31):
+        one.beat(float(second))
+        # of its 5 s it could use none since it fell silent
+        assert one.is_late(two.number, 0, second, 5) == (5 <= second <= SILENT_S)
+    two.beat(1e6)
+    one.beat(31)
+    assert not one.is_late(two.number, 0, 35, 5)
+    assert one.is_late(two.number, 0, 36, 5)
+    one.beat(92)
+    assert one.is_late(two.number, 90, 92, 5)
 
 
 def test_beats_are_not_more_frequent_than_needed() -> None:
@@ -48,8 +76,8 @@ def test_who_has_not_said_goodbye_stays() -> None:
     assert one.staying(0) == {1, 2, 3}
     two.say_goodbye()
     assert one.staying(0) == {1, 3}
-    one.beat(2 * LOST_S)
-    assert one.staying(2 * LOST_S) == {1}
+    one.beat(2 * SILENT_S)
+    assert one.staying(2 * SILENT_S) == {1}
 
 
 def test_a_launcher_that_counted_itself_but_has_no_name_yet() -> None:

@@ -51,7 +51,8 @@ def test_addresses_and_interfaces_are_found(place: Workplace) -> None:
 
 def test_a_cut_cable_ends_the_job_on_both_sides(place: Workplace) -> None:
     with hosts(2) as rig:
-        jobs = start(place, rig, "--ips", rig.ips, seconds="600")
+        flags = ["--ips", rig.ips, "--deadline_s", "15"]
+        jobs = start(place, rig, *flags, seconds="600")
         for node in (0, 1):
             place.wait_for(f"seen.{node}")
         rig.hosts[0].cut()
@@ -59,4 +60,5 @@ def test_a_cut_cable_ends_the_job_on_both_sides(place: Workplace) -> None:
     assert (code, other_code) == (1, 1)
     master, other = rig.addresses
     assert f"failed: node 1 ({other}) went away: no sign of life" in first.splitlines()[-1]
+    assert "gives no sign of life; waiting for it up to 15 s (--deadline_s)" in first
     assert f"failed: node 0, which serves {master}:6170, went away" in second.splitlines()[-1]

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from tests.launch.machines.doubles import Store
 
 from fleetlight.launch.job.layout import Layout, Node
 from fleetlight.launch.job.spec import Meeting
-from fleetlight.launch.machines.heartbeats import LOST_S, Heartbeats
+from fleetlight.launch.machines.heartbeats import SILENT_S, Heartbeats
 from fleetlight.launch.machines.noticeboard import Noticeboard, agree
 from fleetlight.launch.machines.peers import Next
 from fleetlight.launch.processes.reason import Failure
@@ -25,10 +26,10 @@ EFFECT = Failure(what="worker 1 exited with code 1", code=1, consequence=True)
 class Pair:
     """Two machines that have met."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience_s: float = SILENT_S) -> None:
         self.now = time.monotonic()
         self.store = store = Store()
-        self.heartbeats = [Heartbeats(store, node.host, self.now) for node in NODES]
+        self.heartbeats = [Heartbeats(store, node.host, self.now, patience_s) for node in NODES]
         self.boards = [
             Noticeboard(store, heartbeats, Layout(nodes=NODES, own=own), [1, 2])
             for own, heartbeats in enumerate(self.heartbeats)
@@ -40,7 +41,7 @@ class Pair:
     def fall_silent(self, node: int) -> None:
         """Make one machine be heard last a long time ago."""
         for heartbeats in self.heartbeats:
-            heartbeats._heard[node + 1] = self.now - 2 * LOST_S
+            heartbeats._heard[node + 1] = self.now - 2 * SILENT_S
             heartbeats._next = self.now + 1000
 
 
@@ -75,6 +76,7 @@ def test_a_silent_machine_is_the_cause_and_ends_a_fixed_job() -> None:
     pair = Pair()
     pair.fall_silent(1)
     one = pair.boards[0]
+    assert one.silent(pair.now) == {"node 1 (b)": 2 * SILENT_S}
     assert one.ask(pair.now, workers_done=False) is Elsewhere.STOP
     one.tell_end(CAUSE)
     silent = one.wait_for_ends(60)
@@ -87,8 +89,33 @@ def test_a_silent_machine_is_the_cause_and_ends_a_fixed_job() -> None:
 def test_a_machine_that_does_not_end_in_time_is_named() -> None:
     one = Pair().boards[0]
     one.tell_end(CAUSE)
-    (silent,) = one.wait_for_ends(0.0)[1:]
+    (silent,) = one.wait_for_ends(0.0)
     assert "node 1 (b) did not end its processes in time" in str(silent)
+
+
+def test_the_wait_for_a_machine_that_is_out_of_reach_can_be_ended() -> None:
+    pair = Pair(patience_s=1000)
+    pair.fall_silent(1)
+    one = pair.boards[0]
+    assert one.ask(pair.now, workers_done=False) is Elsewhere.RUNNING
+    one.tell_end(CAUSE)
+    asked = iter([False, False, True])
+    (silent,) = one.wait_for_ends(0, lambda: next(asked))
+    assert "node 1 (b) went away" in str(silent)
+    assert not list(asked)
+
+
+def test_being_done_is_told_again_when_it_could_not_be_told() -> None:
+    pair = Pair()
+    one, two = pair.boards
+    pair.store.vanish()
+    with pytest.raises(RuntimeError):
+        one.ask(pair.now, workers_done=True)
+    pair.store.vanish(is_gone=False)
+    two.ask(pair.now, workers_done=True)
+    # twice, as by a connection that was cut behind the first time
+    one.ask(pair.now, workers_done=True)
+    assert one.all_done()
 
 
 def test_a_stop_without_a_failure_means_to_meet_again() -> None:

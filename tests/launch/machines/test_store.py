@@ -4,34 +4,27 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fleetlight.errors import LaunchError
 from fleetlight.launch.job.spec import Meeting
 from fleetlight.launch.machines import store
-from fleetlight.launch.machines.store import Store, StoreLostError, bounded
+from fleetlight.launch.machines.link import Link, StoreGoneError, StoreLostError
+from fleetlight.launch.machines.store import Store
 from fleetlight.launch.processes.ports import Reservation
+from fleetlight.security.certificates import make
 
 HOST = "127.0.0.1"
-
-
-def test_what_hangs_is_left_behind() -> None:
-    release = threading.Event()
-    with pytest.raises(StoreLostError, match=r"did not answer for 0.01 s"):
-        bounded(release.wait, deadline_s=0.01)
-    release.set()
-
-
-def test_values_and_errors_come_through() -> None:
-    assert bounded(lambda: 3) == 3
-    with pytest.raises(KeyError):
-        bounded(lambda: {}["x"])
 
 
 def free_meeting() -> Meeting:
@@ -51,6 +44,83 @@ def test_a_store_served_here_and_found_from_elsewhere() -> None:
     assert not found.check(["key", "other"])
     assert found.get("key") == b"value"
     assert (found.add("count", 2), served.add("count", 1)) == (2, 3)
+
+
+def test_parts_of_a_store_have_keys_of_their_own() -> None:
+    served = store.serve(free_meeting())
+    assert served is not None
+    one, two = served.part("round.1"), served.part("round.2")
+    one.set("key", "value")
+    assert one.check(["key"])
+    assert not two.check(["key"])
+    assert served.get("round.1/key") == b"value"
+
+
+class Forever:
+    """Tries again until it works."""
+
+    def __init__(self) -> None:
+        self.failed: list[RuntimeError] = []
+
+    def outlast(self, attempt: Callable[[], Any]) -> Any:
+        while True:
+            try:
+                return attempt()
+            except StoreGoneError:
+                raise
+            except RuntimeError as error:
+                self.failed.append(error)
+
+
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_a_connection_that_was_cut_is_replaced(tmp_path: Path, is_inside: bool) -> None:
+    meeting = free_meeting()
+    if is_inside:
+        make(tmp_path)
+        meeting = dataclasses.replace(meeting, ssl=str(tmp_path))
+    served, retry = store.serve(meeting), Forever()
+    assert served is not None
+    found = store.connect(meeting, retry=retry)
+    assert found.add("count", 1) == 1
+
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("connection reset by peer")
+
+    class Cut:
+        add = check = fail
+
+    found._link._raw = Cut()
+    assert found.add("count", 1) == 2
+    assert [str(error) for error in retry.failed] == ["connection reset by peer"]
+
+
+def test_a_store_that_is_gone_is_not_waited_for() -> None:
+    meeting = free_meeting()
+    served = store.serve(meeting)
+    assert served is not None
+    found = store.connect(meeting, retry=Forever())
+    found._link._raw = None
+    served.set("store", "of another job")
+    with pytest.raises(StoreGoneError, match="another store has taken its place"):
+        found.check(["key"])
+    away = free_meeting()
+    renew = functools.partial(store._again, away, away.master, b"")
+    with pytest.raises(StoreGoneError, match="nothing listens"):
+        Store(Link(None, renew, Forever())).check(["key"])
+
+
+def test_a_store_inside_tls(tmp_path: Path) -> None:
+    make(tmp_path / "ours")
+    make(tmp_path / "theirs")
+    meeting = dataclasses.replace(free_meeting(), ssl=str(tmp_path / "ours"))
+    served = store.serve(meeting)
+    assert served is not None
+    found = store.connect(meeting)
+    served.set("key", "value")
+    assert found.get("key") == b"value"
+    for other in (None, str(tmp_path / "theirs")):
+        with pytest.raises((LaunchError, StoreLostError)):
+            store.connect(dataclasses.replace(meeting, ssl=other), left_s=1.0)
 
 
 @pytest.fixture

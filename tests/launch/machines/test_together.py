@@ -145,7 +145,8 @@ def test_an_interrupt_on_one_machine_ends_both(place: Workplace) -> None:
 
 
 def test_an_elastic_job_takes_in_a_machine_and_goes_on_when_it_vanishes(place: Workplace) -> None:
-    flags = ["--nnodes", "1:2", "--master", f"{FIRST}:{free_ports((FIRST, SECOND), 8)}"]
+    port = free_ports((FIRST, SECOND), 8)
+    flags = ["--nnodes", "1:2", "--master", f"{FIRST}:{port}", "--deadline_s", "15"]
     script = [
         place.script("""
         import os, pathlib, time

@@ -6,11 +6,12 @@ from __future__ import annotations
 import os
 import pathlib
 import signal
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.launch.workplace import wait_until
+from tests.launch.workplace import DEADLINE_S, wait_until
 
 from fleetlight.errors import LaunchError
 from fleetlight.launch.job.environment import Run
@@ -29,6 +30,7 @@ class Paper:
     """A screen that keeps what was shown."""
 
     size: Any = None
+    verbose = False
 
     def __init__(self) -> None:
         self.shown = b""
@@ -100,6 +102,17 @@ def test_an_exit_knows_what_the_process_left(folder: LogFolder) -> None:
         ("worker 1", 2),
     ]
     assert {(one.at, one.error, one.consequence) for one in exits} == {(5.5, "E: x", True)}
+
+
+def test_ends_are_timed_by_a_clock_that_nobody_sets(
+    folder: LogFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time
+    days = iter(range(10**6))
+    # the time of day jumps at each look
+    monkeypatch.setattr(time, "time", lambda: now() - 86_400 * next(days))
+    made = gang(folder, Paper(), "raise SystemExit(3)")
+    assert all(0 <= one.at - made.started_at < DEADLINE_S for one in made.exits())
 
 
 END = """

@@ -115,6 +115,7 @@ def _add_size(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--gpus",
+        "--devices",
         "--selected_gpus",
         type=_indices,
         metavar="0,1",
@@ -161,7 +162,18 @@ def _add_running(group: argparse._ArgumentGroup) -> None:
         "--max_restarts", "--max_restart", type=_count, metavar="N", help="restarts after a failure"
     )
     add("--tee", action="store_true", help="show the output of all processes, prefixed")
-    add("--deadline_s", type=_seconds, metavar="S", help="time for the machines to meet (300)")
+    add(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="show the arguments, and the variables of the first server and the first worker",
+    )
+    add(
+        "--deadline_s",
+        type=_seconds,
+        metavar="S",
+        help="how long the machines wait for each other (300)",
+    )
     add(
         "--grace_s",
         type=_seconds,
@@ -170,7 +182,11 @@ def _add_running(group: argparse._ArgumentGroup) -> None:
     )
     add("--checkpoint", metavar="DIR", help="save into DIR now and then, and when stopped")
     add("--resume", action="store_true", help="go on with what an earlier job has left")
-    add("--ssl", metavar="DIR", help="TLS to the servers, with the certificates in DIR")
+    add(
+        "--ssl",
+        metavar="DIR",
+        help="TLS between machines and to servers, with the certificates in DIR",
+    )
     add("--token_file", metavar="FILE", help="the job's token (default: FLEET_TOKEN)")
     add("--version", action=_Version, nargs=0, help="show the version and exit")
     add("-m", "--module", action="store_true", help="the script is a module name, as python -m")

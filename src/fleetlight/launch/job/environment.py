@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from fleetlight.launch.job.layout import Layout, Member
 from fleetlight.launch.job.spec import JobSpec
 from fleetlight.launch.job.token import VARIABLE
+from fleetlight.roles.foreign import is_foreign
 from fleetlight.roles.role import Endpoint, endpoint_text
 
 #: what fleetrun decides for its children; values inherited from outside would contradict it
@@ -56,7 +57,9 @@ def dropped_proxies(outside: Mapping[str, str]) -> list[str]:
 
 
 def _is_dropped(name: str) -> bool:
-    return any(rule.fullmatch(name) for rule in (_OURS, _OTHER_DIALECTS, _PROXY))
+    # what tunes another system misleads nobody, and fleet.init says what to use instead
+    is_role = any(rule.fullmatch(name) for rule in (_OURS, _OTHER_DIALECTS, _PROXY))
+    return is_role and not is_foreign(name)
 
 
 def of_member(run: Run, member: Member, outside: Mapping[str, str]) -> dict[str, str]:

@@ -31,6 +31,7 @@ class Options:
     start_port: int | None = None
     max_restarts: int = 0
     tee: bool = False
+    verbose: bool = False
     deadline_s: float = 300.0
     #: None: as long as the job needs by default
     grace_s: float | None = None

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from fleetlight.errors import ConfigError
 from fleetlight.launch.inventory import Machine
 from fleetlight.launch.job.options import Options
 from fleetlight.launch.job.place import Place, find_place
-from fleetlight.launch.job.spec import JobSpec, Resources, RoleSpec
+from fleetlight.launch.job.spec import JobSpec, Meeting, Resources, RoleSpec
 from fleetlight.launch.job.token import OPEN, OPEN_COLLECTIVE, said_token
 from fleetlight.roles.role import Kind
 from fleetlight.roles.secret import Secret
@@ -32,6 +33,7 @@ def plan(
         if collective
         else _with_servers(options, machine, place, notes)
     )
+    folder = _encryption(options)
     cpus = max(1, machine.cores // max(1, worker.count + server.count))
     return JobSpec(
         script=options.script,
@@ -40,7 +42,7 @@ def plan(
         collective=collective,
         worker=_with_resources(worker, cpus),
         server=_with_resources(server, cpus),
-        meeting=place.meeting,
+        meeting=_encrypted(place.meeting, folder),
         host=place.host,
         interface=machine.interface(place.host),
         start_port=_first_port(options, place),
@@ -50,7 +52,7 @@ def plan(
         deadline_s=options.deadline_s,
         grace_s=_GRACE_S if options.grace_s is None else options.grace_s,
         stop_s=_STOP_S if options.grace_s is None else options.grace_s,
-        ssl=_encryption(options, place, notes),
+        ssl=folder,
         checkpoint=_folder(options),
         resume=options.resume,
         token=_token(options, environment or {}, place, notes),
@@ -64,27 +66,19 @@ def asks_for_servers(options: Options) -> bool:
     return any(count is not None for count in counts) or bool(options.servers or options.workers)
 
 
-def _encryption(options: Options, place: Place, notes: list[str]) -> str | None:
+def _encryption(options: Options) -> str | None:
     """The folder of certificates, once it is known that they are there and of use."""
     if options.ssl is None:
         return None
-    several = _has_several(place)
-    if several and not asks_for_servers(options):
-        raise ConfigError(
-            f"--ssl {options.ssl}: workers of a collective job send their gradients by Gloo or "
-            "NCCL, which cannot encrypt; leave --ssl out and put the machines into an encrypted "
-            "network (WireGuard, IPsec)"
-        )
-    if several:
-        notes.append(
-            "--ssl encrypts what workers and servers say; the launchers' own meeting point, where "
-            "addresses and exit codes pass, is not encrypted"
-        )
     from fleetlight.security import agreement
 
     folder = pathlib.Path(options.ssl).absolute()
     agreement.check(folder)
     return str(folder)
+
+
+def _encrypted(meeting: Meeting | None, folder: str | None) -> Meeting | None:
+    return None if meeting is None else dataclasses.replace(meeting, ssl=folder)
 
 
 def _folder(options: Options) -> str | None:
@@ -97,9 +91,11 @@ def _token(
 ) -> Secret | None:
     """What the user has given; said where others can join because nothing keeps them out."""
     token = said_token(options.token_file, environment)
-    if _has_several(place) and not asks_for_servers(options):
+    if options.ssl is not None or not _has_several(place):
+        return token
+    if not asks_for_servers(options):
         notes.append(OPEN_COLLECTIVE)
-    elif _has_several(place) and token is None and options.ssl is None:
+    elif token is None:
         notes.append(OPEN)
     return token
 

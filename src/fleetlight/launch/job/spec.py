@@ -47,6 +47,8 @@ class Meeting:
     rank: int | None = None
     #: True when this machine serves the store
     is_master: bool = False
+    #: the folder of certificates, when the store is inside TLS
+    ssl: str | None = None
 
     @property
     def is_elastic(self) -> bool:

@@ -19,7 +19,7 @@ OPEN = (
 #: and of one whose traffic is torch's, which neither helps
 OPEN_COLLECTIVE = (
     "anyone who reaches the ports of this job can join it: torch's store, Gloo and NCCL check "
-    "nobody; use a network where you trust every machine (WireGuard, IPsec)"
+    "nobody; give --ssl DIR, or use a network where you trust every machine (WireGuard, IPsec)"
 )
 
 

@@ -29,8 +29,13 @@ def see_off(
         now = time.monotonic()
         heartbeats.beat(now)
         staying = heartbeats.staying(now)
-        if now - began >= STRANGERS_S:
-            staying &= set(crew)
-        if not staying or now - began >= longest_s:
+        waited_for = {
+            number
+            for number in staying
+            if not heartbeats.is_late(
+                number, began, now, longest_s if number in crew else STRANGERS_S
+            )
+        }
+        if not waited_for:
             return
         time.sleep(_LOOK_S)

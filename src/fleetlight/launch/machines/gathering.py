@@ -12,12 +12,15 @@ from fleetlight.launch.job.layout import Layout, Node, check, in_order
 from fleetlight.launch.job.spec import Meeting
 from fleetlight.launch.machines import store
 from fleetlight.launch.machines.heartbeats import Counters, Heartbeats
+from fleetlight.launch.machines.link import Retry
 from fleetlight.launch.machines.patience import Patience
 from fleetlight.launch.processes import ports
 from fleetlight.roles.role import endpoint_text
 
 
-def reach(meeting: Meeting, patience: Patience) -> tuple[store.Store, bool]:
+def reach(
+    meeting: Meeting, patience: Patience, retry: Retry | None = None
+) -> tuple[store.Store, bool]:
     """The launchers' store, and whether it is served here or was found on node 0."""
     if meeting.is_master:
         served = store.serve(meeting)
@@ -28,7 +31,7 @@ def reach(meeting: Meeting, patience: Patience) -> tuple[store.Store, bool]:
         lambda: store.is_served(meeting),
         lambda: f"not ready endpoints: ['{endpoint_text(meeting.master)}']",
     )
-    return store.connect(meeting, patience.left_s), False
+    return store.connect(meeting, patience.left_s, retry), False
 
 
 def _check_may_be_served_by_another(meeting: Meeting) -> None:
@@ -46,7 +49,7 @@ class Meet:
     """Runs torch's rendezvous, which blocks, beside a loop that stays awake."""
 
     def __init__(self, rendezvous: store.Rendezvous) -> None:
-        self._found: tuple[store.Store, int, int] | None = None
+        self._found: tuple[str, int, int] | None = None
         self._error: Exception | None = None
         self._rendezvous = rendezvous
         self._thread = threading.Thread(target=self._run, name="rendezvous", daemon=True)
@@ -67,8 +70,8 @@ class Meet:
         return True
 
     @property
-    def found(self) -> tuple[store.Store, int, int]:
-        """The round's store, a number in 0..n-1, and n."""
+    def found(self) -> tuple[str, int, int]:
+        """The round's name, a number in 0..n-1, and n."""
         assert self._found is not None
         return self._found
 

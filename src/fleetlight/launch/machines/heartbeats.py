@@ -7,8 +7,8 @@ from typing import Protocol
 
 #: how often a launcher gives a sign of life and looks at those of the others
 BEAT_S = 1.0
-#: silence after which a launcher counts as lost
-LOST_S = 7.0
+#: silence after which a launcher counts as out of reach
+SILENT_S = 7.0
 
 
 class Counters(Protocol):
@@ -26,13 +26,19 @@ class Counters(Protocol):
 class Heartbeats:
     """Every launcher counts its own beats; the others only compare, so clocks need not agree."""
 
-    def __init__(self, store: Counters, host: str, now: float) -> None:
+    def __init__(
+        self, store: Counters, host: str, now: float, patience_s: float = SILENT_S
+    ) -> None:
+        """A launcher that is silent for longer than `patience_s` is lost."""
         self._store = store
+        self._patience_s = max(SILENT_S, patience_s)
         self.number = store.add("launchers", 1)
         store.set(f"launcher/{self.number}", host)
         self._hosts: dict[int, str] = {}
         self._beats: dict[int, int] = {}
         self._heard: dict[int, float] = {}
+        #: when a silence ended
+        self._back: dict[int, float] = {}
         self._next = now
 
     def beat(self, now: float) -> None:
@@ -55,22 +61,38 @@ class Heartbeats:
             self._hosts[number] = self._store.get(f"launcher/{number}").decode()
         beats = self._store.add(f"beat/{number}", 0)
         if beats != self._beats.get(number):
+            if self.is_silent(number, now):
+                self._back[number] = now
             self._beats[number] = beats
             self._heard[number] = now
 
     def here(self, now: float) -> list[str]:
         """The hosts of all launchers that give signs of life."""
-        return [host for number, host in self._hosts.items() if not self.is_lost(number, now)]
+        return [host for number, host in self._hosts.items() if not self.is_silent(number, now)]
 
     def say_goodbye(self) -> None:
         """This launcher has heard everything and needs the store no more."""
         self._store.set(f"goodbye/{self.number}", "")
 
     def staying(self, now: float) -> set[int]:
-        """The launchers that give signs of life and have not said goodbye."""
+        """The launchers that have neither said goodbye nor are lost."""
         here = {number for number in self._hosts if not self.is_lost(number, now)}
         return {number for number in here if not self._store.check([f"goodbye/{number}"])}
 
+    def silence_s(self, number: int, now: float) -> float:
+        """How long a launcher has given no sign of life."""
+        return now - self._heard.get(number, now)
+
+    def is_silent(self, number: int, now: float) -> bool:
+        """True when a launcher is out of reach; it may come back."""
+        return self.silence_s(number, now) > SILENT_S
+
     def is_lost(self, number: int, now: float) -> bool:
         """True when a launcher has been silent for too long."""
-        return now - self._heard.get(number, now) > LOST_S
+        return self.silence_s(number, now) > self._patience_s
+
+    def is_late(self, number: int, since: float, now: float, longest_s: float) -> bool:
+        """True when a launcher is lost, or had `longest_s` within reach since then."""
+        if self.is_silent(number, now):
+            return self.is_lost(number, now)
+        return now - max(since, self._back.get(number, since)) >= longest_s

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fleetlight.errors import MembershipError
@@ -69,8 +69,8 @@ class Noticeboard:
     def ask(self, now: float, *, workers_done: bool) -> Elsewhere:
         """Say how it goes here, hear how it goes there."""
         if workers_done and not self._said_done:
+            self._store.set(f"done/{self.layout.own}", "")
             self._said_done = True
-            self._store.add("done", 1)
         if self.all_done():
             return Elsewhere.DONE
         stop = self._store.add("stop", 0) or self.lost(now)
@@ -78,11 +78,19 @@ class Noticeboard:
 
     def all_done(self) -> bool:
         """True when the workers of all machines have exited with 0."""
-        return self._store.add("done", 0) == len(self._nodes)
+        return self._store.check([f"done/{node}" for node in self._nodes])
 
     def lost(self, now: float) -> list[int]:
         """The nodes whose launcher has fallen silent."""
         return [node for node in self._nodes if self._heartbeats.is_lost(self.launchers[node], now)]
+
+    def silent(self, now: float) -> dict[str, float]:
+        """The names of the nodes that are out of reach, and how long they have been silent."""
+        return {
+            self.layout.node_name(node): self._heartbeats.silence_s(number, now)
+            for node, number in enumerate(self.launchers)
+            if self._heartbeats.is_silent(number, now)
+        }
 
     def call_stop(self) -> int:
         """End this start of the job everywhere; how many have called so."""
@@ -94,20 +102,26 @@ class Noticeboard:
         end = _End(workers_done=self._said_done, place=place, failure=failure)
         self._store.set(f"ended/{self.layout.own}", json.dumps(dataclasses.asdict(end)))
 
-    def wait_for_ends(self, longest_s: float) -> list[Failure]:
+    def wait_for_ends(
+        self, longest_s: float, is_enough: Callable[[], bool] = lambda: False
+    ) -> list[Failure]:
         """Wait until all machines have ended their processes; those that never said so.
 
-        Whoever has heard all ends knows all that is needed to agree: the store may go then.
+        Whoever has heard all ends knows all that is needed to agree: the store may go then. The
+        wait is over as well when `is_enough()`.
         """
-        deadline = time.monotonic() + longest_s
+        began = time.monotonic()
         left = set(self._nodes)
-        while left and (now := time.monotonic()) < deadline:
-            self._heartbeats.beat(now)
+        while True:
+            self._heartbeats.beat(now := time.monotonic())
             left = {node for node in left if not self._has_told(node)}
-            if left <= set(self.lost(now)):
-                break
+            late = all(self._is_late(node, began, now, longest_s) for node in left)
+            if late or is_enough():
+                return [self._silence(node) for node in sorted(left)]
             time.sleep(_LOOK_S)
-        return [self._silence(node) for node in sorted(left)]
+
+    def _is_late(self, node: int, began: float, now: float, longest_s: float) -> bool:
+        return self._heartbeats.is_late(self.launchers[node], began, now, longest_s)
 
     def _has_told(self, node: int) -> bool:
         key = f"ended/{node}"
@@ -116,8 +130,8 @@ class Noticeboard:
         return node in self._ends
 
     def _silence(self, node: int) -> Failure:
-        is_lost = node in self.lost(time.monotonic())
-        how = "went away: no sign of life" if is_lost else "did not end its processes in time"
+        is_silent = self._heartbeats.is_silent(self.launchers[node], time.monotonic())
+        how = "went away: no sign of life" if is_silent else "did not end its processes in time"
         what = f"{self.layout.node_name(node)} {how}"
         return Failure(what=what, code=1, killed=True, may_restart=False)
 

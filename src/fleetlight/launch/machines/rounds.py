@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from fleetlight.torch_compat import rendezvous
+
 
 class _Node(NamedTuple):
     addr: str
@@ -54,6 +56,8 @@ class PlainBackend:
     def __init__(self, inner: Backend, torch: Any) -> None:
         """`torch` is the module of the rendezvous, with its classes and errors."""
         self._inner, self._torch = inner, torch
+        #: the round of the last state that was read or written
+        self.round = 0
 
     @property
     def name(self) -> str:
@@ -68,20 +72,26 @@ class PlainBackend:
     def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:
         """Replace the state that has the mark `token`."""
         # torch has pickled it in the line before it called this
-        answer = self._inner.set_state(to_json(pickle.loads(state)), token)
+        plain = pickle.loads(state)
+        answer = self._inner.set_state(to_json(plain), token)
         if answer is None:
             return None
         data, mark, has_set = answer
-        return (state if has_set else self._pickled(data)), mark, has_set
+        if not has_set:
+            return self._pickled(data), mark, False
+        self.round = plain.round
+        return state, mark, True
 
     def _pickled(self, data: bytes) -> bytes:
         try:
-            return pickle.dumps(from_json(data, self._torch))
+            plain = from_json(data, self._torch)
         except (msgspec.MsgspecError, RecursionError, ValueError) as error:
             raise self._torch.RendezvousStateError(
                 f"the launchers' store holds something that is no state of a rendezvous ({error}); "
                 "is another version of fleetlight, or another program, using this port?"
             ) from None
+        self.round = plain.round
+        return pickle.dumps(plain)
 
 
 def to_json(state: Any) -> bytes:
@@ -103,14 +113,13 @@ def to_json(state: Any) -> bytes:
 def from_json(data: bytes, torch: Any) -> Any:
     """The way back, into torch's own classes."""
     read = msgspec.json.decode(data, type=_Round)
-    node = torch._NodeDesc
-    state = torch._RendezvousState()
+    state = rendezvous.empty_state(torch)
     state.round, state.complete, state.closed = read.round, read.complete, read.closed
     state.deadline = read.deadline
-    state.participants = {node(*one): rank for one, rank in read.participants}
-    state.wait_list = {node(*one) for one in read.wait_list}
-    state.redundancy_list = {node(*one) for one in read.redundancy_list}
-    state.last_heartbeats = {node(*one): at for one, at in read.last_heartbeats}
+    state.participants = {rendezvous.node(torch, *one): rank for one, rank in read.participants}
+    state.wait_list = {rendezvous.node(torch, *one) for one in read.wait_list}
+    state.redundancy_list = {rendezvous.node(torch, *one) for one in read.redundancy_list}
+    state.last_heartbeats = {rendezvous.node(torch, *one): at for one, at in read.last_heartbeats}
     return state
 
 

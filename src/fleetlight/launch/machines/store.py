@@ -9,79 +9,71 @@ from __future__ import annotations
 import datetime
 import logging
 import os
-import queue
+import secrets
 import socket
-import threading
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from fleetlight.errors import LaunchError, MembershipError
 from fleetlight.launch.job.spec import Meeting
+from fleetlight.launch.machines.link import (
+    STORE_DEADLINE_S,
+    Link,
+    Retry,
+    StoreGoneError,
+    StoreLostError,
+    bounded,
+)
 from fleetlight.launch.machines.rounds import PlainBackend
 from fleetlight.launch.processes import ports
+from fleetlight.roles.role import Endpoint
+from fleetlight.security.context import client_context, server_context
+from fleetlight.wire import tunnel
 
-#: no answer of the store takes longer, unless its machine is gone
-STORE_DEADLINE_S = 8.0
 #: a launcher that listens gets this long to answer, however little is left of --deadline_s
 _LEAST_S = 1.0
 #: with MIN:MAX machines, how long to wait for more once MIN are there
 LAST_CALL_S = 5.0
 #: a key all launchers of a job use; the master's port is what tells jobs apart
 _RUN = "fleetrun"
+#: a key with a number that no other store has
+_IDENTITY = "store"
+_LOOPBACK = "127.0.0.1"
 #: Collecting a handler joins its heartbeat thread, which may hang on a dead connection: never done.
+#: Tunnels last as long as the launcher.
 _KEPT: list[object] = []
-
-_T = TypeVar("_T")
-
-
-class StoreLostError(RuntimeError):
-    """The store did not answer."""
-
-
-def bounded(work: Callable[[], _T], deadline_s: float = STORE_DEADLINE_S) -> _T:
-    """Do something that may hang, in a thread that is left behind if it does.
-
-    torch's store waits for a reply without end when a cable is cut: nobody closes the connection.
-    """
-    done: queue.SimpleQueue[tuple[_T | None, Exception | None]] = queue.SimpleQueue()
-
-    def run() -> None:
-        try:
-            done.put((work(), None))
-        except Exception as error:  # raised again below
-            done.put((None, error))
-
-    threading.Thread(target=run, daemon=True).start()
-    try:
-        value, error = done.get(timeout=deadline_s)
-    except queue.Empty:
-        raise StoreLostError(f"the store did not answer for {deadline_s:.3g} s") from None
-    if error is not None:
-        raise error
-    return cast("_T", value)
 
 
 class Store:
     """The part of torch's store that answers at once, with an end to every wait."""
 
-    def __init__(self, raw: Any) -> None:
-        self.raw = raw
+    def __init__(self, link: Link, prefix: str = "") -> None:
+        self._link, self._prefix = link, prefix
+
+    @property
+    def raw(self) -> Any:
+        """torch's store itself."""
+        return self._link.raw
+
+    def part(self, name: str) -> Store:
+        """Keys of their own in the same store."""
+        return Store(self._link, f"{self._prefix}{name}/")
 
     def add(self, key: str, amount: int) -> int:
         """Add to a counter; its new value."""
-        return int(bounded(lambda: self.raw.add(key, amount)))
+        return int(self._link.call(lambda raw: raw.add(self._prefix + key, amount)))
 
     def set(self, key: str, value: str) -> None:
         """Write a value."""
-        bounded(lambda: self.raw.set(key, value))
+        self._link.call(lambda raw: raw.set(self._prefix + key, value))
 
     def check(self, keys: list[str]) -> bool:
         """True when all keys have been written."""
-        return bool(bounded(lambda: self.raw.check(keys)))
+        there = [self._prefix + key for key in keys]
+        return bool(self._link.call(lambda raw: raw.check(there)))
 
     def get(self, key: str) -> bytes:
         """Read a value that has been written."""
-        return bytes(bounded(lambda: self.raw.get(key)))
+        return bytes(self._link.call(lambda raw: raw.get(self._prefix + key)))
 
 
 def quiet_torch() -> None:
@@ -99,6 +91,10 @@ def serve(meeting: Meeting) -> Store | None:
     listener = ports.listen(host, port)
     if listener is None:
         return None
+    if meeting.ssl is not None:
+        outside, listener = listener, socket.create_server((_LOOPBACK, 0))
+        host, port = listener.getsockname()
+        _KEPT.append(tunnel.exit_at(outside, (host, port), server_context(meeting.ssl), _warn))
     served = TCPStore(
         host,
         port,
@@ -107,7 +103,12 @@ def serve(meeting: Meeting) -> Store | None:
         timeout=datetime.timedelta(seconds=STORE_DEADLINE_S),
         master_listen_fd=listener.detach(),
     )
-    return Store(served)
+    served.set(_IDENTITY, secrets.token_hex(8))
+    return Store(Link(served))
+
+
+def _warn(text: str) -> None:
+    logging.getLogger("fleetlight").warning("%s", text)
 
 
 def is_served(meeting: Meeting) -> bool:
@@ -119,28 +120,60 @@ def is_served(meeting: Meeting) -> bool:
         return False
 
 
-def connect(meeting: Meeting, left_s: float = STORE_DEADLINE_S) -> Store:
-    """The store of another machine, when it answers within `left_s`."""
+def connect(
+    meeting: Meeting, left_s: float = STORE_DEADLINE_S, retry: Retry | None = None
+) -> Store:
+    """The store of another machine, when it answers within `left_s`.
+
+    With `retry`, a connection that fails later is replaced.
+    """
     import torch.distributed  # noqa: F401  # takes seconds, which are not the store's
 
-    host, port = meeting.master
+    host, port = _door(meeting)
     deadline_s = min(STORE_DEADLINE_S, max(_LEAST_S, left_s))
     try:
-        return Store(bounded(lambda: _client(host, port, deadline_s), deadline_s))
+        raw, identity = bounded(lambda: _client(host, port, deadline_s), deadline_s)
     except RuntimeError as error:
+        host, port = meeting.master
         listener = ports.listener(port) if ports.is_own(host) else ""
         but = f" but {listener}" if listener else ""
         raise LaunchError(
             f"what answers at {host}:{port} is not a fleetrun{but}: {error}; end it, or choose "
             "another port for all machines (--master host:port, or --start_port with --ips)"
         ) from None
+    return Store(Link(raw, lambda: _again(meeting, (host, port), identity), retry))
 
 
-def _client(host: str, port: int, deadline_s: float) -> Any:
+def _door(meeting: Meeting) -> Endpoint:
+    """Where torch's client connects to: the master, or a tunnel that leads there inside TLS."""
+    if meeting.ssl is None:
+        return meeting.master
+    entrance = tunnel.entrance_to(meeting.master, client_context(meeting.ssl), _warn)
+    _KEPT.append(entrance)
+    return entrance.address
+
+
+def _again(meeting: Meeting, door: Endpoint, identity: bytes) -> Any:
+    """Another connection to the same store."""
+    try:
+        socket.create_connection(meeting.master, timeout=1.0).close()
+    except ConnectionRefusedError as error:
+        raise StoreGoneError("nothing listens where the store was") from error
+    except OSError as error:
+        raise StoreLostError(f"the store is out of reach: {error}") from error
+    raw, found = bounded(lambda: _client(*door, STORE_DEADLINE_S))
+    if found != identity:
+        raise StoreGoneError("another store has taken its place")
+    return raw
+
+
+def _client(host: str, port: int, deadline_s: float) -> tuple[Any, bytes]:
+    """torch's client, and which store it has found."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     timeout = datetime.timedelta(seconds=deadline_s)
-    return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+    raw = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+    return raw, bytes(raw.get(_IDENTITY))
 
 
 class Rendezvous:
@@ -153,6 +186,7 @@ class Rendezvous:
         seconds = datetime.timedelta
         logging.getLogger(dynamic.__name__).disabled = True
         plain = PlainBackend(c10d.C10dRendezvousBackend(store.raw, _RUN), dynamic)
+        self._backend = plain
         self._handler = dynamic.DynamicRendezvousHandler.from_backend(
             run_id=_RUN,
             store=store.raw,
@@ -166,8 +200,8 @@ class Rendezvous:
         )
         _KEPT.append(self._handler)
 
-    def next_round(self) -> tuple[Store, int, int]:
-        """Blocks until the machines are there: the round's store, a number and how many."""
+    def next_round(self) -> tuple[str, int, int]:
+        """Blocks until the machines are there: the round's name, a number and how many."""
         from torch.distributed.elastic.rendezvous import api
 
         try:
@@ -180,7 +214,7 @@ class Rendezvous:
             raise MembershipError(f"the store of node 0 went away: {error.__cause__}") from None
         except api.RendezvousStateError as error:
             raise MembershipError(str(error)) from None
-        return Store(met.store), met.rank, met.world_size
+        return f"round.{self._backend.round}", met.rank, met.world_size
 
     def waiting(self) -> int:
         """How many machines would like to join."""

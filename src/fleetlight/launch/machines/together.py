@@ -15,6 +15,7 @@ from fleetlight.launch.machines.farewell import STRANGERS_S, see_off
 from fleetlight.launch.machines.gathering import Meet, exchange, reach
 from fleetlight.launch.machines.heartbeats import Heartbeats
 from fleetlight.launch.machines.noticeboard import Noticeboard, agree
+from fleetlight.launch.machines.outage import Outage, OutOfReachError, Silences
 from fleetlight.launch.machines.own_node import described
 from fleetlight.launch.machines.patience import Patience, absent
 from fleetlight.launch.machines.peers import Conclusion, Next
@@ -38,12 +39,15 @@ class Together:
         self._job, self._meeting = job, meeting
         self._screen, self._interrupts = screen, interrupts
         store.quiet_torch()
-        self._store, self._serves = reach(meeting, self._patience())
+        self._outage = Outage(self._master(), job.deadline_s, screen, interrupts)
+        self._store, self._serves = reach(meeting, self._patience(), self._outage)
         # The rendezvous blocks on its connection, so it gets one of its own.
         own = store.connect(meeting)
         self._rendezvous = store.Rendezvous(own, meeting, job.host, job.deadline_s)
-        self._heartbeats = Heartbeats(self._store, job.host, time.monotonic())
+        now = time.monotonic()
+        self._heartbeats = Heartbeats(self._store, job.host, now, job.deadline_s)
         self._noticeboard: Noticeboard | None = None
+        self._silences = Silences(job.deadline_s, screen)
         self._last = Elsewhere.RUNNING
         self._next_ask = self._next_admission = 0.0
         self._is_gone = self._is_finished = False
@@ -59,6 +63,7 @@ class Together:
     def gather(self, node: Node) -> Layout:
         """Wait for the other machines and put all in order."""
         self._noticeboard, self._last = None, Elsewhere.RUNNING
+        self._silences = Silences(self._job.deadline_s, self._screen)
         patience, meet = self._patience(), Meet(self._rendezvous)
 
         def are_here() -> bool:
@@ -68,10 +73,12 @@ class Together:
         with self._naming_the_master():
             patience.wait(are_here, self._absent)
             own = described(node, self._job, self._meeting)
+            name, number, count = meet.found
+            shared = self._store.part(name)
             layout, launchers, warnings = exchange(
-                own, meet.found, self._heartbeats, self._meeting, patience
+                own, (shared, number, count), self._heartbeats, self._meeting, patience
             )
-        self._noticeboard = Noticeboard(meet.found[0], self._heartbeats, layout, launchers)
+        self._noticeboard = Noticeboard(shared, self._heartbeats, layout, launchers)
         for line in (*warnings, _order(layout)):
             self._screen.say(line)
         return layout
@@ -95,24 +102,33 @@ class Together:
         except FleetError:
             raise
         except RuntimeError as error:
+            self._interrupts.check()
             raise MembershipError(self._master_gone()) from error
 
-    def _master_gone(self) -> str:
+    def _master(self) -> str:
         host, port = self._meeting.master
-        return f"node 0, which serves {host}:{port}, went away"
+        return f"node 0, which serves {host}:{port},"
+
+    def _master_gone(self) -> str:
+        return f"{self._master()} went away"
 
     def elsewhere(self, workers_done: bool) -> Elsewhere:
         """Tell the others how it goes here, hear how it goes there."""
         now = time.monotonic()
         if now >= self._next_ask and not self._is_gone:
             try:
-                self._heartbeats.beat(now)
-                self._admit(now)
-                self._last = self._board.ask(now, workers_done=workers_done)
+                with contextlib.suppress(OutOfReachError), self._outage.once():
+                    self._last = self._ask(now, workers_done)
             except RuntimeError:
                 self._is_gone, self._last = True, Elsewhere.STOP
             self._next_ask = time.monotonic() + _ASK_S
         return self._last
+
+    def _ask(self, now: float, workers_done: bool) -> Elsewhere:
+        self._heartbeats.beat(now)
+        self._silences.tell(self._board.silent(now))
+        self._admit(now)
+        return self._board.ask(now, workers_done=workers_done)
 
     def _admit(self, now: float) -> None:
         """Node 0 sees a machine that waits and makes everybody meet again."""
@@ -133,11 +149,19 @@ class Together:
         agreed = Conclusion(
             next=Next.FINISH, failure=Failure(what=self._master_gone(), code=1, may_restart=False)
         )
+        interrupts = len(self._interrupts.seen)
+
+        def is_enough() -> bool:
+            self._silences.tell(self._board.silent(time.monotonic()))
+            return len(self._interrupts.seen) > interrupts
+
         if not self._is_gone:
-            with contextlib.suppress(RuntimeError):
+            try:
                 self._board.tell_end(failure)
-                silent = self._board.wait_for_ends(self._longest_end_s)
+                silent = self._board.wait_for_ends(self._longest_end_s, is_enough)
                 agreed = agree(self._board, silent, self._meeting, restarts_left)
+            except RuntimeError:
+                self._is_gone = True
         self._is_finished = agreed.next is Next.FINISH
         return agreed
 
@@ -155,7 +179,7 @@ class Together:
             return
         with contextlib.suppress(RuntimeError):
             # An elastic job goes on without a machine that gave up.
-            if self._is_finished:
+            if self._is_finished and self._serves:
                 self._rendezvous.close()
             self._heartbeats.say_goodbye()
             if self._serves:

@@ -47,7 +47,7 @@ class Gang:
         outside: Mapping[str, str],
     ) -> None:
         self.run = run
-        self.started_at = time.time()
+        self.started_at = time.monotonic()
         self.members = run.layout.members(run.job.worker.devices)
         self._folder, self._keeper, self._screen, self._outside = folder, keeper, screen, outside
         self._children: dict[Member, Child] = {}
@@ -132,7 +132,7 @@ class Gang:
         return Exit(
             member=member,
             status=status,
-            at=time.time() if at is None else at,
+            at=time.monotonic() if at is None else at,
             error=error,
             consequence=consequence,
             # a code is an error of its own, also one that it could not tell, as of os._exit

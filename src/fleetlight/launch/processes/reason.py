@@ -39,7 +39,8 @@ class Exit:
     member: Member
     #: exit code, or -N for signal N
     status: int
-    #: seconds since 1970: when its last error was raised, else when its end was seen
+    #: by the monotonic clock, which all processes of a machine share: when its last error was
+    #: raised, else when its end was seen
     at: float
     #: what it left in its error file
     error: str | None = None
