@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
+import functools
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.served import ASYNC, SYNC, Built, Job, Member, batches, loss_of
-from tests.workers import run_processes
+from tests.workers import run_job, run_processes
 from torch import Tensor, nn
 
 import fleetlight as fleet
-from fleetlight import checkpoint
+from fleetlight import checkpoint, static
 from fleetlight.errors import ConfigError, PlanError
 from fleetlight.fleet.inference import with_frozen_tables
 from fleetlight.fleet.model import as_plain_module
@@ -199,3 +202,101 @@ def test_before_the_tables_are_open() -> None:
 def test_the_form_of_fleet_is_refused_with_the_new_one(given: Any) -> None:
     with pytest.raises(ConfigError, match=r"write fleet\.save_inference_model\(dirname, feeds, f"):
         fleet.save_inference_model(*given)
+
+
+class Written(nn.Module):
+    """As models of Fleet are: a method writes the program, and nobody calls the model itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.every = Every()
+        self.weighed = SparseEmbeddingBag(2, "sum", padding_idx=3)
+        self.counted = SparseEmbedding(2, entry=fleet.ShowClickEntry("show", "click"))
+        self.dropout = nn.Dropout(0.3)
+
+    def net(self) -> tuple[Tensor, Tensor]:
+        ids = static.data("ids", [None, 3], torch.int64)
+        y = static.data("y", [None, 1])
+        each = torch.sigmoid(ids.float())
+        rows = self.weighed(ids, per_sample_weights=each).sum(1, keepdim=True)
+        rows = rows + self.counted(ids, click=y.expand(-1, 3)).sum((1, 2)).unsqueeze(1)
+        out = self.every(ids) + self.dropout(rows)
+        out.name = "score"  # type: ignore[attr-defined]
+        return out, nn.functional.mse_loss(out, y)
+
+
+def write_and_export(strategy: dict[str, Any], folder: str) -> Any:
+    """A program of Fleet's shape trains, and is exported by its feeds and targets."""
+    model = Written()
+    out, loss = model.net()
+    main = static.default_main_program()
+    test = main.clone(for_test=True)
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.05)
+    optimizer = fleet.distributed_optimizer(optimizer, fleet.DistributedStrategy(**strategy))
+    optimizer.minimize(loss)  # type: ignore[attr-defined]
+    if fleet.is_server():
+        fleet.init_server()
+        return fleet.run_server()
+    fleet.init_worker()
+    executor = static.Executor()
+    executor.run(static.default_startup_program())
+    for step in range(3):
+        feed = {"ids": IDS[step, fleet.worker_index()], "y": TARGETS[step, 0]}
+        executor.run(main, feed=feed)
+    fleet.barrier_worker()
+    fleet.save_inference_model(folder, ["ids"], [out], program=fleet.main_program)
+    fleet.save_inference_model(folder + "-of-test", ["ids"], ["score"], program=test)
+    # the clicks of ids are asked for, though an evaluation counts none
+    questions = {"ids": QUESTIONS % 30, "y": torch.zeros(len(QUESTIONS), 1)}
+    found = executor.run(test, feed=questions, fetch_list=[out])[0]
+    fleet.stop_worker()
+    return found.tolist()
+
+
+@pytest.mark.parametrize("size", [(0, 1), (2, 2)])
+@pytest.mark.parametrize("strategy", [SYNC, ASYNC])
+def test_a_program_written_line_by_line_is_exported_with_its_tables(
+    tmp_path: Path, strategy: dict[str, Any], size: tuple[int, int]
+) -> None:
+    work = functools.partial(write_and_export, strategy, str(tmp_path / "out"))
+    answers = run_job(work, work, servers=size[0], workers=size[1])
+    assert {kind for kind, _ in answers} == {"value"}, answers
+    expected = torch.tensor(answers[size[0]][1])
+    for folder in ("out", "out-of-test"):
+        model = fleet.load_inference_model(tmp_path / folder)
+        torch.testing.assert_close(model(QUESTIONS % 30), expected)
+        assert model(QUESTIONS[:1] % 30).shape == (1, 1)
+
+
+def test_what_is_exported_is_a_file_of_torch(tmp_path: Path) -> None:
+    work = functools.partial(write_and_export, SYNC, str(tmp_path / "out"))
+    [(_, expected)] = run_job(work, work, servers=0, workers=1)
+    code = (
+        "import sys, torch;"
+        "model = torch.export.load(sys.argv[1]).module();"
+        "print(model(torch.tensor(eval(sys.argv[2]))).tolist());"
+        "assert not [name for name in sys.modules if name.startswith('fleetlight')]"
+    )
+    [file] = (tmp_path / "out").rglob("*.pt2")
+    ids = str((QUESTIONS % 30).tolist())
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(file), ids], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    torch.testing.assert_close(torch.tensor(eval(done.stdout)), torch.tensor(expected))
+
+
+def test_rows_of_a_program_without_a_job_are_those_of_its_layers(tmp_path: Path) -> None:
+    model = nn.EmbeddingBag(9, 2, mode="sum", sparse=True)
+    with static.program_guard(static.Program()):
+        out = model(static.data("ids", [None, 3], torch.int64)) * 2
+        program = static.default_main_program()
+    fleet.save_inference_model(tmp_path, ["ids"], [out], program=program)
+    ids = torch.tensor([[1, 2, 8], [0, 0, 0]])
+    torch.testing.assert_close(fleet.load_inference_model(tmp_path)(ids), model(ids) * 2)
+    with static.program_guard(static.Program()):
+        out = SparseEmbedding(2)(static.data("ids", [None], torch.int64))
+        program = static.default_main_program()
+    with pytest.raises(PlanError, match="the rows of a SparseEmbedding are in a table of a job"):
+        fleet.save_inference_model(tmp_path, ["ids"], [out], program=program)

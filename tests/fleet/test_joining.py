@@ -16,7 +16,7 @@ from tests.workers import reserved_port
 import fleetlight
 from fleetlight.collective.forming import enrol
 from fleetlight.collective.registration import Scheduler
-from fleetlight.errors import ConfigError, DeadlineError, PeerError, PlanError, RoleError
+from fleetlight.errors import DeadlineError, PeerError, PlanError, RoleError
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.joining import _Connector, join_servers
 from fleetlight.ps import messages as m
@@ -60,11 +60,14 @@ def test_a_process_must_have_an_index() -> None:
 
 def test_servers_are_told_how_long_a_worker_may_be_away(tmp_path: Path) -> None:
     strategy = DistributedStrategy(durability="log")
-    role = Role(index=0, server_num=1, server_endpoints=[("127.0.0.1", 1)])
+    role = Role(index=0, server_num=1, server_endpoints=[("127.0.0.1", 1)], job="a job")
     redo = Redo(tmp_path, Identity(0, 1, 1, "a job", 0, 7), 60.0)
     # less than others wait for it
     assert _Connector(role, strategy, 60.0, redo)._greeting(0, CONTROL).away_s == 40.0
     assert _Connector(role, strategy, 60.0, None)._greeting(0, CONTROL).away_s == 0.0
+    # only with all others, by a launch that resumes
+    for alone in (role.replace(job=""), role.replace(max_restarts=0)):
+        assert _Connector(alone, strategy, 60.0, redo)._greeting(0, CONTROL).away_s == 0.0
 
 
 class Job:
@@ -161,7 +164,7 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_server_that_fails_after_it_has_registered_tells_the_scheduler(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held: list[socket.socket] = []
     monkeypatch.setattr(
@@ -174,16 +177,20 @@ def test_a_server_that_fails_after_it_has_registered_tells_the_scheduler(
         Role(kind=kind, index=None, master_keeper="it", **facts)
         for kind in (Kind.WORKER, Kind.SERVER)
     )
-    strategy = DistributedStrategy(ssl=str(tmp_path))
+
+    def fail(*args: object, **kwargs: object) -> None:
+        raise OSError("no more descriptors")
+
+    monkeypatch.setattr("fleetlight.fleet.joining.Listener", fail)
     with holder, ThreadPoolExecutor(2) as pool, caplog.at_level("ERROR", logger="fleetlight"):
         code, signs = pool.submit(scheduler.run), pool.submit(enrol, worker, "test", 20.0)
-        with pytest.raises(ConfigError, match="ssl"):
-            join_servers(server, strategy, 20.0)
+        with pytest.raises(OSError, match="no more descriptors"):
+            join_servers(server, DistributedStrategy(), 20.0)
         try:
             assert code.result(timeout=10) == 1
         finally:
             signs.result()[1].depart(None)  # type: ignore[union-attr]
-    assert any("server 0 failed: ConfigError: ssl" in text for text in caplog.messages)
+    assert any("server 0 failed: OSError: no more descriptors" in text for text in caplog.messages)
     assert held[0].fileno() == -1
 
 

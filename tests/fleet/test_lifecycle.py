@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import fleetlight as fleet
 from fleetlight.errors import CheckpointError, ConfigError, RoleError, StrategyError
 from fleetlight.fleet.context import current, current_or_none
 from fleetlight.fleet.lifecycle import _deadline
+from fleetlight.observe.log import logger
 from fleetlight.roles import Role
 
 
@@ -52,6 +55,31 @@ def test_who_may_be_away_for_longer_than_others_wait_is_refused_at_once(
     with pytest.raises(StrategyError, match="away_s = 90 is not less than deadline_s = 60"):
         fleet.init(strategy=strategy)
     assert current_or_none() is None
+
+
+def warned_at_init() -> list[str]:
+    records: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    fleet.init(is_collective=True)
+    fleet.stop_worker()
+    logger.removeHandler(handler)
+    return [text for text in records if "does not read it" in text]
+
+
+def in_foreign_environment(env: dict[str, str]) -> list[str]:
+    os.environ.update(env)
+    return warned_at_init()
+
+
+def test_variables_of_other_systems_are_named_once_a_job() -> None:
+    env = {"CPU_NUM": "4", "FLAGS_communicator_send_queue_size": "8", "MS_NODE_TIMEOUT": ""}
+    first, second = run_processes(in_foreign_environment, [(env,), (env,)])
+    cpu, queue = first
+    assert cpu.startswith("CPU_NUM is set, but Fleetlight does not read it: ")
+    assert queue.endswith("use strategy.a_sync_configs.send_queue_size")
+    assert second == []
 
 
 @pytest.mark.parametrize(

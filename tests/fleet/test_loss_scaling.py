@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from fleetlight.fleet.loss_scaling import scaler_at_work, tell_infinity
+from fleetlight.fleet.loss_scaling import scaler_at_work
+from fleetlight.torch_compat.optimizers import tell_infinity
 
 
 def scaled(optimizer: torch.optim.Optimizer) -> torch.amp.GradScaler:

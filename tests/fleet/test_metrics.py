@@ -26,17 +26,19 @@ def metrics() -> Any:
         fleet.metrics.max(torch.tensor([index, 5])).tolist(),
         fleet.metrics.mae(1.0, 2),
         fleet.metrics.rmse(8.0, 1),
+        fleet.metrics.mse(8.0, 1),
     )
 
 
 def test_metrics_are_global() -> None:
-    for auc, acc, total, largest, mae, rmse in run_workers(metrics):
+    for auc, acc, total, largest, mae, rmse, mse in run_workers(metrics):
         assert auc == 0.75
         assert acc == 7 / 8
         assert total == 3
         assert largest == [1, 5]
         assert mae == 0.5
         assert rmse == pytest.approx(8**0.5)
+        assert mse == 8
 
 
 def unlike() -> list[str]:

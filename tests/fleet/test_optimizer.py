@@ -36,20 +36,33 @@ def flat(model: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
-def minimized() -> Any:
+def minimized(before: str = "") -> Any:
+    strategy = fleet.DistributedStrategy()
+    if before == "merge":
+        strategy = fleet.DistributedStrategy(gradient_merge=True)
+        strategy.gradient_merge_configs = {"k_steps": 2}  # type: ignore[assignment]
     model = fleet.distributed_model(network())
-    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = fleet.distributed_optimizer(sgd, strategy)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
     assert isinstance(optimizer, torch.optim.SGD)
     x, y = my_part(records()[0]), my_part(records()[1])
     for _ in range(3):
-        optimizer.minimize(F.cross_entropy(model(x), y))
-        optimizer.zero_grad()
+        parts = 2 if before == "merge" else 1
+        for part, targets in zip(x.chunk(parts), y.chunk(parts), strict=True):
+            loss = F.cross_entropy(model(part), targets)
+            if before:
+                loss.backward()
+            optimizer.minimize(loss)
+            optimizer.zero_grad()
         scheduler.step()
     return flat(model), optimizer.param_groups[0]["lr"]
 
 
-def test_minimize_is_backward_and_step() -> None:
+@pytest.mark.parametrize("before", ["", "backward", "merge"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_minimize_is_backward_and_step(before: str, workers: int) -> None:
+    """With `backward` the script calls it first, in the order of Fleet's scripts."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
@@ -59,9 +72,50 @@ def test_minimize_is_backward_and_step() -> None:
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
         scheduler.step()
-    for result, lr in run_workers(minimized):
+    for result, lr in run_workers(minimized, workers, before):
         torch.testing.assert_close(result, flat(model), rtol=0, atol=1e-12)
         assert lr == 0.0125
+
+
+def used_twice() -> None:
+    model = fleet.distributed_model(network())
+    optimizer: Any = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    x, y = records()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.zero_grad()
+    with pytest.raises(PlanError, match=r"call zero_grad\(\) before loss\.backward"):
+        optimizer.minimize(loss)
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    before = flat(model)
+    with pytest.raises(PlanError, match="has stepped since the loss was computed"):
+        optimizer.minimize(loss)
+    assert torch.equal(before, flat(model))
+    optimizer.zero_grad()
+    optimizer.minimize(F.cross_entropy(model(x), y))
+    assert not torch.equal(before, flat(model))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_loss_is_used_once(workers: int) -> None:
+    run_workers(used_twice, workers)
+
+
+def scaled_after_backward() -> None:
+    strategy = fleet.DistributedStrategy(amp=True, amp_configs={"dtype": "float16"})
+    model = fleet.distributed_model(network().float())
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer: Any = fleet.distributed_optimizer(sgd, strategy)
+    loss = F.cross_entropy(model(records()[0].float()), records()[1])
+    loss.backward()
+    with pytest.raises(PlanError, match=r"float16 .* leave loss\.backward\(\) out"):
+        optimizer.minimize(loss)
+
+
+def test_what_is_to_be_scaled_must_not_have_gone_backward() -> None:
+    run_workers(scaled_after_backward, 1)
 
 
 def autocast(dtype: str) -> Any:

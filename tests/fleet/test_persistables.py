@@ -77,6 +77,7 @@ def load_and_go_on(dirname: str, more: int) -> Any:
     return [p.detach().clone() for p in model.parameters()], drawn, extra
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 3), (3, 1), (1, 2)])
 def test_any_number_of_workers_goes_on_where_others_stopped(
     tmp_path: Path, before: int, after: int
@@ -91,6 +92,7 @@ def test_any_number_of_workers_goes_on_where_others_stopped(
         assert [r[1] for r in loaded] == [r[1] for r in saved]
 
 
+@pytest.mark.contract
 def test_plain_pytorch_loads_it(tmp_path: Path) -> None:
     [(parameters, _)] = run_workers(save_after, 1, 6, str(tmp_path / "ckpt"), 0)
     from safetensors.torch import load_file

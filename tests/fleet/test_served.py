@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Any
 
@@ -42,6 +43,25 @@ def test_gradients_are_there_after_the_step_as_they_were(mode: dict[str, Any]) -
             assert parameter.grad is before[name]
 
     run(build, train, mode, workers=1)
+
+
+@pytest.mark.contract
+@MODES
+def test_minimize_behind_backward_is_the_step(mode: dict[str, Any]) -> None:
+    def train(worker: Member, *, before: bool) -> Any:
+        for _ in range(3):
+            loss = (worker.model(ONE) - 1).pow(2).sum()
+            if before:
+                loss.backward()
+            worker.optimizer.minimize(loss)  # type: ignore[attr-defined]
+            worker.optimizer.zero_grad()
+            worker.barrier()
+        return worker.model(ONE).tolist(), worker.context.step
+
+    [one] = run(build, functools.partial(train, before=True), mode, workers=1)
+    [other] = run(build, functools.partial(train, before=False), mode, workers=1)
+    assert one == other
+    assert one[1] == 3
 
 
 @MODES
@@ -139,6 +159,7 @@ def test_servers_do_not_train() -> None:
         optimizer.step()
 
 
+@pytest.mark.contract
 def test_two_optimizers_step_by_themselves() -> None:
     def two() -> Any:
         model = Net()

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from fleetlight.fleet.served_figures import of_server, of_servers, of_worker
+from fleetlight.fleet.served_figures import of_server, of_servers, of_worker, too_late
 from fleetlight.ps.messages import Counted
 
 MIB = 2**20
@@ -33,3 +33,13 @@ def test_servers_are_summed_and_staleness_is_averaged_over_pushes() -> None:
 def test_without_pushes_and_tables_that_is_said() -> None:
     told = of_servers([Counted(0, {}, {}, {})])
     assert told == "servers: 0 pushes, staleness not counted; no tables"
+
+
+def test_a_delay_beyond_what_workers_make_is_warned_of() -> None:
+    usual, late = Counted(9, {}, {}, {3: 8, 9: 1}), Counted(9, {}, {}, {4: 1, 6: 3})
+    assert too_late([usual], 2) is None
+    told = too_late([usual, late], 2)
+    assert told is not None
+    assert told.startswith("gradients were 5.5 changes late on average, expected 4 at most")
+    assert "leave out send_queue_size" in told
+    assert too_late([], 2) is None

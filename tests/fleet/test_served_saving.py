@@ -75,7 +75,8 @@ def state(member: Member) -> list[Any]:
     for plan in member.context.models:
         plan.share_buffers()
     tables = [member.rows(ALL, number) for number in range(2)]
-    return tables + [value.detach().numpy().copy() for value in member.model.state_dict().values()]
+    values = member.model.state_dict().values()
+    return tables + [value.numpy().copy() for value in values if value.numel()]
 
 
 def equal(one: list[Any], other: list[Any], atol: float = 1e-6) -> None:

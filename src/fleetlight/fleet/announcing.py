@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten_with_path
 
 from fleetlight.errors import ConfigError, PlanError, did_you_mean
 from fleetlight.fleet.context import Context
@@ -21,6 +20,7 @@ from fleetlight.fleet.planning import mode_of
 from fleetlight.ps.layers.embedding import ids_of
 from fleetlight.ps.plan import GEO
 from fleetlight.ps.update import Ids
+from fleetlight.torch_compat.trees import tree_flatten_with_path
 
 #: answers the ids that a batch brings to tables, by name
 IdsOf = Callable[[Any], Mapping[str, Tensor]]

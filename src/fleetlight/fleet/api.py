@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from fleetlight import data, errors
+from fleetlight import data, errors, optim
 from fleetlight.fleet import metrics, nn, util
 from fleetlight.fleet.clipping import clip_grad_norm_
 from fleetlight.fleet.collectives import all_gather, all_reduce, barrier_worker
@@ -13,12 +13,15 @@ from fleetlight.fleet.identity import (
     is_worker,
     local_rank,
     node_num,
+    nranks,
+    rank,
     server_endpoints,
     server_index,
     server_num,
     worker_endpoints,
     worker_index,
     worker_num,
+    world_size,
 )
 from fleetlight.fleet.inference import load_inference_model, save_inference_model
 from fleetlight.fleet.leaving import watch_the_beginning
@@ -28,8 +31,10 @@ from fleetlight.fleet.perf import account, collective_perf
 from fleetlight.fleet.persistables import load_persistables, save_persistables
 from fleetlight.fleet.progress import progress
 from fleetlight.fleet.registering import distributed_model, distributed_optimizer
+from fleetlight.fleet.rows import rows
 from fleetlight.fleet.sharding import shard
 from fleetlight.fleet.shrinking import shrink
+from fleetlight.fleet.whole_state import load_state_dict, state_dict
 from fleetlight.ps.layers.entries import CountFilterEntry, ProbabilityEntry, ShowClickEntry
 from fleetlight.roles import Role, RoleMaker, UserDefinedRoleMaker
 from fleetlight.roles import RoleMaker as PaddleCloudRoleMaker
@@ -65,12 +70,17 @@ __all__ = [
     "is_worker",
     "load_inference_model",
     "load_persistables",
+    "load_state_dict",
     "local_rank",
     "metrics",
     "nn",
     "no_sync",
     "node_num",
+    "nranks",
+    "optim",
     "progress",
+    "rank",
+    "rows",
     "run_server",
     "save_inference_model",
     "save_persistables",
@@ -79,9 +89,11 @@ __all__ = [
     "server_num",
     "shard",
     "shrink",
+    "state_dict",
     "stop_worker",
     "util",
     "worker_endpoints",
     "worker_index",
     "worker_num",
+    "world_size",
 ]

@@ -285,6 +285,14 @@ def fitted(context: Context, saved: Checkpoint, names: Names) -> Iterator[Callab
         yield functools.partial(plan.go_on, go_on)
 
 
+def begin_anew(context: Context, names: Names) -> None:
+    """Other values were given to all workers: those that train alone go on from them."""
+    for plan in context.optimizers:
+        if plan.alone is not None:
+            engine = plan.alone.engine
+            engine.begin_anew(engine.schedule.step, names)
+
+
 def _load(engine: Averaging, *, state: Mapping[str, Any], names: Names) -> None:
     engine.load(state, names)
 

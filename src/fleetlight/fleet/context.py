@@ -40,6 +40,8 @@ class Context:
     role: Role
     group: Peers
     strategy: DistributedStrategy
+    #: the call of the script that gave the strategy; empty: nobody did
+    strategy_from: str = ""
     models: list[ModelPlan] = dataclasses.field(default_factory=list)
     optimizers: list[OptimizerPlan] = dataclasses.field(default_factory=list)
     #: in which form the gradients of models cross between hosts

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fleetlight.fleet.context import kept_in
+from fleetlight.ps.journal.folder import is_of_launch, launch_of, refuse_another_size, remains
 from fleetlight.ps.journal.journal import Policy
+from fleetlight.ps.resume import Remains
 from fleetlight.ps.server.durability import Durable
 from fleetlight.ps.worker.redo.redo import Identity, Redo
 
@@ -22,14 +25,12 @@ def durable_of(context: Context) -> Durable | None:
     if strategy.durability == "none":
         return None
     configs = strategy.durability_configs
-    index = role.index if role.is_server else 0
-    name = f"server-{index}-of-{max(1, role.server_num)}"
     return Durable(
-        path=context.kept_in / name,
+        path=context.kept_in / _server_folder(role, strategy).name,
         log=strategy.durability == "log",
         job=role.job,
         start=role.restart,
-        resume=configs.resume or role.resume,
+        resume=asks_to_resume(role, strategy),
         # a job that saves has its checkpoint to go on from
         must_exist=role.resume and not strategy.checkpoint,
         policy=Policy(configs.sync, patience_s=strategy.deadline_s),
@@ -39,13 +40,33 @@ def durable_of(context: Context) -> Durable | None:
     )
 
 
+def remains_of(role: Role, strategy: DistributedStrategy) -> Remains | None:
+    """What an earlier launch has left of this server; None where no whole job resumes."""
+    if strategy.durability == "none" or not asks_to_resume(role, strategy):
+        return None
+    path = _server_folder(role, strategy)
+    if is_of_launch(path, launch_of(role.job, role.restart)):
+        return None
+    refuse_another_size(path, max(1, role.server_num), role.worker_num)
+    return remains(path)
+
+
+def asks_to_resume(role: Role, strategy: DistributedStrategy) -> bool:
+    """Whether what an earlier launch has left is to be taken up."""
+    return role.resume or strategy.durability_configs.resume
+
+
+def _server_folder(role: Role, strategy: DistributedStrategy) -> Path:
+    index = role.index or 0 if role.is_server else 0
+    return kept_in(strategy) / f"server-{index}-of-{max(1, role.server_num)}"
+
+
 def redo_of(role: Role, strategy: DistributedStrategy, index: int, incarnation: int) -> Redo | None:
-    """What a worker keeps of itself; None where nobody would start it again alone.
+    """What a worker keeps of itself; None where no later life resumes where it is.
 
     Workers that average dense gradients among themselves can only be started again together.
     """
-    is_kept = strategy.durability != "none" and strategy.a_sync_configs.dense == "servers"
-    if not is_kept or not role.job or role.max_restarts == 0:
+    if strategy.durability == "none" or strategy.a_sync_configs.dense != "servers":
         return None
     identity = Identity(
         worker=index,
@@ -56,4 +77,10 @@ def redo_of(role: Role, strategy: DistributedStrategy, index: int, incarnation: 
         incarnation=incarnation,
     )
     path = kept_in(strategy) / f"worker-{index}-of-{role.worker_num}"
-    return Redo(path, identity, strategy.deadline_s)
+    return Redo(
+        path,
+        identity,
+        strategy.deadline_s,
+        resume=asks_to_resume(role, strategy),
+        sync=strategy.durability_configs.sync == "commit",
+    )

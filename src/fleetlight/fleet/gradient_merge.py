@@ -13,6 +13,7 @@ from torch import Tensor
 from fleetlight.errors import PlanError
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.loss_scaling import scaler_at_work
+from fleetlight.torch_compat.optimizers import count_as_stepped
 
 
 class GradientMerge:
@@ -39,7 +40,7 @@ class GradientMerge:
         """In place of the optimizer's own `step`, which is called when the k-th part is there."""
         self._refuse(args, kwargs)
         # torch's schedulers warn when they come before the first step
-        self._optimizer._opt_called = True  # type: ignore[attr-defined]
+        count_as_stepped(self._optimizer)
         if self.is_between():
             self._done += 1
             self._put_aside()

@@ -63,3 +63,7 @@ def local_rank() -> int:
 def node_num() -> int:
     """How many hosts the job runs on."""
     return current().role.node_num or 1
+
+
+#: Fleet's other names for them
+rank, nranks, world_size = worker_index, worker_num, worker_num

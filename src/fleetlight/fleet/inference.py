@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fleetlight import checkpoint
 from fleetlight.checkpoint import InferenceModel
-from fleetlight.errors import ConfigError, PlanError, did_you_mean
+from fleetlight.errors import ConfigError, PlanError, did_you_mean, names_arguments
 from fleetlight.fleet import averaging
 from fleetlight.fleet.context import Context, current, current_or_none
 from fleetlight.fleet.model import as_plain_module
@@ -30,9 +30,10 @@ from fleetlight.ps.layers.embedding import TableLayer
 from fleetlight.ps.layers.frozen import FrozenRows, frozen
 from fleetlight.ps.plan import ASYNC, TablePlan
 from fleetlight.ps.tables.table_file import WEIGHTS, Column, TableReader
+from fleetlight.torch_compat.modules import children
 
 if TYPE_CHECKING:
-    from fleetlight.static.inference import Feeds
+    from fleetlight.static.inference import Feeds, StandIn
     from fleetlight.static.program import Program
 
 Directory = str | os.PathLike[str]
@@ -63,6 +64,7 @@ def save_inference_model(
     /,
     *,
     dynamic_batch: bool | list[str] = True,
+    rows: Rows = "all",
     program: Program,
 ) -> None:
     """Of a static program: feeds and fetches are variables or their names."""
@@ -75,11 +77,13 @@ def save_inference_model(
     feeds: Feeds,
     fetches: Sequence[Any],
     dynamic_batch: bool | list[str] = True,
+    rows: Rows = "all",
     program: Program,
 ) -> None:
     """The same, by keywords."""
 
 
+@names_arguments
 def save_inference_model(
     dirname: Directory,
     example_inputs: Any = None,
@@ -106,7 +110,7 @@ def save_inference_model(
     if program is not None:
         given = example_inputs if feeds is None else feeds
         wanted = model if fetches is None else fetches
-        _save_program(dirname, program, given, wanted, dynamic_batch)
+        _save_program(dirname, program, given, wanted, dynamic_batch, rows)
         return
     if feeds is not None or fetches is not None:
         raise ConfigError(
@@ -140,10 +144,15 @@ def _refuse_old_form(dirname: Any, *others: Any) -> None:
 
 
 def _save_program(
-    dirname: Directory, program: Program, feeds: Any, fetches: Any, dynamic: bool | list[str]
+    dirname: Directory,
+    program: Program,
+    feeds: Any,
+    fetches: Any,
+    dynamic: bool | list[str],
+    rows: Rows,
 ) -> None:
-    """Export what a program computes of its feeds. Needs no `fleet.init`."""
-    from fleetlight.static.inference import examples_of, inference_module
+    """Export what a program computes of its feeds. Without tables it needs no `fleet.init`."""
+    from fleetlight.static.inference import examples_of, has_tables, inference_module
 
     if feeds is None or fetches is None:
         raise ConfigError(
@@ -157,11 +166,29 @@ def _save_program(
             return
         averaging.warn_if_apart(context, "save_inference_model")
     examples, batched = examples_of(program, feeds)
-    module = inference_module(program, feeds, fetches)
     inputs = tuple(examples.values())
     if dynamic is True:
         dynamic = batched or False
-    checkpoint.save_inference(dirname, module, inputs, dynamic_batch=dynamic)
+    with contextlib.ExitStack() as stack:
+        stand_in: StandIn | None = None
+        if has_tables(program):
+            is_served = context is not None and context.session is not None
+            tables = _open_tables(current(), rows) if is_served else None
+            stand_in = _unserved if tables is None else stack.enter_context(tables)
+        module = inference_module(program, feeds, fetches, stand_in)
+        checkpoint.save_inference(dirname, module, inputs, dynamic_batch=dynamic)
+
+
+def _unserved(layer: nn.Module) -> nn.Module:
+    """What stands in for a layer that has its rows itself."""
+    if isinstance(layer, TableLayer):
+        raise PlanError(
+            f"save_inference_model: the rows of a {type(layer).__name__} are in a table of a job "
+            "with parameter servers (or of fleet.init() in one process), and there is none here; "
+            "call it in the worker that trains"
+        )
+    assert isinstance(layer, (nn.Embedding, nn.EmbeddingBag))
+    return _unmoved(layer, layer.weight.detach())
 
 
 def load_inference_model(dirname: Directory, device: str | torch.device = "cpu") -> InferenceModel:
@@ -172,6 +199,21 @@ def load_inference_model(dirname: Directory, device: str | torch.device = "cpu")
 @contextlib.contextmanager
 def with_frozen_tables(context: Context, module: nn.Module, rows: Rows) -> Iterator[nn.Module]:
     """The module, with layers of torch alone in place of those whose rows are on the servers."""
+    with _open_tables(context, rows) as stand_in:
+        stands_in = {layer: stand_in(layer) for layer in module.modules() if _has_rows(layer)}
+    with _replaced(module, stands_in):
+        yield stands_in.get(module, module)
+
+
+def _has_rows(layer: nn.Module) -> bool:
+    """Whether its rows are on the servers."""
+    moved = isinstance(layer.__dict__.get("forward"), MovedForward)
+    return isinstance(layer, TableLayer) or moved
+
+
+@contextlib.contextmanager
+def _open_tables(context: Context, rows: Rows) -> Iterator[StandIn]:
+    """Inside the block, a function that gives layers of torch alone for layers with tables."""
     session = context.session
     assert session is not None
     if session.is_open or context.group.alone:
@@ -186,17 +228,8 @@ def with_frozen_tables(context: Context, module: nn.Module, rows: Rows) -> Itera
     if session.drawn.plan.mode == ASYNC:
         # what this worker has may be older than the rows
         session.communicator.take_dense()
-    tables = _Tables(context, session, rows)
-    with tables:
-        stands_in: dict[nn.Module, nn.Module] = {}
-        for layer in module.modules():
-            if isinstance(layer, TableLayer):
-                stands_in[layer] = tables.frozen(layer).to(layer.weight.device)
-            elif isinstance(layer.__dict__.get("forward"), MovedForward):
-                assert isinstance(layer, (nn.Embedding, nn.EmbeddingBag))
-                stands_in[layer] = _unmoved(layer, tables.dense(layer))
-    with _replaced(module, stands_in):
-        yield stands_in.get(module, module)
+    with _Tables(context, session, rows) as tables:
+        yield tables.stand_in
 
 
 class _Tables(contextlib.AbstractContextManager["_Tables"]):
@@ -226,6 +259,13 @@ class _Tables(contextlib.AbstractContextManager["_Tables"]):
 
     def __exit__(self, *_: object) -> None:
         self._folder.cleanup()
+
+    def stand_in(self, layer: nn.Module) -> nn.Module:
+        """A layer of torch alone."""
+        if isinstance(layer, TableLayer):
+            return self.frozen(layer).to(layer.weight.device)
+        assert isinstance(layer, (nn.Embedding, nn.EmbeddingBag))
+        return _unmoved(layer, self.dense(layer))
 
     def frozen(self, layer: TableLayer) -> nn.Module:
         """What stands in for a layer; layers that share a table share its rows."""
@@ -301,17 +341,17 @@ def _replaced(module: nn.Module, stands_in: Mapping[nn.Module, nn.Module]) -> It
     places = [
         (parent, name, child)
         for parent in list(module.modules())
-        for name, child in parent._modules.items()
+        for name, child in children(parent).items()
         if child in stands_in
     ]
     for parent, name, child in places:
         assert child is not None
-        parent._modules[name] = stands_in[child]
+        children(parent)[name] = stands_in[child]
     try:
         yield
     finally:
         for parent, name, child in places:
-            parent._modules[name] = child
+            children(parent)[name] = child
 
 
 def _check_rows(session: Session, rows: Rows) -> None:

@@ -17,11 +17,12 @@ from fleetlight.collective.forming import enrol, own_address, report_failure
 from fleetlight.collective.group import Group
 from fleetlight.errors import PlanError, RoleError
 from fleetlight.fleet.context import Context
-from fleetlight.fleet.durable import redo_of
+from fleetlight.fleet.durable import redo_of, remains_of
 from fleetlight.fleet.freed_memory import give_back_freed
 from fleetlight.fleet.leaving import tell_returning
 from fleetlight.fleet.recovery import Recovery
 from fleetlight.fleet.session import Session
+from fleetlight.fleet.whole_resume import resume_with_all
 from fleetlight.observe.log import logger
 from fleetlight.ps import messages as m
 from fleetlight.ps.server.server import Server
@@ -36,7 +37,7 @@ from fleetlight.ps.worker.lanes import CONTROL, PULL, PUSH
 from fleetlight.ps.worker.redo.redo import Redo
 from fleetlight.roles import Role, endpoint_text
 from fleetlight.roles.address import is_loopback
-from fleetlight.security.context import client_context, server_context
+from fleetlight.security.context import Contexts, both_contexts, client_context, server_context
 from fleetlight.security.token import OPEN
 from fleetlight.strategy import DistributedStrategy
 
@@ -94,7 +95,8 @@ def _train(role: Role, strategy: DistributedStrategy, deadline_s: float) -> Cont
 
 def _enrolled(role: Role, strategy: DistributedStrategy, deadline_s: float) -> Context:
     """A worker whose index, and the way to the servers, a scheduler tells."""
-    role, signs = enrol(role, fleetlight.__version__, deadline_s)
+    tls = both_contexts(strategy.ssl)
+    role, signs = enrol(role, fleetlight.__version__, deadline_s, tls=tls)
     assert signs is not None
     try:
         context = _train(role, strategy, deadline_s)
@@ -112,12 +114,13 @@ def _serve(role: Role, strategy: DistributedStrategy, deadline_s: float) -> Cont
     give_back_freed()
     if role.index is not None or role.master is None:
         return _listening(role, strategy, deadline_s, None)
-    role, held = _enrolled_server(role, deadline_s)
+    contexts = both_contexts(strategy.ssl)
+    role, held = _enrolled_server(role, deadline_s, contexts)
     try:
         return _listening(role, strategy, deadline_s, held)
     except BaseException as error:
         held.close()
-        report_failure(role, f"{type(error).__name__}: {error}")
+        report_failure(role, f"{type(error).__name__}: {error}", contexts)
         raise
 
 
@@ -126,6 +129,7 @@ def _listening(
 ) -> Context:
     index = _index(role)
     server = _server(role, index, role.server_num, deadline_s)
+    server.resuming.remains = remains_of(role, strategy)
     tls = server_context(strategy.ssl) if strategy.ssl else None
     listener = Listener(
         _endpoints(role)[index],
@@ -146,11 +150,13 @@ def _listening(
     )
 
 
-def _enrolled_server(role: Role, deadline_s: float) -> tuple[Role, socket.socket]:
+def _enrolled_server(
+    role: Role, deadline_s: float, tls: Contexts | None
+) -> tuple[Role, socket.socket]:
     """The index comes from a scheduler, which is told the port; the socket is bound to it."""
     held = hold((own_address(role), 0))
     try:
-        role, _ = enrol(role, fleetlight.__version__, deadline_s, held.getsockname()[1])
+        role, _ = enrol(role, fleetlight.__version__, deadline_s, held.getsockname()[1], tls)
     except BaseException:
         held.close()
         raise
@@ -162,6 +168,9 @@ def _work(role: Role, strategy: DistributedStrategy, deadline_s: float) -> Conte
     connector = _Connector(role, strategy, deadline_s, redo)
     client = Client(_index(role), role.worker_num, role.server_num, connector.connect, redo)
     connector.has_joined = lambda: client.has_joined
+    if strategy.durability == "log":
+        connector.acknowledged = lambda server: client.acknowledged[server]
+    resume_with_all(client, role, strategy, waits=True)
     # one that cannot go on says so before the servers take it in
     recovery = None if redo is None else Recovery(redo, functools.partial(tell_returning, role))
     crew = Crew(client, deadline_s)
@@ -172,16 +181,22 @@ def _work(role: Role, strategy: DistributedStrategy, deadline_s: float) -> Conte
 def _alone(role: Role, strategy: DistributedStrategy, deadline_s: float) -> Context:
     """One process: its server is an object, reached by calls in place of a network."""
     server = _server(role, 0, 1, deadline_s)
-    incarnation = _incarnation()
+    server.resuming.remains = remains_of(role, strategy)
+    redo = redo_of(role, strategy, 0, _incarnation())
+    incarnation = _incarnation() if redo is None else redo.identity.incarnation
+    life = 1 if redo is None else redo.identity.life
 
     def connect(lane: str) -> Sequence[Channel]:
         channel = MemoryChannel(server)
-        channel.call(_hello(role, 0, 1, lane, incarnation))
+        hello = _hello(role, 0, 1, lane, incarnation)
+        channel.welcome = channel.call(msgspec.structs.replace(hello, life=life))
         return [channel]
 
-    client = Client(0, 1, 1, connect)
+    client = Client(0, 1, 1, connect, redo)
+    resume_with_all(client, role, strategy, waits=False)
+    recovery = None if redo is None else Recovery(redo, lambda returns: None)
     crew = Crew(client, deadline_s)
-    session = Session(client, server)
+    session = Session(client, server, recovery)
     return Context(role=role, group=crew, strategy=strategy, session=session)
 
 
@@ -199,11 +214,15 @@ class _Connector:
         self._life = 1 if redo is None else redo.identity.life
         #: how long the servers wait for it, should it die, and it for them
         configs = strategy.durability_configs
-        self._away_s = 0.0 if redo is None else configs.away_within(deadline_s)
+        self._away_s = 0.0
+        if redo is not None and role.job and role.max_restarts != 0:
+            self._away_s = configs.away_within(deadline_s)
         #: on all lanes
         self._fence = Fence()
         #: whether the servers know this worker's plan
         self.has_joined: Callable[[], bool] = lambda: False
+        #: the last push that a server has acknowledged, and may not have lost
+        self.acknowledged: Callable[[int], int] = lambda server: 0
 
     def connect(self, lane: str) -> Sequence[Channel]:
         """A channel to each server, all welcomed; waits for those that still have to start."""
@@ -229,7 +248,11 @@ class _Connector:
     def _greeting(self, server: int, lane: str) -> m.Hello:
         hello = _hello(self._role, server, len(self._endpoints), lane, self._incarnation)
         return msgspec.structs.replace(
-            hello, joined=self.has_joined(), life=self._life, away_s=self._away_s
+            hello,
+            joined=self.has_joined(),
+            life=self._life,
+            away_s=self._away_s,
+            acknowledged=self.acknowledged(server),
         )
 
 

@@ -214,7 +214,7 @@ def _write(path: str, word: Mapping[str, Any]) -> None:
     try:
         # a process may be killed amid this
         with open(f"{path}.new", "w", encoding="utf-8") as file:
-            json.dump({"time": time.time(), **word}, file)
+            json.dump({"time": time.monotonic(), **word}, file)
         os.replace(f"{path}.new", path)
     except OSError as problem:
         log.logger.warning("the launcher's error file %s cannot be written: %s", path, problem)

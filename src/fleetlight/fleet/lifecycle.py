@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import logging
 import os
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import fleetlight
 from fleetlight.collective.forming import form
 from fleetlight.collective.registration import Scheduler
-from fleetlight.errors import ConfigError, FleetError, RoleError
+from fleetlight.errors import ConfigError, FleetError, RoleError, names_arguments
 from fleetlight.fleet import averaging, compressing, served_figures, stopping
 from fleetlight.fleet.context import Context, current, current_or_none, set_current
 from fleetlight.fleet.durable import durable_of
@@ -30,13 +31,17 @@ from fleetlight.fleet.leaving import (
 from fleetlight.fleet.schedulers import Schedulers
 from fleetlight.fleet.served_loading import open_loaded
 from fleetlight.fleet.session import Session, drawn_of
-from fleetlight.late_compiler import postpone_compiler
 from fleetlight.observe import log
 from fleetlight.observe.log import logger
-from fleetlight.roles import Kind, Role, RoleMaker
+from fleetlight.ps.worker.crew import Crew
+from fleetlight.roles import Kind, Role, RoleMaker, foreign_variables
+from fleetlight.security.context import both_contexts
 from fleetlight.strategy import DistributedStrategy, JobFacts, conflicts, set_current_job
+from fleetlight.torch_compat.lazy_dynamo import postpone_compiler
+from fleetlight.torch_compat.version import untested_torch
 
 
+@names_arguments
 def init(
     role_maker: RoleMaker | None = None,
     is_collective: bool = False,
@@ -48,6 +53,7 @@ def init(
     """
     _check_call(role_maker, is_collective, strategy)
     maker = role_maker or RoleMaker(is_collective)
+    strategy_from = "" if strategy is None else "fleet.init"
     strategy = strategy or DistributedStrategy()
     role = maker.role
     if role.kind is not Kind.SCHEDULER:
@@ -58,18 +64,25 @@ def init(
     conflicts.check_away(strategy, deadline_s)
     _configure_log(role)
     if role.kind is Kind.SCHEDULER:
-        sys.exit(Scheduler(role, deadline_s).run())
+        sys.exit(Scheduler(role, deadline_s, both_contexts(strategy.ssl)).run())
+    for remark in maker.remarks:
+        logger.info("%s", remark)
+    _warn_of_untested_torch()
     postpone_compiler()
     is_collective = is_collective or maker.is_collective
     _check_mode(role, is_collective)
     _check_resume(role, strategy, is_collective)
     if is_collective:
-        role, group = form(role, fleetlight.__version__, deadline_s)
+        role, group = form(
+            role, fleetlight.__version__, deadline_s, tls=both_contexts(strategy.ssl)
+        )
         context = Context(role=role, group=group, strategy=strategy)
     else:
         context = join_servers(role, strategy, deadline_s)
         role = context.role
     _configure_log(role)
+    _warn_of_foreign_variables(role)
+    context.strategy_from = strategy_from
     set_current(context)
     set_current_job(
         JobFacts(
@@ -89,6 +102,14 @@ def init(
         context.schedulers = Schedulers()
     stopping.begin(context)
     atexit.register(_leave_at_the_end, os.getpid(), role)
+
+
+@functools.cache
+def _warn_of_untested_torch() -> None:
+    """Once, also where `init` is called again."""
+    remark = untested_torch()
+    if remark is not None:
+        logger.warning("%s", remark)
 
 
 def init_worker() -> None:
@@ -197,12 +218,19 @@ def _leave(context: Context) -> None:
     context.group.leave()
     if is_served:
         tell_left(context.role)
-    if context.session is not None and context.session.client.redo is not None:
-        # behind the goodbye: nobody asks for it any more
-        context.session.client.redo.close(is_needed=False)
-    if context.session is not None and context.session.embedded is not None:
-        # behind the goodbye: a job that has ended well leaves nothing on disk
-        context.session.embedded.close()
+    if context.session is not None:
+        _let_go(context.session, stopped=isinstance(context.group, Crew) and context.group.stopped)
+
+
+def _let_go(session: Session, *, stopped: bool) -> None:
+    """Behind the goodbye: nobody asks for what is kept any more, unless the job resumes.
+
+    A worker that has left says so in its folder; one that stops is resumed from a checkpoint.
+    """
+    if session.embedded is not None:
+        session.embedded.close()
+    if session.client.redo is not None:
+        session.client.redo.close(is_needed=False, ended=not stopped)
 
 
 #: True once this process has left a job of several workers
@@ -278,6 +306,13 @@ def _check_resume(role: Role, strategy: DistributedStrategy, is_collective: bool
             "fleetrun --checkpoint DIR (strategy.checkpoint), or, with parameter servers, set "
             "strategy.durability; or begin anew without --resume"
         )
+
+
+def _warn_of_foreign_variables(role: Role) -> None:
+    """Once a job: the environment of all processes is usually the same."""
+    if role.is_worker and not role.index:
+        for sentence in foreign_variables():
+            logger.warning("%s", sentence)
 
 
 def _configure_log(role: Role) -> None:

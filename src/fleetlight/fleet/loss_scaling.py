@@ -23,11 +23,3 @@ def scaler_at_work() -> torch.amp.GradScaler | None:
             return found
         frame = frame.f_back
     return None
-
-
-def tell_infinity(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
-    """Let the scaler's next `update` take it that this optimizer's gradients were infinite."""
-    states = getattr(scaler, "_per_optimizer_states", {})
-    if id(optimizer) in states:
-        for found in states[id(optimizer)]["found_inf_per_device"].values():
-            found.fill_(1.0)

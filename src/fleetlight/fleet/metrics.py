@@ -40,6 +40,11 @@ def mae(abserr: Any, total: Any) -> float:
     return _metrics.mae(abserr, total, _reduce)
 
 
+def mse(sqrerr: Any, total: Any) -> float:
+    """Mean squared error from everybody's sum of squared errors and number of samples."""
+    return _metrics.mse(sqrerr, total, _reduce)
+
+
 def rmse(sqrerr: Any, total: Any) -> float:
     """Root mean squared error from everybody's sum of squared errors and number of samples."""
     return _metrics.rmse(sqrerr, total, _reduce)

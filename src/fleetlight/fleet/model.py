@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from fleetlight.collective.averaging.means import Means
 from fleetlight.collective.batch_norm import synchronise_batch_norm
@@ -25,10 +24,14 @@ from fleetlight.errors import DeadlineError, PlanError, did_you_mean
 from fleetlight.fleet import averaging
 from fleetlight.fleet.compressing import compression_of
 from fleetlight.fleet.context import Context, current
+from fleetlight.fleet.start_notes import tell_start
 from fleetlight.fleet.terms import settings_of, terms_of
+from fleetlight.fleet.worker_seeds import make_distinct
+from fleetlight.fleet.wrapping import refuse_running_wrapper, refuse_wrappers
 from fleetlight.observe.log import logger
 from fleetlight.static.graph.variable import is_written
 from fleetlight.strategy import DistributedStrategy
+from fleetlight.torch_compat.trees import tree_map
 
 
 @contextlib.contextmanager
@@ -65,6 +68,8 @@ class ModelPlan:
         self._weight = 1.0
         self._position = UNKNOWN
         self.frozen = False
+        #: True when a program has registered it, and no line of the script
+        self.of_program = False
         self._forward = module.forward
         self._entry = Entry(self, self._forward)
         self._stand_in()
@@ -75,6 +80,14 @@ class ModelPlan:
     def _step_aside(self) -> None:
         self.module.__dict__.pop("forward", None)
 
+    def widen(self, module: nn.Module) -> None:
+        """Stand for a module that has all of the one so far."""
+        self._step_aside()
+        self.module, self._forward = module, module.forward
+        self._entry = Entry(self, self._forward)
+        self.of_program = False
+        self._stand_in()
+
     def freeze(self) -> None:
         """Agree on the model with the other workers and apply the strategy; once."""
         if self.frozen:
@@ -84,6 +97,8 @@ class ModelPlan:
             optimizer.freeze()
         strategy = self._context.strategy
         try:
+            if not self._context.group.alone:
+                refuse_wrappers(self.module)
             self._agree()
         except Exception:
             # the next forward says so again
@@ -92,6 +107,7 @@ class ModelPlan:
         if strategy.recompute:
             _recompute(self.module, strategy.recompute_configs.checkpoints)
         self._renew_entry()
+        tell_start(self.module, self._context)
         if self._context.stopping is not None:
             self._context.stopping.take_up()
 
@@ -124,6 +140,7 @@ class ModelPlan:
             reduction_of(self._context, self.module),
             settings=settings_of(self._context),
             terms=functools.partial(terms_of, self._context),
+            broadcast_buffers=strategy.broadcast_buffers,
         )
         # a part of it may have been trained before its own forward was called
         self.replica.mark_unreduced()
@@ -141,6 +158,16 @@ class ModelPlan:
             dtype = getattr(torch, strategy.amp_configs.dtype)
             forward = _autocast(forward, self._context.group.device.type, dtype)
         self._entry.inner = forward
+
+    def check_caller(self) -> None:
+        """Nobody else may reduce the gradients of the coming backward."""
+        if not self._context.group.alone:
+            refuse_running_wrapper(self.module)
+
+    def draw_apart(self) -> None:
+        """A forward that trains draws other random numbers on each worker."""
+        if self.module.training:
+            make_distinct(self._context)
 
     def run(self, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A forward of the module, prepared for the backward that may follow."""
@@ -207,7 +234,8 @@ class ModelPlan:
 
     def share_buffers(self) -> None:
         """Give worker 0's buffers to everybody."""
-        self._context.group.broadcast(list(self.module.buffers()), "buffers of the model")
+        if self._context.strategy.broadcast_buffers:
+            self._context.group.broadcast(list(self.module.buffers()), "buffers of the model")
 
     def close(self) -> None:
         """Let go of the module; its forward is its own again."""
@@ -248,7 +276,9 @@ class Entry:
         if is_written(args, kwargs):
             # a program takes down what the module itself computes
             return self.inner(*args, **kwargs)
+        self._plan.check_caller()
         self._plan.freeze()
+        self._plan.draw_apart()
         return self._plan.run(self.inner, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:

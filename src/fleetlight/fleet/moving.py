@@ -18,7 +18,9 @@ from fleetlight.kernels.bags import Mode
 from fleetlight.ps.layers.embedding import bag_bounds, ids_of, refuse_outside
 from fleetlight.ps.layers.handle import TableHandle, Visit
 from fleetlight.ps.layers.lookup import embed, embed_bags
+from fleetlight.ps.layers.table_weight import stand_for
 from fleetlight.ps.update import Floats, Ids
+from fleetlight.torch_compat.autograd import without_functions
 
 Movable = nn.Embedding | nn.EmbeddingBag
 
@@ -57,7 +59,7 @@ class MovedForward:
         self._module = module
         #: the way to the rows
         self.handle = handle
-        module.weight.data = module.weight.data.new_empty(0, module.embedding_dim)
+        stand_for(cast(nn.Parameter, module.weight), handle.plan.name)
         module.forward = self  # type: ignore[method-assign]
 
     def __call__(
@@ -75,9 +77,19 @@ class MovedForward:
             bounds = bag_bounds(input, offsets, module.include_last_offset)
             weights = None if per_sample_weights is None else per_sample_weights.reshape(-1)
             return self._bags(module, flat, bounds, weights)
+        return self._each(flat, input.shape)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """A row for each of ids of any shape, in a bag as well."""
+        flat = ids_of(ids, type(self._module).__name__)
+        self.handle.reached(flat)
+        refuse_outside(flat, self.handle.plan.name, self._module.num_embeddings)
+        return self._each(flat, ids.shape)
+
+    def _each(self, flat: Ids, shape: torch.Size) -> Tensor:
         visit = self._visit(flat)
-        out = embed(module.weight, visit, None, self._trained(visit))
-        return out.view(*input.shape, module.embedding_dim)
+        out = embed(self._module.weight, visit, None, self._trained(visit))
+        return out.view(*shape, self._module.embedding_dim)
 
     def _bags(
         self, module: nn.EmbeddingBag, flat: Ids, bounds: Ids, weights: Tensor | None
@@ -90,7 +102,8 @@ class MovedForward:
         return embed_bags(module.weight, weights, self._visit(flat), bounds, _mode(module), None)
 
     def _visit(self, flat: Ids) -> Visit:
-        trains = torch.is_grad_enabled() and self._module.weight.requires_grad
+        with without_functions():
+            trains = torch.is_grad_enabled() and self._module.weight.requires_grad
         return self.handle.visit(flat, trains)
 
     def _trained(self, visit: Visit) -> Any:

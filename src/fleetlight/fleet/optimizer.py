@@ -19,8 +19,9 @@ from fleetlight.fleet.compressing import refuse_scaler
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.gradient_merge import GradientMerge
 from fleetlight.fleet.model import ModelPlan
-from fleetlight.late_compiler import late_step
 from fleetlight.static.graph.variable import is_variable
+from fleetlight.torch_compat.lazy_dynamo import late_step
+from fleetlight.torch_compat.used_graphs import is_older, is_used, nodes_so_far
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -59,6 +60,8 @@ class OptimizerPlan:
         self._is_outdated = False
         #: how many reductions of each model there had been at the last step
         self._used: dict[ModelPlan, int] = {}
+        #: how many nodes of graphs there had been on this thread when it stepped last
+        self._stepped_at = 0
         self._stand_in_for_step()
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
@@ -136,9 +139,12 @@ class OptimizerPlan:
         @functools.wraps(getattr(original, "__func__", original))
         def stand_in(_: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
             self.freeze()
-            if self.merge is None:
-                return step(*args, **kwargs)
-            return self.merge.step(step, args, kwargs)
+            try:
+                if self.merge is None:
+                    return step(*args, **kwargs)
+                return self.merge.step(step, args, kwargs)
+            finally:
+                self._stepped_at = nodes_so_far()
 
         # torch's schedulers expect a bound method to wrap
         self.optimizer.step = types.MethodType(stand_in, self.optimizer)  # type: ignore[method-assign]
@@ -173,6 +179,7 @@ class OptimizerPlan:
     def _minimize(self, loss: Tensor, *_: Any, **clip: float | None) -> None:
         """Backward and step, in Fleet's word; `zero_grad` remains the caller's.
 
+        Where the script has called `loss.backward()` itself, as Fleet's scripts do, only the step.
         Of a static program's loss, they are written into the program, with `clip_norm` or
         `clip_value`.
         """
@@ -193,6 +200,10 @@ class OptimizerPlan:
             )
         self.freeze()
         scaler = self._scaler_or_none()
+        if is_used(loss):
+            self._check_used(loss, scaler)
+            self.optimizer.step()
+            return
         if scaler is None:
             loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
@@ -206,6 +217,25 @@ class OptimizerPlan:
         with contextlib.nullcontext() if self.merge is None else self.merge.last_step():
             scaler.step(self.optimizer)
         scaler.update()
+
+    def _check_used(self, loss: Tensor, scaler: torch.amp.GradScaler | None) -> None:
+        """The gradients of a loss that was used must be those of the coming step."""
+        if scaler is not None:
+            raise PlanError(
+                "minimize: loss.backward() was called before, but with amp and float16 the loss is "
+                "to be scaled before its backward, which minimize does; leave loss.backward() out"
+            )
+        if is_older(loss, self._stepped_at):
+            raise PlanError(
+                "minimize: backward of this loss was done before, and this optimizer has stepped "
+                "since the loss was computed; compute the loss again, and call minimize(loss) once"
+            )
+        if all(p.grad is None for group in self.optimizer.param_groups for p in group["params"]):
+            raise PlanError(
+                "minimize: backward of this loss was done before, but no parameter of this "
+                "optimizer has a gradient; call zero_grad() before loss.backward(), not between it "
+                "and minimize(loss)"
+            )
 
     def _scaler_or_none(self) -> torch.amp.GradScaler | None:
         """Float16 needs its loss scaled; bfloat16 has the range of float32."""

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 
+from fleetlight.torch_compat.modules import buffers, children, parameters
+
 
 class Own:
     """Asked at every step, so models are walked through only when something in them is another."""
@@ -39,6 +41,6 @@ class Own:
 
     def _look(self) -> Iterator[object]:
         for module in self._modules:
-            yield from module._parameters.values()
-            yield from module._buffers.values()
-            yield from module._modules.values()
+            yield from parameters(module).values()
+            yield from buffers(module).values()
+            yield from children(module).values()

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from fleetlight.collective.account import Figures
@@ -18,6 +17,7 @@ from fleetlight.collective.group import Group
 from fleetlight.errors import ConfigError, did_you_mean
 from fleetlight.fleet.context import current
 from fleetlight.observe.log import logger
+from fleetlight.torch_compat.c10d import reduce_scatter_single
 
 #: from what latency decides to what bandwidth does
 DEFAULT_SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 24)
@@ -82,7 +82,7 @@ def _reduce_scatter(group: Group, values: Tensor) -> None:
     (everybody,) = group.communicators(1)
     part = torch.empty_like(values.chunk(group.size)[group.index])
     with group.named("reduce_scatter"):
-        dist.reduce_scatter_single(part, values, group=everybody)
+        reduce_scatter_single(part, values, everybody)
 
 
 _OPERATIONS: dict[str, Operation] = {

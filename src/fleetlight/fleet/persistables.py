@@ -15,7 +15,7 @@ from torch import nn
 # not `from fleetlight import`, which asks for the API, and that may be being imported
 import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import Snapshot, WorkerState
-from fleetlight.errors import ConfigError, PeerLostError
+from fleetlight.errors import ConfigError, PeerLostError, names_arguments
 from fleetlight.fleet import averaging, compressing
 from fleetlight.fleet.context import Context, current
 from fleetlight.fleet.dealing import positions, tell_positions
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 Directory = str | os.PathLike[str]
 
 
+@names_arguments
 def save_persistables(
     dirname: Directory,
     *others: Any,
@@ -65,6 +66,7 @@ def save_persistables(
     _save(context, dirname, extra or {}, background=background, via=via)
 
 
+@names_arguments
 def load_persistables(
     dirname: Directory, *others: Any, via: str = FOLDER, program: Program | None = None
 ) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fleetlight.errors import PlanError, StrategyError
 from fleetlight.fleet.moving import is_movable, refuse_unmovable
+from fleetlight.fleet.tied_weights import refuse_tied
 from fleetlight.ps.dtypes import NAMES
 from fleetlight.ps.layers.embedding import DEFAULT, TableLayer, initializer_plan
 from fleetlight.ps.plan import (
@@ -130,7 +131,7 @@ def _layers(model: nn.Module) -> dict[str, list[Any]]:
         found.setdefault(name, []).append(layer)
     for name, layers in found.items():
         _check_alike(name, layers)
-    _refuse_tied(model, [layer for layers in found.values() for layer in layers])
+    refuse_tied(model, served=True)
     return found
 
 
@@ -141,23 +142,6 @@ def _table_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
         elif is_movable(module):
             refuse_unmovable(path, module)
             yield path, module
-
-
-def _refuse_tied(model: nn.Module, layers: list[Any]) -> None:
-    """A weight whose rows move to the servers has none left for a module that also uses it."""
-    moved = {id(layer.weight): layer for layer in layers if is_movable(layer)}
-    paths = {module: path or "the model itself" for path, module in model.named_modules()}
-    for module, path in paths.items():
-        if any(module is layer for layer in layers):
-            continue
-        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            layer = moved.get(id(parameter))
-            if layer is not None:
-                raise PlanError(
-                    f"{paths[layer]}: the rows of {type(layer).__name__}(sparse=True) move to the "
-                    f"parameter servers, but {path} ({type(module).__name__}) uses its weight too, "
-                    f"as {name}; build {paths[layer]} with sparse=False to keep it on the workers"
-                )
 
 
 def _check_alike(name: str, layers: list[Any]) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fleetlight.collective import agreement
 from fleetlight.collective.averaging.means import Means
 from fleetlight.collective.group import Group
-from fleetlight.errors import PlanError
+from fleetlight.errors import NoProgramError, PlanError
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.dgc import clipping_error, uses_dgc
 from fleetlight.fleet.model import ModelPlan, saying_who_meets
@@ -23,6 +23,7 @@ from fleetlight.fleet.program_passes import options_of, passes_of
 from fleetlight.fleet.registered import has_all_of
 from fleetlight.fleet.summing import Summing
 from fleetlight.fleet.terms import settings_of
+from fleetlight.fleet.worker_seeds import make_distinct
 from fleetlight.observe.log import logger
 from fleetlight.static.graph.fingerprint import digest, entries, first_difference
 from fleetlight.static.graph.form import Form
@@ -46,9 +47,9 @@ _main: Program | None = None
 def main_program() -> Program:
     """The program that `minimize` of a registered optimizer has completed last."""
     if _main is None:
-        raise PlanError(
+        raise NoProgramError(
             "fleet.main_program: there is no program yet; there is one after "
-            "optimizer.minimize(loss), with the optimizer that fleet.distributed_optimizer answered"
+            "optimizer.minimize(loss), with the optimizer that fleet.distributed_optimizer returned"
         )
     return _main
 
@@ -91,7 +92,8 @@ class ProgramModel(ModelPlan):
             self._summing = Summing(self._context, group, self.module)
 
     def _tensors(self) -> list[Tensor]:
-        return [*self.module.parameters(), *self.module.buffers()]
+        shares = self._context.strategy.broadcast_buffers
+        return [*self.module.parameters(), *(self.module.buffers() if shares else ())]
 
     def agree_on(self, form: Form) -> int:
         """The number of a program, after all workers have found theirs to be the same."""
@@ -118,7 +120,8 @@ class ProgramModel(ModelPlan):
         if group.alone:
             return
         known = {id(tensor) for tensor in self._tensors()}
-        slots = [s for s in state if s.kind in ("parameter", "buffer", "optimizer")]
+        own = () if self._context.strategy.broadcast_buffers else ("buffer",)
+        slots = [s for s in state if s.kind in {"parameter", "buffer", "optimizer"} - {*own}]
         for slot in slots:
             # somebody may have loaded other tensors since
             slot.refresh()
@@ -228,8 +231,10 @@ def _program_model(module: nn.Module, context: Context) -> ProgramModel:
         return known
     model = ProgramModel(module if known is None else known.module, context)
     if known is None:
+        model.of_program = True
         context.models.append(model)
         return model
+    model.of_program = known.of_program
     model.weigh_as(known)
     known.close()
     context.models[context.models.index(known)] = model
@@ -256,6 +261,7 @@ class Together:
     ) -> list[Tensor]:
         """A step, its gradients averaged over the workers."""
         number = self._agree(program)
+        make_distinct(self._plan.context)
         self._plan.before_program_step()
         for slot in program.state:
             if slot.kind == "weight":

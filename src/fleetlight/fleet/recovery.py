@@ -28,6 +28,8 @@ from fleetlight.fleet.own import Own
 from fleetlight.observe.log import logger
 from fleetlight.ps.worker.redo.commits import Moment
 from fleetlight.ps.worker.redo.redo import Redo
+from fleetlight.torch_compat.autograd import version
+from fleetlight.torch_compat.views import assign
 
 if TYPE_CHECKING:
     from fleetlight.fleet.context import Context
@@ -43,9 +45,10 @@ _SAMPLED = 1 << 10
 
 _ELSEWHERE = (
     "this worker was started again, and the step that its life before made last, which the servers "
-    "have, is to be left out; but the script {step}. What it decides must not depend on anything "
-    "that is another one in a later life, such as the time, or random numbers that decide which "
-    "batches are trained on: start all processes again"
+    "have, is to be left out; but the script {step}. It must be the same script with the same data "
+    "in each life, and what it decides must not depend on anything that is another one in a later "
+    "life, such as the time, or random numbers that decide which batches are trained on: start all "
+    "processes again, with --resume only if all is as it was"
 )
 _LOST = (
     "this worker was started again alone, but cannot go on where its life before was: {why}; start "
@@ -217,9 +220,9 @@ class Recovery:
         with torch.no_grad():
             for name, tensor in self._own_of(context).items():
                 if (kept := values["kept"].get(name)) is None:
-                    tensor.copy_(there.tensors[name])
+                    assign(tensor, there.tensors[name])
                 else:
-                    tensor.copy_(_like(tensor, self._redo.shelf.get(kept)))
+                    assign(tensor, _like(tensor, self._redo.shelf.get(kept)))
         if there.rng is not None:
             checkpoint.set_rng_state(there.rng)
 
@@ -361,7 +364,7 @@ def _signs(tensor: Tensor) -> object:
     """Alike for a tensor that has not changed, at little cost however large it is."""
     # an odd step comes by all columns
     some = tensor.reshape(-1)[:: tensor.numel() // _SAMPLED | 1]
-    return tensor.data_ptr(), tensor._version, _bytes(some).tobytes()
+    return tensor.data_ptr(), version(tensor), _bytes(some).tobytes()
 
 
 def _bytes(tensor: Tensor) -> NDArray[np.uint8]:

@@ -3,29 +3,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeVar
 
 import torch
 from torch import nn
 
-from fleetlight.errors import PlanError, StrategyError
+from fleetlight.errors import PlanError, StrategyError, names_arguments
 from fleetlight.fleet.context import Context, current
 from fleetlight.fleet.model import ModelPlan
 from fleetlight.fleet.optimizer import OptimizerPlan
+from fleetlight.fleet.registered import has_all_of
 from fleetlight.fleet.served import ServedModel, ServedOptimizer
+from fleetlight.fleet.tied_weights import refuse_tied
 from fleetlight.observe.log import logger
-from fleetlight.strategy import DistributedStrategy
+from fleetlight.ps.layers.embedding import TableLayer
+from fleetlight.ps.layers.table_weight import give_name
+from fleetlight.strategy import DistributedStrategy, differences
 
 Module = TypeVar("Module", bound=nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
 
+@names_arguments
 def distributed_model(model: Module) -> Module:
     """Register the model whose workers train together; answers the same module."""
     context = current()
     if not isinstance(model, nn.Module):
         raise PlanError(f"distributed_model: got {_said(model)}, expected a torch.nn.Module")
-    if any(model is plan.module for plan in context.models):
+    if any(model is plan.module and not plan.of_program for plan in context.models):
         raise PlanError("distributed_model was called twice with the same model")
     if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
         raise PlanError(
@@ -33,10 +39,28 @@ def distributed_model(model: Module) -> Module:
             "Fleetlight takes its place"
         )
     _refuse_late(context, "distributed_model")
-    refuse_shared_parameters(model, context)
+    if _widen_of_program(context, model):
+        return model
+    refuse_shared_parameters(model, [plan.module for plan in context.models])
+    if context.is_served or not context.group.alone:
+        refuse_tied(model, served=context.is_served)
+    for path, layer in model.named_modules():
+        if isinstance(layer, TableLayer):
+            give_name(layer.weight, layer.table or path or type(layer).__name__)
     kind = ServedModel if context.is_served else ModelPlan
     context.models.append(kind(model, context))
     return model
+
+
+def _widen_of_program(context: Context, model: nn.Module) -> bool:
+    """A program may have registered the model, or a part of it, before the script does."""
+    known = [plan for plan in context.models if plan.of_program and has_all_of(model, plan.module)]
+    if len(known) != 1 or known[0].frozen:
+        return False
+    others = [plan.module for plan in context.models if plan is not known[0]]
+    refuse_shared_parameters(model, others)
+    known[0].widen(model)
+    return True
 
 
 def _refuse_late(context: Context, name: str) -> None:
@@ -55,9 +79,9 @@ def _said(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-def refuse_shared_parameters(model: nn.Module, context: Context) -> None:
+def refuse_shared_parameters(model: nn.Module, others: Iterable[nn.Module]) -> None:
     """A parameter belongs to one registered model."""
-    known = {id(p) for plan in context.models for p in plan.module.parameters()}
+    known = {id(p) for module in others for p in module.parameters()}
     for name, parameter in model.named_parameters():
         if id(parameter) in known:
             raise PlanError(
@@ -66,12 +90,14 @@ def refuse_shared_parameters(model: nn.Module, context: Context) -> None:
             )
 
 
+@names_arguments
 def distributed_optimizer(
     optimizer: Optimizer, strategy: DistributedStrategy | None = None
 ) -> Optimizer:
     """Register the optimizer of the model; answers the same object, with `minimize(loss)`.
 
-    A strategy given here takes the place of the one given to `fleet.init`.
+    A strategy given here takes the place of the one given to `fleet.init`, and of one given with
+    another optimizer. Where they differ, a warning names the settings.
     """
     context = current()
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -99,6 +125,10 @@ def _take_strategy(context: Context, strategy: DistributedStrategy) -> None:
         )
     if strategy is context.strategy:
         return
+    if strategy == context.strategy:
+        # what the script sets later, it sets there
+        context.strategy = strategy
+        return
     if any(plan.frozen for plan in context.models):
         raise StrategyError(
             "distributed_optimizer(strategy=...) came after the first forward of the model, when "
@@ -110,4 +140,12 @@ def _take_strategy(context: Context, strategy: DistributedStrategy) -> None:
         logger.warning("strategy.checkpoint takes effect only when given to fleet.init")
     if strategy.seed != context.strategy.seed and context.loaders:
         logger.warning("strategy.seed takes effect only when given before fleet.shard")
+    if context.strategy_from and (different := differences(context.strategy, strategy)):
+        logger.warning(
+            "distributed_optimizer: its strategy takes the place of the one given to %s, from "
+            "which it differs: %s; give one strategy only",
+            context.strategy_from,
+            ", ".join(different),
+        )
     context.strategy = strategy
+    context.strategy_from = "fleet.distributed_optimizer before"

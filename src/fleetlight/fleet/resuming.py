@@ -95,7 +95,8 @@ def _found(context: Context, folder: str) -> WorkerState | None:
     role, configs = context.role, context.strategy.checkpoint_configs
     asked, again = configs.resume or role.resume, role.restart > 0
     if not (Path(folder) / checkpoint.MANIFEST).exists():
-        if asked and not again:
+        begins = context.session is not None and context.session.client.begins
+        if asked and not again and not begins:
             raise CheckpointError(
                 f"{folder}: there is no checkpoint to go on from; begin anew without --resume "
                 "(FLEET_RESUME, resume in strategy.checkpoint_configs), or name the folder of one"

@@ -15,7 +15,7 @@ from fleetlight.collective.sink import weighed
 from fleetlight.errors import PlanError
 from fleetlight.fleet.compressing import refuse_scaler
 from fleetlight.fleet.context import Context
-from fleetlight.fleet.loss_scaling import scaler_at_work, tell_infinity
+from fleetlight.fleet.loss_scaling import scaler_at_work
 from fleetlight.fleet.model import ModelPlan
 from fleetlight.fleet.optimizer import OptimizerPlan
 from fleetlight.fleet.session import Session
@@ -24,6 +24,8 @@ from fleetlight.ps.layers.table_gradient import TableGradient
 from fleetlight.ps.plan import GEO
 from fleetlight.ps.worker.crew import Crew
 from fleetlight.ps.worker.redo.commits import Moment
+from fleetlight.torch_compat import foreach
+from fleetlight.torch_compat.optimizers import leave_scaling_to_step, tell_infinity
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -99,7 +101,7 @@ class ServedOptimizer(OptimizerPlan):
         self._scaling: torch.amp.GradScaler | None = None
         # a loss scaler then leaves it to the step what to do about an infinity, since a step that
         # one worker leaves out must be left out by all
-        optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+        leave_scaling_to_step(optimizer)
 
     @property
     def steps(self) -> int:
@@ -215,7 +217,7 @@ class ServedOptimizer(OptimizerPlan):
             return False
         if scale is not None:
             grads = [p.grad for p in self._parameters() if p.grad is not None]
-            torch._amp_foreach_non_finite_check_and_unscale_(grads, found, 1.0 / scale)
+            foreach.unscale_(grads, found, 1.0 / scale)
         dense_group = self._session().dense_group
         if dense_group is not None:
             # their own steps must be left out together, too

@@ -26,6 +26,28 @@ def of_servers(counted: Sequence[Counted]) -> str:
     return f"servers: {pushes:,} pushes, {_staleness(counted)}; {_tables(counted)}"
 
 
+def too_late(counted: Sequence[Counted], workers: int) -> str | None:
+    """A warning where gradients came later than workers with one push under way make them.
+
+    Between the reading of a value and the arrival of its gradient each worker then makes about two
+    changes.
+    """
+    mean, bound = max((_mean(one.staleness) for one in counted), default=0.0), 2 * workers
+    if mean <= bound:
+        return None
+    return (
+        f"gradients were {mean:.1f} changes late on average, expected {bound} at most with "
+        f"{workers} workers: pushes waited in the queue of a worker, or workers are unevenly fast; "
+        "leave out send_queue_size and max_merge, or bound the delay by "
+        'a_sync_configs={"staleness": 1}'
+    )
+
+
+def _mean(staleness: Mapping[int, int]) -> float:
+    total = sum(staleness.values())
+    return sum(late * count for late, count in staleness.items()) / total if total else 0.0
+
+
 def _figure(name: str, value: float) -> str:
     if name.endswith(" s"):
         return f"{name[:-2]} {value:.1f} s"
@@ -38,8 +60,7 @@ def _staleness(counted: Sequence[Counted]) -> str:
         times.update(one.staleness)
     if not times.total():
         return "staleness not counted"
-    mean = sum(staleness * count for staleness, count in times.items()) / times.total()
-    return f"staleness {mean:.2f} on average, {max(times)} at most"
+    return f"staleness {_mean(times):.2f} on average, {max(times)} at most"
 
 
 def _tables(counted: Sequence[Counted]) -> str:

@@ -44,7 +44,8 @@ class ServedLoading:
         """What goes into a worker's model, where tables have no elements."""
         tables = {id(weight) for weight in table_weights(self._drawn)}
         empty = {
-            name: parameter.detach()
+            # the live weight itself stands for no values
+            name: parameter
             for name, parameter in live.named_parameters()
             if id(parameter) in tables and name in state.tensors
         }

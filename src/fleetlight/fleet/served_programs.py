@@ -18,6 +18,7 @@ from fleetlight.fleet.program_passes import options_of, passes_of
 from fleetlight.fleet.registered import has_all_of
 from fleetlight.fleet.registering import distributed_model
 from fleetlight.fleet.served import ServedModel, ServedOptimizer
+from fleetlight.fleet.worker_seeds import make_distinct
 from fleetlight.ps.layers.table_gradient import TableGradient
 from fleetlight.static.graph.layouts import laid_out
 from fleetlight.static.graph.lookups import Lookup
@@ -39,6 +40,7 @@ def takes_served(plan: ServedOptimizer, program: Program) -> Collection[Part]:
     assert program.model is not None
     if not any(has_all_of(model.module, program.model) for model in context.models):
         distributed_model(program.model)
+        context.models[-1].of_program = True
     program.runner = Served(plan)
     # scripts speak of it in servers, too, where nothing more is written
     programs.remember(program)
@@ -75,6 +77,7 @@ class Served:
             )
         for model in context.models:
             model.freeze()
+        make_distinct(context)
         known = self._of(program)
         arrived = pull(known.form, feeds, insert=True)
         known.weigh()

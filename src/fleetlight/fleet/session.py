@@ -20,13 +20,15 @@ from fleetlight.fleet import served_figures
 from fleetlight.fleet.durable import durable_of
 from fleetlight.fleet.leaving import tell_dispensable
 from fleetlight.fleet.moving import MovedForward, is_movable, rows_of
+from fleetlight.fleet.partial_state import tell_truth
 from fleetlight.fleet.planning import Drawn, draw
 from fleetlight.observe.log import logger
 from fleetlight.ps.dtypes import as_tensor, flat_array
 from fleetlight.ps.layers.embedding import TableLayer
 from fleetlight.ps.layers.handle import TableHandle
 from fleetlight.ps.layers.table_gradient import TableGradient, as_one
-from fleetlight.ps.plan import GEO, SYNC
+from fleetlight.ps.layers.table_weight import give_name
+from fleetlight.ps.plan import ASYNC, GEO, SYNC
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.tables.rules import PushOptions
 from fleetlight.ps.update import Floats, Ids, TableGradients, Update
@@ -35,6 +37,8 @@ from fleetlight.ps.worker.communicator import Communicator, open_communicator
 from fleetlight.ps.worker.communicator.base import norm_of
 from fleetlight.ps.worker.live import Live
 from fleetlight.ps.worker.redo.commits import Moment
+from fleetlight.security.context import both_contexts
+from fleetlight.strategy.configs import ASyncConfigs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,6 +111,8 @@ class Session:
             durable = durable_of(context)
             self.embedded.open(drawn.plan, drawn.optimizers, drawn.dense, durable=durable)
         self.client.join(drawn.plan)
+        if self.client.redo is not None:
+            self.client.redo.begin()
         if drawn.plan.durability != "none":
             durability = context.strategy.durability_configs
             self.client.wait_for_comebacks(durability.away_within(context.group.deadline_s))
@@ -115,7 +121,13 @@ class Session:
             self.client.answers.once("first values", lambda: self._fill(drawn))
         if not drawn.plan.serves_dense and context.role.worker_num > 1:
             limit_s = context.group.deadline_s
-            self.dense_group = form(context.role, fleetlight.__version__, limit_s, self.signs)[1]
+            self.dense_group = form(
+                context.role,
+                fleetlight.__version__,
+                limit_s,
+                self.signs,
+                both_contexts(context.strategy.ssl),
+            )[1]
             if self.dense_group.liveness is self.signs:
                 # told by whoever averages from now on
                 self.signs = None
@@ -125,11 +137,13 @@ class Session:
         self._communicator = open_communicator(
             self.client,
             self._live,
-            queue_size=configs.send_queue_size,
+            queue_size=_asked_queue(configs),
             max_merge=configs.max_merge,
             cache_rows=configs.cache_rows,
         )
         self._hand_out()
+        layers = [layer for some in drawn.layers for layer in some]
+        tell_truth([plan.module for plan in context.models], layers)
         applied = self._communicator.go_on()
         if self.recovery is not None:
             self.recovery.has_applied = applied
@@ -156,8 +170,13 @@ class Session:
             for layer in layers:
                 if isinstance(layer, TableLayer):
                     layer.handle = handle
+                    give_name(layer.weight, handle.plan.name)
                 elif is_movable(layer):
                     MovedForward(layer, handle)  # type: ignore[arg-type]
+        # the servers keep what the rules remember of rows
+        for optimizer in self.drawn.optimizers:
+            for weight in (w for n in range(len(self.drawn.layers)) for w in self.drawn.weights(n)):
+                optimizer.state.pop(weight, None)
 
     def number_of(self, optimizer: torch.optim.Optimizer) -> int:
         """Which of the registered optimizers it is."""
@@ -222,8 +241,8 @@ class Session:
             logger.warning(
                 "%s: written to since the last step, but the servers keep the values of dense "
                 "parameters, and theirs replace what was written; call load_state_dict before "
-                "fleet.init_worker(), or load values by fleet.load_persistables (where the old "
-                "values were put back, all is well)",
+                "fleet.init_worker(), or load values by fleet.load_state_dict or "
+                "fleet.load_persistables (where the old values were put back, all is well)",
                 names,
             )
 
@@ -249,7 +268,12 @@ class Session:
             self.communicator.stop()
             logger.info("%s", served_figures.of_worker(self.communicator.figures()))
             if self.client.worker == 0:
-                logger.info("%s", served_figures.of_servers(self.client.figures()))
+                counted = self.client.figures()
+                logger.info("%s", served_figures.of_servers(counted))
+                if self.drawn.plan.mode == ASYNC and self.drawn.plan.dense:
+                    late = served_figures.too_late(counted, self.client.worker_num)
+                    if late:
+                        logger.warning("%s", late)
 
     def leave(self) -> None:
         """Part from the scheduler, and the workers that averaged with this one."""
@@ -329,7 +353,9 @@ def _others(context: Context, drawn: Drawn) -> list[Tensor]:
     kept = {id(parameter) for parameter in drawn.dense}
     modules = [plan.module for plan in context.models]
     parameters = [p.detach() for m in modules for p in m.parameters() if id(p) not in kept]
-    return [t for t in (*parameters, *(b for m in modules for b in m.buffers())) if t.numel()]
+    shares = context.strategy.broadcast_buffers
+    buffers = [b for m in modules for b in m.buffers() if shares]
+    return [t for t in (*parameters, *buffers) if t.numel()]
 
 
 def _first_rows(drawn: Drawn) -> dict[int, tuple[Ids, Floats]]:
@@ -359,6 +385,12 @@ def _flat_gradient(parameter: nn.Parameter) -> NDArray[Any] | None:
     if gradient.is_sparse:
         gradient = gradient.to_dense()
     return flat_array(gradient)
+
+
+def _asked_queue(configs: ASyncConfigs) -> int | None:
+    """The queue of pushes that the user has asked for; pushes are merged only in a queue."""
+    asked = configs.said("send_queue_size") or configs.max_merge > 1
+    return configs.send_queue_size if asked else None
 
 
 def _told(drawn: Drawn) -> str:

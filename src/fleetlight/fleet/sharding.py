@@ -11,9 +11,11 @@ from torch.utils.data import DataLoader
 
 from fleetlight.collective.position import UNKNOWN, Position
 from fleetlight.data.loader import BatchShare, ShardLoader
+from fleetlight.errors import names_arguments
 from fleetlight.fleet.announcing import Announcer, IdsOf
 from fleetlight.fleet.context import Context, current
 from fleetlight.fleet.dealing import queue_of
+from fleetlight.fleet.worker_seeds import make_distinct
 from fleetlight.observe.log import logger
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from fleetlight.fleet.stopping import Stopping
 
 
+@names_arguments
 def shard(
     loader: DataLoader[Any],
     tail: str = "join",
@@ -111,6 +114,9 @@ class Weights:
     def __call__(self, share: BatchShare | None) -> BatchShare | None:
         """Set the share of the batch handed out now; answers the one before."""
         before, self.now = self.now, share
+        if share is None:
+            # a loop begins: loading processes get their seeds from this one's random numbers
+            make_distinct(self._context)
         if share is not None and not self._context.models:
             self._warn_once()
         for plan in self._context.models:

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`model.state_dict()` once rows are on servers: says that it is not whole, and refuses to load it.
+
+The hooks are torch's own. They are functions of a module, so that models can be pickled with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from fleetlight.errors import PlanError
+from fleetlight.observe.log import logger
+from fleetlight.ps.layers.table_weight import TableWeight, name_of
+
+_has_warned = False
+
+
+def tell_truth(models: Sequence[nn.Module], layers: Sequence[nn.Module]) -> None:
+    """Watch what is taken from and given to models whose tables are on servers from now on."""
+    global _has_warned
+    _has_warned = False
+    for layer in layers:
+        layer.register_state_dict_post_hook(_warn)  # type: ignore[no-untyped-call]
+    for module in {id(module): module for module in (*models, *layers)}.values():
+        module.register_load_state_dict_pre_hook(_refuse)  # type: ignore[no-untyped-call]
+
+
+def _warn(module: nn.Module, state: Mapping[str, Any], prefix: str, _: Any) -> None:
+    """Of a layer's part of a state, once; the live weight itself is no copy of it."""
+    global _has_warned
+    if _has_warned or state.get(f"{prefix}weight") is module.weight:
+        return
+    _has_warned = True
+    logger.warning(
+        "state_dict() has no rows of table %s, nor of any other: they are on the parameter "
+        "servers; let all workers call fleet.state_dict(model) for all values, or "
+        "fleet.save_persistables(dirname), of which fleetlight export makes one file",
+        _name(module),
+    )
+
+
+def _refuse(module: nn.Module, state: Mapping[str, Any], prefix: str, *_: Any) -> None:
+    """Refuse a state with entries of tables, before anything is changed."""
+    for path, layer in module.named_modules():
+        weight = getattr(layer, "weight", None)
+        entry = state.get(f"{prefix}{path}.weight" if path else f"{prefix}weight")
+        if isinstance(weight, TableWeight) and entry is not None and entry is not weight:
+            raise PlanError(
+                f"load_state_dict has an entry for table {_name(layer)}, but its rows are on the "
+                "parameter servers, which do not see it: let all workers call "
+                "fleet.load_state_dict(model, state) with what fleet.state_dict(model) gave, or "
+                "fleet.load_persistables(dirname)"
+            )
+
+
+def _name(layer: nn.Module) -> str:
+    weight = layer.weight
+    assert isinstance(weight, nn.Parameter)
+    return name_of(weight)

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two strategies in one job: where they differ, a line names the settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.workers import run_processes
+from torch import nn
+
+import fleetlight as fleet
+from fleetlight.observe.log import logger
+from fleetlight.strategy import DistributedStrategy, differences
+
+pytestmark = pytest.mark.multiprocess
+
+
+def test_differences_are_named_with_both_values() -> None:
+    one = DistributedStrategy(amp=True, a_sync_configs={"k_steps": 4})
+    other = DistributedStrategy(amp=True, seed=3)
+    assert differences(one, other) == [
+        "a_sync_configs.k_steps = 4, now 0",
+        "seed = 0, now 3",
+    ]
+    assert differences(one, one) == []
+
+
+def lines_of(given: list[dict[str, Any] | None]) -> Any:
+    """What is logged of the strategies given to `fleet.init` and then to each optimizer."""
+    lines: list[str] = []
+    logger.addFilter(lambda record: lines.append(record.getMessage()) or True)
+    first, *others = [None if one is None else DistributedStrategy(**one) for one in given]
+    fleet.init(is_collective=True, strategy=first)
+    model = fleet.distributed_model(nn.Linear(1, 1))
+    for strategy in others:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        fleet.distributed_optimizer(optimizer, strategy)
+    fleet.stop_worker()
+    return [line for line in lines if "takes the place" in line]
+
+
+def lines(*given: dict[str, Any] | None) -> list[str]:
+    [found] = run_processes(lines_of, [(list(given),)])
+    return list(found)
+
+
+def test_a_second_strategy_that_differs_is_told() -> None:
+    [line] = lines({"seed": 1}, {"seed": 2, "amp": True})
+    assert "the one given to fleet.init, from which it differs" in line
+    assert "amp = False, now True, seed = 1, now 2; give one strategy only" in line
+
+
+def test_equal_ones_and_a_single_one_are_not() -> None:
+    assert lines({"amp": True}, {"amp": True}) == []
+    assert lines(None, {"amp": True}) == []
+    assert lines({"amp": True}, None) == []
+
+
+def test_two_optimizers_with_two_strategies_are_told() -> None:
+    [line] = lines(None, {"amp": True}, {"amp": True}, {})
+    assert "the one given to fleet.distributed_optimizer before" in line

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers that are seeded alike draw their own dropout masks, and begin with equal parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.workers import run_workers
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, Dataset
+
+import fleetlight as fleet
+from fleetlight import static
+from fleetlight.collective.group import Group
+from fleetlight.fleet.context import Context
+from fleetlight.fleet.model import ModelPlan
+from fleetlight.fleet.worker_seeds import derived_seed, make_distinct
+from fleetlight.roles import Role
+from fleetlight.strategy import DistributedStrategy
+
+ONES = torch.ones(64)
+
+
+def context_of(worker: int, **settings: Any) -> Context:
+    role = Role(index=worker, worker_num=4)
+    return Context(role, Group(index=worker), DistributedStrategy(**settings))
+
+
+def drawn_by(worker: int, seed: int = 0, **settings: Any) -> list[float]:
+    torch.manual_seed(seed)
+    make_distinct(context_of(worker, **settings))
+    return torch.rand(4).tolist()
+
+
+def test_each_worker_draws_its_own_and_worker_0_what_one_process_draws() -> None:
+    torch.manual_seed(0)
+    alone = torch.rand(4).tolist()
+    drawn = [drawn_by(worker) for worker in range(4)]
+    assert drawn[0] == alone
+    assert len({tuple(one) for one in drawn}) == 4
+    assert drawn == [drawn_by(worker) for worker in range(4)]
+    assert drawn_by(1, seed=1) != drawn[1]
+
+
+def test_a_setting_brings_equal_numbers_back() -> None:
+    assert drawn_by(1, worker_seeds="same") == drawn_by(0)
+
+
+def test_a_derived_seed_is_left_alone_until_the_script_seeds_again() -> None:
+    context = context_of(1)
+    torch.manual_seed(3)
+    make_distinct(context)
+    assert torch.initial_seed() == derived_seed(3, 1)
+    first = torch.rand(2)
+    state = torch.get_rng_state()
+    make_distinct(context)
+    second = torch.rand(2)
+    assert not torch.equal(first, second)
+    # a checkpoint brings a state of a training that has begun: it goes on
+    torch.manual_seed(99)
+    torch.set_rng_state(state)
+    make_distinct(context)
+    assert torch.equal(torch.rand(2), second)
+    torch.manual_seed(3)
+    make_distinct(context)
+    assert torch.equal(torch.rand(2), first)
+
+
+@pytest.mark.parametrize("seed", [-1, 0, 2**64 - 1])
+def test_any_seed_of_torch_may_be_derived_from(seed: int) -> None:
+    torch.manual_seed(seed)
+    make_distinct(context_of(1))
+    assert torch.initial_seed() == derived_seed(seed % 2**64, 1)
+
+
+def test_a_forward_that_is_computed_again_draws_the_same() -> None:
+    """The first time it derives a seed, and torch sets the script's back before the second."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
+    plan = ModelPlan(model, context_of(1))
+    x = torch.randn(4, 8)
+    out = checkpoint(model, x, use_reentrant=False)
+    out.pow(2).sum().backward()
+    torch.manual_seed(0)
+    plan.draw_apart()
+    expected = model[1](nn.functional.linear(x, model[0].weight, model[0].bias))
+    (gradient,) = torch.autograd.grad(expected.pow(2).sum(), [model[0].weight])
+    assert torch.equal(out, expected)
+    assert torch.equal(gradient, model[0].weight.grad)
+
+
+def test_an_evaluation_changes_no_random_numbers() -> None:
+    model = nn.Linear(2, 2)
+    plan = ModelPlan(model, context_of(1))
+    torch.manual_seed(5)
+    model.eval()
+    model(torch.ones(1, 2))
+    assert torch.initial_seed() == 5
+    plan.close()
+
+
+class Drawing(Dataset[Tensor]):
+    """Records that are augmented, where they are loaded."""
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.rand(1)
+
+    def __len__(self) -> int:
+        return 8
+
+
+def trained(worker_seeds: str) -> dict[str, Any]:
+    strategy = fleet.DistributedStrategy(worker_seeds=worker_seeds)
+    torch.manual_seed(0)
+    model = fleet.distributed_model(nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.5)))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = fleet.distributed_optimizer(optimizer, strategy)
+    loader = fleet.shard(DataLoader(Drawing(), batch_size=4, shuffle=True, num_workers=1))
+    augmented = torch.cat(list(loader)).flatten().tolist()
+    first = model[0].weight.detach().clone()
+    mask = model(torch.ones(64, 1)).eq(0)
+    fleet.init_worker()
+    torch.manual_seed(1)
+    masks = [mask.tolist(), model(torch.ones(64, 1)).eq(0).tolist()]
+    return {"first": first.tolist(), "masks": masks, "augmented": augmented}
+
+
+@pytest.mark.multiprocess
+def test_masks_and_augmentations_differ_and_first_values_do_not() -> None:
+    zero, one = run_workers(trained, 2, "distinct")
+    assert zero["first"] == one["first"]
+    assert zero["augmented"] != one["augmented"]
+    for mine, theirs in zip(zero["masks"], one["masks"], strict=True):
+        assert mine != theirs
+
+
+@pytest.mark.multiprocess
+def test_they_are_the_same_where_the_strategy_says_so() -> None:
+    zero, one = run_workers(trained, 2, "same")
+    assert zero == one
+
+
+def run_program() -> float:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Dropout(0.5))
+    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), 0.0))
+    inputs = {"x": ONES[None], "y": ONES[None]}
+    program = static.capture(model, nn.functional.mse_loss, optimizer, inputs)
+    torch.manual_seed(0)
+    (loss,) = static.Executor("cpu").run(program, feed=inputs, fetch_list=["loss"])
+    return float(loss)
+
+
+@pytest.mark.multiprocess
+def test_so_do_those_of_a_program() -> None:
+    zero, one = run_workers(run_program)
+    assert zero != one

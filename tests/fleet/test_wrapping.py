@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model that something else distributes as well is refused: gradients travel once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.workers import run_workers
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import fleetlight as fleet
+from fleetlight.errors import PlanError
+
+pytestmark = pytest.mark.multiprocess
+ONE = torch.ones(2, 2)
+
+
+def registered() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = fleet.distributed_model(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+    return model, fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), 0.1))
+
+
+def wrapped() -> None:
+    model, _ = registered()
+    with pytest.raises(PlanError, match=r"DistributedDataParallel distributes it too: .* twice"):
+        DistributedDataParallel(model)(ONE)
+    # after the line is dropped all is well
+    model(ONE).sum().backward()
+
+
+def wrapped_later() -> None:
+    """Agreed on before, as in a loop that a library takes over."""
+    model, optimizer = registered()
+    model(ONE).sum().backward()
+    optimizer.step()
+    with pytest.raises(PlanError, match=r"accelerator\.prepare"):
+        DistributedDataParallel(model)(ONE)
+
+
+def within() -> None:
+    model = nn.Sequential(DistributedDataParallel(nn.Linear(2, 2)), nn.Linear(2, 2))
+    model = fleet.distributed_model(model)
+    with pytest.raises(PlanError, match="DistributedDataParallel distributes it too"):
+        model(ONE)
+
+
+def beside() -> bool:
+    """Another model may be DDP's, and may be called with what ours has computed."""
+    model, optimizer = registered()
+    other = DistributedDataParallel(nn.Linear(2, 1))
+    other(model(ONE)).sum().backward()
+    optimizer.step()
+    return True
+
+
+def sharded() -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    model, _ = registered()
+    fully_shard(model)
+    with pytest.raises(PlanError, match="FSDP distributes it too"):
+        model(ONE)
+
+
+@pytest.mark.parametrize("function", [wrapped, wrapped_later, within, beside, sharded])
+def test_what_distributes_twice_is_named(function: Any) -> None:
+    run_workers(function)
