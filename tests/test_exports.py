@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import inspect
+import pydoc
 import subprocess
 import sys
 
@@ -38,12 +40,17 @@ PUBLIC = [
     "is_worker",
     "load_inference_model",
     "load_persistables",
+    "load_state_dict",
     "local_rank",
     "metrics",
     "nn",
     "no_sync",
     "node_num",
+    "optim",
+    "nranks",
     "progress",
+    "rank",
+    "rows",
     "run_server",
     "save_inference_model",
     "save_persistables",
@@ -52,17 +59,38 @@ PUBLIC = [
     "server_num",
     "shard",
     "shrink",
+    "state_dict",
     "stop_worker",
     "util",
     "worker_endpoints",
     "worker_index",
     "worker_num",
+    "world_size",
 ]
 
 
 def test_public_names() -> None:
     assert sorted(api.__all__) == sorted(PUBLIC)
     assert set(PUBLIC) <= set(dir(fleet))
+
+
+def test_dir_shows_the_public_names_and_no_others() -> None:
+    shown = {name for name in dir(fleet) if not name.startswith("__")}
+    assert shown == {*PUBLIC, "static", "main_program"}
+    assert {"__version__", "__doc__", "__path__"} <= set(dir(fleet))
+
+
+def test_star_import_brings_the_public_names() -> None:
+    names: dict[str, object] = {}
+    exec("from fleetlight import *", names)
+    assert set(names) - {"__builtins__"} == {*PUBLIC, "static"}
+
+
+def test_tools_may_look_at_every_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleetlight.fleet.programs._main", None)
+    assert not hasattr(fleet, "main_program")
+    assert {"init", "static"} <= {name for name, _ in inspect.getmembers(fleet)}
+    assert "stop_worker" in pydoc.render_doc(fleet)
 
 
 def test_every_name_is_there_and_documented() -> None:
@@ -95,6 +123,7 @@ def test_version_is_that_of_the_changelog() -> None:
 
 STATIC = [
     "EndOfData",
+    "ExecutionStrategy",
     "Executor",
     "Program",
     "accuracy",
@@ -114,6 +143,8 @@ def test_names_of_static_programs() -> None:
     assert sorted(fleet.static.__all__) == STATIC
     for name in STATIC:
         assert getattr(fleet.static, name).__doc__, name
-    assert {"static", "main_program"} <= set(dir(fleet))
+    assert {name for name in dir(fleet.static) if not name.startswith("__")} == set(STATIC)
     with pytest.raises(AttributeError, match="did you mean 'capture'"):
         _ = fleet.static.captur
+    with pytest.raises(AttributeError, match=r"static.BuildStrategy .*compile='inductor'"):
+        _ = fleet.static.BuildStrategy

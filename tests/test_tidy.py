@@ -26,7 +26,7 @@ READS_ENVIRONMENT = {"roles", "strategy", "launch", "cli"}
 READS_CACHE_HOME = "src/fleetlight/kernels/compiled_files.py"
 ENVIRONMENT = re.compile(r"\b(environb?|getenvb?|expandvars)\b")
 #: tests of what lies beside the package
-ELSEWHERE = ("examples/", "multiprocess/", "benchmarks/", "rig/", "chaos/")
+ELSEWHERE = ("examples/", "multiprocess/", "benchmarks/", "ported/", "rig/", "chaos/")
 LONG_FUNCTIONS: set[str] = set()
 LONG_FILES: set[str] = set()
 
@@ -117,3 +117,41 @@ def test_tests_mirror_sources() -> None:
     # a test file in a folder that mirrors a package names a module of it, or a behaviour of all
     strangers = {t for t in tested if "/" in t and str(Path(t).parent) not in folders}
     assert not {s for s in strangers if not s.startswith(ELSEWHERE)}
+
+
+#: files that may ask for the time of day, how often, and what for
+READS_TIME_OF_DAY = {
+    # the doctor compares the clocks of machines: certificates and file times depend on them
+    "src/fleetlight/launch/doctor/probe.py": 1,
+    "src/fleetlight/launch/doctor/service.py": 1,
+    # dates that people read: when something was saved
+    "src/fleetlight/checkpoint/inference.py": 1,
+    "src/fleetlight/checkpoint/snapshot.py": 1,
+    "src/fleetlight/static/files/saving.py": 1,
+    # tells apart workers that were started one after another, also on another machine
+    "src/fleetlight/fleet/joining.py": 1,
+    # dates in certificates
+    "src/fleetlight/security/certificates.py": 1,
+    "src/fleetlight/security/folder.py": 1,
+}
+TIME_OF_DAY = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today"}
+
+
+def test_durations_are_taken_by_a_clock_that_nobody_sets() -> None:
+    """The time of day jumps; `time.monotonic` and `time.perf_counter` do not."""
+    asked = {
+        relative(path): count
+        for path in SOURCES
+        if (
+            count := sum(
+                ast.unparse(node).removeprefix("datetime.datetime.") in TIME_OF_DAY
+                or ast.unparse(node).endswith("datetime.now")
+                for node in ast.walk(parsed(path))
+                if isinstance(node, ast.Attribute)
+            )
+        )
+    }
+    assert asked == READS_TIME_OF_DAY
+    # nothing is imported from `time`: the search above would miss it
+    imported = [n for p in SOURCES for n in ast.walk(parsed(p)) if isinstance(n, ast.ImportFrom)]
+    assert not [node for node in imported if node.module == "time"]

@@ -49,6 +49,7 @@ def main() -> int:
     strategy = fleet.DistributedStrategy(
         durability="log",
         durability_configs={"snapshot_s": options.snapshot_s},
+        checkpoint_configs={"every_steps": options.every_steps},
         deadline_s=60,
         **MODES[options.mode],
     )
@@ -78,6 +79,7 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("--deal", choices=("blocks", "queue"), default="blocks")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--snapshot_s", type=float, default=1.0)
+    parser.add_argument("--every_steps", type=int, default=0, help="between two checkpoints")
     parser.add_argument("--doomed", nargs="*", default=[], help="kinds that die at bad moments")
     parser.add_argument("--harms", nargs="*", choices=harms.HARMS, default=[])
     return parser.parse_args()

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fleetlight.ps.transport import wire
+from fleetlight.wire import plain
 
 #: of so many frames one breaks, of so many a slow spell begins, of so many writes one has no room
 CUT_EVERY, SLOW_EVERY, FULL_EVERY = 150, 400, 60
@@ -34,9 +34,9 @@ DAY_S = 86400.0
 
 def cut(chance: random.Random) -> None:
     """Break connections."""
-    send = wire.Wire._send
+    send = plain.Wire._send
 
-    def broken(self: wire.Wire, buffers: Sequence[memoryview]) -> int:
+    def broken(self: plain.Wire, buffers: Sequence[memoryview]) -> int:
         if chance.randrange(CUT_EVERY):
             return send(self, buffers)
         data = b"".join(buffers)
@@ -45,14 +45,14 @@ def cut(chance: random.Random) -> None:
             self._socket.shutdown(socket.SHUT_RDWR)
         raise OSError(errno.ECONNRESET, "cut")
 
-    wire.Wire._send = broken  # type: ignore[method-assign]
+    plain.Wire._send = broken  # type: ignore[method-assign]
 
 
 def slow(chance: random.Random) -> None:
     """Let bytes leave slowly for a while."""
-    send, left = wire.Wire._send, 0
+    send, left = plain.Wire._send, 0
 
-    def dribbling(self: wire.Wire, buffers: Sequence[memoryview]) -> int:
+    def dribbling(self: plain.Wire, buffers: Sequence[memoryview]) -> int:
         nonlocal left
         if not left and not chance.randrange(SLOW_EVERY):
             left = PIECES
@@ -63,7 +63,7 @@ def slow(chance: random.Random) -> None:
         first = next(part for part in buffers if len(part))
         return send(self, [first[: 1 + chance.randrange(PIECE_BYTES)]])
 
-    wire.Wire._send = dribbling  # type: ignore[method-assign]
+    plain.Wire._send = dribbling  # type: ignore[method-assign]
 
 
 def full(chance: random.Random) -> None:

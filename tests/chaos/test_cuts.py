@@ -19,11 +19,12 @@ from tests.ps.serving import OPTIONS, hello, opened, plan
 
 from fleetlight.ps import messages as m
 from fleetlight.ps.server.server import Server
-from fleetlight.ps.transport import Listener, SocketChannel, wire
+from fleetlight.ps.transport import Listener, SocketChannel
 from fleetlight.ps.transport import channel as channel_module
 from fleetlight.ps.transport.interface import Patience
 from fleetlight.security import certificates
 from fleetlight.security.context import client_context, server_context
+from fleetlight.wire import plain
 
 CLIENT, SERVER = "client", "server"
 
@@ -72,15 +73,15 @@ class Cuttable:
 @pytest.fixture
 def scissors(monkeypatch: pytest.MonkeyPatch) -> Scissors:
     """Those of all connections that are made from now on."""
-    shared, begin = Scissors(), wire.Wire.__init__
+    shared, begin = Scissors(), plain.Wire.__init__
     monkeypatch.setattr(channel_module, "_TRY_EVERY_S", 0.001)
 
-    def cuttable(one: wire.Wire, connected: socket.socket, peer: str) -> None:
+    def cuttable(one: plain.Wire, connected: socket.socket, peer: str) -> None:
         begin(one, connected, peer)
         side = CLIENT if peer.startswith("server") else SERVER
         one._socket = Cuttable(connected, shared, side)  # type: ignore[assignment]
 
-    monkeypatch.setattr(wire.Wire, "__init__", cuttable)
+    monkeypatch.setattr(plain.Wire, "__init__", cuttable)
     return shared
 
 

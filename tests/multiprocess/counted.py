@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import time
@@ -28,6 +29,7 @@ parser.add_argument("--stop", type=int, default=0, help="fleetrun, behind this s
 parser.add_argument("--stop_amid", type=int, default=0, help="the same, before this step of one")
 parser.add_argument("--early", type=int, help="waits behind its loop when another is to stop")
 parser.add_argument("--kill_a_server", action="store_true", help="while the stop is saved")
+parser.add_argument("--put_back", action="store_true", help="an older copy of what server 0 has")
 parser.add_argument("--take_port", type=int, default=0, help="of server 0, before this step")
 options = parser.parse_args()
 EPOCHS, LENGTH, BATCH = 2, 96, 4
@@ -70,6 +72,22 @@ def kill_and_save(files: TableFiles, *arguments: Any) -> Any:
     return save(files, *arguments)
 
 
+def put_back_what_was_copied(step: int) -> None:
+    """Once: all that server 0 kept behind step 4 stands there again behind step 8."""
+    [folder], copy = pathlib.Path().glob("durability/server-0-*"), pathlib.Path("copy")
+    session = current().session
+    assert session is not None
+    if step == 4 and not copy.exists():
+        session.communicator.flush()
+        shutil.copytree(folder, copy)
+    elif step == 8 and not pathlib.Path("put_back").exists():
+        pathlib.Path("put_back").touch()
+        session.communicator.flush()
+        kill_server_0()
+        shutil.rmtree(folder)
+        shutil.copytree(copy, folder)
+
+
 save = TableFiles.save
 
 
@@ -107,6 +125,7 @@ def stop_while_another_waits() -> None:
 
 strategy = fleet.DistributedStrategy(
     a_sync=options.mode != "sync",
+    a_sync_configs={"k_steps": 2} if options.mode == "geo" else {},
     durability=options.durability,
     checkpoint_configs={"every_steps": 3},
 )
@@ -141,6 +160,8 @@ for _ in range(loader.epoch, EPOCHS):
         die_if_asked(options.die, step, "step")
         optimizer.step()
         die_if_asked(options.die, step, "behind")
+        if options.put_back:
+            put_back_what_was_copied(step)
         if step == options.stop:
             ask_to_stop()
 pathlib.Path("behind").touch()

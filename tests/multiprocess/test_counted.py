@@ -124,3 +124,15 @@ def test_a_server_whose_port_somebody_else_has_taken_is_told(tmp_path: Path) -> 
     last = text.strip().splitlines()[-1]
     assert "server 0 of 2 exited with code 1" in last, text
     assert re.search(r"cannot listen at 127\.0\.0\.1:\d+: Address already in use", last), text
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "geo"])
+def test_a_server_that_comes_back_older_is_refused(tmp_path: Path, mode: str) -> None:
+    """One worker: what it has pushed is what there must be, in GeoSGD as well."""
+    flags = "--server_num 2 --worker_num 1 --max_restarts 2"
+    code, text = run(tmp_path, flags, "--mode", mode, "--put_back")
+    assert code == 0, text
+    assert "server 0 of 2 was killed by SIGKILL" in text
+    assert "this server came back older than it was: it has acknowledged push" in text, text
+    assert text.count("starting all again") == 1, text
+    check_counts(text, 1)

@@ -57,14 +57,19 @@ def expected() -> float:
 
 def check(codes: list[int], text: str, workers: int, expected: float) -> None:
     assert set(codes) == {0}, text
+    # torch's store prints a C++ stack for every client that asks after its server has closed
+    assert "frame #" not in text, text
     totals = results(text)
     assert len(totals) == workers
     assert all(abs(total - expected) < 1e-8 for total in totals), (totals, expected)
 
 
+@pytest.mark.contract
 def test_fleetrun(expected: float, tmp_path: Path) -> None:
     command = [str(BIN / "fleetrun"), "--tee", "--nproc_per_node", "2", SCRIPT]
-    check(*finish([start(command, cwd=tmp_path)]), 2, expected)
+    # fleetrun would hide what torch's store prints
+    loud = {"TORCH_CPP_LOG_LEVEL": "WARNING"}
+    check(*finish([start(command, loud, cwd=tmp_path)]), 2, expected)
 
 
 def test_torchrun(expected: float) -> None:

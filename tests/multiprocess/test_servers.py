@@ -148,6 +148,7 @@ def one() -> Any:
     return answer
 
 
+@pytest.mark.contract
 def test_servers_and_workers_train_what_one_process_does(one: Any) -> None:
     answers = run_job(serve, trained)
     assert answers[:2] == [("value", "served")] * 2

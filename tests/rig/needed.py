@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -30,12 +31,17 @@ def run_on(
     function: Callable[..., Any],
     *args: Any,
     deadline_s: float = 20.0,
+    env: Mapping[str, str] | Callable[[int], Mapping[str, str]] = types.MappingProxyType({}),
 ) -> list[Any]:
     """Call `function(*args)` in worker i on host `places[i]`, after `fleet.init`.
 
-    Worker 0 keeps the meeting point, so its host is the master.
+    Worker 0 keeps the meeting point, so its host is the master. `env` is what else stands in the
+    environment, of all workers or of the one whose index it is called with.
     """
-    each = [_placed(rig, places[0], place, function, args, {}) for place in places]
+    each = [
+        _placed(rig, places[0], place, function, args, dict(env(i) if callable(env) else env))
+        for i, place in enumerate(places)
+    ]
     return run_processes(_on_host, each, deadline_s=deadline_s)
 
 

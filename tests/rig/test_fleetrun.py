@@ -13,6 +13,8 @@ import pytest
 from rig.hosts import Rig, hosts
 from tests.rig.needed import NEEDED
 
+from fleetlight.security.certificates import make
+
 pytestmark = [*NEEDED, pytest.mark.timeout(180)]
 
 SCRIPT = str(Path(__file__).with_name("train.py"))
@@ -50,3 +52,15 @@ def test_two_hosts_of_unequal_size_by_their_master(tmp_path: Path) -> None:
         ("2/3", "1/2", second),
     ]
     assert len({total for *_, total in said}) == 1
+
+
+def test_two_hosts_inside_tls(tmp_path: Path) -> None:
+    with hosts(2) as rig:
+        make(tmp_path / "certs", rig.addresses)
+        flags = [["--ips", ",".join(rig.addresses), "--nproc_per_node", "2", "--ssl", "certs"]] * 2
+        texts = run(rig, flags, tmp_path)
+    said = told(texts)
+    assert [who for who, *_ in said] == ["0/4", "1/4", "2/4", "3/4"]
+    assert len({total for *_, total in said}) == 1
+    assert any("TLS 1.3 between hosts" in text for text in texts)
+    assert not any("can join" in text for text in texts)

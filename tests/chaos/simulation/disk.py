@@ -134,8 +134,8 @@ class MemoryFolder:
         for start in [one for one in self.path.rows if one not in self.path.manifests]:
             del self.path.rows[start]
 
-    def end(self) -> None:
-        """`clear` says it, too."""
+    def end(self, *, ended: bool = False) -> None:
+        """`clear` says it, too; `ended` is for a launch that comes later, and here is none."""
 
     def clear(self) -> None:
         """Nothing of it is needed any more."""

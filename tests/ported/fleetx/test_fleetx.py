@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FleetX' cluster quick start, line by line; `README.md` has a table of claims and tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.launch.workplace import free_ports
+from tests.ported.jobs import FLEETRUN, ended, logs, numbers, run, start
+
+import fleetlight as fleet
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
+HERE = Path(__file__).parent
+LOSS = r"loss: ([\d.]+)"
+
+
+@pytest.mark.parametrize("kind", ["static", "dygraph"])
+def test_collective_training(kind: str, tmp_path: Path) -> None:
+    command = [*FLEETRUN, "--nproc_per_node", "2", HERE / f"train_fleet_{kind}.py"]
+    output = run(tmp_path, *command)
+    assert "all_reduce: 8 -> 1" in output
+    for text in logs(tmp_path / "log"):
+        losses, top5 = numbers(LOSS, text), numbers(r"acc5: ([\d.]+)", text)
+        assert len(losses) == 3 * 2
+        assert losses[-1] < 0.7 * losses[0]
+        assert top5[-1] > top5[0]
+
+
+def test_what_the_launcher_shows(tmp_path: Path) -> None:
+    flags = ["-v", "--server_num=1", "--worker_num=2"]
+    output = run(tmp_path, *FLEETRUN, *flags, HERE / "train.py", "sync")
+    for words in (
+        "-----------  Configuration Arguments -----------",
+        "server_num: 1",
+        "Value (server 0)",
+        "Value (worker 0)",
+        "log/endpoints.log",
+    ):
+        assert words in output
+    assert "worker 1" in (tmp_path / "log" / "endpoints.log").read_text()
+
+
+def test_several_machines(tmp_path: Path) -> None:
+    hosts = ["127.0.0.1", "127.0.0.2"]
+    flags = [f"--ips={','.join(hosts)}", "--start_port", str(free_ports(hosts, 4))]
+    script = HERE / "train_fleet_static.py"
+    launchers = [
+        start(tmp_path, *FLEETRUN, *flags, "--host", host, "--nproc_per_node", "1", script)
+        for host in hosts
+    ]
+    for output in ended(*launchers):
+        assert "done: all 2 workers on 2 machines exited with code 0" in output
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "geo"])
+def test_parameter_servers(mode: str, tmp_path: Path) -> None:
+    flags = ["--server_num=1", "--worker_num=2", "--gpus=0,1"]
+    script = HERE / "train.py"
+    output = run(tmp_path, *FLEETRUN, *flags, script, mode, CUDA_VISIBLE_DEVICES="")
+    assert "this machine has no GPU, workers use CPUs" in output
+    assert "done: all 2 workers exited with code 0" in output
+    for text in logs(tmp_path / "log"):
+        losses = numbers(LOSS, text)
+        assert len(losses) == 4 * 50
+        assert sum(losses[-20:]) < 0.9 * sum(losses[:20])
+    served = fleet.load_inference_model(tmp_path / "served")
+    scores = served(torch.randint(0, 200, (7, 4)))
+    assert scores.shape == (7, 1)
+    assert ((scores > 0) & (scores < 1)).all()

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From one machine to several, line by line; `README.md` has a table of claims and tests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from tests.launch.workplace import free_ports
+from tests.ported.jobs import FLEETRUN, ended, logs, numbers, run, start
+
+import fleetlight as fleet
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
+HERE = Path(__file__).parent
+COST = r"cost=([\d.]+)"
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The costs of one machine, to which equal batches on several come as well."""
+    folder = tmp_path_factory.mktemp("alone")
+    costs = numbers(COST, run(folder, sys.executable, HERE / "train.py"))
+    assert fleet.static.load_program(folder / "model").feeds.keys() == {"x", "y"}
+    return costs
+
+
+def test_the_program_of_one_machine(alone: list[float]) -> None:
+    assert len(alone) == 20
+    assert all(0.3 < cost < 3 for cost in alone)
+
+
+def test_four_changes_train_the_same(alone: list[float], tmp_path: Path) -> None:
+    output = run(tmp_path, *FLEETRUN, "--nproc_per_node", "2", HERE / "train_with_fleet.py")
+    for text in logs(tmp_path / "log"):
+        # the batches of the workers are equal, and so the mean of their gradients
+        assert numbers(COST, text) == pytest.approx(alone, abs=2e-6)
+    assert "write fleet.save_persistables(dirname)" in output
+    assert "saved model at step 20" in output
+    assert (tmp_path / "model" / "manifest.json").exists()
+
+
+def test_a_log_for_each_worker(tmp_path: Path) -> None:
+    flags = ["--nproc_per_node", "4", "--log_dir", "mylog"]
+    run(tmp_path, *FLEETRUN, *flags, HERE / "train_tuned.py")
+    texts = logs(tmp_path / "mylog")
+    assert len(texts) == 4
+    assert len({tuple(numbers(COST, text)) for text in texts}) == 1
+
+
+def test_cards_that_are_not_there(tmp_path: Path) -> None:
+    flags = ["--selected_gpus=0,1,2,3,4,5,6,7", "--log_dir", "mylog"]
+    script = HERE / "train_with_fleet.py"
+    output = run(tmp_path, *FLEETRUN, *flags, script, code=2, CUDA_VISIBLE_DEVICES="")
+    assert "this machine has no GPU; use --nproc_per_node 8" in output
+
+
+def test_help_names_the_flags(tmp_path: Path) -> None:
+    output = run(tmp_path, *FLEETRUN, "--help")
+    for flag in ("--cluster_node_ips", "--node_ip", "--started_port", "--selected_gpus"):
+        assert flag in output
+
+
+def test_two_machines(alone: list[float], tmp_path: Path) -> None:
+    hosts = ["127.0.0.1", "127.0.0.2"]
+    port = free_ports(hosts, 4)
+    flags = [f"--cluster_node_ips={','.join(hosts)}", f"--started_port={port}"]
+    launchers = [
+        start(
+            tmp_path, *FLEETRUN, *flags, f"--node_ip={host}", "--log_dir", f"log{host[-1]}",
+            "--nproc_per_node", "1", HERE / "train_with_fleet.py",
+        )
+        for host in hosts
+    ]  # fmt: skip
+    ended(*launchers)
+    costs = [numbers(COST, logs(tmp_path / f"log{host[-1]}")) for host in hosts]
+    assert costs[0] == costs[1] == pytest.approx(alone, abs=2e-6)
+
+
+def test_a_cloud(tmp_path: Path) -> None:
+    variables = {"PADDLE_TRAINERS": "127.0.0.1", "POD_IP": "127.0.0.1", "PADDLE_TRAINER_ID": 0}
+    arguments = ["--model=ResNet50", "--data_dir=./ImageNet"]
+    script = HERE / "train_with_fleet.py"
+    command = [*FLEETRUN, "--use_paddlecloud", "--nproc_per_node", "2", script, *arguments]
+    output = run(tmp_path, *command, **variables)
+    assert str(arguments) in output
+    assert "done: all 2 workers" in output
+
+
+def test_tuning_by_variables(tmp_path: Path) -> None:
+    variables = {
+        "FLAGS_sync_nccl_allreduce": 1,
+        "FLAGS_fuse_parameter_memory_size": 16,
+        "FLAGS_fuse_parameter_groups_size": 3,
+        "FLAGS_fraction_of_gpu_memory_to_use": 0.95,
+        "NCCL_IB_DISABLE": 1,
+    }
+    command = [*FLEETRUN, "--nproc_per_node", "2", HERE / "train_tuned.py", "explain"]
+    output = run(tmp_path, *command, **variables)
+    assert "all_reduce: 6 -> 2" in output
+    for name in ("fuse_grad_size_in_MB", "fuse_grad_size_in_num", "sync_nccl_allreduce"):
+        assert name in output
+    assert "FLAGS_fraction_of_gpu_memory_to_use" in output
+
+
+@pytest.mark.parametrize("how", ["plain", "hierarchical", "localsgd"])
+def test_the_tuned_program(how: str, tmp_path: Path) -> None:
+    command = [*FLEETRUN, "--nproc_per_node", "2", HERE / "train_tuned.py", how, "explain"]
+    output = run(tmp_path, *command)
+    costs = [numbers(COST, text) for text in logs(tmp_path / "log")]
+    # fetched at every second run
+    assert len(costs[0]) == 10
+    assert costs[0] == costs[1]
+    assert "operators of a program run on 3 threads" in output
+    assert "there is no scope to drop" in output
+    if how != "plain":
+        assert (
+            f"{'localsgd' if how == 'localsgd' else 'use_hierarchical_allreduce'} = True" in output
+        )

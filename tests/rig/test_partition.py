@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two machines that lose each other for a while: the job goes on, and its result is exact."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from rig.hosts import hosts
+from tests.launch.workplace import Workplace, wait_until
+from tests.rig.needed import NEEDED
+
+pytestmark = NEEDED
+
+STEPS = 40
+
+#: every step adds exactly 1 to the weight; the cable is cut before step 5, and the workers stay
+#: until the launchers have seen each other again
+WORK = f"""
+    import pathlib, sys, time, torch
+    import fleetlight as fleet
+    served, strategy = sys.argv[1] == "served", fleet.DistributedStrategy()
+    fleet.init(is_collective=not served, strategy=strategy)
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    model = fleet.distributed_model(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer = fleet.distributed_optimizer(optimizer, strategy)
+    if fleet.is_server():
+        fleet.init_server()
+        fleet.run_server()
+    else:
+        if served:
+            fleet.init_worker()
+        for step in range({STEPS}):
+            if step == 5:
+                pathlib.Path(f"ready.{{fleet.worker_index()}}").touch()
+                while not pathlib.Path("cut").exists():
+                    time.sleep(0.01)
+            optimizer.zero_grad()
+            (-model(torch.ones(1, 1)).sum()).backward()
+            optimizer.step()
+        with torch.no_grad():
+            value = float(model(torch.ones(1, 1)))
+        pathlib.Path(f"value.{{fleet.worker_index()}}").write_text(f"{{value}}\\n")
+        while not pathlib.Path("seen").exists():
+            time.sleep(0.01)
+        fleet.stop_worker()
+"""
+
+
+def check(place: Workplace, mode: str, cut_s: float, deadline_s: float) -> None:
+    """The cable of host 1 is out for so long while both workers train."""
+    flags = ["--server_num", "1", "--worker_num", "1"] if mode == "served" else []
+    script = place.script(WORK)
+    with hosts(2) as rig:
+        flags += ["--ips", rig.ips, "--deadline_s", str(deadline_s)]
+        jobs = []
+        for number, host in enumerate(rig.hosts):
+            place.prefix = host.prefix
+            jobs.append(place.start(*flags, "--log_dir", f"log{number}", script, mode))
+        for worker in (0, 1):
+            wait_until((place.path / f"ready.{worker}").exists, f"worker {worker} to train")
+        rig.hosts[1].cut()
+        (place.path / "cut").touch()
+        time.sleep(cut_s)
+        rig.hosts[1].mend()
+        jobs[0].wait_for_line(f"node 1 ({rig.addresses[1]}) is back after")
+        jobs[1].wait_for_line("node 0, which serves 10.213.7.1:6170, is back after")
+        (place.path / "seen").touch()
+        (code, first), (other_code, second) = (job.end() for job in jobs)
+    assert (code, other_code) == (0, 0), first + second
+    assert [place.wait_for(f"value.{worker}") for worker in (0, 1)] == [f"{STEPS:.1f}\n"] * 2
+    other = rig.addresses[1]
+    assert f"node 1 ({other}) gives no sign of life" in first, first
+    assert "node 0, which serves 10.213.7.1:6170, is out of reach" in second, second
+
+
+@pytest.mark.parametrize("mode", ["collective", "served"])
+def test_machines_that_are_apart_for_less_than_the_deadline_go_on(
+    place: Workplace, mode: str
+) -> None:
+    check(place, mode, cut_s=12.0, deadline_s=40.0)
+
+
+@pytest.mark.long
+# a connection that was silent for a minute may send again only a minute later
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("mode", ["collective", "served"])
+def test_machines_that_are_apart_for_a_minute_go_on(place: Workplace, mode: str) -> None:
+    check(place, mode, cut_s=60.0, deadline_s=300.0)
