@@ -2,19 +2,30 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
+# make matrix TORCH='2.9 2.14' PYTHONS='python3.11 python3.13'
+PYTHONS ?= $(PYTHON)
+MATRIX ?= $(HOME)/.cache/fleetlight-matrix
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 
-.PHONY: demo test check chaos bench docs clean
+.PHONY: demo test test-all test-long matrix check chaos bench docs clean
 
 demo: $(VENV)/.ready  ## a real distributed run: Wide&Deep on 2 parameter servers and 2 workers
 	$(BIN)/fleetrun --server_num 2 --worker_num 2 --log_dir log/demo \
 	  examples/wide_deep/train_fleet.py --samples 800000
 	@echo "demo: the logs are log/demo/workerlog.0, workerlog.1, serverlog.0 and serverlog.1"
 
-test: $(VENV)/.ready  ## the whole suite, two tests at a time
-	$(PYTEST) -n 2 --dist worksteal
+test: $(VENV)/.ready  ## every test but the long ones, two at a time
+	$(PYTEST) -n 2 --dist worksteal -m 'not long'
+
+test-long: $(VENV)/.ready  ## the long tests only
+	$(PYTEST) -n 2 --dist worksteal -m long
+
+test-all: test test-long  ## the whole suite
+
+matrix:  ## the contract tests on several versions of torch and Python, written to docs/versions.md
+	$(PYTHON) -m tests.matrix --folder '$(MATRIX)' --torch '$(patsubst torch==%,%,$(TORCH))' --pythons '$(PYTHONS)'
 
 check: $(VENV)/.ready  ## format, lint, types, layers
 	$(BIN)/ruff format --check --quiet .
@@ -23,7 +34,7 @@ check: $(VENV)/.ready  ## format, lint, types, layers
 	$(BIN)/lint-imports
 
 chaos: $(VENV)/.ready  ## try what goes wrong, or one way of it: make chaos WHAT=killing ARGS='--kills 100 --seed 1'
-	@for what in $(or $(WHAT),simulation fuzzing killing harming); do \
+	@for what in $(or $(WHAT),simulation fuzzing killing whole harming); do \
 	  OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.$$what $(ARGS) || exit 1; done
 
 bench: $(VENV)/.ready  ## one benchmark: make bench NAME=eager_vs_ddp ARGS=...
@@ -38,8 +49,8 @@ clean:
 	rm -rf $(VENV) build dist site log output .pytest_cache .mypy_cache .ruff_cache
 
 $(VENV)/.ready: pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || \
-	  { echo "Fleetlight needs Python 3.10 to 3.13; $(PYTHON) is $$($(PYTHON) -V 2>&1)." \
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14))' || \
+	  { echo "Fleetlight needs Python 3.10 to 3.14; $(PYTHON) is $$($(PYTHON) -V 2>&1)." \
 	         "Say which one to use: make PYTHON=python3.11 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH)'
