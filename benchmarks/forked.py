@@ -15,7 +15,7 @@ from multiprocessing import connection
 from typing import Any
 
 from benchmarks import machine
-from benchmarks.jobs import BenchmarkError, Command, Run, workers
+from benchmarks.jobs import BenchmarkError, Run, workers
 
 #: makes one worker's result of its options, all of it as JSON can say it
 Work = Callable[[Mapping[str, Any]], Mapping[str, Any]]
@@ -35,11 +35,23 @@ def run(
     name: str, work: Work, options: Mapping[str, Any], count: int, deadline_s: float = 600.0
 ) -> Run:
     """`work(options)` in each of `count` workers of one job; their results."""
+    each = [command.environment for command in workers([], count)]
+    return run_as(name, work, options, each, deadline_s)
+
+
+def run_as(
+    name: str,
+    work: Work,
+    options: Mapping[str, Any],
+    each: Sequence[Mapping[str, str]],
+    deadline_s: float = 600.0,
+) -> Run:
+    """The same in one process for each of these environments, which say who it is."""
     # the server that forks is started by the first, and takes its environment from here
     quiet = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     os.environ.update(quiet)
     with machine.Meter() as meter:
-        started = [_started(command, work, options) for command in workers([], count)]
+        started = [_started(environment, work, options) for environment in each]
         try:
             found = _answers(name, started, deadline_s)
             for process, _ in started:
@@ -54,10 +66,10 @@ def run(
 
 
 def _started(
-    command: Command, work: Work, options: Mapping[str, Any]
+    environment: Mapping[str, str], work: Work, options: Mapping[str, Any]
 ) -> tuple[Any, connection.Connection]:
     mine, theirs = _context.Pipe(duplex=False)
-    arguments = (theirs, dict(command.environment), work, dict(options))
+    arguments = (theirs, dict(environment), work, dict(options))
     process = _context.Process(target=_main, args=arguments)
     process.start()
     theirs.close()

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks import report
-from benchmarks.jobs import Command, Job, Run, free_port
+from benchmarks.jobs import ROOT, Command, Job, Run, free_port
 
 #: steps that take some seconds, so that what a queue holds at the end weighs little
 STEPS = {"wide_deep": 400, "word2vec": 3000}
@@ -48,11 +49,13 @@ class Ours:
     ssl: str = ""
     #: workers tell how far they are, for jobs that take turns
     count: bool = False
+    #: the folder `src` of another checkout, whose fleetlight is used in place of this one's
+    source: str = ""
 
     def job(self) -> Job:
         """Made anew for every run, since ports differ."""
         endpoints = [f"{self.host}:{free_port()}" for _ in range(self.servers)]
-        common = {
+        common: dict[str, object] = {
             "FLEET_SERVER_NUM": self.servers,
             "FLEET_WORKER_NUM": self.workers,
             "FLEET_SERVER_ENDPOINTS": ",".join(endpoints),
@@ -61,6 +64,8 @@ class Ours:
             # workers keep something for a later life, too
             "FLEET_JOB": "benchmark",
         }
+        if self.source:
+            common["PYTHONPATH"] = os.pathsep.join([self.source, str(ROOT)])
         commands: list[Command] = []
         for kind, count in (("server", self.servers), ("worker", self.workers)):
             for index in range(count):
