@@ -29,11 +29,20 @@ CLAIM = (
     "reach the accuracy of sync, in the median of the runs within 1 point, in the worst within 3, "
     "with 2, 4 and 8 workers and SGD, momentum, Adagrad and Adam."
 )
-SYNC, ASYNC, GEO = "sync", "async", "geo, k=10"
-MODES: Mapping[str, Mapping[str, Any]] = {
-    SYNC: {"a_sync": False},
-    ASYNC: {"a_sync": True},
-    GEO: {"a_sync": True, "a_sync_configs": {"k_steps": 10}},
+SYNC = "sync"
+#: the settings of a_sync_configs; None: without a_sync
+MODES: Mapping[str, Mapping[str, int] | None] = {
+    SYNC: None,
+    "async": {},
+    "geo, k=10": {"k_steps": 10},
+}
+#: what else was tried: pushes that wait in a queue, alone, merged or with a bound
+OTHERS: Mapping[str, Mapping[str, int]] = {
+    "async, queue of 1": {"send_queue_size": 1},
+    "async, queue of 4": {"send_queue_size": 4},
+    "async, queue of 4, merged": {"send_queue_size": 4, "max_merge": 4},
+    "async, staleness 1": {"staleness": 1},
+    "async, staleness 4": {"staleness": 4},
 }
 #: points of accuracy that the median, and the worst run, may lose
 MEDIAN, WORST = 1.0, 3.0
@@ -139,9 +148,9 @@ def measured(workers: int, options: argparse.Namespace) -> str:
         with tempfile.TemporaryDirectory() as folder:
             put("digits", Path(options.data), seed, Path(folder))
             for optimizer in options.optimizers:
-                for mode, settings in MODES.items():
+                for mode in [SYNC, *options.modes]:
                     asked = {"folder": folder, "seed": seed, "optimizer": optimizer}
-                    asked |= {"settings": settings, "epochs": options.epochs, "batch": 64}
+                    asked |= {"settings": settings(mode), "epochs": options.epochs, "batch": 64}
                     one = _run(f"{optimizer}, {mode}, {workers} workers", asked, workers)
                     runs.setdefault((optimizer, mode), []).append(one)
     rows = [
@@ -158,6 +167,12 @@ def measured(workers: int, options: argparse.Namespace) -> str:
         f"## {title}\n\n{report.table(head, rows)}\n\nSeeds: {options.seeds}. "
         f"{report.foreign_line(shares)}"
     )
+
+
+def settings(mode: str) -> dict[str, Any]:
+    """The strategy of a mode."""
+    configs = {**MODES, **OTHERS}[mode]
+    return {"a_sync": False} if configs is None else {"a_sync": True, "a_sync_configs": configs}
 
 
 def _run(name: str, asked: Mapping[str, Any], workers: int) -> jobs.Run:
@@ -209,6 +224,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--optimizers", nargs="+", choices=list(OPTIMIZERS), default=list(OPTIMIZERS)
     )
+    modes = [mode for mode in MODES if mode != SYNC]
+    parser.add_argument("--modes", nargs="+", choices=[*modes, *OTHERS], default=modes)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--write", action=argparse.BooleanOptionalAction, default=True)

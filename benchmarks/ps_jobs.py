@@ -47,6 +47,8 @@ class Ours:
     snapshot_s: float = 300.0
     #: a folder of certificates; "": connections are not encrypted
     ssl: str = ""
+    #: how many steps an async worker may be ahead of the slowest
+    staleness: int | None = None
     #: workers tell how far they are, for jobs that take turns
     count: bool = False
     #: the folder `src` of another checkout, whose fleetlight is used in place of this one's
@@ -80,6 +82,8 @@ class Ours:
         argv += ["--mode", self.mode, "--k_steps", str(self.k_steps)]
         argv += ["--durability", self.durability, "--snapshot_s", str(self.snapshot_s)]
         argv += ["--ssl", self.ssl] * bool(self.ssl)
+        if self.staleness is not None:
+            argv += ["--staleness", str(self.staleness)]
         argv += ["--lookahead"] * self.lookahead + ["--count"] * self.count
         return argv + ["--core", str(core)] * self.own_core
 

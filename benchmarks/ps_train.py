@@ -52,6 +52,8 @@ def fleetlight(options: argparse.Namespace) -> None:
     import fleetlight as fleet
 
     configs = {"k_steps": options.k_steps} if options.mode == "geo" else {}
+    if options.staleness is not None:
+        configs["staleness"] = options.staleness
     strategy = fleet.DistributedStrategy(
         a_sync=options.mode != "sync",
         a_sync_configs=configs,
@@ -176,6 +178,7 @@ def _parse() -> Any:
     parser = ps_timed.parser()
     parser.description = __doc__
     parser.add_argument("--system", choices=("torch", "fleetlight", "static"), required=True)
+    parser.add_argument("--staleness", type=int, help="a bound for async")
     parser.add_argument("--lookahead", action="store_true", help="pull the next batch's rows ahead")
     parser.add_argument("--durability", choices=("none", "snapshot", "log"), default="none")
     parser.add_argument("--snapshot_s", type=float, default=300.0)

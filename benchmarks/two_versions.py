@@ -22,14 +22,22 @@ CLAIM = (
 )
 THIS, OTHER = "this version", "the version before"
 AT_LEAST = 0.97
+#: the mode of the job, and the bound of async
+MODES: dict[str, tuple[str, int | None]] = {
+    "sync": ("sync", None),
+    "async": ("async", None),
+    "async, staleness 4": ("async", 4),
+    "geo": ("geo", None),
+}
 #: more than anybody waits for: jobs are ended when all have had their turns
 _ENDLESS = 10_000_000
 
 
 def variants(model: str, mode: str, other: str) -> dict[str, Ours]:
     """By name; they differ in the version alone."""
+    kind, staleness = MODES[mode]
     return {
-        name: Ours(name, model, mode, _ENDLESS, count=True, source=source)
+        name: Ours(name, model, kind, _ENDLESS, staleness=staleness, count=True, source=source)
         for name, source in ((THIS, ""), (OTHER, other))
     }
 
@@ -57,8 +65,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--other", required=True, help="src of the other checkout")
     parser.add_argument("--models", nargs="+", choices=list(TITLES), default=list(TITLES))
-    modes = ("sync", "async", "geo")
-    parser.add_argument("--modes", nargs="+", choices=modes, default=list(modes))
+    parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--turns", type=int, default=4, help="of each job in a round")
     parser.add_argument("--turn_s", type=float, default=2.0)

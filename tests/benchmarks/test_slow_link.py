@@ -48,6 +48,14 @@ def test_workers_are_placed_in_the_order_asked_for(
     assert [command.environment["RANK"] for command in made.commands] == list("0123")
 
 
+def test_only_what_is_encrypted_gets_certificates() -> None:
+    for variant in slow_link.TLS.variants:
+        made = slow_link.job(variant, "train", Places(), ssl="certs")  # type: ignore[arg-type]
+        argv = made.commands[0].argv
+        strategy = json.loads(argv[argv.index("--strategy") + 1])
+        assert strategy.get("ssl") == ("certs" if variant.encrypted else None)
+
+
 def test_the_settings_of_every_variant_hold_together() -> None:
     for section in slow_link.SECTIONS.values():
         names = [variant.name for variant in section.variants]

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two versions: the same job with another folder of sources; what is compared."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from benchmarks import two_versions
+from benchmarks.jobs import ROOT, BenchmarkError
+
+
+def test_the_jobs_differ_in_the_sources_alone() -> None:
+    made = two_versions.variants("word2vec", "async, staleness 4", "/before/src")
+    this, other = made[two_versions.THIS], made[two_versions.OTHER]
+    assert dataclasses.replace(this, name=other.name, source="/before/src") == other
+    assert "--staleness 4" in " ".join(this.job().commands[-1].argv)
+    assert "PYTHONPATH" not in this.job().commands[0].environment
+    for command in other.job().commands:
+        assert command.environment["PYTHONPATH"] == f"/before/src:{ROOT}"
+
+
+def test_a_folder_without_sources_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BenchmarkError, match="no fleetlight in"):
+        two_versions.main(["--other", str(tmp_path), "--no-write"])
