@@ -24,11 +24,30 @@ _ADVICE = (
 )
 
 
+def _direct(attribute: Any) -> Any:
+    """An attribute of torch that steps read often, without the 5 us of `__torch_function__`."""
+
+    def read(self: Tensor) -> Any:
+        with without_functions():
+            return attribute.__get__(self)
+
+    def write(self: Tensor, value: Any) -> None:
+        with without_functions():
+            attribute.__set__(self, value)
+
+    def remove(self: Tensor) -> None:
+        with without_functions():
+            attribute.__delete__(self)
+
+    return property(read, write, remove)
+
+
 class TablePlaceholder(Tensor):
     """A tensor without elements that belongs to a table: its weight, or a copy of that."""
 
     #: what the table is called, once that is known
     table_name: str
+    grad = _direct(Tensor.grad)
 
     @classmethod
     def __torch_function__(
