@@ -141,12 +141,23 @@ class Reached:
         return optimizer, self.mode, spread, differs, worst, verdict
 
 
+def signed(folder: Path) -> None:
+    """Pixels from -1 to 1 in place of mean 0 and deviation 1: then most of an image is -1."""
+    path = folder / "digits.pt"
+    kept = torch.load(path, weights_only=True)
+    least, most = (f(kept["train"][0]) for f in (torch.min, torch.max))
+    scaled = {n: ((x - least) / (most - least) * 2 - 1, y) for n, (x, y) in kept.items()}
+    torch.save(scaled, path)
+
+
 def measured(workers: int, options: argparse.Namespace) -> str:
     """A section of the page: every optimizer and mode with so many workers."""
     runs: dict[tuple[str, str], list[jobs.Run]] = {}
     for seed in range(options.seeds):
         with tempfile.TemporaryDirectory() as folder:
             put("digits", Path(options.data), seed, Path(folder))
+            if options.pixels == "signed":
+                signed(Path(folder))
             for optimizer in options.optimizers:
                 for mode in [SYNC, *options.modes]:
                     asked = {"folder": folder, "seed": seed, "optimizer": optimizer}
@@ -162,7 +173,10 @@ def measured(workers: int, options: argparse.Namespace) -> str:
         *("worst less sync's", f"within {MEDIAN:g} and {WORST:g}"),
     )
     shares = [run.foreign for of in runs.values() for run in of]
-    title = f"{workers} workers and {SERVERS} servers, {options.epochs} epochs, batches of 64"
+    title = (
+        f"{workers} workers and {SERVERS} servers, {options.epochs} epochs, batches of 64, "
+        + {"signed": "pixels from -1 to 1", "normal": "pixels of mean 0"}[options.pixels]
+    )
     return (
         f"## {title}\n\n{report.table(head, rows)}\n\nSeeds: {options.seeds}. "
         f"{report.foreign_line(shares)}"
@@ -226,6 +240,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     modes = [mode for mode in MODES if mode != SYNC]
     parser.add_argument("--modes", nargs="+", choices=[*modes, *OTHERS], default=modes)
+    parser.add_argument("--pixels", choices=("signed", "normal"), default="signed")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--write", action=argparse.BooleanOptionalAction, default=True)

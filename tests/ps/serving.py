@@ -154,8 +154,15 @@ class Worker:
         for ids, numbers in tables.values():
             arrays += [ids_of(ids), rows_of(numbers)]
         if dense is not None:
-            arrays.append(np.array(dense, np.float32))
+            arrays.append(self._stepped(np.array(dense, np.float32)))
         return self.say(message, *arrays, lane="push")
+
+    def _stepped(self, gradients: Any) -> Any:
+        """What a worker brings of dense gradients: its own step, where it makes it."""
+        service = self.server._service
+        if service is None or not service.plan.workers_step_dense:
+            return gradients
+        return -gradients  # SGD with a rate of 1
 
     def apply(self, step: int, factor: float, **facts: Any) -> tuple[m.Pushed, list[Any]]:
         self.sequence += 1

@@ -109,7 +109,7 @@ class Restoration:
         found, states = WholeState({}, {}), self._saved.optimizers()
         for number, dense in enumerate(self._plan.dense):
             found.values[number] = flat_array(self._tensors[dense.name])
-            if dense.optimizer < len(states) and self._plan.mode != GEO:
+            if dense.optimizer < len(states) and not self._plan.workers_step_dense:
                 state = _state_of(states[dense.optimizer], dense.name)
                 found.state[number] = PieceState.of(state, dense.shape, dense.name)
         return found

@@ -21,7 +21,6 @@ from fleetlight.fleet.optimizer import OptimizerPlan
 from fleetlight.fleet.session import Session
 from fleetlight.fleet.unstepped import Unstepped
 from fleetlight.ps.layers.table_gradient import TableGradient
-from fleetlight.ps.plan import GEO
 from fleetlight.ps.worker.crew import Crew
 from fleetlight.ps.worker.redo.commits import Moment
 from fleetlight.torch_compat import foreach
@@ -101,7 +100,12 @@ class ServedOptimizer(OptimizerPlan):
         self._scaling: torch.amp.GradScaler | None = None
         # a loss scaler then leaves it to the step what to do about an infinity, since a step that
         # one worker leaves out must be left out by all
-        leave_scaling_to_step(optimizer)
+        self._take_scaling_back = leave_scaling_to_step(optimizer)
+
+    def release(self) -> None:
+        """As in `OptimizerPlan`."""
+        super().release()
+        self._take_scaling_back()
 
     @property
     def steps(self) -> int:
@@ -125,6 +129,16 @@ class ServedOptimizer(OptimizerPlan):
         served_programs.distribute_served(self, program)
 
     def _before_step(self, _: Any, args: Any, kwargs: Any) -> Any:
+        if self.context.session is None:
+            return self._make_step(args, kwargs)
+        self.context.session.one_trainer.begin()
+        try:
+            return self._make_step(args, kwargs)
+        except BaseException:
+            self.context.session.one_trainer.end()
+            raise
+
+    def _make_step(self, args: Any, kwargs: Any) -> Any:
         for plan in self.context.models:
             plan.freeze()
         session = self._session()
@@ -148,8 +162,10 @@ class ServedOptimizer(OptimizerPlan):
         self._moment = None if recovery is None else recovery.moment(self.context, number)
         update = session.collect(self.optimizer, self._steps)
         update.skip = skip
-        if session.drawn.plan.mode == GEO:
-            self._put_aside(everything=skip)
+        if session.drawn.plan.workers_step_dense:
+            # before torch's own step, which would keep what is not finite
+            update.skip = skip or session.skips(update)
+            self._put_aside(everything=update.skip)
             self._pending = update
         else:
             self._applied = session.step(update, self._moment)
@@ -157,12 +173,19 @@ class ServedOptimizer(OptimizerPlan):
         return changed
 
     def _after_step(self, *_: Any) -> None:
+        try:
+            self._end_step()
+        finally:
+            if self.context.session is not None:
+                self.context.session.one_trainer.end()
+
+    def _end_step(self) -> None:
         for parameter, gradient in self._aside:
             parameter.grad = gradient
         self._aside.clear()
         session = self._session()
         passes, self._passes = self._passes, None
-        if session.drawn.plan.mode == GEO and passes is None:
+        if session.drawn.plan.workers_step_dense and passes is None:
             self._applied = session.step(self._pending, self._moment)
         if self._scaling is not None and not self._applied and self._infinite:
             # it may have been another worker's infinity; the scales stay the same everywhere

@@ -29,7 +29,7 @@ from fleetlight.fleet.registered import names_of
 from fleetlight.fleet.session import Session
 from fleetlight.fleet.table_files import LANE, Saved, TableFiles, files_of
 from fleetlight.ps import messages as m
-from fleetlight.ps.plan import GEO, TablePlan
+from fleetlight.ps.plan import GEO, SYNC, TablePlan
 from fleetlight.ps.tables.dense_state import DenseState, WholeState, tensor_of, whole
 
 
@@ -184,7 +184,7 @@ class ServedCut:
 def elsewhere(drawn: Drawn) -> list[nn.Parameter]:
     """The parameters whose optimizer state is not in this worker's optimizers."""
     plan = drawn.plan
-    return table_weights(drawn) + (drawn.dense if plan.serves_dense and plan.mode != GEO else [])
+    return table_weights(drawn) + (drawn.dense if plan.mode == SYNC and plan.serves_dense else [])
 
 
 def table_weights(drawn: Drawn) -> list[nn.Parameter]:

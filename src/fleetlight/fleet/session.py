@@ -20,6 +20,7 @@ from fleetlight.fleet import served_figures
 from fleetlight.fleet.durable import durable_of
 from fleetlight.fleet.leaving import tell_dispensable
 from fleetlight.fleet.moving import MovedForward, is_movable, rows_of
+from fleetlight.fleet.one_trainer import OneTrainer
 from fleetlight.fleet.partial_state import tell_truth
 from fleetlight.fleet.planning import Drawn, draw
 from fleetlight.observe.log import logger
@@ -28,7 +29,7 @@ from fleetlight.ps.layers.embedding import TableLayer
 from fleetlight.ps.layers.handle import TableHandle
 from fleetlight.ps.layers.table_gradient import TableGradient, as_one
 from fleetlight.ps.layers.table_weight import give_name
-from fleetlight.ps.plan import ASYNC, GEO, SYNC
+from fleetlight.ps.plan import ASYNC, SYNC
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.tables.rules import PushOptions
 from fleetlight.ps.update import Floats, Ids, TableGradients, Update
@@ -59,6 +60,8 @@ class Session:
         self.client = client
         #: how another life of this worker goes on where this one stops, where one does
         self.recovery = recovery
+        #: asked at every step
+        self.one_trainer = OneTrainer()
         #: the server of a job of one process
         self.embedded = embedded
         #: the workers that average dense gradients among themselves, when the servers do not
@@ -76,6 +79,8 @@ class Session:
         self._clipped: dict[int, Update] = {}
         #: by optimizer: what its param groups say
         self._options: dict[int, list[PushOptions]] = {}
+        #: what layers have been given
+        self._handles: list[TableHandle] = []
         #: the dense parameters of which it was said that what is written there is lost
         self._warned: set[int] = set()
 
@@ -126,7 +131,7 @@ class Session:
                 fleetlight.__version__,
                 limit_s,
                 self.signs,
-                both_contexts(context.strategy.ssl),
+                both_contexts(context.encryption),
             )[1]
             if self.dense_group.liveness is self.signs:
                 # told by whoever averages from now on
@@ -167,6 +172,7 @@ class Session:
         """Give each layer the way to its table."""
         for number, layers in enumerate(self.drawn.layers):
             handle = TableHandle(number, self.drawn.plan.tables[number], self.communicator)
+            self._handles.append(handle)
             for layer in layers:
                 if isinstance(layer, TableLayer):
                     layer.handle = handle
@@ -218,6 +224,13 @@ class Session:
                 found[number] = merged
         return found
 
+    def skips(self, update: Update) -> bool:
+        """Whether nobody makes this step, since the gradients are not finite; perhaps an error."""
+        plan = self.drawn.plan
+        if plan.mode != ASYNC or plan.on_nonfinite == "apply" or update.skip:
+            return False
+        return self.client.parcel(update, self.live).skip
+
     def step(self, update: Update, moment: Moment | None = None) -> bool:
         """Send an update; False when somebody's infinity made it a skip for all."""
         self._warn_of_lost_values()
@@ -231,7 +244,7 @@ class Session:
     def _warn_of_lost_values(self) -> None:
         """Of values that the script has written into parameters which the servers keep; once."""
         plan = self.drawn.plan
-        if plan.mode == GEO or not plan.serves_dense:
+        if plan.workers_step_dense or not plan.serves_dense:
             return
         lost = [n for n in self.live.written() if n not in self._warned]
         if lost:
@@ -285,6 +298,12 @@ class Session:
         if self.dense_group is not None:
             self.dense_group.leave()
 
+    def let_go(self) -> None:
+        """Leave layers no way to tables that are gone."""
+        for handle in self._handles:
+            handle.close()
+        self._handles.clear()
+
     def fail(self, error: str) -> None:
         """The same after an error, which they are told; what they hear first is what counts."""
         if not self._take_leave():
@@ -317,12 +336,12 @@ class Session:
             )
         total = self.communicator.clip(updates, max_norm, norm_type)
         self._clipped.update({update.optimizer: update for update in updates})
-        if self.drawn.plan.mode == GEO:
+        if self.drawn.plan.workers_step_dense:
             self._give_back(updates)
         return total
 
     def _give_back(self, updates: list[Update]) -> None:
-        """Torch's own step under GeoSGD must see what was scaled, which may be copies."""
+        """Torch's own step, if the worker makes it, must see what was scaled: perhaps copies."""
         for update in updates:
             for number, values in update.dense.items():
                 gradient = self.drawn.dense[number].grad

@@ -93,6 +93,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     #: what the others do when a worker is lost: fail | go_on
     lost_worker: str = "fail"
 
+    @property
+    def workers_step_dense(self) -> bool:
+        """True where each worker steps dense parameters, and the servers add what it learns."""
+        return self.serves_dense and self.mode != SYNC
+
     def digest(self) -> str:
         """Equal for equal plans, whoever built them."""
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()

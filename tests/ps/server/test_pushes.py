@@ -74,8 +74,16 @@ def test_other_lives_and_epochs_are_refused() -> None:
         worker.push(0, epoch=3)
 
 
+@pytest.mark.parametrize(("mode", "dense"), [("sync", [0, 1, 1]), ("async", [2, 1, 1])])
+def test_dense_values_are_stepped_in_sync_and_added_to_else(mode: str, dense: list[int]) -> None:
+    worker = alone(mode)
+    pushed = worker.pushed(0, {}, [1])
+    worker.say(pushed, np.array([1, 0, 0], np.float32), lane="push")
+    assert worker.dense() == dense
+
+
 def test_options_are_those_of_the_push() -> None:
-    worker = alone()
+    worker = alone("sync")
     worker.push(0, {0: ([7], [1])}, [1, 0, 0], options=[{"lr": 0.25, "weight_decay": 0.0}])
     assert worker.pull(0, [7]) == [-0.25]
     assert worker.dense() == [0.75, 1, 1]

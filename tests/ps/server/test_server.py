@@ -147,7 +147,7 @@ def test_first_values_are_those_of_worker_0() -> None:
 
 
 def test_bfloat16_travels_over_sockets() -> None:
-    the_plan = plan("async", 1, dense=[DensePlan("bias", (3,), "bfloat16", 0, 0)])
+    the_plan = plan("sync", 1, dense=[DensePlan("bias", (3,), "bfloat16", 0, 0)])
     server = closed_server(1)
     weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
     server.open(the_plan, [torch.optim.SGD([weight], lr=1.0)], [weight])

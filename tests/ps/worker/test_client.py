@@ -203,7 +203,7 @@ def test_two_tables_travel_in_one_request() -> None:
 
 def test_dense_values_are_packed_and_unpacked() -> None:
     dense = [DensePlan(f"p{n}", (n + 1,), "float32", 0, 0) for n in range(4)]
-    team = Team(2, dense=dense)
+    team = Team(2, mode="sync", dense=dense)
     gradients = {n: np.full(n + 1, float(n), np.float32) for n in range(3)}
     update = Update(0, 0, OPTIONS, {}, {**gradients, 3: None})
     parcel = team.client.parcel(update, team.live)
@@ -338,7 +338,7 @@ def test_a_sign_of_life_does_not_wait_for_the_control_lane() -> None:
     """Else a server would miss those of a worker that waits at another one."""
     team = Team(2)
     team.said(m.Beat)
-    with team.client._control:
+    with team.client._turn("control"):
         beat = threading.Thread(target=team.client.beat, args=(1,))
         beat.start()
         beat.join(20)
@@ -356,7 +356,7 @@ def test_last_words_go_by_a_lane_that_is_free_and_whole(broken: str | None) -> N
     if broken == "beat":
         team.client.part("an error")
     else:
-        with team.client._control:
+        with team.client._turn("control"):
             team.client.part("an error")
     # nobody hears it twice
     assert sorted(team.said(m.Leave)) == [0, 1]

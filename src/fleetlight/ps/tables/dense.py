@@ -22,7 +22,7 @@ from fleetlight.errors import CheckpointError, PlanError
 from fleetlight.optim.layerwise import user_class
 from fleetlight.ps.dtypes import as_tensor, flat_array
 from fleetlight.ps.placement import Block, Piece, Placement
-from fleetlight.ps.plan import GEO, Plan
+from fleetlight.ps.plan import Plan
 from fleetlight.ps.tables.dense_state import DenseState, PieceState
 from fleetlight.ps.tables.rules import class_path
 from fleetlight.torch_compat.lazy_dynamo import late_step
@@ -104,8 +104,8 @@ class DenseBlocks:
         """From the optimizers and parameters of the server's script, in the order of the plan."""
         held = [_hold(plan, block, parameters) for block in placement.blocks_of(server)]
         steppers: dict[int, _Stepper] = {}
-        # in geo mode the workers step, and the servers add up
-        for number in sorted({h.block.optimizer for h in held}) if plan.mode != GEO else ():
+        numbers = set() if plan.workers_step_dense else {h.block.optimizer for h in held}
+        for number in sorted(numbers):
             mine = [h for h in held if h.block.optimizer == number]
             steppers[number] = _stepper(plan, mine, optimizers[number], parameters)
         return cls(held, steppers, [dense.name for dense in plan.dense])
@@ -127,11 +127,12 @@ class DenseBlocks:
             for held, array in zip(self._held, arrays, strict=True):
                 held.values.copy_(_tensor(array, held.values, held.block))
 
-    def add(self, arrays: Sequence[Array]) -> None:
-        """Add differences: GeoSGD."""
+    def add(self, arrays: Sequence[Array], optimizer: int | None = None) -> None:
+        """Add what a worker has learned, to all blocks or to those of one optimizer."""
+        held_there = [h for h in self._held if optimizer in (None, h.block.optimizer)]
         with self.lock, torch.no_grad():
             self._copies = None
-            for held, array in zip(self._held, arrays, strict=True):
+            for held, array in zip(held_there, arrays, strict=True):
                 held.values.add_(_tensor(array, held.values, held.block))
 
     def step(

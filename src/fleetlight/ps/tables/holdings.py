@@ -112,7 +112,11 @@ class Holdings:
             table = self.table(number)
             group = options[table.plan.group]
             table.push(part.ids, part.rows, group, step, part.shows, part.clicks)
-        if gradients.dense is not None:
+        if gradients.dense is None:
+            return
+        if self.plan.workers_step_dense:
+            self.dense.add(gradients.dense, optimizer)
+        else:
             self.dense.step(optimizer, options, gradients.absent, gradients.dense)
 
     def summed(self, gradients: Gradients) -> tuple[Gradients, float]:

@@ -24,7 +24,7 @@ from fleetlight.ps.transport.interface import Answer
 from fleetlight.ps.update import Floats, Ids, TableGradients, Update
 from fleetlight.ps.worker.lanes import CONTROL, PULL, PUSH, Connect, Lanes, Request
 from fleetlight.ps.worker.live import Live
-from fleetlight.ps.worker.parcel import Parcel, check_differences, checked, packed
+from fleetlight.ps.worker.parcel import Parcel, Shares, check_differences, checked, packed
 from fleetlight.ps.worker.pieces import LONE_BYTES, PIECE_BYTES, Piece, pieces_of
 from fleetlight.ps.worker.redo.answers import Answers
 from fleetlight.ps.worker.redo.commits import Moment
@@ -226,9 +226,14 @@ class Client(Lanes):
             return np.empty((0, self.plan.tables[table].dim), np.float32)
         return np.concatenate(parts)
 
-    def parcel(self, update: Update, live: Live) -> Parcel:
-        """What is to be sent of an update, which may be that nobody shall make this step."""
-        parcel = packed(update, self.plan, self.placement, live)
+    def parcel(self, update: Update, live: Live, shares: Shares | None = None) -> Parcel:
+        """What is to be sent of an update, which may be that nobody shall make this step.
+
+        With `shares` in place of dense gradients these have been looked at before the step.
+        """
+        parcel = packed(update, self.plan, self.placement, live, shares)
+        if shares is not None:
+            return parcel
         return checked(parcel, self.plan, self.placement, self.worker)
 
     def push(

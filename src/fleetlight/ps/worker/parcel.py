@@ -17,6 +17,9 @@ from fleetlight.ps.update import TableGradients, Update
 from fleetlight.ps.worker.live import Live
 from fleetlight.ps.worker.redo.commits import Moment
 
+#: dense blocks of each server
+Shares = Mapping[int, Sequence[NDArray[Any]]]
+
 
 @dataclasses.dataclass
 class Parcel:
@@ -39,16 +42,26 @@ class Parcel:
     moment: Moment | None = None
 
 
-def packed(update: Update, plan: Plan, placement: Placement, live: Live) -> Parcel:
-    """Copy what is dense, which the user's code will go on writing to."""
+def packed(
+    update: Update, plan: Plan, placement: Placement, live: Live, shares: Shares | None = None
+) -> Parcel:
+    """Copy what is dense, which the user's code will go on writing to.
+
+    `shares` is what the worker has learned, where it steps dense parameters itself.
+    """
     blocks = {s: placement.blocks_of(s, update.optimizer) for s in range(plan.server_num)}
+    if shares is None:
+        dense = {s: [live.pack(b, update.dense) for b in mine] for s, mine in blocks.items()}
+        absent = [number for number, values in update.dense.items() if values is None]
+    else:
+        dense, absent = {s: list(shares.get(s, ())) for s in blocks}, []
     return Parcel(
         optimizer=update.optimizer,
         step=update.step,
         options=update.options,
         tables=update.tables,
-        blocks={s: [live.pack(b, update.dense) for b in mine] for s, mine in blocks.items()},
-        absent=[number for number, values in update.dense.items() if values is None],
+        blocks=dense,
+        absent=absent,
         skip=update.skip,
         seen=update.seen,
     )

@@ -2,8 +2,8 @@
 """Async: pushes leave by a thread of their own, and the worker goes on with the values it has.
 
 The queue of pushes is bounded: a worker that trains faster than the servers apply waits for them.
-Where the servers keep dense values there is no queue by default: a push leaves once the push before
-it is answered, so the worker's own pushes delay its dense values by one step at most. With a
+Where there are dense parameters there is no queue by default: a push leaves once the push before
+it is answered. Each worker steps them itself and brings what it has learned (`LocalDense`). With a
 staleness, values are read only once they include enough steps of every worker.
 """
 
@@ -23,6 +23,7 @@ from fleetlight.ps.layers.table_gradient import merge
 from fleetlight.ps.update import TableGradients, Update
 from fleetlight.ps.worker.client import Client, Values
 from fleetlight.ps.worker.communicator.base import Communicator
+from fleetlight.ps.worker.communicator.local_dense import LocalDense
 from fleetlight.ps.worker.live import Live
 from fleetlight.ps.worker.lookahead import LookAhead
 from fleetlight.ps.worker.parcel import Parcel
@@ -48,12 +49,15 @@ class Async(Communicator):
         servers = range(client.server_num) if serves_dense else ()
         #: the servers that keep dense values
         self._dense_servers = {s for s in servers if client.placement.blocks_of(s)}
+        self._dense = LocalDense(client, live) if serves_dense else None
         self._max_merge = max_merge
         self._news = threading.Condition()
         self._queue: deque[Parcel] = deque()
         #: what is being sent
         self._sending = 0
+        #: the newest values, and of how many pushes the answers have come since some were taken
         self._arrived: Values | None = None
+        self._answered = 0
         self._slowest = 0
         self._failure: BaseException | None = None
         self._stopped = False
@@ -72,23 +76,28 @@ class Async(Communicator):
         """Put the newest dense values into place; wait for others where staleness says so."""
         with self._news:
             self._check()
-            arrived, self._arrived = self._arrived, None
             behind = self._slowest < self.at_least()
         if behind and self.plan.serves_dense and self.plan.dense:
-            arrived = self._wait_for_others()
-        self._put_in_place(arrived)
+            self._wait_for_others()
+        self._put_in_place()
 
-    def _put_in_place(self, arrived: Values | None) -> None:
-        if arrived is not None:
-            self.note(arrived)
-            self.client.unpack(arrived, self.live)
+    def _put_in_place(self) -> None:
+        """Take the newest values that have arrived."""
+        with self._news:
+            arrived, self._arrived = self._arrived, None
+            if arrived is None:
+                return
+            answered, self._answered = self._answered, 0
+        self.note(arrived)
+        assert self._dense is not None
+        self._dense.take(arrived, answered)
 
     def at_least(self) -> int:
         """A worker at step t reads values that include step t - staleness of every worker."""
         staleness = self.plan.staleness
         return 0 if staleness is None else max(0, self.steps - staleness)
 
-    def _wait_for_others(self) -> Values:
+    def _wait_for_others(self) -> None:
         start = time.monotonic()
         values = self.client.pull(
             [], dense=True, at_least=self.at_least(), phase=self.phase, step=self.steps
@@ -96,17 +105,27 @@ class Async(Communicator):
         self._waited_s += time.monotonic() - start
         with self._news:
             self._slowest = max(self._slowest, values.slowest)
-            # older than what was waited for
-            self._arrived = None
-        return values
+            if self._arrived is None or not _is_as_new(self._arrived, values):
+                self._arrived = values
 
     def step(self, update: Update, moment: Moment | None = None) -> bool:
         """Hand the gradients to the sender."""
+        self._wait_for_room()
         update.seen = tuple(self.versions)
-        parcel = _empty(update) if update.skip else self.client.parcel(update, self.live)
+        self._put_in_place()
+        parcel = self._parcel(update)
         self.steps += 1
         self.made += 1
         parcel.moment = self.counted(moment)
+        with self._news:
+            self._queue.append(parcel)
+            self._longest = max(self._longest, len(self._queue))
+            self._news.notify_all()
+        assert self.ahead is not None
+        self.ahead.pushed(update.optimizer)
+        return not parcel.skip
+
+    def _wait_for_room(self) -> None:
         with self._news:
             self._check()
             start = time.monotonic()
@@ -114,12 +133,20 @@ class Async(Communicator):
                 self._news.wait()
                 self._check()
             self._waited_s += time.monotonic() - start
-            self._queue.append(parcel)
-            self._longest = max(self._longest, len(self._queue))
-            self._news.notify_all()
-        assert self.ahead is not None
-        self.ahead.pushed(update.optimizer)
-        return not parcel.skip
+
+    def _parcel(self, update: Update) -> Parcel:
+        if update.skip:
+            if self._dense is not None:
+                self._dense.skipped()
+            return _empty(update)
+        shares = None if self._dense is None else self._dense.share(update.optimizer)
+        return self.client.parcel(update, self.live, shares)
+
+    def take_dense(self) -> None:
+        """The servers' dense values, in place of those here."""
+        super().take_dense()
+        if self._dense is not None:
+            self._dense.begin()
 
     def note(self, values: Values) -> None:
         """As ever; rows that are newer do not make the dense values of their server newer."""
@@ -140,8 +167,7 @@ class Async(Communicator):
                 self._check()
                 self._news.wait()
             self._check()
-            arrived, self._arrived = self._arrived, None
-        self._put_in_place(arrived)
+        self._put_in_place()
 
     def resume(self) -> None:
         """Steps are counted anew."""
@@ -152,7 +178,7 @@ class Async(Communicator):
     def reopen(self) -> None:
         """What had arrived before is older than what is taken now."""
         with self._news:
-            self._arrived = None
+            self._arrived, self._answered = None, 0
         super().reopen()
 
     def stop(self) -> None:
@@ -219,6 +245,7 @@ class Async(Communicator):
         self._pushes += 1
         self._merged += parcels - 1
         self._slowest = max(self._slowest, values.slowest)
+        self._answered += parcels
         if values.dense:
             self._arrived = values
         self._news.notify_all()
@@ -229,6 +256,11 @@ class Async(Communicator):
             self._sending = 0
             self._queue.clear()
             self._news.notify_all()
+
+
+def _is_as_new(one: Values, other: Values) -> bool:
+    """Whether no server has sent the other later."""
+    return all(one.versions.get(server, 0) >= v for server, v in other.versions.items())
 
 
 def _empty(update: Update) -> Parcel:

@@ -19,7 +19,7 @@ from fleetlight.ps.worker.redo.commits import Moment
 
 
 class Communicator:
-    """When a worker pulls and pushes. Its methods are called by the thread that trains.
+    """When a worker pulls and pushes. Any thread may look rows up; one trains, and calls the rest.
 
     A phase lasts from one barrier to the next; steps are counted in it, because only those are
     comparable between workers whose data end at different times.
@@ -94,10 +94,12 @@ class Communicator:
 
     def fetch(self, wanted: Sequence[Wanted]) -> list[Floats]:
         """Rows from the servers."""
-        values = self.client.pull(
-            wanted, at_least=self.at_least(), phase=self.phase, step=self.steps
-        )
-        self.note(values)
+        # the phase first: steps may be counted anew meanwhile, by the thread that trains
+        phase = self.phase
+        values = self.client.pull(wanted, at_least=self.at_least(), phase=phase, step=self.steps)
+        if any(one.insert for one in wanted):
+            # gradients are made of no others
+            self.note(values)
         return values.rows
 
     def at_least(self) -> int:
@@ -131,9 +133,9 @@ class Communicator:
 
     def resume(self) -> None:
         """What comes after a barrier: the servers' values, which are the same for all workers."""
-        self.phase += 1
         self._before += self.steps
         self.steps = 0
+        self.phase += 1
         self.reopen()
 
     def reopen(self) -> None:

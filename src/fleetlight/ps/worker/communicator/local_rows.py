@@ -7,6 +7,7 @@ window in which it was used last. A window lasts from one exchange to the next.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -32,7 +33,7 @@ _REMEMBERED = 8
 
 
 class LocalRows:
-    """Used by the thread that trains only."""
+    """Changed by the thread that trains; any other may read."""
 
     def __init__(self, plan: TablePlan, servers: int, workers: int, limit: int) -> None:
         self.plan = plan
@@ -40,6 +41,8 @@ class LocalRows:
         self._servers = servers
         self._workers = workers
         self._limit = limit
+        #: held while rows are read or change
+        self._lock = threading.Lock()
         self._last_hyper: tuple[Any, int, NDArray[np.float64]] = None, 0, np.empty(0)
         self.window = 1
         self.clear()
@@ -47,12 +50,13 @@ class LocalRows:
     def clear(self) -> None:
         """Forget all rows: the servers have newer ones."""
         dim = self.plan.dim
-        self._rows = RowTable(dim, self._rule, meta_width=dim + 1)
-        self._last = self._rows.width - 1
-        #: numbers of the rows used in this window, each once
-        self._used: list[Numbers] = []
-        #: ids that were read, the very arrays, and their numbers
-        self._visited: list[tuple[Ids, Numbers]] = []
+        with self._lock:
+            self._rows = RowTable(dim, self._rule, meta_width=dim + 1)
+            self._last = self._rows.width - 1
+            #: numbers of the rows used in this window, each once
+            self._used: list[Numbers] = []
+            #: ids that were read, the very arrays, and their numbers
+            self._visited: list[tuple[Ids, Numbers]] = []
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -62,40 +66,36 @@ class LocalRows:
 
         Without `keep` nothing is remembered of ids that have no row here.
         """
-        numbers = self._rows.find(wanted.ids)
-        weights = np.empty((len(numbers), self.plan.dim), np.float32)
-        oldest = max(1, self.window - KEPT_WINDOWS)
+        weights = np.empty((len(wanted.ids), self.plan.dim), np.float32)
         if keep:
-            rows = self._rows.rows
-            stale, used = copies.visit(rows, numbers, oldest, self.window, weights)
-            self._used.append(used)
-        else:
-            stale = copies.read(self._rows.rows, numbers, oldest, weights)
+            with self._lock:
+                self._read_to_train(wanted, weights, fetch)
+            return weights
+        with self._lock:
+            numbers = self._rows.find(wanted.ids)
+            stale = copies.read(self._rows.rows, numbers, self._oldest, weights)
         if len(stale):
-            self._fetch(wanted, numbers, stale, weights, fetch, keep)
-        if keep:
-            self._remember(wanted.ids, numbers)
+            weights[stale] = fetch(_of_positions(wanted, stale))
         return weights
 
-    def _fetch(
-        self,
-        wanted: Deduped,
-        numbers: Numbers,
-        stale: Numbers,
-        weights: Floats,
-        fetch: Fetch,
-        keep: bool,
-    ) -> None:
-        chosen = np.zeros(len(numbers), np.bool_)
-        chosen[stale] = True
-        missing = part_of(wanted, chosen)
-        arrived = fetch(missing)
-        if keep:
+    @property
+    def _oldest(self) -> int:
+        """The window since which a row must have been used."""
+        return max(1, self.window - KEPT_WINDOWS)
+
+    def _read_to_train(self, wanted: Deduped, weights: Floats, fetch: Fetch) -> None:
+        numbers = self._rows.find(wanted.ids)
+        rows = self._rows.rows
+        stale, used = copies.visit(rows, numbers, self._oldest, self.window, weights)
+        self._used.append(used)
+        if len(stale):
+            missing = _of_positions(wanted, stale)
+            arrived = fetch(missing)
             numbers[stale] = mine = self._rows.insert(missing.ids)
             copies.renew(self._rows.rows, mine, arrived)
             self._used.append(copies.mark(self._rows.rows, mine, self.window))
-            arrived = self._rows.rows[mine, : self.plan.dim]
-        weights[stale] = arrived
+            weights[stale] = self._rows.rows[mine, : self.plan.dim]
+        self._remember(wanted.ids, numbers)
 
     def _remember(self, ids: Ids, numbers: Numbers) -> None:
         if len(self._visited) == _REMEMBERED:
@@ -105,12 +105,13 @@ class LocalRows:
     def learn(self, part: TableGradients, options: Mapping[str, Any], step: int) -> None:
         """Change the rows by the rule of the table."""
         hyper = self._hyper(options, step)
-        numbers, gradients = self._numbers(part.ids), part.gradients
-        if len(numbers) and numbers.min() < 0:
-            # read so long ago that the row has been sent and forgotten
-            here = numbers >= 0
-            numbers, gradients = numbers[here], gradients[here]
-        self._rows.learn(numbers, gradients, hyper)
+        with self._lock:
+            numbers, gradients = self._numbers(part.ids), part.gradients
+            if len(numbers) and numbers.min() < 0:
+                # read so long ago that the row has been sent and forgotten
+                here = numbers >= 0
+                numbers, gradients = numbers[here], gradients[here]
+            self._rows.learn(numbers, gradients, hyper)
 
     def _hyper(self, options: Mapping[str, Any], step: int) -> NDArray[np.float64]:
         """The numbers of the rule; the same options come again as the same object."""
@@ -131,11 +132,13 @@ class LocalRows:
 
         Rows beyond the limit go with it, those first that were used longest ago.
         """
-        return self._take(np.concatenate([*self._used, self._surplus()]))
+        with self._lock:
+            return self._take(np.concatenate([*self._used, self._surplus()]))
 
     def rest(self) -> TableGradients:
         """What was learned and never sent, of all rows."""
-        return self._take(self._rows.numbers.astype(np.int64))
+        with self._lock:
+            return self._take(self._rows.numbers.astype(np.int64))
 
     def _take(self, numbers: Numbers) -> TableGradients:
         self._used.clear()
@@ -177,4 +180,12 @@ class LocalRows:
 
     def take(self, ids: Ids, arrived: Floats) -> None:
         """The servers' rows after an exchange; progress made meanwhile is kept."""
-        copies.renew(self._rows.rows, self._rows.find(ids), arrived)
+        with self._lock:
+            copies.renew(self._rows.rows, self._rows.find(ids), arrived)
+
+
+def _of_positions(wanted: Deduped, positions: Numbers) -> Deduped:
+    """The distinct ids at these positions, still grouped by server."""
+    chosen = np.zeros(len(wanted.ids), np.bool_)
+    chosen[positions] = True
+    return part_of(wanted, chosen)

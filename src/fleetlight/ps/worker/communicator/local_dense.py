@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`LocalDense`: dense parameters that a worker steps itself, and the servers average.
+
+A worker brings what a step has taught it, divided by the number of workers; the servers add that.
+The answer holds the mean of all workers. Until it is there, the worker's own progress counts as a
+whole: it stands for what all workers learn meanwhile, so a late answer is no late gradient.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fleetlight.ps.dtypes import as_tensor, flat_array
+from fleetlight.ps.placement import Block
+from fleetlight.ps.worker.client import Client, Values
+from fleetlight.ps.worker.live import Live
+
+Array = NDArray[Any]
+
+
+class LocalDense:
+    """Used by the thread that trains. Live values are the servers', and what came on top."""
+
+    def __init__(self, client: Client, live: Live) -> None:
+        self._live, self._workers = live, client.worker_num
+        servers = range(client.server_num) if client.plan.serves_dense else ()
+        #: by server, in the order in which they travel
+        self._blocks: dict[int, list[_Held]] = {
+            server: [_Held(block, live) for block in client.placement.blocks_of(server)]
+            for server in servers
+        }
+        #: of each push without an answer: which blocks learned what
+        self._pending: deque[list[tuple[_Held, Tensor]]] = deque()
+
+    def begin(self) -> None:
+        """The live values are the servers', and nothing is on its way."""
+        self._pending.clear()
+        for blocks in self._blocks.values():
+            for held in blocks:
+                held.since = held.packed()
+
+    def share(self, optimizer: int) -> dict[int, list[Array]]:
+        """What this worker has learned with one optimizer since, divided by the workers."""
+        shares: dict[int, list[Array]] = {}
+        learned: list[tuple[_Held, Tensor]] = []
+        for server, blocks in self._blocks.items():
+            for held in blocks:
+                if held.block.optimizer == optimizer:
+                    progress = held.progress()
+                    held.since += progress
+                    learned.append((held, progress))
+                    shares.setdefault(server, []).append(flat_array(progress / self._workers))
+        self._pending.append(learned)
+        return shares
+
+    def skipped(self) -> None:
+        """A push brings nothing."""
+        self._pending.append([])
+
+    def take(self, values: Values, answered: int) -> None:
+        """Go on from the servers' values, with what so many answers do not hold yet on top."""
+        for _ in range(answered):
+            self._pending.popleft()
+        pending = [one for learned in self._pending for one in learned]
+        for server, arrays in values.dense.items():
+            for held, array in zip(self._blocks[server], arrays, strict=True):
+                now = as_tensor(array, held.dtype).clone()
+                for other, progress in pending:
+                    if other is held:
+                        now += progress
+                newest = now + held.progress()
+                held.since = now
+                self._live.unpack(held.block, flat_array(newest))
+        self._live.note()
+
+
+class _Held:
+    """A block here."""
+
+    def __init__(self, block: Block, live: Live) -> None:
+        self.block, self._live = block, live
+        self.dtype: torch.dtype = getattr(torch, block.dtype)
+        #: the live values when they were brought last, or taken since
+        self.since = torch.empty(0)
+
+    def packed(self) -> Tensor:
+        return as_tensor(self._live.pack(self.block), self.dtype)
+
+    def progress(self) -> Tensor:
+        """What was learned since."""
+        return self.packed() - self.since
