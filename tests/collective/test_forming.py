@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import os
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from tests.workers import WorkerFailedError, reserved_port, run_processes
 
@@ -15,9 +17,11 @@ import fleetlight as fleet
 from fleetlight.collective import forming, liveness, meeting
 from fleetlight.collective.forming import form, located
 from fleetlight.collective.membership import Hello
-from fleetlight.errors import MembershipError, RoleError
+from fleetlight.errors import MembershipError, RoleError, StrategyError
 from fleetlight.fleet.context import current
-from fleetlight.roles import Role
+from fleetlight.roles import Role, from_environment
+from fleetlight.security.certificates import make
+from fleetlight.security.context import both_contexts
 
 
 def hello(index: int, address: str) -> Hello:
@@ -142,6 +146,84 @@ def adopt(backend: str) -> Any:
 def test_a_process_group_the_script_has_opened_is_used_and_left(backend: str) -> None:
     expected = [(i, 2, 2, [0, 1], True) for i in range(2)]
     assert run_processes(adopt, [(backend,), (backend,)]) == expected
+
+
+def adopt_encrypted(folder: str, host: str) -> Any:
+    open_own_process_group("gloo")
+    forming.platform.node = lambda: host  # type: ignore[attr-defined]
+    fleet.init(is_collective=True, strategy=fleet.DistributedStrategy(ssl=folder))
+    total = fleet.all_reduce(1)
+    fleet.stop_worker()
+    return total
+
+
+@pytest.mark.multiprocess
+def test_a_process_group_of_the_scripts_own_is_never_taken_for_an_encrypted_one(
+    tmp_path: Path,
+) -> None:
+    make(tmp_path)
+    folder = str(tmp_path)
+    # what stays on one host needs no encryption
+    assert run_processes(adopt_encrypted, [(folder, "a"), (folder, "a")]) == [2, 2]
+    text = r"opened torch's process group itself, .* between 2 hosts is not encrypted; leave init_p"
+    with pytest.raises(WorkerFailedError, match=text):
+        run_processes(adopt_encrypted, [(folder, "a"), (folder, "b")])
+
+
+def torchruns(index: int, master: str, local_size: int) -> Role:
+    """What torchrun's variables say, where its agent keeps the store."""
+    host, port = master.split(":")
+    variables = {
+        "RANK": str(index),
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": str(local_size),
+        "MASTER_ADDR": host,
+        "MASTER_PORT": port,
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    return from_environment(variables)
+
+
+@pytest.mark.parametrize(
+    ("master", "local_size"),
+    [("127.0.0.1:1", 1), ("192.0.2.1:1", 2)],
+    ids=["workers elsewhere", "store elsewhere"],
+)
+def test_torchruns_store_is_refused_across_hosts(
+    master: str, local_size: int, tmp_path: Path
+) -> None:
+    make(tmp_path)
+    text = rf"torchrun keeps the meeting point .* at {master} .* no TLS, .* fleetrun --ssl in place"
+    with pytest.raises(StrategyError, match=text):
+        form(torchruns(0, master, local_size), "0", 1.0, tls=both_contexts(tmp_path))
+
+
+def adopted_by_torchrun(folder: str, host: str) -> Any:
+    """A worker of two under an agent whose store this test keeps."""
+    env = os.environ
+    index, master = int(env["FLEET_INDEX"]), env["FLEET_MASTER"]
+    for name in [n for n in env if n.startswith("FLEET_")]:
+        del env[name]
+    role = torchruns(index, master, 2)
+    assert role.master is not None
+    store = dist.TCPStore(*role.master, is_master=True, wait_for_workers=False) if not index else 0
+    forming.platform.node = lambda: host  # type: ignore[attr-defined]
+    role, group = form(role, "0", 10.0, tls=both_contexts(folder))
+    interface, total = env["GLOO_SOCKET_IFNAME"], float(group.all_reduce(torch.ones(1)))
+    group.barrier("the end")
+    group.leave()
+    del store
+    return role.address, interface, total
+
+
+@pytest.mark.multiprocess
+def test_torchrun_on_one_host_works_and_stays_there(tmp_path: Path) -> None:
+    make(tmp_path)
+    each = [(str(tmp_path), "a")] * 2
+    assert run_processes(adopted_by_torchrun, each) == [("127.0.0.1", "lo", 2)] * 2
+    with pytest.raises(WorkerFailedError, match="torchrun keeps the meeting point"):
+        run_processes(adopted_by_torchrun, [(str(tmp_path), "a"), (str(tmp_path), "b")])
 
 
 def addresses(said: str) -> Any:

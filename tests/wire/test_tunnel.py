@@ -153,6 +153,21 @@ def test_a_remote_that_is_not_there_is_named(folders: tuple[Path, Path]) -> None
         assert said.first().startswith("a connection through TLS failed: ")
 
 
+def test_a_remote_that_does_not_answer_may_listen_without_tls(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tunnel, "_CONNECT_S", 0.2)
+    said = Said()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        opened(entrance_to(silent.getsockname(), client_context(folders[0]), said)) as into,
+        socket.create_connection(into.address, LIMIT_S) as connected,
+    ):
+        assert connected.recv(10) == b""
+        expected = "a connection through TLS failed: no answer; does the other side listen without"
+        assert said.first().startswith(expected)
+
+
 def test_processes_of_other_users_are_refused(
     echo: tuple[str, int], folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

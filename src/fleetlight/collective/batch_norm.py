@@ -35,6 +35,14 @@ def synchronise_batch_norm(module: nn.Module, group: Group, reducer: Reducer) ->
     return found
 
 
+def normalise_alone(module: nn.Module) -> None:
+    """Take back what `synchronise_batch_norm` has done."""
+    for child in module.modules():
+        put = child.__dict__.get("forward")
+        if isinstance(put, functools.partial) and put.func is _forward:
+            del child.__dict__["forward"]
+
+
 def _forward(norm: BatchNorm, local: Any, group: Group, reducer: Reducer, x: Tensor) -> Tensor:
     uses_batch = norm.training or norm.running_mean is None
     if not uses_batch or group.alone:
@@ -57,10 +65,55 @@ def _update_running(norm: BatchNorm, mean: Tensor, var: Tensor, count: Tensor) -
         norm.num_batches_tracked.add_(1)
         if factor is None:
             factor = 1.0 / float(norm.num_batches_tracked)
+    move_running(norm.running_mean, norm.running_var, (mean, var, count), factor or 0.0)
+
+
+Statistics = tuple[Tensor, Tensor, Tensor]
+
+
+@torch.no_grad()
+def move_running(
+    running_mean: Tensor, running_var: Tensor, found: Statistics, factor: float
+) -> None:
+    """Let running statistics follow mean, biased variance and count of all workers' batches."""
+    mean, var, count = found
     unbiased = var * (count / (count - 1).clamp(min=1))
-    with torch.no_grad():
-        norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), factor or 0.0)
-        norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), factor or 0.0)
+    running_mean.lerp_(mean.to(running_mean.dtype), factor)
+    running_var.lerp_(unbiased.to(running_var.dtype), factor)
+
+
+def normalised(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, found: Statistics
+) -> Tensor:
+    """Batch norm by the statistics of all workers."""
+    mean, var, _ = found
+    scale, shift = (None if p is None else p.to(mean.dtype) for p in (weight, bias))
+    return F.batch_norm(x, mean, var, scale, shift, training=False, eps=eps)
+
+
+def derivative(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    found: Statistics,
+    group: Group,
+    *,
+    counts: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the input, the weight and the bias; `found` are mean, inverse deviation and count.
+
+    A worker whose samples do not `count` is not part of the statistics.
+    """
+    mean, inv_std, count = found
+    dims = _all_but_channel(x)
+    kind, x, dy = x.dtype, x.to(mean.dtype), dy.to(mean.dtype)
+    x_hat = (x - _like(mean, x)) * _like(inv_std, x)
+    sums = torch.stack([dy.sum(dims), (dy * x_hat).sum(dims)])
+    d_bias, d_weight = sums[0].clone(), sums[1].clone()
+    total = group.all_reduce(sums) / count
+    scale = inv_std if weight is None else inv_std * weight
+    dx = dy if not counts else dy - _like(total[0], x) - x_hat * _like(total[1], x)
+    return (dx * _like(scale, x)).to(kind), d_weight, d_bias
 
 
 class _SyncedNorm(torch.autograd.Function):
@@ -75,33 +128,22 @@ class _SyncedNorm(torch.autograd.Function):
         reducer: Reducer,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         counts = reducer.weight > 0
-        mean, var, count = _global_statistics(x, group, counts)
+        mean, var, count = found = global_statistics(x, group, counts=counts)
         ctx.save_for_backward(x, weight, mean, torch.rsqrt(var + eps), count)
         ctx.group, ctx.counts = group, counts
-        scale, shift = (None if p is None else p.to(mean.dtype) for p in (weight, bias))
-        y = F.batch_norm(x, mean, var, scale, shift, training=False, eps=eps)
+        y = normalised(x, weight, bias, eps, found)
         ctx.mark_non_differentiable(mean, var, count)
         return y, mean, var, count
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, mean, inv_std, count = ctx.saved_tensors
-        dims = _all_but_channel(x)
-        kind, x, dy = x.dtype, x.to(mean.dtype), dy.to(mean.dtype)
-        x_hat = (x - _like(mean, x)) * _like(inv_std, x)
-        sums = torch.stack([dy.sum(dims), (dy * x_hat).sum(dims)])
-        d_bias, d_weight = sums[0].clone(), sums[1].clone()
-        affine = (None, None) if weight is None else (d_weight, d_bias)
-        total = ctx.group.all_reduce(sums) / count
-        scale = inv_std if weight is None else inv_std * weight
-        if not ctx.counts:
-            # its samples are not part of the statistics
-            return dy * _like(scale, x), *affine, None, None, None
-        dx = (dy - _like(total[0], x) - x_hat * _like(total[1], x)) * _like(scale, x)
-        return dx.to(kind), *affine, None, None, None
+        x, weight, *found = ctx.saved_tensors
+        dx, *affine = derivative(dy, x, weight, tuple(found), ctx.group, counts=ctx.counts)
+        of_affine = (None, None) if weight is None else affine
+        return dx, *of_affine, None, None, None
 
 
-def _global_statistics(x: Tensor, group: Group, counts: bool) -> tuple[Tensor, Tensor, Tensor]:
+def global_statistics(x: Tensor, group: Group, *, counts: bool) -> Statistics:
     """Mean, biased variance and count per channel over the batches of all workers that count."""
     dims = _all_but_channel(x)
     channels = x.shape[1]

@@ -23,8 +23,9 @@ from fleetlight.collective.membership import Hello
 from fleetlight.collective.registration import register, tell_failure
 from fleetlight.errors import FleetError, MembershipError, RoleError, StrategyError
 from fleetlight.observe.log import logger
-from fleetlight.roles.address import choose_interface, route_to
-from fleetlight.roles.role import Endpoint, Kind, Role
+from fleetlight.roles.address import choose_interface, is_own, route_to
+from fleetlight.roles.dialects import torchrun
+from fleetlight.roles.role import Endpoint, Kind, Role, endpoint_text
 from fleetlight.security.context import Contexts
 from fleetlight.sockets.forking import keep_port_from_children, kept_from_children
 from fleetlight.torch_compat.c10d import PrefixStore, Store, default_store
@@ -46,18 +47,17 @@ def form(
     if it meets there.
     """
     if dist.is_initialized():
-        if tls is not None:
-            logger.warning(
-                "strategy.ssl: the script opened torch's process group itself, and what the "
-                "workers send through it is not encrypted"
-            )
-        return _adopt(role, version, deadline_s)
+        return _adopt(role, version, deadline_s, tls)
     if role.worker_num == 1 and not role.master_is_outside:
         device = _device(role)
         return role, Group(deadline_s=deadline_s, device=device)
     patience = Patience(deadline_s)
     with kept_from_children():
-        store = _meet(role, patience, tls)
+        is_plain = tls is not None and _keeps_plain_store(role)
+        if is_plain:
+            # Gloo, too, stays where nobody else can come
+            role = role.replace(address=role.address or "127.0.0.1")
+        store = _meet(role, patience, None if is_plain else tls)
         hello = _hello(role, version)
         if role.index is None:
             role, hello = register(store, role, hello, patience)
@@ -68,6 +68,8 @@ def form(
         links = None
         if role.worker_num > 1:
             _refuse_in_the_clear(hellos, hello, tls)
+            if is_plain and len(_hosts(hellos)) > 1:
+                raise _torchruns_store(role)
             links = _links(store, role, hellos, tls)
             _open_process_group(store, role, hello, patience, links)
         liveness.among(hellos)
@@ -141,13 +143,27 @@ def _meet(role: Role, patience: Patience, tls: Contexts | None) -> Store:
     if role.index == 0 and not role.master_is_outside:
         store = serve(master, patience, tls)
     else:
-        if tls is not None and role.master_is_outside and role.dialect == "torchrun":
-            raise RoleError(
-                "strategy.ssl: torchrun keeps the meeting point of this job, and its store has no "
-                "TLS; start the job with fleetrun --ssl, or with FLEET_* or PADDLE_* variables"
-            )
         store = join(master, patience, role.master_keeper or "worker 0", tls)
     return PrefixStore(f"fleet/{role.restart}", store)
+
+
+def _keeps_plain_store(role: Role) -> bool:
+    """Whether the meeting point of a job with `ssl` is torch's own; on this host it may be."""
+    if role.dialect != torchrun.NAME or not role.master_is_outside:
+        return False
+    if role.local_size == role.worker_num and is_own(_master(role)[0]):
+        # what is said there stays on this host
+        return True
+    raise _torchruns_store(role)
+
+
+def _torchruns_store(role: Role) -> StrategyError:
+    return StrategyError(
+        f"strategy.ssl: torchrun keeps the meeting point of this job at "
+        f"{endpoint_text(_master(role))} in a store of torch's, which has no TLS, and not all of "
+        f"the {role.worker_num} workers are on its host; start the job with fleetrun --ssl in "
+        "place of torchrun"
+    )
 
 
 def _master(role: Role) -> Endpoint:
@@ -246,7 +262,7 @@ def _open_process_group(
         ) from None
 
 
-def _adopt(role: Role, version: str, deadline_s: float) -> tuple[Role, Group]:
+def _adopt(role: Role, version: str, deadline_s: float, tls: Contexts | None) -> tuple[Role, Group]:
     """The script opened torch's process group itself: build on it."""
     size, index = dist.get_world_size(), dist.get_rank()
     if (role.worker_num, role.index) not in ((size, index), (1, 0)):
@@ -263,6 +279,13 @@ def _adopt(role: Role, version: str, deadline_s: float) -> tuple[Role, Group]:
         hello = _hello(role.replace(address=role.address or _own_address(role, outside)), version)
         liveness = Liveness(store, index)
         hellos = _introduce(store, role, hello, Patience(deadline_s))
+        if tls is not None and len(_hosts(hellos)) > 1:
+            raise StrategyError(
+                "strategy.ssl: the script opened torch's process group itself, and what its "
+                f"workers send between {len(_hosts(hellos))} hosts is not encrypted; leave "
+                "init_process_group out, so that fleet.init opens one inside TLS, or leave ssl out "
+                "and put the hosts into an encrypted network (WireGuard, IPsec)"
+            )
         role = located(role, hellos)
         liveness.among(hellos).start()
         control = _control(hello, deadline_s)

@@ -28,6 +28,7 @@ from fleetlight.collective.sink import outputs_of, through_sink
 from fleetlight.errors import PlanError
 from fleetlight.observe.log import logger
 from fleetlight.torch_compat.c10d import queue_callback
+from fleetlight.torch_compat.modules import buffers
 
 _OPERATION = "all_reduce of the gradients"
 
@@ -107,7 +108,7 @@ class Replica:
         self._buffers = [
             (part, name)
             for part in module.modules()
-            for name in part._buffers
+            for name in buffers(part)
             if name and broadcast_buffers
         ]
         group.broadcast([*module.parameters(), *self._live_buffers()], "first values of the model")
@@ -201,7 +202,7 @@ class Replica:
         return through_sink(output) if find_unused else output
 
     def _live_buffers(self) -> list[Tensor]:
-        found = (part._buffers.get(name) for part, name in self._buffers)
+        found = (buffers(part).get(name) for part, name in self._buffers)
         return [buffer for buffer in found if buffer is not None]
 
     def _touched(self, _: Tensor) -> None:

@@ -19,6 +19,7 @@ _INIT_GLOO = (
 class RoleMaker:
     """Reads the role from the environment, in whichever dialect it speaks."""
 
+    @names_arguments
     def __init__(self, is_collective: bool = False, env: Environment | None = None) -> None:
         self.is_collective = is_collective
         self.role = from_environment(env)

@@ -8,12 +8,15 @@ from pathlib import Path
 
 from fleetlight.errors import ConfigError
 from fleetlight.security.context import client_context, server_context
+from fleetlight.security.encryption import Encryption, as_encryption
 from fleetlight.security.folder import CLIENT, SERVER, Folder
+from fleetlight.security.refusals import NO_LIST
 
 
-def check(folder: Path) -> None:
+def check(said: Encryption | str | Path) -> None:
     """Refuse a folder whose server and client would not take each other, naming the file."""
-    client, server = client_context(folder), server_context(folder)
+    client, server = client_context(said), server_context(said)
+    folder = Path(as_encryption(said).folder)
     # which names there are is known once somebody is called
     client.check_hostname = False
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -34,6 +37,10 @@ def check(folder: Path) -> None:
 def _refusal(other: Folder, error: ssl.SSLError) -> ConfigError:
     """Of who has not taken the other's certificate."""
     why = getattr(error, "verify_message", None) or error.reason
+    if getattr(error, "verify_code", 0) in NO_LIST:
+        return ConfigError(
+            f"ssl: {other.crl} is not a valid list of {other.ca}: {why}; {other.list_remedy}"
+        )
     return ConfigError(
         f"ssl: {other.certificate} is not one that goes with {other.ca}: {why}; {other.remedy}"
     )

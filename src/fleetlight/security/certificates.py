@@ -56,6 +56,11 @@ def make(
             f"{target} already holds {', '.join(existing)}; choose another folder, or say "
             "--replace to make all of them anew (running jobs keep what they have read)"
         )
+    if (target / "crl.pem").exists():
+        raise ConfigError(
+            f"{target} holds crl.pem, a list of another CA, which would keep the new certificates "
+            "out; remove it first: what the old CA has signed is of no use after this anyway"
+        )
     target.mkdir(mode=_FOLDER, parents=True, exist_ok=True)
     for name, data in files.items():
         _write(target / name, data, _KEY if name.endswith(".key") else _FILE)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import cast
 
-from fleetlight.errors import MembershipError, PeerError, PeerLostError
+from fleetlight.errors import DeadlineError, MembershipError, PeerError, PeerLostError
 from fleetlight.security.refusals import explain
 from fleetlight.wire.plain import Wire
 
@@ -52,7 +52,71 @@ class TlsWire(Wire):
             with contextlib.suppress(PeerError):
                 self._flush(until)
             raise self._failed(error, _HANDSHAKE) from None
+        except DeadlineError as error:
+            if host is None:
+                raise
+            raise DeadlineError(f"{error}; does it listen without TLS?") from None
         self._flush(until)
+
+    def begin(self, tls: ssl.SSLContext) -> None:
+        """Start the server's side of a handshake that `hear` and `advance` go on with."""
+        self._session = tls.wrap_bio(self._incoming, self._outgoing, server_side=True)
+
+    def hear(self) -> bool:
+        """Take in what has come, a little at a time and without waiting; whether that is any."""
+        try:
+            count = self._socket.recv_into(self._scratch[:_RECORD_BYTES], 0, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise self._failed(error, _HANDSHAKE) from None
+        if not count:
+            raise self.lost(_HANDSHAKE, "it closed the connection")
+        self._incoming.write(self._scratch[:count])
+        return True
+
+    def advance(self) -> bool:
+        """Go on with the handshake by what has come, without waiting; whether it is done."""
+        try:
+            self._session.do_handshake()
+            is_done = True
+        except ssl.SSLWantReadError:
+            is_done = False
+        except ssl.SSLError as error:
+            # the alert tells the other side
+            with contextlib.suppress(PeerError):
+                self._say_at_once()
+            raise self._failed(error, _HANDSHAKE) from None
+        self._say_at_once()
+        return is_done and not self.has_unsent
+
+    def take(self, most: int) -> bytes:
+        """What has come of what the other side says, without waiting; empty: nothing yet."""
+        try:
+            some = self._session.read(most)
+        except ssl.SSLWantReadError:
+            return b""
+        except ssl.SSLError as error:
+            raise self._failed(error, _HANDSHAKE) from None
+        if not some:
+            raise self.lost(_HANDSHAKE, "it closed the connection")
+        return some
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether the kernel has not taken all that this side says in the handshake."""
+        return bool(self._unsent)
+
+    def _say_at_once(self) -> None:
+        self._unsent = memoryview(bytes(self._unsent) + self._outgoing.read())
+        try:
+            if self._unsent:
+                sent = self._socket.send(self._unsent, socket.MSG_DONTWAIT)
+                self._unsent = self._unsent[sent:]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            raise self._failed(error, _HANDSHAKE) from None
 
     def _has_shaken_hands(self, until: float) -> bool:
         try:

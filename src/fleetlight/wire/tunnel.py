@@ -119,7 +119,9 @@ class Tunnel:
         except ssl.SSLError as error:
             self._warn(f"a connection through TLS failed: {explain(error)}")
         except (OSError, asyncio.TimeoutError) as error:
-            self._warn(f"a connection through TLS failed: {error or 'no answer'}")
+            # from 3.11 on a TimeoutError is an OSError; those of asyncio say nothing
+            why = str(error) or "no answer; does the other side listen without TLS?"
+            self._warn(f"a connection through TLS failed: {why}")
         return None
 
     @contextlib.contextmanager

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from fleetlight.launch.job.layout import Layout, Node
 from fleetlight.launch.job.spec import JobSpec, Meeting, Resources, RoleSpec
 from fleetlight.roles.role import Kind
 from fleetlight.roles.secret import Secret
+from fleetlight.security.encryption import Encryption
 
 NODE = Node(
     host="10.0.0.1",
@@ -150,11 +152,32 @@ def test_only_identity_is_shown_never_secrets() -> None:
 def test_the_folder_of_certificates_is_passed_on() -> None:
     assert "FLEET_SSL" not in environment.of_member(RUN, WORKER_0, {})
     assert environment.of_member(RUN, WORKER_0, {"FLEET_SSL": "/a"})["FLEET_SSL"] == "/a"
-    run = dataclasses.replace(RUN, job=dataclasses.replace(JOB, ssl="/certs"))
+    run = dataclasses.replace(RUN, job=dataclasses.replace(JOB, ssl=Encryption("/certs")))
     for member in (SERVER, WORKER_0):
         found = environment.of_member(run, member, {"FLEET_SSL": "/a"})
         assert found["FLEET_SSL"] == "/certs"
     assert environment.identity(run, WORKER_0)["FLEET_SSL"] == "/certs"
+
+
+def test_what_is_asked_of_tls_is_passed_on_as_the_launcher_has_read_it() -> None:
+    outside = {"FLEET_SSL_CIPHERS": "A", "FLEET_SSL_EXPIRY_WARNING_DAYS": "60"}
+    # a script may name the folder itself
+    assert environment.of_member(RUN, WORKER_0, outside).items() >= outside.items()
+    plain = dataclasses.replace(RUN, job=dataclasses.replace(JOB, ssl=Encryption("/certs")))
+    assert not outside.keys() & environment.of_member(plain, WORKER_0, outside).keys()
+    asked = Encryption("/certs", "B:C", 7)
+    found = environment.identity(
+        dataclasses.replace(RUN, job=dataclasses.replace(JOB, ssl=asked)), WORKER_0
+    )
+    said = found["FLEET_SSL_CIPHERS"], found["FLEET_SSL_EXPIRY_WARNING_DAYS"]
+    assert said == ("B:C", "7")
+
+
+def test_a_file_with_the_password_of_keys_is_found_from_any_folder() -> None:
+    found = environment.of_member(RUN, WORKER_0, {"FLEET_SSL_PASSWORD_FILE": "secret"})
+    assert found["FLEET_SSL_PASSWORD_FILE"] == str(Path("secret").absolute())
+    assert "FLEET_SSL_PASSWORD_FILE" not in environment.of_member(RUN, WORKER_0, {})
+    assert "secret" not in str(environment.identity(RUN, WORKER_0))
 
 
 def test_the_folder_of_checkpoints_is_passed_on() -> None:

@@ -16,6 +16,7 @@ from fleetlight.launch.job.options import Options
 from fleetlight.launch.job.plan import plan
 from fleetlight.launch.job.spec import JobSpec
 from fleetlight.security.certificates import make
+from fleetlight.security.encryption import Encryption
 
 ADDRESSES = (("lo", "127.0.0.1"), ("eth0", "10.0.0.1"))
 CPU = Machine(cores=8, addresses=ADDRESSES)
@@ -77,11 +78,30 @@ def test_certificates_are_looked_at_and_found_from_any_folder(
 ) -> None:
     make(tmp_path / "certs")
     monkeypatch.chdir(tmp_path)
-    assert job(server_num=1, worker_num=1, ssl="certs").ssl == str(tmp_path / "certs")
+    said = job(server_num=1, worker_num=1, ssl="certs").ssl
+    assert said == Encryption(str(tmp_path / "certs"))
     assert job(server_num=1, worker_num=1).ssl is None
     (tmp_path / "certs" / "client.key").unlink()
     with pytest.raises(ConfigError, match=r"certs/client\.key is missing"):
         job(server_num=1, worker_num=1, ssl="certs")
+
+
+def test_what_is_asked_of_tls_comes_from_flags_else_from_variables(tmp_path: Path) -> None:
+    folder = str(tmp_path / "certs")
+    make(folder)
+    asked = {"server_num": 1, "worker_num": 1, "ssl": folder, "ssl_expiry_warning_days": 7}
+    said = {"FLEET_SSL_EXPIRY_WARNING_DAYS": "90"}
+    assert plan(Options(script="t.py", **asked), CPU, said).ssl == Encryption(folder, "", 7)
+    del asked["ssl_expiry_warning_days"]
+    assert plan(Options(script="t.py", **asked), CPU, said).ssl == Encryption(folder, "", 90)
+    with pytest.raises(ConfigError, match=r"WARNING_DAYS: got 'soon', expected 0 to 36500 days"):
+        plan(Options(script="t.py", **asked), CPU, {"FLEET_SSL_EXPIRY_WARNING_DAYS": "soon"})
+
+
+@pytest.mark.parametrize("asked", [{"ssl_ciphers": "A"}, {"ssl_expiry_warning_days": 0}])
+def test_what_is_asked_of_tls_needs_certificates(asked: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"--ssl_.* is for --ssl DIR, which is not there"):
+        job(server_num=1, worker_num=1, **asked)
 
 
 @pytest.mark.parametrize("servers", [{}, {"server_num": 1, "worker_num": 1}])
@@ -92,9 +112,9 @@ def test_certificates_are_for_the_launchers_of_several_machines_too(
     make(folder)
     several: dict[str, Any] = {"ips": ("10.0.0.1", "10.0.0.2"), **servers}
     encrypted = job(**several, ssl=str(folder))
-    assert encrypted.ssl == str(folder)
+    assert encrypted.ssl == Encryption(str(folder))
     assert encrypted.meeting is not None
-    assert encrypted.meeting.ssl == str(folder)
+    assert encrypted.meeting.ssl == encrypted.ssl
     assert not any("can join" in note for note in encrypted.notes)
     assert any("can join" in note for note in job(**several).notes)
 

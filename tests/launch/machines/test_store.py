@@ -23,6 +23,7 @@ from fleetlight.launch.machines.link import Link, StoreGoneError, StoreLostError
 from fleetlight.launch.machines.store import Store
 from fleetlight.launch.processes.ports import Reservation
 from fleetlight.security.certificates import make
+from fleetlight.security.encryption import Encryption
 
 HOST = "127.0.0.1"
 
@@ -77,7 +78,7 @@ def test_a_connection_that_was_cut_is_replaced(tmp_path: Path, is_inside: bool) 
     meeting = free_meeting()
     if is_inside:
         make(tmp_path)
-        meeting = dataclasses.replace(meeting, ssl=str(tmp_path))
+        meeting = dataclasses.replace(meeting, ssl=Encryption(str(tmp_path)))
     served, retry = store.serve(meeting), Forever()
     assert served is not None
     found = store.connect(meeting, retry=retry)
@@ -112,13 +113,13 @@ def test_a_store_that_is_gone_is_not_waited_for() -> None:
 def test_a_store_inside_tls(tmp_path: Path) -> None:
     make(tmp_path / "ours")
     make(tmp_path / "theirs")
-    meeting = dataclasses.replace(free_meeting(), ssl=str(tmp_path / "ours"))
+    meeting = dataclasses.replace(free_meeting(), ssl=Encryption(str(tmp_path / "ours")))
     served = store.serve(meeting)
     assert served is not None
     found = store.connect(meeting)
     served.set("key", "value")
     assert found.get("key") == b"value"
-    for other in (None, str(tmp_path / "theirs")):
+    for other in (None, Encryption(str(tmp_path / "theirs"))):
         with pytest.raises((LaunchError, StoreLostError)):
             store.connect(dataclasses.replace(meeting, ssl=other), left_s=1.0)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from fleetlight.errors import ConfigError, did_you_mean
+from fleetlight.launch.job.encryption import MOST_DAYS
 from fleetlight.launch.job.options import Options
 from fleetlight.launch.job.refused import REFUSED, refusal
 
@@ -187,6 +188,13 @@ def _add_running(group: argparse._ArgumentGroup) -> None:
         metavar="DIR",
         help="TLS between machines and to servers, with the certificates in DIR",
     )
+    add("--ssl_ciphers", metavar="A:B", help="the suites of TLS 1.3 to choose from")
+    add(
+        "--ssl_expiry_warning_days",
+        type=_days,
+        metavar="N",
+        help="days before its end that a certificate is warned about (30)",
+    )
     add("--token_file", metavar="FILE", help="the job's token (default: FLEET_TOKEN)")
     add("--version", action=_Version, nargs=0, help="show the version and exit")
     add("-m", "--module", action="store_true", help="the script is a module name, as python -m")
@@ -204,6 +212,7 @@ def _number(least: int, most: int | None, what: str) -> Callable[[str], int]:
 
 _positive = _number(1, None, "a number of at least 1")
 _count = _number(0, None, "a number of at least 0")
+_days = _number(0, MOST_DAYS, f"0 to {MOST_DAYS} days")
 _port = _number(1, 65535, "a port of 1 to 65535")
 
 

@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Iterable, Mapping
 
+from fleetlight.launch.job import encryption
 from fleetlight.launch.job.layout import Layout, Member
 from fleetlight.launch.job.spec import JobSpec
 from fleetlight.launch.job.token import VARIABLE
 from fleetlight.roles.foreign import is_foreign
+from fleetlight.roles.password import PASSWORD_FILE
 from fleetlight.roles.role import Endpoint, endpoint_text
 
 #: what fleetrun decides for its children; values inherited from outside would contradict it
@@ -64,16 +67,23 @@ def _is_dropped(name: str) -> bool:
 
 def of_member(run: Run, member: Member, outside: Mapping[str, str]) -> dict[str, str]:
     """The complete environment of one process."""
-    kept = inherited(outside)
+    kept = encryption.unread(run.job.ssl, inherited(outside))
     return {
         **_defaults(run.job, member, kept),
         **kept,
+        **_password_file(kept),
         **identity(run, member),
         "FLEET_JOB": run.job_id,
         "FLEET_MAX_RESTARTS": str(run.job.max_restarts),
         **_secret(run.job),
         **(_torch_identity(run.layout, member) if member.kind.value == "worker" else {}),
     }
+
+
+def _password_file(kept: Mapping[str, str]) -> dict[str, str]:
+    """Scripts may change their working directory."""
+    file = kept.get(PASSWORD_FILE)
+    return {PASSWORD_FILE: os.path.abspath(file)} if file else {}
 
 
 def _secret(job: JobSpec) -> dict[str, str]:
@@ -99,7 +109,7 @@ def identity(run: Run, member: Member) -> dict[str, str]:
         "FLEET_NODE_NUM": str(len(layout.nodes)),
         "FLEET_HOST": layout.node.host,
         **device,
-        **({} if run.job.ssl is None else {"FLEET_SSL": run.job.ssl}),
+        **encryption.variables(run.job.ssl),
         **({} if run.job.checkpoint is None else {"FLEET_CHECKPOINT": run.job.checkpoint}),
         **({"FLEET_RESUME": "1"} if run.job.resume else {}),
         "FLEET_RESTART": str(run.restart),

@@ -37,6 +37,8 @@ class Options:
     grace_s: float | None = None
     use_paddlecloud: bool = False
     ssl: str | None = None
+    ssl_ciphers: str | None = None
+    ssl_expiry_warning_days: int | None = None
     checkpoint: str | None = None
     resume: bool = False
     token_file: str | None = None

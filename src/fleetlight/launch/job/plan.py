@@ -5,17 +5,18 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import pathlib
 from collections.abc import Mapping
 
 from fleetlight.errors import ConfigError
 from fleetlight.launch.inventory import Machine
+from fleetlight.launch.job.encryption import said_encryption
 from fleetlight.launch.job.options import Options
 from fleetlight.launch.job.place import Place, find_place
 from fleetlight.launch.job.spec import JobSpec, Meeting, Resources, RoleSpec
 from fleetlight.launch.job.token import OPEN, OPEN_COLLECTIVE, said_token
 from fleetlight.roles.role import Kind
 from fleetlight.roles.secret import Secret
+from fleetlight.security.encryption import Encryption
 
 #: between SIGTERM and SIGKILL: to end, and to save before that
 _GRACE_S, _STOP_S = 3.0, 30.0
@@ -33,7 +34,7 @@ def plan(
         if collective
         else _with_servers(options, machine, place, notes)
     )
-    folder = _encryption(options)
+    encryption = said_encryption(options, environment or {})
     cpus = max(1, machine.cores // max(1, worker.count + server.count))
     return JobSpec(
         script=options.script,
@@ -42,7 +43,7 @@ def plan(
         collective=collective,
         worker=_with_resources(worker, cpus),
         server=_with_resources(server, cpus),
-        meeting=_encrypted(place.meeting, folder),
+        meeting=_encrypted(place.meeting, encryption),
         host=place.host,
         interface=machine.interface(place.host),
         start_port=_first_port(options, place),
@@ -52,7 +53,7 @@ def plan(
         deadline_s=options.deadline_s,
         grace_s=_GRACE_S if options.grace_s is None else options.grace_s,
         stop_s=_STOP_S if options.grace_s is None else options.grace_s,
-        ssl=folder,
+        ssl=encryption,
         checkpoint=_folder(options),
         resume=options.resume,
         token=_token(options, environment or {}, place, notes),
@@ -66,19 +67,8 @@ def asks_for_servers(options: Options) -> bool:
     return any(count is not None for count in counts) or bool(options.servers or options.workers)
 
 
-def _encryption(options: Options) -> str | None:
-    """The folder of certificates, once it is known that they are there and of use."""
-    if options.ssl is None:
-        return None
-    from fleetlight.security import agreement
-
-    folder = pathlib.Path(options.ssl).absolute()
-    agreement.check(folder)
-    return str(folder)
-
-
-def _encrypted(meeting: Meeting | None, folder: str | None) -> Meeting | None:
-    return None if meeting is None else dataclasses.replace(meeting, ssl=folder)
+def _encrypted(meeting: Meeting | None, encryption: Encryption | None) -> Meeting | None:
+    return None if meeting is None else dataclasses.replace(meeting, ssl=encryption)
 
 
 def _folder(options: Options) -> str | None:

@@ -7,6 +7,7 @@ import dataclasses
 
 from fleetlight.roles.role import Endpoint, Kind
 from fleetlight.roles.secret import Secret
+from fleetlight.security.encryption import Encryption
 
 #: where launchers of several machines meet, when nothing else is said
 DEFAULT_PORT = 6170
@@ -47,8 +48,8 @@ class Meeting:
     rank: int | None = None
     #: True when this machine serves the store
     is_master: bool = False
-    #: the folder of certificates, when the store is inside TLS
-    ssl: str | None = None
+    #: the certificates, when the store is inside TLS
+    ssl: Encryption | None = None
 
     @property
     def is_elastic(self) -> bool:
@@ -81,8 +82,8 @@ class JobSpec:
     grace_s: float = 3.0
     #: the same where the processes save before they end
     stop_s: float = 30.0
-    #: the folder of certificates, as every process of this machine finds it
-    ssl: str | None = None
+    #: the certificates, as every process of this machine finds them
+    ssl: Encryption | None = None
     #: the folder that the job saves into by itself
     checkpoint: str | None = None
     #: what an earlier job has left is taken up

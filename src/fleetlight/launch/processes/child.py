@@ -15,6 +15,7 @@ from types import TracebackType
 
 from fleetlight.errors import LaunchError
 from fleetlight.launch.processes import keeper as keeper_program
+from fleetlight.roles.password import PASSWORD
 
 _PR_SET_PDEATHSIG = 1
 _KEEPER_DEADLINE_S = 5.0
@@ -33,6 +34,8 @@ class Keeper:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
             cwd="/",
+            # it opens no key
+            env={name: value for name, value in os.environ.items() if name != PASSWORD},
         )
         assert self._process.stdin is not None
         self._orders = self._process.stdin.fileno()

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The certificates of a job and what is asked of TLS, as the user of fleetrun says it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from fleetlight.errors import ConfigError
+from fleetlight.launch.job.options import Options
+from fleetlight.security.encryption import Encryption
+
+MOST_DAYS = 36_500
+CIPHERS, WARNING_DAYS = "FLEET_SSL_CIPHERS", "FLEET_SSL_EXPIRY_WARNING_DAYS"
+
+
+def said_encryption(options: Options, environment: Mapping[str, str]) -> Encryption | None:
+    """What flags say, else variables, once it is known that the certificates are of use."""
+    if options.ssl is None:
+        _refuse_without_folder(options)
+        return None
+    from fleetlight.security import agreement
+
+    days = options.ssl_expiry_warning_days
+    encryption = Encryption(
+        os.path.abspath(options.ssl),
+        options.ssl_ciphers or environment.get(CIPHERS, "").strip(),
+        _days(environment) if days is None else days,
+    )
+    agreement.check(encryption)
+    return encryption
+
+
+def variables(encryption: Encryption | None) -> dict[str, str]:
+    """The same for the processes of the job; what nobody has chosen is left out."""
+    if encryption is None:
+        return {}
+    chosen = {"FLEET_SSL": encryption.folder}
+    if encryption.ciphers:
+        chosen[CIPHERS] = encryption.ciphers
+    if encryption.expiry_warning_days != Encryption.expiry_warning_days:
+        chosen[WARNING_DAYS] = str(encryption.expiry_warning_days)
+    return chosen
+
+
+def unread(encryption: Encryption | None, environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables but for those that the launcher has read, and tells as it understood them."""
+    read = () if encryption is None else (CIPHERS, WARNING_DAYS)
+    return {name: value for name, value in environment.items() if name not in read}
+
+
+def _refuse_without_folder(options: Options) -> None:
+    said = {
+        "--ssl_ciphers": bool(options.ssl_ciphers),
+        "--ssl_expiry_warning_days": options.ssl_expiry_warning_days is not None,
+    }
+    for flag in (flag for flag, is_said in said.items() if is_said):
+        raise ConfigError(f"{flag} is for --ssl DIR, which is not there; give both or neither")
+
+
+def _days(environment: Mapping[str, str]) -> int:
+    text = environment.get(WARNING_DAYS, "").strip()
+    if text and not (text.isascii() and text.isdigit() and int(text) <= MOST_DAYS):
+        raise ConfigError(f"{WARNING_DAYS}: got {text!r}, expected 0 to {MOST_DAYS} days")
+    return int(text) if text else Encryption.expiry_warning_days

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is asked of TLS beside the certificates: suites, the password of keys, an early warning."""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.security.authority import Authority
+from tests.security.handshakes import shaken
+
+from fleetlight.errors import ConfigError, StrategyError
+from fleetlight.roles.password import PASSWORD, PASSWORD_FILE
+from fleetlight.security import context as module
+from fleetlight.security.certificates import make
+from fleetlight.security.context import client_context, server_context
+from fleetlight.security.encryption import Encryption, encryption_of
+from fleetlight.strategy import DistributedStrategy
+
+SUITE, OTHER = "TLS_CHACHA20_POLY1305_SHA256", "TLS_AES_128_GCM_SHA256"
+CHOOSES = hasattr(ssl.SSLContext, "set_ciphersuites")
+WORDS = "öffne dich"
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("certs")
+    make(folder)
+    return folder
+
+
+@pytest.fixture
+def locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose keys are encrypted, and an environment that does not say how."""
+    for name in (PASSWORD, PASSWORD_FILE):
+        monkeypatch.delenv(name, raising=False)
+    return Authority(tmp_path / "locked", WORDS.encode()).folder
+
+
+def written(file: Path, text: str, mode: int = 0o600) -> str:
+    file.write_text(text)
+    file.chmod(mode)
+    return str(file)
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_the_password_of_a_file(
+    locked: Path, tmp_path: Path, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PASSWORD_FILE, written(tmp_path / "words", WORDS + end))
+    assert shaken(client_context(locked), server_context(locked))["client"].version() == "TLSv1.3"
+
+
+def test_the_password_of_a_variable(locked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PASSWORD, WORDS)
+    assert shaken(client_context(locked), server_context(locked))["server"].version() == "TLSv1.3"
+
+
+def test_a_missing_password_names_both_ways_and_nobody_is_asked(locked: Path) -> None:
+    text = rf"client\.key is encrypted, .* {PASSWORD_FILE} to a file .*, or {PASSWORD} to"
+    with pytest.raises(ConfigError, match=text):
+        client_context(locked)
+
+
+def test_a_wrong_password_is_told_and_not_shown(
+    locked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(PASSWORD, "sesame")
+    with pytest.raises(ConfigError, match=rf"server\.key cannot be opened by .* {PASSWORD};") as e:
+        server_context(locked)
+    monkeypatch.delenv(PASSWORD)
+    file = written(tmp_path / "words", "sesame")
+    monkeypatch.setenv(PASSWORD_FILE, file)
+    with pytest.raises(ConfigError, match=f"cannot be opened by the password of .*{file}"):
+        server_context(locked)
+    assert "sesame" not in str(e.value) + caplog.text
+
+
+def test_a_password_is_read_only_where_a_key_needs_it(
+    certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PASSWORD_FILE, "/nowhere")
+    monkeypatch.setattr(module, "key_password", None)
+    server_context(certificates)
+
+
+def test_a_password_does_not_hide_that_key_and_certificate_differ(
+    locked: Path, certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (locked / "server.pem").write_bytes((certificates / "server.pem").read_bytes())
+    (locked / "ca.pem").write_bytes((certificates / "ca.pem").read_bytes())
+    monkeypatch.setenv(PASSWORD, WORDS)
+    with pytest.raises(ConfigError, match="do not make a pair"):
+        server_context(locked)
+
+
+def asked(folder: Path, ciphers: str) -> Encryption:
+    strategy = DistributedStrategy(ssl=str(folder), ssl_configs={"ciphers": ciphers})
+    found = encryption_of(strategy)
+    assert found is not None
+    return found
+
+
+@pytest.mark.skipif(CHOOSES, reason="this Python can")
+def test_a_python_that_cannot_choose_suites_says_so_and_what_to_do(certificates: Path) -> None:
+    text = r"ciphers .* = 'TLS_.*': Python 3\.\d+\.\d+ cannot .* 3\.15 .* OPENSSL_CONF .*Ciphersui"
+    with pytest.raises(ConfigError, match=text):
+        server_context(asked(certificates, SUITE))
+
+
+@pytest.mark.skipif(not CHOOSES, reason="this Python cannot")
+def test_the_suite_is_one_of_those_asked_for(certificates: Path) -> None:
+    ends = shaken(client_context(asked(certificates, SUITE)), server_context(certificates))
+    assert (ends["server"].cipher() or ("",))[0] == SUITE
+
+
+class Choosing(ssl.SSLContext):
+    """As Python 3.15 has it: names that OpenSSL does not know are passed over."""
+
+    chosen = ""
+
+    def set_ciphersuites(self, names: str) -> None:
+        self.chosen = ":".join(name for name in names.split(":") if name in (SUITE, OTHER))
+        if not self.chosen:
+            raise ssl.SSLError(1, "no cipher can be selected")
+
+    def get_ciphers(self) -> list[dict[str, object]]:  # type: ignore[override]
+        if not self.chosen:
+            return super().get_ciphers()  # type: ignore[return-value]
+        return [{"name": name, "protocol": "TLSv1.3"} for name in self.chosen.split(":")]
+
+
+def test_suites_are_handed_on_and_unknown_ones_named() -> None:
+    found = Choosing(ssl.PROTOCOL_TLS_CLIENT)
+    module._choose(found, f"{SUITE}:{OTHER}")
+    assert found.chosen == f"{SUITE}:{OTHER}"
+    with pytest.raises(ConfigError, match=r"NONE names no suite of TLS 1\.3 .* expected names suc"):
+        module._choose(Choosing(ssl.PROTOCOL_TLS_CLIENT), f"{SUITE}:NONE")
+    with pytest.raises(ConfigError, match=r"'NONE': it names no suite"):
+        module._choose(Choosing(ssl.PROTOCOL_TLS_CLIENT), "NONE")
+
+
+CONFIGURED = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from tests.security.handshakes import shaken
+from fleetlight.security.context import client_context, server_context
+ends = shaken(client_context(sys.argv[1]), server_context(sys.argv[1]))
+print(ends["server"].cipher()[0])
+"""
+
+
+def test_the_way_by_the_configuration_of_openssl_works(certificates: Path, tmp_path: Path) -> None:
+    """It is what the error recommends, and docs/launcher.md shows."""
+    shown = (Path(__file__).parents[2] / "docs" / "launcher.md").read_text()
+    lines = shown.partition("    openssl_conf = ")[2].partition("\n\n")[0]
+    file = tmp_path / "openssl.cnf"
+    file.write_text("\n".join(line.strip() for line in f"openssl_conf = {lines}".splitlines()))
+    root = str(Path(__file__).parents[2])
+    output = subprocess.run(
+        [sys.executable, "-c", CONFIGURED, str(certificates), root],
+        env={**os.environ, "OPENSSL_CONF": str(file)},
+        capture_output=True,
+        check=True,
+        text=True,
+        timeout=60,
+    ).stdout
+    assert output.strip() == SUITE
+
+
+@pytest.mark.parametrize(("days", "warned"), [(0, 0), (30, 0), (90, 1)])
+def test_how_early_an_end_is_warned_about_can_be_said(
+    tmp_path: Path, days: int, warned: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(tmp_path / "certs", days=60)
+    configs = {"expiry_warning_days": days}
+    strategy = DistributedStrategy(ssl=str(tmp_path / "certs"), ssl_configs=configs)
+    found = encryption_of(strategy)
+    assert found is not None
+    with caplog.at_level(logging.WARNING, "fleetlight"):
+        server_context(found)
+    assert len(caplog.records) == warned
+
+
+def test_the_folder_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert encryption_of(DistributedStrategy(ssl="certs")) == Encryption(str(tmp_path / "certs"))
+    assert encryption_of(DistributedStrategy()) is None
+    assert encryption_of(DistributedStrategy(ssl="")) is None
+    with pytest.raises(StrategyError, match=r"expiry_warning_days: got -1, expected at least 0"):
+        DistributedStrategy(ssl_configs={"expiry_warning_days": -1})
