@@ -25,6 +25,23 @@ def test_a_misspelled_argument_gets_the_near_name() -> None:
         trained(batch_size=2)  # type: ignore[call-arg]
 
 
+class Layer:
+    """A class that users make things of, or of one that is derived from it."""
+
+    @errors.names_arguments
+    def __init__(self, dim: int) -> None:
+        self.dim = dim
+
+
+class Derived(Layer):
+    """What users call is named, and not where it is written."""
+
+
+def test_a_misspelled_argument_of_a_class_names_the_class() -> None:
+    with pytest.raises(TypeError, match=r"^Derived\(\) got .* 'dimm'; did you mean 'dim'\?"):
+        Derived(dimm=2)  # type: ignore[call-arg]
+
+
 @pytest.mark.parametrize(
     "kind",
     [

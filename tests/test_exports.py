@@ -50,6 +50,7 @@ PUBLIC = [
     "nranks",
     "progress",
     "rank",
+    "reset",
     "rows",
     "run_server",
     "save_inference_model",
@@ -78,6 +79,14 @@ def test_dir_shows_the_public_names_and_no_others() -> None:
     shown = {name for name in dir(fleet) if not name.startswith("__")}
     assert shown == {*PUBLIC, "static", "main_program"}
     assert {"__version__", "__doc__", "__path__"} <= set(dir(fleet))
+
+
+@pytest.mark.parametrize("name", ["metrics", "util", "errors"])
+def test_a_module_of_public_names_shows_these_only(name: str) -> None:
+    module = getattr(fleet, name)
+    assert set(module.__all__) <= set(dir(module))
+    for shown in {shown for shown in dir(module) if not shown.startswith("__")}:
+        assert shown in module.__all__, shown
 
 
 def test_star_import_brings_the_public_names() -> None:

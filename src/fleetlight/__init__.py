@@ -11,7 +11,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fleetlight import static as static
     from fleetlight.fleet.api import *  # noqa: F403
+    from fleetlight.static import Program
+
+    #: the program that the last `minimize` has written
+    main_program: Program
 
 __version__ = "0.1.0"
 
@@ -19,24 +24,26 @@ __version__ = "0.1.0"
 _PACKAGES = {"static"}
 
 
-def __getattr__(name: str) -> Any:
-    if name == "__all__":
-        return _public()
-    if name.startswith("__"):
-        raise AttributeError(f"module 'fleetlight' has no attribute {name!r}")
-    from fleetlight.fleet import api
+if not TYPE_CHECKING:  # mypy shall know the names above, and no others
 
-    if name in _PACKAGES:
-        return importlib.import_module(f"fleetlight.{name}")
-    if name == "main_program":
-        # another one after each `minimize`
-        from fleetlight.fleet.programs import main_program
+    def __getattr__(name: str) -> Any:
+        if name == "__all__":
+            return _public()
+        if name.startswith("__"):
+            raise AttributeError(f"module 'fleetlight' has no attribute {name!r}")
+        from fleetlight.fleet import api
 
-        return main_program()
-    if name not in api.__all__:
-        raise AttributeError(f"module 'fleetlight' has no attribute {name!r}; {_instead(name)}")
-    value = globals()[name] = getattr(api, name)
-    return value
+        if name in _PACKAGES:
+            return importlib.import_module(f"fleetlight.{name}")
+        if name == "main_program":
+            # another one after each `minimize`
+            from fleetlight.fleet.programs import main_program
+
+            return main_program()
+        if name not in api.__all__:
+            raise AttributeError(f"module 'fleetlight' has no attribute {name!r}; {_instead(name)}")
+        value = globals()[name] = getattr(api, name)
+        return value
 
 
 def __dir__() -> list[str]:
@@ -55,4 +62,4 @@ def _instead(name: str) -> str:
     from fleetlight.errors import did_you_mean
     from fleetlight.fleet.hints import hint
 
-    return hint(name) or did_you_mean(name, _public())
+    return hint(name) or did_you_mean(name, _public(), elsewhere="dir(fleet) lists all")

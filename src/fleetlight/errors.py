@@ -37,6 +37,33 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import ParamSpec, TypeVar
 
+__all__ = [
+    "AddressError",
+    "CheckpointError",
+    "ComebackError",
+    "ConfigError",
+    "CorruptCheckpointError",
+    "DataError",
+    "DeadlineError",
+    "DivergedError",
+    "FleetError",
+    "GradientError",
+    "JournalError",
+    "LaunchError",
+    "LostCheckpointError",
+    "MembershipError",
+    "NoProgramError",
+    "NotAvailableError",
+    "PeerError",
+    "PeerLostError",
+    "PlanError",
+    "ProtocolError",
+    "RoleError",
+    "StoppedError",
+    "StrategyError",
+    "TorchVersionError",
+]
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -147,12 +174,23 @@ def is_lasting(error: BaseException) -> bool:
     return isinstance(error, _LASTING) and not isinstance(error, _PASSING)
 
 
-def did_you_mean(name: str, known: Iterable[str], told: Iterable[str] | None = None) -> str:
-    """A sentence listing the names nearest to `name`, or all (or those `told`) when none is."""
+#: more names than that are not a help on one line
+_MANY = 20
+
+
+def did_you_mean(
+    name: str, known: Iterable[str], told: Iterable[str] | None = None, *, elsewhere: str = ""
+) -> str:
+    """A sentence listing the names nearest to `name`, or all (or those `told`) when none is.
+
+    `elsewhere` says where all of them are, in place of a long list.
+    """
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
     if near:
         return "did you mean " + " or ".join(repr(n) for n in near) + "?"
+    if elsewhere and len(names) > _MANY:
+        return f"none of the {len(names)} known names is near; {elsewhere}"
     return "known names: " + ", ".join(names if told is None else told)
 
 
@@ -166,10 +204,17 @@ def names_arguments(function: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if not kwargs.keys() <= known:
             wrong = next(name for name in kwargs if name not in known)
+            made = args and function.__name__ == "__init__"
+            name = type(args[0]).__name__ if made else function.__qualname__
             raise TypeError(
-                f"{function.__qualname__}() got an unexpected keyword argument {wrong!r}; "
+                f"{name}() got an unexpected keyword argument {wrong!r}; "
                 f"{did_you_mean(wrong, known - {'self'})}"
             )
         return function(*args, **kwargs)
 
     return call
+
+
+def __dir__() -> list[str]:
+    own = {name for name in globals() if name.startswith("__")}
+    return sorted({*own, *__all__})

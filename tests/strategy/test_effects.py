@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
 
-from fleetlight.errors import StrategyError
 from fleetlight.strategy import DistributedStrategy, JobFacts, field_effects
 from fleetlight.strategy.effects import effect_of
 from fleetlight.strategy.settings import Settings, rules_of
@@ -422,42 +420,6 @@ def test_the_deadline_in_force_and_where_it_comes_from() -> None:
     assert not active
     assert "in force are 20 s" in why
     assert effect("deadline_s", job, deadline_s=20)[0]
-
-
-def test_encryption_between_workers_and_servers() -> None:
-    assert effect("ssl", SERVERS) == (True, "connections are not encrypted")
-    active, why = effect("ssl", SERVERS, ssl="certs")
-    assert active
-    assert "TLS 1.3" in why
-    begun = JobFacts(is_collective=False, server_num=1, deadline_s=3.0, ssl="certs")
-    assert effect("ssl", begun, ssl="certs")[0]
-    active, why = effect("ssl", begun, ssl="others")
-    assert not active
-    assert "only when given to fleet.init; in force is 'certs'" in why
-
-
-def test_encryption_that_nccl_cannot_have_is_refused_across_hosts() -> None:
-    one_host = JobFacts(worker_num=4)
-    strategy = DistributedStrategy(ssl="certs")
-    strategy.check(one_host)
-    (sentence,) = strategy.inert(one_host)
-    assert "stays on this host, and is not encrypted" in sentence
-    gloo = dataclasses.replace(FOUR, backend="gloo")
-    strategy.check(gloo)
-    assert not strategy.inert(gloo)
-    with pytest.raises(StrategyError, match="by NCCL across 2 hosts, and NCCL cannot encrypt"):
-        strategy.check(FOUR)
-    DistributedStrategy().check(FOUR)
-
-
-def test_encryption_with_servers_that_keep_only_tables_is_refused_across_hosts() -> None:
-    job = JobFacts(is_collective=False, worker_num=4, server_num=2, node_num=2)
-    strategy = DistributedStrategy(ssl="certs", a_sync=True)
-    strategy.check(job)
-    strategy.a_sync_configs.dense = "allreduce"
-    strategy.check(job)
-    with pytest.raises(StrategyError, match="WireGuard, IPsec"):
-        strategy.check(dataclasses.replace(job, backend="nccl"))
 
 
 def test_a_folder_for_checkpoints_counts_from_the_begin_of_the_job() -> None:

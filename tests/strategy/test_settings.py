@@ -1,23 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Settings`: what every group of settings can do, shown by a small one."""
 
-# setting() makes a field, not a value
-# ruff: noqa: RUF009
-
 from __future__ import annotations
 
 import copy
 import pickle
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
 
 from fleetlight.errors import NotAvailableError, StrategyError
-from fleetlight.strategy.settings import Settings, nested, rules_of, setting
+from fleetlight.strategy.settings import Nested, Settings, nested, rules_of, setting, settings_class
 
 
-@dataclass(init=False, eq=False, repr=False)
+@settings_class
 class Inner(Settings):
     CALLED = "outer.inner"
 
@@ -26,7 +22,7 @@ class Inner(Settings):
     later: int = setting(0, "some day", available=False)
 
 
-@dataclass(init=False, eq=False, repr=False)
+@settings_class
 class Outer(Settings):
     CALLED = "outer"
     ALIASES: ClassVar[dict[str, str]] = {"size": "megabytes", "inner_steps": "inner.steps"}
@@ -36,7 +32,7 @@ class Outer(Settings):
     mode: str = setting("mean", "how", choices=("mean", "sum"))
     limit: int | None = setting(None, "at most", kind=int, optional=True, minimum=0)
     weights: list[float] = setting([1.0], "how heavy", item=float, above=0, below=9, filled=True)
-    inner: Inner = nested(Inner, "more")
+    inner: Nested[Inner, dict[str, Any]] = nested(Inner, "more")
 
 
 def test_keywords_attributes_and_items_are_the_same() -> None:
@@ -73,14 +69,14 @@ def test_an_alias_reads_and_writes_what_it_stands_for() -> None:
 
 def test_a_dict_changes_only_the_keys_it_names() -> None:
     settings = Outer(inner={"steps": 3})
-    settings.inner = {"names": ["a"]}  # type: ignore[assignment]
+    settings.inner = {"names": ["a"]}
     assert (settings.inner.steps, settings.inner.names) == (3, ["a"])
 
 
 def test_a_dict_with_an_error_changes_nothing() -> None:
     settings = Outer()
     with pytest.raises(StrategyError, match=r"outer\.inner has no setting 'step'"):
-        settings.inner = {"steps": 3, "step": 4}  # type: ignore[assignment]
+        settings.inner = {"steps": 3, "step": 4}
     assert settings == Outer()
 
 

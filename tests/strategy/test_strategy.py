@@ -82,6 +82,7 @@ CONFIGS = {
     "recompute_configs": {"checkpoints"},
     "execution_strategy": {"num_threads", "num_iteration_per_drop_scope"},
     "checkpoint_configs": {"every_s", "every_steps", "via", "grace_s", "resume"},
+    "ssl_configs": {"ciphers", "expiry_warning_days"},
     "durability_configs": {
         "folder",
         "sync",
@@ -235,6 +236,22 @@ def test_fleetrun_gives_the_folder_of_certificates(monkeypatch: pytest.MonkeyPat
     assert "ssl = '/certs' (from FLEET_SSL)" in DistributedStrategy().explain()
     assert DistributedStrategy(ssl="mine").ssl == "mine"
     assert DistributedStrategy(ssl=None).ssl is None
+
+
+def test_fleetrun_gives_what_is_asked_of_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLEET_SSL_EXPIRY_WARNING_DAYS", "90")
+    monkeypatch.setenv("FLEET_SSL_CIPHERS", "A:B")
+    strategy = DistributedStrategy(ssl="certs")
+    assert dict(strategy.ssl_configs.items()) == {"ciphers": "A:B", "expiry_warning_days": 90}
+    assert not strategy.said("ssl_configs")
+    line = "ssl_configs.expiry_warning_days = 90 (from FLEET_SSL_EXPIRY_WARNING_DAYS)"
+    assert line in strategy.explain()
+    strategy.ssl_configs.expiry_warning_days = 7
+    assert "ssl_configs.expiry_warning_days = 7: " in strategy.explain()
+    assert "(from FLEET_SSL_EXPIRY" not in strategy.explain()
+    monkeypatch.setenv("FLEET_SSL_EXPIRY_WARNING_DAYS", "soon")
+    with pytest.raises(StrategyError, match="FLEET_SSL_EXPIRY_WARNING_DAYS='soon' in the env"):
+        DistributedStrategy()
 
 
 @pytest.mark.parametrize(("text", "value"), [("0", False), ("True", True), ("false", False)])

@@ -28,7 +28,8 @@ def values_of(rules: Rules) -> st.SearchStrategy[Any]:
     if rules.kind is bool:
         return st.booleans()
     if rules.kind is int:
-        return st.integers(min_value=int(rules.minimum or 0))
+        most = None if rules.maximum is None else int(rules.maximum)
+        return st.integers(min_value=int(rules.minimum or 0), max_value=most)
     if rules.kind is float:
         return floats_of(rules)
     assert rules.kind is str

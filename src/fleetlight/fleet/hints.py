@@ -22,6 +22,8 @@ _BROADCAST = (
 )
 _STREAM = "fleet.data.FileStream and a function that parses lines"
 _MESH = "torch.distributed.device_mesh; Fleetlight trains data-parallel"
+_NAMED = "(model.named_parameters(), lr)"
+_CONTEXT = f"{_INIT}, and the fields of fleet.DistributedStrategy()"
 _LOG = "logging.getLogger('fleetlight').setLevel(...)"
 
 #: a name that scripts for other systems use: what to write instead
@@ -33,7 +35,7 @@ HINTS: Mapping[str, str] = {
         ("get_local_rank", "rank_in_node", "local_process_index"), "fleet.local_rank()"
     ),
     **dict.fromkeys(("is_main_process", "is_master", "is_global_zero", "is_chief"), _FIRST),
-    "is_initialized": "nothing: fleet.init raises when it is called twice",
+    "is_initialized": "nothing: fleet.init called again with the same arguments changes nothing",
     "print": (
         f"if {_FIRST}: print(...); fleetrun shows the output of worker 0 and writes that of "
         "worker N to log/workerlog.N"
@@ -78,6 +80,14 @@ HINTS: Mapping[str, str] = {
     "SparseEmbedding": "fleet.nn.SparseEmbedding(dim)",
     "SparseEmbeddingBag": "fleet.nn.SparseEmbeddingBag(dim)",
     **{name: f"fleet.metrics.{name}" for name in ("auc", "acc", "mae", "rmse")},
+    **dict.fromkeys(("Lars", "LARS", "LarsMomentumOptimizer"), f"fleet.optim.Lars{_NAMED}"),
+    **dict.fromkeys(("Lamb", "LAMB", "LambOptimizer"), f"fleet.optim.Lamb{_NAMED}"),
+    "DGCMomentumOptimizer": "torch.optim.SGD(momentum=...) and strategy.dgc",
+    **dict.fromkeys(("set_auto_parallel_context", "get_auto_parallel_context"), _CONTEXT),
+    "reset_auto_parallel_context": _CONTEXT,
+    "ParallelMode": f"{_INIT}, which trains data-parallel",
+    "set_context": f"{_INIT}, which chooses the GPU of a worker, and model.to(device)",
+    "set_ps_context": "strategy.ssl for certificates, and fleetrun --server_num for servers",
     "get_hybrid_communicate_group": _MESH,
     "HybridCommunicateGroup": _MESH,
     "CommunicateTopology": _MESH,

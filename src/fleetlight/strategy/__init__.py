@@ -13,6 +13,7 @@ from fleetlight.strategy.configs import (
     GradientMergeConfigs,
     LocalSGDConfigs,
     RecomputeConfigs,
+    SslConfigs,
 )
 from fleetlight.strategy.job import JobFacts, current_job, set_current_job
 from fleetlight.strategy.settings import differences
@@ -32,6 +33,7 @@ __all__ = [
     "JobFacts",
     "LocalSGDConfigs",
     "RecomputeConfigs",
+    "SslConfigs",
     "current_job",
     "differences",
     "set_current_job",

@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from fleetlight.strategy.settings import Settings, setting
+from fleetlight.strategy.settings import Settings, setting, settings_class
 
 
-@dataclass(init=False, eq=False, repr=False)
+@settings_class
 class ASyncConfigs(Settings):
     """How workers and parameter servers exchange."""
 
@@ -39,7 +37,7 @@ class ASyncConfigs(Settings):
     )
 
 
-@dataclass(init=False, eq=False, repr=False)
+@settings_class
 class AveragingConfigs(Settings):
     """What happens to state beside the parameters when workers that train alone meet."""
 
@@ -54,7 +52,7 @@ class AveragingConfigs(Settings):
     )
 
 
-@dataclass(init=False, eq=False, repr=False)
+@settings_class
 class LocalSGDConfigs(AveragingConfigs):
     """When the workers of LocalSGD average their parameters."""
 
@@ -63,7 +61,7 @@ class LocalSGDConfigs(AveragingConfigs):
     k_steps: int = setting(1, "steps between two averagings", minimum=1)
 
 
-@dataclass(init=False, eq=False, repr=False)
+@settings_class
 class AdaptiveLocalSGDConfigs(AveragingConfigs):
     """Where adaptive LocalSGD starts from, and how far it goes."""
 
@@ -73,7 +71,7 @@ class AdaptiveLocalSGDConfigs(AveragingConfigs):
     max_k_steps: int = setting(16, "most steps between two averagings", minimum=1)
 
 
-@dataclass(init=False, eq=False, repr=False)
+@settings_class
 class DiLoCoConfigs(AveragingConfigs):
     """The outer optimizer of DiLoCo."""
 
@@ -86,7 +84,7 @@ class DiLoCoConfigs(AveragingConfigs):
     )
 
 
-@dataclass(init=False, eq=False, repr=False)
+@settings_class
 class CompressionConfigs(Settings):
     """What int8 and top-k compression leave out, and what they send of the rest."""
 
@@ -100,7 +98,7 @@ class CompressionConfigs(Settings):
     exclude: list[str] = setting([], "parameters, or modules, that travel as they are")
 
 
-@dataclass(init=False, eq=False, repr=False)
+@settings_class
 class DGCConfigs(Settings):
     """The sparsity schedule of DGC, and what surrounds it."""
 
@@ -123,7 +121,7 @@ class DGCConfigs(Settings):
     exclude: list[str] = setting([], "parameters, or modules, that travel as they are")
 
 
-@dataclass(init=False, eq=False, repr=False)
+@settings_class
 class GradientMergeConfigs(Settings):
     """How many backwards make one optimizer step."""
 
@@ -133,7 +131,7 @@ class GradientMergeConfigs(Settings):
     avg: bool = setting(True, "divide the merged gradient by k_steps")
 
 
-@dataclass(init=False, eq=False, repr=False)
+@settings_class
 class AmpConfigs(Settings):
     """Automatic mixed precision around the model's forward."""
 
@@ -144,7 +142,7 @@ class AmpConfigs(Settings):
     use_dynamic_loss_scaling: bool = setting(True, "adapt the loss scale of float16")
 
 
-@dataclass(init=False, eq=False, repr=False)
+@settings_class
 class RecomputeConfigs(Settings):
     """Which modules compute their activations again in backward instead of keeping them."""
 
@@ -157,7 +155,7 @@ class RecomputeConfigs(Settings):
 _PATIENT = 2 / 3
 
 
-@dataclass(init=False, eq=False, repr=False)
+@settings_class
 class DurabilityConfigs(Settings):
     """Where and how servers keep what outlives them."""
 
@@ -181,7 +179,7 @@ class DurabilityConfigs(Settings):
         return self.away_s if self.said("away_s") else min(self.away_s, deadline_s * _PATIENT)
 
 
-@dataclass(init=False, eq=False, repr=False)
+@settings_class
 class CheckpointConfigs(Settings):
     """When a job saves by itself, and what it does with what is there when it starts."""
 
@@ -196,7 +194,21 @@ class CheckpointConfigs(Settings):
     resume: bool = setting(False, "go on with what an earlier job has saved")
 
 
-@dataclass(init=False, eq=False, repr=False)
+@settings_class
+class SslConfigs(Settings):
+    """What is asked of TLS beside the certificates."""
+
+    CALLED = "strategy.ssl_configs"
+
+    ciphers: str = setting(
+        "", "the suites of TLS 1.3 to choose from, as 'A:B', the preferred first; '': OpenSSL's"
+    )
+    expiry_warning_days: int = setting(
+        30, "days before its end that a certificate is warned about", minimum=0, maximum=36500
+    )
+
+
+@settings_class
 class ExecutionStrategy(Settings):
     """How static programs run; `explain()` says what each setting means here."""
 

@@ -32,10 +32,9 @@ def explain(strategy: DistributedStrategy, job: JobFacts, flags: Mapping[str, st
     rows = [_headline(job)]
     for name, value in strategy.items():
         if not isinstance(value, Settings):
-            source = f" (from {flags[name]})" if name in flags and not strategy.said(name) else ""
-            rows.append(_row(strategy, name, job, source))
+            rows.append(_row(strategy, name, job, flags))
         elif any(value.changed()) or effect_of(strategy, name, job)[0]:
-            rows += [_row(strategy, f"{name}.{field}", job) for field in value]
+            rows += [_row(strategy, f"{name}.{field}", job, flags) for field in value]
         else:
             rows.append(
                 f"   {name} ({', '.join(value.keys())}): {effect_of(strategy, name, job)[1]}"
@@ -80,9 +79,12 @@ def _changed(strategy: DistributedStrategy) -> Iterator[str]:
             yield name
 
 
-def _row(strategy: DistributedStrategy, name: str, job: JobFacts, source: str = "") -> str:
+def _row(strategy: DistributedStrategy, name: str, job: JobFacts, flags: Mapping[str, str]) -> str:
     active, why = effect_of(strategy, name, job)
     mark = "*" if active else ("!" if name in _changed(strategy) else " ")
+    config, _, field = name.rpartition(".")
+    owner: Settings = getattr(strategy, config) if config else strategy
+    source = f" (from {flags[name]})" if name in flags and not owner.said(field) else ""
     return f" {mark} {name} = {attrgetter(name)(strategy)!r}{source}: {why}"
 
 
@@ -203,6 +205,12 @@ def check(strategy: DistributedStrategy, job: JobFacts) -> None:
             f"{job.node_num} hosts, and NCCL cannot encrypt; leave ssl out and put the hosts into "
             "an encrypted network (WireGuard, IPsec), or train on CPUs"
         )
+    if strategy.ssl and job.deadline_s is not None and job.ssl is None and job.node_num > 1:
+        raise StrategyError(
+            f"strategy.ssl = {strategy.ssl!r} came after fleet.init, and the connections of this "
+            f"job on {job.node_num} hosts are open and not encrypted; give the strategy to "
+            "fleet.init(strategy=...), or start the job with fleetrun --ssl"
+        )
 
 
 def _ssl(strategy: DistributedStrategy, job: JobFacts) -> Effect:
@@ -216,6 +224,15 @@ def _ssl(strategy: DistributedStrategy, job: JobFacts) -> Effect:
     if job.is_collective:
         return True, "TLS 1.3 between workers of different hosts; both sides show a certificate"
     return True, "TLS 1.3 between workers and servers; both sides show a certificate"
+
+
+def _ssl_configs(strategy: DistributedStrategy, job: JobFacts) -> Effect:
+    if not strategy.ssl:
+        return False, "ssl is off"
+    if job.deadline_s is not None and job.ssl is None:
+        return False, "it takes effect only when given to fleet.init"
+    # certificates are looked at also where nothing leaves the host
+    return True, "of the certificates in ssl"
 
 
 _KEPT = {
@@ -388,6 +405,7 @@ _RULES: dict[str, Rule] = {
     ),
     "execution_strategy": _execution,
     "ssl": _ssl,
+    "ssl_configs": _ssl_configs,
     "seed": _always(
         "order of records and first values of rows; torch's own generators are not touched"
     ),

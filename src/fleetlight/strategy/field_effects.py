@@ -102,6 +102,14 @@ def _threads(strategy: DistributedStrategy, job: JobFacts) -> Effect:
     return True, f"operators of a program run on {threads}"
 
 
+def _ciphers(strategy: DistributedStrategy, job: JobFacts) -> Effect:
+    if job.is_collective and job.node_num == 1:
+        return False, "what a collective job sends stays on this host, and is not encrypted"
+    if not strategy.ssl_configs.ciphers:
+        return True, "the suites of TLS 1.3 that OpenSSL chooses"
+    return True, f"one of {strategy.ssl_configs.ciphers}"
+
+
 FIELDS: Mapping[str, Rule] = {
     "a_sync_configs.k_steps": _k_steps,
     "a_sync_configs.staleness": _in_async(_staleness),
@@ -120,4 +128,5 @@ FIELDS: Mapping[str, Rule] = {
     "dgc_configs.rampup_step": _rampup_step,
     "execution_strategy.num_iteration_per_drop_scope": _drop_scope,
     "execution_strategy.num_threads": _threads,
+    "ssl_configs.ciphers": _ciphers,
 }

@@ -46,6 +46,12 @@ def note_program() -> None:
         _current = dataclasses.replace(_current, has_programs=True)
 
 
+def forget_job() -> None:
+    """This process is in no job any more."""
+    global _current
+    _current = JobFacts()
+
+
 def set_current_job(facts: JobFacts) -> None:
     """Called once the job is known."""
     global _current

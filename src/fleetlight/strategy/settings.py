@@ -8,12 +8,34 @@ import dataclasses
 import math
 import operator
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 from fleetlight.errors import NotAvailableError, StrategyError, did_you_mean
+from fleetlight.strategy.unsupported import advice_on
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:
+
+    def dataclass_transform(**_: Any) -> Any:
+        """Only type checkers and editors look at it."""
+        return lambda function: function
+
 
 T = TypeVar("T")
 Self = TypeVar("Self", bound="Settings")
+Config = TypeVar("Config", bound="Settings")
+ConfigDict = TypeVar("ConfigDict")
+
+
+class Nested(Generic[Config, ConfigDict]):
+    """The type of a field that holds another `Settings`: a script assigns one, or a dict."""
+
+    if TYPE_CHECKING:
+
+        def __get__(self, owner: object, kind: type | None = None, /) -> Config: ...
+
+        def __set__(self, owner: object, value: Config | ConfigDict, /) -> None: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,10 +66,16 @@ def setting(default: T, doc: str, **rules: Any) -> T:
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def nested(config: type[Self], doc: str, **rules: Any) -> Self:
+def nested(config: type[Config], doc: str, **rules: Any) -> Nested[Config, Any]:
     """A field that holds another `Settings` and takes a dict as well."""
     metadata = {"rules": Rules(doc, kind=config, **rules)}
-    return dataclasses.field(default_factory=config, metadata=metadata)
+    return dataclasses.field(default_factory=config, metadata=metadata)  # type: ignore[arg-type]
+
+
+@dataclass_transform(kw_only_default=True)
+def settings_class(cls: type[Self]) -> type[Self]:
+    """Makes a class one of `Settings`; its fields are the keywords of its constructor."""
+    return dataclasses.dataclass(init=False, eq=False, repr=False)(cls)
 
 
 @dataclasses.dataclass(init=False, eq=False, repr=False)
@@ -66,17 +94,17 @@ class Settings:
         for name, value in settings.items():
             setattr(self, name, value)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        target = self.ALIASES.get(name, name)
-        if "." in target:
-            owner, inner = target.split(".", 1)
-            setattr(getattr(self, owner), inner, value)
-            return
-        field = self._field(target)
-        object.__setattr__(self, target, self._checked(field, value))
-        self._said.add(target)
-
     if not TYPE_CHECKING:  # mypy shall know the fields, and no others
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            target = self.ALIASES.get(name, name)
+            if "." in target:
+                owner, inner = target.split(".", 1)
+                setattr(getattr(self, owner), inner, value)
+                return
+            field = self._field(target)
+            object.__setattr__(self, target, self._checked(field, value))
+            self._said.add(target)
 
         def __getattr__(self, name: str) -> Any:
             """What an alias stands for; for any other name the nearest ones."""
@@ -145,8 +173,12 @@ class Settings:
         raise StrategyError(self._unknown(name))
 
     def _unknown(self, name: str) -> str:
-        near = did_you_mean(name, [*self.keys(), *self.ALIASES])
-        return f"{self.CALLED} has no setting {name!r}; {near}"
+        advice = advice_on(f"{self.CALLED}.{name}") or did_you_mean(
+            name,
+            [*self.keys(), *self.ALIASES],
+            elsewhere=f"print({self.CALLED}.explain()) shows all",
+        )
+        return f"{self.CALLED} has no setting {name!r}; {advice}"
 
     def _checked(self, field: dataclasses.Field[Any], value: Any) -> Any:
         rules: Rules = field.metadata["rules"]

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fleetlight.errors import NotAvailableError, StrategyError
 from fleetlight.strategy import conflicts, effects, toml
@@ -24,9 +23,27 @@ from fleetlight.strategy.configs import (
     GradientMergeConfigs,
     LocalSGDConfigs,
     RecomputeConfigs,
+    SslConfigs,
 )
 from fleetlight.strategy.job import JobFacts, current_job
-from fleetlight.strategy.settings import Settings, nested, rules_of, setting
+from fleetlight.strategy.settings import Nested, Settings, nested, rules_of, setting, settings_class
+
+if TYPE_CHECKING:
+    from fleetlight.strategy.config_dicts import (
+        AdaptiveLocalSGDConfigsDict,
+        AmpConfigsDict,
+        ASyncConfigsDict,
+        CheckpointConfigsDict,
+        CompressionConfigsDict,
+        DGCConfigsDict,
+        DiLoCoConfigsDict,
+        DurabilityConfigsDict,
+        ExecutionStrategyDict,
+        GradientMergeConfigsDict,
+        LocalSGDConfigsDict,
+        RecomputeConfigsDict,
+        SslConfigsDict,
+    )
 
 #: variables and the setting each one gives a default to: Fleet's for tuning, and fleetrun's own
 FLAGS: Mapping[str, str] = {
@@ -34,11 +51,13 @@ FLAGS: Mapping[str, str] = {
     "FLAGS_fuse_parameter_groups_size": "fuse_grad_size_in_num",
     "FLAGS_sync_nccl_allreduce": "sync_nccl_allreduce",
     "FLEET_SSL": "ssl",
+    "FLEET_SSL_CIPHERS": "ssl_configs.ciphers",
+    "FLEET_SSL_EXPIRY_WARNING_DAYS": "ssl_configs.expiry_warning_days",
     "FLEET_CHECKPOINT": "checkpoint",
 }
 
 
-@dataclass(init=False, eq=False, repr=False)
+@settings_class
 class DistributedStrategy(Settings):
     """Every setting of a job. `explain()` tells which of them take effect in this one."""
 
@@ -50,15 +69,21 @@ class DistributedStrategy(Settings):
     }
 
     a_sync: bool = setting(False, "parameter servers apply a push when it arrives")
-    a_sync_configs: ASyncConfigs = nested(ASyncConfigs, "GeoSGD, staleness, queues")
+    a_sync_configs: Nested[ASyncConfigs, ASyncConfigsDict] = nested(
+        ASyncConfigs, "GeoSGD, staleness, queues"
+    )
     localsgd: bool = setting(False, "average parameters every k steps")
-    localsgd_configs: LocalSGDConfigs = nested(LocalSGDConfigs, "when LocalSGD averages")
+    localsgd_configs: Nested[LocalSGDConfigs, LocalSGDConfigsDict] = nested(
+        LocalSGDConfigs, "when LocalSGD averages"
+    )
     adaptive_localsgd: bool = setting(False, "LocalSGD whose k follows the loss")
-    adaptive_localsgd_configs: AdaptiveLocalSGDConfigs = nested(
-        AdaptiveLocalSGDConfigs, "where adaptive LocalSGD starts"
+    adaptive_localsgd_configs: Nested[AdaptiveLocalSGDConfigs, AdaptiveLocalSGDConfigsDict] = (
+        nested(AdaptiveLocalSGDConfigs, "where adaptive LocalSGD starts")
     )
     diloco: bool = setting(False, "LocalSGD with an outer Nesterov step")
-    diloco_configs: DiLoCoConfigs = nested(DiLoCoConfigs, "the outer step of DiLoCo")
+    diloco_configs: Nested[DiLoCoConfigs, DiLoCoConfigsDict] = nested(
+        DiLoCoConfigs, "the outer step of DiLoCo"
+    )
     fuse_all_reduce_ops: bool = setting(True, "reduce gradients in buckets, not one by one")
     fuse_grad_size_in_MB: float = setting(25.0, "size of a bucket, in MiB", above=0)
     fuse_grad_size_in_num: int = setting(
@@ -72,7 +97,7 @@ class DistributedStrategy(Settings):
     shared_memory: bool = setting(True, "workers of one host sum gradients in shared memory")
     sync_nccl_allreduce: bool = setting(False, "finish a bucket before starting the next")
     gradient_merge: bool = setting(False, "several backwards make one optimizer step")
-    gradient_merge_configs: GradientMergeConfigs = nested(
+    gradient_merge_configs: Nested[GradientMergeConfigs, GradientMergeConfigsDict] = nested(
         GradientMergeConfigs, "how many backwards make a step"
     )
     fp16_allreduce: bool | str = setting(
@@ -86,15 +111,21 @@ class DistributedStrategy(Settings):
         "in which form gradients cross between hosts",
         choices=("none", "fp16", "bf16", "int8", "topk"),
     )
-    compression_configs: CompressionConfigs = nested(
+    compression_configs: Nested[CompressionConfigs, CompressionConfigsDict] = nested(
         CompressionConfigs, "how much int8 and topk send, and of what"
     )
     dgc: bool = setting(False, "deep gradient compression")
-    dgc_configs: DGCConfigs = nested(DGCConfigs, "the sparsity schedule of DGC")
+    dgc_configs: Nested[DGCConfigs, DGCConfigsDict] = nested(
+        DGCConfigs, "the sparsity schedule of DGC"
+    )
     amp: bool = setting(False, "autocast around the model's forward")
-    amp_configs: AmpConfigs = nested(AmpConfigs, "what autocast computes in")
+    amp_configs: Nested[AmpConfigs, AmpConfigsDict] = nested(
+        AmpConfigs, "what autocast computes in"
+    )
     recompute: bool = setting(False, "compute activations again in backward")
-    recompute_configs: RecomputeConfigs = nested(RecomputeConfigs, "which modules recompute")
+    recompute_configs: Nested[RecomputeConfigs, RecomputeConfigsDict] = nested(
+        RecomputeConfigs, "which modules recompute"
+    )
     sync_batch_norm: bool = setting(False, "batch norm over the batches of all workers")
     broadcast_buffers: bool = setting(True, "the workers take worker 0's buffers")
     find_unused_parameters: bool = setting(False, "look for parameters that a forward did not use")
@@ -102,24 +133,31 @@ class DistributedStrategy(Settings):
         "mean", "what happens to the workers' gradients", choices=("mean", "sum")
     )
     fetch_frequency: int = setting(1, "fetch values every n steps", minimum=1)
-    execution_strategy: ExecutionStrategy = nested(ExecutionStrategy, "how programs run")
+    execution_strategy: Nested[ExecutionStrategy, ExecutionStrategyDict] = nested(
+        ExecutionStrategy, "how programs run"
+    )
     durability: str = setting(
         "none",
         "what a parameter server keeps across its death",
         choices=("none", "snapshot", "log"),
     )
-    durability_configs: DurabilityConfigs = nested(DurabilityConfigs, "where and how it is kept")
+    durability_configs: Nested[DurabilityConfigs, DurabilityConfigsDict] = nested(
+        DurabilityConfigs, "where and how it is kept"
+    )
     lost_worker: str = setting(
         "fail",
         "what a job with servers does without a worker other than 0",
         choices=("fail", "go_on"),
     )
     checkpoint: str = setting("", "folder that the job saves into by itself; '': it does not")
-    checkpoint_configs: CheckpointConfigs = nested(
+    checkpoint_configs: Nested[CheckpointConfigs, CheckpointConfigsDict] = nested(
         CheckpointConfigs, "when it saves, and whether it goes on from there"
     )
     ssl: str | None = setting(
         None, "folder of certificates for every port", kind=str, optional=True
+    )
+    ssl_configs: Nested[SslConfigs, SslConfigsDict] = nested(
+        SslConfigs, "suites of TLS, and when an end is warned about"
     )
     seed: int = setting(0, "seed of tables and of the order of records", minimum=0)
     worker_seeds: str = setting(
@@ -131,12 +169,21 @@ class DistributedStrategy(Settings):
         300.0, "how long anything may wait for a peer", above=0, maximum=1e7
     )
 
-    def __init__(self, /, **settings: Any) -> None:
-        super().__init__()
-        #: {setting: variable} of the defaults that came from the environment
-        object.__setattr__(self, "_flags", _read_flags(self))
-        for name, value in settings.items():
-            setattr(self, name, value)
+    if TYPE_CHECKING:  # the keys of ALIASES
+        use_local_sgd: bool = False
+        local_sgd_steps: int = 1
+        local_sgd_is_warm_steps: int = 1
+        exec_strategy: Nested[ExecutionStrategy, ExecutionStrategyDict] = nested(
+            ExecutionStrategy, "how programs run"
+        )
+    else:  # mypy shall know the fields as keywords, and no others
+
+        def __init__(self, /, **settings: Any) -> None:
+            super().__init__()
+            #: {setting: variable} of the defaults that came from the environment
+            object.__setattr__(self, "_flags", _read_flags(self))
+            for name, value in settings.items():
+                setattr(self, name, value)
 
     def explain(self, job: JobFacts | None = None) -> str:
         """Which settings take effect in this job, and why another does not."""
@@ -173,14 +220,16 @@ def _read_flags(strategy: DistributedStrategy) -> dict[str, str]:
         text = os.environ.get(variable, "").strip()
         if not text:
             continue
+        config, _, field = name.rpartition(".")
+        owner: Settings = getattr(strategy, config) if config else strategy
         try:
-            value = _parse_flag(text, rules_of(strategy, name).kind)
+            value = _parse_flag(text, rules_of(owner, field).kind)
             if not isinstance(value, str) and value < 0:
                 continue  # Fleet's way of leaving the choice to the framework
-            setattr(strategy, name, value)
+            setattr(owner, field, value)
         except (ValueError, StrategyError) as error:
             raise StrategyError(f"{variable}={text!r} in the environment: {error}") from None
-        strategy._said.discard(name)
+        owner._said.discard(field)
         used[name] = variable
     return used
 

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where encryption takes effect, and where it would be missed in silence: there it is an error."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from tests.strategy.test_effects import FOUR, SERVERS, effect
+
+from fleetlight.errors import StrategyError
+from fleetlight.strategy import DistributedStrategy, JobFacts
+
+
+def test_encryption_between_workers_and_servers() -> None:
+    assert effect("ssl", SERVERS) == (True, "connections are not encrypted")
+    active, why = effect("ssl", SERVERS, ssl="certs")
+    assert active
+    assert "TLS 1.3" in why
+    begun = JobFacts(is_collective=False, server_num=1, deadline_s=3.0, ssl="certs")
+    assert effect("ssl", begun, ssl="certs")[0]
+    active, why = effect("ssl", begun, ssl="others")
+    assert not active
+    assert "only when given to fleet.init; in force is 'certs'" in why
+
+
+def test_encryption_that_nccl_cannot_have_is_refused_across_hosts() -> None:
+    one_host = JobFacts(worker_num=4)
+    strategy = DistributedStrategy(ssl="certs")
+    strategy.check(one_host)
+    (sentence,) = strategy.inert(one_host)
+    assert "stays on this host, and is not encrypted" in sentence
+    gloo = dataclasses.replace(FOUR, backend="gloo")
+    strategy.check(gloo)
+    assert not strategy.inert(gloo)
+    with pytest.raises(StrategyError, match="by NCCL across 2 hosts, and NCCL cannot encrypt"):
+        strategy.check(FOUR)
+    DistributedStrategy().check(FOUR)
+
+
+@pytest.mark.parametrize("is_collective", [True, False])
+def test_encryption_that_came_too_late_is_refused_across_hosts(is_collective: bool) -> None:
+    open_ = JobFacts(
+        is_collective=is_collective, worker_num=2, server_num=1, node_num=2, deadline_s=3.0
+    )
+    strategy = DistributedStrategy(ssl="certs")
+    with pytest.raises(StrategyError, match=r"came after fleet\.init, .* 2 hosts are open and not"):
+        strategy.check(open_)
+    DistributedStrategy().check(open_)
+    strategy.check(dataclasses.replace(open_, ssl="certs"))
+    alone = dataclasses.replace(open_, node_num=1)
+    strategy.check(alone)
+    assert strategy.inert(alone)
+
+
+def test_what_is_asked_of_tls_takes_effect_with_certificates() -> None:
+    asked = {"ciphers": "A:B", "expiry_warning_days": 90}
+    assert effect("ssl_configs", ssl_configs=asked) == (False, "ssl is off")
+    given: dict[str, Any] = {"ssl": "certs", "ssl_configs": asked}
+    assert effect("ssl_configs.ciphers", SERVERS, **given) == (True, "one of A:B")
+    assert effect("ssl_configs.ciphers", SERVERS, ssl="certs")[0]
+    active, why = effect("ssl_configs.ciphers", JobFacts(worker_num=4), **given)
+    assert (active, "stays on this host" in why) == (False, True)
+    assert effect("ssl_configs.expiry_warning_days", JobFacts(worker_num=4), **given)[0]
+    late = JobFacts(is_collective=False, server_num=1, deadline_s=3.0)
+    active, why = effect("ssl_configs", late, **given)
+    assert (active, why) == (False, "it takes effect only when given to fleet.init")
+
+
+def test_encryption_with_servers_that_keep_only_tables_is_refused_across_hosts() -> None:
+    job = JobFacts(is_collective=False, worker_num=4, server_num=2, node_num=2)
+    strategy = DistributedStrategy(ssl="certs", a_sync=True)
+    strategy.check(job)
+    strategy.a_sync_configs.dense = "allreduce"
+    strategy.check(job)
+    with pytest.raises(StrategyError, match="WireGuard, IPsec"):
+        strategy.check(dataclasses.replace(job, backend="nccl"))
