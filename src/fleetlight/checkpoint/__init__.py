@@ -30,6 +30,7 @@ from fleetlight.checkpoint.optimizer import (
     optimizer_state,
 )
 from fleetlight.checkpoint.reader import Checkpoint, export, read
+from fleetlight.checkpoint.renaming import Renamed
 from fleetlight.checkpoint.rng import RngState, rng_state, set_rng_state
 from fleetlight.checkpoint.snapshot import SavedTables, Snapshot, write
 from fleetlight.checkpoint.tables import tables_in
@@ -45,6 +46,7 @@ __all__ = [
     "Manifest",
     "ModelState",
     "OptimizerState",
+    "Renamed",
     "RngState",
     "SavedTables",
     "Sink",

@@ -72,20 +72,22 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name.startswith("__"):
-        raise AttributeError(f"module 'fleetlight.static' has no attribute {name!r}")
-    from fleetlight.errors import did_you_mean
+if not TYPE_CHECKING:  # mypy shall know the names above, and no others
 
-    if name in _ABSENT:
-        raise AttributeError(f"static.{name} is not part of Fleetlight: {_ABSENT[name]}")
-    if name not in _PLACES:
-        near = did_you_mean(name, __all__)
-        raise AttributeError(f"module 'fleetlight.static' has no attribute {name!r}; {near}")
-    place = _PLACES[name]
-    module = importlib.import_module(place if "." in place else f"fleetlight.static.{place}")
-    value = globals()[name] = getattr(module, name)
-    return value
+    def __getattr__(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module 'fleetlight.static' has no attribute {name!r}")
+        from fleetlight.errors import did_you_mean
+
+        if name in _ABSENT:
+            raise AttributeError(f"static.{name} is not part of Fleetlight: {_ABSENT[name]}")
+        if name not in _PLACES:
+            near = did_you_mean(name, __all__)
+            raise AttributeError(f"module 'fleetlight.static' has no attribute {name!r}; {near}")
+        place = _PLACES[name]
+        module = importlib.import_module(place if "." in place else f"fleetlight.static.{place}")
+        value = globals()[name] = getattr(module, name)
+        return value
 
 
 def __dir__() -> list[str]:

@@ -75,6 +75,8 @@ def reset_default_programs() -> None:
     """New programs of the process, in which nothing is written."""
     _written.main, _written.startup = Program(), Program()
     _pair(_written.main, _written.startup)
+    _written.is_open = False
+    leave_writing()
 
 
 def leave_writing(run: Program | None = None) -> None:
@@ -201,6 +203,7 @@ def program_of(variable: Variable) -> Program:
     return owner
 
 
+@names_arguments
 def accuracy(input: Tensor, label: Tensor, k: int = 1) -> Tensor:
     """The share of records whose label is among the k largest inputs."""
     top = input.topk(k, dim=-1).indices

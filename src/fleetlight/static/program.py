@@ -20,6 +20,7 @@ from fleetlight.static.graph import text
 from fleetlight.static.graph.evaluation import evaluation
 from fleetlight.static.graph.feeds import Feed
 from fleetlight.static.graph.form import Form, Pass
+from fleetlight.static.graph.norm_ops import SYNCED_NORM
 from fleetlight.static.graph.reductions import REDUCE
 from fleetlight.static.graph.state import Slot
 from fleetlight.static.graph.variable import Variable
@@ -32,6 +33,9 @@ from fleetlight.static.writing.source import Source
 if TYPE_CHECKING:
     from fleetlight.static.drawing import Drawing
     from fleetlight.static.loaders import BoundLoader
+
+#: operations that need other workers
+_EXCHANGES = (REDUCE, SYNCED_NORM)
 
 
 class Program:
@@ -144,6 +148,12 @@ class Program:
             return self.source.modules.parameters()
         return [s.tensor for s in self.state if isinstance(s.tensor, nn.Parameter)]
 
+    def former_names(self) -> dict[str, str]:
+        """What older versions called parts of the model in checkpoints, and their names now."""
+        if self.source is None or self.model is None:
+            return {}
+        return self.source.modules.former_names(self.model)
+
     def __str__(self) -> str:
         return text.listing(self.form)
 
@@ -195,7 +205,7 @@ class Program:
         form = self.source.form()
         for rewrite in self.passes:
             after = rewrite(form)
-            if any(node.target is REDUCE for node in after.graph.nodes):
+            if any(node.target in _EXCHANGES for node in after.graph.nodes):
                 break
             form = after
         # passes make new state each time: what the program has by now is in its own

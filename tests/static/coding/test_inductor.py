@@ -49,6 +49,8 @@ def both(
     return models[0], models[1]
 
 
+@pytest.mark.contract
+@pytest.mark.timeout(400)  # the first compilation with a torch also compiles its headers
 @pytest.mark.parametrize(
     ("kind", "options"),
     [(torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}), (torch.optim.Adadelta, {"lr": 1.0})],
@@ -60,12 +62,31 @@ def test_it_computes_the_same_and_compiles_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With the same dropout, for batches of all sizes and learning rates."""
+    if not inductor.has_compiler():
+        pytest.skip("there is no C++ compiler")
     made, version = [], inductor._version
     monkeypatch.setattr(inductor, "_version", lambda *a: made.append(a) or version(*a))
     executor = static.Executor(compile="inductor")
     ours, theirs = both(kind, options, executor)
     torch.testing.assert_close(theirs.state_dict(), ours.state_dict(), rtol=1e-9, atol=1e-12)
     assert len(made) == 1
+    assert not caplog.records
+
+
+@pytest.mark.contract
+@pytest.mark.timeout(400)
+def test_a_program_that_trains_nothing_takes_batches_of_all_sizes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    if not inductor.has_compiler():
+        pytest.skip("there is no C++ compiler")
+    program = static.Program()
+    with static.program_guard(program, static.Program()):
+        doubled = static.data("x", [None, 3]) * 2
+    executor = static.Executor(compile="inductor")
+    for rows in (4, 7):
+        [out] = executor.run(program, {"x": torch.ones(rows, 3)}, [doubled])
+        assert out.tolist() == [[2.0] * 3] * rows
     assert not caplog.records
 
 

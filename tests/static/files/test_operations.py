@@ -62,11 +62,11 @@ def test_an_operation_of_another_torch_is_told() -> None:
 
 
 def test_all_operations_of_ours_are_known_but_those_of_tables() -> None:
-    for module in ("lookup_ops", "row_ops", "layouts", "marks", "reductions"):
+    for module in ("lookup_ops", "row_ops", "layouts", "marks", "norm_ops", "reductions"):
         importlib.import_module(f"fleetlight.static.graph.{module}")
     importlib.import_module("fleetlight.static.coding")
     names = [n for n in torch._C._dispatch_get_all_op_names() if n.startswith("fleetlight::")]
     unknown = [name for name in names if f"{name.replace('::', '.')}.default" not in _FUNCTIONS]
-    assert len(names) - len(unknown) == 6
+    assert len(names) - len(unknown) == 8
     tables = ("row", "bag", "look_up", "table", "each")
     assert [name for name in unknown if not any(word in name for word in tables)] == []

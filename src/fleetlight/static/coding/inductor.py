@@ -24,8 +24,6 @@ from fleetlight.static.coding.stretches import Stretch, stretches
 from fleetlight.static.graph.feeds import Shape
 from fleetlight.torch_compat import inductor
 
-#: the executor has looked at the feeds, and the rest is ours
-_OPTIONS = {"size_asserts": False}
 #: of one code, for different batches
 _VERSIONS = 4
 
@@ -110,7 +108,8 @@ def _compiled(stretch: Stretch, examples: Examples) -> Callable[..., Any]:
     module = fx.GraphModule(torch.nn.Module(), stretch.graph())
     given = [examples.of(node) for node in stretch.inputs]
     with torch.no_grad():
-        return inductor.compiled(module, given, examples.fakes, _OPTIONS)
+        # the executor has looked at the feeds, and the rest is ours
+        return inductor.compiled(module, given, examples.fakes)
 
 
 def _put(

@@ -16,13 +16,17 @@ import torch
 from fleetlight.errors import CheckpointError
 from fleetlight.static.graph.layouts import LAID_OUT
 from fleetlight.static.graph.marks import GRADIENT, LOOKS_AT_TRAINING, UNLESS_TESTING
+from fleetlight.static.graph.norm_ops import SYNCED_NORM, SYNCED_NORM_BACKWARD
 from fleetlight.static.graph.reductions import REDUCE, REDUCED
 from fleetlight.torch_compat.operators import SIZE_FUNCTIONS, OpOverload
 
 #: of torch
 NAMESPACES = ("aten", "prims")
 #: of ours; those of tables are not in files
-_OURS = (GRADIENT, LOOKS_AT_TRAINING, UNLESS_TESTING, LAID_OUT, REDUCE, REDUCED)
+_OURS = (
+    *(GRADIENT, LOOKS_AT_TRAINING, UNLESS_TESTING, LAID_OUT, REDUCE, REDUCED),
+    *(SYNCED_NORM, SYNCED_NORM_BACKWARD),
+)
 #: of torch's own: they open files
 _REFUSED = frozenset({"aten.from_file.default", "aten.from_file.out"})
 _OPERATORS = (

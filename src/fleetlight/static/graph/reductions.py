@@ -40,9 +40,20 @@ class Reductions(Protocol):
     def end(self, index: int, bucket: Tensor) -> None:
         """Wait until it is back; a failure is raised."""
 
+    @property
+    def workers(self) -> Group:
+        """Those whose batches are one for a norm."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether the records of this worker's batch count."""
+
 
 class NoReductions:
     """Gradients stay this worker's own."""
+
+    def __init__(self) -> None:
+        self.workers, self.counts = Group(), True
 
     def begin(self, index: int, bucket: Tensor, inner: int | None) -> None:
         """Nobody else is asked."""
@@ -66,7 +77,8 @@ class GroupReductions:
         arrived: Callable[[Mapping[str, Tensor]], None] = lambda means: None,
     ) -> None:
         self._reducers = reducers
-        self._group = group
+        self.workers = self._group = group
+        self.counts = True
         self._settled = settled
         self._arrived = arrived
         self._begun: dict[int, tuple[Reducer, Future[Tensor]]] = {}
@@ -74,11 +86,13 @@ class GroupReductions:
         self._used: list[Reducer] = []
         self._parts: Parts = {}
 
-    def prepare(self, stamp: Stamp, parts: Parts = _NO_PARTS) -> None:
+    def prepare(self, stamp: Stamp, parts: Parts = _NO_PARTS, *, counts: bool = True) -> None:
         """Before a run: what the others are told of this worker. The last one may have failed.
 
-        `parts`: whose gradients the buckets have that may travel in another form.
+        `parts`: whose gradients the buckets have that may travel in another form. `counts`: its
+        batch is no repetition of records that another worker has.
         """
+        self.counts = counts
         for reducer in self._reducers.values():
             reducer.stamp = stamp
         self._begun.clear()
@@ -136,12 +150,13 @@ def reducing(reductions: Reductions) -> Iterator[None]:
         _current.reset(token)
 
 
-def _reductions() -> Reductions:
+def reductions() -> Reductions:
+    """Those of the innermost block."""
     try:
         return _current.get()
     except LookupError:
         raise PlanError(
-            "the program takes the means of its gradients over the workers of a job, and nobody "
+            "the program takes means over the workers of a job, and nobody "
             "here does that: run it by static.Executor after fleet.init(), or capture it with an "
             "optimizer that is not one of fleet.distributed_optimizer"
         ) from None
@@ -155,11 +170,11 @@ def _begin(
     inner: int | None = None,
     codec: str | None = None,
 ) -> None:
-    _reductions().begin(index, bucket, inner)
+    reductions().begin(index, bucket, inner)
 
 
 def _end(bucket: Tensor, index: int, behind: Tensor | None = None) -> None:
-    _reductions().end(index, bucket)
+    reductions().end(index, bucket)
 
 
 def _nothing(*_: Any, **__: Any) -> None:

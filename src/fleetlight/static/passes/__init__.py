@@ -11,6 +11,7 @@ from fleetlight.static.passes.narrow import Narrow
 from fleetlight.static.passes.overlap import Overlap
 from fleetlight.static.passes.recompute import Recompute
 from fleetlight.static.passes.split_ps import SplitPS
+from fleetlight.static.passes.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
     "Amp",
@@ -23,4 +24,5 @@ __all__ = [
     "Overlap",
     "Recompute",
     "SplitPS",
+    "SyncBatchNorm",
 ]

@@ -66,11 +66,29 @@ class Modules:
         if owner is not None:
             return owner
         root = NamelessRoot()
-        for number, module in enumerate(self.outermost):
-            root.add_module(_short_name(module, number), module)
-        for number, tensor in enumerate(loose):
-            root.register_parameter(f"parameter_{number}", tensor)
+        for name, part in self._numbered(loose).items():
+            if isinstance(part, nn.Module):
+                root.add_module(name, part)
+            else:
+                root.register_parameter(name, part)
         return root
+
+    def _numbered(self, loose: list[nn.Parameter]) -> dict[str, nn.Module | nn.Parameter]:
+        """What the program has called, by names that need no owner."""
+        modules = {_short_name(module, n): module for n, module in enumerate(self.outermost)}
+        return {**modules, **{f"parameter_{n}": tensor for n, tensor in enumerate(loose)}}
+
+    def former_names(self, root: nn.Module) -> dict[str, str]:
+        """The names without an owner, and what `root` calls the same; empty where both agree.
+
+        Until owners were looked for, checkpoints had these names.
+        """
+        parts = [*root.named_modules(), *root.named_parameters()]
+        paths = {id(part): path for path, part in parts}
+        numbered = self._numbered(self._loose())
+        if (len(numbered) == 1 and self.outermost) or isinstance(root, NamelessRoot):
+            return {}
+        return {name: paths[id(part)] for name, part in numbered.items() if id(part) in paths}
 
     def name_state(self, root: nn.Module) -> None:
         """Give each tensor of the state the name that it has in a checkpoint of `root`."""
