@@ -4,23 +4,29 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.workers import reserved_port, run_processes
+from tests.security.authority import Authority
+from tests.workers import WorkerFailedError, reserved_port, run_processes
 
 import fleetlight as fleet
+from fleetlight.collective.group import Group
 from fleetlight.errors import MembershipError
+from fleetlight.fleet.context import Context
 from fleetlight.ps.messages import Ask
 from fleetlight.ps.transport import SocketChannel
+from fleetlight.roles import Role
 from fleetlight.security.certificates import make
+from fleetlight.security.encryption import Encryption
 
 pytestmark = pytest.mark.multiprocess
 
 
-def train(kind: str, port: int, folder: str) -> Any:
+def train(kind: str, port: int, folder: str, more: dict[str, str] = {}) -> Any:  # noqa: B006
     """One server or the one worker; the worker answers what a client without TLS is told."""
     os.environ.update(
         FLEET_ROLE=kind,
@@ -29,6 +35,7 @@ def train(kind: str, port: int, folder: str) -> Any:
         FLEET_SERVER_NUM="1",
         FLEET_SERVER_ENDPOINTS=f"127.0.0.1:{port}",
         FLEET_SSL=folder,
+        **more,
     )
     fleet.init()
     model = torch.nn.Linear(2, 1)
@@ -50,6 +57,13 @@ def train(kind: str, port: int, folder: str) -> Any:
     return moved, told
 
 
+def test_connections_stay_encrypted_whatever_strategy_comes_later(tmp_path: Path) -> None:
+    first = fleet.DistributedStrategy(ssl=str(tmp_path), ssl_configs={"ciphers": "A"})
+    context = Context(role=Role(), group=Group(), strategy=first)
+    context.strategy = fleet.DistributedStrategy()
+    assert context.encryption == Encryption(str(tmp_path), "A")
+
+
 def refusal(port: int) -> str:
     channel = SocketChannel.connect(("127.0.0.1", port), "server 0", deadline_s=20.0)
     try:
@@ -69,3 +83,23 @@ def test_a_job_trains_and_lets_nobody_else_in(tmp_path: Path) -> None:
         _, (moved, told) = run_processes(train, each)
     assert moved
     assert "takes only clients with a certificate; give --ssl DIR" in told
+
+
+def test_keys_may_be_encrypted_and_certificates_revoked(tmp_path: Path) -> None:
+    """Those of the worker are, in the second job: the server has the list, and it has not."""
+    authority = Authority(tmp_path / "certs", b"open sesame")
+    (tmp_path / "words").write_text("open sesame\n")
+    (tmp_path / "words").chmod(0o600)
+    theirs = shutil.copytree(authority.folder, tmp_path / "theirs")
+    more = {"FLEET_SSL_PASSWORD_FILE": str(tmp_path / "words")}
+    for revoked in ((), ("client",)):
+        (authority.folder / "crl.pem").write_text(authority.revoke(*revoked))
+        folders = {"server": str(authority.folder), "worker": str(theirs)}
+        holder, port = reserved_port()
+        each = [(kind, port, folder, more) for kind, folder in folders.items()]
+        with holder:
+            if not revoked:
+                assert run_processes(train, each)[1][0]
+                continue
+            with pytest.raises(WorkerFailedError, match=r"refuses .* it is revoked \(crl\.pem\)"):
+                run_processes(train, each, deadline_s=5.0)

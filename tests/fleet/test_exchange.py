@@ -81,7 +81,7 @@ def by_program(model: WideDeep, optimizer: torch.optim.Optimizer) -> Any:
     main = static.default_main_program()
     test = main.clone(for_test=True)
     optimizer = fleet.distributed_optimizer(optimizer)
-    optimizer.minimize(loss)  # type: ignore[attr-defined]
+    optimizer.minimize(loss)
     executor = static.Executor()
 
     def run(first: int | None) -> Any:
@@ -161,7 +161,7 @@ def collective(folder: str) -> list[str]:
     loss = second(first(static.data("x", [None, 3]))).mean()
     optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
     optimizer = fleet.distributed_optimizer(optimizer)
-    optimizer.minimize(loss)  # type: ignore[attr-defined]
+    optimizer.minimize(loss)
     model = fleet.distributed_model(nn.Sequential(first, second))
     executor = static.Executor()
     executor.run(static.default_startup_program())

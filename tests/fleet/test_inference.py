@@ -234,7 +234,7 @@ def write_and_export(strategy: dict[str, Any], folder: str) -> Any:
     test = main.clone(for_test=True)
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.05)
     optimizer = fleet.distributed_optimizer(optimizer, fleet.DistributedStrategy(**strategy))
-    optimizer.minimize(loss)  # type: ignore[attr-defined]
+    optimizer.minimize(loss)
     if fleet.is_server():
         fleet.init_server()
         return fleet.run_server()

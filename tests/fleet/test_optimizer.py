@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.workers import run_workers
+from tests.workers import run_processes, run_workers
 from torch import nn
 from torch.nn import functional as F
 
@@ -40,7 +40,7 @@ def minimized(before: str = "") -> Any:
     strategy = fleet.DistributedStrategy()
     if before == "merge":
         strategy = fleet.DistributedStrategy(gradient_merge=True)
-        strategy.gradient_merge_configs = {"k_steps": 2}  # type: ignore[assignment]
+        strategy.gradient_merge_configs = {"k_steps": 2}
     model = fleet.distributed_model(network())
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer = fleet.distributed_optimizer(sgd, strategy)
@@ -52,14 +52,14 @@ def minimized(before: str = "") -> Any:
         for part, targets in zip(x.chunk(parts), y.chunk(parts), strict=True):
             loss = F.cross_entropy(model(part), targets)
             if before:
-                loss.backward()
+                loss.backward(retain_graph=before == "retained")
             optimizer.minimize(loss)
             optimizer.zero_grad()
         scheduler.step()
     return flat(model), optimizer.param_groups[0]["lr"]
 
 
-@pytest.mark.parametrize("before", ["", "backward", "merge"])
+@pytest.mark.parametrize("before", ["", "backward", "retained", "merge"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_minimize_is_backward_and_step(before: str, workers: int) -> None:
     """With `backward` the script calls it first, in the order of Fleet's scripts."""
@@ -96,6 +96,79 @@ def used_twice() -> None:
     optimizer.zero_grad()
     optimizer.minimize(F.cross_entropy(model(x), y))
     assert not torch.equal(before, flat(model))
+
+
+def orders(served: bool) -> list[list[float]]:
+    """What a weight is after two steps, for losses that went backward in different ways."""
+    found = []
+    for go_backward in BACKWARDS.values():
+        if served:
+            fleet.init()
+        weight = nn.Linear(1, 1, bias=False)
+        weight.weight.data.fill_(4.0)
+        model = fleet.distributed_model(weight)
+        optimizer: Any = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.5))
+        for _ in range(2):
+            loss = model(torch.ones(1, 1)).sum()
+            go_backward(loss)
+            optimizer.minimize(loss)
+            optimizer.zero_grad()
+        found.append(weight.weight.flatten().tolist())
+        if served:
+            fleet.reset()
+    return found
+
+
+def scaled(loss: torch.Tensor) -> None:
+    (loss / 1).backward(retain_graph=True)
+
+
+#: the graph of the loss itself: retained, gone, left to `minimize`, a part of another's
+BACKWARDS: dict[str, Any] = {
+    "retained": lambda loss: loss.backward(retain_graph=True),
+    "functional": lambda loss: torch.autograd.backward([loss], retain_graph=True),
+    "gone": lambda loss: loss.backward(),
+    "none": lambda loss: None,
+    "not of parameters": lambda loss: torch.autograd.grad(loss, loss, retain_graph=True),
+    "scaled": scaled,
+}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_retained_graph_is_gone_through_once(workers: int) -> None:
+    assert run_workers(orders, workers, False) == [[[3.0]] * len(BACKWARDS)] * workers
+
+
+def test_a_retained_graph_is_gone_through_once_beside_servers() -> None:
+    assert run_processes(orders, [(True,)]) == [[[3.0]] * len(BACKWARDS)]
+
+
+def accumulated() -> list[float]:
+    """Of two losses, the one that `minimize` gets goes backward if it has not; both count."""
+    model = fleet.distributed_model(nn.Linear(1, 1, bias=False))
+    optimizer: Any = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+    moves = []
+    for retains in (False, True):
+        before = model.weight.item()
+        first, second = (model(torch.full((1, 1), x)).sum() for x in (1.0, 2.0))
+        first.backward(retain_graph=retains)
+        optimizer.minimize(second)
+        optimizer.zero_grad()
+        moves.append(round(before - model.weight.item(), 4))
+    # a graph that nothing was saved in; no step came since its backward
+    bare = model.weight.sum() + 0
+    optimizer.step()
+    before = model.weight.item()
+    bare.backward()
+    optimizer.minimize(bare)
+    moves.append(round(before - model.weight.item(), 4))
+    with pytest.raises(PlanError, match="has stepped since the loss was computed"):
+        optimizer.minimize(bare)
+    return moves
+
+
+def test_minimize_of_a_second_loss_adds_its_gradient() -> None:
+    assert run_workers(accumulated, 1) == [[3.0, 3.0, 1.0]]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -211,7 +284,7 @@ def misuse() -> None:
     with pytest.raises(PlanError, match="twice"):
         fleet.distributed_model(model)
     with pytest.raises(PlanError, match=r"expected a torch\.optim\.Optimizer"):
-        fleet.distributed_optimizer(model)  # type: ignore[type-var]
+        fleet.distributed_optimizer(model)  # type: ignore[arg-type]
     with pytest.raises(PlanError, match=r"expected a torch\.nn\.Module"):
         fleet.distributed_model(optimizer)  # type: ignore[type-var]
     with pytest.raises(PlanError, match="got the class Linear itself, expected"):

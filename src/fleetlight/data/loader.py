@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
@@ -13,6 +13,9 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 from fleetlight.data.ranges import Queue, RangeSource
 from fleetlight.data.sources import MapSource, Share, Source, StreamSource, source_of
 from fleetlight.errors import CheckpointError, ComebackError, ConfigError, PeerError
+
+#: a batch
+B = TypeVar("B")
 
 
 class BatchShare(NamedTuple):
@@ -41,7 +44,7 @@ class Announce(Protocol):
 
 
 #: told between two batches, before the next one is made, where training may be interrupted
-Between = Callable[["ShardLoader"], None]
+Between = Callable[["ShardLoader[Any]"], None]
 
 
 class Follow(Protocol):
@@ -80,7 +83,7 @@ _KEPT = (
 )
 
 
-class ShardLoader(DataLoader[Any]):
+class ShardLoader(DataLoader[Any], Generic[B]):
     """Yields what the original loader would have, cut up over the workers.
 
     Iterating again is the next epoch, and so is a position behind the last batch. `state_dict` is
@@ -190,7 +193,7 @@ class ShardLoader(DataLoader[Any]):
     def __len__(self) -> int:
         return self._source.steps()
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[B]:  # type: ignore[override]
         if self._must_be_asked:
             raise ComebackError(_ASK.format(epoch=self._epoch))
         if self._iteration is not None:

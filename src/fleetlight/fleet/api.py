@@ -25,7 +25,14 @@ from fleetlight.fleet.identity import (
 )
 from fleetlight.fleet.inference import load_inference_model, save_inference_model
 from fleetlight.fleet.leaving import watch_the_beginning
-from fleetlight.fleet.lifecycle import init, init_server, init_worker, run_server, stop_worker
+from fleetlight.fleet.lifecycle import (
+    init,
+    init_server,
+    init_worker,
+    reset,
+    run_server,
+    stop_worker,
+)
 from fleetlight.fleet.model import no_sync
 from fleetlight.fleet.perf import account, collective_perf
 from fleetlight.fleet.persistables import load_persistables, save_persistables
@@ -80,6 +87,7 @@ __all__ = [
     "optim",
     "progress",
     "rank",
+    "reset",
     "rows",
     "run_server",
     "save_inference_model",

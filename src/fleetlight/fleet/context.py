@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import nn
 
@@ -14,6 +15,7 @@ from fleetlight.errors import ConfigError
 from fleetlight.fleet.saving import BackgroundSave
 from fleetlight.ps.worker.crew import Crew
 from fleetlight.roles import Role
+from fleetlight.security.encryption import Encryption, encryption_of
 from fleetlight.strategy import DistributedStrategy
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from fleetlight.fleet.joining import Service
     from fleetlight.fleet.model import ModelPlan
     from fleetlight.fleet.optimizer import OptimizerPlan
+    from fleetlight.fleet.repeated import Asked
     from fleetlight.fleet.schedulers import Schedulers
     from fleetlight.fleet.seen_loss import SeenLoss
     from fleetlight.fleet.session import Session
@@ -42,11 +45,13 @@ class Context:
     strategy: DistributedStrategy
     #: the call of the script that gave the strategy; empty: nobody did
     strategy_from: str = ""
+    #: what `fleet.init` was called with; None until it has succeeded
+    asked: Asked | None = None
     models: list[ModelPlan] = dataclasses.field(default_factory=list)
     optimizers: list[OptimizerPlan] = dataclasses.field(default_factory=list)
     #: in which form the gradients of models cross between hosts
     compressions: dict[nn.Module, Compression] = dataclasses.field(default_factory=dict)
-    loaders: list[ShardLoader] = dataclasses.field(default_factory=list)
+    loaders: list[ShardLoader[Any]] = dataclasses.field(default_factory=list)
     saving: BackgroundSave = dataclasses.field(default_factory=BackgroundSave)
     #: this worker's part in a job with parameter servers
     session: Session | None = None
@@ -68,8 +73,11 @@ class Context:
     step: int = 0
     #: where servers and workers keep what outlives them, also once the script has changed directory
     kept_in: Path = dataclasses.field(init=False)
+    #: what connections are opened with, whatever strategy comes later
+    encryption: Encryption | None = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
+        self.encryption = encryption_of(self.strategy)
         self.kept_in = kept_in(self.strategy)
 
     @property
@@ -90,6 +98,8 @@ def kept_in(strategy: DistributedStrategy) -> Path:
 
 
 _context: Context | None = None
+#: the last one that there was
+_last: weakref.ref[Context] | None = None
 
 
 def current() -> Context:
@@ -109,5 +119,12 @@ def current_or_none() -> Context | None:
 
 def set_current(context: Context | None) -> None:
     """Install the context of this process."""
-    global _context
+    global _context, _last
     _context = context
+    if context is not None:
+        _last = weakref.ref(context)
+
+
+def last_or_none() -> Context | None:
+    """The context, or the last one if the job has been left and something still knows of it."""
+    return None if _last is None else _last()

@@ -38,6 +38,7 @@ from fleetlight.ps.worker.redo.redo import Redo
 from fleetlight.roles import Role, endpoint_text
 from fleetlight.roles.address import is_loopback
 from fleetlight.security.context import Contexts, both_contexts, client_context, server_context
+from fleetlight.security.encryption import encryption_of
 from fleetlight.security.token import OPEN
 from fleetlight.strategy import DistributedStrategy
 
@@ -95,7 +96,7 @@ def _train(role: Role, strategy: DistributedStrategy, deadline_s: float) -> Cont
 
 def _enrolled(role: Role, strategy: DistributedStrategy, deadline_s: float) -> Context:
     """A worker whose index, and the way to the servers, a scheduler tells."""
-    tls = both_contexts(strategy.ssl)
+    tls = both_contexts(encryption_of(strategy))
     role, signs = enrol(role, fleetlight.__version__, deadline_s, tls=tls)
     assert signs is not None
     try:
@@ -114,7 +115,7 @@ def _serve(role: Role, strategy: DistributedStrategy, deadline_s: float) -> Cont
     give_back_freed()
     if role.index is not None or role.master is None:
         return _listening(role, strategy, deadline_s, None)
-    contexts = both_contexts(strategy.ssl)
+    contexts = both_contexts(encryption_of(strategy))
     role, held = _enrolled_server(role, deadline_s, contexts)
     try:
         return _listening(role, strategy, deadline_s, held)
@@ -130,7 +131,8 @@ def _listening(
     index = _index(role)
     server = _server(role, index, role.server_num, deadline_s)
     server.resuming.remains = remains_of(role, strategy)
-    tls = server_context(strategy.ssl) if strategy.ssl else None
+    encryption = encryption_of(strategy)
+    tls = server_context(encryption) if encryption else None
     listener = Listener(
         _endpoints(role)[index],
         server,
@@ -142,7 +144,7 @@ def _listening(
     )
     where = endpoint_text(listener.address)
     logger.info("server %d of %d listens at %s", index, role.server_num, where)
-    if not (strategy.ssl or role.token or is_loopback(listener.address[0])):
+    if not (encryption or role.token or is_loopback(listener.address[0])):
         logger.warning("%s", OPEN.format(where=where))
     service = Service(server, listener)
     return Context(
@@ -209,7 +211,8 @@ class _Connector:
         self._role = role
         self._deadline_s = deadline_s
         self._endpoints = _endpoints(role)
-        self._tls: ssl.SSLContext | None = client_context(strategy.ssl) if strategy.ssl else None
+        encryption = encryption_of(strategy)
+        self._tls: ssl.SSLContext | None = client_context(encryption) if encryption else None
         self._incarnation = _incarnation() if redo is None else redo.identity.incarnation
         self._life = 1 if redo is None else redo.identity.life
         #: how long the servers wait for it, should it die, and it for them

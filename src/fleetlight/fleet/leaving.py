@@ -19,12 +19,15 @@ from typing import Any, NoReturn
 
 from fleetlight.errors import PeerError, is_lasting
 from fleetlight.fleet.context import current_or_none, set_current
+from fleetlight.fleet.started_readers import is_started_reader
 from fleetlight.observe import log
 from fleetlight.roles import Role
 from fleetlight.roles.environment import error_file
 
 #: how long threads of a script that failed may still run
 _THREADS_S = 1.0
+#: ends the name of the file in which a process that a worker has started leaves its error
+_OF_CHILD = ".child"
 #: what Python's exit code is after Ctrl-C, as a shell counts: 128 and the number of the signal
 _INTERRUPTED = 128 + signal.SIGINT
 
@@ -59,6 +62,9 @@ def watch_the_beginning() -> None:
     file, pid, before = error_file(), os.getpid(), sys.excepthook
     if not file:
         return
+    if is_started_reader():
+        # the file itself is that of the process that has started this one
+        file += _OF_CHILD
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         before(kind, error, trace)
@@ -77,11 +83,35 @@ def watch_the_end(role: Role) -> None:
     """
     global _ending
     if _ending is None:
-        sys.excepthook = _hook_before(sys.excepthook)
-        sys.exit = _exit_before(sys.exit)
+        _put(sys, "excepthook", _hook_before(sys.excepthook))
+        _put(sys, "exit", _exit_before(sys.exit))
         for name in {"exit", "quit"} & set(vars(builtins)):
-            setattr(builtins, name, _exit_before(getattr(builtins, name)))
+            _put(builtins, name, _exit_before(getattr(builtins, name)))
     _ending = _Ending(role)
+
+
+def watch_no_longer() -> None:
+    """Ends are Python's own again, unless a launcher is still to be told.
+
+    What somebody has put in the place of ours since stays.
+    """
+    global _ending
+    if _ending is None or _ending.has_launcher:
+        return
+    _ending = None
+    for owner, name, ours, before in _replaced:
+        if getattr(owner, name, None) is ours:
+            setattr(owner, name, before)
+    _replaced.clear()
+
+
+#: where something of ours is in the place of Python's own: that, and what was there before
+_replaced: list[tuple[Any, str, Any, Any]] = []
+
+
+def _put(owner: Any, name: str, ours: Any) -> None:
+    _replaced.append((owner, name, ours, getattr(owner, name)))
+    setattr(owner, name, ours)
 
 
 def tell_leaving(role: Role) -> None:
@@ -174,11 +204,18 @@ class _Ending:
         self._role = role
         self._pid = os.getpid()
 
+    @property
+    def has_launcher(self) -> bool:
+        """True where somebody reads how the process ended."""
+        return self._role.error_file is not None
+
     def fail(self, error: str, *, code: int, consequence: bool, lasting: bool = False) -> None:
         """Tell the launcher and the other workers; a `lasting` error comes again and again."""
         if os.getpid() != self._pid:
             return
         what = {"error": error, "consequence": consequence, "lasting": lasting}
+        if (cause := _child_error(self._role)) is not None:
+            what |= {"error": (error := cause), "consequence": False, "lasting": True}
         _tell(self._role, **what, leaving=False, returning=False)
         context = current_or_none()
         if context is None:
@@ -197,6 +234,16 @@ class _Ending:
 
 
 _ending: _Ending | None = None
+
+
+def _child_error(role: Role) -> str | None:
+    """The lasting error of a process that this one has started: it only knows that one ended."""
+    try:
+        with open(f"{role.error_file}{_OF_CHILD}", encoding="utf-8") as file:
+            told = json.load(file)
+    except (OSError, ValueError):
+        return None
+    return str(told["error"]) if told.get("lasting") else None
 
 
 #: all that the launcher has been told so far

@@ -18,6 +18,8 @@ from fleetlight.errors import ConfigError, FleetError, RoleError, names_argument
 from fleetlight.fleet import averaging, compressing, served_figures, stopping
 from fleetlight.fleet.context import Context, current, current_or_none, set_current
 from fleetlight.fleet.durable import durable_of
+from fleetlight.fleet.forgetting import forget
+from fleetlight.fleet.former_names import read_named
 from fleetlight.fleet.joining import Service, join_servers
 from fleetlight.fleet.leaving import (
     end_badly,
@@ -26,16 +28,20 @@ from fleetlight.fleet.leaving import (
     tell_over,
     tell_parting,
     tell_returning,
+    watch_no_longer,
     watch_the_end,
 )
+from fleetlight.fleet.repeated import Asked, take_again
 from fleetlight.fleet.schedulers import Schedulers
 from fleetlight.fleet.served_loading import open_loaded
 from fleetlight.fleet.session import Session, drawn_of
+from fleetlight.fleet.started_readers import refuse_started_reader
 from fleetlight.observe import log
 from fleetlight.observe.log import logger
 from fleetlight.ps.worker.crew import Crew
 from fleetlight.roles import Kind, Role, RoleMaker, foreign_variables
 from fleetlight.security.context import both_contexts
+from fleetlight.security.encryption import encryption_of
 from fleetlight.strategy import DistributedStrategy, JobFacts, conflicts, set_current_job
 from fleetlight.torch_compat.lazy_dynamo import postpone_compiler
 from fleetlight.torch_compat.version import untested_torch
@@ -49,13 +55,19 @@ def init(
 ) -> None:
     """Find out who this process is, and meet the others of the job.
 
-    In a scheduler process it serves the job and ends the process; it does not return.
+    In a scheduler process it serves the job and ends the process; it does not return. Called again
+    with the same arguments, as by a cell of a notebook, it changes nothing.
     """
     _check_call(role_maker, is_collective, strategy)
     maker = role_maker or RoleMaker(is_collective)
-    strategy_from = "" if strategy is None else "fleet.init"
-    strategy = strategy or DistributedStrategy()
-    role = maker.role
+    asked = Asked(maker.role, is_collective or maker.is_collective, strategy)
+    before = current_or_none()
+    if before is not None:
+        take_again(before, asked)
+        return
+    _refuse_left()
+    refuse_started_reader()
+    strategy, role = asked.strategy, maker.role
     if role.kind is not Kind.SCHEDULER:
         watch_the_end(role)
     # before the others wait for this process
@@ -64,17 +76,19 @@ def init(
     conflicts.check_away(strategy, deadline_s)
     _configure_log(role)
     if role.kind is Kind.SCHEDULER:
-        sys.exit(Scheduler(role, deadline_s, both_contexts(strategy.ssl)).run())
+        sys.exit(Scheduler(role, deadline_s, both_contexts(encryption_of(strategy))).run())
     for remark in maker.remarks:
         logger.info("%s", remark)
-    _warn_of_untested_torch()
+    if role.kind is Kind.WORKER and not role.index:
+        # where nobody has said the indices, each may be the first
+        _warn_of_untested_torch()
     postpone_compiler()
     is_collective = is_collective or maker.is_collective
     _check_mode(role, is_collective)
     _check_resume(role, strategy, is_collective)
     if is_collective:
         role, group = form(
-            role, fleetlight.__version__, deadline_s, tls=both_contexts(strategy.ssl)
+            role, fleetlight.__version__, deadline_s, tls=both_contexts(encryption_of(strategy))
         )
         context = Context(role=role, group=group, strategy=strategy)
     else:
@@ -82,11 +96,26 @@ def init(
         role = context.role
     _configure_log(role)
     _warn_of_foreign_variables(role)
-    context.strategy_from = strategy_from
+    context.strategy_from = "fleet.init" if asked.is_given else ""
     set_current(context)
+    try:
+        _begin(context, deadline_s, deadline_from)
+    except Exception:
+        if context.group.alone:
+            # the next call begins anew
+            reset()
+        raise
+    context.asked = asked
+
+
+def _begin(context: Context, deadline_s: float, deadline_from: str) -> None:
+    """This process is in the job from now on."""
+    role, strategy = context.role, context.strategy
+    atexit.unregister(_leave_at_the_end)
+    atexit.register(_leave_at_the_end, os.getpid(), role)
     set_current_job(
         JobFacts(
-            is_collective=is_collective,
+            is_collective=not context.is_served,
             worker_num=role.worker_num,
             server_num=role.server_num,
             node_num=role.node_num or 1,
@@ -101,7 +130,6 @@ def init(
     if context.session is not None and context.session.recovery is not None:
         context.schedulers = Schedulers()
     stopping.begin(context)
-    atexit.register(_leave_at_the_end, os.getpid(), role)
 
 
 @functools.cache
@@ -125,6 +153,7 @@ def init_worker() -> None:
         context.stopping.take_up()
 
 
+@names_arguments
 def init_server(dirname: str | os.PathLike[str] | None = None) -> None:
     """Make this server's tables, and load a checkpoint's values into them."""
     context = current()
@@ -134,7 +163,8 @@ def init_server(dirname: str | os.PathLike[str] | None = None) -> None:
     if dirname is None:
         service.server.open(drawn.plan, drawn.optimizers, drawn.dense, durable=durable)
     else:
-        open_loaded(service.server, drawn, Path(dirname), durable)
+        read = functools.partial(read_named, context)
+        open_loaded(service.server, drawn, Path(dirname), durable, read)
     if drawn.plan.durability != "none":
         tell_returning(context.role)
 
@@ -182,6 +212,21 @@ def stop_worker() -> None:
         if context.session is not None:
             ending.callback(_stop_session, context, context.session)
         context.saving.finish()
+
+
+def reset() -> None:
+    """Leave the job, if there is one, and forget all that was registered: `init` begins anew.
+
+    For notebooks. In a job of several processes it is `stop_worker` and forgetting; `init` is then
+    for a new process, since the others do not wait for this one again.
+    """
+    try:
+        stop_worker()
+    finally:
+        forget()
+        if not _left:
+            atexit.unregister(_leave_at_the_end)
+            watch_no_longer()
 
 
 def _stop_session(context: Context, session: Session) -> None:
@@ -256,13 +301,6 @@ def _leave_at_the_end(pid: int, role: Role) -> None:
 
 def _check_call(role_maker: object, is_collective: object, strategy: object) -> None:
     """Tell apart the three arguments, which are easily given in each other's place."""
-    if current_or_none() is not None:
-        raise ConfigError("fleet.init was called twice in this process; call it once, at the start")
-    if _left:
-        raise ConfigError(
-            "fleet.init after fleet.stop_worker: this process has left its job, and the other "
-            "workers do not wait for it again; start a new process"
-        )
     expected = {
         "role_maker": (role_maker, RoleMaker),
         "is_collective": (is_collective, bool),
@@ -275,6 +313,14 @@ def _check_call(role_maker: object, is_collective: object, strategy: object) -> 
         instead = f"; write fleet.init({meant}={_shown(value)})" if meant else ""
         raise ConfigError(
             f"fleet.init: {name} is a {type(value).__name__}, expected a {kind.__name__}{instead}"
+        )
+
+
+def _refuse_left() -> None:
+    if _left:
+        raise ConfigError(
+            "fleet.init after fleet.stop_worker or fleet.reset: this process has left its job, and "
+            "the other workers do not wait for it again; start a new process"
         )
 
 

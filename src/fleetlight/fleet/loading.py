@@ -22,6 +22,7 @@ from fleetlight.errors import CheckpointError
 from fleetlight.fleet import averaging, compressing
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.courier import carry_checkpoint
+from fleetlight.fleet.former_names import read_named
 from fleetlight.fleet.registered import names_of, registered_model
 from fleetlight.fleet.served import ServedOptimizer
 from fleetlight.fleet.served_loading import ServedLoading
@@ -90,7 +91,7 @@ def _load_from(
         steps: list[Callable[[], None]] = []
 
         def fit() -> None:
-            found.append(checkpoint.read(path))
+            found.append(read_named(context, path))
             # what may still refuse comes first: positions can be taken back
             if random_later is None:
                 steps.extend(_fitted_positions(context, found[0]))

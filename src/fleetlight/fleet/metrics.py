@@ -14,6 +14,8 @@ from fleetlight.fleet.alike import check_alike
 from fleetlight.fleet.context import current
 from fleetlight.observe import metrics as _metrics
 
+__all__ = ["acc", "auc", "mae", "max", "min", "mse", "rmse", "sum"]
+
 
 def sum(value: Any) -> Any:
     """The sum of everybody's value, element by element."""
@@ -77,3 +79,8 @@ def _reduce(values: NDArray[Any], op: str) -> NDArray[Any]:
 def _gather(values: NDArray[Any]) -> list[NDArray[Any]]:
     parts = current().group.gather_bytes(values.tobytes(), "gathering a metric")
     return [np.frombuffer(part, dtype=values.dtype) for part in parts]
+
+
+def __dir__() -> list[str]:
+    own = {name for name in globals() if name.startswith("__")}
+    return sorted({*own, *__all__})

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fleetlight.collective.averaging.means import Means
-from fleetlight.collective.batch_norm import synchronise_batch_norm
+from fleetlight.collective.batch_norm import normalise_alone, synchronise_batch_norm
 from fleetlight.collective.buckets import BucketLimits
 from fleetlight.collective.codecs.narrow import narrow_type
 from fleetlight.collective.group import Group
@@ -70,6 +70,9 @@ class ModelPlan:
         self.frozen = False
         #: True when a program has registered it, and no line of the script
         self.of_program = False
+        #: what a program's parts were called in checkpoints of older versions, and are called now
+        self.former_names: dict[str, str] = {}
+        self._recomputed: Replaced = []
         self._forward = module.forward
         self._entry = Entry(self, self._forward)
         self._stand_in()
@@ -105,7 +108,7 @@ class ModelPlan:
             self.frozen = False
             raise
         if strategy.recompute:
-            _recompute(self.module, strategy.recompute_configs.checkpoints)
+            self._recomputed = _recompute(self.module, strategy.recompute_configs.checkpoints)
         self._renew_entry()
         tell_start(self.module, self._context)
         if self._context.stopping is not None:
@@ -240,7 +243,10 @@ class ModelPlan:
     def close(self) -> None:
         """Let go of the module; its forward is its own again."""
         self._step_aside()
+        _keep_again(self._recomputed)
+        self._recomputed = []
         if self.replica is not None:
+            normalise_alone(self.module)
             self.replica.close()
             self.replica = None
 
@@ -324,10 +330,15 @@ def _narrow(strategy: DistributedStrategy) -> torch.dtype | None:
     return torch.bfloat16 if moves else asked
 
 
-def _recompute(module: nn.Module, names: list[str]) -> None:
+#: a module, the forward that was put on it before, if one was, and ours
+Replaced = list[tuple[nn.Module, Any, Any]]
+
+
+def _recompute(module: nn.Module, names: list[str]) -> Replaced:
     """The named modules compute their activations again in backward."""
     from torch.utils.checkpoint import checkpoint
 
+    given_back: Replaced = []
     known = dict(module.named_modules())
     for name in names:
         if name not in known:
@@ -336,8 +347,20 @@ def _recompute(module: nn.Module, names: list[str]) -> None:
                 f"{did_you_mean(name, filter(None, known))}"
             )
         child = known[name]
-        child.forward = functools.partial(checkpoint, child.forward, use_reentrant=False)
+        own = functools.partial(checkpoint, child.forward, use_reentrant=False)
+        given_back.append((child, child.__dict__.get("forward"), own))
+        child.forward = own
     logger.info("recompute: %d modules keep no activations", len(names))
+    return given_back
+
+
+def _keep_again(replaced: Replaced) -> None:
+    """The modules keep their activations, where nobody else has changed them since."""
+    for child, before, ours in reversed(replaced):
+        if child.__dict__.get("forward") is ours:
+            del child.__dict__["forward"]
+            if before is not None:
+                child.forward = before
 
 
 def _autocast(inner: Any, device: str, dtype: torch.dtype) -> Any:

@@ -21,7 +21,14 @@ from fleetlight.fleet.gradient_merge import GradientMerge
 from fleetlight.fleet.model import ModelPlan
 from fleetlight.static.graph.variable import is_variable
 from fleetlight.torch_compat.lazy_dynamo import late_step
-from fleetlight.torch_compat.used_graphs import is_older, is_used, nodes_so_far
+from fleetlight.torch_compat.used_graphs import (
+    backwards_so_far,
+    has_gone_backward,
+    is_older,
+    is_used,
+    nodes_so_far,
+    watch_backwards,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -62,9 +69,16 @@ class OptimizerPlan:
         self._used: dict[ModelPlan, int] = {}
         #: how many nodes of graphs there had been on this thread when it stepped last
         self._stepped_at = 0
+        #: and how many backwards
+        self._stepped_behind = 0
+        watch_backwards()
+        self._is_released = False
+        self._step_before: Any = optimizer.__dict__.get("step")
         self._stand_in_for_step()
-        optimizer.register_step_pre_hook(self._before_step)
-        optimizer.register_step_post_hook(self._after_step)
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        ]
         optimizer.minimize = self._minimize  # type: ignore[attr-defined]
         # static programs ask for it
         optimizer.distributor = self  # type: ignore[attr-defined]
@@ -138,16 +152,32 @@ class OptimizerPlan:
 
         @functools.wraps(getattr(original, "__func__", original))
         def stand_in(_: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            if self._is_released:
+                return step(*args, **kwargs)
             self.freeze()
             try:
                 if self.merge is None:
                     return step(*args, **kwargs)
                 return self.merge.step(step, args, kwargs)
             finally:
-                self._stepped_at = nodes_so_far()
+                self._stepped_at, self._stepped_behind = nodes_so_far(), backwards_so_far()
 
         # torch's schedulers expect a bound method to wrap
-        self.optimizer.step = types.MethodType(stand_in, self.optimizer)  # type: ignore[method-assign]
+        self._step_ours = types.MethodType(stand_in, self.optimizer)
+        self.optimizer.step = self._step_ours  # type: ignore[method-assign]
+
+    def release(self) -> None:
+        """Leave the optimizer as it was; a scheduler may have wrapped its step since."""
+        self._is_released = True
+        for hook in self._hooks:
+            hook.remove()
+        own = self.optimizer.__dict__
+        if own.get("step") is self._step_ours:
+            del own["step"]
+            if self._step_before is not None:
+                own["step"] = self._step_before
+        for name in ("minimize", "distributor"):
+            own.pop(name, None)
 
     def scaler_state(self) -> dict[str, Any] | None:
         """The state of the loss scaler that `minimize` or a program uses, if one does."""
@@ -179,7 +209,8 @@ class OptimizerPlan:
     def _minimize(self, loss: Tensor, *_: Any, **clip: float | None) -> None:
         """Backward and step, in Fleet's word; `zero_grad` remains the caller's.
 
-        Where the script has called `loss.backward()` itself, as Fleet's scripts do, only the step.
+        Where the script has called `loss.backward()` itself, as Fleet's scripts do, only the step;
+        also where that has retained the graph.
         Of a static program's loss, they are written into the program, with `clip_norm` or
         `clip_value`.
         """
@@ -200,7 +231,7 @@ class OptimizerPlan:
             )
         self.freeze()
         scaler = self._scaler_or_none()
-        if is_used(loss):
+        if has_gone_backward(loss) or is_used(loss):
             self._check_used(loss, scaler)
             self.optimizer.step()
             return
@@ -225,7 +256,7 @@ class OptimizerPlan:
                 "minimize: loss.backward() was called before, but with amp and float16 the loss is "
                 "to be scaled before its backward, which minimize does; leave loss.backward() out"
             )
-        if is_older(loss, self._stepped_at):
+        if self._has_stepped_since(loss):
             raise PlanError(
                 "minimize: backward of this loss was done before, and this optimizer has stepped "
                 "since the loss was computed; compute the loss again, and call minimize(loss) once"
@@ -236,6 +267,11 @@ class OptimizerPlan:
                 "optimizer has a gradient; call zero_grad() before loss.backward(), not between it "
                 "and minimize(loss)"
             )
+
+    def _has_stepped_since(self, loss: Tensor) -> bool:
+        """Whether the gradients of a loss were there at a step already."""
+        done = has_gone_backward(loss)
+        return done <= self._stepped_behind if done else is_older(loss, self._stepped_at)
 
     def _scaler_or_none(self) -> torch.amp.GradScaler | None:
         """Float16 needs its loss scaled; bfloat16 has the range of float32."""

@@ -62,10 +62,7 @@ def _of_reduction(context: Context, model: nn.Module) -> Iterator[Pass]:
         return
     strategy = context.strategy
     if strategy.sync_batch_norm:
-        raise StrategyError(
-            "strategy.sync_batch_norm: a program normalises by the batch of its own worker; train "
-            "eagerly where the statistics of all workers are needed"
-        )
+        yield passes.SyncBatchNorm()
     assert isinstance(context.group, Group)
     reduction = reduction_of(context, model).within(context.group)
     levels = _levels(context.group, reduction)

@@ -60,6 +60,12 @@ def remember(program: Program) -> None:
     _main = program
 
 
+def forget() -> None:
+    """There is no main program any more."""
+    global _main
+    _main = None
+
+
 class ProgramModel(ModelPlan):
     """A registered model that programs train; its own forward stays what it is."""
 
@@ -135,7 +141,9 @@ class ProgramModel(ModelPlan):
         """
         if self._summing is None:
             return contextlib.nullcontext()
-        return self._summing.at(self._position, number, alone=self.trains_alone)
+        return self._summing.at(
+            self._position, number, alone=self.trains_alone, counts=self._weight > 0
+        )
 
     @property
     def means(self) -> Means | None:
@@ -218,23 +226,25 @@ def distribute(plan: OptimizerPlan, program: Program) -> None:
     known = _registered(program.model, context)
     module = program.model if known is None else known.module
     program.passes, program.options = passes_of(context, module), options_of(context)
-    program.runner = Together(plan, _program_model(program.model, context))
+    program.runner = Together(plan, _program_model(program, context))
     plan.program = program
     plan.programs.add(program)
     remember(program)
 
 
-def _program_model(module: nn.Module, context: Context) -> ProgramModel:
+def _program_model(program: Program, context: Context) -> ProgramModel:
     """One for all programs of a registered model, in the place of what trains it eagerly."""
+    module = program.model
+    assert module is not None
     known = _registered(module, context)
     if isinstance(known, ProgramModel):
         return known
     model = ProgramModel(module if known is None else known.module, context)
     if known is None:
-        model.of_program = True
+        model.of_program, model.former_names = True, program.former_names()
         context.models.append(model)
         return model
-    model.of_program = known.of_program
+    model.of_program, model.former_names = known.of_program, known.former_names
     model.weigh_as(known)
     known.close()
     context.models[context.models.index(known)] = model

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 from torch import nn
@@ -12,6 +12,7 @@ from torch import nn
 from fleetlight.errors import PlanError, StrategyError, names_arguments
 from fleetlight.fleet.context import Context, current
 from fleetlight.fleet.model import ModelPlan
+from fleetlight.fleet.moving import MovedForward
 from fleetlight.fleet.optimizer import OptimizerPlan
 from fleetlight.fleet.registered import has_all_of
 from fleetlight.fleet.served import ServedModel, ServedOptimizer
@@ -21,8 +22,10 @@ from fleetlight.ps.layers.embedding import TableLayer
 from fleetlight.ps.layers.table_weight import give_name
 from fleetlight.strategy import DistributedStrategy, differences
 
+if TYPE_CHECKING:
+    from fleetlight.fleet.minimizing import DistributedOptimizer
+
 Module = TypeVar("Module", bound=nn.Module)
-Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
 
 @names_arguments
@@ -39,6 +42,7 @@ def distributed_model(model: Module) -> Module:
             "Fleetlight takes its place"
         )
     _refuse_late(context, "distributed_model")
+    _refuse_of_earlier_job(model)
     if _widen_of_program(context, model):
         return model
     refuse_shared_parameters(model, [plan.module for plan in context.models])
@@ -66,10 +70,30 @@ def _widen_of_program(context: Context, model: nn.Module) -> bool:
 def _refuse_late(context: Context, name: str) -> None:
     """The plan of a job with parameter servers is drawn once."""
     if context.session is not None and context.session.is_open:
+        anew = (
+            ", or, to train another model from here on, call fleet.reset() and then fleet.init()"
+            if context.group.alone
+            else ""
+        )
         raise PlanError(
             f"{name} came after fleet.init_worker() or the first forward, when the servers had "
-            "made their tables; call it before"
+            f"made their tables; call it before{anew}"
         )
+
+
+def _refuse_of_earlier_job(model: nn.Module) -> None:
+    """Rows that have moved to servers are gone with these; the rest of the model is not."""
+    for path, layer in model.named_modules():
+        moved = layer.__dict__.get("forward")
+        handle = moved.handle if isinstance(moved, MovedForward) else None
+        if isinstance(layer, TableLayer):
+            handle = layer.handle
+        if handle is not None and handle.is_over:
+            raise PlanError(
+                f"distributed_model: the rows of {path or type(layer).__name__} were in a job that "
+                "fleet.reset() has ended; build the model again (values of before: "
+                "fleet.state_dict(model) before the reset, fleet.load_state_dict after it)"
+            )
 
 
 def _said(value: object) -> str:
@@ -92,8 +116,8 @@ def refuse_shared_parameters(model: nn.Module, others: Iterable[nn.Module]) -> N
 
 @names_arguments
 def distributed_optimizer(
-    optimizer: Optimizer, strategy: DistributedStrategy | None = None
-) -> Optimizer:
+    optimizer: torch.optim.Optimizer, strategy: DistributedStrategy | None = None
+) -> DistributedOptimizer:
     """Register the optimizer of the model; answers the same object, with `minimize(loss)`.
 
     A strategy given here takes the place of the one given to `fleet.init`, and of one given with
@@ -114,7 +138,7 @@ def distributed_optimizer(
         logger.warning("%s", sentence)
     kind = ServedOptimizer if context.is_served else OptimizerPlan
     context.optimizers.append(kind(optimizer, context))
-    return optimizer
+    return cast("DistributedOptimizer", optimizer)
 
 
 def _take_strategy(context: Context, strategy: DistributedStrategy) -> None:
@@ -138,6 +162,8 @@ def _take_strategy(context: Context, strategy: DistributedStrategy) -> None:
         logger.warning("strategy.deadline_s takes effect only when given to fleet.init")
     if strategy.checkpoint != context.strategy.checkpoint and strategy.said("checkpoint"):
         logger.warning("strategy.checkpoint takes effect only when given to fleet.init")
+    if strategy.ssl_configs != context.strategy.ssl_configs and strategy.said("ssl_configs"):
+        logger.warning("strategy.ssl_configs takes effect only when given to fleet.init")
     if strategy.seed != context.strategy.seed and context.loaders:
         logger.warning("strategy.seed takes effect only when given before fleet.shard")
     if context.strategy_from and (different := differences(context.strategy, strategy)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 # not `from fleetlight import`, which asks for the API, and that may be being imported
 import fleetlight.checkpoint as checkpoint
@@ -37,7 +38,7 @@ class Resumption:
         self._random: list[Callable[[], None]] = []
         self._is_taken_up = False
 
-    def place(self, loader: ShardLoader, number: int) -> None:
+    def place(self, loader: ShardLoader[Any], number: int) -> None:
         """Bring the loader that is made as the `number`th to where it was."""
         if number < len(self._positions):
             loader.load_state_dict(self._positions[number])

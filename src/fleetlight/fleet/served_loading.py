@@ -96,7 +96,11 @@ class ServedLoading:
 
 
 def open_loaded(
-    server: Server, drawn: Drawn, dirname: Path, durable: Durable | None = None
+    server: Server,
+    drawn: Drawn,
+    dirname: Path,
+    durable: Durable | None = None,
+    read: Callable[[Path], Checkpoint] = checkpoint.read,
 ) -> None:
     """Open a server with its part of a checkpoint, which workers' first values do not replace.
 
@@ -110,7 +114,7 @@ def open_loaded(
         )
 
     def words() -> Iterator[Words]:
-        saved = checkpoint.read(dirname)
+        saved = read(dirname)
         check_optimizers(drawn, saved)
         restoration = Restoration(drawn, saved, saved.manifest.epoch + 1)
         for text in restoration.warnings():

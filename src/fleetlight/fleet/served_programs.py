@@ -41,6 +41,7 @@ def takes_served(plan: ServedOptimizer, program: Program) -> Collection[Part]:
     if not any(has_all_of(model.module, program.model) for model in context.models):
         distributed_model(program.model)
         context.models[-1].of_program = True
+        context.models[-1].former_names = program.former_names()
     program.runner = Served(plan)
     # scripts speak of it in servers, too, where nothing more is written
     programs.remember(program)

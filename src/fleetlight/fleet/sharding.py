@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from fleetlight.collective.position import UNKNOWN, Position
@@ -22,7 +23,26 @@ if TYPE_CHECKING:
     from fleetlight.fleet.recovery import Recovery
     from fleetlight.fleet.stopping import Stopping
 
+#: records of such a type are stacked into batches of the same one; torch has no word for others
+Batch = TypeVar("Batch", bound="Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]")
 
+
+@overload
+def shard(
+    loader: DataLoader[Batch],
+    tail: str = "join",
+    lookahead: IdsOf | Literal[False] | None = None,
+    deal: str = "blocks",
+    range_batches: int = 16,
+) -> ShardLoader[Batch]: ...
+@overload
+def shard(
+    loader: DataLoader[Any],
+    tail: str = "join",
+    lookahead: IdsOf | Literal[False] | None = None,
+    deal: str = "blocks",
+    range_batches: int = 16,
+) -> ShardLoader[Any]: ...
 @names_arguments
 def shard(
     loader: DataLoader[Any],
@@ -30,7 +50,7 @@ def shard(
     lookahead: IdsOf | Literal[False] | None = None,
     deal: str = "blocks",
     range_batches: int = 16,
-) -> ShardLoader:
+) -> ShardLoader[Any]:
     """The same loader for this worker's part; its batch size is per worker.
 
     At step i the workers together hold block i (workers x batch size) of the epoch's order.
@@ -47,7 +67,7 @@ def shard(
     """
     context = current()
     follower = _follower(context)
-    sharded = ShardLoader(
+    sharded: ShardLoader[Any] = ShardLoader(
         loader,
         worker=context.group.index,
         workers=context.group.size,
@@ -74,7 +94,7 @@ class Follower:
         self._context, self._recovery = context, recovery
         self._number = len(context.loaders)
 
-    def take_up(self, loader: ShardLoader) -> None:
+    def take_up(self, loader: ShardLoader[Any]) -> None:
         """Let it begin where an earlier life was."""
         position = self._recovery.position_of(self._number)
         if position is not None:
@@ -149,7 +169,7 @@ class Between:
     def __init__(self, stopping: Stopping) -> None:
         self._stopping = stopping
 
-    def __call__(self, loader: ShardLoader) -> None:
+    def __call__(self, loader: ShardLoader[Any]) -> None:
         """No step is half made now; whoever reads ahead in a thread cannot say so."""
         if threading.current_thread() is threading.main_thread():
             self._stopping.between(loader)

@@ -97,7 +97,7 @@ class Stopping(Terminations):
         self.schedulers = context.schedulers = context.schedulers or Schedulers()
         self._rhythm = Rhythm()
         #: whose batches are trained on
-        self._trained: weakref.WeakSet[ShardLoader] = weakref.WeakSet()
+        self._trained: weakref.WeakSet[ShardLoader[Any]] = weakref.WeakSet()
         self._has_stepped = False
         #: where it is right now, while it saves
         self._place: int | None = None
@@ -117,7 +117,7 @@ class Stopping(Terminations):
 
     # -- going on
 
-    def place(self, loader: ShardLoader, number: int) -> None:
+    def place(self, loader: ShardLoader[Any], number: int) -> None:
         """A loader was made, as the `number`th."""
         if self._resumption is not None:
             self._resumption.place(loader, number)
@@ -144,7 +144,7 @@ class Stopping(Terminations):
 
     # -- where the script is
 
-    def between(self, loader: ShardLoader) -> None:
+    def between(self, loader: ShardLoader[Any]) -> None:
         """It is between two batches of a loader."""
         number = self._context.loaders.index(loader)
         if self._context.models:
@@ -165,7 +165,7 @@ class Stopping(Terminations):
             # who feeds itself has no better place
             self._act(None)
 
-    def _loader_in_hand(self) -> ShardLoader | None:
+    def _loader_in_hand(self) -> ShardLoader[Any] | None:
         weights = self._context.weights
         if weights is None or weights.now is None:
             return None

@@ -73,17 +73,19 @@ class Summing:
         }
 
     def at(
-        self, position: Position, program: int, *, alone: bool = False
+        self, position: Position, program: int, *, alone: bool = False, counts: bool = True
     ) -> AbstractContextManager[None]:
         """Inside the block a program reduces with the others, who are told where this worker is.
 
-        A worker that trains `alone` reduces nothing.
+        A worker that trains `alone` reduces nothing. One whose batch does not count is no part of
+        the statistics of norms.
         """
         self._position, self._program = position, program
         if alone:
             return reducing(NoReductions())
         is_coded = self._compression is not None and self._compression.prepare()
-        self._reductions.prepare(self._stamp(), self._parts[program] if is_coded else {})
+        parts = self._parts[program] if is_coded else {}
+        self._reductions.prepare(self._stamp(), parts, counts=counts)
         return reducing(self._reductions)
 
     def _arrived(self, means: Mapping[str, Tensor]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from fleetlight.errors import ConfigError, did_you_mean
 from fleetlight.fleet import collectives
 from fleetlight.fleet.context import current
 from fleetlight.observe.log import logger
+
+__all__ = ["all_gather", "all_reduce", "barrier", "get_file_shard", "print_on_rank"]
 
 #: whom Fleet's operations may concern; here only workers talk to each other
 _WORLDS = ("worker", "server", "all")
@@ -79,8 +81,14 @@ def _check_world(operation: str, comm_world: str) -> None:
     )
 
 
-def __getattr__(name: str) -> Any:
-    if name.startswith("__"):
-        raise AttributeError(f"module 'fleetlight.fleet.util' has no attribute {name!r}")
-    known = ("all_gather", "all_reduce", "barrier", "get_file_shard", "print_on_rank")
-    raise AttributeError(f"fleet.util has no {name!r}; {did_you_mean(name, known)}")
+def __dir__() -> list[str]:
+    own = {name for name in globals() if name.startswith("__")}
+    return sorted({*own, *__all__})
+
+
+if not TYPE_CHECKING:  # mypy shall know the names above, and no others
+
+    def __getattr__(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module 'fleetlight.fleet.util' has no attribute {name!r}")
+        raise AttributeError(f"fleet.util has no {name!r}; {did_you_mean(name, __all__)}")

@@ -8,7 +8,7 @@ compiles parts of it. Where there is no compiler, generated Python runs instead.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import fx
@@ -25,13 +25,19 @@ def find_cpp_compiler() -> None:
 
 
 def compiled(
-    module: fx.GraphModule, inputs: Sequence[Any], fakes: FakeTensorMode, options: Mapping[str, Any]
+    module: fx.GraphModule, inputs: Sequence[Any], fakes: FakeTensorMode
 ) -> Callable[..., Any]:
-    """A graph as C++, for inputs of these shapes."""
+    """A graph as C++, for inputs of these shapes, which the caller has looked at."""
     import torch._inductor
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+
+    # torch 2.15 gives open sizes their names only where it checks them, and else raises NameError
+    needs_checks = hasattr(PythonWrapperCodegen, "bind_input_symbol")
 
     with tracing(TracingContext(fakes)), warnings.catch_warnings():
         # torch uses what it has deprecated, which is not the user's business
         warnings.simplefilter("ignore", DeprecationWarning)
-        made: Callable[..., Any] = torch._inductor.compile(module, list(inputs), dict(options))
+        made: Callable[..., Any] = torch._inductor.compile(
+            module, list(inputs), {"size_asserts": needs_checks}
+        )
     return made

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ from torch.optim import Optimizer
 SCHEDULED_STEP = "_wrapped_by_lr_sched"
 #: what `GradScaler.state_dict` calls the steps since the scale changed
 GROWTH_TRACKER = "_growth_tracker"
+#: True in optimizers that unscale by themselves
+_SCALES = "_step_supports_amp_scaling"
 
 
 def count_as_stepped(optimizer: Optimizer) -> None:
@@ -24,12 +26,21 @@ def count_as_stepped(optimizer: Optimizer) -> None:
     optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
-def leave_scaling_to_step(optimizer: Optimizer) -> None:
+def leave_scaling_to_step(optimizer: Optimizer) -> Callable[[], None]:
     """Let `GradScaler.step` call the step also after an infinity, with what it has found.
 
-    torch documents it for optimizers that unscale by themselves, as its fused ones do.
+    torch documents it for optimizers that unscale by themselves, as its fused ones do. Answers
+    what takes it back.
     """
-    optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+    own = optimizer.__dict__
+    before = {name: own[name] for name in (_SCALES,) if name in own}
+    own[_SCALES] = True
+
+    def take_back() -> None:
+        del own[_SCALES]
+        own.update(before)
+
+    return take_back
 
 
 def tell_infinity(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:

@@ -1,19 +1,91 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether backward of a loss has been done: torch then has let go of what its graph had saved.
+"""Whether backward of a loss has been done.
 
-Why: no public name tells it. A second backward is an error only once it comes to such a node, when
-it has added to some gradients already. Where torch lacks `SavedTensor.data`, the saved tensor is
-unpacked instead, which calls its hooks.
+Why: no public name tells it. A second backward is an error only where the graph was not retained,
+and only once it comes to a node that has let go of what it had saved, when it has added to some
+gradients already. So there are two ways to know. `torch.autograd.backward`, which `Tensor.backward`
+calls, is watched, and leaves a mark at the nodes where a backward has begun. What went backward by
+another way is known by what its graph has let go of. Where torch lacks `SavedTensor.data`, the
+saved tensor is unpacked instead, which calls its hooks.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 _RAW = "_raw_saved_"
+#: in the metadata of a node: the number of the last backward that began there
+_MARK = "fleetlight.backward"
+#: how many nodes are marked where the graph is retained: `(loss / k).backward()` is one of `loss`
+_REACH = 32
+
+_plain = torch.autograd.backward
+_count = 0
+
+
+@functools.wraps(_plain)
+def _watched(tensors: Any, *args: Any, **kwargs: Any) -> None:
+    _plain(tensors, *args, **kwargs)
+    given = dict(zip(_NAMES, args, strict=False)) | kwargs
+    inputs = given.get("inputs")
+    if inputs is not None and not any(isinstance(one, nn.Parameter) for one in _listed(inputs)):
+        return  # no parameter has got anything
+    global _count
+    _count += 1
+    retains = given.get("retain_graph")
+    is_kept = given.get("create_graph") if retains is None else retains
+    roots = [one.grad_fn for one in _listed(tensors) if isinstance(one, Tensor)]
+    _mark(filter(None, roots), _REACH if is_kept else len(roots))
+
+
+#: what `torch.autograd.backward` is given behind the tensors
+_NAMES = ("grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
+
+
+def _listed(given: Any) -> list[Any]:
+    return [given] if isinstance(given, Tensor) else list(given)
+
+
+def _mark(roots: Iterable[Any], most: int) -> None:
+    """Those nearest to the roots."""
+    nodes = list(dict.fromkeys(roots))
+    for place in range(most):
+        if place == len(nodes):
+            return
+        node = nodes[place]
+        node.metadata[_MARK] = _count
+        if len(nodes) < most:
+            found = (n for n, _ in node.next_functions if n is not None and n not in nodes)
+            nodes += dict.fromkeys(found)
+
+
+def watch_backwards() -> None:
+    """From now on a backward leaves its mark."""
+    global _plain
+    if torch.autograd.backward is not _watched:
+        _plain, torch.autograd.backward = torch.autograd.backward, _watched
+
+
+def watch_no_longer() -> None:
+    """Backward is torch's own again, unless somebody else has put another one there."""
+    if torch.autograd.backward is _watched:
+        torch.autograd.backward = _plain
+
+
+def backwards_so_far() -> int:
+    """How many backwards have been watched."""
+    return _count
+
+
+def has_gone_backward(loss: Tensor) -> int:
+    """The number of the last watched backward that began at a loss or close above it; 0: none."""
+    node: Any = loss.grad_fn
+    return 0 if node is None else int(node.metadata.get(_MARK, 0))
 
 
 def is_used(loss: Tensor) -> bool:

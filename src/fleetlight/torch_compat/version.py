@@ -14,7 +14,7 @@ import torch
 from fleetlight.errors import TorchVersionError
 
 #: the oldest that is supported, and the newest that `make matrix` has run
-OLDEST, NEWEST = (2, 9), (2, 14)
+OLDEST, NEWEST = (2, 9), (2, 15)
 
 
 def check_torch(version: str = torch.__version__) -> None:

@@ -8,14 +8,13 @@ They behave like torch's, but any int64 is an id, a row appears when its id is f
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fleetlight.errors import ConfigError, PlanError
+from fleetlight.errors import ConfigError, PlanError, names_arguments
 from fleetlight.kernels import sum_by
 from fleetlight.kernels.bags import Mode
 from fleetlight.ps.layers.entries import Entry
@@ -41,6 +40,7 @@ class TableLayer(nn.Module):
     #: what is done in place of a lookup while a program is written
     written: Callable[..., Tensor] | None = None
 
+    @names_arguments
     def __init__(
         self,
         dim: int,
@@ -138,15 +138,27 @@ class SparseEmbedding(TableLayer):
 class SparseEmbeddingBag(TableLayer):
     """Like `torch.nn.EmbeddingBag` over all int64 ids: sums, means or maxima of rows."""
 
+    @names_arguments
     def __init__(
         self,
         dim: int,
         combiner: Mode = "mean",
         *,
         include_last_offset: bool = False,
-        **settings: Any,
+        optimizer: str | None = None,
+        initializer: Initializer = DEFAULT,
+        entry: Entry | None = None,
+        padding_idx: int | None = None,
+        table: str | None = None,
     ) -> None:
-        super().__init__(dim, **settings)
+        super().__init__(
+            dim,
+            optimizer=optimizer,
+            initializer=initializer,
+            entry=entry,
+            padding_idx=padding_idx,
+            table=table,
+        )
         if combiner not in COMBINERS:
             raise ConfigError(
                 f"SparseEmbeddingBag: got combiner={combiner!r}, expected one of {COMBINERS}"

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fleetlight.errors import PlanError
 from fleetlight.kernels import Deduped
 from fleetlight.ps.plan import TablePlan
 from fleetlight.ps.update import Floats, Ids
@@ -44,16 +45,34 @@ class TableHandle:
     def __init__(self, number: int, plan: TablePlan, source: Rows) -> None:
         self.number = number
         self.plan = plan
-        self._source = source
+        self._source: Rows | None = source
+
+    @property
+    def is_over(self) -> bool:
+        """True once the job is forgotten."""
+        return self._source is None
+
+    def close(self) -> None:
+        """Let go of the job, which has been left."""
+        self._source = None
+
+    def _rows(self) -> Rows:
+        if self._source is None:
+            raise PlanError(
+                f"the rows of table {self.plan.name} were in a job that fleet.reset() has ended; "
+                "build the model again, and register it after fleet.init()"
+            )
+        return self._source
 
     def reached(self, ids: Ids) -> None:
         """These ids have come to the table, as they are in the tensor of the caller."""
-        if self._source.reached is not None:
-            self._source.reached(self.number, ids)
+        told = self._rows().reached
+        if told is not None:
+            told(self.number, ids)
 
     def visit(self, ids: Ids, insert: bool) -> Visit:
         """Read the rows of ids; with `insert`, unknown ones get a row."""
-        return Visit(*self._source.look_up(self.number, ids, insert))
+        return Visit(*self._rows().look_up(self.number, ids, insert))
 
     def __deepcopy__(self, memo: object) -> TableHandle:
         return self

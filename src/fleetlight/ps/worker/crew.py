@@ -180,6 +180,7 @@ class Crew:
         if not self._over.is_set():
             self._over.set()
             self.client.leave(stopped=self.stopped)
+            self._beats.join(_BEAT_S)
 
     def fail(self, error: str, *, consequence: bool = False) -> None:
         """After a bad run: tell the servers why, who tell the others; whatever happens.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Lanes`: the connections of one worker to all servers.
 
-A lane is one connection to each server. One thread at a time uses a lane: pushes go by one of them,
-in order, and pulls by others; only the control lane may be used by several threads. Signs of life
+A lane is one connection to each server. Pushes go by one of them, in order, and pulls by others.
+Threads take turns on a lane: each has it until all that it has asked is answered. Signs of life
 have a lane to themselves: whatever goes by another may take long.
 """
 
@@ -47,7 +47,8 @@ class Lanes:
         self.acknowledged = [0] * server_num
         #: how long a server may be away that comes back; 0: none does
         self._away_s = 0.0
-        self._control, self._beating = threading.Lock(), threading.Lock()
+        #: by lane: held from the first word that is sent on it to the last answer
+        self._turns: dict[str, threading.Lock] = {}
 
     def open_lane(self, lane: str) -> Sequence[Channel]:
         """The channels of a lane, opened when it is first used."""
@@ -111,14 +112,19 @@ class Lanes:
         deadline_s: float | None = None,
     ) -> dict[int, Answer]:
         """Send to all, then hear all; one error is raised once nobody owes an answer."""
-        if lane == CONTROL:
-            with self._control:
-                return self._ask(lane, requests, deadline_s)
-        return self._ask(lane, requests, deadline_s)
+        with self._turn(lane):
+            answers, errors = self._say(lane, requests, deadline_s)
+        if errors:
+            raise self._cause(errors)
+        return answers
+
+    def _turn(self, lane: str) -> threading.Lock:
+        """Held by the thread that uses a lane now."""
+        return self._turns.get(lane) or self._turns.setdefault(lane, threading.Lock())
 
     def beat(self, step: int) -> None:
         """Give a sign of life, whatever other lanes are busy with and other servers do."""
-        with self._beating:
+        with self._turn(BEAT):
             self.open_lane(BEAT)
             self._signs.give(step, self.wish, stops=self.stops)
 
@@ -131,17 +137,6 @@ class Lanes:
     def here(self) -> int | None:
         """How many workers have not left, as far as this one has heard; None: it has not yet."""
         return self._signs.here
-
-    def _ask(
-        self,
-        lane: str,
-        requests: Mapping[int, Request],
-        deadline_s: float | None,
-    ) -> dict[int, Answer]:
-        answers, errors = self._say(lane, requests, deadline_s)
-        if errors:
-            raise self._cause(errors)
-        return answers
 
     def _cause(self, errors: Mapping[int, Exception]) -> Exception:
         """The first error, unless a server hangs: what others say of that names the innocent."""
@@ -195,6 +190,12 @@ class Lanes:
         Both directions of a narrow link are used that way; asked all at once, all servers would be
         sent their requests first and then answer, all at once again.
         """
+        with self._turn(lane):
+            return self._said_in_turns(lane, requests)
+
+    def _said_in_turns(
+        self, lane: str, requests: Mapping[int, Sequence[Request]]
+    ) -> dict[int, list[Answer]]:
         channels = self.open_lane(lane)
         answers: dict[int, list[Answer]] = {server: [] for server in requests}
         owing: list[int] = []
@@ -246,16 +247,15 @@ class Lanes:
     def part(self, error: str) -> None:
         """Say why in a hurry: the control lane may be broken, or busy for long."""
         try:
-            untold = self._say_goodbye(BEAT, self._beating, error, range(self.server_num))
+            untold = self._say_goodbye(BEAT, error, range(self.server_num))
             if untold:
-                self._say_goodbye(CONTROL, self._control, error, untold)
+                self._say_goodbye(CONTROL, error, untold)
         finally:
             self.close()
 
-    def _say_goodbye(
-        self, lane: str, lock: threading.Lock, error: str, servers: Sequence[int]
-    ) -> Sequence[int]:
+    def _say_goodbye(self, lane: str, error: str, servers: Sequence[int]) -> Sequence[int]:
         """Answers the servers that may not have heard it."""
+        lock = self._turn(lane)
         if lane not in self._lanes or not lock.acquire(timeout=_LANE_S):
             return servers
         try:

@@ -12,6 +12,7 @@ push inserts them. Tables with an entry count what is seen in training: they are
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -54,7 +55,7 @@ class _Batch:
     pushed: set[int] = dataclasses.field(default_factory=set)
 
     def found(self, table: int) -> _Found:
-        """The rows as they are now; waits for them, the connection watches the deadline."""
+        """The rows, which have come, as they are now."""
         found = self.pulled.result()[0][table]
         for server, _, _, positions, rows in self.changed[table]:
             if not found.rows.flags.writeable:
@@ -65,13 +66,15 @@ class _Batch:
 
 
 class LookAhead:
-    """Used by the thread that trains; pulls go by a thread and a lane of their own."""
+    """Read by any thread that calls the model; pulls go by a thread and a lane of their own."""
 
     def __init__(self, client: Client, note: Callable[[Values], None] | None = None) -> None:
         self._client = client
         #: told how old the rows are that are read, where that is not made good
         self._note = note
         self._thread = ThreadPoolExecutor(1, "fleet-ahead")
+        #: never held while anything is waited for
+        self._lock = threading.Lock()
         self._numbers = 0
         #: of the batch that is trained on, and of the one after it
         self._now: _Batch | None = None
@@ -82,7 +85,8 @@ class LookAhead:
 
     def announce(self, ids: Mapping[int, Ids], *, at_least: int, phase: int, step: int) -> None:
         """The batch announced before is trained on now; these are the ids of the one after it."""
-        self._now, self._next = self._next, None
+        with self._lock:
+            self._now, self._next = self._next, None
         tables = self._client.plan.tables
         # the batch is the user's, who may change it once it is handed out
         wanted = {n: its.copy() for n, its in ids.items() if len(its) and tables[n].entry is None}
@@ -141,6 +145,7 @@ class LookAhead:
         if batch is None or table not in batch.changed:
             return None
         began = time.monotonic()
+        # the connection watches the deadline
         values = batch.pulled.result()[1]
         self._waited_s += time.monotonic() - began
         if values.slowest < at_least or values.lives != self._client.lives():
@@ -149,11 +154,17 @@ class LookAhead:
             return None
         if self._note is not None:
             self._note(values)
-        return batch.found(table)
+        with self._lock:
+            # a step of another thread may have made them old meanwhile
+            return batch.found(table) if table in batch.changed else None
 
     def pushed(self, optimizer: int, changed: Sequence[Changed] = ()) -> None:
         """A step was made: the rows in hand are old, those to come are made good once."""
         mine = {n for n, t in enumerate(self._client.plan.tables) if t.optimizer == optimizer}
+        with self._lock:
+            self._pushed(mine, changed)
+
+    def _pushed(self, mine: set[int], changed: Sequence[Changed]) -> None:
         if self._now is not None:
             _drop(self._now, mine)
         if self._next is None:
@@ -168,7 +179,8 @@ class LookAhead:
 
     def forget(self) -> None:
         """Rows have changed without a push of this worker, or may have."""
-        self._now = self._next = None
+        with self._lock:
+            self._now = self._next = None
 
     def stop(self) -> None:
         """End the thread; the pull under way ends in time by its deadline."""

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fleet.init` called again in a process, as where a cell of a notebook is run again."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import TYPE_CHECKING
+
+from fleetlight.errors import ConfigError
+from fleetlight.observe.log import logger
+from fleetlight.roles import Role
+from fleetlight.strategy import DistributedStrategy, differences
+
+if TYPE_CHECKING:
+    from fleetlight.fleet.context import Context
+
+
+class Asked:
+    """What a call of `fleet.init` has asked for; the strategy may be one that nobody gave."""
+
+    def __init__(self, role: Role, is_collective: bool, given: DistributedStrategy | None) -> None:
+        self.role, self.is_collective = role, is_collective
+        self.is_given = given is not None
+        #: the object itself, which the script may change later
+        self.strategy = given or DistributedStrategy()
+        self._settings = copy.deepcopy(self.strategy)
+
+    def differences(self, now: Asked) -> list[str]:
+        """`is_collective = True, now False` for all that another call asks otherwise."""
+        found: list[str] = []
+        if self.is_collective != now.is_collective:
+            found.append(f"is_collective = {self.is_collective}, now {now.is_collective}")
+        for field in dataclasses.fields(self.role):
+            was, then = getattr(self.role, field.name), getattr(now.role, field.name)
+            if was != then:
+                found.append(f"role.{field.name} = {was!r}, now {then!r}")
+        if now.strategy is not self.strategy:
+            found += differences(self._settings, now._settings, "strategy.")
+        return found
+
+
+def take_again(context: Context, asked: Asked) -> None:
+    """Go on as before where all is the same; raise where the call asks for something else."""
+    before = context.asked
+    if before is None:
+        raise ConfigError(
+            "fleet.init was called before in this process, and failed; call fleet.reset() first"
+        )
+    different = before.differences(asked)
+    if different:
+        raise ConfigError(
+            "fleet.init was called before in this process with other arguments: "
+            f"{', '.join(different)}; call it with the same ones, which changes nothing, or "
+            "fleet.reset() first, which leaves the job and forgets its models and optimizers"
+        )
+    has_begun = any(plan.frozen for plan in context.models)
+    is_other = asked.is_given and asked.strategy is not before.strategy
+    if is_other and context.strategy is before.strategy and not has_begun:
+        # what the script sets later, it sets in this object
+        context.strategy, context.strategy_from = asked.strategy, "fleet.init"
+        context.asked = asked
+    logger.debug("fleet.init: called again with the same arguments; nothing is changed")

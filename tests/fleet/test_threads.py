@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model that several threads of a worker call while one of them trains."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from tests.ps.gates import Gate
+from tests.served import ASYNC, SYNC, Member, geo, run, started
+from tests.workers import run_job
+from torch import Tensor, nn
+
+import fleetlight as fleet
+from fleetlight.errors import PlanError
+from fleetlight.fleet.context import current
+from fleetlight.ps.layers.embedding import SparseEmbedding
+from fleetlight.ps.worker.lanes import PUSH
+from fleetlight.ps.worker.lookahead import LookAhead
+from fleetlight.strategy import DistributedStrategy
+
+DIM, IDS, STEPS, READERS = 2, 40, 60, 3
+STALE: dict[str, Any] = {"a_sync": True, "a_sync_configs": {"staleness": 2}}
+MODES = pytest.mark.parametrize(
+    "mode", [SYNC, ASYNC, STALE, geo(3)], ids=["sync", "async", "staleness", "geo"]
+)
+#: those of the first half are trained, each reader has some of the others for itself
+FIRST = started(IDS, DIM)
+
+
+class Sum(nn.Module):
+    """Its gradient depends on no value: a row is its first value less the steps made with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb = SparseEmbedding(DIM)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        rows: Tensor = self.emb(ids)
+        return rows
+
+
+def build() -> Any:
+    model = Sum()
+    return model, [torch.optim.SGD(model.parameters(), lr=1.0)]
+
+
+def read(model: nn.Module, reader: int, most: int) -> None:
+    """Its own rows are as they began, the trained ones as some number of steps leaves them."""
+    own = IDS // 2 + torch.arange(IDS // 2)[reader::READERS]
+    ids = torch.cat([torch.arange(IDS // 2), own])
+    with torch.no_grad():
+        rows = model(ids)
+    assert torch.equal(rows[IDS // 2 :], FIRST[own])
+    counts = FIRST[: IDS // 2] - rows[: IDS // 2]
+    torch.testing.assert_close(counts, counts.round(), atol=1e-3, rtol=0)
+    assert -0.5 < float(counts.min()) <= float(counts.max()) < most + 0.5
+
+
+@contextlib.contextmanager
+def readers(model: nn.Module, most: int) -> Iterator[Callable[[], int]]:
+    """Threads that read all the while; answers how often they have."""
+    is_over, reads, errors = threading.Event(), [0] * READERS, []
+
+    def go_on(reader: int) -> None:
+        try:
+            while not is_over.is_set():
+                read(model, reader, most)
+                reads[reader] += 1
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=go_on, args=(n,), daemon=True) for n in range(READERS)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield lambda: min(reads) if not errors else STEPS
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join(20)
+    if errors:
+        raise errors[0]
+
+
+def train(model: nn.Module, optimizer: Any, ahead: Callable[[Tensor], None], workers: int) -> None:
+    """While each reader reads, too."""
+    ids = [torch.arange(step % 3, IDS // 2, 3) for step in range(STEPS + 1)]
+    with readers(model, STEPS * workers) as reads:
+        step = 0
+        while step < STEPS or reads() < 5:
+            if step < STEPS:
+                ahead(ids[step + 1])
+                optimizer.zero_grad()
+                model(ids[step]).sum().backward()
+                optimizer.step()
+                step += 1
+
+
+def workers_of(mode: dict[str, Any]) -> int:
+    """Several workers of GeoSGD meet at means, and numbers of steps are whole no more."""
+    return 1 if mode == geo(3) else 2
+
+
+def check(rows: Tensor, workers: int, mode: dict[str, Any]) -> None:
+    """Each row was stepped as often as it should."""
+    # gradients of a step made together are those of a mean
+    times = 1 if mode == SYNC else workers
+    expected = torch.tensor([len(range(n % 3, STEPS, 3)) for n in range(IDS // 2)]) * float(times)
+    counts = FIRST[: IDS // 2] - rows[: IDS // 2]
+    torch.testing.assert_close(counts, expected[:, None].expand(-1, DIM), atol=1e-3, rtol=0)
+
+
+@MODES
+def test_others_read_in_memory_while_one_trains(mode: dict[str, Any]) -> None:
+    def work(worker: Member) -> Any:
+        def ahead(ids: Tensor) -> None:
+            worker.communicator.announce({0: ids.numpy()})
+
+        train(worker.model, worker.optimizer, ahead, 2)
+        worker.barrier()
+        return worker.rows(range(IDS))
+
+    workers = workers_of(mode)
+    for rows in run(build, work, mode, workers=workers, servers=2):
+        check(torch.from_numpy(rows), workers, mode)
+
+
+def registered(mode: dict[str, Any]) -> Any:
+    model, [optimizer] = build()
+    model = fleet.distributed_model(model)
+    return model, fleet.distributed_optimizer(optimizer, DistributedStrategy(**mode))
+
+
+def serves(mode: dict[str, Any]) -> None:
+    registered(mode)
+    fleet.init_server()
+    fleet.run_server()
+
+
+def works(mode: dict[str, Any]) -> Any:
+    model, optimizer = registered(mode)
+    fleet.init_worker()
+    session = current().session
+    assert session is not None
+    announce = session.communicator.announce
+    train(model, optimizer, lambda ids: announce({0: ids.numpy()}), 2)
+    fleet.barrier_worker()
+    with torch.no_grad():
+        rows = model(torch.arange(IDS)).numpy()
+    fleet.stop_worker()
+    return rows
+
+
+def serve_sync() -> None:
+    serves(SYNC)
+
+
+def work_sync() -> Any:
+    return works(SYNC)
+
+
+def serve_async() -> None:
+    serves(ASYNC)
+
+
+def work_async() -> Any:
+    return works(ASYNC)
+
+
+def serve_geo() -> None:
+    serves(geo(3))
+
+
+def work_geo() -> Any:
+    return works(geo(3))
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(
+    ("mode", "server", "worker"),
+    [
+        (SYNC, serve_sync, work_sync),
+        (ASYNC, serve_async, work_async),
+        (geo(3), serve_geo, work_geo),
+    ],
+    ids=["sync", "async", "geo"],
+)
+def test_others_read_over_sockets_while_one_trains(
+    mode: dict[str, Any], server: Any, worker: Any
+) -> None:
+    workers = workers_of(mode)
+    answers = run_job(server, worker, workers=workers)
+    assert all(kind == "value" for kind, _ in answers), answers
+    for _, rows in answers[2:]:
+        check(torch.from_numpy(rows), workers, mode)
+
+
+def test_a_step_amid_that_of_another_thread_is_refused() -> None:
+    def work(worker: Member) -> None:
+        def step() -> None:
+            worker.model(torch.arange(4)).sum().backward()
+            worker.optimizer.step()
+
+        step()
+        gate = Gate(worker.session.client, PUSH, "send")
+        first = threading.Thread(target=step, name="first", daemon=True)
+        first.start()
+        gate.wait()
+        with pytest.raises(PlanError, match="while thread first was inside"):
+            worker.optimizer.step()
+        gate.open()
+        first.join(20)
+        assert not first.is_alive()
+        # one behind the other is right
+        worker.optimizer.zero_grad()
+        step()
+
+    run(build, work, SYNC, workers=1)
+
+
+def test_rows_that_a_step_makes_old_meanwhile_are_not_read() -> None:
+    """Of another thread, between a look at the batch in hand and the look at its rows."""
+
+    def work(worker: Member) -> None:
+        ids = torch.arange(4)
+        for _ in range(2):
+            worker.communicator.announce({0: ids.numpy()})
+        ahead = worker.communicator.ahead
+        assert isinstance(ahead, LookAhead)
+        assert ahead._now is not None
+        wait = ahead._now.pulled.result
+
+        def step_meanwhile(*limit: Any) -> Any:
+            found = wait(*limit)
+            ahead.pushed(0)
+            return found
+
+        ahead._now.pulled.result = step_meanwhile  # type: ignore[method-assign, assignment]
+        assert ahead.whole(0, ids.numpy(), 0) is None
+
+    run(build, work, SYNC, workers=1)
