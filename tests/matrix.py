@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the contract tests on versions of torch and Python, each in an environment of its own.
 
-`make matrix TORCH="2.9 2.14" PYTHONS="python3.11"` makes the environments that do not exist in a
+`make matrix TORCH="2.9 2.15" PYTHONS="python3.11"` makes the environments that do not exist in a
 folder outside of the checkout, and writes what ran into docs/versions.md.
 """
 

@@ -23,6 +23,8 @@ SOMETIMES = {
 }
 #: functions that look an attribute up by name
 BY_NAME = {"getattr", "hasattr", "setattr", "delattr"}
+#: what a method calls its object
+SELF = {"self", "cls"}
 #: where private names are often looked for
 LINEAR = nn.Linear(1, 1)
 OBJECTS = (
@@ -38,25 +40,30 @@ def is_private(name: str) -> bool:
 
 
 def own_names(tree: ast.AST) -> set[str]:
-    """Names that the file itself gives: to functions, classes, fields, and attributes of self."""
+    """Names that the file itself gives: to functions, classes and fields."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             names.add(node.name)
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             names.add(node.target.id)
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            names |= {node.attr} if _is_self(node.value) else set()
     return names
 
 
-def _is_self(node: ast.expr) -> bool:
-    return isinstance(node, ast.Name) and node.id in ("self", "cls")
+def names_on_self(tree: ast.AST) -> set[str]:
+    """Names of attributes that the file sets on self; on anything else they may be torch's."""
+    return {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and ast.unparse(node.value) in SELF
+    }
 
 
 def private_uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Line and name of each private name of torch."""
-    own = own_names(tree)
+    own, on_self = own_names(tree), names_on_self(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
             for alias in node.names:
@@ -68,7 +75,8 @@ def private_uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 if name.startswith("torch.") and any(map(is_private, name.split("."))):
                     yield node.lineno, name
         elif isinstance(node, ast.Attribute) and is_private(node.attr):
-            if _is_torchs(ast.unparse(node.value), node.attr, own):
+            base = ast.unparse(node.value)
+            if _is_torchs(base, node.attr, own | on_self if base in SELF else own):
                 yield node.lineno, ast.unparse(node)
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in BY_NAME:
             name = node.args[1] if len(node.args) > 1 else None
@@ -107,6 +115,7 @@ def test_private_names_of_torch_have_one_place() -> None:
         "Tensor._make_wrapper_subclass(cls, ())",
         "optimizer._step_supports_amp_scaling = True",
         "getattr(torch, '_disable_dynamo', None)",
+        "self._buffers = [name for name in part._buffers]",
     ],
 )
 def test_a_private_name_is_found(source: str) -> None:
@@ -116,3 +125,4 @@ def test_a_private_name_is_found(source: str) -> None:
 def test_own_private_names_and_those_of_others_are_not_meant() -> None:
     source = "class A:\n  def _version(self, other): return other._version\nimport os\nos._exit(0)"
     assert not list(private_uses(ast.parse(source)))
+    assert not list(private_uses(ast.parse("self._buffers = []; print(self._buffers)")))

@@ -21,7 +21,7 @@ from fleetlight.fleet.context import current
 from fleetlight.fleet.table_files import TableFiles
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--mode", choices=["sync", "async", "geo"], default="async")
+parser.add_argument("--mode", choices=["sync", "async", "staleness", "geo"], default="async")
 parser.add_argument("--deal", choices=["blocks", "queue"], default="blocks")
 parser.add_argument("--durability", default="log")
 parser.add_argument("--die", nargs="*", default=[], help="workers, as worker:step:moment")
@@ -123,9 +123,10 @@ def stop_while_another_waits() -> None:
         time.sleep(0.01)
 
 
+CONFIGS = {"geo": {"k_steps": 2}, "staleness": {"staleness": 1}}
 strategy = fleet.DistributedStrategy(
     a_sync=options.mode != "sync",
-    a_sync_configs={"k_steps": 2} if options.mode == "geo" else {},
+    a_sync_configs=CONFIGS.get(options.mode, {}),
     durability=options.durability,
     checkpoint_configs={"every_steps": 3},
 )

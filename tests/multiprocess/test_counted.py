@@ -126,7 +126,7 @@ def test_a_server_whose_port_somebody_else_has_taken_is_told(tmp_path: Path) -> 
     assert re.search(r"cannot listen at 127\.0\.0\.1:\d+: Address already in use", last), text
 
 
-@pytest.mark.parametrize("mode", ["sync", "async", "geo"])
+@pytest.mark.parametrize("mode", ["sync", "async", "staleness", "geo"])
 def test_a_server_that_comes_back_older_is_refused(tmp_path: Path, mode: str) -> None:
     """One worker: what it has pushed is what there must be, in GeoSGD as well."""
     flags = "--server_num 2 --worker_num 1 --max_restarts 2"

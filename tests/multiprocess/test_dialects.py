@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from tests.workers import reserved_port
 
+from fleetlight.security.certificates import make
+
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(180)]
 
 SCRIPT = str(Path(__file__).with_name("train.py"))
@@ -75,6 +77,13 @@ def test_fleetrun(expected: float, tmp_path: Path) -> None:
 def test_torchrun(expected: float) -> None:
     command = [str(BIN / "torchrun"), "--standalone", "--nproc_per_node", "2", SCRIPT]
     check(*finish([start(command)]), 2, expected)
+
+
+def test_torchrun_with_certificates(expected: float, tmp_path: Path) -> None:
+    """Its store has no TLS, and all that is said stays on this host."""
+    make(tmp_path)
+    command = [str(BIN / "torchrun"), "--standalone", "--nproc_per_node", "2", SCRIPT]
+    check(*finish([start(command, {"FLEET_SSL": str(tmp_path)})]), 2, expected)
 
 
 def test_torchrun_inside_a_slurm_allocation(expected: float) -> None:

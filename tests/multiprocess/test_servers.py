@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import fleetlight as fleet
 from fleetlight.errors import PeerError
 from fleetlight.fleet.context import current, current_or_none
+from fleetlight.ps.plan import ASYNC, GEO
 from fleetlight.strategy import DistributedStrategy
 
 pytestmark = pytest.mark.multiprocess
@@ -154,6 +156,49 @@ def test_servers_and_workers_train_what_one_process_does(one: Any) -> None:
     assert answers[:2] == [("value", "served")] * 2
     assert [kind for kind, _ in answers[2:]] == ["value"] * 2
     compare([answer for _, answer in answers[2:]], one)
+
+
+def apart(k_steps: int) -> tuple[float, float]:
+    """Worker or server of a job whose workers wait for nobody: the loss before and after."""
+    torch.manual_seed(0)
+    strategy = DistributedStrategy(a_sync=True, a_sync_configs={"k_steps": k_steps})
+    model = fleet.distributed_model(Model())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer = fleet.distributed_optimizer(optimizer, strategy)
+    if fleet.is_server():
+        fleet.init_server()
+        fleet.run_server()
+        return 0.0, 0.0
+    fleet.init_worker()
+    session = current().session
+    assert session is not None
+    assert session.drawn.plan.mode == (GEO if k_steps else ASYNC)
+    ids, target = records().tensors
+
+    def loss() -> float:
+        fleet.barrier_worker()
+        with torch.no_grad():
+            return float((model(ids) - target).square().mean())
+
+    before = loss()
+    for part in range(0, 96, 8):
+        mine = slice(part + 4 * fleet.worker_index(), part + 4 * fleet.worker_index() + 4)
+        optimizer.zero_grad()
+        (model(ids[mine]) - target[mine]).square().mean().backward()
+        optimizer.step()
+    found = before, loss()
+    fleet.stop_worker()
+    return found
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("k_steps", [0, 4], ids=["asynchronous", "GeoSGD"])
+def test_workers_that_wait_for_nobody_train(k_steps: int) -> None:
+    work = functools.partial(apart, k_steps)
+    answers = run_job(work, work)
+    assert [kind for kind, _ in answers] == ["value"] * 4, answers
+    for before, after in (losses for _, losses in answers[2:]):
+        assert after < before
 
 
 def test_a_scheduler_tells_who_is_who_and_where_the_servers_are(one: Any) -> None:

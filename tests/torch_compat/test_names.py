@@ -89,6 +89,38 @@ def test_a_wrapper_has_a_shape() -> None:
     assert Shaped(torch.ones(2, 3)).shape == (2, 3)
 
 
+class Called(nn.Parameter):
+    """Says which functions it was called with."""
+
+    seen: list[Any]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        Called.seen.append(func)
+        with autograd.without_functions():
+            return func(*args, **(kwargs or {}))
+
+
+def test_functions_of_a_class_are_left_out() -> None:
+    Called.seen = []
+    tensor = Called(torch.ones(2))
+    with autograd.without_functions():
+        assert tensor.sum().item() == 2
+    assert Called.seen == []
+    tensor.sum()
+    assert Called.seen == [Tensor.sum]
+
+
+def test_a_module_asks_a_parameter_before_it_is_moved() -> None:
+    module = nn.Linear(1, 1, bias=False)
+    module.weight = Called(torch.ones(1, 1))
+    Called.seen = []
+    module.to(torch.float64)
+    asked = [func for func in Called.seen if autograd.is_swappable(func)]
+    assert len(asked) == 1
+    assert not autograd.is_swappable(torch.ones)
+
+
 def test_writes_are_counted() -> None:
     tensor = torch.zeros(2)
     before = autograd.version(tensor)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -42,9 +43,11 @@ import fleetlight as fleet
 """
 
 
-def run(version: str, script: str) -> subprocess.CompletedProcess[str]:
+def run(
+    version: str, script: str, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     source = START.format(version=version) + script
-    return subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
+    return subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, env=env)
 
 
 def test_the_error_comes_with_the_first_name_of_the_api() -> None:
@@ -59,6 +62,21 @@ def test_the_warning_comes_once_for_several_inits() -> None:
                "lifecycle._warn_of_untested_torch()")  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("torch 99.0.0 is newer than") == 1
+
+
+def test_the_first_worker_speaks_for_all() -> None:
+    told = {
+        "FLEET_ROLE": "worker",
+        "FLEET_WORKER_NUM": "2",
+        "FLEET_MASTER": "127.0.0.1:1",
+        "FLEET_DEADLINE_S": "1",
+    }
+    for index in range(2):
+        # no other worker comes
+        env = {**os.environ, **told, "FLEET_INDEX": str(index)}
+        done = run("99.0.0", "fleet.init(is_collective=True)", env)
+        assert done.returncode == 1
+        assert ("torch 99.0.0 is newer than" in done.stderr) == (index == 0), done.stderr
 
 
 def test_this_torch_is_supported() -> None:

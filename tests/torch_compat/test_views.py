@@ -9,6 +9,8 @@ from torch import Tensor
 
 from fleetlight.torch_compat.views import assign, distinct_elements
 
+pytestmark = pytest.mark.contract
+
 VIEWS = {
     "whole": torch.zeros(3, 4),
     "scalar": torch.zeros(()),

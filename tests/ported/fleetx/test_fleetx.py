@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
 import torch
 from tests.launch.workplace import free_ports
 from tests.ported.jobs import FLEETRUN, ended, logs, numbers, run, start
+from tests.workers import reserved_port
 
 import fleetlight as fleet
+from fleetlight.collective import meeting
+from fleetlight.errors import MembershipError
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
 HERE = Path(__file__).parent
@@ -21,6 +25,7 @@ LOSS = r"loss: ([\d.]+)"
 def test_collective_training(kind: str, tmp_path: Path) -> None:
     command = [*FLEETRUN, "--nproc_per_node", "2", HERE / f"train_fleet_{kind}.py"]
     output = run(tmp_path, *command)
+    assert "starting workers 0 to 1 of 2" in output
     assert "all_reduce: 8 -> 1" in output
     for text in logs(tmp_path / "log"):
         losses, top5 = numbers(LOSS, text), numbers(r"acc5: ([\d.]+)", text)
@@ -41,6 +46,25 @@ def test_what_the_launcher_shows(tmp_path: Path) -> None:
     ):
         assert words in output
     assert "worker 1" in (tmp_path / "log" / "endpoints.log").read_text()
+
+
+def test_who_waits_names_whom_it_waits_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # every 3 s, as in the document
+    assert meeting._SAY_EVERY_S == 3
+    monkeypatch.setattr(meeting, "_SAY_EVERY_S", 0.0)
+    holder, port = reserved_port()
+    with holder, caplog.at_level(logging.WARNING, "fleetlight"):
+        with pytest.raises(MembershipError, match="worker 0 did not listen"):
+            meeting.join(("127.0.0.1", port), meeting.Patience(0.2), "worker 0")
+        store = meeting.serve(("127.0.0.1", 0), meeting.Patience(10.0))
+        listed = ["127.0.0.1:10039", "127.0.0.1:31719"]
+        with pytest.raises(MembershipError):
+            meeting.gather(store, 2, listed, meeting.Patience(0.2))
+    said = [record.getMessage() for record in caplog.records]
+    assert f"not ready endpoints: ['127.0.0.1:{port}'] (worker 0)" in said
+    assert "not ready endpoints: ['127.0.0.1:10039', '127.0.0.1:31719']" in said
 
 
 def test_several_machines(tmp_path: Path) -> None:

@@ -39,10 +39,10 @@ model.net(is_train=True)
 dist_strategy = fleet.DistributedStrategy()
 dist_strategy.a_sync = mode != "sync"
 if mode == "geo":
-    dist_strategy.a_sync_configs = {"k_steps": 100}  # type: ignore[assignment]
+    dist_strategy.a_sync_configs = {"k_steps": 100}
 optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
 optimizer = fleet.distributed_optimizer(optimizer, dist_strategy)
-optimizer.minimize(model.cost)  # type: ignore[attr-defined]
+optimizer.minimize(model.cost)
 
 if fleet.is_server():
     fleet.init_server()

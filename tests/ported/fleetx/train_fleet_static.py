@@ -41,7 +41,7 @@ def train_resnet() -> None:
     loader = fleet.shard(DataLoader(flowers(), batch_size=batch_size, drop_last=True, shuffle=True))
     train_loader = static.bind(loader, [image, label])
     optimizer = fleet.distributed_optimizer(optimizer_setting(list(model.parameters())))
-    optimizer.minimize(avg_cost)  # type: ignore[attr-defined]
+    optimizer.minimize(avg_cost)
 
     exe = static.Executor(place)
     print("Execute startup program.")

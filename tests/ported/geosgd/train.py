@@ -21,7 +21,7 @@ fleet.init(role_maker=None)
 
 dist_strategy = fleet.DistributedStrategy()
 dist_strategy.a_sync = True
-dist_strategy.a_sync_configs = {"k_steps": int(sys.argv[1])}  # type: ignore[assignment]
+dist_strategy.a_sync_configs = {"k_steps": int(sys.argv[1])}
 
 kind = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad}[sys.argv[2]]
 optimizer = kind(model.parameters(), lr=0.5 if sys.argv[2] == "sgd" else 0.05)

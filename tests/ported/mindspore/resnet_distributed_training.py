@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -18,21 +19,63 @@ from fleetlight import static
 sys.path.insert(0, str(Path(__file__).parents[1] / "fleetx"))
 from small_resnet import ResNet
 
+RESIZED = 20
+Operation = Callable[[Tensor], Tensor]
+
+
+def random_crop(image: Tensor) -> Tensor:
+    """As large as before, out of an image with a border."""
+    padded = F.pad(image, (0, 0, 2, 2, 2, 2))
+    top, left = (int(n) for n in torch.randint(0, 5, (2,)))
+    return padded[top : top + image.shape[0], left : left + image.shape[1]]
+
+
+def random_horizontal_flip(image: Tensor) -> Tensor:
+    """Left is right, in half of the images."""
+    return image.flip(1) if torch.rand(()) < 0.5 else image
+
+
+def resize(image: Tensor) -> Tensor:
+    """A square of another size."""
+    chw = image.permute(2, 0, 1)[None].float()
+    return F.interpolate(chw, (RESIZED, RESIZED), mode="bilinear")[0].permute(1, 2, 0)
+
+
+def rescale(image: Tensor) -> Tensor:
+    """Numbers from 0 to 1."""
+    return image * (1.0 / 255.0) + 0.0
+
+
+def normalize(image: Tensor) -> Tensor:
+    """Each channel around 0."""
+    mean, deviation = (0.4465, 0.4822, 0.4914), (0.2010, 0.1994, 0.2023)
+    return (image - torch.tensor(mean)) / torch.tensor(deviation)
+
+
+def hwc2chw(image: Tensor) -> Tensor:
+    """Channels first, as torch has them."""
+    return image.permute(2, 0, 1)
+
 
 class Cifar10(TensorDataset):
-    """Images and labels of a file, shifted and mirrored by chance when they are asked for."""
+    """Images and labels of a file; operations are done to an image when it is asked for."""
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+    operations: Sequence[Operation] = ()
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
         image, label = super().__getitem__(index)
-        top, left = (int(n) for n in torch.randint(0, 5, (2,)))
-        image = F.pad(image, (2, 2, 2, 2))[:, top : top + 16, left : left + 16]
-        return (image.flip(2) if torch.rand(()) < 0.5 else image), label
+        for operation in self.operations:
+            image = operation(image)
+        return image, label
 
 
-def create_dataset(data_path: str, batch_size: int = 32) -> DataLoader[tuple[torch.Tensor, ...]]:
+def create_dataset(data_path: str, batch_size: int = 32) -> DataLoader[tuple[Tensor, ...]]:
     """The worker's own part of the records."""
     loaded = torch.load(Path(data_path) / "data.pt", weights_only=True)
-    data_set = Cifar10(loaded["images"], loaded["labels"])
+    # what is the label's int32 there is int64 in torch's cross entropy
+    data_set = Cifar10(loaded["images"], loaded["labels"].to(torch.int64))
+    data_set.operations = [random_crop, random_horizontal_flip]
+    data_set.operations += [resize, rescale, normalize, hwc2chw]
     print(f"rank {fleet.worker_index()} of {fleet.worker_num()}, {len(data_set)} records in all")
     return fleet.shard(DataLoader(data_set, batch_size=batch_size, drop_last=True, shuffle=True))
 
@@ -43,7 +86,10 @@ def train_resnet(epoch_size: int = 2) -> None:
     net: nn.Module = ResNet(10)
     opt = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.01, momentum=0.9)
     opt = fleet.distributed_optimizer(opt)
-    example = {"image": torch.zeros(2, 3, 16, 16), "label": torch.zeros(2, dtype=torch.int64)}
+    example = {
+        "image": torch.zeros(2, 3, RESIZED, RESIZED),
+        "label": torch.zeros(2, dtype=torch.int64),
+    }
     program = static.capture(net, F.cross_entropy, opt, example)
     executor = static.Executor("cpu")
     for epoch in range(epoch_size):
@@ -56,5 +102,7 @@ def train_resnet(epoch_size: int = 2) -> None:
 
 if __name__ == "__main__":
     strategy = fleet.DistributedStrategy(gradient_scale="mean")
+    # enable_ssl: the folder of certificates
+    strategy.ssl = os.environ.get("CERTIFICATES")
     fleet.init(is_collective=True, strategy=strategy)
     train_resnet()

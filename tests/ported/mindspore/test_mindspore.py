@@ -3,13 +3,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
+import runpy
+import socket
+import ssl
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from tests.ported.jobs import numbers, run
-from tests.workers import reserved_port
+from tests.workers import reserved_port, run_processes
+
+import fleetlight as fleet
+from fleetlight.security.certificates import make
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
 HERE = Path(__file__).parent
@@ -22,7 +31,8 @@ def data(tmp_path: Path) -> Path:
     labels = torch.randint(0, 10, (512,), generator=draws)
     colours = torch.rand(10, 3, 1, 1, generator=draws)
     images = colours[labels] + 0.05 * torch.randn(512, 3, 16, 16, generator=draws)
-    torch.save({"images": images, "labels": labels}, tmp_path / "data.pt")
+    pixels = (images.clamp(0, 1) * 255).to(torch.uint8).permute(0, 2, 3, 1)
+    torch.save({"images": pixels, "labels": labels.to(torch.int32)}, tmp_path / "data.pt")
     return tmp_path
 
 
@@ -57,3 +67,44 @@ def test_too_few_workers(data: Path) -> None:
     for text in workers:
         assert "the scheduler says: 2 of 3 workers came within 3 s, 1 missing" in text
     assert "2 of 3 workers came within 3 s, 1 missing" in scheduler
+
+
+def speaks_tls(port: int) -> str | None:
+    """What a client without a certificate agrees on with the scheduler."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with socket.create_connection(("127.0.0.1", port), 10) as plain:
+        return context.wrap_socket(plain).version()
+
+
+def of_the_page(role: str, port: int, data: str, certificates: str) -> tuple[str, str | None]:
+    """What the script prints in one process, and how the scheduler speaks behind it."""
+    for name in [name for name in os.environ if name.startswith("FLEET_")]:
+        del os.environ[name]
+    os.environ |= {"MS_WORKER_NUM": "8", "MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": str(port)}
+    os.environ |= {"MS_ROLE": role, "DATA_PATH": data, "CERTIFICATES": certificates}
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        try:
+            runpy.run_path(str(HERE / "resnet_distributed_training.py"), run_name="__main__")
+        except SystemExit as end:
+            # the scheduler goes when all workers have
+            return printed.getvalue(), f"exit {end.code}"
+    version = speaks_tls(port)
+    fleet.stop_worker()
+    return printed.getvalue(), version
+
+
+def test_eight_workers_inside_tls(data: Path) -> None:
+    make(data / "certificates")
+    holder, port = reserved_port()
+    job = (port, str(data), str(data / "certificates"))
+    with holder:
+        found = run_processes(of_the_page, [("MS_SCHED", *job), *[("MS_WORKER", *job)] * 8])
+    scheduler, *workers = found
+    assert scheduler == ("", "exit 0")
+    assert sorted(numbers(r"rank (\d)", [text for text, _ in workers])) == list(range(8))
+    assert len({numbers(r"weights ([\d.]+)", text)[0] for text, _ in workers}) == 1
+    for text, version in workers:
+        # 512 records in blocks of 8 x 32, twice
+        assert len(numbers(r"loss is ([\d.]+)", text)) == 4
+        assert version == "TLSv1.3"

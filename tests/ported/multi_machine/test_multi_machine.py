@@ -3,12 +3,18 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from tests.launch.workplace import free_ports
 from tests.ported.jobs import FLEETRUN, ended, logs, numbers, run, start
+from tests.ported.multi_machine.random_mlp import gen_data
+from tests.workers import run_processes
 
 import fleetlight as fleet
 
@@ -39,6 +45,10 @@ def test_four_changes_train_the_same(alone: list[float], tmp_path: Path) -> None
     assert "write fleet.save_persistables(dirname)" in output
     assert "saved model at step 20" in output
     assert (tmp_path / "model" / "manifest.json").exists()
+    feed = {name: torch.from_numpy(value) for name, value in gen_data(0).items()}
+    served = fleet.load_inference_model(tmp_path / "served")
+    [cost] = set(numbers(r"served cost ([\d.]+)", logs(tmp_path / "log")))
+    assert float(served(feed["x"], feed["y"])) == pytest.approx(cost, abs=2e-6)
 
 
 def test_a_log_for_each_worker(tmp_path: Path) -> None:
@@ -118,3 +128,39 @@ def test_the_tuned_program(how: str, tmp_path: Path) -> None:
         assert (
             f"{'localsgd' if how == 'localsgd' else 'use_hierarchical_allreduce'} = True" in output
         )
+
+
+def tuned(*arguments: str) -> Any:
+    """The tuned program in this process; its parameters after each step, in one array."""
+    sys.argv[1:] = arguments
+    sys.path.insert(0, str(HERE))
+    ended = runpy.run_path(str(HERE / "train_tuned.py"))
+    if "hierarchical" in arguments:
+        assert " * use_hierarchical_allreduce = True" in ended["dist_strategy"].explain()
+    fleet.stop_worker()
+    steps = ended["weights"]
+    return np.stack([np.concatenate([value.ravel() for value in step]) for step in steps])
+
+
+def steps_apart(*arguments: str, workers: int) -> tuple[list[int], Any]:
+    """After which steps the workers differ, by batches of their own; and the first's parameters."""
+    found = run_processes(tuned, [("apart", *arguments)] * workers)
+    same = [all(np.array_equal(found[0][i], other[i]) for other in found) for i in range(20)]
+    return [step for step, is_same in enumerate(same, 1) if not is_same], found[0]
+
+
+def test_localsgd_meets_every_four_steps() -> None:
+    apart, weights = steps_apart("localsgd", workers=2)
+    # four steps to warm up, each a meeting
+    assert apart == [5, 6, 7, 9, 10, 11, 13, 14, 15, 17, 18, 19]
+    none, together = steps_apart(workers=2)
+    assert none == []
+    assert np.array_equal(weights[:4], together[:4])
+    assert not np.allclose(weights[-1], together[-1], rtol=0, atol=1e-9)
+
+
+def test_a_hierarchy_sums_what_all_workers_have() -> None:
+    none, weights = steps_apart("hierarchical", workers=4)
+    assert none == []
+    _, plain = steps_apart(workers=4)
+    np.testing.assert_allclose(weights, plain, rtol=0, atol=1e-6)

@@ -33,13 +33,15 @@ dist_strategy.exec_strategy = exec_strategy
 dist_strategy.fuse_all_reduce_ops = fuse_all_reduce_ops
 if "hierarchical" in sys.argv:
     dist_strategy.use_hierarchical_allreduce = True
+    # on one machine, as if every two workers had a machine of their own
+    dist_strategy.hierarchical_allreduce_inter_nranks = 2
 if "localsgd" in sys.argv:
     dist_strategy.use_local_sgd = True
     dist_strategy.local_sgd_is_warm_steps = 4
     dist_strategy.local_sgd_steps = 4
 
 optimizer = fleet.distributed_optimizer(optimizer, strategy=dist_strategy)
-optimizer.minimize(cost, static.default_startup_program())  # type: ignore[attr-defined]
+optimizer.minimize(cost, static.default_startup_program())
 train_prog = fleet.main_program
 if "explain" in sys.argv:
     print(dist_strategy.explain())
@@ -47,10 +49,14 @@ if "explain" in sys.argv:
 exe = static.Executor("cpu")
 exe.run(static.default_startup_program())
 step = 20
+#: after each step; workers whose batches differ have different ones while they train alone
+weights = []
 for i in range(step):
+    number = i * fleet.worker_num() + fleet.worker_index() if "apart" in sys.argv else i
     if i % fetch_frequency == 0:
-        cost_val = exe.run(program=train_prog, feed=gen_data(i), fetch_list=[cost.name])
+        cost_val = exe.run(program=train_prog, feed=gen_data(number), fetch_list=[cost.name])
         print(f"step{i} cost={cost_val[0]:f}", flush=True)
     else:
-        cost_val = exe.run(program=train_prog, feed=gen_data(i))
+        cost_val = exe.run(program=train_prog, feed=gen_data(number))
+    weights.append([p.detach().clone().numpy() for p in train_prog.parameters()])
 fleet.barrier_worker()

@@ -24,7 +24,7 @@ fleet.init(role)
 
 # change 3: the optimizer, and minimize with the startup program
 optimizer = fleet.distributed_optimizer(optimizer, strategy=dist_strategy)
-optimizer.minimize(cost, static.default_startup_program())  # type: ignore[attr-defined]
+optimizer.minimize(cost, static.default_startup_program())
 train_prog = fleet.main_program
 
 gpu_id = int(os.getenv("FLAGS_selected_gpus", "0"))  # noqa: SIM112
@@ -42,3 +42,6 @@ try:
 except fleet.errors.ConfigError as error:
     print(error)
 fleet.save_persistables("model")
+# or the other way to save, for who only asks the model
+fleet.save_inference_model("served", ["x", "y"], [cost], program=train_prog)
+print(f"served cost {exe.run(train_prog.clone(for_test=True), gen_data(0), [cost])[0]:f}")

@@ -21,7 +21,7 @@ train_dataloader = static.bind(
 strategy = fleet.DistributedStrategy()
 optimizer = torch.optim.Adam(static.default_main_program().parameters(), lr=0.001)
 optimizer = fleet.distributed_optimizer(optimizer, strategy=strategy)
-optimizer.minimize(cost)  # type: ignore[attr-defined]
+optimizer.minimize(cost)
 
 exe = static.Executor(place)
 exe.run(static.default_startup_program())

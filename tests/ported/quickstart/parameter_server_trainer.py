@@ -17,7 +17,7 @@ strategy = fleet.DistributedStrategy()
 strategy.a_sync = True
 optimizer = torch.optim.Adam(static.default_main_program().parameters(), lr=0.001)
 optimizer = fleet.distributed_optimizer(optimizer, strategy)
-optimizer.minimize(cost)  # type: ignore[attr-defined]
+optimizer.minimize(cost)
 
 if fleet.is_server():
     fleet.init_server()
