@@ -2,7 +2,7 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
-# make matrix TORCH='2.9 2.14' PYTHONS='python3.11 python3.13'
+# make matrix TORCH='2.9 2.15' PYTHONS='python3.11 python3.13'
 PYTHONS ?= $(PYTHON)
 MATRIX ?= $(HOME)/.cache/fleetlight-matrix
 VENV := .venv
