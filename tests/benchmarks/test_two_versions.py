@@ -7,9 +7,9 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from benchmarks.jobs import ROOT, BenchmarkError
 
 from benchmarks import two_versions
-from benchmarks.jobs import ROOT, BenchmarkError
 
 
 def test_the_jobs_differ_in_the_sources_alone() -> None:
