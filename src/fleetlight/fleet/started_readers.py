@@ -15,7 +15,7 @@ from fleetlight.errors import ConfigError
 def is_started_reader() -> bool:
     """True in a process that only reads the script, to find what it was started for."""
     # as multiprocessing asks itself whether a script lacks its guard
-    return bool(getattr(multiprocessing.current_process(), "_inheriting", False))
+    return bool(vars(multiprocessing.current_process()).get("_inheriting", False))
 
 
 def refuse_started_reader() -> None:
