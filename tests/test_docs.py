@@ -105,6 +105,29 @@ def test_quick_start_trains_the_same_weights_alone_and_in_a_job(tmp_path: Path) 
     assert weights(job, tmp_path) == pytest.approx(alone, rel=1e-5)
 
 
+#: what the page needs of lightning, which is no dependency
+LIGHTNING = "from torch.nn import Module as LightningModule\n"
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("number", range(2))
+def test_loops_in_place_of_a_trainer_reduce_during_backward(number: int, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "migrating.md").read_text()
+    _, found, section = page.partition("## Accelerate, the Trainer and Lightning\n")
+    programs = [body for kind, body in _FENCED.findall(section) if kind == "python"]
+    assert found
+    assert len(programs) == 2
+    (tmp_path / "train.py").write_text(programs[number])
+    (tmp_path / "lightning.py").write_text(LIGHTNING)
+    job = [sys.executable, "-m", "fleetlight.launch", "--nproc_per_node", "2", "train.py"]
+    printed(job, tmp_path)
+    log = "".join(path.read_text() for path in (tmp_path / "log").glob("workerlog.*"))
+    zero, one = re.findall(r"worker \d: weights (\S+)", log)
+    assert zero == one
+    assert "all_reduce: " in log
+    assert "not reduced during backward" not in log
+
+
 @pytest.mark.multiprocess
 def test_first_program_of_the_readme_is_that_of_the_quick_start_and_learns(tmp_path: Path) -> None:
     shown = blocks(ROOT / "README.md", "python")[0]

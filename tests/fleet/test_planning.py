@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 
 from fleetlight.errors import PlanError, StrategyError
 from fleetlight.fleet.planning import Drawn, draw, mode_of
+from fleetlight.fleet.session import drawn_of
 from fleetlight.ps.layers.embedding import SparseEmbedding, SparseEmbeddingBag
 from fleetlight.ps.layers.entries import CountFilterEntry
 from fleetlight.ps.plan import EntryPlan, InitializerPlan, RulePlan
@@ -179,3 +181,31 @@ def test_moved_layers_may_share_their_weight() -> None:
     model = nn.Sequential(nn.Embedding(5, 2, sparse=True), nn.EmbeddingBag(5, 2, sparse=True))
     model[1].weight = model[0].weight
     assert [table.name for table in drawn(model).plan.tables] == ["0"]
+
+
+class Named(nn.Module):
+    """A table, and a dense layer that may be called like it."""
+
+    def __init__(self, table: str, dense: str) -> None:
+        super().__init__()
+        self.emb = SparseEmbedding(3, table=table)
+        self.add_module(dense, nn.Linear(3, 1))
+
+
+def test_a_table_called_like_another_module_is_refused() -> None:
+    drawn(Named("users", "dense"))
+    words = r"table 'dense' of layer emb .* module 'dense' \(Linear\).* table='dense_rows'"
+    with pytest.raises(PlanError, match=words):
+        drawn(Named("dense", "dense"))
+
+
+def test_a_table_called_like_a_module_of_one_of_several_models_is_refused() -> None:
+    one, other = Named("dense", "dense"), nn.Linear(1, 1)
+    context: Any = SimpleNamespace(
+        models=[SimpleNamespace(module=one), SimpleNamespace(module=other)],
+        optimizers=[SimpleNamespace(optimizer=torch.optim.SGD(one.parameters(), lr=0.1))],
+        strategy=DistributedStrategy(),
+        role=SimpleNamespace(worker_num=1, server_num=1),
+    )
+    with pytest.raises(PlanError, match=r"saved as 'dense\.weight'"):
+        drawn_of(context)

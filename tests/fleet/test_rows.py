@@ -78,3 +78,45 @@ def test_a_layer_of_torch_that_has_its_rows() -> None:
     assert layer.weight.grad[:, 0].tolist() == [0, 1, 2, 0, 0, 1, 0, 0, 0]
     with pytest.raises(ConfigError, match="got a Linear"):
         fleet.rows(nn.Linear(1, 1), IDS)
+
+
+def _gradient(layer: Any, read: Any) -> list[Any]:
+    layer.weight.grad = None
+    read(IDS).sum().backward()
+    gradient: list[Any] = layer.weight.grad.tolist()
+    return gradient
+
+
+@pytest.mark.parametrize(
+    "options", [{"padding_idx": 2}, {"scale_grad_by_freq": True}, {"max_norm": 0.1}]
+)
+def test_options_of_a_layer_of_torch_hold_as_in_its_forward(options: dict[str, Any]) -> None:
+    layer = nn.Embedding(9, 3, **options)
+    with torch.no_grad():
+        read = fleet.rows(layer, IDS)
+    torch.testing.assert_close(read, layer(IDS))
+    assert _gradient(layer, lambda ids: fleet.rows(layer, ids)) == _gradient(layer, layer)
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_padding_is_not_trained_in_one_process_nor_in_a_job(kind: Any) -> None:
+    plain = kind(9, 3, sparse=True, padding_idx=2)
+    fleet.rows(plain, IDS).sum().backward()
+    assert plain.weight.grad.to_dense()[:, 0].tolist() == [0, 1, 0, 0, 0, 1, 0, 0, 0]
+
+    class One(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.emb = kind(9, 3, sparse=True, padding_idx=2)
+
+    def built() -> Any:
+        model = One()
+        return model, [torch.optim.SGD(model.parameters(), lr=0.5)]
+
+    def work(member: Member) -> None:
+        layer: Any = member.model.emb
+        rows(layer, IDS).sum().backward()
+        [part] = layer.weight.grad.parts
+        assert sorted(part.ids.tolist()) == [1, 5]
+
+    run(built, work, SYNC, workers=1)

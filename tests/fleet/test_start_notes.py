@@ -60,6 +60,31 @@ def test_worker_0_says_what_is_not_trained_and_which_norms_stay_local() -> None:
     assert one == []
 
 
+def evaluated_first(in_parts: bool) -> list[str]:
+    lines: list[str] = []
+    logger.addFilter(lambda record: lines.append(record.getMessage()) or True)
+    model = fleet.distributed_model(norms().eval())
+    optimizer = fleet.distributed_optimizer(SGD(model.parameters(), 0.1))
+    model(torch.ones(2, 3))
+    before = sum("batch norm" in line for line in lines)
+    for _ in range(2):
+        model.train()
+        step = nn.Sequential(*model) if in_parts else model
+        step(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+    return [f"{before} before", *(line for line in lines if "batch norm" in line)]
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_norms_are_told_of_when_they_first_train_also_behind_an_evaluation(in_parts: bool) -> None:
+    (before, *told), one = run_workers(evaluated_first, 2, in_parts)
+    assert before == one[0] == "0 before"
+    assert len(told) == 1
+    assert "2 layers normalise by the batch of their own worker" in told[0]
+    assert one[1:] == []
+
+
 def lines_synced() -> list[str]:
     return lines_of(norms, sync_batch_norm=True)
 

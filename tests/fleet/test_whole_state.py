@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 import fleetlight as fleet
 from fleetlight.errors import CheckpointError, PlanError
-from fleetlight.fleet import whole_state
+from fleetlight.fleet import registering, whole_state
 from fleetlight.ps.layers.embedding import SparseEmbedding
 
 IDS = torch.tensor([[1, 2], [2, 7]])
@@ -187,6 +188,103 @@ def test_state_dict_tells_the_truth(caplog: Any) -> None:
     assert "fleetlight export" in told[0]
 
 
+class Counted(Net):
+    """Has values that are neither parameters nor buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.best: Any = None
+
+    def get_extra_state(self) -> Any:
+        return {"best": self.best}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.best = state["best"]
+
+
+def built_counted() -> Any:
+    model = Counted()
+    return model, [torch.optim.Adagrad(model.parameters(), lr=0.5)]
+
+
+@pytest.mark.parametrize("best", [5, (0.5, torch.arange(3.0))])
+def test_extra_state_reaches_all_workers(best: Any) -> None:
+    def work(member: Member) -> None:
+        model: Any = member.model
+        train(member, IDS)
+        model.best = best if member.index == 0 else "mine"
+        state = taken(member)
+        model.best = "later"
+        before = model.dense.weight.detach().clone()
+        put(member, state)
+        torch.testing.assert_close(model.best, best)
+        torch.testing.assert_close(model.dense.weight.detach(), before)
+        train(member, IDS)
+
+    run(built_counted, work, SYNC, workers=2)
+
+
+def test_extra_state_that_cannot_travel_changes_nothing() -> None:
+    def work(member: Member) -> None:
+        model: Any = member.model
+        train(member, IDS)
+        state = taken(member)
+        if member.index == 0:
+            state["_extra_state"] = {"best": object()}
+        model.best = 3
+        before = said(member)
+        with pytest.raises(CheckpointError, match="got a object, expected tensors, numbers"):
+            put(member, state)
+        assert model.best == 3
+        assert said(member) == before
+
+    run(built_counted, work, SYNC, workers=2)
+
+
+def test_a_pickled_model_says_that_its_rows_stayed(caplog: Any) -> None:
+    def work(member: Member) -> bytes:
+        train(member, IDS)
+        file = io.BytesIO()
+        torch.save(member.model, file)
+        torch.save(member.model, io.BytesIO())
+        copy.deepcopy(member.model)
+        return file.getvalue()
+
+    [saved] = run(built, work, SYNC, workers=1)
+    told = [r.getMessage() for r in caplog.records if "torch.save(model)" in r.getMessage()]
+    assert len(told) == 1
+    assert "fleet.save_persistables" in told[0]
+    again = pickle.dumps(torch.load(io.BytesIO(saved), weights_only=False))
+    model: Any = pickle.loads(again)
+    for layer, name in ((model.moved, "moved"), (model.open, "users")):
+        words = rf"rows of table {name} stayed .*fleet\.load_state_dict\(model, state\)"
+        with pytest.raises(PlanError, match=words):
+            layer(IDS)
+    with pytest.raises(PlanError, match="rows of table moved stayed"):
+        registering._refuse_of_earlier_job(model)
+
+
+def test_a_state_without_rows_is_warned_of_before_the_next_job(caplog: Any) -> None:
+    def work(member: Member) -> bytes:
+        train(member, IDS)
+        file = io.BytesIO()
+        torch.save({n: v for n, v in member.model.state_dict().items() if "moved" not in n}, file)
+        # what fleet loads in a job is warned of by nobody
+        put(member, taken(member))
+        return file.getvalue()
+
+    [saved] = run(built, work, SYNC, workers=1)
+    state = torch.load(io.BytesIO(saved))
+    for _ in range(2):
+        fresh = Net()
+        fresh.load_state_dict(fresh.state_dict())
+        fresh.load_state_dict(state, strict=False)
+    told = [r.getMessage() for r in caplog.records if "load_state_dict: the st" in r.getMessage()]
+    assert len(told) == 1
+    assert "table users" in told[0]
+    assert "fleet.load_persistables" in told[0]
+
+
 def _keep_best() -> bool:
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     model = fleet.distributed_model(model)
@@ -211,3 +309,18 @@ def _keep_best() -> bool:
 
 def test_workers_without_servers() -> None:
     assert run_workers(_keep_best) == [True, True]
+
+
+def _load_extra() -> Any:
+    model: Any = Counted()
+    del model.open, model.moved
+    fleet.distributed_model(model)
+    model.best = fleet.worker_index()
+    state = fleet.state_dict(model)
+    model.best = "later"
+    fleet.load_state_dict(model, state)
+    return model.best
+
+
+def test_extra_state_reaches_workers_without_servers() -> None:
+    assert run_workers(_load_extra) == [0, 0]

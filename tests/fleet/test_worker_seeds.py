@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -141,6 +143,78 @@ def test_masks_and_augmentations_differ_and_first_values_do_not() -> None:
 def test_they_are_the_same_where_the_strategy_says_so() -> None:
     zero, one = run_workers(trained, 2, "same")
     assert zero == one
+
+
+class Doubtful(nn.Module):
+    """Draws by a function, which no module of torch stands for."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, 0.5, self.training)
+
+
+class Generator(nn.Module):
+    """A model whose steps call its parts, as a Lightning module's do."""
+
+    def __init__(self, drawing: nn.Module) -> None:
+        super().__init__()
+        self.encoder, self.drawing = nn.Linear(1, 1), drawing
+
+    def training_step(self, x: Tensor) -> Tensor:
+        mask: Tensor = self.drawing(x)
+        return mask
+
+
+def drawn_in_parts(drawing: nn.Module) -> list[Any]:
+    torch.manual_seed(0)
+    model = fleet.distributed_model(Generator(drawing))
+    fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), 0.1))
+    copied, pickled = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    seeds = [torch.initial_seed()]
+    for module in (model.eval(), copied.train(), pickled.train()):
+        module.training_step(torch.ones(1, 64))
+        seeds.append(torch.initial_seed())
+    assert seeds == [0, 0, 0, 0]
+    torch.manual_seed(0)
+    mask = model.train().training_step(torch.ones(1, 64))
+    assert not any(part._forward_pre_hooks for part in model.modules())
+    return mask.eq(0).flatten().tolist()
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("drawing", [nn.Dropout(0.5), Doubtful()])
+def test_a_part_of_a_model_draws_its_own_too(drawing: nn.Module) -> None:
+    zero, one = run_workers(drawn_in_parts, 2, drawing)
+    assert any(zero)
+    assert any(one)
+    assert zero != one
+
+
+def seeded_again() -> tuple[int, int]:
+    torch.manual_seed(0)
+    model = fleet.distributed_model(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), 0.1))
+    seeds = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        model[1](model[0](torch.ones(1, 2))).sum().backward()
+        optimizer.step()
+        seeds.append(torch.initial_seed())
+    return seeds[0], seeds[1]
+
+
+@pytest.mark.multiprocess
+def test_at_the_latest_a_step_derives_them() -> None:
+    assert run_workers(seeded_again, 2) == [(3, 3), (derived_seed(3, 1),) * 2]
+
+
+def test_a_compiler_sees_no_change_of_seeds() -> None:
+    torch.manual_seed(5)
+    plan = ModelPlan(nn.Sequential(Generator(nn.Dropout(0.5)), nn.Dropout(0.5)), context_of(1))
+    step = torch.compile(plan.module[1], backend="eager", fullgraph=True)
+    torch.compiler.reset()
+    step(torch.ones(2, 2))
+    plan.close()
+    assert not plan.module[1]._forward_pre_hooks
 
 
 def run_program() -> float:

@@ -323,6 +323,19 @@ def test_what_the_fields_of_the_exchange_do(configs: Any, field: str, sentence: 
     assert sentence in why
 
 
+def test_a_queue_of_pushes_is_told_of_only_where_there_is_one() -> None:
+    lines = DistributedStrategy(a_sync=True).explain(SERVERS).splitlines()
+    (queue,) = [line for line in lines if "send_queue_size" in line]
+    (merged,) = [line for line in lines if "max_merge" in line]
+    assert queue.startswith("   a_sync_configs.send_queue_size = 4: not set: with dense parameters")
+    assert merged == "   a_sync_configs.max_merge = 1: each push travels alone"
+    for asked in ({"send_queue_size": 4}, {"max_merge": 2}, {"dense": "allreduce"}):
+        active, why = effect(
+            "a_sync_configs.send_queue_size", SERVERS, a_sync=True, a_sync_configs=asked
+        )
+        assert (active, why) == (True, "pushes that may wait to be sent: 4")
+
+
 def test_files_of_tables_are_those_of_servers() -> None:
     saved = {"checkpoint": "ckpt", "checkpoint_configs": {"via": "worker0"}}
     assert effect("checkpoint_configs.via", SERVERS, **saved)[0]

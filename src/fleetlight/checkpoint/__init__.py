@@ -19,6 +19,7 @@ from fleetlight.checkpoint.manifest import (
 from fleetlight.checkpoint.model import (
     ModelState,
     fitted_model_state,
+    is_extra,
     load_model_state,
     model_state,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "export",
     "fitted_model_state",
     "fitted_optimizer_state",
+    "is_extra",
     "load_inference",
     "load_model_state",
     "load_optimizer_state",

@@ -47,7 +47,7 @@ def model_state(module: nn.Module) -> ModelState:
     extra: dict[str, Json] = {}
     first_names: dict[int, str] = {}
     for name, value in module.state_dict(keep_vars=True).items():
-        if _is_extra(name, value):
+        if is_extra(name, value):
             extra[name] = pack(value, name, tensors)
         elif id(value) in first_names:
             aliases[name] = first_names[id(value)]
@@ -95,7 +95,7 @@ def _shares_memory(value: object) -> bool:
     return isinstance(value, Tensor) and distinct_elements(value).numel() < value.numel()
 
 
-def _is_extra(name: str, value: object) -> bool:
+def is_extra(name: str, value: object) -> bool:
     """True for what `set_extra_state` (or a hook) takes back, not a parameter or buffer."""
     return name.rpartition(".")[2] == "_extra_state" or not isinstance(value, Tensor)
 
@@ -105,7 +105,7 @@ def _facts(state: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _fact(name: str, tensor: Tensor) -> str:
-    if _is_extra(name, tensor):
+    if is_extra(name, tensor):
         return "extra state"
     if nn.parameter.is_lazy(tensor):
         return "without a shape yet (run the model once first)"
@@ -116,7 +116,7 @@ def _untied(live: Mapping[str, Any], saved: Mapping[str, Any]) -> Iterator[str]:
     """Names that are one tensor here, but two different ones in the checkpoint."""
     first_names: dict[int, str] = {}
     for name, value in live.items():
-        if name not in saved or _is_extra(name, value):
+        if name not in saved or is_extra(name, value):
             continue
         first = first_names.setdefault(id(value), name)
         one, other = saved[name], saved[first]

@@ -47,9 +47,13 @@ def decode(data: bytes) -> Hello:
     try:
         return msgspec.json.decode(data, type=Hello)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if isinstance(error, msgspec.ValidationError):
+            cause = "a member has another version of Fleetlight; install the same one everywhere"
+        else:
+            cause = "another program uses this port; give the job another one by FLEET_MASTER"
         raise MembershipError(
-            f"a member introduced itself with something that is no hello ({error}); "
-            "is another program or another version using this port?"
+            "a member introduced itself with something that is no hello "
+            f"({error}), expected one of this version: {cause}"
         ) from None
 
 

@@ -20,6 +20,7 @@ from fleetlight.collective.codecs.compression import Compression
 from fleetlight.collective.coded import coded_in, sparse_names, warn_of_others
 from fleetlight.collective.ddp import BackwardBuckets
 from fleetlight.collective.group import Group
+from fleetlight.collective.late import Cause, Forward, Late
 from fleetlight.collective.position import UNKNOWN, Position, Stamp, check_equally_far
 from fleetlight.collective.reducer import Reducer
 from fleetlight.collective.routes.route import Bucket, Part
@@ -123,7 +124,7 @@ class Replica:
         self._asked_inputs = False
         self._seen_backward = False
         self._reported = False
-        self._warned_late = False
+        self._late = Late()
         self._is_complete = False
         self._futures: list[Future[Tensor]] = []
         #: coded buckets of the backward that goes on, and whose gradients are in them
@@ -199,14 +200,25 @@ class Replica:
         if reduces and self._buckets is not None:
             self._buckets.after_forward(outputs_of(output) if find_unused else [])
         self._reduces = reduces
+        self._late.called(Forward.WHOLE if reduces else Forward.HELD)
         return through_sink(output) if find_unused else output
+
+    def evaluated(self) -> None:
+        """Called at a forward in eval mode that keeps a graph: its backward will not reduce."""
+        self._late.called(Forward.EVAL)
+
+    def stepped(self) -> None:
+        """Called behind a step that has used the gradients."""
+        self._late.stepped()
 
     def _live_buffers(self) -> list[Tensor]:
         found = (buffers(part).get(name) for part, name in self._buffers)
         return [buffer for buffer in found if buffer is not None]
 
     def _touched(self, _: Tensor) -> None:
-        self._dirty = True
+        if not self._dirty:
+            self._dirty = True
+            self._late.touched()
 
     def _refuse_dense(self, name: str, parameter: Tensor) -> None:
         """Raise where torch's reducer would, but with a name and a way out."""
@@ -249,6 +261,7 @@ class Replica:
                     }
                 )
             self._dirty = self._reduces = False
+            self._late.reduced(during_backward=True)
             self.reductions += 1
 
     @property
@@ -302,8 +315,10 @@ class Replica:
         if self._dirty:
             self._reduce_late(expected)
 
-    def mark_unreduced(self) -> None:
+    def mark_unreduced(self, cause: Cause = Cause.ASSIGNED) -> None:
         """The gradients that are there came about behind this replica's back."""
+        if not self._dirty:
+            self._late.marked(cause)
         self._dirty = any(p.grad is not None for _, p in self._parameters)
 
     def _unused_text(self) -> str:
@@ -319,14 +334,9 @@ class Replica:
     @torch.no_grad()
     def _reduce_late(self, expected: bool) -> None:
         """Gradients that came about without the module's own forward, or after it."""
-        if not expected and not self._warned_late:
-            self._warned_late = True
-            logger.warning(
-                "gradients were not reduced during backward (was the model called as a whole, "
-                "outside no_sync, and its gradients made by backward()?); reducing them before the "
-                "step, without overlap"
-            )
         if not expected:
+            if (warning := self._late.warning()) is not None:
+                logger.warning("%s", warning)
             # only some workers may be here; who is not must not be met in another collective
             self._group.assemble("reducing gradients before the step")
         mine = torch.tensor([p.grad is not None for _, p in self._parameters], dtype=torch.int32)
@@ -341,6 +351,7 @@ class Replica:
             self._seen_backward = True  # these buckets are the final ones
             self._report(buckets)
         self._dirty = False
+        self._late.reduced(during_backward=False)
         self.reductions += 1
 
     @torch.no_grad()

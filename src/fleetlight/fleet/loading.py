@@ -29,6 +29,7 @@ from fleetlight.fleet.served_loading import ServedLoading
 from fleetlight.fleet.served_saving import at_rest
 from fleetlight.fleet.table_files import FOLDER
 from fleetlight.observe.log import logger
+from fleetlight.ps.layers.table_weight import TableWeight
 
 
 def load_job(
@@ -126,7 +127,9 @@ def _fitted(context: Context, model: nn.Module, saved: Checkpoint) -> Iterator[C
     names, tables = names_of(model), saved.moved_weights()
     _warn_of_tables(context, saved)
     state = saved.model()
-    state = dataclasses.replace(state, tensors={**state.tensors, **tables})
+    # what stands for a table of open ids stays as it is
+    open_ids = {n: p for p, n in names.items() if isinstance(p, TableWeight) and n in state.tensors}
+    state = dataclasses.replace(state, tensors={**state.tensors, **tables, **open_ids})
     yield checkpoint.fitted_model_state(model, state)
     # what a table's rule has kept is not in the optimizer
     elsewhere = [parameter for parameter, name in names.items() if name in tables]

@@ -17,6 +17,7 @@ from fleetlight.collective.batch_norm import normalise_alone, synchronise_batch_
 from fleetlight.collective.buckets import BucketLimits
 from fleetlight.collective.codecs.narrow import narrow_type
 from fleetlight.collective.group import Group
+from fleetlight.collective.late import Cause
 from fleetlight.collective.position import UNKNOWN, Position
 from fleetlight.collective.replica import Reduction, Replica
 from fleetlight.collective.sink import weighed
@@ -24,9 +25,9 @@ from fleetlight.errors import DeadlineError, PlanError, did_you_mean
 from fleetlight.fleet import averaging
 from fleetlight.fleet.compressing import compression_of
 from fleetlight.fleet.context import Context, current
-from fleetlight.fleet.start_notes import tell_start
+from fleetlight.fleet.start_notes import tell_of_batch_norm, tell_start
 from fleetlight.fleet.terms import settings_of, terms_of
-from fleetlight.fleet.worker_seeds import make_distinct
+from fleetlight.fleet.worker_seeds import Parts, make_distinct
 from fleetlight.fleet.wrapping import refuse_running_wrapper, refuse_wrappers
 from fleetlight.observe.log import logger
 from fleetlight.static.graph.variable import is_written
@@ -68,11 +69,15 @@ class ModelPlan:
         self._weight = 1.0
         self._position = UNKNOWN
         self.frozen = False
+        #: True from the first forward that trains, or the first step
+        self._has_begun = False
         #: True when a program has registered it, and no line of the script
         self.of_program = False
         #: what a program's parts were called in checkpoints of older versions, and are called now
         self.former_names: dict[str, str] = {}
         self._recomputed: Replaced = []
+        #: who draws other random numbers where parts are called before the model itself
+        self._parts: Parts | None = None
         self._forward = module.forward
         self._entry = Entry(self, self._forward)
         self._stand_in()
@@ -80,8 +85,18 @@ class ModelPlan:
     def _stand_in(self) -> None:
         self.module.forward = self._entry
 
+        # worker 0 goes on with the seeds of the script
+        if self._context.group.index and not self._has_begun:
+            self._parts = Parts(self.module, functools.partial(make_distinct, self._context))
+
     def _step_aside(self) -> None:
         self.module.__dict__.pop("forward", None)
+        self._look_at_no_parts()
+
+    def _look_at_no_parts(self) -> None:
+        if self._parts is not None:
+            self._parts.close()
+            self._parts = None
 
     def widen(self, module: nn.Module) -> None:
         """Stand for a module that has all of the one so far."""
@@ -135,7 +150,7 @@ class ModelPlan:
         assert isinstance(self._context.group, Group)
         return self._context.group
 
-    def _replicate(self) -> None:
+    def _replicate(self, late: Cause = Cause.UNCALLED) -> None:
         strategy, group = self._context.strategy, self._dense_group()
         self.replica = Replica(
             self.module,
@@ -146,7 +161,7 @@ class ModelPlan:
             broadcast_buffers=strategy.broadcast_buffers,
         )
         # a part of it may have been trained before its own forward was called
-        self.replica.mark_unreduced()
+        self.replica.mark_unreduced(late)
         self.weigh(self._weight, self._position)
         if strategy.sync_batch_norm:
             # the whole model may be one batch norm, whose forward the entry stands in for
@@ -170,7 +185,16 @@ class ModelPlan:
     def draw_apart(self) -> None:
         """A forward that trains draws other random numbers on each worker."""
         if self.module.training:
-            make_distinct(self._context)
+            self.begin()
+
+    def begin(self) -> None:
+        """A forward that trains, or a step, is about to be made."""
+        make_distinct(self._context)
+        if self._has_begun or not self.module.training:
+            return
+        self._has_begun = True
+        self._look_at_no_parts()
+        tell_of_batch_norm(self.module, self._context)
 
     def run(self, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A forward of the module, prepared for the backward that may follow."""
@@ -181,6 +205,7 @@ class ModelPlan:
         # alone, a short batch is like any other; only one that repeats a record counts for nothing
         factor = float(self._weight > 0) if alone else replica.factor
         if not self.module.training:
+            replica.evaluated()
             return weighed(inner, args, kwargs, factor)
         if replica.compression is not None:
             replica = self._up_to_date(replica)
@@ -199,7 +224,7 @@ class ModelPlan:
         if self.replica is not None:
             done = self.replica.reductions
             self.replica.close()
-            self._replicate()
+            self._replicate(Cause.CHANGED)
             # the count goes on, so that what was used before is not taken for used again
             self.replica.reductions = done + 1
             self._renew_entry()

@@ -306,6 +306,7 @@ class OptimizerPlan:
         """Behind this, the gradients are those of all workers and of all merged backwards."""
         for plan in self.context.models:
             plan.freeze()  # also when its own forward was never called
+            plan.begin()
         self._look_at_parameters()
         if self.merge is not None:
             self.merge.complete()
@@ -377,6 +378,10 @@ class OptimizerPlan:
 
         def common() -> Any:
             loss = closure()
+            for plan in self.models:
+                if plan.replica is not None:
+                    # of parts of the model, or of its own forward in eval mode
+                    plan.replica.ensure_reduced()
             if not isinstance(loss, Tensor):
                 return loss
             return group.all_reduce(loss.detach().clone()) / group.size
@@ -389,6 +394,7 @@ class OptimizerPlan:
         for plan in self.models:
             if plan.replica is not None:
                 self._used[plan] = plan.stepped = plan.replica.reductions
+                plan.replica.stepped()
         group = context.group if isinstance(context.group, Group) else None
         if group is not None:
             group.tell_step(context.step)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`model.state_dict()` once rows are on servers: says that it is not whole, and refuses to load it.
+"""`model.state_dict()` and pickles once rows are on servers: says that they are not whole.
+
+A state with entries of tables is refused.
 
 The hooks are torch's own. They are functions of a module, so that models can be pickled with them.
 """
@@ -13,15 +15,18 @@ from torch import nn
 
 from fleetlight.errors import PlanError
 from fleetlight.observe.log import logger
+from fleetlight.ps.layers.rowless_state import warn_again
 from fleetlight.ps.layers.table_weight import TableWeight, name_of
 
 _has_warned = False
+_has_warned_of_pickle = False
 
 
 def tell_truth(models: Sequence[nn.Module], layers: Sequence[nn.Module]) -> None:
     """Watch what is taken from and given to models whose tables are on servers from now on."""
-    global _has_warned
-    _has_warned = False
+    global _has_warned, _has_warned_of_pickle
+    _has_warned = _has_warned_of_pickle = False
+    warn_again()
     for layer in layers:
         layer.register_state_dict_post_hook(_warn)  # type: ignore[no-untyped-call]
     for module in {id(module): module for module in (*models, *layers)}.values():
@@ -42,8 +47,26 @@ def _warn(module: nn.Module, state: Mapping[str, Any], prefix: str, _: Any) -> N
     )
 
 
+def warn_of_pickle(table: str) -> None:
+    """Of a model that is pickled with a layer of the table, once."""
+    global _has_warned_of_pickle
+    if _has_warned_of_pickle:
+        return
+    _has_warned_of_pickle = True
+    logger.warning(
+        "a pickled model, such as that of torch.save(model), has no rows of table %s, nor of any "
+        "other: they are on the parameter servers; let all workers call fleet.state_dict(model) "
+        "for all values, or fleet.save_persistables(dirname), of which fleetlight export makes "
+        "one file",
+        table,
+    )
+
+
 def _refuse(module: nn.Module, state: Mapping[str, Any], prefix: str, *_: Any) -> None:
-    """Refuse a state with entries of tables, before anything is changed."""
+    """Refuse a state with entries of tables, before this module and those in it are changed.
+
+    Torch asks no hook of modules inside a module that is not registered before it loads others.
+    """
     for path, layer in module.named_modules():
         weight = getattr(layer, "weight", None)
         entry = state.get(f"{prefix}{path}.weight" if path else f"{prefix}weight")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fleetlight.errors import PlanError, StrategyError
 from fleetlight.fleet.moving import is_movable, refuse_unmovable
+from fleetlight.fleet.table_names import refuse_taken
 from fleetlight.fleet.tied_weights import refuse_tied
 from fleetlight.ps.dtypes import NAMES
 from fleetlight.ps.layers.embedding import DEFAULT, TableLayer, initializer_plan
@@ -132,6 +133,7 @@ def _layers(model: nn.Module) -> dict[str, list[Any]]:
     for name, layers in found.items():
         _check_alike(name, layers)
     refuse_tied(model, served=True)
+    refuse_taken(model, found)
     return found
 
 

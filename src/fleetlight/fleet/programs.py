@@ -81,6 +81,9 @@ class ProgramModel(ModelPlan):
     def _step_aside(self) -> None:
         """Nothing was put in the place of its forward."""
 
+    def begin(self) -> None:
+        """Programs say themselves when random numbers of their own begin."""
+
     def freeze(self) -> None:
         """Agree with the other workers on the model, and begin with the same values."""
         if not self.frozen:

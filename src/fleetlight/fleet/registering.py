@@ -19,6 +19,7 @@ from fleetlight.fleet.served import ServedModel, ServedOptimizer
 from fleetlight.fleet.tied_weights import refuse_tied
 from fleetlight.observe.log import logger
 from fleetlight.ps.layers.embedding import TableLayer
+from fleetlight.ps.layers.handle import LeftBehind
 from fleetlight.ps.layers.table_weight import give_name
 from fleetlight.strategy import DistributedStrategy, differences
 
@@ -88,6 +89,8 @@ def _refuse_of_earlier_job(model: nn.Module) -> None:
         handle = moved.handle if isinstance(moved, MovedForward) else None
         if isinstance(layer, TableLayer):
             handle = layer.handle
+        elif isinstance(handle, LeftBehind):
+            raise PlanError(f"distributed_model: {handle.refusal}")
         if handle is not None and handle.is_over:
             raise PlanError(
                 f"distributed_model: the rows of {path or type(layer).__name__} were in a job that "

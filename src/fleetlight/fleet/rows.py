@@ -32,4 +32,12 @@ def rows(layer: nn.Module, ids: Tensor) -> Tensor:
     moved = layer.__dict__.get("forward")
     if isinstance(moved, MovedForward):
         return moved.rows(ids)
-    return F.embedding(ids, layer.weight, sparse=layer.sparse)
+    return F.embedding(
+        ids,
+        layer.weight,
+        layer.padding_idx,
+        layer.max_norm,
+        layer.norm_type,
+        layer.scale_grad_by_freq,
+        layer.sparse,
+    )

@@ -142,6 +142,8 @@ class ServedOptimizer(OptimizerPlan):
         for plan in self.context.models:
             plan.freeze()
         session = self._session()
+        for plan in self.context.models:
+            plan.begin()
         changed = _closure_called(args, kwargs)
         if self.merge is not None:
             self.merge.complete()
@@ -204,6 +206,9 @@ class ServedOptimizer(OptimizerPlan):
         self._tell_step()
 
     def _tell_step(self) -> None:
+        for plan in self.context.models:
+            if plan.replica is not None:
+                plan.replica.stepped()
         if self.context.stopping is not None:
             self.context.stopping.step_made()
 

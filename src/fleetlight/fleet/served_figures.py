@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from fleetlight.ps.messages import Counted
+from fleetlight.ps.plan import ASYNC, Plan
+from fleetlight.strategy.configs import ASyncConfigs
 
 
 def of_worker(figures: Mapping[str, float]) -> str:
@@ -26,20 +28,38 @@ def of_servers(counted: Sequence[Counted]) -> str:
     return f"servers: {pushes:,} pushes, {_staleness(counted)}; {_tables(counted)}"
 
 
-def too_late(counted: Sequence[Counted], workers: int) -> str | None:
-    """A warning where gradients came later than workers with one push under way make them.
+def too_late(counted: Sequence[Counted], plan: Plan, configs: ASyncConfigs) -> str | None:
+    """A warning where what workers push comes later than one push under way each makes it.
 
-    Between the reading of a value and the arrival of its gradient each worker then makes about two
-    changes.
+    That is so in async with dense parameters on servers. Between the reading of a value and the
+    arrival of what was made with it, each worker then makes about two changes. Rows alone have a
+    queue, and a staleness is a bound of its own.
     """
-    mean, bound = max((_mean(one.staleness) for one in counted), default=0.0), 2 * workers
+    one_at_a_time = plan.mode == ASYNC and plan.workers_step_dense and bool(plan.dense)
+    if not one_at_a_time or plan.staleness is not None:
+        return None
+    mean, bound = max((_mean(one.staleness) for one in counted), default=0.0), 2 * plan.worker_num
     if mean <= bound:
         return None
+    # workers step dense parameters themselves: what comes late of these is no gradient
+    what = "gradients of rows" if plan.tables else "changes of dense parameters"
     return (
-        f"gradients were {mean:.1f} changes late on average, expected {bound} at most with "
-        f"{workers} workers: pushes waited in the queue of a worker, or workers are unevenly fast; "
-        "leave out send_queue_size and max_merge, or bound the delay by "
-        'a_sync_configs={"staleness": 1}'
+        f"{what} were {mean:.1f} changes late on average, expected {bound} at most with "
+        f"{plan.worker_num} workers: {_cause(configs)}"
+    )
+
+
+def _cause(configs: ASyncConfigs) -> str:
+    """Why, and what to do."""
+    if not configs.has_queue:
+        return (
+            "workers are unevenly fast; bound the delay by "
+            'strategy.a_sync_configs = {"staleness": 1}'
+        )
+    name = "send_queue_size" if configs.said("send_queue_size") else "max_merge"
+    return (
+        f"strategy.a_sync_configs.{name} = {configs[name]} lets pushes wait in the queue of a "
+        f"worker; leave {name} out"
     )
 
 

@@ -21,14 +21,15 @@ from fleetlight.fleet.durable import durable_of
 from fleetlight.fleet.leaving import tell_dispensable
 from fleetlight.fleet.moving import MovedForward, is_movable, rows_of
 from fleetlight.fleet.one_trainer import OneTrainer
-from fleetlight.fleet.partial_state import tell_truth
+from fleetlight.fleet.partial_state import tell_truth, warn_of_pickle
 from fleetlight.fleet.planning import Drawn, draw
+from fleetlight.fleet.table_names import refuse_taken
 from fleetlight.observe.log import logger
 from fleetlight.ps.dtypes import as_tensor, flat_array
 from fleetlight.ps.layers.embedding import TableLayer
 from fleetlight.ps.layers.handle import TableHandle
 from fleetlight.ps.layers.table_gradient import TableGradient, as_one
-from fleetlight.ps.layers.table_weight import give_name
+from fleetlight.ps.layers.table_weight import stand_for
 from fleetlight.ps.plan import ASYNC, SYNC
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.tables.rules import PushOptions
@@ -75,6 +76,8 @@ class Session:
         self._drawn: Drawn | None = None
         self._communicator: Communicator | None = None
         self._live: Live | None = None
+        #: how it was asked to exchange when it opened
+        self._configs = ASyncConfigs()
         #: what each optimizer's gradients were clipped as, until its step
         self._clipped: dict[int, Update] = {}
         #: by optimizer: what its param groups say
@@ -138,11 +141,11 @@ class Session:
                 self.signs = None
         context.group.broadcast(_others(context, drawn), "first values of the model")
         context.group.barrier("init_worker")
-        configs = context.strategy.a_sync_configs
+        self._configs = configs = context.strategy.a_sync_configs
         self._communicator = open_communicator(
             self.client,
             self._live,
-            queue_size=_asked_queue(configs),
+            queue_size=configs.send_queue_size if configs.has_queue else None,
             max_merge=configs.max_merge,
             cache_rows=configs.cache_rows,
         )
@@ -171,12 +174,14 @@ class Session:
     def _hand_out(self) -> None:
         """Give each layer the way to its table."""
         for number, layers in enumerate(self.drawn.layers):
-            handle = TableHandle(number, self.drawn.plan.tables[number], self.communicator)
+            table = self.drawn.plan.tables[number]
+            handle = TableHandle(number, table, self.communicator, warn_of_pickle)
             self._handles.append(handle)
             for layer in layers:
                 if isinstance(layer, TableLayer):
                     layer.handle = handle
-                    give_name(layer.weight, handle.plan.name)
+                    # it may be a plain Parameter, put there by load_state_dict(assign=True)
+                    stand_for(layer.weight, handle.plan.name)
                 elif is_movable(layer):
                     MovedForward(layer, handle)  # type: ignore[arg-type]
         # the servers keep what the rules remember of rows
@@ -283,10 +288,9 @@ class Session:
             if self.client.worker == 0:
                 counted = self.client.figures()
                 logger.info("%s", served_figures.of_servers(counted))
-                if self.drawn.plan.mode == ASYNC and self.drawn.plan.dense:
-                    late = served_figures.too_late(counted, self.client.worker_num)
-                    if late:
-                        logger.warning("%s", late)
+                late = served_figures.too_late(counted, self.drawn.plan, self._configs)
+                if late:
+                    logger.warning("%s", late)
 
     def leave(self) -> None:
         """Part from the scheduler, and the workers that averaged with this one."""
@@ -358,13 +362,17 @@ def drawn_of(context: Context) -> Drawn:
             "fleet.init_server()"
         )
     modules = [plan.module for plan in context.models]
-    return draw(
+    drawn = draw(
         modules[0] if len(modules) == 1 else nn.ModuleList(modules),
         [plan.optimizer for plan in context.optimizers],
         context.strategy,
         worker_num=context.role.worker_num,
         server_num=max(1, context.role.server_num),
     )
+    for number, module in enumerate(modules if len(modules) > 1 else ()):
+        named = zip(drawn.plan.tables, drawn.layers, strict=True)
+        refuse_taken(module, {table.name: some for table, some in named}, f"{number}.")
+    return drawn
 
 
 def _others(context: Context, drawn: Drawn) -> list[Tensor]:
@@ -404,12 +412,6 @@ def _flat_gradient(parameter: nn.Parameter) -> NDArray[Any] | None:
     if gradient.is_sparse:
         gradient = gradient.to_dense()
     return flat_array(gradient)
-
-
-def _asked_queue(configs: ASyncConfigs) -> int | None:
-    """The queue of pushes that the user has asked for; pushes are merged only in a queue."""
-    asked = configs.said("send_queue_size") or configs.max_merge > 1
-    return configs.send_queue_size if asked else None
 
 
 def _told(drawn: Drawn) -> str:

@@ -25,7 +25,6 @@ def tell_start(module: nn.Module, context: Context) -> None:
     if context.group.index == 0:
         for line in _warnings(module, context):
             logger.warning("%s", line)
-        _tell_of_batch_norm(module, context)
 
 
 def _warnings(module: nn.Module, context: Context) -> Iterator[str]:
@@ -70,9 +69,14 @@ def _has_dense(optimizer: torch.optim.Optimizer) -> bool:
     return any(p.numel() for group in optimizer.param_groups for p in group["params"])
 
 
-def _tell_of_batch_norm(module: nn.Module, context: Context) -> None:
-    """Whether batch norm sees the worker's own batch only, where that can be changed."""
+def tell_of_batch_norm(module: nn.Module, context: Context) -> None:
+    """Whether batch norm sees the worker's own batch only, where that can be changed.
+
+    Worker 0 says so, once the layers are in the mode that they train in.
+    """
     strategy, job = context.strategy, current_job()
+    if context.group.index:
+        return
     sums = job.is_collective or strategy.a_sync_configs.dense == "allreduce"
     if context.group.alone or not sums or strategy.sync_batch_norm or chosen(strategy):
         return

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import ModelState, Snapshot
 from fleetlight.errors import CheckpointError, ComebackError, PlanError
-from fleetlight.fleet import averaging
+from fleetlight.fleet import averaging, extra_state
 from fleetlight.fleet.context import Context, current
 from fleetlight.fleet.registered import names_of, refuse_in_server, registered_model
 from fleetlight.fleet.served_saving import ServedCut, at_rest, table_weights
@@ -196,11 +196,18 @@ def _refuse_large(nbytes: int, max_bytes: int) -> None:
 def _load(context: Context, model: nn.Module, state: State) -> None:
     operation, is_first = "fleet.load_state_dict", context.group.index == 0
     loads: list[Callable[[], None]] = []
+    extra = b""
     with at_rest(context, everything=True):
         context.group.assemble(operation)
 
         def fit() -> None:
+            nonlocal extra
             loads.extend(_fitted(context, model, state))
+            # one worker alone may be given what cannot travel
+            extra = b"" if context.group.alone else extra_state.packed(model, state)
+
+        def take() -> None:
+            extra_state.put(model, extra)
 
         def load() -> None:
             for one in loads:
@@ -208,6 +215,8 @@ def _load(context: Context, model: nn.Module, state: State) -> None:
 
         context.group.together(fit if is_first else None, operation)
         context.group.together(load if is_first else None, operation)
+        extra = context.group.broadcast_bytes(extra, operation)
+        context.group.together(None if is_first else take, operation)
         context.group.broadcast(_held_here(context, model), operation)
         averaging.begin_anew(context, names_of(registered_model(context)))
     if context.session is not None and context.session.drawn.plan.mode != SYNC:

@@ -31,6 +31,7 @@ def _refuse(found: Iterable[str]) -> None:
             f"the model is registered by fleet.distributed_model, and {name} distributes it too: "
             "gradients would be reduced twice. Drop one of them: the line that wraps the model "
             "(with Accelerate accelerator.prepare(model), with the Trainer of transformers its "
-            "training loop; docs/migrating.md shows what to write instead), or "
+            "training loop; docs/migrating.md, 'Accelerate, the Trainer and Lightning', shows what "
+            "to write instead), or "
             "fleet.distributed_model(model) and fleet.distributed_optimizer(optimizer)"
         )

@@ -36,6 +36,11 @@ class ASyncConfigs(Settings):
         4_000_000, "rows of a table that a worker of GeoSGD keeps at most", minimum=1
     )
 
+    @property
+    def has_queue(self) -> bool:
+        """True where somebody asks for a queue of pushes, since they are merged only there."""
+        return self.said("send_queue_size") or self.max_merge > 1
+
 
 @settings_class
 class AveragingConfigs(Settings):

@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from fleetlight.strategy.strategy import DistributedStrategy
 
 
-def _in_async(sentence: Callable[[DistributedStrategy], str]) -> Rule:
+def _in_async(rule: Callable[[DistributedStrategy], Effect]) -> Rule:
     """A rule of the asynchronous modes other than GeoSGD."""
 
-    def rule(strategy: DistributedStrategy, job: JobFacts) -> Effect:
+    def both(strategy: DistributedStrategy, job: JobFacts) -> Effect:
         if not strategy.a_sync:
             return False, "a_sync is off, and in sync mode each step is one push"
         if strategy.a_sync_configs.k_steps:
             return False, "k_steps makes it GeoSGD, whose workers exchange every k steps only"
-        return True, sentence(strategy)
+        return rule(strategy)
 
-    return rule
+    return both
 
 
 def _k_steps(strategy: DistributedStrategy, job: JobFacts) -> Effect:
@@ -38,11 +38,28 @@ def _k_steps(strategy: DistributedStrategy, job: JobFacts) -> Effect:
     return True, f"GeoSGD: workers and servers exchange every {counted(k, 'step')}"
 
 
-def _staleness(strategy: DistributedStrategy) -> str:
+def _staleness(strategy: DistributedStrategy) -> Effect:
     bound = strategy.a_sync_configs.staleness
     if bound is None:
-        return "no bound on how far a worker may be ahead of the slowest"
-    return f"no worker gets more than {counted(bound, 'step')} ahead of the slowest"
+        return True, "no bound on how far a worker may be ahead of the slowest"
+    return True, f"no worker gets more than {counted(bound, 'step')} ahead of the slowest"
+
+
+def _send_queue_size(strategy: DistributedStrategy) -> Effect:
+    configs = strategy.a_sync_configs
+    if configs.has_queue or configs.dense == "allreduce":
+        return True, f"pushes that may wait to be sent: {configs.send_queue_size}"
+    return False, (
+        "not set: with dense parameters on servers a push waits for the answer to the one before; "
+        f"of rows alone {configs.send_queue_size} pushes may wait"
+    )
+
+
+def _max_merge(strategy: DistributedStrategy) -> Effect:
+    most = strategy.a_sync_configs.max_merge
+    if most == 1:
+        return False, "each push travels alone"
+    return True, f"up to {most} queued pushes travel as one"
 
 
 def _dense(strategy: DistributedStrategy, job: JobFacts) -> Effect:
@@ -113,12 +130,8 @@ def _ciphers(strategy: DistributedStrategy, job: JobFacts) -> Effect:
 FIELDS: Mapping[str, Rule] = {
     "a_sync_configs.k_steps": _k_steps,
     "a_sync_configs.staleness": _in_async(_staleness),
-    "a_sync_configs.send_queue_size": _in_async(
-        lambda s: f"pushes that may wait to be sent: {s.a_sync_configs.send_queue_size}"
-    ),
-    "a_sync_configs.max_merge": _in_async(
-        lambda s: f"up to {s.a_sync_configs.max_merge} queued pushes travel as one"
-    ),
+    "a_sync_configs.send_queue_size": _in_async(_send_queue_size),
+    "a_sync_configs.max_merge": _in_async(_max_merge),
     "a_sync_configs.dense": _dense,
     "a_sync_configs.cache_rows": _cache_rows,
     "amp_configs.init_loss_scaling": _loss_scale("first loss scale of float16"),

@@ -16,10 +16,14 @@ from torch import Tensor, nn
 
 # the common base of BatchNorm1d, 2d and 3d, and of SyncBatchNorm
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+
+# the common base of all kinds of dropout
+from torch.nn.modules.dropout import _DropoutNd as Dropout
 from torch.nn.utils.stateless import _reparametrize_module
 
 __all__ = [
     "BatchNorm",
+    "Dropout",
     "buffers",
     "check_batch_norm_input",
     "children",

@@ -135,8 +135,7 @@ def test_copies_read_the_same_table_and_pickles_none() -> None:
     ours, kept = opened(SparseEmbedding(DIM))
     assert copy.deepcopy(ours).handle is ours.handle
     loaded = pickle.loads(pickle.dumps(ours))
-    assert loaded.handle is None
-    with pytest.raises(PlanError, match="its table is not open yet"):
+    with pytest.raises(PlanError, match=r"rows of table .* stayed on the parameter servers"):
         loaded(torch.tensor([1]))
     assert kept.asked == []
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim import swa_utils
 
 from fleetlight.errors import PlanError
 from fleetlight.ps.layers.embedding import SparseEmbedding
@@ -44,6 +45,8 @@ def net() -> nn.Module:
         lambda w: torch._foreach_norm([w]),
         lambda w: w.clone().mul_(0.9),
         lambda w: w.numpy(),
+        lambda w: w.as_subclass(torch.Tensor),
+        lambda w: nn.Parameter(w.detach()).sum(),
     ],
 )
 def test_computing_with_it_names_the_table_and_the_way(use: Callable[[Any], Any]) -> None:
@@ -89,3 +92,56 @@ def test_its_state_is_read_by_plain_torch() -> None:
     state = torch.load(file)
     assert type(state["emb.weight"]) is torch.Tensor
     module.load_state_dict(state)
+
+
+def _assigned() -> nn.Module:
+    module = net()
+    module.load_state_dict(net().state_dict(), assign=True)
+    return module
+
+
+def _swapped() -> nn.Module:
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        return net().double()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+@pytest.mark.parametrize("made", [lambda: net().to("meta"), _assigned, _swapped])
+def test_what_torch_puts_in_its_place_is_one_as_well(made: Callable[[], Any]) -> None:
+    for module in (made(), copy.deepcopy(made())):
+        weight = module.emb.weight
+        assert isinstance(weight, TableWeight)
+        assert weight.requires_grad
+        assert next(name for name, _ in module.named_parameters()) == "emb.weight"
+        with pytest.raises(PlanError, match="users"):
+            weight.sum()
+
+
+def _by_hand(module: Any) -> None:
+    kept = {name: p.detach().clone() for name, p in module.named_parameters()}
+    for name, parameter in module.named_parameters():
+        kept[name].mul_(0.9).add_(parameter.detach(), alpha=0.1)
+
+
+def _averaged(**options: Any) -> Callable[[Any], None]:
+    def average(module: Any) -> None:
+        averaged = swa_utils.AveragedModel(module, **options)
+        averaged.update_parameters(module)
+        averaged.update_parameters(module)
+
+    return average
+
+
+@pytest.mark.parametrize(
+    "average",
+    [_by_hand, _averaged(), _averaged(multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.99))],
+)
+def test_an_average_is_told_to_leave_tables_out(average: Callable[[Any], None]) -> None:
+    with pytest.raises(PlanError, match=r"leave tables out.*p\.numel\(\).*AveragedModel\("):
+        average(net())
+
+
+def test_an_average_that_leaves_tables_out_works() -> None:
+    _averaged(avg_fn=lambda a, p, n: torch.lerp(a, p, 0.01) if a.numel() else a)(net())

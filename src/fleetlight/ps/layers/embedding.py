@@ -20,6 +20,7 @@ from fleetlight.kernels.bags import Mode
 from fleetlight.ps.layers.entries import Entry
 from fleetlight.ps.layers.handle import TableHandle, Visit
 from fleetlight.ps.layers.lookup import Counts, embed, embed_bags
+from fleetlight.ps.layers.rowless_state import warn_of_no_rows
 from fleetlight.ps.layers.table_weight import TableWeight
 from fleetlight.ps.plan import InitializerPlan
 from fleetlight.ps.update import Floats, Ids
@@ -70,6 +71,7 @@ class TableLayer(nn.Module):
         #: what stands for the table in `model.parameters()` and in an optimizer's groups
         self.weight: nn.Parameter = TableWeight(dim, table or f"a {type(self).__name__}")
         self.handle: TableHandle | None = None
+        self.register_load_state_dict_pre_hook(warn_of_no_rows)  # type: ignore[no-untyped-call]
 
     def extra_repr(self) -> str:
         """What `print(model)` shows."""

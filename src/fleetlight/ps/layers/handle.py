@@ -42,10 +42,18 @@ class Visit:
 class TableHandle:
     """Belongs to the job, not to the layer: a copied layer reads the same table."""
 
-    def __init__(self, number: int, plan: TablePlan, source: Rows) -> None:
+    def __init__(
+        self,
+        number: int,
+        plan: TablePlan,
+        source: Rows,
+        when_pickled: Callable[[str], None] | None = None,
+    ) -> None:
         self.number = number
         self.plan = plan
         self._source: Rows | None = source
+        #: told the name of the table
+        self._when_pickled = when_pickled
 
     @property
     def is_over(self) -> bool:
@@ -79,8 +87,37 @@ class TableHandle:
 
     def __reduce__(self) -> Any:
         # a pickled layer is read outside of the job
-        return _no_handle, ()
+        if self._when_pickled is not None:
+            self._when_pickled(self.plan.name)
+        return LeftBehind, (self.plan.name,)
 
 
-def _no_handle() -> None:
-    return None
+class LeftBehind(TableHandle):
+    """What a pickled layer has of its table: the name. Rows do not travel with a layer."""
+
+    def __init__(self, table: str) -> None:
+        self._table = table
+
+    @property
+    def is_over(self) -> bool:
+        """False: a layer that makes its rows in a job can join another one."""
+        return False
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+    def _rows(self) -> Rows:
+        raise PlanError(self.refusal)
+
+    @property
+    def refusal(self) -> str:
+        """What whoever wants rows is told."""
+        return (
+            f"the rows of table {self._table} stayed on the parameter servers when this model was "
+            "pickled, as torch.save(model) does; build the model anew and load values into it: in "
+            "a job by fleet.load_persistables(dirname) or fleet.load_state_dict(model, state), "
+            "elsewhere from the file of fleetlight export"
+        )
+
+    def __reduce__(self) -> Any:
+        return LeftBehind, (self._table,)

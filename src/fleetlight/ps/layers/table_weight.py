@@ -4,6 +4,9 @@
 A table's rows are on the parameter servers, so the Parameter in the model has no elements. Torch
 would compute with it without complaint: a penalty on it is zero. As with torch's own
 `UninitializedParameter`, only what optimizers, modules and tools need of a Parameter works.
+
+Torch asks no tensor class in torch.tensor(w), torch.Tensor(w), torch.vmap and torch.func.grad, and
+nn.init.orthogonal_(w) leaves what has no elements: these cannot be refused.
 """
 
 from __future__ import annotations
@@ -21,6 +24,11 @@ _ADVICE = (
     "for weight decay, set weight_decay in the param group of the table; for a penalty, use the "
     "rows that were looked up, such as layer(ids).square().sum(); to read rows, call "
     "fleet.rows(layer, ids); first values are those of initializer="
+)
+_OF_AVERAGES = (
+    "to average parameters, leave tables out: average [p for p in model.parameters() if p.numel()],"
+    " or give AveragedModel(model, avg_fn=...) a function of (averaged, p, n) that answers averaged"
+    " where it has no elements; "
 )
 
 
@@ -49,6 +57,17 @@ class TablePlaceholder(Tensor):
     table_name: str
     grad = _direct(Tensor.grad)
 
+    @property
+    def _is_param(self) -> bool:
+        return isinstance(self, TableWeight)
+
+    @_is_param.setter
+    def _is_param(self, value: bool) -> None:
+        # so nn.Parameter(copy) marks tensors of other classes: after module.to("meta"), or where
+        # load_state_dict(assign=True) puts a copy into a module
+        if value:
+            self.__class__ = TableWeight
+
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -70,6 +89,12 @@ class TablePlaceholder(Tensor):
                 f"{type(self).__name__}({name_of(self)}, dim={self.shape[-1]}{trained}; "
                 "its rows are on the parameter servers)"
             )
+
+    def as_subclass(self, cls: type[Any]) -> Any:
+        """Refused for classes that could be computed with."""
+        if not issubclass(cls, TablePlaceholder):
+            raise refusal_of(name_of(self), "torch.Tensor.as_subclass")
+        return super().as_subclass(cls)
 
     def __format__(self, spec: str) -> str:
         return format(repr(self), spec)
@@ -99,7 +124,7 @@ class TableWeight(TablePlaceholder, nn.Parameter):
         return made
 
     # torch puts a Parameter's own __init__ aside
-    def __init__(self, *_: Any) -> None: ...
+    def __init__(self, *_: Any, **__: Any) -> None: ...
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if id(self) not in memo:
@@ -141,11 +166,12 @@ def give_name(weight: Tensor, name: str) -> None:
         weight.__dict__["table_name"] = name
 
 
-def refusal_of(name: str, operation: str) -> PlanError:
-    """The error for an operation on the weight of a table."""
+def refusal_of(name: str, operation: str, *, averages: bool = False) -> PlanError:
+    """The error for an operation on the weight of a table, perhaps for a moving average."""
     return PlanError(
         f"{name}: {operation} was called on the weight of a table, which has no elements in this "
-        f"process, since its rows are on the parameter servers; {_ADVICE}"
+        "process, since its rows are on the parameter servers; "
+        f"{_OF_AVERAGES if averages else ''}{_ADVICE}"
     )
 
 
@@ -170,11 +196,15 @@ def _is_own(func: Any) -> bool:
 
 
 def _refusal(func: Any, args: Any, kwargs: Any) -> PlanError:
-    flat = [*args, *kwargs.values()]
-    flat += [one for value in flat if isinstance(value, (list, tuple)) for one in value]
-    placeholder = next(one for one in flat if isinstance(one, TablePlaceholder))
+    placeholders = []
+    for value in (*args, *kwargs.values()):
+        flat = value if isinstance(value, (list, tuple)) else [value]
+        placeholders += [one for one in flat if isinstance(one, TablePlaceholder)][:1]
     operation = torch.overrides.resolve_name(func) or getattr(func, "__name__", str(func))
-    return refusal_of(name_of(placeholder), operation)
+    averages = len(placeholders) > 1 or (
+        func in _DECAYING and not isinstance(placeholders[0], TableWeight)
+    )
+    return refusal_of(name_of(placeholders[0]), operation, averages=averages)
 
 
 def _is_empty(_: Any, value: Any, *__: Any, **___: Any) -> bool:
@@ -200,6 +230,11 @@ _COMPUTED: frozenset[Any] = frozenset(
         ("data", "__set__"),
     )
 )
+#: what moving averages do with copies of parameters
+_DECAYING: frozenset[Any] = frozenset((
+    Tensor.mul_, Tensor.add_, Tensor.lerp_, Tensor.mul, Tensor.__mul__, Tensor.__rmul__,
+    torch.lerp, torch.mul,
+))  # fmt: skip
 #: what works, and what it is needed for
 _ALLOWED: frozenset[Any] = frozenset((
     # questions
