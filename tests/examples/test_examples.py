@@ -15,7 +15,7 @@ from tests.examples.running import EXAMPLES, FLEETRUN, ended, numbers, run, star
 
 import fleetlight as fleet
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.long, pytest.mark.multiprocess]
 
 MNIST = ["--limit", "64", "--epochs", "2", "--show_every", "1"]
 RANDOM = ["--rows", "256", "--batch", "32", "--size", "64"]

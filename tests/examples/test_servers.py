@@ -12,7 +12,7 @@ from tests.examples.running import EXAMPLES, ended, numbers, run, start, twins
 
 import fleetlight as fleet
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.long, pytest.mark.multiprocess]
 
 SERVED = [sys.executable, "-m", "fleetlight.launch", "--server_num", "2", "--worker_num", "2"]
 CLICKS = ["--samples", "4096", "--test", "2000", "--batch", "64"]

@@ -13,7 +13,7 @@ from tests.examples.running import EXAMPLES, FLEETRUN, ended, numbers, run, star
 
 import fleetlight as fleet
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.long, pytest.mark.multiprocess]
 
 SERVED = [sys.executable, "-m", "fleetlight.launch", "--server_num", "2", "--worker_num", "2"]
 CLICKS = ["--samples", "2048", "--test", "2000", "--batch", "64", "--show_every", "1"]

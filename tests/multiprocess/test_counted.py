@@ -12,7 +12,7 @@ from tests.multiprocess.test_dialects import BIN, finish, start
 
 from fleetlight import checkpoint
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.multiprocess, pytest.mark.timeout(300)]
 
 SCRIPT = str(Path(__file__).with_name("counted.py"))
 TWO = "--server_num 2 --worker_num 2 --max_restarts 5 --checkpoint ckpt"

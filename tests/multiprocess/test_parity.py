@@ -57,6 +57,7 @@ def train(dtype: torch.dtype, lr: float, steps: int) -> Any:
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("dtype", "lr", "tolerance", "steps"),
     [(torch.float64, 0.01, 1e-12, 10), (torch.float32, 0.0001, 1e-6, 8)],

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.multiprocess.test_dialects import BIN, finish, start
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.long, pytest.mark.multiprocess, pytest.mark.timeout(180)]
 
 SCRIPT = str(Path(__file__).with_name("dealt.py"))
 

@@ -11,7 +11,7 @@ from tests.multiprocess.test_dialects import BIN, finish, start
 
 from fleetlight import checkpoint
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.long, pytest.mark.multiprocess, pytest.mark.timeout(180)]
 
 SCRIPT = str(Path(__file__).with_name("interrupted.py"))
 EPOCHS, RECORDS = 3, 96

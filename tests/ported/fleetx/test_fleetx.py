@@ -16,7 +16,7 @@ import fleetlight as fleet
 from fleetlight.collective import meeting
 from fleetlight.errors import MembershipError
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.long, pytest.mark.multiprocess, pytest.mark.timeout(240)]
 HERE = Path(__file__).parent
 LOSS = r"loss: ([\d.]+)"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.ported.jobs import FLEETRUN, logs, numbers, run
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.long, pytest.mark.multiprocess, pytest.mark.timeout(240)]
 COMMAND = [*FLEETRUN, "--server_num=2", "--worker_num=2", Path(__file__).parent / "train.py"]
 
 

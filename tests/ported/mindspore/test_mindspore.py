@@ -20,7 +20,7 @@ from tests.workers import reserved_port, run_processes
 import fleetlight as fleet
 from fleetlight.security.certificates import make
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.long, pytest.mark.multiprocess, pytest.mark.timeout(240)]
 HERE = Path(__file__).parent
 
 
