@@ -24,6 +24,7 @@ from fleetlight.fleet.one_trainer import OneTrainer
 from fleetlight.fleet.partial_state import tell_truth, warn_of_pickle
 from fleetlight.fleet.planning import Drawn, draw
 from fleetlight.fleet.table_names import refuse_taken
+from fleetlight.kernels import all_finite
 from fleetlight.observe.log import logger
 from fleetlight.ps.dtypes import as_tensor, flat_array
 from fleetlight.ps.layers.embedding import TableLayer
@@ -234,6 +235,11 @@ class Session:
         plan = self.drawn.plan
         if plan.mode != ASYNC or plan.on_nonfinite == "apply" or update.skip:
             return False
+        arrays = [array for array in update.dense.values() if array is not None]
+        arrays += [part.gradients for part in update.tables.values()]
+        if all(array.dtype != np.uint16 and all_finite(array) for array in arrays):
+            return False
+        # with the words for what is wrong
         return self.client.parcel(update, self.live).skip
 
     def step(self, update: Update, moment: Moment | None = None) -> bool:

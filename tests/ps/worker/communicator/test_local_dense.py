@@ -47,8 +47,8 @@ class Worker:
         self.dense.begin()
         self.answers: deque[Values] = deque()
 
-    def push(self) -> None:
-        self.answers.append(self.server.add(self.dense.share(0)))
+    def push(self, *, just_taken: bool = False) -> None:
+        self.answers.append(self.server.add(self.dense.share(0, just_taken=just_taken)))
 
     def hear(self, count: int = 1) -> None:
         for _ in range(count - 1):
@@ -93,7 +93,7 @@ def test_a_skipped_push_brings_nothing() -> None:
     assert worker.weight.tolist() == [4, 4]
 
 
-@given(st.lists(st.tuples(st.integers(0, WORKERS - 1), st.sampled_from("lph")), max_size=60))
+@given(st.lists(st.tuples(st.integers(0, WORKERS - 1), st.sampled_from("lphb")), max_size=60))
 def test_in_the_end_all_have_the_mean_of_what_all_have_learned(acts: list[tuple[int, str]]) -> None:
     server = Server()
     workers, learned = [Worker(server) for _ in range(WORKERS)], 0
@@ -106,6 +106,8 @@ def test_in_the_end_all_have_the_mean_of_what_all_have_learned(acts: list[tuple[
             worker.push()
         elif worker.answers:
             worker.hear()
+            if act == "b":
+                worker.push(just_taken=True)
     for worker in workers:
         worker.push()
     for worker in workers:

@@ -81,16 +81,17 @@ class Async(Communicator):
             self._wait_for_others()
         self._put_in_place()
 
-    def _put_in_place(self) -> None:
-        """Take the newest values that have arrived."""
+    def _put_in_place(self) -> bool:
+        """Take the newest values that have arrived, if there are any."""
         with self._news:
             arrived, self._arrived = self._arrived, None
             if arrived is None:
-                return
+                return False
             answered, self._answered = self._answered, 0
         self.note(arrived)
         assert self._dense is not None
         self._dense.take(arrived, answered)
+        return True
 
     def at_least(self) -> int:
         """A worker at step t reads values that include step t - staleness of every worker."""
@@ -112,8 +113,7 @@ class Async(Communicator):
         """Hand the gradients to the sender."""
         self._wait_for_room()
         update.seen = tuple(self.versions)
-        self._put_in_place()
-        parcel = self._parcel(update)
+        parcel = self._parcel(update, just_taken=self._put_in_place())
         self.steps += 1
         self.made += 1
         parcel.moment = self.counted(moment)
@@ -134,12 +134,14 @@ class Async(Communicator):
                 self._check()
             self._waited_s += time.monotonic() - start
 
-    def _parcel(self, update: Update) -> Parcel:
+    def _parcel(self, update: Update, *, just_taken: bool) -> Parcel:
         if update.skip:
             if self._dense is not None:
                 self._dense.skipped()
             return _empty(update)
-        shares = None if self._dense is None else self._dense.share(update.optimizer)
+        if self._dense is None:
+            return self.client.parcel(update, self.live)
+        shares = self._dense.share(update.optimizer, just_taken=just_taken)
         return self.client.parcel(update, self.live, shares)
 
     def take_dense(self) -> None:

@@ -9,6 +9,7 @@ whole: it stands for what all workers learn meanwhile, so a late answer is no la
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -44,15 +45,17 @@ class LocalDense:
             for held in blocks:
                 held.since = held.packed()
 
-    def share(self, optimizer: int) -> dict[int, list[Array]]:
-        """What this worker has learned with one optimizer since, divided by the workers."""
+    def share(self, optimizer: int, *, just_taken: bool = False) -> dict[int, list[Array]]:
+        """What this worker has learned with one optimizer since, divided by the workers.
+
+        `just_taken`: nothing was learned after the last `take`, which knows the progress.
+        """
         shares: dict[int, list[Array]] = {}
         learned: list[tuple[_Held, Tensor]] = []
         for server, blocks in self._blocks.items():
             for held in blocks:
                 if held.block.optimizer == optimizer:
-                    progress = held.progress()
-                    held.since += progress
+                    progress = held.learned(just_taken)
                     learned.append((held, progress))
                     shares.setdefault(server, []).append(flat_array(progress / self._workers))
         self._pending.append(learned)
@@ -69,13 +72,8 @@ class LocalDense:
         pending = [one for learned in self._pending for one in learned]
         for server, arrays in values.dense.items():
             for held, array in zip(self._blocks[server], arrays, strict=True):
-                now = as_tensor(array, held.dtype).clone()
-                for other, progress in pending:
-                    if other is held:
-                        now += progress
-                newest = now + held.progress()
-                held.since = now
-                self._live.unpack(held.block, flat_array(newest))
+                on_top = [progress for other, progress in pending if other is held]
+                held.rebase(as_tensor(array, held.dtype), on_top)
         self._live.note()
 
 
@@ -87,10 +85,28 @@ class _Held:
         self.dtype: torch.dtype = getattr(torch, block.dtype)
         #: the live values when they were brought last, or taken since
         self.since = torch.empty(0)
+        #: what the last rebase has put on top
+        self._on_top: Tensor | None = None
 
     def packed(self) -> Tensor:
+        """The live values, in memory of their own."""
         return as_tensor(self._live.pack(self.block), self.dtype)
 
-    def progress(self) -> Tensor:
-        """What was learned since."""
-        return self.packed() - self.since
+    def learned(self, just_taken: bool) -> Tensor:
+        """What was learned since, which is brought now."""
+        progress, self._on_top = self._on_top, None
+        if progress is None or not just_taken:
+            packed = self.packed()
+            progress, self.since = packed - self.since, packed
+        else:
+            self.since += progress
+        return progress
+
+    def rebase(self, now: Tensor, on_top: Sequence[Tensor]) -> None:
+        """Take the servers' values; what they do not hold yet stays on top."""
+        progress = self.packed().sub_(self.since)
+        self.since.copy_(now)
+        for one in on_top:
+            self.since += one
+        self._live.unpack(self.block, flat_array(self.since + progress))
+        self._on_top = progress
