@@ -166,6 +166,9 @@ def _count(
     if options.mode == "sync":
         # the mean of the workers' gradients
         expected /= fleet.worker_num()
+    else:
+        # workers step dense parameters, and the servers average that
+        expected[-1] /= fleet.worker_num()
     if sent is not None:
         expected, found = fleet.all_reduce(sent.total()), found[:-1]
     more = found - expected

@@ -184,13 +184,13 @@ class ModelPlan:
 
     def draw_apart(self) -> None:
         """A forward that trains draws other random numbers on each worker."""
-        if self.module.training:
+        if _trains(self.module):
             self.begin()
 
     def begin(self) -> None:
         """A forward that trains, or a step, is about to be made."""
         make_distinct(self._context)
-        if self._has_begun or not self.module.training:
+        if self._has_begun or not _trains(self.module):
             return
         self._has_begun = True
         self._look_at_no_parts()
@@ -353,6 +353,11 @@ def _narrow(strategy: DistributedStrategy) -> torch.dtype | None:
     # to float16, what a small learning rate moves parameters by is nothing
     moves = asked is torch.float16 and averaging.chosen(strategy) is not None
     return torch.bfloat16 if moves else asked
+
+
+def _trains(module: nn.Module) -> bool:
+    """Not by the attribute: a program that is being written notes who looks at that."""
+    return bool(vars(module)["training"])
 
 
 #: a module, the forward that was put on it before, if one was, and ours

@@ -86,7 +86,8 @@ class _Hook:
     def __call__(self, part: nn.Module, args: Any, kwargs: Any) -> None:
         # a compiler would take the change of seeds for a part of the model
         is_traced = torch.compiler.is_compiling() or is_written(args, kwargs)
-        if part.training and not is_traced:
+        # not by the attribute: a program that is being written notes who looks at it
+        if not is_traced and vars(part).get("training", True):
             self._parts.close()
             self._begin()
 

@@ -49,6 +49,11 @@ def both(
     return models[0], models[1]
 
 
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What Fleetlight says; some builds of torch look for CUDA as well, and say so."""
+    return [one.getMessage() for one in caplog.records if one.name.startswith("fleetlight")]
+
+
 @pytest.mark.contract
 @pytest.mark.timeout(400)  # the first compilation with a torch also compiles its headers
 @pytest.mark.parametrize(
@@ -70,7 +75,7 @@ def test_it_computes_the_same_and_compiles_once(
     ours, theirs = both(kind, options, executor)
     torch.testing.assert_close(theirs.state_dict(), ours.state_dict(), rtol=1e-9, atol=1e-12)
     assert len(made) == 1
-    assert not caplog.records
+    assert not told(caplog)
 
 
 @pytest.mark.contract
@@ -87,7 +92,7 @@ def test_a_program_that_trains_nothing_takes_batches_of_all_sizes(
     for rows in (4, 7):
         [out] = executor.run(program, {"x": torch.ones(rows, 3)}, [doubled])
         assert out.tolist() == [[2.0] * 3] * rows
-    assert not caplog.records
+    assert not told(caplog)
 
 
 def test_dropout_is_another_one_in_each_run() -> None:
