@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -48,20 +48,6 @@ class Lamb(Layerwise):
             epsilon=epsilon,
             lamb_weight_decay=lamb_weight_decay,
         )
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make a step; with a closure, which computes the gradients, return its loss."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                gradient = self._gradient(parameter)
-                if gradient is not None:
-                    self._update(parameter, gradient, group)
-        return loss
 
     def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         update = _adam(self.state[parameter], parameter, gradient, group)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -59,6 +59,24 @@ class Layerwise(torch.optim.Optimizer):
             part = [e for e, match in zip(entries, matches, strict=True) if match is excluded]
             if part:
                 super().add_param_group({**param_group, "params": part, "excluded": excluded})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Make a step; with a closure, which computes the gradients, return its loss."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                gradient = self._gradient(parameter)
+                if gradient is not None:
+                    self._update(parameter, gradient, group)
+        return loss
+
+    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        """Change a parameter by its gradient."""
+        raise NotImplementedError
 
     def _gradient(self, parameter: Tensor) -> Tensor | None:
         """The gradient, which must have an element for each of the parameter."""
