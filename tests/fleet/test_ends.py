@@ -17,7 +17,8 @@ from fleetlight.fleet import leaving
 from fleetlight.fleet.context import Context, current_or_none, set_current
 from fleetlight.fleet.joining import Service, join_servers
 from fleetlight.launch.job.layout import Member
-from fleetlight.launch.processes.reason import Exit, may_return, said
+from fleetlight.launch.processes.reason import Exit
+from fleetlight.launch.status import UNKNOWN, read
 from fleetlight.ps import messages as m
 from fleetlight.ps.journal.folder import Folder
 from fleetlight.ps.server.durability import Durable
@@ -31,18 +32,12 @@ S0 = Member(kind=Kind.SERVER, index=0, of=1, local_rank=0, local_size=1)
 
 def killed(error_file: str) -> Exit:
     """What its launcher makes of it when the server is killed now."""
-    return Exit(
-        member=S0,
-        status=-signal.SIGKILL,
-        at=0.0,
-        returns=may_return(error_file),
-        **said(error_file),
-    )
+    return Exit.of(S0, -signal.SIGKILL, read(error_file), seen_at=0.0)
 
 
 def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Context, str]:
     """A server whose values are kept, in a process that its launcher may start again."""
-    monkeypatch.setattr(leaving, "_told", {})
+    monkeypatch.setattr(leaving, "_told", UNKNOWN)
     error_file = str(tmp_path / "error")
     role = Role(kind=Kind.SERVER, server_num=1, worker_num=2, error_file=error_file)
     server = closed_server()
@@ -99,7 +94,7 @@ def test_a_server_that_somebody_left_in_anger_is_not(
 def test_a_worker_says_that_it_parts_before_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leaving, "_told", {})
+    monkeypatch.setattr(leaving, "_told", UNKNOWN)
     error_file = str(tmp_path / "error")
     set_current(join_servers(Role(error_file=error_file), DistributedStrategy(), 20.0))
     amid: list[Exit] = []

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -13,6 +12,8 @@ from typing import Any
 
 import pytest
 from tests.workers import environment, reserved_port
+
+from fleetlight.launch.status import read
 
 pytestmark = pytest.mark.multiprocess
 
@@ -36,7 +37,7 @@ def run_both(bodies: tuple[str, str], tmp_path: Path) -> tuple[list[int], list[s
     with holder:
         processes = [run_script(bodies[i], i, 2, port, words[i]) for i in range(2)]
         outputs = [p.communicate(timeout=60)[0].decode() for p in processes]
-    told = [json.loads(w.read_text()) if w.exists() else None for w in words]
+    told = [read(str(w)) if w.exists() else None for w in words]
     return [p.returncode for p in processes], outputs, told
 
 
@@ -50,13 +51,13 @@ def test_the_last_word_tells_cause_from_consequence(tmp_path: Path) -> None:
         ]
         outputs = [p.communicate(timeout=60)[0].decode() for p in processes]
     assert [p.returncode for p in processes] == [1, 1], outputs
-    victim, culprit = (json.loads(word.read_text()) for word in words)
-    assert culprit["error"] == "KeyError: 'on purpose'"
-    assert culprit["consequence"] is False
-    assert victim["consequence"] is True
-    assert "worker 1" in victim["error"]
-    assert "KeyError: 'on purpose'" in victim["error"]
-    assert culprit["time"] < victim["time"]
+    victim, culprit = (read(str(word)) for word in words)
+    assert culprit.error == "KeyError: 'on purpose'"
+    assert culprit.caused_by_peer is False
+    assert victim.caused_by_peer is True
+    assert "worker 1" in victim.error
+    assert "KeyError: 'on purpose'" in victim.error
+    assert culprit.at < victim.at
 
 
 @pytest.mark.parametrize(
@@ -86,8 +87,8 @@ def test_what_is_wrong_before_the_job_begins_is_told_too(
     )
     assert ran.returncode == 1
     assert error in ran.stderr
-    told = json.loads(word.read_text())
-    assert (told["error"], told["lasting"], told["consequence"]) == (error, is_lasting, False)
+    told = read(str(word))
+    assert (told.error, told.permanent, told.caused_by_peer) == (error, is_lasting, False)
 
 
 WAIT = "fleet.barrier_worker()"
@@ -108,13 +109,13 @@ def test_an_exit_with_an_error_is_a_failure(
     codes, outputs, words = run_both(bodies, tmp_path)
     assert codes[culprit] == code, outputs
     assert codes[1 - culprit] == 1, outputs
-    assert words[culprit]["error"] == text
-    assert words[culprit]["consequence"] is False
-    assert words[1 - culprit]["consequence"] is True
+    assert words[culprit].error == text
+    assert words[culprit].caused_by_peer is False
+    assert words[1 - culprit].caused_by_peer is True
     if culprit == 1:
         # worker 0 keeps what is said, so it is there to hear it
-        assert "worker 1 (pid" in words[0]["error"]
-        assert text in words[0]["error"]
+        assert "worker 1 (pid" in words[0].error
+        assert text in words[0].error
 
 
 ENDS = {
@@ -136,7 +137,7 @@ def test_an_exit_without_an_error_is_the_end_of_the_script(tmp_path: Path, how: 
     first, second = ENDS[how]
     codes, outputs, words = run_both((total + first, total + second), tmp_path)
     assert codes == [0, 0], outputs
-    assert [word["leaving"] for word in words] == [True, True]
+    assert [word.exiting for word in words] == [True, True]
     assert all("sum 3" in text and "Traceback" not in text for text in outputs)
 
 
@@ -146,10 +147,10 @@ def test_an_own_systemexit_ends_the_job_as_well(tmp_path: Path, culprit: int) ->
     body = "import torch.distributed.nn.functional\nraise SystemExit(3)"
     codes, outputs, words = run_both((body, WAIT) if culprit == 0 else (WAIT, body), tmp_path)
     assert (codes[culprit], codes[1 - culprit]) == (3, 1), outputs
-    assert words[1 - culprit]["consequence"] is True
+    assert words[1 - culprit].caused_by_peer is True
     # what worker 0 said may be gone with it, for it keeps what is said
     last = "left|does not answer" if culprit == 0 else "left"
-    assert re.match(f"PeerLostError: .* worker {culprit} .*({last})", words[1 - culprit]["error"])
+    assert re.match(f"PeerLostError: .* worker {culprit} .*({last})", words[1 - culprit].error)
 
 
 @pytest.mark.parametrize(
@@ -163,8 +164,8 @@ def test_a_thread_of_the_script_does_not_hold_a_failure_up(
     codes, outputs, words = run_both((WAIT, thread + body), tmp_path)
     assert codes == [1, code], outputs
     assert "without waiting for threads: Thread-" in outputs[1]
-    assert words[1]["error"] == text
-    assert words[0]["consequence"] is True
+    assert words[1].error == text
+    assert words[0].caused_by_peer is True
 
 
 FAILED_SAVE = """
@@ -182,7 +183,7 @@ def test_a_save_that_failed_is_told_when_the_script_just_ends(tmp_path: Path) ->
         output = process.communicate(timeout=60)[0].decode()
     assert process.returncode == 1, output
     assert "failed in the background" in output
-    assert json.loads((tmp_path / "0.json").read_text())["error"].startswith("CheckpointError: ")
+    assert read(str(tmp_path / "0.json")).error.startswith("CheckpointError: ")
 
 
 def test_a_script_that_just_ends_is_ended_properly(tmp_path: Path) -> None:
@@ -193,7 +194,7 @@ def test_a_script_that_just_ends_is_ended_properly(tmp_path: Path) -> None:
         outputs = [p.communicate(timeout=60)[0].decode() for p in processes]
     assert [p.returncode for p in processes] == [0, 0], outputs
     assert all("sum 3" in text for text in outputs)
-    assert [json.loads(w.read_text())["leaving"] for w in tmp_path.iterdir()] == [True, True]
+    assert [read(str(w)).exiting for w in tmp_path.iterdir()] == [True, True]
     assert not any("Traceback" in text or "terminate" in text for text in outputs)
 
 
@@ -201,5 +202,5 @@ def test_a_script_may_destroy_the_process_group_itself(tmp_path: Path) -> None:
     body = "import torch.distributed as dist\nfleet.barrier_worker()\ndist.destroy_process_group()"
     codes, outputs, words = run_both((body, body), tmp_path)
     assert codes == [0, 0], outputs
-    assert [word["leaving"] for word in words] == [True, True]
+    assert [word.exiting for word in words] == [True, True]
     assert not any("Traceback" in text for text in outputs)

@@ -130,7 +130,7 @@ def test_a_consequence_is_not_blamed(place: Workplace) -> None:
     script = place.script("""
         import json, os, pathlib, sys, time
         def leave(error, consequence):
-            told = {"time": time.monotonic(), "error": error, "consequence": consequence}
+            told = {"at": time.monotonic(), "error": error, "caused_by_peer": consequence}
             pathlib.Path(os.environ["FLEET_ERROR_FILE"]).write_text(json.dumps(told))
             sys.exit(1)
         if os.environ["FLEET_INDEX"] == "0":
@@ -207,11 +207,11 @@ SAVING = """
         if sys.argv[1:] == ["full"]:
             raise SystemExit("disk full")
         word = {"step": 7, "folder": os.environ["FLEET_CHECKPOINT"]}
-        told.write_text(json.dumps({"time": time.monotonic(), "leaving": True, "stopped": word}))
+        told.write_text(json.dumps({"exiting": True, "stopped": word}))
         pathlib.Path("saved").touch()
         raise SystemExit(75)
     signal.signal(signal.SIGTERM, note)
-    pathlib.Path(f"{told}.stops").touch()
+    told.write_text(json.dumps({"saves_at_sigterm": True}))
     pathlib.Path(f"pid.{name}").write_text(f"{os.getpid()}\\n")
     while name == "worker" or not os.path.exists("saved"):
         time.sleep(0.01)
@@ -232,7 +232,7 @@ def saving(place: Workplace, *arguments: str, grace_s: str = "50") -> tuple[int,
 def test_a_job_that_saves_is_asked_to_stop_and_its_servers_are_not(place: Workplace) -> None:
     code, last = saving(place)
     assert code == 75
-    assert f"stopped at step 7, saved in {place.path / 'ckpt'}; go on with" in last
+    assert f"stopped at step 7, saved in {place.path / 'ckpt'}; resume with" in last
     assert not (place.path / "noted.server").exists()
 
 

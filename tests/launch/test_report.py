@@ -15,8 +15,8 @@ from fleetlight.launch.job.spec import JobSpec
 from fleetlight.launch.machines.peers import Conclusion, Next
 from fleetlight.launch.processes.logs import LogFolder
 from fleetlight.launch.processes.reason import Failure, first_of_all
-from fleetlight.launch.processes.stop import Stop
 from fleetlight.launch.processes.watch import Watch
+from fleetlight.launch.status import Stop
 
 ONE = Node(host="a", workers=(("a", 1), ("a", 2)), servers=(("a", 3),))
 TWO = Node(host="b", workers=(("b", 1),))

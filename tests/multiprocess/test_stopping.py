@@ -51,7 +51,9 @@ def test_a_collective_job_stops_and_goes_on(tmp_path: Path) -> None:
     assert code == 75, text
     step = checkpoint.read(tmp_path / "ckpt").manifest.step
     folder = tmp_path / "ckpt"
-    assert last.startswith(f"fleetrun: stopped at step {step}, saved in {folder}; go on with"), text
+    assert last.startswith(f"fleetrun: stopped at step {step}, saved in {folder}; resume with"), (
+        text
+    )
     assert not learnt(text)
     code, text, last = run(tmp_path, two.replace("2", "3") + " --resume")
     assert code == 0, text

@@ -6,20 +6,22 @@ from __future__ import annotations
 import atexit
 import builtins
 import functools
-import json
 import logging
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
+
+import msgspec
 
 from fleetlight.errors import PeerError, is_lasting
 from fleetlight.fleet.context import current_or_none, set_current
 from fleetlight.fleet.started_readers import is_started_reader
+from fleetlight.launch.status import UNKNOWN, ProcessStatus, Stop, read, write
 from fleetlight.observe import log
 from fleetlight.roles import Role
 from fleetlight.roles.environment import error_file
@@ -69,8 +71,7 @@ def watch_the_beginning() -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         before(kind, error, trace)
         if _ending is None and os.getpid() == pid:
-            what = {"error": _said(error), "consequence": False, "lasting": is_lasting(error)}
-            _write(file, what)
+            _write(file, ProcessStatus(error=_said(error), permanent=is_lasting(error)))
 
     sys.excepthook = hook
 
@@ -119,17 +120,17 @@ def tell_leaving(role: Role) -> None:
 
     Others who miss this worker may be gone before it comes.
     """
-    _tell(role, leaving=True)
+    _tell(role, exiting=True)
 
 
 def tell_parting(role: Role) -> None:
     """Tell the launcher that this worker is about to say goodbye to the servers."""
-    _tell(role, parting=True)
+    _tell(role, saying_goodbye=True)
 
 
 def tell_left(role: Role) -> None:
     """Tell the launcher that this process has no part in the job any more."""
-    _tell(role, left=True, returning=False)
+    _tell(role, left_job=True, restartable=False)
 
 
 def tell_over(role: Role) -> None:
@@ -137,28 +138,27 @@ def tell_over(role: Role) -> None:
 
     Another one in its place would find nothing to go on from.
     """
-    _tell(role, left=True, leaving=True, returning=False)
+    _tell(role, left_job=True, exiting=True, restartable=False)
 
 
 def tell_returning(role: Role, returns: bool = True) -> None:
     """Tell the launcher whether this process may be started again alone, should it be killed."""
-    _tell(role, returning=returns)
+    _tell(role, restartable=returns)
 
 
 def tell_dispensable(role: Role) -> None:
     """Tell the launcher that the others go on without this process, whatever becomes of it."""
-    _tell(role, dispensable=True)
+    _tell(role, expendable=True)
 
 
 def tell_stops(role: Role) -> None:
     """Tell the launcher that at SIGTERM this process saves, which may take a while."""
-    if role.error_file:
-        _write(f"{role.error_file}.stops", {})
+    _tell(role, saves_at_sigterm=True)
 
 
 def tell_stopped(role: Role, step: int, folder: str) -> None:
     """Tell the launcher that the job was stopped and can go on; only the exit code is to come."""
-    _tell(role, leaving=True, returning=False, stopped={"step": step, "folder": folder})
+    _tell(role, exiting=True, restartable=False, stopped=Stop(step, folder))
 
 
 def end_badly(error: Exception) -> NoReturn:
@@ -213,10 +213,16 @@ class _Ending:
         """Tell the launcher and the other workers; a `lasting` error comes again and again."""
         if os.getpid() != self._pid:
             return
-        what = {"error": error, "consequence": consequence, "lasting": lasting}
         if (cause := _child_error(self._role)) is not None:
-            what |= {"error": (error := cause), "consequence": False, "lasting": True}
-        _tell(self._role, **what, leaving=False, returning=False)
+            error, consequence, lasting = cause, False, True
+        _tell(
+            self._role,
+            error=error,
+            caused_by_peer=consequence,
+            permanent=lasting,
+            exiting=False,
+            restartable=False,
+        )
         context = current_or_none()
         if context is None:
             return
@@ -237,32 +243,26 @@ _ending: _Ending | None = None
 
 
 def _child_error(role: Role) -> str | None:
-    """The lasting error of a process that this one has started: it only knows that one ended."""
-    try:
-        with open(f"{role.error_file}{_OF_CHILD}", encoding="utf-8") as file:
-            told = json.load(file)
-    except (OSError, ValueError):
-        return None
-    return str(told["error"]) if told.get("lasting") else None
+    """The permanent error of a process that this one has started: it only knows that one ended."""
+    told = read(f"{role.error_file}{_OF_CHILD}")
+    return told.error if told.permanent else None
 
 
 #: all that the launcher has been told so far
-_told: dict[str, Any] = {}
+_told = UNKNOWN
 
 
-def _tell(role: Role, **word: Any) -> None:
+def _tell(role: Role, **changes: Any) -> None:
     """Tell the launcher something more; what was told before stands."""
-    _told.update(word)
+    global _told
+    _told = msgspec.structs.replace(_told, **changes)
     if role.error_file:
         _write(role.error_file, _told)
 
 
-def _write(path: str, word: Mapping[str, Any]) -> None:
+def _write(path: str, status: ProcessStatus) -> None:
     try:
-        # a process may be killed amid this
-        with open(f"{path}.new", "w", encoding="utf-8") as file:
-            json.dump({"time": time.monotonic(), **word}, file)
-        os.replace(f"{path}.new", path)
+        write(path, status)
     except OSError as problem:
         log.logger.warning("the launcher's error file %s cannot be written: %s", path, problem)
 

@@ -27,7 +27,7 @@ from fleetlight.fleet.persistables import save_alone, save_together
 from fleetlight.fleet.resuming import BETWEEN, SCHEDULERS, Resumption, resumption_of
 from fleetlight.fleet.rhythm import Rhythm
 from fleetlight.fleet.schedulers import Schedulers
-from fleetlight.launch.processes.stop import RESUME_CODE
+from fleetlight.launch.status import RESUME_CODE
 from fleetlight.observe.log import logger
 from fleetlight.ps.calls import Call
 from fleetlight.ps.plan import SYNC

@@ -12,9 +12,9 @@ from fleetlight.launch.job.layout import Layout, Member
 from fleetlight.launch.machines.peers import Conclusion, Next
 from fleetlight.launch.processes.logs import LogFolder, relative
 from fleetlight.launch.processes.reason import Failure, exit_code
-from fleetlight.launch.processes.stop import RESUME_CODE, Stop, told
 from fleetlight.launch.processes.watch import Watch
 from fleetlight.launch.screen import boxed
+from fleetlight.launch.status import RESUME_CODE, Stop
 from fleetlight.roles.role import Kind
 
 _KINDS = (Kind.SERVER, Kind.WORKER)
@@ -83,7 +83,10 @@ def restarting(conclusion: Conclusion, restart: int, left: int) -> str:
 def stopped(stop: Stop) -> Failure:
     """The user, or a job scheduler, had the job stop; it can go on."""
     return Failure(
-        what=told(stop),
+        what=(
+            f"stopped at step {stop.step}, saved in {stop.folder}; resume with fleetrun "
+            f"--checkpoint {stop.folder} --resume and any number of processes"
+        ),
         code=RESUME_CODE,
         # another machine has workers, who know at which step it was
         consequence=not stop.step,

@@ -22,6 +22,7 @@ from fleetlight.launch.processes.watch import (
     Verdict,
     Watch,
 )
+from fleetlight.launch.status import ProcessStatus
 from fleetlight.roles.role import Kind
 
 _GRACE_S, _TICK_S = 3.0, 0.5
@@ -103,7 +104,7 @@ class Launched:
                     member=one.member,
                     status=one.status,
                     at=one.ends_at,
-                    returns=one.returns and not one.asked,
+                    told=ProcessStatus(restartable=one.returns and not one.asked),
                 )
 
     def _seen(self) -> Seen:

@@ -20,6 +20,7 @@ from fleetlight.launch.job.spec import JobSpec
 from fleetlight.launch.processes.child import Keeper
 from fleetlight.launch.processes.gang import Gang
 from fleetlight.launch.processes.logs import LogFolder, claim
+from fleetlight.launch.status import read
 from fleetlight.roles import Kind
 
 HERE = "127.0.0.1"
@@ -87,7 +88,7 @@ def test_tee_shows_all_and_ends_open_lines(folder: LogFolder) -> None:
 
 LEAVE = """
 import json, os, sys
-told = {"time": 5.5, "error": "E: x", "consequence": True}
+told = {"at": 5.5, "error": "E: x", "caused_by_peer": True}
 with open(os.environ["FLEET_ERROR_FILE"], "w") as file:
     json.dump(told, file)
 sys.exit(int(os.environ["FLEET_INDEX"]) + 1)
@@ -101,7 +102,9 @@ def test_an_exit_knows_what_the_process_left(folder: LogFolder) -> None:
         ("worker 0", 1),
         ("worker 1", 2),
     ]
-    assert {(one.at, one.error, one.consequence) for one in exits} == {(5.5, "E: x", True)}
+    assert {(one.at, one.told.error, one.told.caused_by_peer) for one in exits} == {
+        (5.5, "E: x", True)
+    }
 
 
 def test_ends_are_timed_by_a_clock_that_nobody_sets(
@@ -118,7 +121,7 @@ def test_ends_are_timed_by_a_clock_that_nobody_sets(
 END = """
 import json, os, signal
 with open(os.environ["FLEET_ERROR_FILE"], "w") as file:
-    json.dump({"time": 5.5, "returning": True}, file)
+    json.dump({"at": 5.5, "restartable": True}, file)
 if os.environ["FLEET_ROLE"] == "server":
     os.kill(os.getpid(), signal.SIGKILL)
 os._exit(3 * int(os.environ["FLEET_INDEX"]))
@@ -219,13 +222,16 @@ if file.exists():
     while not file.with_name("go").exists():
         time.sleep(0.01)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
-file.touch()
-pathlib.Path(f"{file}.stops").touch()
+file.write_text('{"saves_at_sigterm": true}')
 if is_first and not file.with_name("back").exists():
     os.kill(os.getpid(), signal.SIGKILL)
 while True:
     time.sleep(0.01)
 """
+
+
+def all_save(folder: LogFolder) -> bool:
+    return sum(read(str(one)).saves_at_sigterm for one in folder.path.glob("*.json")) == 3
 
 
 def test_one_that_is_started_again_is_not_asked_to_stop_before_it_can(folder: LogFolder) -> None:
@@ -248,7 +254,7 @@ def test_one_that_is_started_again_is_not_asked_to_stop_before_it_can(folder: Lo
             wait_until(lambda: len(made.exits()) == 1, "the other worker to end")
             assert [(one.member.index, one.status) for one in made.exits()] == [(1, 75)]
             (folder.path / "go").touch()
-            wait_until(lambda: len(list(folder.path.glob("*.stops"))) == 3, "it to say so, too")
+            wait_until(lambda: all_save(folder), "it to say so, too")
             made.ask(signal.SIGTERM, (Kind.WORKER,))
             wait_until(lambda: len(made.exits()) == 2, "it to end")
         finally:

@@ -19,14 +19,14 @@ from fleetlight.launch.processes.reason import (
     first_of_all,
     how,
     last_error,
-    read_error_file,
 )
+from fleetlight.launch.status import RESUME_CODE, ProcessStatus, Stop
 from fleetlight.roles.role import Kind
 
 
 def exit_of(index: int, status: int, at: float, **more: object) -> Exit:
     member = Member(kind=Kind.WORKER, index=index, of=4, local_rank=index, local_size=4)
-    return Exit(member=member, status=status, at=at, **more)  # type: ignore[arg-type]
+    return Exit(member=member, status=status, at=at, told=ProcessStatus(**more))  # type: ignore[arg-type]
 
 
 def test_the_earliest_failure_is_the_first() -> None:
@@ -38,7 +38,7 @@ def test_the_earliest_failure_is_the_first() -> None:
 
 
 def test_a_consequence_is_not_blamed_when_the_cause_is_there() -> None:
-    exits = [exit_of(0, 1, 1, consequence=True), exit_of(1, 1, 2)]
+    exits = [exit_of(0, 1, 1, caused_by_peer=True), exit_of(1, 1, 2)]
     found = first_failure(exits)
     assert found is not None
     assert found.member.index == 1
@@ -51,10 +51,28 @@ def test_who_was_killed_from_outside_is_the_cause() -> None:
     assert found.member.index == 1
 
 
+def test_a_stop_is_a_code_and_a_status() -> None:
+    member = exit_of(0, 0, 0).member
+    told = ProcessStatus(exiting=True, stopped=Stop(7, "/c"))
+    # one that was killed after it had told its stop has saved, too
+    for status in (RESUME_CODE, -signal.SIGKILL):
+        assert Exit.of(member, status, told, 1.0).stop == Stop(7, "/c")
+    # a script may have a code 75 of its own
+    assert Exit.of(member, RESUME_CODE, ProcessStatus(exiting=True), 1.0).stop is None
+    for status in (1, -signal.SIGABRT):
+        assert Exit.of(member, status, told, 1.0).stop is None
+
+
+def test_an_end_is_timed_by_its_error() -> None:
+    member = exit_of(0, 0, 0).member
+    assert Exit.of(member, 1, ProcessStatus(at=2.5, error="E: x"), seen_at=3.0).at == 2.5
+    assert Exit.of(member, 1, ProcessStatus(at=2.5), seen_at=3.0).at == 3.0
+
+
 def test_certainty() -> None:
     assert exit_of(0, -signal.SIGKILL, 0).is_certain
     assert exit_of(0, 1, 0, error="ValueError: x").is_certain
-    assert not exit_of(0, 1, 0, error="PeerError: x", consequence=True).is_certain
+    assert not exit_of(0, 1, 0, error="PeerError: x", caused_by_peer=True).is_certain
     assert not exit_of(0, 1, 0).is_certain
     assert not exit_of(0, -signal.SIGABRT, 0).is_certain
 
@@ -134,23 +152,14 @@ def test_an_exit_code_is_not_told_twice(tmp_path: pathlib.Path) -> None:
 
 
 def test_what_would_come_again_is_no_reason_for_a_restart(tmp_path: pathlib.Path) -> None:
-    for lasting in (False, True):
-        one = exit_of(1, 3, 0, error="E: x", lasting=lasting)
-        assert failure_of(one, tmp_path / "log", after_s=1.0).may_restart is not lasting
+    for permanent in (False, True):
+        one = exit_of(1, 3, 0, error="E: x", permanent=permanent)
+        assert failure_of(one, tmp_path / "log", after_s=1.0).may_restart is not permanent
 
 
 def test_a_long_line_is_cut(tmp_path: pathlib.Path) -> None:
     (tmp_path / "log").write_text("ValueError: " + "x" * 1000)
     assert len(last_error(tmp_path / "log")) == 500
-
-
-def test_error_files(tmp_path: pathlib.Path) -> None:
-    file = tmp_path / "e.json"
-    assert read_error_file(str(file)) == (None, None, False)
-    file.write_text("not json")
-    assert read_error_file(str(file)) == (None, None, False)
-    file.write_text(json.dumps({"time": 2.5, "error": "E: x", "consequence": True}))
-    assert read_error_file(str(file)) == (2.5, "E: x", True)
 
 
 def test_one_line_says_it_all(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,16 +25,16 @@ SCRIPT = """
 import json, os, pathlib, sys, time
 index = int(os.environ["FLEET_INDEX"])
 def tell(**word):
-    pathlib.Path(os.environ["FLEET_ERROR_FILE"]).write_text(json.dumps({"time": 1.0, **word}))
+    pathlib.Path(os.environ["FLEET_ERROR_FILE"]).write_text(json.dumps({"at": 1.0, **word}))
 def wait_for(name):
     while not os.path.exists(name):
         time.sleep(0.001)
 os.chdir(os.path.dirname(__file__))
 if index == 0:
     wait_for("leaving")
-    tell(error="PeerLostError: worker 1 left", consequence=True)
+    tell(error="PeerLostError: worker 1 left", caused_by_peer=True)
     sys.exit(1)
-tell(leaving=True)
+tell(exiting=True)
 pathlib.Path("leaving").touch()
 wait_for("looked")
 sys.exit(3)

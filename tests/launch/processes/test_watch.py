@@ -9,7 +9,6 @@ from typing import Any
 
 from fleetlight.launch.job.layout import Member
 from fleetlight.launch.processes.reason import Exit, sparing
-from fleetlight.launch.processes.stop import Stop
 from fleetlight.launch.processes.watch import (
     EXIT_S,
     HEARD_S,
@@ -23,6 +22,7 @@ from fleetlight.launch.processes.watch import (
     Verdict,
     Watch,
 )
+from fleetlight.launch.status import ProcessStatus, Stop
 from fleetlight.roles.role import Kind
 
 W0, W1 = (Member(kind=Kind.WORKER, index=n, of=2, local_rank=n, local_size=2) for n in (0, 1))
@@ -31,7 +31,7 @@ GRACE_S = 3.0
 
 
 def ended(member: Member, status: int = 0, at: float = 0.0, error: str | None = None) -> Exit:
-    return Exit(member=member, status=status, at=at, error=error)
+    return Exit(member=member, status=status, at=at, told=ProcessStatus(error=error))
 
 
 def watch(*members: Member) -> Watch:
@@ -178,7 +178,7 @@ def test_the_own_failure_is_told_also_when_others_stopped() -> None:
 
 
 def returning(member: Member, status: int = -signal.SIGKILL) -> Exit:
-    return Exit(member=member, status=status, at=0.0, returns=True)
+    return Exit(member=member, status=status, at=0.0, told=ProcessStatus(restartable=True))
 
 
 def test_who_may_return_is_started_again_as_often_as_that_is_allowed() -> None:
@@ -207,7 +207,8 @@ def test_nobody_is_started_again_while_a_job_ends() -> None:
 
 def test_without_one_that_is_dispensable_the_others_go_on() -> None:
     one = watch(W0, W1, S0)
-    lost = Exit(member=W1, status=-signal.SIGKILL, at=0.0, returns=True, dispensable=True)
+    told = ProcessStatus(restartable=True, expendable=True)
+    lost = Exit(member=W1, status=-signal.SIGKILL, at=0.0, told=told)
     assert one.to_revive(Seen(now=0, exits=[lost])) is None
     assert one.to_spare(Seen(now=0, exits=[lost])) is lost
     assert one.to_spare(Seen(now=1, exits=[lost])) is None
@@ -221,7 +222,8 @@ def test_without_one_that_is_dispensable_the_others_go_on() -> None:
 
 def test_one_that_is_not_is_the_failure() -> None:
     one = watch(W0, W1, S0)
-    lost = Exit(member=W1, status=1, at=0.0, dispensable=True, error="ValueError: x")
+    told = ProcessStatus(expendable=True, error="ValueError: x")
+    lost = Exit(member=W1, status=1, at=0.0, told=told)
     one.to_spare(Seen(now=0, exits=[lost]))
     killed = ended(W0, -signal.SIGKILL, at=1.0)
     assert one.step(Seen(now=1, exits=[lost, killed])) == signal.SIGTERM
@@ -282,7 +284,9 @@ def test_a_server_that_stays_after_a_stop_is_ended() -> None:
     assert (one.is_over, one.verdict) == (True, Verdict.SAVED)
 
 
-KILLED = dataclasses.replace(stopped(W0, 9), status=-signal.SIGKILL, leaving=True)
+KILLED = dataclasses.replace(
+    stopped(W0, 9), status=-signal.SIGKILL, told=ProcessStatus(exiting=True)
+)
 
 
 def test_a_job_is_saved_though_a_worker_is_killed_between_its_stop_and_its_goodbye() -> None:
@@ -298,7 +302,8 @@ def test_a_job_is_saved_though_a_worker_is_killed_between_its_stop_and_its_goodb
 
 
 def test_nor_does_it_count_that_servers_miss_its_goodbye() -> None:
-    missing = Exit(member=S0, status=1, at=0.0, error="PeerLostError", consequence=True)
+    told = ProcessStatus(error="PeerLostError", caused_by_peer=True)
+    missing = Exit(member=S0, status=1, at=0.0, told=told)
     orders = ([KILLED], [KILLED, stopped(W1)]), ([KILLED, missing], [missing, KILLED])
     for order in orders:
         one = asked(S0, W0, W1)
@@ -401,7 +406,8 @@ def test_who_ends_at_sigterm_gets_one() -> None:
 
 def test_one_that_is_killed_behind_the_end_of_its_script_has_done_all() -> None:
     one = watch(W0, W1, S0)
-    killed = Exit(member=W0, status=-signal.SIGKILL, at=0.0, left=True, leaving=True)
+    told = ProcessStatus(left_job=True, exiting=True)
+    killed = Exit(member=W0, status=-signal.SIGKILL, at=0.0, told=told)
     assert not killed.has_failed
     assert one.to_spare(Seen(now=0, exits=[killed])) is killed
     assert "had done all" in sparing(killed)
@@ -409,12 +415,15 @@ def test_one_that_is_killed_behind_the_end_of_its_script_has_done_all() -> None:
     one.step(Seen(now=2, exits=[killed, ended(W1), ended(S0)]))
     assert one.verdict is Verdict.SUCCESS
     # its script may have had something to do, or its end is its own fault
-    for more in ({"leaving": False}, {"left": False}, {"status": 1}, {"status": -signal.SIGABRT}):
-        assert dataclasses.replace(killed, **more).has_failed
+    for less in (ProcessStatus(left_job=True), ProcessStatus(exiting=True)):
+        assert dataclasses.replace(killed, told=less).has_failed
+    for status in (1, -signal.SIGABRT):
+        assert dataclasses.replace(killed, status=status).has_failed
 
 
 def test_a_server_that_is_killed_behind_the_last_goodbye_has_done_all() -> None:
-    killed = Exit(member=S0, status=-signal.SIGKILL, at=0.0, left=True, leaving=True)
+    told = ProcessStatus(left_job=True, exiting=True)
+    killed = Exit(member=S0, status=-signal.SIGKILL, at=0.0, told=told)
     # the workers may have ended before, or still be about to
     for steps in ([[ended(W0)], [ended(W0), killed]], [[killed], [ended(W0), killed]]):
         one = watch(S0, W0)
@@ -425,10 +434,11 @@ def test_a_server_that_is_killed_behind_the_last_goodbye_has_done_all() -> None:
         assert (one.verdict, one.failure) == (Verdict.SUCCESS, None)
 
 
-def parting(**facts: Any) -> Exit:
+def parting(status: int = -signal.SIGKILL, **facts: Any) -> Exit:
     """Worker 0 was killed amid its goodbye, and its script was over."""
-    usual = {"member": W0, "status": -signal.SIGKILL, "at": 0.0, "returns": True}
-    return Exit(**{**usual, "parting": True, "leaving": True, **facts})
+    usual = {"restartable": True, "saying_goodbye": True, "exiting": True}
+    told = ProcessStatus(**{**usual, **facts})
+    return Exit(member=W0, status=status, at=0.0, told=told)
 
 
 def test_servers_that_end_have_heard_the_goodbye_of_one_that_was_killed_amid_it() -> None:
@@ -443,7 +453,7 @@ def test_servers_that_end_have_heard_the_goodbye_of_one_that_was_killed_amid_it(
     assert (one.verdict, one.revived) == (Verdict.SUCCESS, 0)
     # its script may have had something to do, and another life could not call the servers
     again = Watch([S0, W0], GRACE_S, 1)
-    lost = again.known([parting(leaving=False), ended(S0)], 1.1)[0]
+    lost = again.known([parting(exiting=False), ended(S0)], 1.1)[0]
     assert not lost.is_done
     assert not lost.returns
 

@@ -13,18 +13,10 @@ from fleetlight.launch.job.environment import Run
 from fleetlight.launch.job.layout import Member
 from fleetlight.launch.processes.child import Child, Keeper
 from fleetlight.launch.processes.logs import FileFollower, LogFolder
-from fleetlight.launch.processes.reason import (
-    Exit,
-    is_leaving,
-    may_return,
-    read_error_file,
-    reviving,
-    said,
-    sparing,
-)
-from fleetlight.launch.processes.stop import forget_stops, read_stop, stops
+from fleetlight.launch.processes.reason import Exit, reviving, sparing
 from fleetlight.launch.processes.terminal import PtyFollower
 from fleetlight.launch.screen import Prefixed, Screen
+from fleetlight.launch.status import ProcessStatus, forget_saves, read
 from fleetlight.roles.role import Kind
 
 
@@ -125,21 +117,13 @@ class Gang:
     def somebody_leaves(self) -> bool:
         """True while a process whose end was not seen has said that it is about to exit."""
         running = (member for member in self._children if member not in self._exits)
-        return any(is_leaving(self.run.error_file(member)) for member in running)
+        return any(self._told(member).exiting for member in running)
 
     def _exit(self, member: Member, status: int) -> Exit:
-        at, error, consequence = read_error_file(self.run.error_file(member))
-        return Exit(
-            member=member,
-            status=status,
-            at=time.monotonic() if at is None else at,
-            error=error,
-            consequence=consequence,
-            # a code is an error of its own, also one that it could not tell, as of os._exit
-            returns=status < 0 and may_return(self.run.error_file(member)),
-            stop=read_stop(self.run.error_file(member), status),
-            **said(self.run.error_file(member)),
-        )
+        return Exit.of(member, status, self._told(member), time.monotonic())
+
+    def _told(self, member: Member) -> ProcessStatus:
+        return read(self.run.error_file(member))
 
     def revive(self, one: Exit, left: int) -> None:
         """Start a process again that has ended, while the others go on."""
@@ -148,7 +132,7 @@ class Gang:
         self._screen.say(reviving(one, life, left))
         self._children[member].end()
         # this life has still to say it
-        forget_stops(self.run.error_file(member))
+        forget_saves(self.run.error_file(member))
         self._children[member] = self._start(member, life)
         del self._exits[member]
 
@@ -159,11 +143,11 @@ class Gang:
         """
         running = [member for member in self._children if member not in self._exits]
         said = [member for member in running if not self._comes_back(member)]
-        return bool(said) and all(stops(self.run.error_file(member)) for member in said)
+        return bool(said) and all(self._told(member).saves_at_sigterm for member in said)
 
     def _comes_back(self, member: Member) -> bool:
         """True as long as one that was started again would be ended by a signal."""
-        return member in self._lives and not stops(self.run.error_file(member))
+        return member in self._lives and not self._told(member).saves_at_sigterm
 
     def ask(self, number: int, kinds: Collection[Kind]) -> None:
         """Send a signal to the processes of these kinds, and not to what they have started.

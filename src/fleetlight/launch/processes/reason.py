@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 import re
 import signal
@@ -13,7 +12,7 @@ from typing import Any
 
 from fleetlight.launch.job.layout import Member
 from fleetlight.launch.processes.logs import relative, tail
-from fleetlight.launch.processes.stop import Stop, is_killed
+from fleetlight.launch.status import RESUME_CODE, UNKNOWN, ProcessStatus, Stop
 
 _OFTEN = {
     signal.SIGKILL: "often: out of memory",
@@ -28,8 +27,6 @@ _ERROR = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Exit)\b|^Fatal Python er
 _MODULE_PATH = re.compile(r"^([\w<>]+\.)+(?=\w+(:|$))")
 _SEPARATOR = re.compile(r"^--- restart \d+ ---$", re.MULTILINE)
 _LONGEST = 500
-#: what a process says of itself in its error file, by the same names as in `Exit`
-_WORDS = ("dispensable", "lasting", "left", "parting", "leaving")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,54 +36,70 @@ class Exit:
     member: Member
     #: exit code, or -N for signal N
     status: int
-    #: by the monotonic clock, which all processes of a machine share: when its last error was
-    #: raised, else when its end was seen
+    #: when its last error was raised, else when its end was seen; by the monotonic clock
     at: float
-    #: what it left in its error file
-    error: str | None = None
-    #: True when it says that it failed only because a peer did
-    consequence: bool = False
-    #: True when it has said that it may be started again alone, and was ended by a signal
-    returns: bool = False
-    #: True when it has said that the others go on without it
-    dispensable: bool = False
-    #: True when it says that it would fail again
-    lasting: bool = False
-    #: True when it has said goodbye to the job
-    left: bool = False
-    #: True when it has said that it is about to say goodbye
-    parting: bool = False
-    #: True when it has said that its script is over
-    leaving: bool = False
-    #: where the job can go on, of a process that was asked to stop and has
+    #: what it has told in its file
+    told: ProcessStatus = UNKNOWN
+    #: where the job can resume, of a process that was asked to stop and has
     stop: Stop | None = None
+
+    @classmethod
+    def of(cls, member: Member, status: int, told: ProcessStatus, seen_at: float) -> Exit:
+        """From the status that a process has left; its end was seen at `seen_at`."""
+        raised_at = None if told.error is None else told.at
+        # one that was killed after it had told its stop has saved, too
+        has_stopped = status == RESUME_CODE or is_killed(status)
+        return cls(
+            member=member,
+            status=status,
+            at=seen_at if raised_at is None else raised_at,
+            told=told,
+            stop=told.stopped if has_stopped else None,
+        )
+
+    @property
+    def returns(self) -> bool:
+        """True when the launcher may start it again alone.
+
+        An exit code is an error, also of a process that could not tell it, as after os._exit.
+        """
+        return self.status < 0 and self.told.restartable
 
     @property
     def has_failed(self) -> bool:
         """True when the job has failed with it."""
-        is_fine = self.dispensable or self.is_done or self.stop is not None
+        is_fine = self.told.expendable or self.is_done or self.stop is not None
         return self.status != 0 and not is_fine
 
     @property
     def is_done(self) -> bool:
         """True when it was killed, and had nothing more to do."""
-        return is_killed(self.status) and self.left and self.leaving
+        return is_killed(self.status) and self.told.left_job and self.told.exiting
 
     @property
     def is_parting(self) -> bool:
-        """True when it was killed amid its goodbye: only the servers know whether it was heard."""
-        return is_killed(self.status) and self.parting and not self.left
+        """True when it was killed during its goodbye: only servers know whether they heard it."""
+        return is_killed(self.status) and self.told.saying_goodbye and not self.told.left_job
 
     @property
     def is_certain(self) -> bool:
-        """True when nothing that is still to come can be the cause of this."""
-        return is_killed(self.status) or (self.error is not None and not self.consequence)
+        """True when no process that is still running can be the cause of this."""
+        has_own_error = self.told.error is not None and not self.told.caused_by_peer
+        return is_killed(self.status) or has_own_error
+
+
+def is_killed(status: int) -> bool:
+    """True for the status of a process that was ended from outside."""
+    # An abort comes from inside, often because a peer has gone.
+    return status < 0 and status != -signal.SIGABRT
 
 
 def first_failure(exits: Sequence[Exit]) -> Exit | None:
     """The failure that the others follow from."""
     failed = [one for one in exits if one.has_failed]
-    order = sorted(failed, key=lambda one: (one.consequence, not is_killed(one.status), one.at))
+    order = sorted(
+        failed, key=lambda one: (one.told.caused_by_peer, not is_killed(one.status), one.at)
+    )
     return order[0] if order else None
 
 
@@ -104,7 +117,7 @@ class Failure:
     log: str = ""
     #: `node 1 (10.0.0.2)` in a job of several machines
     node: str = ""
-    #: as in `Exit`: failures of several machines are put in order like those of one
+    #: the process failed only because a peer did
     consequence: bool = False
     killed: bool = False
     #: False for what a restart cannot cure
@@ -133,15 +146,16 @@ def failure_of(one: Exit, log: pathlib.Path, *, after_s: float, node: str = "") 
         error=_why(one, log),
         log=relative(log),
         node=node,
-        consequence=one.consequence,
+        consequence=one.told.caused_by_peer,
         killed=is_killed(one.status),
-        may_restart=not one.lasting,
+        may_restart=not one.told.permanent,
     )
 
 
 def _why(one: Exit, log: pathlib.Path) -> str:
-    if one.error:
-        return _short(one.error) if one.error != how(one.status) else ""
+    error = one.told.error
+    if error:
+        return _short(error) if error != how(one.status) else ""
     # To a signal the process had nothing to say: its last line is not the reason.
     return last_error(log) or ("" if one.status < 0 else _last_line(log))
 
@@ -181,39 +195,8 @@ def sparing(one: Exit) -> str:
     """Why the others go on alone."""
     if one.is_done:
         return f"{one.member.title} {how(one.status)} behind the end of its script: it had done all"
-    why = f": {one.error}" if one.error else ""
+    why = f": {one.told.error}" if one.told.error else ""
     return f"{one.member.title} {how(one.status)}{why}; the others go on without it"
-
-
-def read_error_file(path: str) -> tuple[float | None, str | None, bool]:
-    """(time, error, consequence) that a process left behind; all unknown when it left nothing."""
-    try:
-        told = json.loads(pathlib.Path(path).read_text())
-        return float(told["time"]), str(told["error"]), bool(told.get("consequence", False))
-    except (OSError, ValueError, TypeError, KeyError):
-        return None, None, False
-
-
-def is_leaving(path: str) -> bool:
-    """True for the error file of a process that has said: only my exit code is still to come."""
-    return _says(path, "leaving")
-
-
-def may_return(path: str) -> bool:
-    """True for the error file of a process that may be started again alone."""
-    return _says(path, "returning")
-
-
-def said(path: str) -> dict[str, bool]:
-    """Which of these words an error file has."""
-    return {word: _says(path, word) for word in _WORDS}
-
-
-def _says(path: str, word: str) -> bool:
-    try:
-        return json.loads(pathlib.Path(path).read_text()).get(word) is True
-    except (OSError, ValueError, AttributeError):
-        return False
 
 
 def last_error(log: pathlib.Path) -> str:

@@ -15,9 +15,11 @@ import enum
 import signal
 from collections.abc import Sequence
 
+import msgspec
+
 from fleetlight.launch.job.layout import Member
-from fleetlight.launch.processes.reason import Exit, first_failure
-from fleetlight.launch.processes.stop import Stop, is_killed
+from fleetlight.launch.processes.reason import Exit, first_failure, is_killed
+from fleetlight.launch.status import Stop
 from fleetlight.roles.role import Kind
 
 #: how long others may take to fail too, before the first failure is chosen
@@ -168,7 +170,7 @@ class Watch:
             return None
         told = {one.member for one in self.spared}
         ended = [one for one in seen.exits if one.status and one.member not in told]
-        lost = next((one for one in ended if one.dispensable or one.is_done), None)
+        lost = next((one for one in ended if one.told.expendable or one.is_done), None)
         self.spared += [] if lost is None else [lost]
         return lost
 
@@ -294,7 +296,8 @@ class Watch:
 
 def _heard(one: Exit) -> Exit:
     """It has said goodbye: nobody is there whom another life of it could call."""
-    return dataclasses.replace(one, left=True, returns=False)
+    told = msgspec.structs.replace(one.told, left_job=True, restartable=False)
+    return dataclasses.replace(one, told=told)
 
 
 def _saved_anyhow(exits: Sequence[Exit]) -> Sequence[Exit]:
@@ -311,7 +314,7 @@ def _saved_anyhow(exits: Sequence[Exit]) -> Sequence[Exit]:
 
 
 def _misses(one: Exit) -> bool:
-    return one.member.kind is Kind.SERVER and one.has_failed and one.consequence
+    return one.member.kind is Kind.SERVER and one.has_failed and one.told.caused_by_peer
 
 
 def _first_stop(exits: Sequence[Exit]) -> Stop | None:
