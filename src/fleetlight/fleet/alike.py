@@ -6,7 +6,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fleetlight.errors import ConfigError
-from fleetlight.fleet.context import Peers
+from fleetlight.fleet.job import Peers
 
 
 def check_alike(group: Peers, tensor: Tensor, operation: str) -> None:

@@ -6,14 +6,13 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from fleetlight.collective.group import Group
 from fleetlight.errors import ConfigError
+from fleetlight.fleet.job import Peers
 from fleetlight.fleet.saving import BackgroundSave
-from fleetlight.ps.worker.crew import Crew
 from fleetlight.roles import Role
 from fleetlight.security.encryption import Encryption, encryption_of
 from fleetlight.strategy import DistributedStrategy
@@ -30,10 +29,6 @@ if TYPE_CHECKING:
     from fleetlight.fleet.session import Session
     from fleetlight.fleet.sharding import Weights
     from fleetlight.fleet.stopping import Stopping, Terminations
-
-
-#: the workers and what they do together: among themselves, or by way of the servers
-Peers: TypeAlias = Group | Crew
 
 
 @dataclasses.dataclass

@@ -11,7 +11,7 @@ import msgspec
 
 from fleetlight.checkpoint import read
 from fleetlight.errors import CheckpointError
-from fleetlight.fleet.context import Peers
+from fleetlight.fleet.job import Peers
 
 _OPERATION = "load_persistables"
 #: what is in memory of a file at any time

@@ -395,14 +395,12 @@ class OptimizerPlan:
             if plan.replica is not None:
                 self._used[plan] = plan.stepped = plan.replica.reductions
                 plan.replica.stepped()
-        group = context.group if isinstance(context.group, Group) else None
-        if group is not None:
-            group.tell_step(context.step)
+        context.group.tell_step(context.step)
         if self.alone is not None and self.alone.step_made():
             self._agree_anew()
-        if group is not None:
+        if isinstance(context.group, Group):
             # a meeting behind the step is a part of what it costs
-            group.account.count_step()
+            context.group.account.count_step()
         if context.stopping is not None:
             context.stopping.step_made()
 

@@ -21,7 +21,6 @@ from fleetlight.fleet.optimizer import OptimizerPlan
 from fleetlight.fleet.session import Session
 from fleetlight.fleet.unstepped import Unstepped
 from fleetlight.ps.layers.table_gradient import TableGradient
-from fleetlight.ps.worker.crew import Crew
 from fleetlight.ps.worker.redo.commits import Moment
 from fleetlight.torch_compat import foreach
 from fleetlight.torch_compat.optimizers import leave_scaling_to_step, tell_infinity
@@ -201,8 +200,7 @@ class ServedOptimizer(OptimizerPlan):
         # the bias correction of Adam counts the steps that were made
         self._steps += self._applied
         self.context.step += self._applied
-        if isinstance(self.context.group, Crew):
-            self.context.group.step = self.context.step
+        self.context.group.tell_step(self.context.step)
         self._tell_step()
 
     def _tell_step(self) -> None:

@@ -19,7 +19,7 @@ from fleetlight.launch.job.environment import Run
 from fleetlight.launch.job.layout import Layout
 from fleetlight.launch.job.spec import JobSpec
 from fleetlight.launch.machines.own_node import offer
-from fleetlight.launch.machines.peers import Alone, Next, Peers
+from fleetlight.launch.machines.peers import Next, NoOtherMachines, OtherMachines
 from fleetlight.launch.processes.child import Keeper
 from fleetlight.launch.processes.gang import Gang
 from fleetlight.launch.processes.interrupts import Interrupted, Interrupts
@@ -184,9 +184,9 @@ def _with_token(job: JobSpec) -> JobSpec:
     return dataclasses.replace(job, token=Secret(secrets.token_hex(32)))
 
 
-def _peers(job: JobSpec, screen: Screen, interrupts: Interrupts) -> Peers:
+def _peers(job: JobSpec, screen: Screen, interrupts: Interrupts) -> OtherMachines:
     if job.meeting is None:
-        return Alone()
+        return NoOtherMachines()
     from fleetlight.launch.machines.together import Together
 
     return Together(job, job.meeting, screen, interrupts)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 
 from fleetlight.launch.job.layout import Node
-from fleetlight.launch.machines.peers import Alone, Next, conclusion
+from fleetlight.launch.machines.peers import Next, NoOtherMachines, conclusion
 from fleetlight.launch.processes.reason import Failure
 from fleetlight.launch.processes.watch import Elsewhere
 
@@ -14,7 +14,7 @@ FAILURE = Failure(what="worker 0 of 1 exited with code 1", code=1)
 
 
 def test_alone_there_is_nobody_to_wait_for() -> None:
-    alone, node = Alone(), Node(host="a")
+    alone, node = NoOtherMachines(), Node(host="a")
     assert alone.gather(node).nodes == (node,)
     assert alone.share("id") == "id"
     assert alone.elsewhere(workers_done=False) is Elsewhere.DONE

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Peers`: flat buffers to and from the other members of one process group.
+"""`Mesh`: flat buffers to and from the other members of one process group.
 
 A thread sends while the caller receives, so both directions of a link are busy at once. Members
 send in the order of their distance and receive in that order, too: no circle of members can wait
@@ -45,7 +45,7 @@ class Sending:
             raise self.failure
 
 
-class Peers:
+class Mesh:
     """The other members, by their rank in the group."""
 
     def __init__(

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from fleetlight.collective.encrypted import sums
-from fleetlight.collective.encrypted.exchange import Peers
+from fleetlight.collective.encrypted.exchange import Mesh
 from fleetlight.collective.encrypted.links import ENCRYPTED, LinkError, Links
 
 _END_S = 5.0
@@ -78,7 +78,7 @@ class EncryptedGroup(dist.ProcessGroup):
         self, links: Links, name: str, rank: int, members: Sequence[int], limit_s: float
     ) -> None:
         super().__init__(rank, len(members))  # type: ignore[call-arg]
-        self._peers = Peers(links, name, rank, members, limit_s)
+        self._mesh = Mesh(links, name, rank, members, limit_s)
         self._queue: queue.SimpleQueue[tuple[EncryptedWork, Callable[[], object]] | None] = (
             queue.SimpleQueue()
         )
@@ -95,11 +95,11 @@ class EncryptedGroup(dist.ProcessGroup):
         self._queue.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(_END_S)
-        self._peers.close()
+        self._mesh.close()
 
     def abort(self) -> None:
         """End every wait."""
-        self._peers.interrupt()
+        self._mesh.interrupt()
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> EncryptedWork:
         """Reduce tensors over all members, in place."""
@@ -123,7 +123,7 @@ class EncryptedGroup(dist.ProcessGroup):
         def act() -> None:
             for tensor in tensors:
                 flat = _Flat(tensor)
-                sums.reduce(self._peers, flat.values, _COMBINE[op], root)
+                sums.reduce(self._mesh, flat.values, _COMBINE[op], root)
                 if self.rank() == root:
                     flat.give_back(self.size() if op == dist.ReduceOp.AVG else 1)
 
@@ -136,7 +136,7 @@ class EncryptedGroup(dist.ProcessGroup):
         def act() -> None:
             for everybody, mine in zip(outputs, inputs, strict=True):
                 flat = [_Flat(tensor) for tensor in everybody]
-                sums.all_gather(self._peers, [f.values for f in flat], _Flat(mine).values)
+                sums.all_gather(self._mesh, [f.values for f in flat], _Flat(mine).values)
                 for one in flat:
                     one.give_back()
 
@@ -157,7 +157,7 @@ class EncryptedGroup(dist.ProcessGroup):
             for mine, parts in zip(outputs, inputs, strict=True):
                 flat = _Flat(mine)
                 values = [_Flat(part).values for part in parts]
-                sums.reduce_scatter(self._peers, flat.values, values, _COMBINE[op])
+                sums.reduce_scatter(self._mesh, flat.values, values, _COMBINE[op])
                 flat.give_back(self.size() if op == dist.ReduceOp.AVG else 1)
 
         return self._do(outputs, act)
@@ -175,7 +175,7 @@ class EncryptedGroup(dist.ProcessGroup):
         def act() -> None:
             flat = [_Flat(tensor) for tensor in outputs]
             sent = [_Flat(tensor).values for tensor in inputs]
-            sums.all_to_all(self._peers, [f.values for f in flat], sent)
+            sums.all_to_all(self._mesh, [f.values for f in flat], sent)
             for one in flat:
                 one.give_back()
 
@@ -203,7 +203,7 @@ class EncryptedGroup(dist.ProcessGroup):
         def act() -> None:
             flat = [_Flat(t) for t in outputs[0]] if self.rank() == root else None
             everybody = None if flat is None else [f.values for f in flat]
-            sums.gather(self._peers, everybody, _Flat(inputs[0]).values, root)
+            sums.gather(self._mesh, everybody, _Flat(inputs[0]).values, root)
             for one in flat or ():
                 one.give_back()
 
@@ -216,7 +216,7 @@ class EncryptedGroup(dist.ProcessGroup):
         def act() -> None:
             parts = [_Flat(t).values for t in inputs[0]] if self.rank() == root else None
             flat = _Flat(outputs[0])
-            sums.scatter(self._peers, flat.values, parts, root)
+            sums.scatter(self._mesh, flat.values, parts, root)
             flat.give_back()
 
         return self._do(outputs, act)
@@ -231,7 +231,7 @@ class EncryptedGroup(dist.ProcessGroup):
 
         def act() -> None:
             for tensor in tensors:
-                self._peers.send(to, _Flat(tensor).values).wait()
+                self._mesh.send(to, _Flat(tensor).values).wait()
 
         return self._do(tensors, act)
 
@@ -242,7 +242,7 @@ class EncryptedGroup(dist.ProcessGroup):
         def act() -> None:
             for tensor in tensors:
                 flat = _Flat(tensor)
-                self._peers.receive(source, flat.values)
+                self._mesh.receive(source, flat.values)
                 flat.give_back()
 
         return self._do(tensors, act)
@@ -252,7 +252,7 @@ class EncryptedGroup(dist.ProcessGroup):
             self._all_reduce_sparse(tensor, op)
             return
         flat = _Flat(tensor)
-        sums.all_reduce(self._peers, flat.values, _COMBINE[op])
+        sums.all_reduce(self._mesh, flat.values, _COMBINE[op])
         flat.give_back(self.size() if op == dist.ReduceOp.AVG else 1)
 
     def _all_reduce_sparse(self, tensor: Tensor, op: Any) -> None:
@@ -261,12 +261,12 @@ class EncryptedGroup(dist.ProcessGroup):
             raise LinkError(f"all_reduce of a sparse tensor: got {op}, expected SUM")
         mine = tensor.coalesce()
         counts = [torch.zeros(1, dtype=_SLOT) for _ in range(self.size())]
-        sums.all_gather(self._peers, counts, torch.tensor([mine.indices().shape[1]]))
+        sums.all_gather(self._mesh, counts, torch.tensor([mine.indices().shape[1]]))
         indices = [mine.indices().new_empty(mine.indices().shape[0], int(n)) for n in counts]
         values = [mine.values().new_empty(int(n), *mine.values().shape[1:]) for n in counts]
         for everybody, own in ((indices, mine.indices()), (values, mine.values())):
             flat = [t.view(-1) for t in everybody]
-            sums.all_gather(self._peers, flat, own.contiguous().view(-1))
+            sums.all_gather(self._mesh, flat, own.contiguous().view(-1))
         total = torch.sparse_coo_tensor(
             torch.cat(indices, 1), torch.cat(values), tensor.shape, check_invariants=False
         )
@@ -274,7 +274,7 @@ class EncryptedGroup(dist.ProcessGroup):
 
     def _broadcast(self, tensor: Tensor, root: int) -> None:
         flat = _Flat(tensor)
-        sums.broadcast(self._peers, flat.values, root)
+        sums.broadcast(self._mesh, flat.values, root)
         flat.give_back()
 
     def _do(self, outputs: Sequence[Tensor], act: Callable[[], object]) -> EncryptedWork:

@@ -30,7 +30,7 @@ class Conclusion:
     failure: Failure | None = None
 
 
-class Peers(Protocol):
+class OtherMachines(Protocol):
     """The other machines."""
 
     def gather(self, node: Node) -> Layout:
@@ -52,7 +52,7 @@ class Peers(Protocol):
         """Nothing more will be said."""
 
 
-class Alone:
+class NoOtherMachines:
     """A job of one machine."""
 
     def gather(self, node: Node) -> Layout:

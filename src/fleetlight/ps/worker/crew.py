@@ -47,8 +47,6 @@ class Crew:
     """This worker's view of all workers."""
 
     backend = "sockets"
-    #: workers are watched by the servers
-    liveness = None
 
     def __init__(self, client: Client, deadline_s: float) -> None:
         self.client = client
@@ -73,6 +71,10 @@ class Crew:
     def alone(self) -> bool:
         """True when there is nobody to talk to."""
         return self.size == 1
+
+    def tell_step(self, step: int) -> None:
+        """This worker has made its `step`th step: its signs of life say so."""
+        self.step = step
 
     def __deepcopy__(self, memo: object) -> Crew:
         return self
