@@ -18,7 +18,7 @@ from torch.nn import functional as F
 import fleetlight as fleet
 from fleetlight.collective.codecs.topk import TopK
 from fleetlight.errors import PlanError, StrategyError
-from fleetlight.fleet import compressing, loading
+from fleetlight.fleet import compressing
 from fleetlight.fleet.context import current
 
 pytestmark = pytest.mark.multiprocess
@@ -157,13 +157,11 @@ def test_who_sends_no_more_drops_what_it_owed(
 ) -> None:
     monkeypatch.setattr(compressing, "Group", Workers)
     monkeypatch.setattr(logging.getLogger("fleetlight"), "propagate", True)
-    mine = SimpleNamespace(tensors={"compression/0/owed/weight": torch.ones(6)})
-    saved: Any = SimpleNamespace(worker=lambda _: mine, manifest=SimpleNamespace(workers=4))
+    kept = {"0/owed/weight": torch.ones(6)}
     for levels in (False, True):
         caplog.clear()
         context = context_of(index, compression="topk", use_hierarchical_allreduce=levels)
-        for load in compressing.fitted(context, saved):
-            load()
+        compressing.load_unsent(context, kept, workers=4)
         [compression] = context.compressions.values()
         assert ("owed/weight" in compression.ledger.state()) is (is_sender or not levels)
         assert ("another one sends for it" in caplog.text) is (levels and not is_sender)
@@ -178,22 +176,6 @@ def test_beside_servers_there_is_no_dgc() -> None:
     found = compressing.compression_of(context, context.models[0].module)
     assert found is not None
     assert isinstance(found.codec, TopK)
-
-
-def test_beside_servers_what_is_owed_is_loaded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compressing, "fitted", lambda context, saved: iter(["owed"]))
-    monkeypatch.setattr(loading.checkpoint, "fitted_model_state", lambda *_: "model")
-    context: Any = SimpleNamespace(optimizers=[], loaders=[], group=SimpleNamespace(index=0))
-    saved: Any = SimpleNamespace(
-        worker=lambda _: None,
-        workers=list,
-        optimizers=list,
-        model=lambda: None,
-        manifest=SimpleNamespace(step=1),
-    )
-    served: Any = SimpleNamespace(model=lambda *_: None, look=lambda: None, load="tables")
-    steps: list[Any] = list(loading._fitted_served(context, nn.Linear(1, 1), saved, served))
-    assert steps[:3] == ["model", "owed", "tables"]
 
 
 def scaled(enabled: bool) -> str:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
@@ -24,14 +24,10 @@ from fleetlight.strategy import DistributedStrategy
 from fleetlight.strategy.configs import AveragingConfigs
 
 if TYPE_CHECKING:
-    from fleetlight.checkpoint import Checkpoint
     from fleetlight.fleet.model import ModelPlan
     from fleetlight.fleet.optimizer import OptimizerPlan
 
 Names: TypeAlias = Mapping[nn.Parameter, str]
-
-#: the word for its state in a checkpoint
-_IN_CHECKPOINT = "averaging"
 
 
 class Alone:
@@ -264,25 +260,22 @@ def close(context: Context) -> None:
 # -- checkpoints
 
 
-def saved_values(context: Context, names: Names) -> dict[str, Any]:
-    """What goes into the record of worker 0; it is the same on all workers."""
+def saved_states(context: Context, names: Names) -> list[Any] | None:
+    """What worker 0 keeps of each optimizer; it is the same on all workers."""
     states = [p.alone and p.alone.engine.state(names) for p in context.optimizers]
-    return {_IN_CHECKPOINT: states} if any(states) else {}
+    return states if any(states) else None
 
 
-def fitted(context: Context, saved: Checkpoint, names: Names) -> Iterator[Callable[[], None]]:
-    """The steps that let optimizers go on where those of a checkpoint stood."""
-    zero = saved.worker(0)
-    states = [] if zero is None else zero.values.get(_IN_CHECKPOINT, [])
+def load(context: Context, states: Sequence[Any], step: int, names: Names) -> None:
+    """Let optimizers continue where those of a checkpoint at a step of the job stood."""
     for number, plan in enumerate(context.optimizers):
         state = states[number] if number < len(states) else None
         if state is not None:
-            go_on = functools.partial(_load, state=state, names=names)
+            plan.go_on(functools.partial(_load, state=state, names=names))
         else:
             # how they shared the steps of the job is not known
-            step = saved.manifest.step // len(context.optimizers)
-            go_on = functools.partial(_begin_anew, step=step, names=names)
-        yield functools.partial(plan.go_on, go_on)
+            own = step // len(context.optimizers)
+            plan.go_on(functools.partial(_begin_anew, step=own, names=names))
 
 
 def begin_anew(context: Context, names: Names) -> None:

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
@@ -20,7 +19,6 @@ from fleetlight.fleet.loss_scaling import scaler_at_work
 from fleetlight.observe.log import logger
 
 if TYPE_CHECKING:
-    from fleetlight.checkpoint import Checkpoint
     from fleetlight.fleet.model import ModelPlan
 
 #: before the names of what is kept, in a worker's part of a checkpoint
@@ -76,26 +74,23 @@ def tell_at_end(context: Context) -> None:
             compression.tell_at_end()
 
 
-def saved_tensors(context: Context) -> dict[str, Tensor]:
+def unsent(context: Context) -> dict[str, Tensor]:
     """What this worker keeps of gradients that were not sent as they are."""
     return {
-        _prefix(number) + name: tensor
+        f"{number}/{name}": tensor
         for number, compression in _compressions(context)
         for name, tensor in compression.ledger.state().items()
     }
 
 
-def fitted(context: Context, saved: Checkpoint) -> Iterator[Callable[[], None]]:
-    """The steps that give it back. It is each worker's own, so their number must be the same."""
-    state = saved.worker(context.group.index)
-    tensors = {} if state is None else state.tensors
-    kept = {name: tensor for name, tensor in tensors.items() if name.startswith(_KEPT)}
-    if saved.manifest.workers != context.group.size:
+def load_unsent(context: Context, kept: Mapping[str, Tensor], workers: int) -> None:
+    """The way back, of a checkpoint of so many workers. It is each worker's own."""
+    if workers != context.group.size:
         if kept and context.group.index == 0:
             logger.warning(
                 "what %d workers had still to send, of gradients or movements, is dropped: this "
                 "job has %d",
-                saved.manifest.workers,
+                workers,
                 context.group.size,
             )
         kept = {}
@@ -106,9 +101,9 @@ def fitted(context: Context, saved: Checkpoint) -> Iterator[Callable[[], None]]:
         )
         kept = {}
     for number, compression in _compressions(context):
-        prefix = _prefix(number)
+        prefix = f"{number}/"
         mine = {n.removeprefix(prefix): t for n, t in kept.items() if n.startswith(prefix)}
-        yield functools.partial(compression.ledger.load, mine)
+        compression.ledger.load(mine)
 
 
 def _sends(context: Context) -> bool:
@@ -127,7 +122,3 @@ def _compressions(context: Context) -> Iterator[tuple[int, Compression]]:
         compression = compression_of(context, plan.module)
         if compression is not None:
             yield number, compression
-
-
-def _prefix(number: int) -> str:
-    return f"{_KEPT}{number}/"

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+import dataclasses
+import enum
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -65,3 +67,44 @@ class Peers(Protocol):
 
     def fail(self, error: str, *, consequence: bool = False) -> None:
         """After a bad run: tell the others why."""
+
+
+class Purpose(enum.Enum):
+    """Why the state of a worker is kept."""
+
+    #: any number of workers may load it
+    CHECKPOINT = enum.auto()
+    #: the job resumes by itself from the checkpoint in its folder
+    RESUME = enum.auto()
+    #: this worker alone goes back to its last step, after it was killed
+    REPLAY = enum.auto()
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """What was kept of one part, and why."""
+
+    purpose: Purpose
+    #: the step of the job
+    step: int
+    #: by worker 0, for what all workers have alike; None: nothing
+    first: Any
+    #: by this worker; None where the checkpoint is of fewer workers
+    own: Any
+    #: by every worker
+    each: Sequence[Any]
+
+
+class Stateful(Protocol):
+    """One part of a worker's state. `fleet.worker_state.PARTS` lists all of them."""
+
+    #: its key in the record of a worker
+    name: ClassVar[str]
+    #: why it is kept
+    purposes: ClassVar[Collection[Purpose]]
+
+    def save(self) -> Any:
+        """The value now: plain data, tensors may be inside; None: nothing is kept."""
+
+    def load(self, saved: Saved) -> None:
+        """Continue where the value was saved."""

@@ -17,17 +17,17 @@ from torch import nn
 
 # not `from fleetlight import`, which asks for the API, and that may be being imported
 import fleetlight.checkpoint as checkpoint
-from fleetlight.checkpoint import Checkpoint
+from fleetlight.checkpoint import Checkpoint, WorkerState
 from fleetlight.errors import CheckpointError
-from fleetlight.fleet import averaging, compressing
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.courier import carry_checkpoint
 from fleetlight.fleet.former_names import read_named
+from fleetlight.fleet.job import Purpose, Saved
 from fleetlight.fleet.registered import names_of, registered_model
-from fleetlight.fleet.served import ServedOptimizer
 from fleetlight.fleet.served_loading import ServedLoading
 from fleetlight.fleet.served_saving import at_rest
 from fleetlight.fleet.table_files import FOLDER
+from fleetlight.fleet.worker_state import parts
 from fleetlight.observe.log import logger
 from fleetlight.ps.layers.table_weight import TableWeight
 
@@ -93,16 +93,17 @@ def _load_from(
 
         def fit() -> None:
             found.append(read_named(context, path))
+            purpose = Purpose.CHECKPOINT if random_later is None else Purpose.RESUME
+            positions, *others = _fitted_parts(context, found[0], purpose)
             # what may still refuse comes first: positions can be taken back
-            if random_later is None:
-                steps.extend(_fitted_positions(context, found[0]))
-            steps.extend(_fitted_scalers(context, found[0]))
+            steps.append(positions)
             if context.session is None:
                 steps.extend(_fitted(context, model, found[0]))
             else:
                 loading = ServedLoading(context, context.session, found[0], via)
                 ending.callback(loading.end)
                 steps.extend(_fitted_served(context, model, found[0], loading))
+            steps.extend(others)
             random = steps if random_later is None else random_later
             random.append(_fitted_rng(context, found[0]))
 
@@ -135,8 +136,6 @@ def _fitted(context: Context, model: nn.Module, saved: Checkpoint) -> Iterator[C
     elsewhere = [parameter for parameter, name in names.items() if name in tables]
     for plan, one in zip(context.optimizers, optimizers, strict=True):
         yield checkpoint.fitted_optimizer_state(plan.optimizer, names, one, elsewhere)
-    yield from averaging.fitted(context, saved, names)
-    yield from compressing.fitted(context, saved)
     yield from _fitted_rest(context, saved)
 
 
@@ -148,21 +147,9 @@ def _fitted_served(
     yield checkpoint.fitted_model_state(model, loading.model(model, saved.model()))
     for number, state in enumerate(saved.optimizers()):
         yield loading.optimizer(number, names, state)
-    steps = _steps(saved)
-    for number, plan in enumerate(context.optimizers):
-        if isinstance(plan, ServedOptimizer):
-            count = steps[number] if number < len(steps) else saved.manifest.step
-            yield functools.partial(setattr, plan, "steps", count)
-    yield from compressing.fitted(context, saved)
     loading.look()
     yield loading.load
     yield from _fitted_rest(context, saved)
-
-
-def _steps(saved: Checkpoint) -> list[int]:
-    """How many steps each optimizer has made; workers whose data ended early made fewer."""
-    each = [worker.values.get("steps", []) for worker in saved.workers()]
-    return [max(counts) for counts in zip(*each, strict=False)]
 
 
 def _fitted_rest(context: Context, saved: Checkpoint) -> Iterator[Callable[[], None]]:
@@ -181,42 +168,32 @@ def _warn_of_tables(context: Context, saved: Checkpoint) -> None:
         )
 
 
-def _fitted_positions(context: Context, saved: Checkpoint) -> Iterator[Callable[[], None]]:
-    """Positions of loaders are those of the whole job: worker 0 has saved them."""
-    zero = saved.worker(0)
-    if zero is None:
-        return
-    positions = zero.values.get("loaders", [])
-    if len(positions) != len(context.loaders):
-        logger.warning(
-            "the checkpoint knows the positions of %d loaders, this job has %d sharded so far: "
-            "positions are not restored; call fleet.shard before load_persistables",
-            len(positions),
-            len(context.loaders),
+def _fitted_parts(
+    context: Context, saved: Checkpoint, purpose: Purpose
+) -> Iterator[Callable[[], None]]:
+    """The steps that put what else a worker consists of in place, those of the loaders first."""
+    ranks = range(saved.manifest.workers)
+    records = [saved.worker(rank) for rank in ranks]
+    own = saved.worker(context.group.index)
+    for part in parts(context, purpose):
+        each = [_kept(record, part.name) for record in records]
+        found = Saved(
+            purpose=purpose,
+            step=saved.manifest.step,
+            first=each[0] if each else None,
+            own=_kept(own, part.name),
+            each=each,
         )
-    else:
-        yield functools.partial(_load_positions, context, positions)
+        yield functools.partial(part.load, found)
 
 
-def _fitted_scalers(context: Context, saved: Checkpoint) -> Iterator[Callable[[], None]]:
-    """So are loss scales."""
-    zero = saved.worker(0)
-    if zero is None:
-        return
-    for plan, scaler in zip(context.optimizers, zero.values.get("scalers", []), strict=False):
-        yield functools.partial(plan.load_scaler_state, scaler)
-
-
-def _load_positions(context: Context, positions: list[Any]) -> None:
-    """Give every loader its position, or change none."""
-    before = [loader.state_dict() for loader in context.loaders]
-    try:
-        for loader, position in zip(context.loaders, positions, strict=True):
-            loader.load_state_dict(position)
-    except Exception:
-        for loader, position in zip(context.loaders, before, strict=True):
-            loader.load_state_dict(position)
-        raise
+def _kept(record: WorkerState | None, name: str) -> Any:
+    """What a record has under a name; older versions kept tensors beside the values."""
+    if record is None:
+        return None
+    prefix = f"{name}/"
+    tensors = {n.removeprefix(prefix): t for n, t in record.tensors.items() if n.startswith(prefix)}
+    return record.values.get(name, tensors or None)
 
 
 def _fitted_rng(context: Context, saved: Checkpoint) -> Callable[[], None]:

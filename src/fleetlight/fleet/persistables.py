@@ -16,14 +16,15 @@ from torch import nn
 import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import Snapshot, WorkerState
 from fleetlight.errors import ConfigError, PeerLostError, names_arguments
-from fleetlight.fleet import averaging, compressing
+from fleetlight.fleet import averaging
 from fleetlight.fleet.context import Context, current
-from fleetlight.fleet.dealing import positions, tell_positions
+from fleetlight.fleet.dealing import tell_positions
+from fleetlight.fleet.job import Purpose
 from fleetlight.fleet.loading import load_job
 from fleetlight.fleet.registered import has_all_of, names_of, refuse_in_server, registered_model
-from fleetlight.fleet.served import ServedOptimizer
 from fleetlight.fleet.served_saving import ServedCut, at_rest
 from fleetlight.fleet.table_files import FOLDER, check_via
+from fleetlight.fleet.worker_state import saved_values
 from fleetlight.observe.log import logger
 
 if TYPE_CHECKING:
@@ -102,8 +103,7 @@ def _save(
         tell_positions(context)
         context.group.assemble("save_persistables")
         averaging.settle(context, "save_persistables")
-        mine = _worker_state(context).to_bytes()
-        workers = context.group.bytes_to_first(mine, "save_persistables")
+        workers = _workers(context)
 
         def save() -> None:
             _finish_before_another(context)
@@ -133,8 +133,8 @@ def save_alone(
         # what the others have not told yet is dealt out again by whoever goes on from here
         tell_positions(context)
         _finish_before_another(context)
-        model, mine = registered_model(context), _worker_state(context).to_bytes()
-        snapshot = _snapshot(context, model, [mine], {})
+        model = registered_model(context)
+        snapshot = _snapshot(context, model, [_worker_state(context)], {})
         _write_now_or_later(context, model, dirname, snapshot, background=background, via=via)
 
 
@@ -206,7 +206,7 @@ def _write_and_drop(dirname: Directory, snapshot: Snapshot, cut: ServedCut | Non
 
 
 def _snapshot(
-    context: Context, model: nn.Module, workers: Sequence[bytes], extra: Mapping[str, Any]
+    context: Context, model: nn.Module, workers: Sequence[WorkerState], extra: Mapping[str, Any]
 ) -> Snapshot:
     return Snapshot(
         model=checkpoint.model_state(model),
@@ -214,22 +214,21 @@ def _snapshot(
             checkpoint.optimizer_state(plan.optimizer, names_of(model))
             for plan in context.optimizers
         ],
-        workers=_with_common_values(context, model, workers),
+        workers=workers,
         seed=context.strategy.seed,
         step=context.step,
         extra=extra,
     )
 
 
-def _with_common_values(
-    context: Context, model: nn.Module, workers: Sequence[bytes]
-) -> list[WorkerState]:
-    """The states of the workers; what all have alike is in that of worker 0."""
-    states = [WorkerState.from_bytes(data) for data in workers]
+def _workers(context: Context) -> list[WorkerState]:
+    """The states of all workers, on worker 0, whose own does not travel."""
+    mine = _worker_state(context)
+    told = b"" if context.group.index == 0 else mine.to_bytes()
+    _, *others = context.group.bytes_to_first(told, "save_persistables") or [b""]
+    states = [mine, *map(WorkerState.from_bytes, others)]
     # one may have been lost
-    zero, *others = [dataclasses.replace(one, rank=rank) for rank, one in enumerate(states)]
-    common = averaging.saved_values(context, names_of(model))
-    return [dataclasses.replace(zero, values={**zero.values, **common}), *others]
+    return [dataclasses.replace(one, rank=rank) for rank, one in enumerate(states)]
 
 
 def _write(dirname: Directory, snapshot: Snapshot) -> None:
@@ -238,16 +237,11 @@ def _write(dirname: Directory, snapshot: Snapshot) -> None:
 
 
 def _worker_state(context: Context) -> WorkerState:
+    also = () if context.stopping is None else (Purpose.RESUME,)
     return WorkerState(
         rank=context.group.index,
         rng=checkpoint.rng_state(),
-        values={
-            "loaders": positions(context),
-            "scalers": [plan.scaler_state() for plan in context.optimizers],
-            "steps": [p.steps for p in context.optimizers if isinstance(p, ServedOptimizer)],
-            **({} if context.stopping is None else context.stopping.saved_values()),
-        },
-        tensors=compressing.saved_tensors(context),
+        values=saved_values(context, Purpose.CHECKPOINT, *also),
     )
 
 

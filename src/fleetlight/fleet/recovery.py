@@ -24,7 +24,9 @@ import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import WorkerState
 from fleetlight.checkpoint.rng import RngWatch
 from fleetlight.errors import CheckpointError, ComebackError
+from fleetlight.fleet.job import Purpose, Saved
 from fleetlight.fleet.own import Own
+from fleetlight.fleet.worker_state import parts, saved_values, served
 from fleetlight.observe.log import logger
 from fleetlight.ps.worker.redo.commits import Moment
 from fleetlight.ps.worker.redo.redo import Redo
@@ -33,8 +35,6 @@ from fleetlight.torch_compat.views import assign
 
 if TYPE_CHECKING:
     from fleetlight.fleet.context import Context
-    from fleetlight.fleet.schedulers import Schedulers
-    from fleetlight.fleet.served import ServedOptimizer
 
 Position = Mapping[str, Any]
 
@@ -201,22 +201,17 @@ class Recovery:
     def _put(self, context: Context, there: WorkerState) -> None:
         """All as it was when the step was made."""
         values = there.values
-        for loader, position in zip(context.loaders, values["loaders"], strict=False):
-            # one that is being read is where it was then, as the batch in hand says
-            if not loader.is_being_read:
-                loader.go_on(position, must_be_asked=False)
-        for plan, scaler in zip(context.optimizers, values["scalers"], strict=True):
-            plan.load_scaler_state(scaler)
-        for plan, steps, settings in zip(
-            _served(context), values["steps"], values["settings"], strict=True
-        ):
-            plan.steps = steps
-            for group, saved in zip(plan.optimizer.param_groups, settings, strict=True):
-                group.update(saved)
-        _schedulers(context).load(values["schedulers"], _optimizers(context))
-        context.step = values["step"]
-        if context.stopping is not None and values["saves"] is not None:
-            context.stopping.saves = values["saves"]
+        for part in parts(context, Purpose.REPLAY):
+            value = values.get(part.name)
+            part.load(
+                Saved(
+                    purpose=Purpose.REPLAY,
+                    step=values["step"],
+                    first=value,
+                    own=value,
+                    each=[value],
+                )
+            )
         with torch.no_grad():
             for name, tensor in self._own_of(context).items():
                 if (kept := values["kept"].get(name)) is None:
@@ -257,14 +252,8 @@ class Recovery:
                 "before": mark.positions,
                 "made": dict(self._made),
                 "hand": self._in_hand(context),
-                "loaders": [loader.standing() for loader in context.loaders],
-                "scalers": [plan.scaler_state() for plan in context.optimizers],
-                "settings": [_settings(plan.optimizer) for plan in _served(context)],
-                "schedulers": _schedulers(context).states(_optimizers(context)),
-                "steps": [plan.steps for plan in _served(context)],
-                "step": context.step,
                 "kept": kept,
-                "saves": None if context.stopping is None else context.stopping.saves,
+                **saved_values(context, Purpose.REPLAY),
             },
             tensors={name: tensor for name, tensor in own.items() if name not in kept},
         )
@@ -332,32 +321,9 @@ def _told(places: Mapping[int, tuple[int, int, int]]) -> str:
     )
 
 
-def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """What the param groups say, such as the learning rate."""
-    return [
-        {name: value for name, value in group.items() if name != "params"}
-        for group in optimizer.param_groups
-    ]
-
-
-def _schedulers(context: Context) -> Schedulers:
-    assert context.schedulers is not None, "made by fleet.init where there is a recovery"
-    return context.schedulers
-
-
-def _optimizers(context: Context) -> list[torch.optim.Optimizer]:
-    return [plan.optimizer for plan in context.optimizers]
-
-
 def _count(context: Context, optimizer: int, applied: bool) -> None:
-    _served(context)[optimizer].steps += applied
+    served(context)[optimizer].steps += applied
     context.step += applied
-
-
-def _served(context: Context) -> list[ServedOptimizer]:
-    from fleetlight.fleet.served import ServedOptimizer
-
-    return [plan for plan in context.optimizers if isinstance(plan, ServedOptimizer)]
 
 
 def _signs(tensor: Tensor) -> object:

@@ -18,12 +18,9 @@ from fleetlight.data.loader import ShardLoader
 from fleetlight.errors import CheckpointError
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.loading import load_job
-from fleetlight.fleet.schedulers import Schedulers
 from fleetlight.observe.log import logger
 
 _OPERATION = "looking for a checkpoint"
-#: where the words of this file stand in a worker's record
-BETWEEN, SCHEDULERS = "between", "schedulers"
 
 
 class Resumption:
@@ -33,8 +30,7 @@ class Resumption:
         self._folder, self._via = folder, via
         self._positions = list(zero.values.get("loaders", []))
         #: between two batches of which loader the job had been
-        self._between: int | None = zero.values.get(BETWEEN)
-        self._schedulers = zero.values.get(SCHEDULERS, [])
+        self._between: int | None = zero.values.get("between")
         self._random: list[Callable[[], None]] = []
         self._is_taken_up = False
 
@@ -50,13 +46,12 @@ class Resumption:
                 number,
             )
 
-    def take_up(self, context: Context, schedulers: Schedulers) -> bool:
+    def take_up(self, context: Context) -> bool:
         """Load all values, and all workers come here; False when that was done before."""
         if self._is_taken_up:
             return False
         self._is_taken_up = True
         load_job(context, self._folder, self._via, random_later=self._random)
-        schedulers.load(self._schedulers, [plan.optimizer for plan in context.optimizers])
         if self._between is None:
             self._take_up_random()
         if context.session is None or not context.session.is_catching_up:

@@ -24,7 +24,7 @@ from fleetlight.errors import MembershipError, PeerError, StoppedError
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.leaving import tell_stopped, tell_stops
 from fleetlight.fleet.persistables import save_alone, save_together
-from fleetlight.fleet.resuming import BETWEEN, SCHEDULERS, Resumption, resumption_of
+from fleetlight.fleet.resuming import Resumption, resumption_of
 from fleetlight.fleet.rhythm import Rhythm
 from fleetlight.fleet.schedulers import Schedulers
 from fleetlight.launch.status import RESUME_CODE
@@ -125,7 +125,7 @@ class Stopping(Terminations):
     def take_up(self) -> None:
         """Training begins: what an earlier start has saved is put in place, once."""
         resumption = self._resumption
-        if resumption is not None and resumption.take_up(self._context, self.schedulers):
+        if resumption is not None and resumption.take_up(self._context):
             self._saved_step = self._context.step
 
     @property
@@ -137,10 +137,10 @@ class Stopping(Terminations):
     def saves(self, saves: list[int]) -> None:
         self._made, self._saved_step = saves
 
-    def saved_values(self) -> dict[str, Any]:
-        """What goes into a worker's record."""
-        optimizers = [plan.optimizer for plan in self._context.optimizers]
-        return {BETWEEN: self._place, SCHEDULERS: self.schedulers.states(optimizers)}
+    @property
+    def place_now(self) -> int | None:
+        """Between two batches of which loader the script is, while it saves."""
+        return self._place
 
     # -- where the script is
 
