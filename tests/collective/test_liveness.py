@@ -151,6 +151,24 @@ def test_workers_in_different_operations_are_told_so() -> None:
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("operation", "hint"),
+    [
+        ("all_reduce of the gradients", "fleet.shard(loader) evens them out"),
+        ("reducing a metric", "Every worker must call it, not only some"),
+    ],
+)
+def test_one_that_left_is_told_with_what_it_did_not_do(operation: str, hint: str) -> None:
+    store = dist.HashStore()
+    zero, one = Liveness(store, 0).among(PAIR), Liveness(store, 1).among(PAIR)
+    one.start()
+    one.depart(None)
+    text = str(zero.explain(RuntimeError("Connection closed by peer"), operation))
+    assert "left after step 0" in text
+    assert hint in text
+
+
+@pytest.mark.usefixtures("quick")
 def test_silence_is_measured_by_a_clock_that_nobody_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     store = dist.HashStore()
     zero, one = Liveness(store, 0).among(PAIR), Liveness(store, 1).among(PAIR)

@@ -77,6 +77,28 @@ def test_minimize_is_backward_and_step(before: str, workers: int) -> None:
         assert lr == 0.0125
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_step_after_minimize_is_refused(workers: int) -> None:
+    run_workers(stepped_again, workers)
+
+
+def stepped_again() -> None:
+    model = fleet.distributed_model(network())
+    optimizer: Any = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    x, y = records()
+    for _ in range(2):
+        optimizer.minimize(F.cross_entropy(model(x), y))
+        before = flat(model)
+        with pytest.raises(PlanError, match="which has made the step"):
+            optimizer.step()
+        torch.testing.assert_close(flat(model), before, rtol=0, atol=0)
+    # other gradients make another step
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    assert not torch.equal(flat(model), before)
+
+
 def used_twice() -> None:
     model = fleet.distributed_model(network())
     optimizer: Any = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))

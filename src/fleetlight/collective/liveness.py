@@ -28,6 +28,9 @@ BEAT_S = 0.5
 #: beats that may be missed before a worker counts as silent
 _MISSED = 4
 _ASK_EVERY_S = 0.05
+#: what a worker did not do that left without failing
+_OF_GRADIENTS = ". Workers with unequal numbers of batches: fleet.shard(loader) evens them out"
+_OF_CALL = ". Every worker must call it, not only some"
 #: how long a worker may be silent before those that wait for its work give it up
 _LOST_S = 30.0
 
@@ -197,7 +200,7 @@ class Liveness:
         text = f"{operation} at step {self.step} {'timed out' if late else 'failed'}: "
         text += "; ".join(suspects)
         if any("left after step" in s for s in suspects):
-            text += ". Workers with unequal numbers of batches: fleet.shard(loader) evens them out"
+            text += _OF_GRADIENTS if "gradients" in operation else _OF_CALL
         elif late and everybody_there:
             text += f"; {LONGER}"
         return (DeadlineError if late else PeerLostError)(f"{text} [{first_sentence(error)}]")

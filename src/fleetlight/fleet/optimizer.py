@@ -20,6 +20,7 @@ from fleetlight.fleet.context import Context
 from fleetlight.fleet.gradient_merge import GradientMerge
 from fleetlight.fleet.model import ModelPlan
 from fleetlight.static.graph.variable import is_variable
+from fleetlight.torch_compat.autograd import version
 from fleetlight.torch_compat.lazy_dynamo import late_step
 from fleetlight.torch_compat.used_graphs import (
     backwards_so_far,
@@ -71,6 +72,8 @@ class OptimizerPlan:
         self._stepped_at = 0
         #: and how many backwards
         self._stepped_behind = 0
+        #: the first gradient of the last loss that was minimized
+        self._minimized: tuple[int, int] | None = None
         watch_backwards()
         self._is_released = False
         self._step_before: Any = optimizer.__dict__.get("step")
@@ -154,6 +157,8 @@ class OptimizerPlan:
         def stand_in(_: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
             if self._is_released:
                 return step(*args, **kwargs)
+            if _closure_in((self.optimizer, *args), kwargs) is None:
+                self._refuse_second_step()
             self.freeze()
             try:
                 if self.merge is None:
@@ -230,7 +235,28 @@ class OptimizerPlan:
                 "backward() can be called"
             )
         self.freeze()
-        scaler = self._scaler_or_none()
+        self._minimized = None
+        self._step_by(loss, self._scaler_or_none())
+        self._minimized = self._first_gradient()
+
+    def _refuse_second_step(self) -> None:
+        """The gradients of a loss that was minimized have made their step."""
+        if self._minimized is not None and self._minimized == self._first_gradient():
+            raise PlanError(
+                "optimizer.step was called after minimize(loss), which has made the step with "
+                "these gradients already: leave optimizer.step() out, and call zero_grad()"
+            )
+
+    def _first_gradient(self) -> tuple[int, int] | None:
+        """Which gradient the first parameter with one has, and how often it was written."""
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    return id(parameter.grad), version(parameter.grad)
+        return None
+
+    def _step_by(self, loss: Tensor, scaler: torch.amp.GradScaler | None) -> None:
+        """Backward, unless the script has called it, and a step."""
         if has_gone_backward(loss) or is_used(loss):
             self._check_used(loss, scaler)
             self.optimizer.step()

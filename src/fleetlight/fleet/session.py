@@ -87,6 +87,7 @@ class Session:
         self._handles: list[TableHandle] = []
         #: the dense parameters of which it was said that what is written there is lost
         self._warned: set[int] = set()
+        self._has_warned_of_clip = False
 
     @property
     def is_open(self) -> bool:
@@ -223,12 +224,29 @@ class Session:
         for number, table in enumerate(plan.tables):
             if table.optimizer != optimizer:
                 continue
-            grads = [weight.grad for weight in self.drawn.weights(number)]
-            parts = [part for g in grads if isinstance(g, TableGradient) for part in g.parts]
+            weights = self.drawn.weights(number)
+            grads = [w.grad for w in weights if isinstance(w.grad, TableGradient)]
+            self._warn_of_local_clip(table.name, grads)
+            parts = [part for gradient in grads for part in gradient.parts]
             merged = as_one(parts, plan.server_num)
             if merged is not None:
                 found[number] = merged
         return found
+
+    def _warn_of_local_clip(self, table: str, gradients: list[TableGradient]) -> None:
+        """Once, in sync mode: the step is to be that of one process on all batches together."""
+        plan = self.drawn.plan
+        if self._has_warned_of_clip or plan.mode != SYNC or plan.worker_num == 1:
+            return
+        if any(gradient.is_clipped for gradient in gradients):
+            self._has_warned_of_clip = True
+            logger.warning(
+                "the gradient of table %s was clipped before the step by the norm of this worker's "
+                "batch, as torch.nn.utils.clip_grad_norm_ does, so the result differs from one "
+                "process: in sync mode call fleet.clip_grad_norm_(model, max_norm), which clips by "
+                "the norm over the batches of all workers",
+                table,
+            )
 
     def skips(self, update: Update) -> bool:
         """Whether nobody makes this step, since the gradients are not finite; perhaps an error."""

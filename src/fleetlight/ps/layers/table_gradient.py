@@ -32,6 +32,9 @@ class TableGradient(Tensor):
     """Shaped like the table's `weight`; `parts` are rows, each part with distinct ids."""
 
     parts: list[Part]
+    #: its norm was taken, and then it was scaled in place: as torch's clip_grad_norm_ does
+    is_clipped = False
+    _is_measured = False
 
     @staticmethod
     def __new__(cls, like: Tensor, parts: list[Part]) -> TableGradient:
@@ -62,6 +65,16 @@ class TableGradient(Tensor):
         """Multiply all rows."""
         for part in self.parts:
             part.gradients *= np.float32(factor)
+
+    def measure(self, order: float) -> float:
+        """Its norm, after adding up the rows of one id."""
+        self._is_measured = True
+        return norm(self, order)
+
+    def scale_in_place(self, factor: float) -> None:
+        """What a script does to it."""
+        self.is_clipped |= self._is_measured and factor != 1.0
+        self.scale(factor)
 
     def is_finite(self) -> bool:
         """False when any row holds a NaN or an infinity."""
@@ -149,7 +162,7 @@ def _mul(_: Any, gradient: TableGradient, factor: Any) -> TableGradient:
 
 
 def _mul_(_: Any, gradient: TableGradient, factor: Any) -> TableGradient:
-    gradient.scale(float(factor))
+    gradient.scale_in_place(float(factor))
     return gradient
 
 
@@ -161,7 +174,7 @@ def _div_(_: Any, gradient: TableGradient, divisor: Any) -> TableGradient:
 def _vector_norm(
     func: Any, gradient: TableGradient, order: float = 2.0, *_: Any, **__: Any
 ) -> Tensor:
-    return torch.tensor(norm(gradient, float(order)), device=gradient.device)
+    return torch.tensor(gradient.measure(float(order)), device=gradient.device)
 
 
 def _each(one: Callable[..., Any]) -> Callable[..., Any]:

@@ -217,7 +217,12 @@ class SocketChannel:
         request = _Request(next(self._numbers), greeting, ())
 
         def answer() -> Answer:
-            return self._answer(self._next(frames, request, self._deadline_s, until))
+            try:
+                return self._answer(self._next(frames, request, self._deadline_s, until))
+            except DeadlineError as error:
+                raise DeadlineError(
+                    f"{error}; expected a parameter server there, it may be another program"
+                ) from None
 
         if self._token is None:
             frames.send(request.number, greeting, (), request.operation)

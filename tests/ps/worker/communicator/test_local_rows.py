@@ -159,3 +159,42 @@ def test_windows_are_counted_anew_before_they_are_too_many(
         assert told(rows.differences()) == {1: 0, 2: 0}
         assert rows.window <= 4
     assert servers.asked == [[1, 2]]
+
+
+def test_an_expired_row_is_read_again_and_its_rule_goes_on() -> None:
+    plan = table_plan("adagrad")
+    kept, fresh = (LocalRows(plan, servers=2, workers=2, limit=100) for _ in range(2))
+    servers = Servers()
+    options = {"lr": 1.0, "lr_decay": 0.0, "eps": 0.0}
+
+    def step(rows: LocalRows, gradient: float) -> None:
+        part = TableGradients(
+            np.array([7]), np.array([0, 1, 1]), np.full((1, 3), gradient, np.float32)
+        )
+        rows.learn(part, options, 0)
+
+    read(kept, servers, 7)
+    step(kept, 3.0)
+    kept.expire()
+    # nothing is sent twice
+    assert told(kept.rest()) == {}
+    servers.values[7] = 10.0
+    assert read(kept, servers, 7) == read(fresh, servers, 7) == [10.0]
+    step(kept, 4.0)
+    step(fresh, 4.0)
+    assert read(fresh, servers, 7) == [9.0]
+    assert read(kept, servers, 7) == pytest.approx([10.0 - 4.0 / 5.0])
+
+
+def test_an_expired_row_stays_so_when_windows_are_counted_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(local_rows, "MOST_WINDOWS", 2)
+    rows, servers = made()
+    read(rows, servers, 1)
+    rows.expire()
+    for _ in range(4):
+        read(rows, servers, 2)
+        rows.differences()
+    servers.values[1] = 5.0
+    assert read(rows, servers, 1) == [5.0]

@@ -56,6 +56,8 @@ class Geo(Communicator):
         self._sent: dict[int, Ids] = {}
         self._sent_steps = 0
         self._exchanges = 0
+        #: the epoch of the servers' values
+        self._epoch = client.epoch
         #: nothing is left here, and the servers' values are still to be taken
         self._has_settled = False
         self._waited_s = 0.0
@@ -70,8 +72,8 @@ class Geo(Communicator):
         for table in self.plan.tables:
             if table.rule.name != "sgd":
                 logger.warning(
-                    "GeoSGD: table %s learns by %s, whose state each worker keeps for itself; its "
-                    "quality is known for plain SGD only",
+                    "GeoSGD: table %s learns by %s, whose state each worker keeps for itself, from "
+                    "its own gradients; its quality is known for plain SGD only",
                     table.name,
                     table.rule.name,
                 )
@@ -128,8 +130,10 @@ class Geo(Communicator):
         """This worker goes on from the servers' values."""
         super().reopen()
         self._has_settled = False
+        is_loaded, self._epoch = self._epoch != self.client.epoch, self.client.epoch
         for table in self._tables:
-            table.clear()
+            # other values, as those of a checkpoint, are not what the rule's state belongs to
+            table.clear() if is_loaded else table.expire()
         self._old = [self._packed(block) for block in self._blocks]
 
     def stop(self) -> None:

@@ -28,6 +28,8 @@ Numbers = NDArray[np.int64]
 KEPT_WINDOWS = 100
 #: windows are counted in float32
 MOST_WINDOWS = 1 << 23
+#: the window of a row that is to be read again, as of a new one
+_EXPIRED = 0
 #: forwards whose row numbers are remembered for the step that follows
 _REMEMBERED = 8
 
@@ -57,6 +59,17 @@ class LocalRows:
             self._used: list[Numbers] = []
             #: ids that were read, the very arrays, and their numbers
             self._visited: list[tuple[Ids, Numbers]] = []
+
+    def expire(self) -> None:
+        """Read all rows again when they are used next; what the rule knows of them stays."""
+        dim = self.plan.dim
+        with self._lock:
+            rows = self._rows.rows
+            # nothing is left to be sent
+            rows[:, self._last - dim : self._last] = rows[:, :dim]
+            rows[:, self._last] = _EXPIRED
+            self._used.clear()
+            self._visited.clear()
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -138,7 +151,8 @@ class LocalRows:
     def rest(self) -> TableGradients:
         """What was learned and never sent, of all rows."""
         with self._lock:
-            return self._take(self._rows.numbers.astype(np.int64))
+            numbers = self._rows.numbers.astype(np.int64)
+            return self._take(numbers[self._rows.rows[numbers, self._last] != _EXPIRED])
 
     def _take(self, numbers: Numbers) -> TableGradients:
         self._used.clear()
@@ -154,7 +168,8 @@ class LocalRows:
 
     def _count_anew(self) -> None:
         """As if all rows had been used in the first window, which has just ended."""
-        self._rows.rows[:, self._last] = 1
+        last = self._rows.rows[:, self._last]
+        last[last != _EXPIRED] = 1
         self.window = 2
 
     def _surplus(self) -> Numbers:
