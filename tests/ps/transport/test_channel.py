@@ -297,11 +297,14 @@ def test_a_refused_greeting_is_not_tried_again() -> None:
 
 
 def test_another_program_at_the_address_of_a_server_is_thought_of() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        with pytest.raises(DeadlineError, match=r"; expected a parameter server there, it may be"):
-            SocketChannel.connect(
-                silent.getsockname()[:2], "server 0", deadline_s=0.3, greeting=lambda: Beat(0)
-            )
+    hint = r"; expected a parameter server there, it may be"
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(DeadlineError, match=hint),
+    ):
+        SocketChannel.connect(
+            silent.getsockname()[:2], "server 0", deadline_s=0.3, greeting=lambda: Beat(0)
+        )
 
 
 def test_servers_that_start_late_are_awaited_and_told() -> None:
