@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -68,3 +69,25 @@ def sharded() -> None:
 @pytest.mark.parametrize("function", [wrapped, wrapped_later, within, beside, sharded])
 def test_what_distributes_twice_is_named(function: Any) -> None:
     run_workers(function)
+
+
+def prepared() -> None:
+    from accelerate import Accelerator
+
+    rank, size = str(fleet.worker_index()), str(fleet.worker_num())
+    # as torchrun and accelerate launch have them
+    os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
+    model, optimizer = registered()
+    accelerator = Accelerator(cpu=True)
+    twice, stepped = accelerator.prepare(model, optimizer)
+    with pytest.raises(PlanError, match=r"the line that wraps the model .*accelerator\.prepare"):
+        accelerator.backward(twice(ONE).sum())
+    # its backward alone is torch's
+    accelerator.backward(model(ONE).sum())
+    optimizer.step()
+    assert stepped is not optimizer
+
+
+def test_what_accelerate_prepares_is_refused() -> None:
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    run_workers(prepared)
