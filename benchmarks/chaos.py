@@ -17,7 +17,7 @@ from benchmarks import jobs, report
 
 CLAIM = (
     "300 kills of servers and 300 of workers under load with durability='log': no acknowledged "
-    "update is lost or doubled. 100,000 simulated schedules: no violation. 1,000,000 damaged "
+    "update is lost or doubled. 20 whole jobs killed at once in each mode: the same. 100,000 simulated schedules: no violation. 1,000,000 damaged "
     "frames: no crash, no hang, bounded memory. 30 minutes of training with kills: the memory of "
     "every process that lives on stays within 5 %, no descriptor or thread is leaked."
 )
@@ -36,6 +36,8 @@ def programs(options: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
         yield f"Kills of {kind}s", ["tests.chaos.killing", *flags]
     flags = ["--kills", str(options.harmed), "--seed", str(options.seed)]
     yield "Kills amid other harm", ["tests.chaos.harming", *flags]
+    flags = ["--mode", *MODES, "--rounds", str(options.rounds), "--seed", str(options.seed)]
+    yield "Whole jobs killed at once", ["tests.chaos.whole", *flags]
     flags = ["--schedules", str(options.schedules), "--seed", str(options.seed), "--jobs", "2"]
     yield "Simulated schedules", ["tests.chaos.simulation", *flags]
     flags = ["--frames", str(options.frames), "--seed", str(options.seed)]
@@ -80,6 +82,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=304, help="of either kind of process")
     parser.add_argument("--harmed", type=int, default=6, help="kills amid other harm, in each mode")
+    parser.add_argument("--rounds", type=int, default=20, help="whole jobs in each mode")
     parser.add_argument("--schedules", type=int, default=100_000)
     parser.add_argument("--frames", type=int, default=1_000_000)
     parser.add_argument("--minutes", type=float, default=30.0)

@@ -16,6 +16,9 @@ def test_each_program_is_run_as_often_as_is_claimed() -> None:
     # in four modes, from outside and from inside
     assert 8 * 38 >= 300
     assert found["Simulated schedules"][2] == "100000"
+    assert found["Whole jobs killed at once"][1:] == [
+        "--mode", "sync", "async", "ssp", "geo", "--rounds", "20", "--seed", "1"
+    ]  # fmt: skip
     assert found["Damaged frames"][2] == "1000000"
 
 
