@@ -17,9 +17,10 @@ from benchmarks import jobs, report
 
 CLAIM = (
     "300 kills of servers and 300 of workers under load with durability='log': no acknowledged "
-    "update is lost or doubled. 20 whole jobs killed at once in each mode: the same. 100,000 simulated schedules: no violation. 1,000,000 damaged "
-    "frames: no crash, no hang, bounded memory. 30 minutes of training with kills: the memory of "
-    "every process that lives on stays within 5 %, no descriptor or thread is leaked."
+    "update is lost or doubled. 20 whole jobs killed at once in each mode: the same. 100,000 "
+    "simulated schedules: no violation. 1,000,000 damaged frames: no crash, no hang, bounded "
+    "memory. 30 minutes of training with kills: the memory of every process that lives on stays "
+    "within 5 %, no descriptor or thread is leaked."
 )
 MODES = ("sync", "async", "ssp", "geo")
 
