@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fleetlight.fleet.clipping import _clip_served
 from fleetlight.fleet.context import Context
+from fleetlight.fleet.jobs.served import ServedJob
 from fleetlight.fleet.planning import draw
 from fleetlight.fleet.served import ServedModel, ServedOptimizer
 from fleetlight.fleet.session import Session
@@ -133,7 +134,7 @@ class Job:
         """A worker, its session still closed."""
         model, optimizers = self.built()
         client = self.client(index)
-        context = Context(
+        context = ServedJob(
             role=Role(index=index, worker_num=self.workers, server_num=len(self.servers)),
             group=Crew(client, self.deadline_s),
             strategy=DistributedStrategy(**self.strategy),

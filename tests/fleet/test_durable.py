@@ -10,8 +10,8 @@ from tests.ps.serving import plan
 
 from fleetlight.collective.group import Group
 from fleetlight.errors import JournalError
-from fleetlight.fleet.context import Context
 from fleetlight.fleet.durable import durable_of, redo_of, remains_of
+from fleetlight.fleet.jobs.server import ServerJob
 from fleetlight.ps import messages as m
 from fleetlight.ps.journal.folder import Folder, Identity
 from fleetlight.ps.resume import KEPT, NOTHING
@@ -25,7 +25,7 @@ def test_a_script_may_change_directory(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     strategy = DistributedStrategy(durability="log", durability_configs={"folder": "kept"})
     server = Role(kind=Kind.SERVER, server_num=1, job="a job")
-    context = Context(role=server, group=Group(deadline_s=20.0), strategy=strategy)
+    context = ServerJob(role=server, group=Group(deadline_s=20.0), strategy=strategy)
     redo = redo_of(Role(server_num=1, job="a job", max_restarts=1), strategy, 0, 5)
     assert redo is not None
     monkeypatch.chdir(tmp_path / "elsewhere")

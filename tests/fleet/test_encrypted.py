@@ -16,7 +16,7 @@ from tests.workers import WorkerFailedError, reserved_port, run_processes
 import fleetlight as fleet
 from fleetlight.collective.group import Group
 from fleetlight.errors import MembershipError
-from fleetlight.fleet.context import Context
+from fleetlight.fleet.jobs.collective import CollectiveJob
 from fleetlight.ps.messages import Ask
 from fleetlight.ps.transport import SocketChannel
 from fleetlight.roles import Role
@@ -59,7 +59,7 @@ def train(kind: str, port: int, folder: str, more: dict[str, str] = {}) -> Any: 
 
 def test_connections_stay_encrypted_whatever_strategy_comes_later(tmp_path: Path) -> None:
     first = fleet.DistributedStrategy(ssl=str(tmp_path), ssl_configs={"ciphers": "A"})
-    context = Context(role=Role(), group=Group(), strategy=first)
+    context = CollectiveJob(role=Role(), group=Group(), strategy=first)
     context.strategy = fleet.DistributedStrategy()
     assert context.encryption == Encryption(str(tmp_path), "A")
 

@@ -15,7 +15,8 @@ from fleetlight.collective.group import Group
 from fleetlight.errors import PeerLostError
 from fleetlight.fleet import leaving
 from fleetlight.fleet.context import Context, current_or_none, set_current
-from fleetlight.fleet.joining import Service, join_servers
+from fleetlight.fleet.jobs.server import ServerJob, Service
+from fleetlight.fleet.joining import join_servers
 from fleetlight.launch.job.layout import Member
 from fleetlight.launch.processes.reason import Exit
 from fleetlight.launch.status import UNKNOWN, read
@@ -44,7 +45,7 @@ def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Context, s
     open_up(server, plan("async"), Durable(tmp_path / "kept", job="a job"))
     leaving.tell_returning(role)
     service = Service(server, Listener(("127.0.0.1", 0), server))
-    context = Context(
+    context = ServerJob(
         role=role, group=Group(deadline_s=20.0), strategy=DistributedStrategy(), service=service
     )
     set_current(context)

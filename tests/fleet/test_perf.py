@@ -12,7 +12,8 @@ from tests.workers import WorkerFailedError, run_workers
 import fleetlight as fleet
 from fleetlight.collective.group import Group
 from fleetlight.errors import ConfigError
-from fleetlight.fleet.context import Context, set_current
+from fleetlight.fleet.context import set_current
+from fleetlight.fleet.jobs.collective import CollectiveJob
 from fleetlight.fleet.perf import DEFAULT_SIZES
 from fleetlight.roles import Role
 from fleetlight.strategy import DistributedStrategy
@@ -20,7 +21,7 @@ from fleetlight.strategy import DistributedStrategy
 
 @pytest.fixture
 def alone() -> Any:
-    set_current(Context(role=Role(), group=Group(), strategy=DistributedStrategy()))
+    set_current(CollectiveJob(role=Role(), group=Group(), strategy=DistributedStrategy()))
     yield
     set_current(None)
 

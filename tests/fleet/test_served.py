@@ -16,7 +16,7 @@ from torch import nn
 from fleetlight.collective.group import Group
 from fleetlight.data.loader import BatchShare
 from fleetlight.errors import PlanError
-from fleetlight.fleet.context import Context
+from fleetlight.fleet.jobs.server import ServerJob
 from fleetlight.fleet.model import reduction_of
 from fleetlight.fleet.served import ServedModel, ServedOptimizer
 from fleetlight.fleet.sharding import Weights
@@ -146,7 +146,7 @@ def test_the_model_works_after_the_job_is_left() -> None:
 
 def test_servers_do_not_train() -> None:
     model, [optimizer] = build()
-    context = Context(
+    context = ServerJob(
         role=Role(kind=Kind.SERVER, index=0, worker_num=1, server_num=1),
         group=Group(deadline_s=1),
         strategy=DistributedStrategy(),

@@ -19,7 +19,7 @@ from fleetlight import static
 from fleetlight.data.loader import BatchShare
 from fleetlight.errors import ConfigError, PlanError, StrategyError
 from fleetlight.fleet.announcing import Announcer
-from fleetlight.fleet.context import Context
+from fleetlight.fleet.jobs.server import ServerJob
 from fleetlight.fleet.programs import main_program
 from fleetlight.fleet.served import ServedModel, ServedOptimizer
 from fleetlight.fleet.sharding import Weights
@@ -459,7 +459,7 @@ def test_float16_needs_a_loss_scale() -> None:
 def test_servers_write_no_gradients_and_run_nothing() -> None:
     job = Job(made(Net), SYNC, workers=1, servers=1)
     model, [optimizer] = job.built()
-    context = Context(
+    context = ServerJob(
         role=Role(index=0, server_num=1, worker_num=1),
         group=job.member(0).context.group,
         strategy=DistributedStrategy(),

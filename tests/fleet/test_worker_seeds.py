@@ -18,6 +18,7 @@ import fleetlight as fleet
 from fleetlight import static
 from fleetlight.collective.group import Group
 from fleetlight.fleet.context import Context
+from fleetlight.fleet.jobs.collective import CollectiveJob
 from fleetlight.fleet.model import ModelPlan
 from fleetlight.fleet.worker_seeds import derived_seed, make_distinct
 from fleetlight.roles import Role
@@ -28,7 +29,7 @@ ONES = torch.ones(64)
 
 def context_of(worker: int, **settings: Any) -> Context:
     role = Role(index=worker, worker_num=4)
-    return Context(role, Group(index=worker), DistributedStrategy(**settings))
+    return CollectiveJob(role, Group(index=worker), DistributedStrategy(**settings))
 
 
 def drawn_by(worker: int, seed: int = 0, **settings: Any) -> list[float]:

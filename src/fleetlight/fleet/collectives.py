@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from fleetlight.errors import ConfigError
-from fleetlight.fleet import averaging
 from fleetlight.fleet.alike import check_alike
 from fleetlight.fleet.context import current
 
@@ -24,11 +23,7 @@ def barrier_worker() -> None:
     Workers that train alone (LocalSGD, DiLoCo) meet in it, so call it before an evaluation.
     """
     context = current()
-    if context.session is not None:
-        context.session.barrier(context)
-    else:
-        context.group.barrier("barrier_worker")
-        averaging.meet(context, "barrier_worker")
+    context.barrier()
     for model in context.models:
         model.share_buffers()
 

@@ -3,16 +3,20 @@
 
 from __future__ import annotations
 
+import abc
+import contextlib
 import dataclasses
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import nn
 
-from fleetlight.errors import ConfigError
+from fleetlight.errors import ConfigError, RoleError
 from fleetlight.fleet.job import Peers
 from fleetlight.fleet.saving import BackgroundSave
+from fleetlight.fleet.schedulers import Schedulers
 from fleetlight.roles import Role
 from fleetlight.security.encryption import Encryption, encryption_of
 from fleetlight.strategy import DistributedStrategy
@@ -20,20 +24,22 @@ from fleetlight.strategy import DistributedStrategy
 if TYPE_CHECKING:
     from fleetlight.collective.codecs.compression import Compression
     from fleetlight.data.loader import ShardLoader
-    from fleetlight.fleet.joining import Service
+    from fleetlight.fleet.jobs.server import Service
     from fleetlight.fleet.model import ModelPlan
     from fleetlight.fleet.optimizer import OptimizerPlan
     from fleetlight.fleet.repeated import Asked
-    from fleetlight.fleet.schedulers import Schedulers
     from fleetlight.fleet.seen_loss import SeenLoss
     from fleetlight.fleet.session import Session
     from fleetlight.fleet.sharding import Weights
-    from fleetlight.fleet.stopping import Stopping, Terminations
+    from fleetlight.fleet.stopping import Stopping
 
 
 @dataclasses.dataclass
-class Context:
-    """One per process, from `fleet.init` to its end."""
+class Context(abc.ABC):
+    """One per process, from `fleet.init` to its end: what it is in its job (`fleet.jobs`)."""
+
+    #: True in a job with parameter servers, in either kind of process
+    is_served: ClassVar[bool]
 
     role: Role
     group: Peers
@@ -60,14 +66,16 @@ class Context:
     stopping: Stopping | None = None
     #: the learning-rate schedulers of the script, where somebody goes on with them
     schedulers: Schedulers | None = None
-    #: what notes SIGTERM; in a worker the same
-    terminations: Terminations | None = None
     #: how many reasons there are to keep gradients local for now
     holds: int = 0
     #: optimizer steps made so far
     step: int = 0
     #: where servers and workers keep what outlives them, also once the script has changed directory
     kept_in: Path = dataclasses.field(init=False)
+    #: what is to be done when the job is left; what was opened last is closed first
+    closers: contextlib.ExitStack = dataclasses.field(
+        init=False, default_factory=contextlib.ExitStack
+    )
     #: what connections are opened with, whatever strategy comes later
     encryption: Encryption | None = dataclasses.field(init=False)
 
@@ -75,10 +83,68 @@ class Context:
         self.encryption = encryption_of(self.strategy)
         self.kept_in = kept_in(self.strategy)
 
-    @property
-    def is_served(self) -> bool:
-        """True in a job with parameter servers, in either kind of process."""
-        return self.session is not None or self.service is not None
+    @abc.abstractmethod
+    def plan_model(self, module: nn.Module) -> ModelPlan:
+        """What `distributed_model` registers."""
+
+    @abc.abstractmethod
+    def plan_optimizer(self, optimizer: torch.optim.Optimizer) -> OptimizerPlan:
+        """What `distributed_optimizer` registers."""
+
+    @abc.abstractmethod
+    def refuse_late(self, call: str) -> None:
+        """PlanError where a model or an optimizer comes too late to be registered."""
+
+    @abc.abstractmethod
+    def prepare(self) -> None:
+        """What `init_worker` does: the workers agree on the models now."""
+
+    @abc.abstractmethod
+    def server(self, call: str) -> Service:
+        """This process as a server; RoleError in a worker."""
+
+    @abc.abstractmethod
+    def barrier(self) -> None:
+        """Wait for all workers, and leave them equal."""
+
+    @abc.abstractmethod
+    def at_rest(self, *, everything: bool = False) -> contextlib.AbstractContextManager[None]:
+        """A block in which nothing of this worker is on its way to others."""
+
+    @abc.abstractmethod
+    def watch_terminations(self) -> None:
+        """From now on SIGTERM saves and stops, where the strategy names a folder."""
+
+    @abc.abstractmethod
+    def finish(self) -> None:
+        """After the last step: let everything this worker has brought be applied."""
+
+    @abc.abstractmethod
+    def fail(self, error: str, *, consequence: bool) -> None:
+        """After an error: tell the others why, and wait for nobody."""
+
+    @abc.abstractmethod
+    def forget(self) -> None:
+        """Leave layers no way to what the job has kept."""
+
+    def agree_on_models(self) -> None:
+        """Apply the strategy to the models, all workers alike, and resume where that is asked."""
+        for model in self.models:
+            model.freeze()
+        if self.stopping is not None and self.models:
+            self.stopping.take_up()
+
+    def note_schedulers(self) -> None:
+        """From now on the learning-rate schedulers of the script are known, once."""
+        if self.schedulers is None:
+            self.schedulers = Schedulers()
+            self.closers.callback(self.schedulers.close)
+
+    def no_server(self, call: str) -> RoleError:
+        """The error where a worker calls what only servers do."""
+        return RoleError(
+            f"fleet.{call} was called in a worker; call it only where fleet.is_server() is true"
+        )
 
     @property
     def averages(self) -> bool:

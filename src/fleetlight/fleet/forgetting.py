@@ -29,7 +29,6 @@ def forget() -> None:
 def _let_go(context: Context) -> None:
     for optimizer in context.optimizers:
         optimizer.release()
-    if context.session is not None:
-        context.session.let_go()
+    context.forget()
     for registered in (context.models, context.optimizers, context.compressions, context.loaders):
         registered.clear()

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import socket
 import ssl
@@ -19,6 +18,8 @@ from fleetlight.errors import PlanError, RoleError
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.durable import redo_of, remains_of
 from fleetlight.fleet.freed_memory import give_back_freed
+from fleetlight.fleet.jobs.served import ServedJob
+from fleetlight.fleet.jobs.server import ServerJob, Service
 from fleetlight.fleet.leaving import tell_returning
 from fleetlight.fleet.recovery import Recovery
 from fleetlight.fleet.session import Session
@@ -48,30 +49,6 @@ _GRACE_S = 5.0
 
 #: how long a server may be away before a worker gives it up, where nobody starts it again
 _AWAY_S = 5.0
-
-
-@dataclasses.dataclass
-class Service:
-    """A server process: what it answers with, and its door."""
-
-    server: Server
-    listener: Listener
-
-    def fail(self, error: str) -> None:
-        """Tell whoever waits or calls why nothing more comes."""
-        self.server.close(error)
-
-    def stop(self, tell_over: Callable[[], None] | None = None) -> None:
-        """Serve no more, and remove what is kept once nobody needs it.
-
-        `tell_over` is called before that is removed.
-        """
-        self.server.refuse()
-        # the last goodbyes are answered: who has not heard that would miss this server
-        self.listener.stop()
-        if tell_over is not None and self.server.is_over:
-            tell_over()
-        self.server.close()
 
 
 def join_servers(role: Role, strategy: DistributedStrategy, deadline_s: float) -> Context:
@@ -147,7 +124,7 @@ def _listening(
     if not (encryption or role.token or is_loopback(listener.address[0])):
         logger.warning("%s", OPEN.format(where=where))
     service = Service(server, listener)
-    return Context(
+    return ServerJob(
         role=role, group=Group(deadline_s=deadline_s), strategy=strategy, service=service
     )
 
@@ -177,7 +154,7 @@ def _work(role: Role, strategy: DistributedStrategy, deadline_s: float) -> Conte
     recovery = None if redo is None else Recovery(redo, functools.partial(tell_returning, role))
     crew = Crew(client, deadline_s)
     session = Session(client, None, recovery)
-    return Context(role=role, group=crew, strategy=strategy, session=session)
+    return ServedJob(role=role, group=crew, strategy=strategy, session=session)
 
 
 def _alone(role: Role, strategy: DistributedStrategy, deadline_s: float) -> Context:
@@ -199,7 +176,7 @@ def _alone(role: Role, strategy: DistributedStrategy, deadline_s: float) -> Cont
     recovery = None if redo is None else Recovery(redo, lambda returns: None)
     crew = Crew(client, deadline_s)
     session = Session(client, server, recovery)
-    return Context(role=role, group=crew, strategy=strategy, session=session)
+    return ServedJob(role=role, group=crew, strategy=strategy, session=session)
 
 
 class _Connector:

@@ -227,11 +227,7 @@ class _Ending:
         if context is None:
             return
         set_current(None)
-        if context.session is not None:
-            context.session.fail(error)
-        if context.service is not None:
-            context.service.fail(error)
-        context.group.fail(error, consequence=consequence)
+        context.fail(error, consequence=consequence)
         if not context.group.alone:
             # threads of torch may wait in a collective that never finishes, and would be joined
             atexit.register(_end_at_once, code)

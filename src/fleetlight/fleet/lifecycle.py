@@ -20,25 +20,22 @@ from fleetlight.fleet.context import Context, current, current_or_none, set_curr
 from fleetlight.fleet.durable import durable_of
 from fleetlight.fleet.forgetting import forget
 from fleetlight.fleet.former_names import read_named
-from fleetlight.fleet.joining import Service, join_servers
+from fleetlight.fleet.jobs.collective import CollectiveJob
+from fleetlight.fleet.joining import join_servers
 from fleetlight.fleet.leaving import (
     end_badly,
     tell_leaving,
-    tell_left,
     tell_over,
-    tell_parting,
     tell_returning,
     watch_no_longer,
     watch_the_end,
 )
 from fleetlight.fleet.repeated import Asked, take_again
-from fleetlight.fleet.schedulers import Schedulers
 from fleetlight.fleet.served_loading import open_loaded
-from fleetlight.fleet.session import Session, drawn_of
+from fleetlight.fleet.session import drawn_of
 from fleetlight.fleet.started_readers import refuse_started_reader
 from fleetlight.observe import log
 from fleetlight.observe.log import logger
-from fleetlight.ps.worker.crew import Crew
 from fleetlight.roles import Kind, Role, RoleMaker, foreign_variables
 from fleetlight.security.context import both_contexts
 from fleetlight.security.encryption import encryption_of
@@ -90,7 +87,7 @@ def init(
         role, group = form(
             role, fleetlight.__version__, deadline_s, tls=both_contexts(encryption_of(strategy))
         )
-        context = Context(role=role, group=group, strategy=strategy)
+        context: Context = CollectiveJob(role=role, group=group, strategy=strategy)
     else:
         context = join_servers(role, strategy, deadline_s)
         role = context.role
@@ -127,9 +124,12 @@ def _begin(context: Context, deadline_s: float, deadline_from: str) -> None:
         )
     )
     strategy.check()
+    # what was registered is released first
+    context.closers.callback(_release, context)
     if context.session is not None and context.session.recovery is not None:
-        context.schedulers = Schedulers()
-    stopping.begin(context)
+        context.note_schedulers()
+    context.watch_terminations()
+    context.closers.callback(averaging.close, context)
 
 
 @functools.cache
@@ -142,15 +142,7 @@ def _warn_of_untested_torch() -> None:
 
 def init_worker() -> None:
     """Agree with the others on the model now, rather than at the first forward."""
-    context = current()
-    if context.service is not None:
-        raise RoleError("fleet.init_worker was called in a parameter server; see fleet.is_server()")
-    if context.session is not None:
-        context.session.open(context)
-    for model in context.models:
-        model.freeze()
-    if context.stopping is not None and context.models:
-        context.stopping.take_up()
+    current().prepare()
 
 
 @names_arguments
@@ -158,7 +150,7 @@ def init_server(dirname: str | os.PathLike[str] | None = None) -> None:
     """Make this server's tables, and load a checkpoint's values into them."""
     context = current()
     drawn = drawn_of(context)
-    service = _service(context, "init_server")
+    service = context.server("init_server")
     durable = durable_of(context)
     if dirname is None:
         service.server.open(drawn.plan, drawn.optimizers, drawn.dense, durable=durable)
@@ -172,7 +164,7 @@ def init_server(dirname: str | os.PathLike[str] | None = None) -> None:
 def run_server() -> None:
     """Serve until every worker has left."""
     context = current()
-    service = _service(context, "run_server")
+    service = context.server("run_server")
     if not service.server.is_open:
         raise ConfigError(
             "fleet.run_server was called before fleet.init_server; workers would wait for tables "
@@ -189,14 +181,6 @@ def run_server() -> None:
     stopping.end_of_server(context)
 
 
-def _service(context: Context, name: str) -> Service:
-    if context.service is None:
-        raise RoleError(
-            f"fleet.{name} was called in a worker; call it only where fleet.is_server() is true"
-        )
-    return context.service
-
-
 def stop_worker() -> None:
     """Leave the job, once a save in the background is on disk, and raise if that has failed.
 
@@ -209,8 +193,7 @@ def stop_worker() -> None:
     compressing.tell_at_end(context)
     with contextlib.ExitStack() as ending:
         ending.callback(_leave, context)
-        if context.session is not None:
-            ending.callback(_stop_session, context, context.session)
+        ending.callback(context.finish)
         context.saving.finish()
 
 
@@ -229,53 +212,16 @@ def reset() -> None:
             watch_no_longer()
 
 
-def _stop_session(context: Context, session: Session) -> None:
-    """The last pushes; when they fail, the others are told, and there is no goodbye after that."""
-    try:
-        for loader in context.loaders:
-            loader.give_back()
-        session.stop()
-    except BaseException as error:
-        text = f"{type(error).__name__}: {error}"
-        context.group.fail(text)
-        session.fail(text)
-        raise
-
-
 def _leave(context: Context) -> None:
     global _left
     set_current(None)
-    averaging.close(context)
-    if context.terminations is not None:
-        context.terminations.close()
-    if context.schedulers is not None:
-        context.schedulers.close()
     _left = not context.group.alone
+    context.closers.close()
+
+
+def _release(context: Context) -> None:
     for model in context.models:
         model.close()
-    if context.session is not None:
-        context.session.leave()
-    if context.service is not None:
-        context.service.stop()
-    is_served = context.session is not None and context.service is None
-    if is_served:
-        tell_parting(context.role)
-    context.group.leave()
-    if is_served:
-        tell_left(context.role)
-    if context.session is not None:
-        _let_go(context.session, stopped=isinstance(context.group, Crew) and context.group.stopped)
-
-
-def _let_go(session: Session, *, stopped: bool) -> None:
-    """Behind the goodbye: nobody asks for what is kept any more, unless the job resumes.
-
-    A worker that has left says so in its folder; one that stops is resumed from a checkpoint.
-    """
-    if session.embedded is not None:
-        session.embedded.close()
-    if session.client.redo is not None:
-        session.client.redo.close(is_needed=False, ended=not stopped)
 
 
 #: True once this process has left a job of several workers

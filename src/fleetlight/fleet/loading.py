@@ -25,7 +25,6 @@ from fleetlight.fleet.former_names import read_named
 from fleetlight.fleet.job import Purpose, Saved
 from fleetlight.fleet.registered import names_of, registered_model
 from fleetlight.fleet.served_loading import ServedLoading
-from fleetlight.fleet.served_saving import at_rest
 from fleetlight.fleet.table_files import FOLDER
 from fleetlight.fleet.worker_state import parts
 from fleetlight.observe.log import logger
@@ -68,7 +67,7 @@ def _load_job(
 ) -> dict[str, Any]:
     model = registered_model(context)
     temporary_folder = tempfile.TemporaryDirectory(prefix="fleet-load-")
-    with at_rest(context, everything=True), temporary_folder as temporary:
+    with context.at_rest(everything=True), temporary_folder as temporary:
         if context.session is not None and context.session.recovery is not None:
             context.session.recovery.give_up("it was about to load a checkpoint, or had just done")
         context.group.assemble("load_persistables")

@@ -22,7 +22,7 @@ from fleetlight.fleet.dealing import tell_positions
 from fleetlight.fleet.job import Purpose
 from fleetlight.fleet.loading import load_job
 from fleetlight.fleet.registered import has_all_of, names_of, refuse_in_server, registered_model
-from fleetlight.fleet.served_saving import ServedCut, at_rest
+from fleetlight.fleet.served_saving import ServedCut
 from fleetlight.fleet.table_files import FOLDER, check_via
 from fleetlight.fleet.worker_state import saved_values
 from fleetlight.observe.log import logger
@@ -99,7 +99,7 @@ def _save(
             "save_persistables: no optimizer is registered, so no optimizer state is saved; if "
             "there is one, add optimizer = fleet.distributed_optimizer(optimizer)"
         )
-    with at_rest(context):
+    with context.at_rest():
         tell_positions(context)
         context.group.assemble("save_persistables")
         averaging.settle(context, "save_persistables")
@@ -127,7 +127,7 @@ def save_alone(
 
     What the others have of their own, random numbers, is not in it.
     """
-    with at_rest(context):
+    with context.at_rest():
         if context.group.index:
             return
         # what the others have not told yet is dealt out again by whoever goes on from here

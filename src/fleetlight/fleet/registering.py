@@ -11,11 +11,8 @@ from torch import nn
 
 from fleetlight.errors import PlanError, StrategyError, names_arguments
 from fleetlight.fleet.context import Context, current
-from fleetlight.fleet.model import ModelPlan
 from fleetlight.fleet.moving import MovedForward
-from fleetlight.fleet.optimizer import OptimizerPlan
 from fleetlight.fleet.registered import has_all_of
-from fleetlight.fleet.served import ServedModel, ServedOptimizer
 from fleetlight.fleet.tied_weights import refuse_tied
 from fleetlight.observe.log import logger
 from fleetlight.ps.layers.embedding import TableLayer
@@ -42,7 +39,7 @@ def distributed_model(model: Module) -> Module:
             f"distributed_model: got a {type(model).__name__}; pass the model inside it, "
             "Fleetlight takes its place"
         )
-    _refuse_late(context, "distributed_model")
+    context.refuse_late("distributed_model")
     _refuse_of_earlier_job(model)
     if _widen_of_program(context, model):
         return model
@@ -52,8 +49,7 @@ def distributed_model(model: Module) -> Module:
     for path, layer in model.named_modules():
         if isinstance(layer, TableLayer):
             give_name(layer.weight, layer.table or path or type(layer).__name__)
-    kind = ServedModel if context.is_served else ModelPlan
-    context.models.append(kind(model, context))
+    context.models.append(context.plan_model(model))
     return model
 
 
@@ -66,20 +62,6 @@ def _widen_of_program(context: Context, model: nn.Module) -> bool:
     refuse_shared_parameters(model, others)
     known[0].widen(model)
     return True
-
-
-def _refuse_late(context: Context, name: str) -> None:
-    """The plan of a job with parameter servers is drawn once."""
-    if context.session is not None and context.session.is_open:
-        anew = (
-            ", or, to train another model from here on, call fleet.reset() and then fleet.init()"
-            if context.group.alone
-            else ""
-        )
-        raise PlanError(
-            f"{name} came after fleet.init_worker() or the first forward, when the servers had "
-            f"made their tables; call it before{anew}"
-        )
 
 
 def _refuse_of_earlier_job(model: nn.Module) -> None:
@@ -133,14 +115,13 @@ def distributed_optimizer(
         )
     if any(optimizer is plan.optimizer for plan in context.optimizers):
         raise PlanError("distributed_optimizer was called twice with the same optimizer")
-    _refuse_late(context, "distributed_optimizer")
+    context.refuse_late("distributed_optimizer")
     if strategy is not None:
         _take_strategy(context, strategy)
     context.strategy.check()
     for sentence in context.strategy.inert():
         logger.warning("%s", sentence)
-    kind = ServedOptimizer if context.is_served else OptimizerPlan
-    context.optimizers.append(kind(optimizer, context))
+    context.optimizers.append(context.plan_optimizer(optimizer))
     return cast("DistributedOptimizer", optimizer)
 
 

@@ -22,7 +22,7 @@ from fleetlight.checkpoint import (
     TableEntry,
     TableFileEntry,
 )
-from fleetlight.errors import CheckpointError, PeerError, PeerLostError
+from fleetlight.errors import CheckpointError, PeerLostError
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.planning import Drawn
 from fleetlight.fleet.registered import names_of
@@ -31,38 +31,6 @@ from fleetlight.fleet.table_files import LANE, Saved, TableFiles, files_of
 from fleetlight.ps import messages as m
 from fleetlight.ps.plan import GEO, SYNC, TablePlan
 from fleetlight.ps.tables.dense_state import DenseState, WholeState, tensor_of, whole
-
-
-@contextlib.contextmanager
-def at_rest(context: Context, *, everything: bool = False) -> Iterator[None]:
-    """Inside the block nothing of this worker is on its way to the servers.
-
-    Under GeoSGD, or if `everything` is to be, workers and servers are equal behind it.
-    """
-    session = context.session
-    if session is None:
-        yield
-        return
-    session.open(context)
-    for plan in context.models:
-        plan.freeze()
-    communicator = session.communicator
-    if session.is_catching_up:
-        # what follows is long past
-        yield
-        return
-    forced = everything or session.drawn.plan.mode == GEO
-    communicator.settle() if forced else communicator.flush()
-    try:
-        yield
-    except PeerError:
-        raise
-    except Exception:
-        if forced:
-            communicator.resume()
-        raise
-    if forced:
-        communicator.resume()
 
 
 class ServedCut:

@@ -12,7 +12,6 @@ import msgspec
 from fleetlight.errors import ConfigError, PlanError, did_you_mean
 from fleetlight.fleet.context import Context, current
 from fleetlight.fleet.registered import refuse_in_server
-from fleetlight.fleet.served_saving import at_rest
 from fleetlight.fleet.table_files import TableFiles
 from fleetlight.ps import messages as m
 from fleetlight.ps.plan import TablePlan
@@ -52,7 +51,7 @@ def _shrink(
             "fleet.shrink: this job has no parameter servers, so it has no tables; start it "
             "with fleet.init()"
         )
-    with at_rest(context):
+    with context.at_rest():
         plan = context.session.drawn.plan
         numbers = _chosen(plan.tables, table)
         files = TableFiles(context.session.client, context.group.deadline_s)

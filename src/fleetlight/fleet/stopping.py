@@ -26,7 +26,6 @@ from fleetlight.fleet.leaving import tell_stopped, tell_stops
 from fleetlight.fleet.persistables import save_alone, save_together
 from fleetlight.fleet.resuming import Resumption, resumption_of
 from fleetlight.fleet.rhythm import Rhythm
-from fleetlight.fleet.schedulers import Schedulers
 from fleetlight.launch.status import RESUME_CODE
 from fleetlight.observe.log import logger
 from fleetlight.ps.calls import Call
@@ -94,7 +93,7 @@ class Stopping(Terminations):
             context, self._folder, self._configs.via
         )
         super().__init__()
-        self.schedulers = context.schedulers = context.schedulers or Schedulers()
+        context.note_schedulers()
         self._rhythm = Rhythm()
         #: whose batches are trained on
         self._trained: weakref.WeakSet[ShardLoader[Any]] = weakref.WeakSet()
@@ -326,25 +325,24 @@ class ServerTerminations(Terminations):
 
     def noted(self) -> None:
         """Workers hear it with the next answer."""
-        assert self._context.service is not None
-        self._context.service.server.call_stop()
+        self._context.server("run_server").server.call_stop()
 
 
-def begin(context: Context) -> None:
-    """What a process does from `fleet.init` on, where the strategy names a folder."""
-    if not context.strategy.checkpoint:
-        return
-    if context.service is not None:
-        context.terminations = ServerTerminations(context)
-    else:
-        context.terminations = context.stopping = Stopping(context)
+def watch_in_worker(context: Context) -> None:
+    """What a worker does from `fleet.init` on, where the strategy names a folder."""
+    if context.strategy.checkpoint:
+        context.stopping = Stopping(context)
+        context.closers.callback(context.stopping.close)
+
+
+def watch_in_server(context: Context) -> None:
+    """What a server does from `fleet.init` on, where the strategy names a folder."""
+    if context.strategy.checkpoint:
+        context.closers.callback(ServerTerminations(context).close)
 
 
 def end_of_server(context: Context) -> None:
-    """Behind the last words of a server: it says so if the job is to go on."""
-    if context.terminations is not None:
-        context.terminations.close()
-    assert context.service is not None
-    if context.service.server.stopped:
+    """After the last words of a server: it says so if the job is to resume."""
+    if context.server("run_server").server.stopped:
         tell_stopped(context.role, context.step, context.strategy.checkpoint)
         raise Stopped

@@ -20,7 +20,7 @@ from fleetlight.errors import CheckpointError, ComebackError, PlanError
 from fleetlight.fleet import averaging, extra_state
 from fleetlight.fleet.context import Context, current
 from fleetlight.fleet.registered import names_of, refuse_in_server, registered_model
-from fleetlight.fleet.served_saving import ServedCut, at_rest, table_weights
+from fleetlight.fleet.served_saving import ServedCut, table_weights
 from fleetlight.fleet.table_files import WORKER0
 from fleetlight.ps.plan import SYNC
 from fleetlight.ps.worker.client import Client
@@ -52,7 +52,7 @@ def _taken_in(context: Context, model: nn.Module, *, max_bytes: int = MAX_BYTES)
         found.update(_gathered(context, model, max_bytes))
 
     is_first = context.group.index == 0
-    with at_rest(context):
+    with context.at_rest():
         context.group.assemble("fleet.state_dict")
         averaging.settle(context, "fleet.state_dict")
         context.group.together(gather if is_first else None, "fleet.state_dict")
@@ -197,7 +197,7 @@ def _load(context: Context, model: nn.Module, state: State) -> None:
     operation, is_first = "fleet.load_state_dict", context.group.index == 0
     loads: list[Callable[[], None]] = []
     extra = b""
-    with at_rest(context, everything=True):
+    with context.at_rest(everything=True):
         context.group.assemble(operation)
 
         def fit() -> None:

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`CollectiveJob`: a worker among workers that reduce gradients among themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import nn
+
+from fleetlight.fleet import averaging, stopping
+from fleetlight.fleet.context import Context
+from fleetlight.fleet.model import ModelPlan
+from fleetlight.fleet.optimizer import OptimizerPlan
+
+if TYPE_CHECKING:
+    from fleetlight.fleet.jobs.server import Service
+
+
+@dataclasses.dataclass
+class CollectiveJob(Context):
+    """Also one process alone, where `fleet.init(is_collective=True)` finds no others."""
+
+    is_served: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.closers.callback(self.group.leave)
+
+    def plan_model(self, module: nn.Module) -> ModelPlan:
+        """As in `Context`."""
+        return ModelPlan(module, self)
+
+    def plan_optimizer(self, optimizer: torch.optim.Optimizer) -> OptimizerPlan:
+        """As in `Context`."""
+        return OptimizerPlan(optimizer, self)
+
+    def refuse_late(self, call: str) -> None:
+        """Nothing comes too late: workers agree anew."""
+
+    def prepare(self) -> None:
+        """As in `Context`."""
+        self.agree_on_models()
+
+    def server(self, call: str) -> Service:
+        """As in `Context`."""
+        raise self.no_server(call)
+
+    def barrier(self) -> None:
+        """As in `Context`."""
+        self.group.barrier("barrier_worker")
+        averaging.meet(self, "barrier_worker")
+
+    @contextlib.contextmanager
+    def at_rest(self, *, everything: bool = False) -> Iterator[None]:
+        """Nothing is on its way between two steps."""
+        yield
+
+    def watch_terminations(self) -> None:
+        """As in `Context`."""
+        stopping.watch_in_worker(self)
+
+    def finish(self) -> None:
+        """All steps are made."""
+
+    def fail(self, error: str, *, consequence: bool) -> None:
+        """As in `Context`."""
+        self.group.fail(error, consequence=consequence)
+
+    def forget(self) -> None:
+        """No layer knows of the job."""

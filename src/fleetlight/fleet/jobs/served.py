@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ServedJob`: a worker of a job with parameter servers, or one process with a server inside."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import nn
+
+from fleetlight.errors import PeerError, PlanError
+from fleetlight.fleet import stopping
+from fleetlight.fleet.context import Context
+from fleetlight.fleet.leaving import tell_left, tell_parting
+from fleetlight.fleet.served import ServedModel, ServedOptimizer
+from fleetlight.fleet.session import Session
+from fleetlight.ps.plan import GEO
+from fleetlight.ps.worker.crew import Crew
+
+if TYPE_CHECKING:
+    from fleetlight.fleet.jobs.server import Service
+
+
+@dataclasses.dataclass
+class ServedJob(Context):
+    """Gradients go to the servers, and values come back."""
+
+    is_served: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.closers.callback(self._drop_what_was_kept)
+        self.closers.callback(self._say_goodbye)
+        self.closers.callback(lambda: self.opened.leave())
+
+    @property
+    def opened(self) -> Session:
+        """This worker's part in the job."""
+        assert self.session is not None
+        return self.session
+
+    def plan_model(self, module: nn.Module) -> ServedModel:
+        """As in `Context`."""
+        return ServedModel(module, self)
+
+    def plan_optimizer(self, optimizer: torch.optim.Optimizer) -> ServedOptimizer:
+        """As in `Context`."""
+        return ServedOptimizer(optimizer, self)
+
+    def refuse_late(self, call: str) -> None:
+        """The plan is drawn once."""
+        if not self.opened.is_open:
+            return
+        anew = (
+            ", or, to train another model from here on, call fleet.reset() and then fleet.init()"
+            if self.group.alone
+            else ""
+        )
+        raise PlanError(
+            f"{call} came after fleet.init_worker() or the first forward, when the servers had "
+            f"made their tables; call it before{anew}"
+        )
+
+    def prepare(self) -> None:
+        """As in `Context`."""
+        self.opened.open(self)
+        self.agree_on_models()
+
+    def server(self, call: str) -> Service:
+        """As in `Context`."""
+        raise self.no_server(call)
+
+    def barrier(self) -> None:
+        """As in `Context`."""
+        self.opened.barrier(self)
+
+    @contextlib.contextmanager
+    def at_rest(self, *, everything: bool = False) -> Iterator[None]:
+        """Inside the block nothing of this worker is on its way to the servers.
+
+        Under GeoSGD, or if `everything` is to be, workers and servers are equal after it.
+        """
+        self.opened.open(self)
+        for model in self.models:
+            model.freeze()
+        communicator = self.opened.communicator
+        if self.opened.is_catching_up:
+            # what follows is long past
+            yield
+            return
+        forced = everything or self.opened.drawn.plan.mode == GEO
+        communicator.settle() if forced else communicator.flush()
+        try:
+            yield
+        except PeerError:
+            raise
+        except Exception:
+            if forced:
+                communicator.resume()
+            raise
+        if forced:
+            communicator.resume()
+
+    def watch_terminations(self) -> None:
+        """As in `Context`."""
+        stopping.watch_in_worker(self)
+
+    def finish(self) -> None:
+        """The last pushes; when they fail, the others are told, and no goodbye follows."""
+        try:
+            for loader in self.loaders:
+                loader.give_back()
+            self.opened.stop()
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}"
+            self.group.fail(text)
+            self.opened.fail(text)
+            raise
+
+    def fail(self, error: str, *, consequence: bool) -> None:
+        """As in `Context`."""
+        self.opened.fail(error)
+        self.group.fail(error, consequence=consequence)
+
+    def forget(self) -> None:
+        """As in `Context`."""
+        self.opened.let_go()
+
+    def _say_goodbye(self) -> None:
+        tell_parting(self.role)
+        self.group.leave()
+        tell_left(self.role)
+
+    def _drop_what_was_kept(self) -> None:
+        """After the goodbye nobody asks for it any more, unless the job resumes.
+
+        A worker that has left says so in its folder; one that stops is resumed from a checkpoint.
+        """
+        assert isinstance(self.group, Crew)
+        if self.opened.embedded is not None:
+            self.opened.embedded.close()
+        if self.opened.client.redo is not None:
+            self.opened.client.redo.close(is_needed=False, ended=not self.group.stopped)
