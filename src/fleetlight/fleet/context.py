@@ -7,6 +7,7 @@ import abc
 import contextlib
 import dataclasses
 import weakref
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -27,8 +28,10 @@ if TYPE_CHECKING:
     from fleetlight.fleet.jobs.server import Service
     from fleetlight.fleet.model import ModelPlan
     from fleetlight.fleet.optimizer import OptimizerPlan
+    from fleetlight.fleet.recovery import Recovery
     from fleetlight.fleet.repeated import Asked
     from fleetlight.fleet.seen_loss import SeenLoss
+    from fleetlight.fleet.served_saving import ServedCut
     from fleetlight.fleet.session import Session
     from fleetlight.fleet.sharding import Weights
     from fleetlight.fleet.stopping import Stopping
@@ -56,6 +59,8 @@ class Context(abc.ABC):
     saving: BackgroundSave = dataclasses.field(default_factory=BackgroundSave)
     #: this worker's part in a job with parameter servers
     session: Session | None = None
+    #: how this worker goes on where an earlier life of it was, where it keeps what that takes
+    recovery: Recovery | None = None
     #: what this process is, when it is a parameter server
     service: Service | None = None
     #: what the batches of the loaders weigh
@@ -96,6 +101,18 @@ class Context(abc.ABC):
         """PlanError where a model or an optimizer comes too late to be registered."""
 
     @abc.abstractmethod
+    def open(self) -> None:
+        """Agree with the servers on the plan and the first values, where there are any; once."""
+
+    @abc.abstractmethod
+    def once(self, call: str, action: Callable[[], Sequence[bytes]]) -> Sequence[bytes]:
+        """What `action` returns; a later life of this worker gets what an earlier one got."""
+
+    @abc.abstractmethod
+    def cut(self, model: nn.Module, via: str) -> ServedCut | None:
+        """What the servers hold now of a checkpoint, on worker 0; None without servers."""
+
+    @abc.abstractmethod
     def prepare(self) -> None:
         """What `init_worker` does: the workers agree on the models now."""
 
@@ -126,6 +143,11 @@ class Context(abc.ABC):
     @abc.abstractmethod
     def forget(self) -> None:
         """Leave layers no way to what the job has kept."""
+
+    @property
+    def is_catching_up(self) -> bool:
+        """True in a worker that was started again, until its script is where it was."""
+        return self.recovery is not None and self.recovery.is_catching_up
 
     def agree_on_models(self) -> None:
         """Apply the strategy to the models, all workers alike, and resume where that is asked."""

@@ -121,20 +121,16 @@ def queue_of(context: Context, deal: str, range_batches: int) -> Queue | None:
 
 def positions(context: Context) -> list[dict[str, Any]]:
     """Of the loaders, for a checkpoint: those that worker 0 knows are everybody's."""
-    if context.group.index == 0 and not _is_catching_up(context):
+    if context.group.index == 0 and not context.is_catching_up:
         return [loader.shared_state() for loader in context.loaders]
     return [loader.state_dict() for loader in context.loaders]
 
 
 def tell_positions(context: Context) -> None:
     """Let server 0 know what this worker has done; all its steps are with the servers."""
-    if not _is_catching_up(context):
+    if not context.is_catching_up:
         for loader in context.loaders:
             loader.tell()
-
-
-def _is_catching_up(context: Context) -> bool:
-    return context.session is not None and context.session.is_catching_up
 
 
 def _check_mode(session: Session) -> None:

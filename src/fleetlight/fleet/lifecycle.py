@@ -126,7 +126,7 @@ def _begin(context: Context, deadline_s: float, deadline_from: str) -> None:
     strategy.check()
     # what was registered is released first
     context.closers.callback(_release, context)
-    if context.session is not None and context.session.recovery is not None:
+    if context.recovery is not None:
         context.note_schedulers()
     context.watch_terminations()
     context.closers.callback(averaging.close, context)

@@ -41,19 +41,21 @@ def load_job(
 
     With `random_later` loaders stay where they are, and what sets random numbers is put there.
     """
-    if context.session is None:
-        return _load_job(context, dirname, via, random_later)
-    answers, recovery = context.session.client.answers, context.session.recovery
-    context.session.open(context)
-    if recovery is not None:
+    context.open()
+    if context.recovery is not None:
         # were it to die now, only all could begin again
-        recovery.lose()
+        context.recovery.lose()
+
+    found: list[dict[str, Any]] = []
 
     def load() -> list[bytes]:
-        extra = _load_job(context, dirname, via, random_later)
-        return [msgspec.json.encode(checkpoint.pack(extra, "extra", {}))]
+        found.append(_load_job(context, dirname, via, random_later))
+        return [msgspec.json.encode(checkpoint.pack(found[0], "extra", {}))]
 
-    (told,) = answers.once("load_persistables", load)
+    (told,) = context.once("load_persistables", load)
+    if found:
+        return found[0]
+    # an earlier life of this worker has loaded it
     extra = checkpoint.unpack(msgspec.json.decode(told), {})
     assert isinstance(extra, dict)
     return extra
@@ -68,8 +70,8 @@ def _load_job(
     model = registered_model(context)
     temporary_folder = tempfile.TemporaryDirectory(prefix="fleet-load-")
     with context.at_rest(everything=True), temporary_folder as temporary:
-        if context.session is not None and context.session.recovery is not None:
-            context.session.recovery.give_up("it was about to load a checkpoint, or had just done")
+        if context.recovery is not None:
+            context.recovery.give_up("it was about to load a checkpoint, or had just done")
         context.group.assemble("load_persistables")
         # what is to be read may still be under way
         context.group.together(context.saving.finish, "load_persistables")

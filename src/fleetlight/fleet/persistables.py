@@ -154,14 +154,11 @@ def _write_now_or_later(
     background: bool,
     via: str,
 ) -> None:
-    def make_cut() -> ServedCut | None:
-        return None if context.session is None else ServedCut(context, context.session, model, via)
-
     if not background:
-        while not _is_written(dirname, snapshot, make_cut()):
+        while not _is_written(dirname, snapshot, context.cut(model, via)):
             pass
         return
-    cut = make_cut()
+    cut = context.cut(model, via)
     try:
         if cut is not None:
             snapshot = cut.completed(snapshot)

@@ -129,9 +129,8 @@ class Recovery:
             if loader != self._there.values["loader"]:
                 self._preludes.setdefault(loader, self._answers.made)
                 return
-            if context.session is not None:
-                # what the life before has called for that came before its first step
-                context.session.open(context)
+            # what the life before has called for that came before its first step
+            context.open()
             self.is_catching_up, self._is_stale = False, True
             self._answers.go_on(self._moment.answers, self._moment.meetings)
             self._preludes[loader] = self._moment.prelude

@@ -54,7 +54,7 @@ class Resumption:
         load_job(context, self._folder, self._via, random_later=self._random)
         if self._between is None:
             self._take_up_random()
-        if context.session is None or not context.session.is_catching_up:
+        if not context.is_catching_up:
             logger.info("going on from %s, saved at step %d", self._folder, context.step)
         return True
 

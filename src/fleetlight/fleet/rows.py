@@ -25,8 +25,8 @@ def rows(layer: nn.Module, ids: Tensor) -> Tensor:
             "fleet.nn.SparseEmbeddingBag, a torch.nn.Embedding or a torch.nn.EmbeddingBag"
         )
     context = current_or_none()
-    if context is not None and context.session is not None and context.models:
-        context.session.open(context)
+    if context is not None and context.models:
+        context.open()
     if isinstance(layer, TableLayer):
         return layer.rows(ids)
     moved = layer.__dict__.get("forward")

@@ -116,8 +116,7 @@ class Follower:
 
 
 def _follower(context: Context) -> Follower | None:
-    recovery = None if context.session is None else context.session.recovery
-    return None if recovery is None else Follower(context, recovery)
+    return None if context.recovery is None else Follower(context, context.recovery)
 
 
 class Weights:

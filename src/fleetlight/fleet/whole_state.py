@@ -20,7 +20,7 @@ from fleetlight.errors import CheckpointError, ComebackError, PlanError
 from fleetlight.fleet import averaging, extra_state
 from fleetlight.fleet.context import Context, current
 from fleetlight.fleet.registered import names_of, refuse_in_server, registered_model
-from fleetlight.fleet.served_saving import ServedCut, table_weights
+from fleetlight.fleet.served_saving import table_weights
 from fleetlight.fleet.table_files import WORKER0
 from fleetlight.ps.plan import SYNC
 from fleetlight.ps.worker.client import Client
@@ -75,20 +75,15 @@ def load_state_dict(model: nn.Module, state: State) -> None:
 
 def _put_into(context: Context, model: nn.Module, state: State) -> None:
     """The same in a given context."""
-    if context.session is None:
-        _load(context, model, state)
-        return
-    context.session.open(context)
+    context.open()
 
     def load() -> list[bytes]:
-        assert context.session is not None
-        recovery = context.session.recovery
-        if recovery is not None:
-            recovery.give_up("it was about to load a state, or had just done")
+        if context.recovery is not None:
+            context.recovery.give_up("it was about to load a state, or had just done")
         _load(context, model, state)
         return []
 
-    context.session.client.answers.once("fleet.load_state_dict", load)
+    context.once("fleet.load_state_dict", load)
 
 
 def _checked(model: nn.Module, name: str) -> Context:
@@ -109,11 +104,9 @@ def _gathered(context: Context, model: nn.Module, max_bytes: int) -> dict[str, A
     scope = _Scope(context, model)
     state = checkpoint.model_state(scope.whole)
     _refuse_large(_nbytes(model) + scope.row_bytes(), max_bytes)
-    if context.session is None:
+    cut = context.cut(scope.whole, WORKER0)
+    if cut is None:
         return scope.local(_copied(state).state_dict())
-    # the servers write one thing at a time
-    context.saving.finish()
-    cut = ServedCut(context, context.session, scope.whole, WORKER0)
     try:
         made = cut.completed(Snapshot(model=state))
         with tempfile.TemporaryDirectory(prefix="fleet-state-") as folder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -40,6 +40,16 @@ class CollectiveJob(Context):
 
     def refuse_late(self, call: str) -> None:
         """Nothing comes too late: workers agree anew."""
+
+    def open(self) -> None:
+        """There are no servers."""
+
+    def once(self, call: str, action: Callable[[], Sequence[bytes]]) -> Sequence[bytes]:
+        """All workers start again together, so none repeats a call alone."""
+        return action()
+
+    def cut(self, model: nn.Module, via: str) -> None:
+        """There are no servers."""
 
     def prepare(self) -> None:
         """As in `Context`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -16,6 +16,7 @@ from fleetlight.fleet import stopping
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.leaving import tell_left, tell_parting
 from fleetlight.fleet.served import ServedModel, ServedOptimizer
+from fleetlight.fleet.served_saving import ServedCut
 from fleetlight.fleet.session import Session
 from fleetlight.ps.plan import GEO
 from fleetlight.ps.worker.crew import Crew
@@ -32,6 +33,7 @@ class ServedJob(Context):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.recovery = self.opened.recovery
         self.closers.callback(self._drop_what_was_kept)
         self.closers.callback(self._say_goodbye)
         self.closers.callback(lambda: self.opened.leave())
@@ -64,9 +66,22 @@ class ServedJob(Context):
             f"made their tables; call it before{anew}"
         )
 
-    def prepare(self) -> None:
+    def open(self) -> None:
         """As in `Context`."""
         self.opened.open(self)
+
+    def once(self, call: str, action: Callable[[], Sequence[bytes]]) -> Sequence[bytes]:
+        """As in `Context`."""
+        return self.opened.client.answers.once(call, action)
+
+    def cut(self, model: nn.Module, via: str) -> ServedCut:
+        """As in `Context`; the servers write one thing at a time."""
+        self.saving.finish()
+        return ServedCut(self, self.opened, model, via)
+
+    def prepare(self) -> None:
+        """As in `Context`."""
+        self.open()
         self.agree_on_models()
 
     def server(self, call: str) -> Service:
@@ -83,11 +98,11 @@ class ServedJob(Context):
 
         Under GeoSGD, or if `everything` is to be, workers and servers are equal after it.
         """
-        self.opened.open(self)
+        self.open()
         for model in self.models:
             model.freeze()
         communicator = self.opened.communicator
-        if self.opened.is_catching_up:
+        if self.is_catching_up:
             # what follows is long past
             yield
             return

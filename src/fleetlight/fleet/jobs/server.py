@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
 import torch
@@ -70,6 +70,16 @@ class ServerJob(Context):
 
     def refuse_late(self, call: str) -> None:
         """A server draws its plan in `init_server`, of what is there by then."""
+
+    def open(self) -> None:
+        """A server opens in `init_server`."""
+
+    def once(self, call: str, action: Callable[[], Sequence[bytes]]) -> Sequence[bytes]:
+        """A server makes no calls that others answer."""
+        return action()
+
+    def cut(self, model: nn.Module, via: str) -> None:
+        """A server is asked for its part by worker 0."""
 
     def prepare(self) -> None:
         """A server is no worker."""
