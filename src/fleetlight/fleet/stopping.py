@@ -17,26 +17,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
-
 from fleetlight.data.loader import ShardLoader
-from fleetlight.errors import MembershipError, PeerError, StoppedError
+from fleetlight.errors import MembershipError
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.leaving import tell_stopped, tell_stops
 from fleetlight.fleet.persistables import save_alone, save_together
 from fleetlight.fleet.resuming import Resumption, resumption_of
-from fleetlight.fleet.rhythm import Rhythm
+from fleetlight.fleet.stop_calls import StopCalls
 from fleetlight.launch.status import RESUME_CODE
 from fleetlight.observe.log import logger
 from fleetlight.ps.calls import Call
-from fleetlight.ps.plan import SYNC
-from fleetlight.ps.worker.client import Client
-from fleetlight.ps.worker.crew import Crew
 from fleetlight.strategy import CheckpointConfigs
-
-#: how long worker 0 waits for the last gradients of the others where these do not wait for it
-_LAST_S = 10.0
-_ASK_EVERY_S = 0.1
 
 
 class Stopped(SystemExit):
@@ -84,8 +75,8 @@ class Terminations:
 class Stopping(Terminations):
     """A worker's part in saving, stopping and going on."""
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, context: Context, calls: StopCalls) -> None:
+        self._context, self._calls = context, calls
         # the script may change its working directory
         self._folder = str(Path(context.strategy.checkpoint).absolute())
         # what may refuse comes first
@@ -94,7 +85,6 @@ class Stopping(Terminations):
         )
         super().__init__()
         context.note_schedulers()
-        self._rhythm = Rhythm()
         #: whose batches are trained on
         self._trained: weakref.WeakSet[ShardLoader[Any]] = weakref.WeakSet()
         self._has_stepped = False
@@ -103,10 +93,7 @@ class Stopping(Terminations):
         #: how many saves have been called for and made
         self._made = 0
         self._saved_step, self._saved_at = 0, time.monotonic()
-        self._met_at = self._saved_at
         self.is_over = False
-        if isinstance(context.group, Crew):
-            context.group.when_left_alone = self._left_alone
         tell_stops(context.role)
 
     @property
@@ -175,7 +162,7 @@ class Stopping(Terminations):
     def _act(self, place: int | None) -> None:
         self._place = place
         try:
-            call = self._called()
+            call = self._calls.called(self._wish())
             if call.stop:
                 self._stop()
             elif call.saves > self._made or self._is_due_by_steps():
@@ -191,67 +178,19 @@ class Stopping(Terminations):
         due = is_due and self._context.group.index == 0
         return Call(self.seen, self._made + 1 if due else 0)
 
-    def _called(self) -> Call:
-        """What all are to do at this place; the same on all of them."""
-        group, wish = self._context.group, self._wish()
-        if group.alone:
-            return wish
-        if isinstance(group, Crew):
-            self._tell(group.client, wish)
-            if self._is_sync:
-                # came with the answer to the last step that all made together
-                return group.client.called
-            if not self._in_lockstep:
-                # each stops for itself, and worker 0 saves what is on the servers
-                return wish | Call(stop=group.client.heard.stop)
-        return self._asked(wish)
-
-    def _tell(self, client: Client, wish: Call) -> None:
-        """What this worker calls for goes with its signs of life; a stop has no time for that."""
-        is_urgent = wish.stop and not client.wish.stop
-        client.wish = wish
-        if is_urgent:
-            client.beat(self._context.step)
-
-    def _asked(self, wish: Call) -> Call:
-        """What any of the workers calls for, at places that all pass in the same order."""
-        if not self._rhythm.arrives():
-            return Call()
-        now = time.monotonic()
-        told = torch.tensor([wish.stop, wish.saves, now - self._met_at], dtype=torch.float64)
-        stop, saves, seconds = self._context.group.all_reduce(told, "max").tolist()
-        self._rhythm.met(seconds)
-        self._met_at = time.monotonic()
-        return Call(bool(stop), int(saves))
-
-    @property
-    def _is_sync(self) -> bool:
-        session = self._context.session
-        return session is not None and session.drawn.plan.mode == SYNC
-
-    @property
-    def _in_lockstep(self) -> bool:
-        """True where the workers make their steps together."""
-        session = self._context.session
-        return session is None or self._is_sync or not session.drawn.plan.serves_dense
-
     def _is_due_by_steps(self) -> bool:
         every = self._configs.every_steps
         return bool(every) and self._context.step - self._saved_step >= every
 
     def _save(self, *, background: bool) -> None:
         self._saved_step, self._saved_at = self._context.step, time.monotonic()
-        save = save_together if self._in_lockstep else save_alone
+        save = save_together if self._calls.in_lockstep else save_alone
         save(self._context, self._folder, background=background, via=self._configs.via)
 
-    def _left_alone(self, error: MembershipError) -> None:
+    def left_alone(self, error: MembershipError) -> None:
         """Others do not come whom this worker waits for: where they stop, so does it."""
-        session = self._context.session
-        if session is None or not session.is_open or self._in_lockstep:
-            return
-        # a server that was started again does not know why they have left
-        is_asked = isinstance(error, StoppedError) or self.seen or session.client.heard.stop
-        if not is_asked or threading.current_thread() is not threading.main_thread():
+        is_here = threading.current_thread() is threading.main_thread()
+        if not is_here or not self._calls.is_left_alone(error, was_asked=self.seen):
             return
         if self.is_over:
             # in a `finally` of the script
@@ -265,37 +204,12 @@ class Stopping(Terminations):
         context = self._context
         if context.group.index == 0:
             logger.info("asked to stop: saving at step %d", context.step)
-        if isinstance(context.group, Crew) and not self._in_lockstep:
-            # whoever waits for this worker in a meeting stops, too
-            context.group.client.stops = True
-            if context.group.index == 0:
-                self._await_the_others(context.group.client)
+        self._calls.stopping(self._configs.grace_s)
         self._save(background=False)
         self.is_over = True
-        if isinstance(context.group, Crew):
-            context.group.stopped = True
+        self._calls.stopped()
         tell_stopped(context.role, context.step, self._folder)
         raise Stopped
-
-    def _await_the_others(self, client: Client) -> None:
-        """What they have learnt last is on the servers once they have left."""
-        step = self._context.step
-        end = time.monotonic() + min(_LAST_S, self._configs.grace_s / 2)
-        try:
-            client.beat(step)
-            # nothing is heard yet by a worker that was started again a moment ago
-            while client.here != 1 and time.monotonic() < end:
-                time.sleep(_ASK_EVERY_S)
-                client.beat(step)
-        except PeerError as error:
-            logger.warning("the other workers were not waited for: %s", error)
-            return
-        if client.here != 1:
-            logger.warning(
-                "other workers still there: %s; what they learn from now on is not saved, and with "
-                "deal='queue' records that they have trained on last may be dealt out again",
-                "server 0 does not tell how many" if client.here is None else client.here - 1,
-            )
 
     # -- when nobody else watches
 
@@ -328,10 +242,10 @@ class ServerTerminations(Terminations):
         self._context.server("run_server").server.call_stop()
 
 
-def watch_in_worker(context: Context) -> None:
+def watch_in_worker(context: Context, calls: StopCalls) -> None:
     """What a worker does from `fleet.init` on, where the strategy names a folder."""
     if context.strategy.checkpoint:
-        context.stopping = Stopping(context)
+        context.stopping = Stopping(context, calls)
         context.closers.callback(context.stopping.close)
 
 

@@ -15,6 +15,7 @@ from fleetlight.fleet import averaging, stopping
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.model import ModelPlan
 from fleetlight.fleet.optimizer import OptimizerPlan
+from fleetlight.fleet.stop_calls import MeetingCalls
 
 if TYPE_CHECKING:
     from fleetlight.fleet.jobs.server import Service
@@ -71,7 +72,7 @@ class CollectiveJob(Context):
 
     def watch_terminations(self) -> None:
         """As in `Context`."""
-        stopping.watch_in_worker(self)
+        stopping.watch_in_worker(self, MeetingCalls(self.group))
 
     def finish(self) -> None:
         """All steps are made."""

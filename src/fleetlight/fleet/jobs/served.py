@@ -18,6 +18,7 @@ from fleetlight.fleet.leaving import tell_left, tell_parting
 from fleetlight.fleet.served import ServedModel, ServedOptimizer
 from fleetlight.fleet.served_saving import ServedCut
 from fleetlight.fleet.session import Session
+from fleetlight.fleet.stop_calls import ServedCalls
 from fleetlight.ps.plan import GEO
 from fleetlight.ps.worker.crew import Crew
 
@@ -43,6 +44,11 @@ class ServedJob(Context):
         """This worker's part in the job."""
         assert self.session is not None
         return self.session
+
+    @property
+    def _crew(self) -> Crew:
+        assert isinstance(self.group, Crew)
+        return self.group
 
     def plan_model(self, module: nn.Module) -> ServedModel:
         """As in `Context`."""
@@ -121,7 +127,10 @@ class ServedJob(Context):
 
     def watch_terminations(self) -> None:
         """As in `Context`."""
-        stopping.watch_in_worker(self)
+        crew = self._crew
+        stopping.watch_in_worker(self, ServedCalls(self, self.opened, crew))
+        if self.stopping is not None:
+            crew.when_left_alone = self.stopping.left_alone
 
     def finish(self) -> None:
         """The last pushes; when they fail, the others are told, and no goodbye follows."""
@@ -154,8 +163,7 @@ class ServedJob(Context):
 
         A worker that has left says so in its folder; one that stops is resumed from a checkpoint.
         """
-        assert isinstance(self.group, Crew)
         if self.opened.embedded is not None:
             self.opened.embedded.close()
         if self.opened.client.redo is not None:
-            self.opened.client.redo.close(is_needed=False, ended=not self.group.stopped)
+            self.opened.client.redo.close(is_needed=False, ended=not self._crew.stopped)
