@@ -141,9 +141,10 @@ class Workers(SimpleNamespace):
 
 def context_of(index: int, **settings: Any) -> Any:
     model = nn.Linear(3, 2)
+    workers = Workers(index)
     return SimpleNamespace(
-        group=Workers(index),
-        session=None,
+        group=workers,
+        dense_group=workers,
         is_served=False,
         strategy=fleet.DistributedStrategy(**settings),
         models=[SimpleNamespace(module=model)],
@@ -155,7 +156,6 @@ def context_of(index: int, **settings: Any) -> Any:
 def test_who_sends_no_more_drops_what_it_owed(
     index: int, is_sender: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(compressing, "Group", Workers)
     monkeypatch.setattr(logging.getLogger("fleetlight"), "propagate", True)
     kept = {"0/owed/weight": torch.ones(6)}
     for levels in (False, True):

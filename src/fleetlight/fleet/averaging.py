@@ -14,7 +14,6 @@ from fleetlight.collective.averaging.engine import Averaging
 from fleetlight.collective.averaging.means import Member
 from fleetlight.collective.averaging.outer import Mean, Nesterov, Outer
 from fleetlight.collective.averaging.schedule import Adaptive, Every
-from fleetlight.collective.group import Group
 from fleetlight.errors import DivergedError, PlanError
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.loss_scaling import scaler_at_work
@@ -150,9 +149,9 @@ class Alone:
 def alone_of(plan: OptimizerPlan) -> Alone | None:
     """How an optimizer steps alone, if the strategy says that it does and there are others."""
     context = plan.context
-    if context.is_served or context.group.alone:
+    group = context.dense_group
+    if context.is_served or group is None or group.alone:
         return None
-    assert isinstance(context.group, Group)
     found = chosen(context.strategy)
     if found is None:
         return None
@@ -161,7 +160,7 @@ def alone_of(plan: OptimizerPlan) -> Alone | None:
         context.seen_loss = SeenLoss()
     engine = Averaging(
         plan.optimizer,
-        context.group,
+        group,
         schedule=schedule,
         outer=outer,
         optimizer_state=configs.optimizer_state,

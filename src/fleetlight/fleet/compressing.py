@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from fleetlight.collective.codecs.compression import Compression
 from fleetlight.collective.codecs.int8 import Int8
 from fleetlight.collective.codecs.topk import TopK
-from fleetlight.collective.group import Group
 from fleetlight.collective.routes.routing import senders
 from fleetlight.errors import PlanError
 from fleetlight.fleet.context import Context
@@ -20,9 +19,6 @@ from fleetlight.observe.log import logger
 
 if TYPE_CHECKING:
     from fleetlight.fleet.model import ModelPlan
-
-#: before the names of what is kept, in a worker's part of a checkpoint
-_KEPT = "compression/"
 
 
 def compression_of(context: Context, module: nn.Module) -> Compression | None:
@@ -108,9 +104,8 @@ def load_unsent(context: Context, kept: Mapping[str, Tensor], workers: int) -> N
 
 def _sends(context: Context) -> bool:
     """False where this worker leaves it to another one to meet those of other hosts."""
-    session, strategy = context.session, context.strategy
-    group = context.group if session is None else session.dense_group
-    if not isinstance(group, Group):
+    group, strategy = context.dense_group, context.strategy
+    if group is None:
         return True
     by_levels = strategy.use_hierarchical_allreduce
     inner = strategy.hierarchical_allreduce_inter_nranks if by_levels else None

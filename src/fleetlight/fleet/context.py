@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fleetlight.errors import ConfigError, RoleError
 from fleetlight.fleet.job import Peers
@@ -24,6 +24,7 @@ from fleetlight.strategy import DistributedStrategy
 
 if TYPE_CHECKING:
     from fleetlight.collective.codecs.compression import Compression
+    from fleetlight.collective.group import Group
     from fleetlight.data.loader import ShardLoader
     from fleetlight.fleet.jobs.server import Service
     from fleetlight.fleet.model import ModelPlan
@@ -99,6 +100,15 @@ class Context(abc.ABC):
     @abc.abstractmethod
     def refuse_late(self, call: str) -> None:
         """PlanError where a model or an optimizer comes too late to be registered."""
+
+    @property
+    @abc.abstractmethod
+    def dense_group(self) -> Group | None:
+        """The workers that reduce dense gradients among themselves; None where servers do."""
+
+    @abc.abstractmethod
+    def clip(self, parameters: list[Tensor], max_norm: float, norm_type: float) -> Tensor:
+        """Scale gradients by their one norm, over all workers where steps are made together."""
 
     @abc.abstractmethod
     def open(self) -> None:

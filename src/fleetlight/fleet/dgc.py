@@ -12,7 +12,6 @@ from fleetlight.collective.codecs.codec import Span
 from fleetlight.collective.codecs.compression import Compression
 from fleetlight.collective.codecs.dgc import DGC, Momentum, bytes_at, handed_over
 from fleetlight.collective.codecs.sparsity import Sparsity
-from fleetlight.collective.group import Group
 from fleetlight.collective.routes.routing import crosses_a_link, senders
 from fleetlight.collective.routes.stretches import VELOCITY
 from fleetlight.errors import PlanError
@@ -76,8 +75,8 @@ class DeepCompression(Compression):
     def begin(self) -> None:
         """As in `Compression`: the optimizers must be such that momentum can be corrected."""
         self._check_optimizers()
-        group = self._context.group
-        assert isinstance(group, Group)
+        group = self._context.dense_group
+        assert group is not None
         strategy = self._context.strategy
         by_levels = strategy.use_hierarchical_allreduce
         inner = strategy.hierarchical_allreduce_inter_nranks if by_levels else None
@@ -186,8 +185,8 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
 
 def uses_dgc(context: Context) -> bool:
     """Whether the gradients of the job are compressed by it."""
-    group = context.group
-    if not context.strategy.dgc or not isinstance(group, Group) or group.alone:
+    group = context.dense_group
+    if not context.strategy.dgc or context.is_served or group is None or group.alone:
         return False
     return crosses_a_link(group, context.strategy.shared_memory)
 

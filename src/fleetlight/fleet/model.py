@@ -147,8 +147,9 @@ class ModelPlan:
 
     def _dense_group(self) -> Group:
         """The workers that average the gradients of dense parameters."""
-        assert isinstance(self._context.group, Group)
-        return self._context.group
+        group = self._context.dense_group
+        assert group is not None
+        return group
 
     def _replicate(self, late: Cause = Cause.UNCALLED) -> None:
         strategy, group = self._context.strategy, self._dense_group()

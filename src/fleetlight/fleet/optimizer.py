@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fleetlight.collective.group import Group
 from fleetlight.errors import PlanError
 from fleetlight.fleet.averaging import Alone, alone_of
 from fleetlight.fleet.compressing import refuse_scaler
@@ -424,9 +423,9 @@ class OptimizerPlan:
         context.group.tell_step(context.step)
         if self.alone is not None and self.alone.step_made():
             self._agree_anew()
-        if isinstance(context.group, Group):
+        if context.dense_group is not None:
             # a meeting behind the step is a part of what it costs
-            context.group.account.count_step()
+            context.dense_group.account.count_step()
         if context.stopping is not None:
             context.stopping.step_made()
 

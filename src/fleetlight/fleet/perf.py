@@ -57,8 +57,9 @@ def collective_perf(
 
 
 def _group(name: str) -> Group:
-    group = current().group
-    if not isinstance(group, Group):
+    context = current()
+    group = context.dense_group
+    if context.is_served or group is None:
         raise ConfigError(
             f"fleet.{name} is for collective jobs; a job with parameter servers tells at its end "
             "what its workers have sent and waited for"

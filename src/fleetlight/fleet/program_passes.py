@@ -63,9 +63,10 @@ def _of_reduction(context: Context, model: nn.Module) -> Iterator[Pass]:
     strategy = context.strategy
     if strategy.sync_batch_norm:
         yield passes.SyncBatchNorm()
-    assert isinstance(context.group, Group)
-    reduction = reduction_of(context, model).within(context.group)
-    levels = _levels(context.group, reduction)
+    group = context.dense_group
+    assert group is not None
+    reduction = reduction_of(context, model).within(group)
+    levels = _levels(group, reduction)
     yield passes.InsertAllReduce()
     yield from _coded(model, reduction)
     if strategy.fuse_all_reduce_ops:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fleetlight.collective.group import Group
 from fleetlight.collective.sink import weighed
 from fleetlight.errors import PlanError
 from fleetlight.fleet.compressing import refuse_scaler
@@ -46,12 +45,6 @@ class ServedModel(ModelPlan):
             self._unstepped = self._unstepped or Unstepped(self.module, self._context)
             if session.dense_group is not None:
                 self._replicate()
-
-    def _dense_group(self) -> Group:
-        session = self._context.session
-        assert session is not None
-        assert session.dense_group is not None
-        return session.dense_group
 
     @property
     def weight(self) -> float:

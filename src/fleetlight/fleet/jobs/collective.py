@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from fleetlight.collective.group import Group
 from fleetlight.fleet import averaging, stopping
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.model import ModelPlan
@@ -41,6 +42,16 @@ class CollectiveJob(Context):
 
     def refuse_late(self, call: str) -> None:
         """Nothing comes too late: workers agree anew."""
+
+    @property
+    def dense_group(self) -> Group:
+        """All workers."""
+        assert isinstance(self.group, Group)
+        return self.group
+
+    def clip(self, parameters: list[Tensor], max_norm: float, norm_type: float) -> Tensor:
+        """The gradients are those of all workers already."""
+        return nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
 
     def open(self) -> None:
         """There are no servers."""

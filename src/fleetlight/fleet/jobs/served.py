@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from fleetlight.collective.group import Group
 from fleetlight.errors import PeerError, PlanError
 from fleetlight.fleet import stopping
 from fleetlight.fleet.context import Context
@@ -19,7 +20,9 @@ from fleetlight.fleet.served import ServedModel, ServedOptimizer
 from fleetlight.fleet.served_saving import ServedCut
 from fleetlight.fleet.session import Session
 from fleetlight.fleet.stop_calls import ServedCalls
+from fleetlight.fleet.worker_state import served
 from fleetlight.ps.plan import GEO
+from fleetlight.ps.worker.communicator.base import norm_of
 from fleetlight.ps.worker.crew import Crew
 
 if TYPE_CHECKING:
@@ -71,6 +74,38 @@ class ServedJob(Context):
             f"{call} came after fleet.init_worker() or the first forward, when the servers had "
             f"made their tables; call it before{anew}"
         )
+
+    @property
+    def dense_group(self) -> Group | None:
+        """As in `Context`; with `dense="allreduce"`, once the job is open."""
+        return self.opened.dense_group
+
+    def clip(self, parameters: list[Tensor], max_norm: float, norm_type: float) -> Tensor:
+        """In sync mode only the servers know the gradients of all workers together."""
+        for model in self.models:
+            model.freeze()
+        plans = self._owners({id(parameter) for parameter in parameters})
+        updates = [plan.update() for plan in plans]
+        if any(plan.merge is not None and plan.merge.is_between() for plan in plans):
+            return torch.tensor(norm_of(updates, norm_type))
+        norm = self.opened.clip(updates, max_norm, norm_type)
+        for plan in plans:
+            plan.norm = norm
+        return torch.tensor(norm)
+
+    def _owners(self, wanted: set[int]) -> list[ServedOptimizer]:
+        """The optimizers that step those parameters; each is clipped as a whole."""
+        owners = []
+        for plan in served(self):
+            mine = {id(p) for group in plan.optimizer.param_groups for p in group["params"]}
+            if mine & wanted:
+                owners.append(plan)
+            if mine & wanted and mine - wanted:
+                raise PlanError(
+                    "clip_grad_norm_: got some of the parameters of an optimizer; with parameter "
+                    "servers the gradients of an optimizer are clipped together, give all of them"
+                )
+        return owners
 
     def open(self) -> None:
         """As in `Context`."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fleetlight.errors import RoleError
 from fleetlight.fleet import stopping
@@ -70,6 +70,16 @@ class ServerJob(Context):
 
     def refuse_late(self, call: str) -> None:
         """A server draws its plan in `init_server`, of what is there by then."""
+
+    @property
+    def dense_group(self) -> None:
+        """A server reduces nothing."""
+
+    def clip(self, parameters: list[Tensor], max_norm: float, norm_type: float) -> Tensor:
+        """A server has no gradients."""
+        raise RoleError(
+            "fleet.clip_grad_norm_ was called in a parameter server; see fleet.is_server()"
+        )
 
     def open(self) -> None:
         """A server opens in `init_server`."""
