@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fleetlight.data.loader import ShardLoader
     from fleetlight.fleet.jobs.server import Service
     from fleetlight.fleet.model import ModelPlan
+    from fleetlight.fleet.model_values import ModelValues
     from fleetlight.fleet.optimizer import OptimizerPlan
     from fleetlight.fleet.recovery import Recovery
     from fleetlight.fleet.repeated import Asked
@@ -121,6 +122,10 @@ class Context(abc.ABC):
     @abc.abstractmethod
     def cut(self, model: nn.Module, via: str) -> ServedCut | None:
         """What the servers hold now of a checkpoint, on worker 0; None without servers."""
+
+    @abc.abstractmethod
+    def values_of(self, model: nn.Module) -> ModelValues:
+        """All values of a registered model, wherever they are kept."""
 
     @abc.abstractmethod
     def prepare(self) -> None:

@@ -3,33 +3,19 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 # not `from fleetlight import`, which asks for the API, and that may be being imported
-import fleetlight.checkpoint as checkpoint
-from fleetlight.checkpoint import ModelState, Snapshot
 from fleetlight.errors import CheckpointError, ComebackError, PlanError
 from fleetlight.fleet import averaging, extra_state
 from fleetlight.fleet.context import Context, current
 from fleetlight.fleet.registered import names_of, refuse_in_server, registered_model
-from fleetlight.fleet.served_saving import table_weights
-from fleetlight.fleet.table_files import WORKER0
-from fleetlight.ps.plan import SYNC
-from fleetlight.ps.worker.client import Client
 
 #: of a state that worker 0 holds in memory, unless it is told otherwise
 MAX_BYTES = 4 << 30
-#: of rows in one message to a server
-_PIECE_BYTES = 32 << 20
-
 State = Mapping[str, Any]
 
 
@@ -101,72 +87,9 @@ def _checked(model: nn.Module, name: str) -> Context:
 
 
 def _gathered(context: Context, model: nn.Module, max_bytes: int) -> dict[str, Any]:
-    scope = _Scope(context, model)
-    state = checkpoint.model_state(scope.whole)
-    _refuse_large(_nbytes(model) + scope.row_bytes(), max_bytes)
-    cut = context.cut(scope.whole, WORKER0)
-    if cut is None:
-        return scope.local(_copied(state).state_dict())
-    try:
-        made = cut.completed(Snapshot(model=state))
-        with tempfile.TemporaryDirectory(prefix="fleet-state-") as folder:
-            assert made.save_tables is not None
-            saved = made.save_tables(Path(folder))
-            entries = [saved.tables[number] for number in scope.tables]
-            rows = checkpoint.tables_in(Path(folder), entries)
-    finally:
-        cut.drop()
-    dense = scope.without_tables(_copied(made.model).state_dict())
-    tied = {name: rows[first] for name, first in state.aliases.items() if first in rows}
-    return {**scope.local({**dense, **tied}), **scope.named(rows)}
-
-
-class _Scope:
-    """A registered model among all of them, and its tables."""
-
-    def __init__(self, context: Context, model: nn.Module) -> None:
-        self.whole = registered_model(context)
-        self.session = context.session
-        numbers = [n for n, plan in enumerate(context.models) if plan.module is model]
-        self._prefix = f"{numbers[0]}." if len(context.models) > 1 else ""
-        inside = {id(module) for module in model.modules()}
-        layers = [] if self.session is None else self.session.drawn.layers
-        #: the numbers of its tables in the plan
-        self.tables = [n for n, some in enumerate(layers) if any(id(s) in inside for s in some)]
-
-    def row_bytes(self) -> int:
-        """Bytes of ids and rows."""
-        if self.session is None:
-            return 0
-        plans = [self.session.drawn.plan.tables[number] for number in self.tables]
-        counted = self.session.client.figures()
-        return sum(one.rows[t.name] * (8 + 4 * t.dim) for one in counted for t in plans)
-
-    def without_tables(self, values: State) -> dict[str, Any]:
-        """Without what stands for tables, which has no elements."""
-        assert self.session is not None
-        weights = {id(weight) for weight in table_weights(self.session.drawn)}
-        live = self.whole.state_dict(keep_vars=True)
-        return {name: v for name, v in values.items() if id(live[name]) not in weights}
-
-    def local(self, values: State) -> dict[str, Any]:
-        """Those of the model, by the names it has for them."""
-        size = len(self._prefix)
-        return {n[size:]: v for n, v in values.items() if n.startswith(self._prefix)}
-
-    def named(self, rows: State) -> dict[str, Any]:
-        """Tables by the names that the model has for them."""
-        return {name.removeprefix(self._prefix): value for name, value in rows.items()}
-
-    def table_name(self, number: int) -> str:
-        """What its ids and rows stand under."""
-        assert self.session is not None
-        return self.session.drawn.plan.tables[number].name.removeprefix(self._prefix)
-
-
-def _copied(state: ModelState) -> ModelState:
-    copies = {name: tensor.detach().cpu().clone() for name, tensor in state.tensors.items()}
-    return dataclasses.replace(state, tensors=copies)
+    values = context.values_of(model)
+    _refuse_large(_nbytes(model) + values.row_bytes(), max_bytes)
+    return values.gathered()
 
 
 def _nbytes(model: nn.Module) -> int:
@@ -191,11 +114,13 @@ def _load(context: Context, model: nn.Module, state: State) -> None:
     loads: list[Callable[[], None]] = []
     extra = b""
     with context.at_rest(everything=True):
+        values = context.values_of(model)
         context.group.assemble(operation)
 
         def fit() -> None:
             nonlocal extra
-            loads.extend(_fitted(context, model, state))
+            _check(state)
+            loads.extend(values.fitted(state))
             # one worker alone may be given what cannot travel
             extra = b"" if context.group.alone else extra_state.packed(model, state)
 
@@ -210,79 +135,17 @@ def _load(context: Context, model: nn.Module, state: State) -> None:
         context.group.together(load if is_first else None, operation)
         extra = context.group.broadcast_bytes(extra, operation)
         context.group.together(None if is_first else take, operation)
-        context.group.broadcast(_held_here(context, model), operation)
+        context.group.broadcast(values.held_here(), operation)
         averaging.begin_anew(context, names_of(registered_model(context)))
-    if context.session is not None and context.session.drawn.plan.mode != SYNC:
-        # nobody pushes before all have taken the values: they would not be the same
-        context.group.barrier(operation)
+    values.taken(operation)
 
 
-def _held_here(context: Context, model: nn.Module) -> list[Tensor]:
-    """What workers keep themselves."""
-    served: set[int] = set()
-    if context.session is not None:
-        drawn = context.session.drawn
-        kept = drawn.dense if drawn.plan.serves_dense else []
-        served = {id(tensor) for tensor in (*table_weights(drawn), *kept)}
-    tensors = (*model.parameters(), *model.buffers())
-    return [t.detach() for t in tensors if id(t) not in served and t.numel()]
-
-
-def _fitted(context: Context, model: nn.Module, state: State) -> Iterator[Callable[[], None]]:
-    """Compare everything; what then puts it in place."""
+def _check(state: State) -> None:
     if not isinstance(state, Mapping) or not state:
         raise CheckpointError(
             f"fleet.load_state_dict: worker 0 gave {_said(state)}, expected what fleet.state_dict "
             "gave it"
         )
-    session, values = context.session, dict(state)
-    tables: dict[int, tuple[Tensor, Tensor]] = {}
-    if session is not None:
-        scope = _Scope(context, model)
-        weights = {id(weight) for weight in table_weights(session.drawn)}
-        live = model.state_dict(keep_vars=True)
-        tables = {number: _taken(scope, number, values) for number in scope.tables}
-        values |= {name: weight for name, weight in live.items() if id(weight) in weights}
-        # the servers' values may be newer than those here
-        yield session.communicator.take_dense
-    named = ModelState(values, dict.fromkeys(values, "parameter"))
-    yield checkpoint.fitted_model_state(model, named)
-    if session is not None:
-        for number, (ids, rows) in tables.items():
-            yield functools.partial(_refill, session.client, number, ids, rows)
-        if session.drawn.plan.serves_dense:
-            yield functools.partial(session.client.refill_dense, session.live)
-
-
-def _taken(scope: _Scope, number: int, values: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Ids and rows of a table, taken out of a state."""
-    assert scope.session is not None
-    plan, name = scope.session.drawn.plan.tables[number], scope.table_name(number)
-    rows = values.pop(f"{name}.weight", None)
-    ids = torch.arange(plan.rows) if plan.rows else values.pop(f"{name}.ids", None)
-    if not isinstance(ids, Tensor) or not isinstance(rows, Tensor):
-        raise CheckpointError(
-            f"fleet.load_state_dict: the state has no rows of table {name!r}; a model's own "
-            "state_dict() has none: take it by fleet.state_dict(model)"
-        )
-    if ids.dtype != torch.int64 or tuple(rows.shape) != (len(ids), plan.dim):
-        raise CheckpointError(
-            f"fleet.load_state_dict: table {name!r} has {ids.dtype} ids of shape "
-            f"{list(ids.shape)} and rows of shape {list(rows.shape)}, expected torch.int64 and "
-            f"[{plan.rows or len(ids)}, {plan.dim}]"
-        )
-    ids, order = ids.cpu().sort()
-    if (ids[1:] == ids[:-1]).any():
-        raise CheckpointError(f"fleet.load_state_dict: table {name!r} has an id twice")
-    return ids, rows.detach().cpu().float()[order]
-
-
-def _refill(client: Client, number: int, ids: Tensor, rows: Tensor) -> None:
-    """Rows in pieces; with the first, all others go back to their first values."""
-    size = max(1, _PIECE_BYTES // (8 + 4 * rows.shape[1]))
-    for start in range(0, max(1, len(ids)), size):
-        piece = slice(start, start + size)
-        client.refill(number, ids[piece].numpy(), rows[piece].numpy(), reset=not start)
 
 
 def _said(state: Any) -> str:

@@ -15,6 +15,7 @@ from fleetlight.collective.group import Group
 from fleetlight.fleet import averaging, stopping
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.model import ModelPlan
+from fleetlight.fleet.model_values import LocalValues
 from fleetlight.fleet.optimizer import OptimizerPlan
 from fleetlight.fleet.stop_calls import MeetingCalls
 
@@ -62,6 +63,10 @@ class CollectiveJob(Context):
 
     def cut(self, model: nn.Module, via: str) -> None:
         """There are no servers."""
+
+    def values_of(self, model: nn.Module) -> LocalValues:
+        """As in `Context`."""
+        return LocalValues(self, model)
 
     def prepare(self) -> None:
         """As in `Context`."""

@@ -16,6 +16,7 @@ from fleetlight.errors import PeerError, PlanError
 from fleetlight.fleet import stopping
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.leaving import tell_left, tell_parting
+from fleetlight.fleet.model_values import ServedValues
 from fleetlight.fleet.served import ServedModel, ServedOptimizer
 from fleetlight.fleet.served_saving import ServedCut
 from fleetlight.fleet.session import Session
@@ -119,6 +120,10 @@ class ServedJob(Context):
         """As in `Context`; the servers write one thing at a time."""
         self.saving.finish()
         return ServedCut(self, self.opened, model, via)
+
+    def values_of(self, model: nn.Module) -> ServedValues:
+        """As in `Context`."""
+        return ServedValues(self, self.opened, model)
 
     def prepare(self) -> None:
         """As in `Context`."""

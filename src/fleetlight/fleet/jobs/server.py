@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fleetlight.errors import RoleError
 from fleetlight.fleet import stopping
 from fleetlight.fleet.context import Context
+from fleetlight.fleet.model_values import ModelValues
 from fleetlight.fleet.served import ServedModel, ServedOptimizer
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.transport.listener import Listener
@@ -90,6 +91,10 @@ class ServerJob(Context):
 
     def cut(self, model: nn.Module, via: str) -> None:
         """A server is asked for its part by worker 0."""
+
+    def values_of(self, model: nn.Module) -> ModelValues:
+        """A server has a part of them."""
+        raise RoleError("the values of a model were asked for in a parameter server")
 
     def prepare(self) -> None:
         """A server is no worker."""
