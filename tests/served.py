@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fleetlight.fleet.clipping import _clip_served
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.jobs.served import ServedJob
 from fleetlight.fleet.planning import draw
@@ -78,7 +77,7 @@ class Member:
             for g in o.optimizer.param_groups
             for p in g["params"]
         ]
-        return float(_clip_served(self.context, parameters, max_norm, norm_type))
+        return float(self.context.clip(parameters, max_norm, norm_type))
 
     def rows(self, ids: Any, table: int = 0) -> Any:
         """What the servers hold of ids."""
