@@ -9,12 +9,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 
-.PHONY: demo test test-all test-long matrix check chaos bench docs clean
+.PHONY: demo quick test test-all test-long matrix check chaos bench docs clean
 
 demo: $(VENV)/.ready  ## a real distributed run: Wide&Deep on 2 parameter servers and 2 workers
 	$(BIN)/fleetrun --server_num 2 --worker_num 2 --log_dir log/demo \
 	  examples/wide_deep/train_fleet.py --samples 800000
 	@echo "demo: the logs are log/demo/workerlog.0, workerlog.1, serverlog.0 and serverlog.1"
+
+quick: $(VENV)/.ready  ## the tests without real jobs, or those of one room: make quick ROOM=ps/server
+	$(PYTEST) -n 2 --dist worksteal -m 'not multiprocess and not long' $(if $(ROOM),tests/$(ROOM))
 
 test: $(VENV)/.ready  ## every test but the long ones, two at a time
 	$(PYTEST) -n 2 --dist worksteal -m 'not long'

@@ -71,8 +71,8 @@ class OptimizerPlan:
         self._stepped_at = 0
         #: and how many backwards
         self._stepped_behind = 0
-        #: the first gradient of the last loss that was minimized
-        self._minimized: tuple[int, int] | None = None
+        #: the first gradient of the last loss that was minimized, and how often it was written
+        self._minimized: tuple[weakref.ref[Tensor], int] | None = None
         watch_backwards()
         self._is_released = False
         self._step_before: Any = optimizer.__dict__.get("step")
@@ -236,23 +236,27 @@ class OptimizerPlan:
         self.freeze()
         self._minimized = None
         self._step_by(loss, self._scaler_or_none())
-        self._minimized = self._first_gradient()
+        gradient = self._first_gradient()
+        if gradient is not None:
+            # zero_grad frees it, and another may come to lie where it was
+            self._minimized = weakref.ref(gradient), version(gradient)
 
     def _refuse_second_step(self) -> None:
         """The gradients of a loss that was minimized have made their step."""
-        if self._minimized is not None and self._minimized == self._first_gradient():
+        if self._minimized is None:
+            return
+        gradient, writes = self._minimized
+        now = self._first_gradient()
+        if now is not None and now is gradient() and version(now) == writes:
             raise PlanError(
                 "optimizer.step was called after minimize(loss), which has made the step with "
                 "these gradients already: leave optimizer.step() out, and call zero_grad()"
             )
 
-    def _first_gradient(self) -> tuple[int, int] | None:
-        """Which gradient the first parameter with one has, and how often it was written."""
-        for group in self.optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    return id(parameter.grad), version(parameter.grad)
-        return None
+    def _first_gradient(self) -> Tensor | None:
+        """The gradient of the first parameter that has one."""
+        parameters = (p for group in self.optimizer.param_groups for p in group["params"])
+        return next((p.grad for p in parameters if p.grad is not None), None)
 
     def _step_by(self, loss: Tensor, scaler: torch.amp.GradScaler | None) -> None:
         """Backward, unless the script has called it, and a step."""
