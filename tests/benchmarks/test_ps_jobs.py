@@ -14,6 +14,8 @@ from benchmarks.ps_models import MODELS, Bags
 
 from benchmarks import geo_link, jobs, peers_ps, ps_modes, static_ps
 
+pytestmark = pytest.mark.long
+
 
 def result(**facts: Any) -> dict[str, Any]:
     """What a worker prints."""

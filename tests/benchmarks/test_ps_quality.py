@@ -13,6 +13,8 @@ from benchmarks import jobs, ps_quality, quality_models
 from fleetlight.data import Record
 from fleetlight.data.rows import Table
 
+pytestmark = pytest.mark.long
+
 RECORDS = Table(
     "tiny",
     Record(

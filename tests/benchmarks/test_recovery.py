@@ -9,6 +9,8 @@ import pytest
 
 from benchmarks import recovery
 
+pytestmark = pytest.mark.long
+
 FOUND: dict[str, Any] = {
     "kills": [{"away_s": 2.0, "log_mib": 10.0}, {"away_s": 3.0, "log_mib": 30.0}],
     # a snapshot at the end may not be done

@@ -11,6 +11,8 @@ from benchmarks.scale_train import check_same, ids_of, told
 
 from benchmarks import jobs, scale
 
+pytestmark = pytest.mark.long
+
 MADE = {
     "worker_mib": 1024.0,
     "servers_mib": [9000.0],

@@ -7,6 +7,8 @@ import pytest
 
 from benchmarks import report, static_vs_ddp
 
+pytestmark = pytest.mark.long
+
 
 def series(**rates: list[float]) -> list[report.Series]:
     return [report.Series(name.replace("_", " "), of, of) for name, of in rates.items()]

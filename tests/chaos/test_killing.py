@@ -9,7 +9,7 @@ import pytest
 from tests.chaos.harms import HARMS
 from tests.chaos.killing import chaos
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.long, pytest.mark.multiprocess, pytest.mark.timeout(240)]
 
 
 def test_every_acknowledged_push_counts_once_whoever_dies(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.multiprocess.test_dialects import BIN, SCRIPT, finish, start
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.long, pytest.mark.multiprocess, pytest.mark.timeout(180)]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tests.workers import reserved_port
 
 from fleetlight.security.certificates import make
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.long, pytest.mark.multiprocess, pytest.mark.timeout(180)]
 
 SCRIPT = str(Path(__file__).with_name("train.py"))
 BIN = Path(sys.executable).parent

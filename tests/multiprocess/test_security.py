@@ -26,6 +26,7 @@ from fleetlight.roles import parse_endpoints
 from fleetlight.roles.secret import Secret
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.multiprocess,
     pytest.mark.timeout(180),
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),

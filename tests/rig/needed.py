@@ -19,6 +19,7 @@ _PORT = 6170
 
 #: marks of tests that need a rig
 NEEDED = [
+    pytest.mark.long,
     pytest.mark.netns,
     pytest.mark.multiprocess,
     pytest.mark.skipif(_OBSTACLE is not None, reason=f"{_OBSTACLE}"),

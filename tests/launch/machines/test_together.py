@@ -10,6 +10,7 @@ import pytest
 from tests.launch.workplace import Job, Workplace, free_ports, wait_until
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.multiprocess,
     pytest.mark.skipif(sys.platform != "linux", reason="only Linux owns all of 127.0.0.0/8"),
 ]

@@ -18,7 +18,7 @@ from tests.workers import run_processes
 
 import fleetlight as fleet
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.long, pytest.mark.multiprocess, pytest.mark.timeout(240)]
 HERE = Path(__file__).parent
 COST = r"cost=([\d.]+)"
 

@@ -12,7 +12,7 @@ from tests.workers import run_workers
 
 import fleetlight as fleet
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.long, pytest.mark.multiprocess]
 
 PROGRAMS = {
     "tied LSTM": c.language_model,

@@ -11,6 +11,8 @@ import torch
 from tests.ported import jobs
 from tests.ported.others import recommenders as r
 
+pytestmark = pytest.mark.long
+
 HERE = Path(__file__).parent
 SCRIPT = HERE / "train.py"
 SERVERS = ("--server_num", 2, "--worker_num", 2)

@@ -213,8 +213,17 @@ def difference(make: Callable[[], nn.Module], feed: Any, shared: bool) -> float:
 @pytest.mark.multiprocess
 @pytest.mark.parametrize(
     ("make", "feed", "shared"),
-    [(net, batch, False), (net, batch, True), (resnet, functools.partial(images, size=16), True)],
-    ids=["net by gloo", "net by shared memory", "ResNet-50"],
+    [
+        pytest.param(net, batch, False, id="net by gloo"),
+        pytest.param(net, batch, True, id="net by shared memory"),
+        pytest.param(
+            resnet,
+            functools.partial(images, size=16),
+            True,
+            id="ResNet-50",
+            marks=pytest.mark.long,
+        ),
+    ],
 )
 def test_two_workers_equal_plain_ddp(
     make: Any, feed: Any, shared: bool, monkeypatch: pytest.MonkeyPatch
