@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.jobs.served import ServedJob
 from fleetlight.fleet.planning import draw
-from fleetlight.fleet.served import ServedModel, ServedOptimizer
+from fleetlight.fleet.served import ServedOptimizer
 from fleetlight.fleet.session import Session
 from fleetlight.kernels import Initializer, dedup, first_values, table_seed
 from fleetlight.ps import messages as m
@@ -139,7 +139,7 @@ class Job:
             strategy=DistributedStrategy(**self.strategy),
             session=Session(client, None),
         )
-        context.models.append(ServedModel(model, context))
+        context.models.append(context.plan_model(model))
         context.optimizers.extend(ServedOptimizer(o, context) for o in optimizers)
         return Member(index, context, model, optimizers)
 

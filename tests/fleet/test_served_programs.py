@@ -21,7 +21,7 @@ from fleetlight.errors import ConfigError, PlanError, StrategyError
 from fleetlight.fleet.announcing import Announcer
 from fleetlight.fleet.jobs.server import ServerJob
 from fleetlight.fleet.programs import main_program
-from fleetlight.fleet.served import ServedModel, ServedOptimizer
+from fleetlight.fleet.served import ServedOptimizer
 from fleetlight.fleet.sharding import Weights
 from fleetlight.ps.layers.embedding import SparseEmbedding, SparseEmbeddingBag
 from fleetlight.ps.layers.entries import ShowClickEntry
@@ -465,7 +465,7 @@ def test_servers_write_no_gradients_and_run_nothing() -> None:
         strategy=DistributedStrategy(),
         service=object(),  # type: ignore[arg-type]
     )
-    context.models.append(ServedModel(model, context))
+    context.models.append(context.plan_model(model))
     context.optimizers.append(ServedOptimizer(optimizer, context))
     member = Member(0, context, model, [optimizer])
     program = capture(member)

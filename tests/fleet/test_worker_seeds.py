@@ -19,7 +19,6 @@ from fleetlight import static
 from fleetlight.collective.group import Group
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.jobs.collective import CollectiveJob
-from fleetlight.fleet.model import ModelPlan
 from fleetlight.fleet.worker_seeds import derived_seed, make_distinct
 from fleetlight.roles import Role
 from fleetlight.strategy import DistributedStrategy
@@ -83,7 +82,7 @@ def test_a_forward_that_is_computed_again_draws_the_same() -> None:
     """The first time it derives a seed, and torch sets the script's back before the second."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
-    plan = ModelPlan(model, context_of(1))
+    plan = context_of(1).plan_model(model)
     x = torch.randn(4, 8)
     out = checkpoint(model, x, use_reentrant=False)
     out.pow(2).sum().backward()
@@ -97,7 +96,7 @@ def test_a_forward_that_is_computed_again_draws_the_same() -> None:
 
 def test_an_evaluation_changes_no_random_numbers() -> None:
     model = nn.Linear(2, 2)
-    plan = ModelPlan(model, context_of(1))
+    plan = context_of(1).plan_model(model)
     torch.manual_seed(5)
     model.eval()
     model(torch.ones(1, 2))
@@ -210,7 +209,7 @@ def test_at_the_latest_a_step_derives_them() -> None:
 
 def test_a_compiler_sees_no_change_of_seeds() -> None:
     torch.manual_seed(5)
-    plan = ModelPlan(nn.Sequential(Generator(nn.Dropout(0.5)), nn.Dropout(0.5)), context_of(1))
+    plan = context_of(1).plan_model(nn.Sequential(Generator(nn.Dropout(0.5)), nn.Dropout(0.5)))
     step = torch.compile(plan.module[1], backend="eager", fullgraph=True)
     torch.compiler.reset()
     step(torch.ones(2, 2))

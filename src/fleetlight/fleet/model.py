@@ -7,7 +7,7 @@ import contextlib
 import functools
 import types
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,6 @@ from fleetlight.collective.group import Group
 from fleetlight.collective.late import Cause
 from fleetlight.collective.position import UNKNOWN, Position
 from fleetlight.collective.replica import Reduction, Replica
-from fleetlight.collective.sink import weighed
 from fleetlight.errors import DeadlineError, PlanError, did_you_mean
 from fleetlight.fleet import averaging
 from fleetlight.fleet.compressing import compression_of
@@ -57,17 +56,39 @@ def as_plain_module(module: nn.Module) -> Iterator[None]:
             module.__dict__["forward"] = entry
 
 
+class ModelPolicy(Protocol):
+    """How a registered model is trained: one for each model, chosen by its job."""
+
+    #: True where calls of the module go by the plan; a program computes what its module does
+    watches_calls: ClassVar[bool]
+
+    def agree(self, plan: ModelPlan) -> None:
+        """At the first forward: the workers agree on the model, and begin with the same values."""
+
+    def run(self, plan: ModelPlan, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A forward of the module, prepared for the backward that may follow."""
+
+    def weight(self, plan: ModelPlan) -> float:
+        """What the gradients of the coming batch weigh."""
+
+    def means(self, plan: ModelPlan) -> Means | None:
+        """Who takes means over the workers for the model, once they have agreed on it."""
+
+    def close(self) -> None:
+        """Let go of the model."""
+
+
 class ModelPlan:
     """A registered model, before and after the workers have agreed on it."""
 
-    def __init__(self, module: nn.Module, context: Context) -> None:
-        self.module = module
+    def __init__(self, module: nn.Module, context: Context, policy: ModelPolicy) -> None:
+        self.module, self.context, self.policy = module, context, policy
+        #: reduces the gradients of the model among workers, where they do that themselves
         self.replica: Replica | None = None
         #: how many reductions there had been when an optimizer stepped last
         self.stepped = 0
-        self._context = context
-        self._weight = 1.0
-        self._position = UNKNOWN
+        #: what the batch in hand weighs, and where it comes from
+        self.batch_weight, self.position = 1.0, UNKNOWN
         self.frozen = False
         #: True from the first forward that trains, or the first step
         self._has_begun = False
@@ -83,15 +104,23 @@ class ModelPlan:
         self._stand_in()
 
     def _stand_in(self) -> None:
+        if not self.policy.watches_calls:
+            return
         self.module.forward = self._entry
-
         # worker 0 goes on with the seeds of the script
-        if self._context.group.index and not self._has_begun:
-            self._parts = Parts(self.module, functools.partial(make_distinct, self._context))
+        if self.context.group.index and not self._has_begun:
+            self._parts = Parts(self.module, functools.partial(make_distinct, self.context))
 
     def _step_aside(self) -> None:
-        self.module.__dict__.pop("forward", None)
-        self._look_at_no_parts()
+        if self.policy.watches_calls:
+            self.module.__dict__.pop("forward", None)
+            self._look_at_no_parts()
+
+    def become(self, policy: ModelPolicy) -> None:
+        """Be trained in another way from now on; what it has agreed on is forgotten."""
+        self.close()
+        self.policy, self.frozen = policy, False
+        self._stand_in()
 
     def _look_at_no_parts(self) -> None:
         if self._parts is not None:
@@ -110,14 +139,18 @@ class ModelPlan:
         """Agree on the model with the other workers and apply the strategy; once."""
         if self.frozen:
             return
+        if not self.policy.watches_calls:
+            self.policy.agree(self)
+            self.frozen = True
+            return
         self.frozen = True
-        for optimizer in self._context.optimizers:
+        for optimizer in self.context.optimizers:
             optimizer.freeze()
-        strategy = self._context.strategy
+        strategy = self.context.strategy
         try:
-            if not self._context.group.alone:
+            if not self.context.group.alone:
                 refuse_wrappers(self.module)
-            self._agree()
+            self.policy.agree(self)
         except Exception:
             # the next forward says so again
             self.frozen = False
@@ -125,19 +158,14 @@ class ModelPlan:
         if strategy.recompute:
             self._recomputed = _recompute(self.module, strategy.recompute_configs.checkpoints)
         self._renew_entry()
-        tell_start(self.module, self._context)
-        if self._context.stopping is not None:
-            self._context.stopping.take_up()
+        tell_start(self.module, self.context)
+        if self.context.stopping is not None:
+            self.context.stopping.take_up()
 
-    def _agree(self) -> None:
-        if not self._context.group.alone:
-            self._warn_of_other_device()
-            with saying_who_meets(_AT_FIRST_FORWARD):
-                self._replicate()
-
-    def _warn_of_other_device(self) -> None:
+    def warn_of_other_device(self) -> None:
+        """Of a model on the CPU beside a GPU that this worker has."""
         kinds = {parameter.device.type for parameter in self.module.parameters()}
-        mine = self._context.group.device
+        mine = self.context.group.device
         if mine.type == "cuda" and kinds == {"cpu"}:
             logger.warning(
                 "this worker has %s, but the model is on the CPU: move it with model.cuda() before "
@@ -145,25 +173,27 @@ class ModelPlan:
                 mine,
             )
 
-    def _dense_group(self) -> Group:
+    @property
+    def dense_group(self) -> Group:
         """The workers that average the gradients of dense parameters."""
-        group = self._context.dense_group
+        group = self.context.dense_group
         assert group is not None
         return group
 
-    def _replicate(self, late: Cause = Cause.UNCALLED) -> None:
-        strategy, group = self._context.strategy, self._dense_group()
+    def replicate(self, late: Cause = Cause.UNCALLED) -> None:
+        """Let its gradients be reduced during backward from now on; all workers come here."""
+        strategy, group = self.context.strategy, self.dense_group
         self.replica = Replica(
             self.module,
             group,
-            reduction_of(self._context, self.module),
-            settings=settings_of(self._context),
-            terms=functools.partial(terms_of, self._context),
+            reduction_of(self.context, self.module),
+            settings=settings_of(self.context),
+            terms=functools.partial(terms_of, self.context),
             broadcast_buffers=strategy.broadcast_buffers,
         )
         # a part of it may have been trained before its own forward was called
         self.replica.mark_unreduced(late)
-        self.weigh(self._weight, self._position)
+        self.weigh(self.batch_weight, self.position)
         if strategy.sync_batch_norm:
             # the whole model may be one batch norm, whose forward the entry stands in for
             with as_plain_module(self.module):
@@ -172,15 +202,15 @@ class ModelPlan:
 
     def _renew_entry(self) -> None:
         """The entry calls the forward as it is now, narrow if the strategy says so."""
-        strategy, forward = self._context.strategy, self._forward
+        strategy, forward = self.context.strategy, self._forward
         if strategy.amp:
             dtype = getattr(torch, strategy.amp_configs.dtype)
-            forward = _autocast(forward, self._context.group.device.type, dtype)
+            forward = _autocast(forward, self.context.group.device.type, dtype)
         self._entry.inner = forward
 
     def check_caller(self) -> None:
         """Nobody else may reduce the gradients of the coming backward."""
-        if not self._context.group.alone:
+        if not self.context.group.alone:
             refuse_running_wrapper(self.module)
 
     def draw_apart(self) -> None:
@@ -189,72 +219,52 @@ class ModelPlan:
             self.begin()
 
     def begin(self) -> None:
-        """A forward that trains, or a step, is about to be made."""
-        make_distinct(self._context)
+        """A forward that trains, or a step, is about to be made; programs say so themselves."""
+        if not self.policy.watches_calls:
+            return
+        make_distinct(self.context)
         if self._has_begun or not _trains(self.module):
             return
         self._has_begun = True
         self._look_at_no_parts()
-        tell_of_batch_norm(self.module, self._context)
-
-    def run(self, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A forward of the module, prepared for the backward that may follow."""
-        replica = self.replica
-        if replica is None or not torch.is_grad_enabled():
-            return inner(*args, **kwargs)
-        alone = self.trains_alone
-        # alone, a short batch is like any other; only one that repeats a record counts for nothing
-        factor = float(self._weight > 0) if alone else replica.factor
-        if not self.module.training:
-            replica.evaluated()
-            return weighed(inner, args, kwargs, factor)
-        if replica.compression is not None:
-            replica = self._up_to_date(replica)
-        reduces = self.reduces
-        replica.before_forward((args, kwargs), reduces, alone=alone)
-        return replica.after_forward(weighed(inner, args, kwargs, factor), reduces)
-
-    def _up_to_date(self, replica: Replica) -> Replica:
-        """To agree anew at the step, as is done else, would be to encode gradients twice."""
-        for optimizer in self._context.optimizers:
-            optimizer.notice_changes(self)
-        return self.replica or replica
+        tell_of_batch_norm(self.module, self.context)
 
     def replicate_again(self) -> None:
         """Parameters were added, frozen or unfrozen: agree anew. All workers come here alike."""
         if self.replica is not None:
             done = self.replica.reductions
             self.replica.close()
-            self._replicate(Cause.CHANGED)
+            self.replicate(Cause.CHANGED)
             # the count goes on, so that what was used before is not taken for used again
             self.replica.reductions = done + 1
             self._renew_entry()
 
     def weigh(self, weight: float, position: Position = UNKNOWN) -> None:
         """What the coming gradients of this worker weigh, 1 usually, and where they come from."""
-        self._weight, self._position = weight, position
+        self.batch_weight, self.position = weight, position
         if self.replica is not None:
             self.replica.reducer.weight = weight
             self.replica.position = position
 
-    def weigh_as(self, other: ModelPlan) -> None:
-        """Go on where the plan that was there before has been told to be."""
-        self.weigh(other._weight, other._position)
+    @property
+    def weight(self) -> float:
+        """What the gradients of the coming batch weigh."""
+        return self.policy.weight(self)
 
     @property
     def reduces(self) -> bool:
         """True when the coming backward is to be reduced."""
-        return not self._context.holds and not self.trains_alone
+        return not self.context.holds and not self.trains_alone
 
     @property
     def trains_alone(self) -> bool:
         """True while this worker makes steps of its own with the model."""
-        return averaging.trains_alone(self._context, self)
+        return averaging.trains_alone(self.context, self)
 
     @property
     def means(self) -> Means | None:
         """Who takes means over the workers for it, once they have agreed on it."""
-        return self.replica
+        return self.policy.means(self)
 
     def has_any_of(self, parameters: Iterable[Tensor]) -> bool:
         """True when some of these are parameters of the model."""
@@ -263,25 +273,19 @@ class ModelPlan:
 
     def share_buffers(self) -> None:
         """Give worker 0's buffers to everybody."""
-        if self._context.strategy.broadcast_buffers:
-            self._context.group.broadcast(list(self.module.buffers()), "buffers of the model")
+        if self.context.strategy.broadcast_buffers:
+            self.context.group.broadcast(list(self.module.buffers()), "buffers of the model")
 
     def close(self) -> None:
         """Let go of the module; its forward is its own again."""
         self._step_aside()
+        self.policy.close()
         _keep_again(self._recomputed)
         self._recomputed = []
         if self.replica is not None:
             normalise_alone(self.module)
             self.replica.close()
             self.replica = None
-
-
-#: an absent worker is often one that does not evaluate where another does
-_AT_FIRST_FORWARD = (
-    "At the first forward of a model all workers meet; where only some of them call it first, let "
-    "all call fleet.init_worker() before"
-)
 
 
 @contextlib.contextmanager
@@ -311,7 +315,7 @@ class Entry:
         self._plan.check_caller()
         self._plan.freeze()
         self._plan.draw_apart()
-        return self._plan.run(self.inner, args, kwargs)
+        return self._plan.policy.run(self._plan, self.inner, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return _plain_forward(memo[id(self._plan.module)])

@@ -6,8 +6,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
-from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 from torch import Tensor, nn
@@ -66,50 +66,37 @@ def forget() -> None:
     _main = None
 
 
-class ProgramModel(ModelPlan):
-    """A registered model that programs train; its own forward stays what it is."""
+class ProgramPolicy:
+    """The policy of a model that programs train; its own forward stays what it is."""
 
-    def __init__(self, module: nn.Module, context: Context) -> None:
-        super().__init__(module, context)
+    watches_calls: ClassVar[bool] = False
+
+    def __init__(self) -> None:
         self._summing: Summing | None = None
         #: digests of the programs that the workers have agreed on, and their numbers
         self._numbers: dict[str, int] = {}
 
-    def _stand_in(self) -> None:
-        """Calls of the module are not the job's business."""
-
-    def _step_aside(self) -> None:
-        """Nothing was put in the place of its forward."""
-
-    def begin(self) -> None:
-        """Programs say themselves when random numbers of their own begin."""
-
-    def freeze(self) -> None:
+    def agree(self, plan: ModelPlan) -> None:
         """Agree with the other workers on the model, and begin with the same values."""
-        if not self.frozen:
-            self._agree()
-            self.frozen = True
-
-    def _agree(self) -> None:
-        group = self._dense_group()
+        group = plan.dense_group
         if group.alone:
             return
-        self._warn_of_other_device()
+        plan.warn_of_other_device()
         with saying_who_meets(_AT_FIRST_RUN):
-            agreement.check_same_module(self.module, group, settings_of(self._context))
-            _broadcast(self._tensors(), group, "first values of the model")
-            self._summing = Summing(self._context, group, self.module)
+            agreement.check_same_module(plan.module, group, settings_of(plan.context))
+            _broadcast(_tensors(plan), group, "first values of the model")
+            self._summing = Summing(plan.context, group, plan.module)
 
-    def _tensors(self) -> list[Tensor]:
-        shares = self._context.strategy.broadcast_buffers
-        return [*self.module.parameters(), *(self.module.buffers() if shares else ())]
+    def run(self, plan: ModelPlan, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Calls of the module are not the job's business."""
+        return inner(*args, **kwargs)
 
-    def agree_on(self, form: Form) -> int:
+    def agree_on(self, plan: ModelPlan, form: Form) -> int:
         """The number of a program, after all workers have found theirs to be the same."""
         mine = entries(form)
         found = digest(mine)
         if found not in self._numbers:
-            group = self._dense_group()
+            group = plan.dense_group
             if not group.alone:
                 with saying_who_meets(_AT_FIRST_RUN):
                     # somebody who runs another one must not take this for a gradient
@@ -123,13 +110,13 @@ class ProgramModel(ModelPlan):
                     logger.info("%s", report)
         return self._numbers[found]
 
-    def share(self, state: Iterable[Slot]) -> None:
+    def share(self, plan: ModelPlan, state: Iterable[Slot]) -> None:
         """Bring worker 0's values of what a program trains beside the model to all workers."""
-        group = self._dense_group()
+        group = plan.dense_group
         if group.alone:
             return
-        known = {id(tensor) for tensor in self._tensors()}
-        own = () if self._context.strategy.broadcast_buffers else ("buffer",)
+        known = {id(tensor) for tensor in _tensors(plan)}
+        own = () if plan.context.strategy.broadcast_buffers else ("buffer",)
         slots = [s for s in state if s.kind in {"parameter", "buffer", "optimizer"} - {*own}]
         for slot in slots:
             # somebody may have loaded other tensors since
@@ -137,7 +124,7 @@ class ProgramModel(ModelPlan):
         tensors = [slot.tensor for slot in slots if id(slot.tensor) not in known]
         _broadcast(tensors, group, "first values of the program")
 
-    def reducing(self, number: int) -> contextlib.AbstractContextManager[None]:
+    def reducing(self, plan: ModelPlan, number: int) -> contextlib.AbstractContextManager[None]:
         """Inside the block, the gradients of a program become means over the workers.
 
         Where this worker trains alone they are its own.
@@ -145,29 +132,32 @@ class ProgramModel(ModelPlan):
         if self._summing is None:
             return contextlib.nullcontext()
         return self._summing.at(
-            self._position, number, alone=self.trains_alone, counts=self._weight > 0
+            plan.position, number, alone=plan.trains_alone, counts=plan.batch_weight > 0
         )
 
-    @property
-    def means(self) -> Means | None:
-        """As in `ModelPlan`."""
+    def means(self, plan: ModelPlan) -> Means | None:
+        """As in `ModelPolicy`."""
         return self._summing
 
     def close(self) -> None:
         """Let go of what reduces its gradients."""
-        super().close()
         if self._summing is not None:
             self._summing.close()
             self._summing = None
 
-    @property
-    def weight(self) -> float:
-        """What the gradients of the coming batch weigh."""
-        if self.trains_alone:
+    def weight(self, plan: ModelPlan) -> float:
+        """As in `ModelPolicy`; the program applies it."""
+        weight = plan.batch_weight
+        if plan.trains_alone:
             # a short batch is like any other; one that repeats a record counts for nothing
-            return float(self._weight > 0)
+            return float(weight > 0)
         # the mean over the workers of gradients as many times as large is their sum
-        return self._weight if self._context.averages else self._weight * self._context.group.size
+        return weight if plan.context.averages else weight * plan.context.group.size
+
+
+def _tensors(plan: ModelPlan) -> list[Tensor]:
+    shares = plan.context.strategy.broadcast_buffers
+    return [*plan.module.parameters(), *(plan.module.buffers() if shares else ())]
 
 
 def _broadcast(tensors: Sequence[Tensor], group: Group, operation: str) -> None:
@@ -229,36 +219,34 @@ def distribute(plan: OptimizerPlan, program: Program) -> None:
     known = _registered(program.model, context)
     module = program.model if known is None else known.module
     program.passes, program.options = passes_of(context, module), options_of(context)
-    program.runner = Together(plan, _program_model(program, context))
+    program.runner = Together(plan, *_program_model(program, context))
     plan.program = program
     plan.programs.add(program)
     remember(program)
 
 
-def _program_model(program: Program, context: Context) -> ProgramModel:
+def _program_model(program: Program, context: Context) -> tuple[ModelPlan, ProgramPolicy]:
     """One for all programs of a registered model, in the place of what trains it eagerly."""
     module = program.model
     assert module is not None
     known = _registered(module, context)
-    if isinstance(known, ProgramModel):
-        return known
-    model = ProgramModel(module if known is None else known.module, context)
+    if known is not None and isinstance(known.policy, ProgramPolicy):
+        return known, known.policy
+    policy = ProgramPolicy()
     if known is None:
-        model.of_program, model.former_names = True, program.former_names()
-        context.models.append(model)
-        return model
-    model.of_program, model.former_names = known.of_program, known.former_names
-    model.weigh_as(known)
-    known.close()
-    context.models[context.models.index(known)] = model
-    return model
+        known = ModelPlan(module, context, policy)
+        known.of_program, known.former_names = True, program.former_names()
+        context.models.append(known)
+    else:
+        known.become(policy)
+    return known, policy
 
 
 class Together:
     """Makes the steps of a program, and of those rewritten from it, with the other workers."""
 
-    def __init__(self, plan: OptimizerPlan, model: ProgramModel) -> None:
-        self._plan, self._model = plan, model
+    def __init__(self, plan: OptimizerPlan, model: ModelPlan, policy: ProgramPolicy) -> None:
+        self._plan, self._model, self._policy = plan, model, policy
         self._has_shared = False
         #: what the workers have agreed on last, and its number
         self._agreed: weakref.WeakKeyDictionary[Program, tuple[Form, int]] = (
@@ -279,7 +267,7 @@ class Together:
         for slot in program.state:
             if slot.kind == "weight":
                 slot.tensor.fill_(self._model.weight)
-        with self._model.reducing(number):
+        with self._policy.reducing(self._model, number):
             # a schedule of meetings may follow the loss
             alone = self._plan.alone
             asked = [*wanted, "loss"] if alone is not None and alone.wants_loss else wanted
@@ -293,9 +281,9 @@ class Together:
         form, known = program.form, self._agreed.get(program)
         if known is None or known[0] is not form:
             self._model.freeze()
-            known = self._agreed[program] = form, self._model.agree_on(form)
+            known = self._agreed[program] = form, self._policy.agree_on(self._model, form)
             self._plan.programs.add(program)
         if not self._has_shared:
-            self._model.share(form.state)
+            self._policy.share(self._model, form.state)
             self._has_shared = True
         return known[1]

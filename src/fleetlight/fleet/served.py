@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from fleetlight.collective.averaging.means import Means
 from fleetlight.collective.sink import weighed
 from fleetlight.errors import PlanError
 from fleetlight.fleet.compressing import refuse_scaler
@@ -17,6 +18,7 @@ from fleetlight.fleet.context import Context
 from fleetlight.fleet.loss_scaling import scaler_at_work
 from fleetlight.fleet.model import ModelPlan
 from fleetlight.fleet.optimizer import OptimizerPlan
+from fleetlight.fleet.replicating import Replicating
 from fleetlight.fleet.session import Session
 from fleetlight.fleet.unstepped import Unstepped
 from fleetlight.ps.layers.table_gradient import TableGradient
@@ -32,39 +34,64 @@ if TYPE_CHECKING:
     from fleetlight.static.writing.recorder import Part
 
 
-class ServedModel(ModelPlan):
-    """A registered model whose values are kept by parameter servers."""
+class ServedPolicy:
+    """The policy of models whose values parameter servers keep."""
 
-    _unstepped: Unstepped | None = None
+    watches_calls: ClassVar[bool] = True
 
-    def _agree(self) -> None:
-        """Open the session; in a server nothing is to be opened by a forward."""
-        session = self._context.session
-        if session is not None:
-            session.open(self._context)
-            self._unstepped = self._unstepped or Unstepped(self.module, self._context)
-            if session.dense_group is not None:
-                self._replicate()
+    def __init__(self) -> None:
+        #: where workers reduce dense gradients among themselves
+        self._dense = Replicating()
+        self._unstepped: Unstepped | None = None
 
-    @property
-    def weight(self) -> float:
-        """What the gradients of the coming batch weigh."""
-        return self._weight
+    def agree(self, plan: ModelPlan) -> None:
+        """As in `ModelPolicy`."""
+        plan.context.open()
+        self._unstepped = self._unstepped or Unstepped(plan.module, plan.context)
+        if plan.context.dense_group is not None:
+            plan.replicate()
+
+    def run(self, plan: ModelPlan, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A forward, its gradients weighed by the batch. Values change within a step only."""
+        if plan.replica is not None or not torch.is_grad_enabled():
+            return self._dense.run(plan, inner, args, kwargs)
+        return weighed(inner, args, kwargs, plan.batch_weight)
+
+    def weight(self, plan: ModelPlan) -> float:
+        """As in `ModelPolicy`."""
+        return plan.batch_weight
+
+    def means(self, plan: ModelPlan) -> Means | None:
+        """As in `ModelPolicy`."""
+        return plan.replica
 
     def close(self) -> None:
-        """Let go of the module and its parameters."""
+        """Let go of the parameters."""
         if self._unstepped is not None:
             self._unstepped.close()
-        super().close()
 
-    def run(self, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A forward, its gradients weighed by the batch. Values change within a step only."""
-        session = self._context.session
-        if session is None:
-            raise PlanError("the model was called in a parameter server; servers do not train")
-        if self.replica is not None or not torch.is_grad_enabled():
-            return super().run(inner, args, kwargs)
-        return weighed(inner, args, kwargs, self._weight)
+
+class IdlePolicy:
+    """The policy of models in a parameter server, which does not train."""
+
+    watches_calls: ClassVar[bool] = True
+
+    def agree(self, plan: ModelPlan) -> None:
+        """A forward opens nothing."""
+
+    def run(self, plan: ModelPlan, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Refuse."""
+        raise PlanError("the model was called in a parameter server; servers do not train")
+
+    def weight(self, plan: ModelPlan) -> float:
+        """As in `ModelPolicy`."""
+        return plan.batch_weight
+
+    def means(self, plan: ModelPlan) -> None:
+        """Nobody does."""
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
 
 
 class ServedOptimizer(OptimizerPlan):

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from fleetlight.errors import PlanError
 from fleetlight.fleet import programs
+from fleetlight.fleet.model import ModelPlan
 from fleetlight.fleet.program_passes import options_of, passes_of
 from fleetlight.fleet.registered import has_all_of
 from fleetlight.fleet.registering import distributed_model
-from fleetlight.fleet.served import ServedModel, ServedOptimizer
+from fleetlight.fleet.served import ServedOptimizer
 from fleetlight.fleet.worker_seeds import make_distinct
 from fleetlight.ps.layers.table_gradient import TableGradient
 from fleetlight.static.graph.layouts import laid_out
@@ -92,10 +93,10 @@ class Served:
             self._known = _Known(form, self._model_of(program), self._plan)
         return self._known
 
-    def _model_of(self, program: Program) -> ServedModel:
+    def _model_of(self, program: Program) -> ModelPlan:
         assert program.model is not None
         for model in self._plan.context.models:
-            if isinstance(model, ServedModel) and has_all_of(model.module, program.model):
+            if has_all_of(model.module, program.model):
                 return model
         raise AssertionError("the model of a program was registered when it was written")
 
@@ -126,7 +127,7 @@ class Served:
 class _Known:
     """What there is to know of a form: whose gradients it computes."""
 
-    def __init__(self, form: Form, model: ServedModel, plan: ServedOptimizer) -> None:
+    def __init__(self, form: Form, model: ModelPlan, plan: ServedOptimizer) -> None:
         self.form = form
         self.trained = [p for group in plan.optimizer.param_groups for p in group["params"]]
         self._model = model

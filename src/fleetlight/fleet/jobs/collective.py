@@ -17,6 +17,7 @@ from fleetlight.fleet.context import Context
 from fleetlight.fleet.model import ModelPlan
 from fleetlight.fleet.model_values import LocalValues
 from fleetlight.fleet.optimizer import OptimizerPlan
+from fleetlight.fleet.replicating import Replicating
 from fleetlight.fleet.stop_calls import MeetingCalls
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class CollectiveJob(Context):
 
     def plan_model(self, module: nn.Module) -> ModelPlan:
         """As in `Context`."""
-        return ModelPlan(module, self)
+        return ModelPlan(module, self, Replicating())
 
     def plan_optimizer(self, optimizer: torch.optim.Optimizer) -> OptimizerPlan:
         """As in `Context`."""

@@ -16,8 +16,9 @@ from fleetlight.errors import PeerError, PlanError
 from fleetlight.fleet import stopping
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.leaving import tell_left, tell_parting
+from fleetlight.fleet.model import ModelPlan
 from fleetlight.fleet.model_values import ServedValues
-from fleetlight.fleet.served import ServedModel, ServedOptimizer
+from fleetlight.fleet.served import ServedOptimizer, ServedPolicy
 from fleetlight.fleet.served_saving import ServedCut
 from fleetlight.fleet.session import Session
 from fleetlight.fleet.stop_calls import ServedCalls
@@ -54,9 +55,9 @@ class ServedJob(Context):
         assert isinstance(self.group, Crew)
         return self.group
 
-    def plan_model(self, module: nn.Module) -> ServedModel:
+    def plan_model(self, module: nn.Module) -> ModelPlan:
         """As in `Context`."""
-        return ServedModel(module, self)
+        return ModelPlan(module, self, ServedPolicy())
 
     def plan_optimizer(self, optimizer: torch.optim.Optimizer) -> ServedOptimizer:
         """As in `Context`."""

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from fleetlight.errors import RoleError
 from fleetlight.fleet import stopping
 from fleetlight.fleet.context import Context
+from fleetlight.fleet.model import ModelPlan
 from fleetlight.fleet.model_values import ModelValues
-from fleetlight.fleet.served import ServedModel, ServedOptimizer
+from fleetlight.fleet.served import IdlePolicy, ServedOptimizer
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.transport.listener import Listener
 
@@ -61,9 +62,9 @@ class ServerJob(Context):
         assert self.service is not None
         return self.service
 
-    def plan_model(self, module: nn.Module) -> ServedModel:
+    def plan_model(self, module: nn.Module) -> ModelPlan:
         """As in `Context`."""
-        return ServedModel(module, self)
+        return ModelPlan(module, self, IdlePolicy())
 
     def plan_optimizer(self, optimizer: torch.optim.Optimizer) -> ServedOptimizer:
         """As in `Context`."""
