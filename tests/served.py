@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.jobs.served import ServedJob
 from fleetlight.fleet.planning import draw
-from fleetlight.fleet.served import ServedOptimizer
 from fleetlight.fleet.session import Session
 from fleetlight.kernels import Initializer, dedup, first_values, table_seed
 from fleetlight.ps import messages as m
@@ -140,7 +139,7 @@ class Job:
             session=Session(client, None),
         )
         context.models.append(context.plan_model(model))
-        context.optimizers.extend(ServedOptimizer(o, context) for o in optimizers)
+        context.optimizers.extend(map(context.plan_optimizer, optimizers))
         return Member(index, context, model, optimizers)
 
     def work(self, index: int, train: Callable[[Member], Any]) -> Any:

@@ -18,7 +18,6 @@ from fleetlight.data.loader import BatchShare
 from fleetlight.errors import PlanError
 from fleetlight.fleet.jobs.server import ServerJob
 from fleetlight.fleet.model import reduction_of
-from fleetlight.fleet.served import ServedOptimizer
 from fleetlight.fleet.sharding import Weights
 from fleetlight.roles import Kind, Role
 from fleetlight.strategy import DistributedStrategy
@@ -152,7 +151,7 @@ def test_servers_do_not_train() -> None:
         strategy=DistributedStrategy(),
     )
     context.models.append(context.plan_model(model))
-    context.optimizers.append(ServedOptimizer(optimizer, context))
+    context.optimizers.append(context.plan_optimizer(optimizer))
     with pytest.raises(PlanError, match="the model was called in a parameter server"):
         model(ONE)
     with pytest.raises(PlanError, match=r"optimizer\.step was called in a parameter server"):

@@ -21,7 +21,6 @@ from fleetlight.errors import ConfigError, PlanError, StrategyError
 from fleetlight.fleet.announcing import Announcer
 from fleetlight.fleet.jobs.server import ServerJob
 from fleetlight.fleet.programs import main_program
-from fleetlight.fleet.served import ServedOptimizer
 from fleetlight.fleet.sharding import Weights
 from fleetlight.ps.layers.embedding import SparseEmbedding, SparseEmbeddingBag
 from fleetlight.ps.layers.entries import ShowClickEntry
@@ -466,7 +465,7 @@ def test_servers_write_no_gradients_and_run_nothing() -> None:
         service=object(),  # type: ignore[arg-type]
     )
     context.models.append(context.plan_model(model))
-    context.optimizers.append(ServedOptimizer(optimizer, context))
+    context.optimizers.append(context.plan_optimizer(optimizer))
     member = Member(0, context, model, [optimizer])
     program = capture(member)
     assert main_program() is program

@@ -11,7 +11,6 @@ from tests.served import ASYNC, SYNC, Job, Member, Net, geo, run
 from torch import nn
 
 from fleetlight.errors import PlanError
-from fleetlight.fleet.served import ServedOptimizer
 
 ONE = torch.tensor([[1, 2, 3]])
 
@@ -60,7 +59,7 @@ def test_an_optimizer_that_comes_too_late_is_told_so_by_its_step() -> None:
     def train(worker: Member) -> None:
         worker.model(ONE)
         optimizer = torch.optim.SGD(worker.model.parameters(), lr=0.1)
-        worker.context.optimizers.append(ServedOptimizer(optimizer, worker.context))
+        worker.context.optimizers.append(worker.context.plan_optimizer(optimizer))
         worker.model(ONE).sum().backward()
         optimizer.step()
 

@@ -24,7 +24,7 @@ from fleetlight.strategy.configs import AveragingConfigs
 
 if TYPE_CHECKING:
     from fleetlight.fleet.model import ModelPlan
-    from fleetlight.fleet.optimizer import OptimizerPlan
+    from fleetlight.fleet.reduced_steps import ReducedSteps
 
 Names: TypeAlias = Mapping[nn.Parameter, str]
 
@@ -36,9 +36,9 @@ class Alone:
     all, such as an evaluation, `fleet.barrier_worker()` lets them meet.
     """
 
-    def __init__(self, optimizer: OptimizerPlan, mode: str, engine: Averaging) -> None:
+    def __init__(self, steps: ReducedSteps, mode: str, engine: Averaging) -> None:
         self.engine = engine
-        self._plan, self._mode = optimizer, mode
+        self.steps, self._mode = steps, mode
         #: how many losses had been seen at the last meeting
         self._seen = 0
         self._is_told = False
@@ -64,12 +64,12 @@ class Alone:
             )
         if self.now and not self._is_told:
             self._tell()
-        self.engine.in_place = self._plan.program is not None
+        self.engine.in_place = self.steps.plan.program is not None
         self.engine.before_step()
 
     def step_made(self) -> bool:
         """Called behind each step; answers whether the workers have met."""
-        seen = self._plan.context.seen_loss
+        seen = self.steps.context.seen_loss
         new = seen is not None and seen.number > self._seen
         schedule = self.engine.schedule
         # what is called in parts only comes here unseen before its first step
@@ -83,7 +83,7 @@ class Alone:
         members = self._members() if self.engine.meets_next else []
         k = schedule.k
         met = self.engine.step_made(members, seen.value if seen and new else None)
-        if schedule.k != k and self._plan.context.group.index == 0:
+        if schedule.k != k and self.steps.context.group.index == 0:
             logger.info("%s: the workers meet every %d steps now", self._mode, schedule.k)
         if met and seen is not None:
             self._seen = seen.number
@@ -129,13 +129,13 @@ class Alone:
                 dict(model.module.named_parameters()),
                 dict(model.module.named_buffers()),
             )
-            for model in self._plan.models
+            for model in self.steps.models
             if model.means is not None
         ]
 
     def _tell(self) -> None:
         self._is_told = True
-        if self._plan.context.group.index == 0:
+        if self.steps.context.group.index == 0:
             schedule = self.engine.schedule
             logger.info(
                 "%s: from step %d on workers train alone, and meet every %d steps%s",
@@ -146,11 +146,11 @@ class Alone:
             )
 
 
-def alone_of(plan: OptimizerPlan) -> Alone | None:
+def alone_of(steps: ReducedSteps) -> Alone | None:
     """How an optimizer steps alone, if the strategy says that it does and there are others."""
-    context = plan.context
+    context = steps.context
     group = context.dense_group
-    if context.is_served or group is None or group.alone:
+    if group is None or group.alone:
         return None
     found = chosen(context.strategy)
     if found is None:
@@ -159,14 +159,14 @@ def alone_of(plan: OptimizerPlan) -> Alone | None:
     if isinstance(schedule, Adaptive) and context.seen_loss is None:
         context.seen_loss = SeenLoss()
     engine = Averaging(
-        plan.optimizer,
+        steps.optimizer,
         group,
         schedule=schedule,
         outer=outer,
         optimizer_state=configs.optimizer_state,
         buffers=configs.buffers,
     )
-    return Alone(plan, mode, engine)
+    return Alone(steps, mode, engine)
 
 
 def chosen(strategy: DistributedStrategy) -> tuple[str, AveragingConfigs, Every, Outer] | None:
@@ -189,31 +189,34 @@ def chosen(strategy: DistributedStrategy) -> tuple[str, AveragingConfigs, Every,
 
 def trains_alone(context: Context, model: ModelPlan) -> bool:
     """True while all optimizers that step the model make steps of their own."""
-    mine = [o.alone for o in context.optimizers if o.alone is not None and o.trains_some_of(model)]
+    mine = [alone for alone in _all_of(context) if alone.steps.trains_some_of(model)]
     return bool(mine) and all(alone.now for alone in mine)
+
+
+def _all_of(context: Context) -> list[Alone]:
+    return [plan.policy.alone for plan in context.optimizers if plan.policy.alone is not None]
 
 
 def meet(context: Context, operation: str) -> None:
     """Let all workers be equal now. All of them come here."""
-    plans = [plan for plan in context.optimizers if plan.alone is not None]
-    if not plans:
+    everybody = _all_of(context)
+    if not everybody:
         return
-    _check_equally_far(plans, context, operation)
-    for plan in plans:
-        plan.meet_early()
+    _check_equally_far(everybody, context, operation)
+    for alone in everybody:
+        alone.steps.meet_early()
 
 
 def settle(context: Context, operation: str) -> None:
     """The same, and the states of optimizers: what one worker saves is then what all have."""
     meet(context, operation)
-    for plan in context.optimizers:
-        if plan.alone is not None:
-            plan.alone.settle()
+    for alone in _all_of(context):
+        alone.settle()
 
 
-def _check_equally_far(plans: Sequence[OptimizerPlan], context: Context, operation: str) -> None:
+def _check_equally_far(mine_alone: Sequence[Alone], context: Context, operation: str) -> None:
     """Who has nothing to meet for would not be there when the others wait for it."""
-    mine = [plan.alone.engine.schedule.step for plan in plans if plan.alone is not None]
+    mine = [alone.engine.schedule.step for alone in mine_alone]
     everybody = context.group.gather_bytes(msgspec.json.encode(mine), operation)
     for index, one in enumerate(everybody):
         steps = msgspec.json.decode(one, type=list[int])
@@ -232,20 +235,19 @@ def _counted(steps: Sequence[int]) -> str:
 
 def tell_at_end(context: Context) -> None:
     """What is to be said of it when a job ends well."""
-    for plan in context.optimizers:
-        if plan.alone is not None and context.group.index == 0:
-            plan.alone.tell_at_end()
+    for alone in _all_of(context) if context.group.index == 0 else ():
+        alone.tell_at_end()
 
 
 def warn_if_apart(context: Context, operation: str) -> None:
     """Of something that is made of this worker's parameters alone."""
-    for plan in context.optimizers:
-        if plan.alone is not None and plan.alone.engine.schedule.apart:
+    for alone in _all_of(context):
+        if alone.engine.schedule.apart:
             logger.warning(
                 "%s: it takes the parameters of this worker, which stand %s; let all workers "
                 "call fleet.barrier_worker() before",
                 operation,
-                plan.alone.how_far_apart(),
+                alone.how_far_apart(),
             )
 
 
@@ -261,7 +263,8 @@ def close(context: Context) -> None:
 
 def saved_states(context: Context, names: Names) -> list[Any] | None:
     """What worker 0 keeps of each optimizer; it is the same on all workers."""
-    states = [p.alone and p.alone.engine.state(names) for p in context.optimizers]
+    alone = [plan.policy.alone for plan in context.optimizers]
+    states = [one and one.engine.state(names) for one in alone]
     return states if any(states) else None
 
 
@@ -270,19 +273,17 @@ def load(context: Context, states: Sequence[Any], step: int, names: Names) -> No
     for number, plan in enumerate(context.optimizers):
         state = states[number] if number < len(states) else None
         if state is not None:
-            plan.go_on(functools.partial(_load, state=state, names=names))
+            plan.policy.go_on(functools.partial(_load, state=state, names=names))
         else:
             # how they shared the steps of the job is not known
             own = step // len(context.optimizers)
-            plan.go_on(functools.partial(_begin_anew, step=own, names=names))
+            plan.policy.go_on(functools.partial(_begin_anew, step=own, names=names))
 
 
 def begin_anew(context: Context, names: Names) -> None:
     """Other values were given to all workers: those that train alone go on from them."""
-    for plan in context.optimizers:
-        if plan.alone is not None:
-            engine = plan.alone.engine
-            engine.begin_anew(engine.schedule.step, names)
+    for alone in _all_of(context):
+        alone.engine.begin_anew(alone.engine.schedule.step, names)
 
 
 def _load(engine: Averaging, *, state: Mapping[str, Any], names: Names) -> None:

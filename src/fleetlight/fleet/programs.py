@@ -34,6 +34,7 @@ from fleetlight.static.writing.recorder import Part
 
 if TYPE_CHECKING:
     from fleetlight.fleet.optimizer import OptimizerPlan
+    from fleetlight.fleet.reduced_steps import ReducedSteps
 
 _AT_FIRST_RUN = (
     "At the first run of a program all workers meet, and again when it was rewritten; run the same "
@@ -211,7 +212,7 @@ def _refuse_shared(module: nn.Module, context: Context) -> None:
         )
 
 
-def distribute(plan: OptimizerPlan, program: Program) -> None:
+def distribute(plan: OptimizerPlan, steps: ReducedSteps, program: Program) -> None:
     """Rewrite a program as the strategy says, and have its steps made by all workers."""
     assert program.model is not None
     context = plan.context
@@ -219,7 +220,7 @@ def distribute(plan: OptimizerPlan, program: Program) -> None:
     known = _registered(program.model, context)
     module = program.model if known is None else known.module
     program.passes, program.options = passes_of(context, module), options_of(context)
-    program.runner = Together(plan, *_program_model(program, context))
+    program.runner = Together(plan, steps, *_program_model(program, context))
     plan.program = program
     plan.programs.add(program)
     remember(program)
@@ -245,8 +246,10 @@ def _program_model(program: Program, context: Context) -> tuple[ModelPlan, Progr
 class Together:
     """Makes the steps of a program, and of those rewritten from it, with the other workers."""
 
-    def __init__(self, plan: OptimizerPlan, model: ModelPlan, policy: ProgramPolicy) -> None:
-        self._plan, self._model, self._policy = plan, model, policy
+    def __init__(
+        self, plan: OptimizerPlan, steps: ReducedSteps, model: ModelPlan, policy: ProgramPolicy
+    ) -> None:
+        self._plan, self._steps, self._model, self._policy = plan, steps, model, policy
         self._has_shared = False
         #: what the workers have agreed on last, and its number
         self._agreed: weakref.WeakKeyDictionary[Program, tuple[Form, int]] = (
@@ -263,17 +266,17 @@ class Together:
         """A step, its gradients averaged over the workers."""
         number = self._agree(program)
         make_distinct(self._plan.context)
-        self._plan.before_program_step()
+        self._steps.before_program_step()
         for slot in program.state:
             if slot.kind == "weight":
                 slot.tensor.fill_(self._model.weight)
         with self._policy.reducing(self._model, number):
             # a schedule of meetings may follow the loss
-            alone = self._plan.alone
+            alone = self._steps.alone
             asked = [*wanted, "loss"] if alone is not None and alone.wants_loss else wanted
             out, stepped = make_step(program, coder, feeds, asked)
         if stepped:
-            self._plan.count_step(out[-1] if len(asked) > len(wanted) else None)
+            self._steps.count_step(out[-1] if len(asked) > len(wanted) else None)
         return out[: len(wanted)]
 
     def _agree(self, program: Program) -> int:

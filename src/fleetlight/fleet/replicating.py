@@ -64,5 +64,5 @@ class Replicating:
 def _up_to_date(plan: ModelPlan, replica: Replica) -> Replica:
     """To agree anew at the step, as is done else, would be to encode gradients twice."""
     for optimizer in plan.context.optimizers:
-        optimizer.notice_changes(plan)
+        optimizer.policy.notice_changes(plan)
     return plan.replica or replica

@@ -14,7 +14,6 @@ from fleetlight.collective.averaging.means import Means
 from fleetlight.collective.sink import weighed
 from fleetlight.errors import PlanError
 from fleetlight.fleet.compressing import refuse_scaler
-from fleetlight.fleet.context import Context
 from fleetlight.fleet.loss_scaling import scaler_at_work
 from fleetlight.fleet.model import ModelPlan
 from fleetlight.fleet.optimizer import OptimizerPlan
@@ -29,6 +28,8 @@ from fleetlight.torch_compat.optimizers import leave_scaling_to_step, tell_infin
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from fleetlight.collective.averaging.engine import Averaging
+    from fleetlight.fleet.averaging import Alone
     from fleetlight.fleet.recovery import Recovery
     from fleetlight.static.program import Program
     from fleetlight.static.writing.recorder import Part
@@ -94,15 +95,19 @@ class IdlePolicy:
         """There is nothing to let go of."""
 
 
-class ServedOptimizer(OptimizerPlan):
-    """A registered optimizer whose steps are made on the servers.
+class ServedSteps:
+    """The policy of optimizers whose steps are made on the servers.
 
     torch's own `step` still runs, so that schedulers and hooks see what they expect, but finds no
     gradients: they are put aside while it runs. Under GeoSGD it steps the worker's own values.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, context: Context) -> None:
-        super().__init__(optimizer, context)
+    #: no step is made alone
+    alone: Alone | None = None
+
+    def __init__(self, plan: OptimizerPlan, session: Session) -> None:
+        self.plan, self.optimizer, self.context = plan, plan.optimizer, plan.context
+        self._opened = session
         self._aside: list[tuple[nn.Parameter, Tensor]] = []
         self._steps = 0
         #: False when the step was skipped by all
@@ -119,12 +124,20 @@ class ServedOptimizer(OptimizerPlan):
         self._scaling: torch.amp.GradScaler | None = None
         # a loss scaler then leaves it to the step what to do about an infinity, since a step that
         # one worker leaves out must be left out by all
-        self._take_scaling_back = leave_scaling_to_step(optimizer)
+        self._take_scaling_back = leave_scaling_to_step(plan.optimizer)
 
     def release(self) -> None:
-        """As in `OptimizerPlan`."""
-        super().release()
+        """As in `StepPolicy`."""
         self._take_scaling_back()
+
+    def begin(self) -> None:
+        """The session opens at the first forward or step."""
+
+    def go_on(self, there: Callable[[Averaging], None]) -> None:
+        """Nothing trains alone."""
+
+    def notice_changes(self, model: ModelPlan) -> None:
+        """The plan of a job with servers is drawn once."""
 
     @property
     def steps(self) -> int:
@@ -139,23 +152,37 @@ class ServedOptimizer(OptimizerPlan):
         """A program is about to be written that makes gradients for this optimizer."""
         from fleetlight.fleet import served_programs
 
-        return served_programs.takes_served(self, program)
+        return served_programs.takes_served(self.plan, program)
 
     def distribute(self, program: Program) -> None:
         """The program is written."""
         from fleetlight.fleet import served_programs
 
-        served_programs.distribute_served(self, program)
+        served_programs.distribute_served(self.plan, program)
 
-    def _before_step(self, _: Any, args: Any, kwargs: Any) -> Any:
-        if self.context.session is None:
-            return self._make_step(args, kwargs)
-        self.context.session.one_trainer.begin()
+    def before(self, args: Any, kwargs: Any) -> Any:
+        """As in `StepPolicy`."""
+        self._opened.one_trainer.begin()
         try:
             return self._make_step(args, kwargs)
         except BaseException:
-            self.context.session.one_trainer.end()
+            self._opened.one_trainer.end()
             raise
+
+    def make_ready(self) -> None:
+        """As in `StepPolicy`; what servers reduce, they do in the step."""
+        for plan in self.context.models:
+            plan.freeze()
+            plan.begin()
+        self._reduce()
+
+    def _reduce(self) -> None:
+        merge = self.plan.merge
+        if merge is not None:
+            merge.complete()
+        for plan in self.context.models:
+            if plan.replica is not None:
+                plan.replica.ensure_reduced(expected=merge is not None)
 
     def _make_step(self, args: Any, kwargs: Any) -> Any:
         for plan in self.context.models:
@@ -164,11 +191,7 @@ class ServedOptimizer(OptimizerPlan):
         for plan in self.context.models:
             plan.begin()
         changed = _closure_called(args, kwargs)
-        if self.merge is not None:
-            self.merge.complete()
-        for plan in self.context.models:
-            if plan.replica is not None:
-                plan.replica.ensure_reduced(expected=self.merge is not None)
+        self._reduce()
         refuse_scaler(self.context.models)
         skip = self._unscale()
         # A norm is that of all who take part in a step: where it is a number, nobody had an
@@ -193,12 +216,12 @@ class ServedOptimizer(OptimizerPlan):
             self._put_aside(everything=session.drawn.plan.serves_dense or not self._applied)
         return changed
 
-    def _after_step(self, *_: Any) -> None:
+    def after(self) -> None:
+        """As in `StepPolicy`."""
         try:
             self._end_step()
         finally:
-            if self.context.session is not None:
-                self.context.session.one_trainer.end()
+            self._opened.one_trainer.end()
 
     def _end_step(self) -> None:
         for parameter, gradient in self._aside:
@@ -235,13 +258,10 @@ class ServedOptimizer(OptimizerPlan):
         return self._session().collect(self.optimizer, self._steps)
 
     def _session(self) -> Session:
-        session = self.context.session
-        if session is None:
-            raise PlanError("optimizer.step was called in a parameter server; servers do not train")
-        if session.is_over:
+        if self._opened.is_over:
             raise PlanError("optimizer.step came after fleet.stop_worker: this worker has left")
-        session.open(self.context)
-        return session
+        self._opened.open(self.context)
+        return self._opened
 
     def _parameters(self) -> list[nn.Parameter]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -271,6 +291,50 @@ class ServedOptimizer(OptimizerPlan):
         # torch's own step takes no notice of a scaler here; the scaler deletes them afterwards
         self.optimizer.found_inf = self.optimizer.grad_scale = None  # type: ignore[attr-defined]
         return bool(found.item())
+
+
+class IdleSteps:
+    """The policy of optimizers in a parameter server, which does not train."""
+
+    alone: Alone | None = None
+
+    def __init__(self, plan: OptimizerPlan) -> None:
+        self.plan = plan
+
+    def begin(self) -> None:
+        """A server learns the strategy with its plan."""
+
+    def go_on(self, there: Callable[[Averaging], None]) -> None:
+        """Nothing trains alone."""
+
+    def notice_changes(self, model: ModelPlan) -> None:
+        """A server sees no forward."""
+
+    def make_ready(self) -> None:
+        """A server has no gradients."""
+
+    def before(self, args: Any, kwargs: Any) -> Any:
+        """Refuse."""
+        raise PlanError("optimizer.step was called in a parameter server; servers do not train")
+
+    def after(self) -> None:
+        """No step comes so far."""
+
+    def takes(self, program: Program) -> Collection[Part]:
+        """The program's model belongs to the plan; nothing of its training is written."""
+        from fleetlight.fleet import served_programs
+
+        served_programs.takes_served(self.plan, program)
+        return ()
+
+    def distribute(self, program: Program) -> None:
+        """As in `StepPolicy`."""
+        from fleetlight.fleet import served_programs
+
+        served_programs.distribute_served(self.plan, program)
+
+    def release(self) -> None:
+        """Nothing was changed."""
 
 
 def _closure_called(args: Any, kwargs: Any) -> Any:

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from fleetlight.errors import PlanError
 from fleetlight.fleet import programs
 from fleetlight.fleet.model import ModelPlan
+from fleetlight.fleet.optimizer import OptimizerPlan
 from fleetlight.fleet.program_passes import options_of, passes_of
 from fleetlight.fleet.registered import has_all_of
 from fleetlight.fleet.registering import distributed_model
-from fleetlight.fleet.served import ServedOptimizer
 from fleetlight.fleet.worker_seeds import make_distinct
 from fleetlight.ps.layers.table_gradient import TableGradient
 from fleetlight.static.graph.layouts import laid_out
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _GRADIENTS: tuple[Part, ...] = ("forward", "backward")
 
 
-def takes_served(plan: ServedOptimizer, program: Program) -> Collection[Part]:
+def takes_served(plan: OptimizerPlan, program: Program) -> Collection[Part]:
     """Register the program's model; workers make gradients, servers nothing at all."""
     context = plan.context
     assert program.model is not None
@@ -46,10 +46,10 @@ def takes_served(plan: ServedOptimizer, program: Program) -> Collection[Part]:
     program.runner = Served(plan)
     # scripts speak of it in servers, too, where nothing more is written
     programs.remember(program)
-    return () if context.service is not None else _GRADIENTS
+    return _GRADIENTS
 
 
-def distribute_served(plan: ServedOptimizer, program: Program) -> None:
+def distribute_served(plan: OptimizerPlan, program: Program) -> None:
     """Rewrite a program as the strategy says, its lookups last."""
     assert program.model is not None
     program.passes = passes_of(plan.context, program.model)
@@ -59,7 +59,7 @@ def distribute_served(plan: ServedOptimizer, program: Program) -> None:
 class Served:
     """Makes the steps of a program with parameter servers."""
 
-    def __init__(self, plan: ServedOptimizer) -> None:
+    def __init__(self, plan: OptimizerPlan) -> None:
         self._plan = plan
         self._known: _Known | None = None
 
@@ -127,7 +127,7 @@ class Served:
 class _Known:
     """What there is to know of a form: whose gradients it computes."""
 
-    def __init__(self, form: Form, model: ModelPlan, plan: ServedOptimizer) -> None:
+    def __init__(self, form: Form, model: ModelPlan, plan: OptimizerPlan) -> None:
         self.form = form
         self.trained = [p for group in plan.optimizer.param_groups for p in group["params"]]
         self._model = model

@@ -21,7 +21,7 @@ from fleetlight.fleet.registered import names_of, registered_model
 from fleetlight.observe.log import logger
 
 if TYPE_CHECKING:
-    from fleetlight.fleet.served import ServedOptimizer
+    from fleetlight.fleet.served import ServedSteps
 
 
 @dataclasses.dataclass
@@ -278,8 +278,9 @@ def saved_values(context: Context, *purposes: Purpose) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def served(context: Context) -> list[ServedOptimizer]:
-    """The optimizers whose steps the servers take part in."""
-    from fleetlight.fleet.served import ServedOptimizer
+def served(context: Context) -> list[ServedSteps]:
+    """Those of the optimizers whose steps the servers take part in."""
+    from fleetlight.fleet.served import ServedSteps
 
-    return [plan for plan in context.optimizers if isinstance(plan, ServedOptimizer)]
+    policies = [plan.policy for plan in context.optimizers]
+    return [policy for policy in policies if isinstance(policy, ServedSteps)]

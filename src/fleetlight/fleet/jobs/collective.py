@@ -17,6 +17,7 @@ from fleetlight.fleet.context import Context
 from fleetlight.fleet.model import ModelPlan
 from fleetlight.fleet.model_values import LocalValues
 from fleetlight.fleet.optimizer import OptimizerPlan
+from fleetlight.fleet.reduced_steps import ReducedSteps
 from fleetlight.fleet.replicating import Replicating
 from fleetlight.fleet.stop_calls import MeetingCalls
 
@@ -40,7 +41,7 @@ class CollectiveJob(Context):
 
     def plan_optimizer(self, optimizer: torch.optim.Optimizer) -> OptimizerPlan:
         """As in `Context`."""
-        return OptimizerPlan(optimizer, self)
+        return OptimizerPlan(optimizer, self, ReducedSteps)
 
     def refuse_late(self, call: str) -> None:
         """Nothing comes too late: workers agree anew."""

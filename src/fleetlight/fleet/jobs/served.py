@@ -18,7 +18,8 @@ from fleetlight.fleet.context import Context
 from fleetlight.fleet.leaving import tell_left, tell_parting
 from fleetlight.fleet.model import ModelPlan
 from fleetlight.fleet.model_values import ServedValues
-from fleetlight.fleet.served import ServedOptimizer, ServedPolicy
+from fleetlight.fleet.optimizer import OptimizerPlan
+from fleetlight.fleet.served import ServedPolicy, ServedSteps
 from fleetlight.fleet.served_saving import ServedCut
 from fleetlight.fleet.session import Session
 from fleetlight.fleet.stop_calls import ServedCalls
@@ -59,9 +60,9 @@ class ServedJob(Context):
         """As in `Context`."""
         return ModelPlan(module, self, ServedPolicy())
 
-    def plan_optimizer(self, optimizer: torch.optim.Optimizer) -> ServedOptimizer:
+    def plan_optimizer(self, optimizer: torch.optim.Optimizer) -> OptimizerPlan:
         """As in `Context`."""
-        return ServedOptimizer(optimizer, self)
+        return OptimizerPlan(optimizer, self, lambda plan: ServedSteps(plan, self.opened))
 
     def refuse_late(self, call: str) -> None:
         """The plan is drawn once."""
@@ -86,22 +87,23 @@ class ServedJob(Context):
         """In sync mode only the servers know the gradients of all workers together."""
         for model in self.models:
             model.freeze()
-        plans = self._owners({id(parameter) for parameter in parameters})
-        updates = [plan.update() for plan in plans]
-        if any(plan.merge is not None and plan.merge.is_between() for plan in plans):
+        owners = self._owners({id(parameter) for parameter in parameters})
+        updates = [steps.update() for steps in owners]
+        merges = [steps.plan.merge for steps in owners]
+        if any(merge is not None and merge.is_between() for merge in merges):
             return torch.tensor(norm_of(updates, norm_type))
         norm = self.opened.clip(updates, max_norm, norm_type)
-        for plan in plans:
-            plan.norm = norm
+        for steps in owners:
+            steps.norm = norm
         return torch.tensor(norm)
 
-    def _owners(self, wanted: set[int]) -> list[ServedOptimizer]:
+    def _owners(self, wanted: set[int]) -> list[ServedSteps]:
         """The optimizers that step those parameters; each is clipped as a whole."""
         owners = []
-        for plan in served(self):
-            mine = {id(p) for group in plan.optimizer.param_groups for p in group["params"]}
+        for steps in served(self):
+            mine = {id(p) for group in steps.optimizer.param_groups for p in group["params"]}
             if mine & wanted:
-                owners.append(plan)
+                owners.append(steps)
             if mine & wanted and mine - wanted:
                 raise PlanError(
                     "clip_grad_norm_: got some of the parameters of an optimizer; with parameter "

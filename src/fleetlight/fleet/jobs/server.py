@@ -16,7 +16,8 @@ from fleetlight.fleet import stopping
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.model import ModelPlan
 from fleetlight.fleet.model_values import ModelValues
-from fleetlight.fleet.served import IdlePolicy, ServedOptimizer
+from fleetlight.fleet.optimizer import OptimizerPlan
+from fleetlight.fleet.served import IdlePolicy, IdleSteps
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.transport.listener import Listener
 
@@ -66,9 +67,9 @@ class ServerJob(Context):
         """As in `Context`."""
         return ModelPlan(module, self, IdlePolicy())
 
-    def plan_optimizer(self, optimizer: torch.optim.Optimizer) -> ServedOptimizer:
+    def plan_optimizer(self, optimizer: torch.optim.Optimizer) -> OptimizerPlan:
         """As in `Context`."""
-        return ServedOptimizer(optimizer, self)
+        return OptimizerPlan(optimizer, self, IdleSteps)
 
     def refuse_late(self, call: str) -> None:
         """A server draws its plan in `init_server`, of what is there by then."""
