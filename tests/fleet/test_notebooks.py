@@ -22,6 +22,7 @@ from fleetlight import static
 from fleetlight.errors import CheckpointError, ConfigError, PlanError
 from fleetlight.fleet import stopping
 from fleetlight.fleet.context import Context, current, current_or_none
+from fleetlight.fleet.stop_calls import StopCalls
 from fleetlight.strategy import current_job
 
 pytestmark = pytest.mark.multiprocess
@@ -156,15 +157,15 @@ def test_init_again_takes_an_equal_strategy_before_training_begins() -> None:
 
 
 def failed_first() -> None:
-    begin = stopping.begin
+    begin = stopping.watch_in_worker
 
-    def refuse(context: Context) -> None:
+    def refuse(context: Context, calls: StopCalls) -> None:
         raise CheckpointError("nothing to go on from")
 
-    stopping.begin = refuse
+    stopping.watch_in_worker = refuse
     with pytest.raises(CheckpointError):
         fleet.init(is_collective=True)
-    stopping.begin = begin
+    stopping.watch_in_worker = begin
     fleet.init()
     assert fleet.worker_num() == 1
 

@@ -170,8 +170,7 @@ def test_a_model_of_several() -> None:
     job = Job(build, SYNC, workers=1, servers=1)
     member = job.member(0)
     other = nn.Linear(2, 1)
-    [first] = member.context.models
-    member.context.models.append(type(first)(other, member.context))
+    member.context.models.append(member.context.plan_model(other))
     plan = drawn_of(member.context).plan
     assert [table.name for table in plan.tables] == ["0.emb"]
     assert [dense.name for dense in plan.dense] == ["0.linear.weight", "0.linear.bias"]

@@ -26,6 +26,7 @@ from fleetlight.checkpoint import files
 from fleetlight.checkpoint.manifest import VERSION, encode
 from fleetlight.errors import MembershipError, StoppedError
 from fleetlight.fleet.context import current
+from fleetlight.fleet.stop_calls import ServedCalls
 from fleetlight.fleet.stopping import RESUME_CODE, Stopped, Stopping
 from fleetlight.ps.calls import Call
 
@@ -413,10 +414,11 @@ def waited_for(grace_s: float, *told: int | None) -> Any:
         client.here = next(told_by, client.here)
 
     client: Any = SimpleNamespace(beat=beat, here=None)
-    strategy = fleet.DistributedStrategy(checkpoint_configs={"grace_s": grace_s})
-    stopping: Any = object.__new__(Stopping)
-    stopping._context = SimpleNamespace(step=7, strategy=strategy)
-    stopping._await_the_others(client)
+    plan = SimpleNamespace(mode="async", serves_dense=True)
+    session: Any = SimpleNamespace(is_open=True, drawn=SimpleNamespace(plan=plan))
+    context: Any = SimpleNamespace(step=7)
+    crew: Any = SimpleNamespace(index=0, client=client)
+    ServedCalls(context, session, crew).stopping(grace_s)
     return client.here
 
 
@@ -441,8 +443,9 @@ class Left:
         one: Any = object.__new__(Stopping)
         plan = SimpleNamespace(mode="sync" if lockstep else "async", serves_dense=True)
         client = SimpleNamespace(heard=Call(stop=heard))
-        session = SimpleNamespace(is_open=True, client=client, drawn=SimpleNamespace(plan=plan))
-        one._context = SimpleNamespace(session=session)
+        session: Any = SimpleNamespace(is_open=True, drawn=SimpleNamespace(plan=plan))
+        crew: Any = SimpleNamespace(client=client)
+        one._calls = ServedCalls(SimpleNamespace(), session, crew)  # type: ignore[arg-type]
         one.seen, one.is_over, one._has_stepped = False, False, stepped
         one._trained = [SimpleNamespace(is_being_read=True, put_back=self.note("put back"))]
         one._stop = self.note("stop")
@@ -452,7 +455,7 @@ class Left:
         return lambda: self.done.append(what)
 
     def waits(self, error: type[MembershipError] = StoppedError) -> list[str]:
-        self.stopping._left_alone(error("worker 1 has left"))
+        self.stopping.left_alone(error("worker 1 has left"))
         return self.done
 
 

@@ -61,8 +61,6 @@ class Context(abc.ABC):
     saving: BackgroundSave = dataclasses.field(default_factory=BackgroundSave)
     #: this worker's part in a job with parameter servers
     session: Session | None = None
-    #: how this worker goes on where an earlier life of it was, where it keeps what that takes
-    recovery: Recovery | None = None
     #: what this process is, when it is a parameter server
     service: Service | None = None
     #: what the batches of the loaders weigh
@@ -101,6 +99,11 @@ class Context(abc.ABC):
     @abc.abstractmethod
     def refuse_late(self, call: str) -> None:
         """PlanError where a model or an optimizer comes too late to be registered."""
+
+    @property
+    @abc.abstractmethod
+    def recovery(self) -> Recovery | None:
+        """How this worker goes on where an earlier life was, where it keeps what that takes."""
 
     @property
     @abc.abstractmethod

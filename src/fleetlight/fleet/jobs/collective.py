@@ -47,6 +47,10 @@ class CollectiveJob(Context):
         """Nothing comes too late: workers agree anew."""
 
     @property
+    def recovery(self) -> None:
+        """Only workers of jobs with servers start again alone."""
+
+    @property
     def dense_group(self) -> Group:
         """All workers."""
         assert isinstance(self.group, Group)

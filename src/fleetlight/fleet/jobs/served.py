@@ -19,6 +19,7 @@ from fleetlight.fleet.leaving import tell_left, tell_parting
 from fleetlight.fleet.model import ModelPlan
 from fleetlight.fleet.model_values import ServedValues
 from fleetlight.fleet.optimizer import OptimizerPlan
+from fleetlight.fleet.recovery import Recovery
 from fleetlight.fleet.served import ServedPolicy, ServedSteps
 from fleetlight.fleet.served_saving import ServedCut
 from fleetlight.fleet.session import Session
@@ -40,7 +41,6 @@ class ServedJob(Context):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.recovery = self.opened.recovery
         self.closers.callback(self._drop_what_was_kept)
         self.closers.callback(self._say_goodbye)
         self.closers.callback(lambda: self.opened.leave())
@@ -77,6 +77,11 @@ class ServedJob(Context):
             f"{call} came after fleet.init_worker() or the first forward, when the servers had "
             f"made their tables; call it before{anew}"
         )
+
+    @property
+    def recovery(self) -> Recovery | None:
+        """As in `Context`."""
+        return self.opened.recovery
 
     @property
     def dense_group(self) -> Group | None:

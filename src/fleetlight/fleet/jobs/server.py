@@ -75,6 +75,10 @@ class ServerJob(Context):
         """A server draws its plan in `init_server`, of what is there by then."""
 
     @property
+    def recovery(self) -> None:
+        """Only workers of jobs with servers start again alone."""
+
+    @property
     def dense_group(self) -> None:
         """A server reduces nothing."""
 
