@@ -307,5 +307,6 @@ class OptimizerPlan:
 
 
 def closure_in(args: Any, kwargs: Any) -> Any:
+    """The closure that a step was called with, if one was."""
     # torch hands its hooks the optimizer itself as the first of the arguments
     return kwargs.get("closure", args[1] if len(args) > 1 else None)
