@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from tests.data.observing import Observing
 from tests.data.simulated import numbers_in, plain
 
 from fleetlight.data import ShardLoader
@@ -82,9 +83,8 @@ class Worker:
             workers=workers,
             seed=0,
             tail="join",
-            on_share=self.shares.append,
+            observer=Observing(self.shares.append, more.pop("announce", None), follow=self),
             queue=Queue(self.desk, batches),
-            follow=self,
             **more,
         )
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+from tests.data.observing import Observing
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
 
@@ -90,8 +91,7 @@ class Workers:
                 workers=number,
                 seed=seed,
                 tail=tail,
-                on_share=lambda share, told=self.told[worker]: told.append(share),
-                announce=announce,
+                observer=Observing(self.told[worker].append, announce),
             )
             for worker in range(number)
         ]
@@ -166,4 +166,6 @@ def plain(size: int = 4, length: int = 30, **settings: Any) -> DataLoader[Any]:
 def single(loader: DataLoader[Any], **settings: Any) -> ShardLoader:
     """The part of the only worker."""
     named: dict[str, Any] = {"worker": 0, "workers": 1, "seed": 0, "tail": "join"}
-    return ShardLoader(loader, **{**named, **settings}, on_share=lambda share: None)
+    parts = ("announce", "between", "follow")
+    told = {name: settings.pop(name) for name in parts if name in settings}
+    return ShardLoader(loader, **{**named, **settings}, observer=Observing(**told))

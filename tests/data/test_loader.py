@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.data.observing import Observing
 from tests.data.simulated import (
     Announced,
     Numbers,
@@ -368,8 +369,7 @@ def followed(follow: Followed) -> ShardLoader:
         workers=2,
         seed=0,
         tail="join",
-        on_share=lambda share: share,
-        follow=follow,
+        observer=Observing(follow=follow),
     )
 
 

@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.data.observing import Observing
 from tests.served import SYNC, Member, Net, geo, run
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from fleetlight.data.loader import ShardLoader
+from fleetlight.data.observer import NoObserver
 from fleetlight.errors import ConfigError, PlanError
 from fleetlight.fleet.announcing import Announcer
+from fleetlight.fleet.sharding import JobObserver
 from fleetlight.ps.layers.embedding import SparseEmbedding
 
 IDS = torch.arange(24).view(8, 3)
@@ -36,8 +39,7 @@ def pairs(worker: Member, lookahead: Any = None, ids: Tensor = IDS) -> ShardLoad
         workers=worker.context.group.size,
         seed=0,
         tail="join",
-        on_share=lambda share: None,
-        announce=Announcer(worker.context, lookahead),
+        observer=Observing(announce=Announcer(worker.context, lookahead)),
     )
 
 
@@ -116,8 +118,7 @@ def test_ids_that_are_padded_and_tables_of_several_layers() -> None:
             workers=1,
             seed=0,
             tail="join",
-            on_share=lambda share: None,
-            announce=Announcer(worker.context, None),
+            observer=Observing(announce=Announcer(worker.context, None)),
         )
         for batch in sharded:
             worker.optimizer.zero_grad()
@@ -145,6 +146,7 @@ def test_a_batch_that_is_changed_in_place_is_pulled_anew() -> None:
 
 def test_a_loading_process_gets_a_loader_that_announces_nothing() -> None:
     def train(worker: Member) -> Any:
-        return pickle.loads(pickle.dumps(Announcer(worker.context, None)))
+        copy = pickle.loads(pickle.dumps(JobObserver(worker.context, None, None)))
+        return type(copy), copy.wants_next()
 
-    assert run(build, train, workers=1) == [None]
+    assert run(build, train, workers=1) == [(NoObserver, False)]

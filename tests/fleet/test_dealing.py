@@ -49,7 +49,6 @@ def loader_of(member: Member, length: int = LENGTH, **more: Any) -> ShardLoader:
         workers=member.context.group.size,
         seed=0,
         tail="join",
-        on_share=lambda share: None,
         queue=queue_of(member.context, "queue", more.get("range_batches", 2)),
     )
     member.context.loaders.append(loader)

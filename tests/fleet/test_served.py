@@ -14,7 +14,7 @@ from tests.served import ASYNC, SYNC, Job, Member, Net, geo, run, started
 from torch import nn
 
 from fleetlight.collective.group import Group
-from fleetlight.data.loader import BatchShare
+from fleetlight.data.observer import BatchShare
 from fleetlight.errors import PlanError
 from fleetlight.fleet.jobs.server import ServerJob
 from fleetlight.fleet.model import reduction_of
@@ -255,7 +255,7 @@ def test_a_sum_of_gradients_is_not_made_with_servers(mode: dict[str, Any]) -> No
 
     def train(worker: Member) -> Any:
         weights = Weights(worker.context)
-        weights(BatchShare(mine=3 - 2 * worker.index, total=4, epoch=0, consumed=0))
+        weights.set(BatchShare(mine=3 - 2 * worker.index, total=4, epoch=0, consumed=0))
         (worker.model(ONE).sum() * (1 + worker.index)).backward()
         worker.barrier()  # both have read what neither has changed yet
         worker.optimizer.step()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import fleetlight as fleet
 from fleetlight import static
-from fleetlight.data.loader import BatchShare
+from fleetlight.data.observer import BatchShare
 from fleetlight.errors import ConfigError, PlanError, StrategyError
 from fleetlight.fleet.announcing import Announcer
 from fleetlight.fleet.jobs.server import ServerJob
@@ -243,7 +243,7 @@ def test_what_weighs_less_has_smaller_gradients() -> None:
         # the first worker has none left, then both have
         executor = static.Executor()
         for mine in (16 * worker.index, 8):
-            weights(BatchShare(epoch=0, consumed=0, mine=mine, total=16))
+            weights.set(BatchShare(epoch=0, consumed=0, mine=mine, total=16))
             feed = {"ids": IDS[0, worker.index], "target": TARGETS[0, worker.index]}
             executor.run(program, feed)
         return [p.detach().clone() for p in worker.model.parameters() if p.numel()], worker.rows(

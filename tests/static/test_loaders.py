@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from tests.data.observing import Observing
 from tests.static.test_executor import Written
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
@@ -204,7 +205,7 @@ def test_a_sharded_loader_says_what_its_batches_weigh() -> None:
         workers=1,
         seed=0,
         tail="join",
-        on_share=lambda share: told.append(share and share.mine),
+        observer=Observing(lambda share: told.append(share and share.mine)),
     )
     made = Written()
     reader = static.bind(shard, [made.x, made.y])

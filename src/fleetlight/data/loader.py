@@ -4,57 +4,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
+from fleetlight.data.observer import BatchShare, LoaderObserver, NoObserver
 from fleetlight.data.ranges import Queue, RangeSource
 from fleetlight.data.sources import MapSource, Share, Source, StreamSource, source_of
 from fleetlight.errors import CheckpointError, ComebackError, ConfigError, PeerError
 
 #: a batch
 B = TypeVar("B")
-
-
-class BatchShare(NamedTuple):
-    """What is told of each batch before it is handed out."""
-
-    #: how many of its samples count, and how many do on all workers
-    mine: int
-    total: int
-    #: the position behind it
-    epoch: int
-    consumed: int
-
-
-#: answers what it was told before; None: no batch is in hand
-OnShare = Callable[["BatchShare | None"], "BatchShare | None"]
-
-
-class Announce(Protocol):
-    """Whoever wants to know a batch before it is handed out."""
-
-    def wanted(self) -> bool:
-        """True when batches are to be loaded one ahead; asked at the begin of an epoch."""
-
-    def __call__(self, batches: Sequence[Any]) -> None:
-        """The batch that is handed out now, and the next one unless it is the last."""
-
-
-#: told between two batches, before the next one is made, where training may be interrupted
-Between = Callable[["ShardLoader[Any]"], None]
-
-
-class Follow(Protocol):
-    """Whoever wants to know how far a loader is."""
-
-    def begins(self) -> None:
-        """An iteration begins."""
-
-    def hands_out(self, before: Mapping[str, Any]) -> None:
-        """A batch is about to be handed out, and that was the position before it."""
 
 
 class _Loaded(NamedTuple):
@@ -99,19 +61,13 @@ class ShardLoader(DataLoader[Any], Generic[B]):
         workers: int,
         seed: int,
         tail: str,
-        on_share: OnShare,
-        announce: Announce | None = None,
-        between: Between | None = None,
-        follow: Follow | None = None,
+        observer: LoaderObserver | None = None,
         queue: Queue | None = None,
     ) -> None:
         _refuse_sharded(loader)
         self._share = Share(worker, workers, tail)
         self._seed = seed
-        self._on_share = on_share
-        self._announce = announce
-        self._follow = follow
-        self._between = between
+        self._observer = observer or NoObserver()
         #: of the batch handed out last
         self.share: BatchShare | None = None
         self._epoch = 0
@@ -198,11 +154,10 @@ class ShardLoader(DataLoader[Any], Generic[B]):
             raise ComebackError(_ASK.format(epoch=self._epoch))
         if self._iteration is not None:
             self._enter(self._epoch + 1)
-        if self._follow is not None:
-            self._follow.begins()
+        self._observer.begins()
         is_resumed = self._source.hides_its_end and any(self._position.values())
         # a loop inside another one's, such as a validation, leaves the outer batch its weight
-        before = self._on_share(None)
+        before = self._observer.shares(None)
         try:
             is_empty = True
             for batch in self._deal():
@@ -215,7 +170,7 @@ class ShardLoader(DataLoader[Any], Generic[B]):
                 self._enter(self._epoch + 1)
                 yield from self._deal()
         finally:
-            self._on_share(before)
+            self._observer.shares(before)
         self._enter(self._epoch + 1)
 
     def _deal(self) -> Iterator[Any]:
@@ -237,13 +192,12 @@ class ShardLoader(DataLoader[Any], Generic[B]):
                 # now it is known that the epoch goes on
                 self._pause()
             is_first = False
-            if self._follow is not None:
-                self._follow.hands_out(self._state())
+            self._observer.hands_out(self._state())
             self._source.handed_out(self._position, position)
             self._before = self._position
             self.counted, self._position = mine, position
             self.share = BatchShare(mine, total, self._epoch, self.consumed)
-            self._on_share(self.share)
+            self._observer.shares(self.share)
             try:
                 yield batch
             except GeneratorExit:
@@ -262,8 +216,7 @@ class ShardLoader(DataLoader[Any], Generic[B]):
                 self._pause()
 
     def _pause(self) -> None:
-        if self._between is not None:
-            self._between(self)
+        self._observer.between(self)
 
     def _loaded(self) -> Iterator[_Loaded]:
         for dealt in self._source.deal(self._torch_iterator()):
@@ -281,8 +234,7 @@ class ShardLoader(DataLoader[Any], Generic[B]):
 
     def _announced(self, loaded: Iterator[_Loaded]) -> Iterator[_Loaded]:
         """The same; where that is wanted the next one is loaded before each is handed out."""
-        announce = self._announce
-        if announce is None or not announce.wanted():
+        if not self._observer.wants_next():
             yield from loaded
             return
         now = next(loaded, None)
@@ -293,7 +245,7 @@ class ShardLoader(DataLoader[Any], Generic[B]):
             except Exception as problem:
                 # it belongs to the next batch
                 error = problem
-            announce([now.batch] if coming is None else [now.batch, coming.batch])
+            self._observer.announces([now.batch] if coming is None else [now.batch, coming.batch])
             yield now
             if error is not None:
                 raise error

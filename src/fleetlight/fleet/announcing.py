@@ -100,14 +100,6 @@ class Announcer:
             )
         return {numbers[name]: ids_of(ids, f"lookahead of {name}") for name, ids in told.items()}
 
-    def __reduce__(self) -> Any:
-        # a loader sent to a loading process takes no part in the job there
-        return _nobody, ()
-
-
-def _nobody() -> None:
-    return None
-
 
 def _id_tensors(batch: Any) -> list[tuple[Any, Tensor]]:
     """The tensors of a batch, however nested, that can come to a table as they are."""

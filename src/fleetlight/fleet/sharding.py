@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from fleetlight.collective.position import UNKNOWN, Position
-from fleetlight.data.loader import BatchShare, ShardLoader
+from fleetlight.data.loader import ShardLoader
+from fleetlight.data.observer import BatchShare, NoObserver
 from fleetlight.errors import names_arguments
 from fleetlight.fleet.announcing import Announcer, IdsOf
 from fleetlight.fleet.context import Context, current
@@ -21,7 +22,6 @@ from fleetlight.observe.log import logger
 
 if TYPE_CHECKING:
     from fleetlight.fleet.recovery import Recovery
-    from fleetlight.fleet.stopping import Stopping
 
 #: records of such a type are stacked into batches of the same one; torch has no word for others
 Batch = TypeVar("Batch", bound="Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]")
@@ -73,10 +73,7 @@ def shard(
         workers=context.group.size,
         seed=context.strategy.seed,
         tail=tail,
-        on_share=_weights(context),
-        announce=None if lookahead is False else Announcer(context, lookahead),
-        between=None if context.stopping is None else Between(context.stopping),
-        follow=follower,
+        observer=JobObserver(context, follower, lookahead),
         queue=queue_of(context, deal, range_batches),
     )
     if context.stopping is not None:
@@ -103,16 +100,12 @@ class Follower:
             loader.go_on(position, must_be_asked=is_trained_on)
 
     def begins(self) -> None:
-        """As in `Follow`."""
+        """As in `LoaderObserver`."""
         self._recovery.begins(self._context, self._number)
 
     def hands_out(self, before: Mapping[str, Any]) -> None:
-        """As in `Follow`."""
+        """As in `LoaderObserver`."""
         self._recovery.hands_out(self._context, self._number, before)
-
-    def __reduce__(self) -> Any:
-        # a loader sent to a loading process takes no part in the job there
-        return _nobody, ()
 
 
 def _follower(context: Context) -> Follower | None:
@@ -130,7 +123,7 @@ class Weights:
         self.now: BatchShare | None = None
         self._has_warned = False
 
-    def __call__(self, share: BatchShare | None) -> BatchShare | None:
+    def set(self, share: BatchShare | None) -> BatchShare | None:
         """Set the share of the batch handed out now; answers the one before."""
         before, self.now = self.now, share
         if share is None:
@@ -157,24 +150,49 @@ class Weights:
             )
         self._has_warned = True
 
-    def __reduce__(self) -> Any:
-        # a loader sent to a loading process takes no part in the job there
-        return _nothing, ()
 
+class JobObserver:
+    """What a job does with the batches of one loader."""
 
-class Between:
-    """Tells a job that saves by itself when it is between two batches of a loader."""
+    def __init__(
+        self, context: Context, follower: Follower | None, lookahead: IdsOf | Literal[False] | None
+    ) -> None:
+        self._weights, self._follower = _weights(context), follower
+        self._announcer = None if lookahead is False else Announcer(context, lookahead)
+        self._stopping = context.stopping
 
-    def __init__(self, stopping: Stopping) -> None:
-        self._stopping = stopping
+    def begins(self) -> None:
+        """As in `LoaderObserver`."""
+        if self._follower is not None:
+            self._follower.begins()
 
-    def __call__(self, loader: ShardLoader[Any]) -> None:
+    def shares(self, share: BatchShare | None) -> BatchShare | None:
+        """As in `LoaderObserver`."""
+        return self._weights.set(share)
+
+    def hands_out(self, before: Mapping[str, Any]) -> None:
+        """As in `LoaderObserver`."""
+        if self._follower is not None:
+            self._follower.hands_out(before)
+
+    def between(self, loader: ShardLoader[Any]) -> None:
         """No step is half made now; whoever reads ahead in a thread cannot say so."""
-        if threading.current_thread() is threading.main_thread():
+        is_here = threading.current_thread() is threading.main_thread()
+        if self._stopping is not None and is_here:
             self._stopping.between(loader)
 
+    def wants_next(self) -> bool:
+        """As in `LoaderObserver`."""
+        return self._announcer is not None and self._announcer.wanted()
+
+    def announces(self, batches: Sequence[Any]) -> None:
+        """As in `LoaderObserver`."""
+        if self._announcer is not None:
+            self._announcer(batches)
+
     def __reduce__(self) -> Any:
-        return _nothing, ()
+        # a loader sent to a loading process takes no part in the job there
+        return NoObserver, ()
 
 
 def _position_of(share: BatchShare | None) -> Position:
@@ -189,11 +207,3 @@ def _weights(context: Context) -> Weights:
     if context.weights is None:
         context.weights = Weights(context)
     return context.weights
-
-
-def _nobody() -> None:
-    return None
-
-
-def _nothing() -> Any:
-    return lambda share: None

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An observer of a loader, made of what a test wants to be told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fleetlight.data.observer import BatchShare, NoObserver
+
+
+class Observing(NoObserver):
+    """Hands on what it is told."""
+
+    def __init__(
+        self,
+        shares: Callable[[BatchShare | None], Any] = lambda share: None,
+        announce: Any = None,
+        between: Callable[[Any], Any] = lambda loader: None,
+        follow: Any = None,
+    ) -> None:
+        self._shares, self._announce = shares, announce
+        self._between, self._follow = between, follow
+
+    def begins(self) -> None:
+        if self._follow is not None:
+            self._follow.begins()
+
+    def shares(self, share: BatchShare | None) -> Any:
+        return self._shares(share)
+
+    def hands_out(self, before: Mapping[str, Any]) -> None:
+        if self._follow is not None:
+            self._follow.hands_out(before)
+
+    def between(self, loader: Any) -> None:
+        self._between(loader)
+
+    def wants_next(self) -> bool:
+        return self._announce is not None and self._announce.wanted()
+
+    def announces(self, batches: Sequence[Any]) -> None:
+        self._announce(batches)
