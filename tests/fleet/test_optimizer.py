@@ -99,6 +99,32 @@ def stepped_again() -> None:
     assert not torch.equal(flat(model), before)
 
 
+def accumulated_after_minimize(tables: bool) -> None:
+    first = fleet.nn.SparseEmbedding(2) if tables else nn.Embedding(4, 2)
+    model = fleet.distributed_model(nn.Sequential(first, nn.Linear(2, 1)))
+    optimizer: Any = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    ids = torch.arange(4)
+    optimizer.minimize(model(ids).sum())
+    with pytest.raises(PlanError, match="which has made the step"):
+        optimizer.step()
+    # gradients that another backward has added to are others
+    model(ids).sum().backward()
+    before = flat(model[1])
+    optimizer.step()
+    assert not torch.equal(flat(model[1]), before)
+    fleet.stop_worker()
+
+
+def served_alone() -> None:
+    fleet.init()
+    accumulated_after_minimize(tables=True)
+
+
+def test_a_step_with_gradients_added_after_minimize_is_made() -> None:
+    run_workers(accumulated_after_minimize, 1, False)
+    run_processes(served_alone, [()])
+
+
 def used_twice() -> None:
     model = fleet.distributed_model(network())
     optimizer: Any = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))

@@ -97,8 +97,8 @@ class OptimizerPlan:
         self._stepped_at = 0
         #: and how many backwards
         self._stepped_behind = 0
-        #: the first gradient of the last loss that was minimized, and how often it was written
-        self._minimized: tuple[weakref.ref[Tensor], int] | None = None
+        #: the first gradient of the last loss that was minimized, and what tells that it changed
+        self._minimized: tuple[weakref.ref[Tensor], tuple[int, int]] | None = None
         watch_backwards()
         self._is_released = False
         self._step_before: Any = optimizer.__dict__.get("step")
@@ -228,7 +228,7 @@ class OptimizerPlan:
         gradient = self._first_gradient()
         if gradient is not None:
             # zero_grad frees it, and another may come to lie where it was
-            self._minimized = weakref.ref(gradient), version(gradient)
+            self._minimized = weakref.ref(gradient), self._writes(gradient)
 
     def _refuse_second_step(self) -> None:
         """The gradients of a loss that was minimized have made their step."""
@@ -236,11 +236,16 @@ class OptimizerPlan:
             return
         gradient, writes = self._minimized
         now = self._first_gradient()
-        if now is not None and now is gradient() and version(now) == writes:
+        if now is not None and now is gradient() and self._writes(now) == writes:
             raise PlanError(
                 "optimizer.step was called after minimize(loss), which has made the step with "
                 "these gradients already: leave optimizer.step() out, and call zero_grad()"
             )
+
+    @staticmethod
+    def _writes(gradient: Tensor) -> tuple[int, int]:
+        """What changes when a gradient does; rows that backward adds to one are no write to it."""
+        return version(gradient), backwards_so_far()
 
     def _first_gradient(self) -> Tensor | None:
         """The gradient of the first parameter that has one."""
