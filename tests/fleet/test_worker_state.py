@@ -15,7 +15,7 @@ import fleetlight as fleet
 from fleetlight.checkpoint import WorkerState
 from fleetlight.fleet import worker_state
 from fleetlight.fleet.context import Context
-from fleetlight.fleet.job import Purpose, Saved
+from fleetlight.fleet.job import Purpose, SavedPart
 from fleetlight.fleet.loading import _kept
 from fleetlight.fleet.worker_state import PARTS, saved_values
 
@@ -28,12 +28,12 @@ class Toy:
     name: ClassVar[str] = "toy"
     purposes: ClassVar[tuple[Purpose, ...]] = tuple(Purpose)
     value: ClassVar[Any] = None
-    loaded: ClassVar[list[Saved]] = []
+    loaded: ClassVar[list[SavedPart]] = []
 
     def save(self) -> Any:
         return self.value
 
-    def load(self, saved: Saved) -> None:
+    def load(self, saved: SavedPart) -> None:
         self.loaded.append(saved)
 
 

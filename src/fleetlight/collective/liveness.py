@@ -28,7 +28,7 @@ BEAT_S = 0.5
 #: beats that may be missed before a worker counts as silent
 _MISSED = 4
 _ASK_EVERY_S = 0.05
-#: what a worker did not do that left without failing
+#: hints where a worker left without an error: of a reduction, and of any other call
 _OF_GRADIENTS = ". Workers with unequal numbers of batches: fleet.shard(loader) evens them out"
 _OF_CALL = ". Every worker must call it, not only some"
 #: how long a worker may be silent before those that wait for its work give it up

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`LoaderObserver`: who follows a sharded loader, such as the job that trains on its batches."""
+"""`LoaderObserver`: what a sharded loader tells the job that trains on its batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class BatchShare(NamedTuple):
     #: how many of its samples count, and how many do on all workers
     mine: int
     total: int
-    #: the position behind it
+    #: the position after it
     epoch: int
     consumed: int
 
@@ -44,7 +44,7 @@ class LoaderObserver(Protocol):
 
 
 class NoObserver:
-    """Nobody follows the loader."""
+    """A loader outside any job tells nothing."""
 
     def begins(self) -> None:
         """As in `LoaderObserver`."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the parts of `fleet` know a job by. Imports nothing of `fleet`."""
+"""The protocols by which the parts of `fleet` know a job. Imports nothing of `fleet`."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Purpose(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Saved:
+class SavedPart:
     """What was kept of one part, and why."""
 
     purpose: Purpose
@@ -106,5 +106,5 @@ class Stateful(Protocol):
     def save(self) -> Any:
         """The value now: plain data, tensors may be inside; None: nothing is kept."""
 
-    def load(self, saved: Saved) -> None:
+    def load(self, saved: SavedPart) -> None:
         """Continue where the value was saved."""

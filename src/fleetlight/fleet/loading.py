@@ -22,7 +22,7 @@ from fleetlight.errors import CheckpointError
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.courier import carry_checkpoint
 from fleetlight.fleet.former_names import read_named
-from fleetlight.fleet.job import Purpose, Saved
+from fleetlight.fleet.job import Purpose, SavedPart
 from fleetlight.fleet.registered import names_of, registered_model
 from fleetlight.fleet.served_loading import ServedLoading
 from fleetlight.fleet.table_files import FOLDER
@@ -178,7 +178,7 @@ def _fitted_parts(
     own = saved.worker(context.group.index)
     for part in parts(context, purpose):
         each = [_kept(record, part.name) for record in records]
-        found = Saved(
+        found = SavedPart(
             purpose=purpose,
             step=saved.manifest.step,
             first=each[0] if each else None,

@@ -24,7 +24,7 @@ import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import WorkerState
 from fleetlight.checkpoint.rng import RngWatch
 from fleetlight.errors import CheckpointError, ComebackError
-from fleetlight.fleet.job import Purpose, Saved
+from fleetlight.fleet.job import Purpose, SavedPart
 from fleetlight.fleet.own import Own
 from fleetlight.fleet.worker_state import parts, saved_values, served
 from fleetlight.observe.log import logger
@@ -203,7 +203,7 @@ class Recovery:
         for part in parts(context, Purpose.REPLAY):
             value = values.get(part.name)
             part.load(
-                Saved(
+                SavedPart(
                     purpose=Purpose.REPLAY,
                     step=values["step"],
                     first=value,

@@ -111,7 +111,7 @@ class ReducedSteps:
             )
 
     def make_ready(self, *, takes_assigned: bool = True) -> None:
-        """Behind this, the gradients are those of all workers and of all merged backwards."""
+        """After this, the gradients are those of all workers and of all merged backwards."""
         for plan in self.context.models:
             plan.freeze()  # also when its own forward was never called
             plan.begin()

@@ -16,7 +16,7 @@ import torch
 from fleetlight.fleet import averaging, compressing
 from fleetlight.fleet.context import Context
 from fleetlight.fleet.dealing import positions
-from fleetlight.fleet.job import Purpose, Saved, Stateful
+from fleetlight.fleet.job import Purpose, SavedPart, Stateful
 from fleetlight.fleet.registered import names_of, registered_model
 from fleetlight.observe.log import logger
 
@@ -36,7 +36,7 @@ class Loaders:
         """By loader, in the order in which they were made."""
         return positions(self.context)
 
-    def load(self, saved: Saved) -> None:
+    def load(self, saved: SavedPart) -> None:
         """Give every loader its position, or change none."""
         loaders, found = self.context.loaders, saved.first or []
         if saved.purpose is Purpose.RESUME:
@@ -71,7 +71,7 @@ class StandingLoaders:
         """By loader."""
         return [loader.standing() for loader in self.context.loaders]
 
-    def load(self, saved: Saved) -> None:
+    def load(self, saved: SavedPart) -> None:
         """Put the others where they stood; one that is being read is there already."""
         for loader, position in zip(self.context.loaders, saved.own, strict=False):
             if not loader.is_being_read:
@@ -90,7 +90,7 @@ class LossScalers:
         """By optimizer; None for one without."""
         return [plan.scaler_state() for plan in self.context.optimizers]
 
-    def load(self, saved: Saved) -> None:
+    def load(self, saved: SavedPart) -> None:
         """It is the same on all workers."""
         for plan, scaler in zip(self.context.optimizers, saved.first or [], strict=False):
             plan.load_scaler_state(scaler)
@@ -108,7 +108,7 @@ class StepCounts:
         """By optimizer."""
         return [plan.steps for plan in served(self.context)]
 
-    def load(self, saved: Saved) -> None:
+    def load(self, saved: SavedPart) -> None:
         """Workers whose data ended early have made fewer: the most steps count."""
         counts = [max(steps) for steps in zip(*(one or [] for one in saved.each), strict=False)]
         for number, plan in enumerate(served(self.context)):
@@ -133,7 +133,7 @@ class ParamGroups:
             for plan in served(self.context)
         ]
 
-    def load(self, saved: Saved) -> None:
+    def load(self, saved: SavedPart) -> None:
         """Put them into the groups."""
         for plan, settings in zip(served(self.context), saved.own, strict=True):
             for group, kept in zip(plan.optimizer.param_groups, settings, strict=True):
@@ -153,7 +153,7 @@ class LearningRates:
         schedulers = self.context.schedulers
         return None if schedulers is None else schedulers.states(self._optimizers())
 
-    def load(self, saved: Saved) -> None:
+    def load(self, saved: SavedPart) -> None:
         """The script must have made the same ones."""
         if self.context.schedulers is not None:
             self.context.schedulers.load(saved.first or [], self._optimizers())
@@ -176,7 +176,7 @@ class LocalTraining:
             return None
         return averaging.saved_states(self.context, names_of(registered_model(self.context)))
 
-    def load(self, saved: Saved) -> None:
+    def load(self, saved: SavedPart) -> None:
         """Behind the values of the model: what trains alone goes on from there."""
         names = names_of(registered_model(self.context))
         averaging.load(self.context, saved.first or [], saved.step, names)
@@ -194,7 +194,7 @@ class Unsent:
         """By number of the model and name of the parameter."""
         return compressing.unsent(self.context) or None
 
-    def load(self, saved: Saved) -> None:
+    def load(self, saved: SavedPart) -> None:
         """It is each worker's own, so the number of workers must be the same."""
         compressing.load_unsent(self.context, saved.own or {}, len(saved.each))
 
@@ -211,7 +211,7 @@ class JobStep:
         """A number."""
         return self.context.step
 
-    def load(self, saved: Saved) -> None:
+    def load(self, saved: SavedPart) -> None:
         """Count from there."""
         self.context.step = saved.own
 
@@ -228,7 +228,7 @@ class Saves:
         """None where the job has no folder."""
         return None if self.context.stopping is None else self.context.stopping.saves
 
-    def load(self, saved: Saved) -> None:
+    def load(self, saved: SavedPart) -> None:
         """Count from there."""
         if self.context.stopping is not None and saved.own is not None:
             self.context.stopping.saves = saved.own
@@ -246,7 +246,7 @@ class StoppedBetween:
         """The number of the loader."""
         return None if self.context.stopping is None else self.context.stopping.place_now
 
-    def load(self, saved: Saved) -> None:
+    def load(self, saved: SavedPart) -> None:
         """Random numbers are put in place there, which `Resumption` does."""
 
 

@@ -297,7 +297,7 @@ def test_a_refused_greeting_is_not_tried_again() -> None:
 
 
 def test_another_program_at_the_address_of_a_server_is_thought_of() -> None:
-    hint = r"; expected a parameter server there, it may be"
+    hint = r"; expected a parameter server there, but another program may listen"
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
         pytest.raises(DeadlineError, match=hint),

@@ -43,10 +43,10 @@ class ServedJob(Context):
         super().__post_init__()
         self.closers.callback(self._drop_what_was_kept)
         self.closers.callback(self._say_goodbye)
-        self.closers.callback(lambda: self.opened.leave())
+        self.closers.callback(lambda: self.own_session.leave())
 
     @property
-    def opened(self) -> Session:
+    def own_session(self) -> Session:
         """This worker's part in the job."""
         assert self.session is not None
         return self.session
@@ -62,11 +62,11 @@ class ServedJob(Context):
 
     def plan_optimizer(self, optimizer: torch.optim.Optimizer) -> OptimizerPlan:
         """As in `Context`."""
-        return OptimizerPlan(optimizer, self, lambda plan: ServedSteps(plan, self.opened))
+        return OptimizerPlan(optimizer, self, lambda plan: ServedSteps(plan, self.own_session))
 
     def refuse_late(self, call: str) -> None:
         """The plan is drawn once."""
-        if not self.opened.is_open:
+        if not self.own_session.is_open:
             return
         anew = (
             ", or, to train another model from here on, call fleet.reset() and then fleet.init()"
@@ -81,12 +81,12 @@ class ServedJob(Context):
     @property
     def recovery(self) -> Recovery | None:
         """As in `Context`."""
-        return self.opened.recovery
+        return self.own_session.recovery
 
     @property
     def dense_group(self) -> Group | None:
         """As in `Context`; with `dense="allreduce"`, once the job is open."""
-        return self.opened.dense_group
+        return self.own_session.dense_group
 
     def clip(self, parameters: list[Tensor], max_norm: float, norm_type: float) -> Tensor:
         """In sync mode only the servers know the gradients of all workers together."""
@@ -97,7 +97,7 @@ class ServedJob(Context):
         merges = [steps.plan.merge for steps in owners]
         if any(merge is not None and merge.is_between() for merge in merges):
             return torch.tensor(norm_of(updates, norm_type))
-        norm = self.opened.clip(updates, max_norm, norm_type)
+        norm = self.own_session.clip(updates, max_norm, norm_type)
         for steps in owners:
             steps.norm = norm
         return torch.tensor(norm)
@@ -118,20 +118,20 @@ class ServedJob(Context):
 
     def open(self) -> None:
         """As in `Context`."""
-        self.opened.open(self)
+        self.own_session.open(self)
 
     def once(self, call: str, action: Callable[[], Sequence[bytes]]) -> Sequence[bytes]:
         """As in `Context`."""
-        return self.opened.client.answers.once(call, action)
+        return self.own_session.client.answers.once(call, action)
 
     def cut(self, model: nn.Module, via: str) -> ServedCut:
         """As in `Context`; the servers write one thing at a time."""
         self.saving.finish()
-        return ServedCut(self, self.opened, model, via)
+        return ServedCut(self, self.own_session, model, via)
 
     def values_of(self, model: nn.Module) -> ServedValues:
         """As in `Context`."""
-        return ServedValues(self, self.opened, model)
+        return ServedValues(self, self.own_session, model)
 
     def prepare(self) -> None:
         """As in `Context`."""
@@ -144,7 +144,7 @@ class ServedJob(Context):
 
     def barrier(self) -> None:
         """As in `Context`."""
-        self.opened.barrier(self)
+        self.own_session.barrier(self)
 
     @contextlib.contextmanager
     def at_rest(self, *, everything: bool = False) -> Iterator[None]:
@@ -155,12 +155,12 @@ class ServedJob(Context):
         self.open()
         for model in self.models:
             model.freeze()
-        communicator = self.opened.communicator
+        communicator = self.own_session.communicator
         if self.is_catching_up:
-            # what follows is long past
+            # an earlier life of this worker has done what follows
             yield
             return
-        forced = everything or self.opened.drawn.plan.mode == GEO
+        forced = everything or self.own_session.drawn.plan.mode == GEO
         communicator.settle() if forced else communicator.flush()
         try:
             yield
@@ -176,7 +176,7 @@ class ServedJob(Context):
     def watch_terminations(self) -> None:
         """As in `Context`."""
         crew = self._crew
-        stopping.watch_in_worker(self, ServedCalls(self, self.opened, crew))
+        stopping.watch_in_worker(self, ServedCalls(self, self.own_session, crew))
         if self.stopping is not None:
             crew.when_left_alone = self.stopping.left_alone
 
@@ -185,21 +185,21 @@ class ServedJob(Context):
         try:
             for loader in self.loaders:
                 loader.give_back()
-            self.opened.stop()
+            self.own_session.stop()
         except BaseException as error:
             text = f"{type(error).__name__}: {error}"
             self.group.fail(text)
-            self.opened.fail(text)
+            self.own_session.fail(text)
             raise
 
     def fail(self, error: str, *, consequence: bool) -> None:
         """As in `Context`."""
-        self.opened.fail(error)
+        self.own_session.fail(error)
         self.group.fail(error, consequence=consequence)
 
     def forget(self) -> None:
         """As in `Context`."""
-        self.opened.let_go()
+        self.own_session.let_go()
 
     def _say_goodbye(self) -> None:
         tell_parting(self.role)
@@ -211,7 +211,7 @@ class ServedJob(Context):
 
         A worker that has left says so in its folder; one that stops is resumed from a checkpoint.
         """
-        if self.opened.embedded is not None:
-            self.opened.embedded.close()
-        if self.opened.client.redo is not None:
-            self.opened.client.redo.close(is_needed=False, ended=not self._crew.stopped)
+        if self.own_session.embedded is not None:
+            self.own_session.embedded.close()
+        if self.own_session.client.redo is not None:
+            self.own_session.client.redo.close(is_needed=False, ended=not self._crew.stopped)

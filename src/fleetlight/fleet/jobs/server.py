@@ -55,10 +55,10 @@ class ServerJob(Context):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.closers.callback(self.group.leave)
-        self.closers.callback(lambda: self.running.stop())
+        self.closers.callback(lambda: self.own_service.stop())
 
     @property
-    def running(self) -> Service:
+    def own_service(self) -> Service:
         """What this process does."""
         assert self.service is not None
         return self.service
@@ -108,7 +108,7 @@ class ServerJob(Context):
 
     def server(self, call: str) -> Service:
         """As in `Context`."""
-        return self.running
+        return self.own_service
 
     def barrier(self) -> None:
         """Workers meet without it."""
@@ -128,7 +128,7 @@ class ServerJob(Context):
 
     def fail(self, error: str, *, consequence: bool) -> None:
         """As in `Context`."""
-        self.running.fail(error)
+        self.own_service.fail(error)
         self.group.fail(error, consequence=consequence)
 
     def forget(self) -> None:

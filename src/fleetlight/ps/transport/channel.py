@@ -221,7 +221,7 @@ class SocketChannel:
                 return self._answer(self._next(frames, request, self._deadline_s, until))
             except DeadlineError as error:
                 raise DeadlineError(
-                    f"{error}; expected a parameter server there, it may be another program"
+                    f"{error}; expected a parameter server there, but another program may listen"
                 ) from None
 
         if self._token is None:
