@@ -16,6 +16,7 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
@@ -93,11 +94,21 @@ def free_port() -> int:
     return port
 
 
+@contextlib.contextmanager
+def ending_at_sigterm() -> Iterator[None]:
+    """Inside the block SIGTERM is an error, so that what was started is ended."""
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def run(job: Job) -> Run:
     """Run a job once, in an empty folder, each process on one thread."""
     with tempfile.TemporaryDirectory() as name:
         folder, cpu = Path(name), _children_cpu_s()
-        with machine.Meter() as meter:
+        with ending_at_sigterm(), machine.Meter() as meter:
             _finish(job, start(job, folder), folder)
         found = _results(folder)
         if len(found) != job.results:

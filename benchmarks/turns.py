@@ -114,6 +114,7 @@ def take(
     shares: list[float | None] = []
     played: dict[str, list[_Share]] = {name: [] for name in make}
     with contextlib.ExitStack() as ending:
+        ending.enter_context(jobs.ending_at_sigterm())
         players = {name: ending.enter_context(_player(one())) for name, one in make.items()}
         for number in range(rounds):
             before = sum(player.spent_s() for player in players.values())

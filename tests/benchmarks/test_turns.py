@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -85,3 +87,27 @@ def test_a_job_that_makes_no_step_in_its_turn_is_told_of(tmp_path: Path) -> None
     hangs = STEP.replace("while True:", "counter.add()\nwhile True:\n    continue")
     with pytest.raises(jobs.BenchmarkError, match="slow made no step"):
         turns.take({"slow": lambda: stepping("slow", tmp_path / "a", hangs)}, 1, 1, 0.1)
+
+
+ENDED = """
+import pathlib, sys
+from tests.benchmarks.test_turns import stepping
+from benchmarks import turns
+pid = pathlib.Path(sys.argv[1])
+turns.take({"one": lambda: stepping("one", pid)}, 1000, 1, 0.1)
+"""
+
+
+@pytest.mark.multiprocess
+def test_a_benchmark_that_is_asked_to_end_leaves_no_job_behind(tmp_path: Path) -> None:
+    command = [sys.executable, "-u", "-c", ENDED, str(tmp_path / "pid")]
+    with subprocess.Popen(
+        command, cwd=jobs.ROOT, env=jobs.environment({}), stdout=subprocess.PIPE
+    ) as benchmark:
+        assert benchmark.stdout is not None
+        # a round is over, and its job stands still
+        assert b"round 1/1000" in benchmark.stdout.readline()
+        benchmark.terminate()
+        assert benchmark.wait(60) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
