@@ -12,7 +12,7 @@ import dataclasses
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ OTHERS: Mapping[str, Mapping[str, int]] = {
 #: points of accuracy that the median, and the worst run, may lose
 MEDIAN, WORST = 1.0, 3.0
 SERVERS = 2
-OPTIMIZERS = {
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
     "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9),
     "Adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.01),

@@ -50,8 +50,9 @@ def plain_torch(options: argparse.Namespace) -> None:
 def fleetlight(options: argparse.Namespace) -> None:
     """Ours, eager or by a static program: a server serves, a worker trains."""
     import fleetlight as fleet
+    from fleetlight.strategy.config_dicts import ASyncConfigsDict
 
-    configs = {"k_steps": options.k_steps} if options.mode == "geo" else {}
+    configs: ASyncConfigsDict = {"k_steps": options.k_steps} if options.mode == "geo" else {}
     if options.staleness is not None:
         configs["staleness"] = options.staleness
     strategy = fleet.DistributedStrategy(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,13 +38,12 @@ def plain_torch(options: argparse.Namespace) -> None:
     records = task(options.task, options.data, options.seed, options.samples)
     model = records.model()
     optimizer = optimizer_of(model, options)
-    loader = ShardLoader(
+    loader: ShardLoader[Any] = ShardLoader(
         records.train.loader(options.batch * options.workers, shuffle=True),
         worker=0,
         workers=1,
         seed=options.seed,
         tail="join",
-        on_share=lambda share: None,
     )
     seconds = train(model, optimizer, loader, options.epochs)
     scores, labels = predictions(model, records.test, 0, 1)
@@ -56,9 +56,11 @@ def fleetlight(options: argparse.Namespace) -> None:
     import fleetlight as fleet
 
     fleet.init()
-    configs = {"k_steps": options.k_steps} if options.mode == "geo" else {}
+    geo = options.mode == "geo"
     strategy = fleet.DistributedStrategy(
-        a_sync=options.mode != "sync", a_sync_configs=configs, seed=options.seed
+        a_sync=options.mode != "sync",
+        a_sync_configs={"k_steps": options.k_steps} if geo else {},
+        seed=options.seed,
     )
     records = task(options.task, options.data, options.seed, options.samples)
     model = records.model()

@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,7 +57,10 @@ class Sender:
 
     def __init__(self, channel: SocketChannel) -> None:
         self._channel = channel
-        self._arrays = [np.arange(IDS), np.ones((IDS, DIM), np.float32)]
+        self._arrays: list[np.ndarray[Any, np.dtype[Any]]] = [
+            np.arange(IDS),
+            np.ones((IDS, DIM), np.float32),
+        ]
         self.seconds: list[float] = []
 
     def push(self) -> None:
