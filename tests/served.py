@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from fleetlight.fleet.context import Context
-from fleetlight.fleet.jobs.served import ServedJob
-from fleetlight.fleet.planning import draw
-from fleetlight.fleet.session import Session
+from fleetlight.fleet.plan.bound_plan import draw
+from fleetlight.fleet.served.job import ServedJob
+from fleetlight.fleet.served.session import Session
 from fleetlight.kernels import Initializer, dedup, first_values, table_seed
 from fleetlight.ps import messages as m
 from fleetlight.ps.layers.embedding import SparseEmbedding

@@ -96,7 +96,7 @@ def test_star_import_brings_the_public_names() -> None:
 
 
 def test_tools_may_look_at_every_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleetlight.fleet.programs._main", None)
+    monkeypatch.setattr("fleetlight.fleet.collective.programs._main", None)
     assert not hasattr(fleet, "main_program")
     assert {"init", "static"} <= {name for name, _ in inspect.getmembers(fleet)}
     assert "stop_worker" in pydoc.render_doc(fleet)

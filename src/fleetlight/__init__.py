@@ -37,7 +37,7 @@ if not TYPE_CHECKING:  # mypy shall know the names above, and no others
             return importlib.import_module(f"fleetlight.{name}")
         if name == "main_program":
             # another one after each `minimize`
-            from fleetlight.fleet.programs import main_program
+            from fleetlight.fleet.collective.programs import main_program
 
             return main_program()
         if name not in api.__all__:

@@ -12,7 +12,7 @@ from torch import nn
 
 import fleetlight as fleet
 from fleetlight.fleet.context import current
-from fleetlight.fleet.model import Entry
+from fleetlight.fleet.training.model import Entry
 
 pytestmark = pytest.mark.multiprocess
 

@@ -16,7 +16,7 @@ from tests.workers import WorkerFailedError, reserved_port, run_processes
 import fleetlight as fleet
 from fleetlight.collective.group import Group
 from fleetlight.errors import MembershipError
-from fleetlight.fleet.jobs.collective import CollectiveJob
+from fleetlight.fleet.collective.job import CollectiveJob
 from fleetlight.ps.messages import Ask
 from fleetlight.ps.transport import SocketChannel
 from fleetlight.roles import Role

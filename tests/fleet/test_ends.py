@@ -13,10 +13,10 @@ from tests.ps.serving import closed_server, open_up, plan, team
 import fleetlight as fleet
 from fleetlight.collective.group import Group
 from fleetlight.errors import PeerLostError
-from fleetlight.fleet import leaving
 from fleetlight.fleet.context import Context, current_or_none, set_current
-from fleetlight.fleet.jobs.server import ServerJob, Service
-from fleetlight.fleet.joining import join_servers
+from fleetlight.fleet.exit import exit_status
+from fleetlight.fleet.served.joining.bootstrap import join_servers
+from fleetlight.fleet.server.job import ServerJob, Service
 from fleetlight.launch.job.layout import Member
 from fleetlight.launch.processes.reason import Exit
 from fleetlight.launch.status import UNKNOWN, read
@@ -38,12 +38,12 @@ def killed(error_file: str) -> Exit:
 
 def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Context, str]:
     """A server whose values are kept, in a process that its launcher may start again."""
-    monkeypatch.setattr(leaving, "_told", UNKNOWN)
+    monkeypatch.setattr(exit_status, "_told", UNKNOWN)
     error_file = str(tmp_path / "error")
     role = Role(kind=Kind.SERVER, server_num=1, worker_num=2, error_file=error_file)
     server = closed_server()
     open_up(server, plan("async"), Durable(tmp_path / "kept", job="a job"))
-    leaving.tell_returning(role)
+    exit_status.tell_returning(role)
     service = Service(server, Listener(("127.0.0.1", 0), server))
     context = ServerJob(
         role=role, group=Group(deadline_s=20.0), strategy=DistributedStrategy(), service=service
@@ -95,7 +95,7 @@ def test_a_server_that_somebody_left_in_anger_is_not(
 def test_a_worker_says_that_it_parts_before_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leaving, "_told", UNKNOWN)
+    monkeypatch.setattr(exit_status, "_told", UNKNOWN)
     error_file = str(tmp_path / "error")
     set_current(join_servers(Role(error_file=error_file), DistributedStrategy(), 20.0))
     amid: list[Exit] = []

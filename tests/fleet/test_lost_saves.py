@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fleet.test_served_saving import adam, equal, load, save, state, train
+from tests.fleet.served.tables.test_server_checkpoint import adam, equal, load, save, state, train
 from tests.served import SYNC, Job, Member
 
 from fleetlight import checkpoint
 from fleetlight.errors import CheckpointError, LostCheckpointError, PeerLostError
-from fleetlight.fleet.table_files import TableFiles
+from fleetlight.fleet.served.tables.table_files import TableFiles
 
 
 class Lost:

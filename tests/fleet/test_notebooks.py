@@ -20,9 +20,9 @@ from torch.optim.lr_scheduler import LRScheduler
 import fleetlight as fleet
 from fleetlight import static
 from fleetlight.errors import CheckpointError, ConfigError, PlanError
-from fleetlight.fleet import stopping
+from fleetlight.fleet.checkpoints import stopping
+from fleetlight.fleet.checkpoints.stop_calls import StopCalls
 from fleetlight.fleet.context import Context, current, current_or_none
-from fleetlight.fleet.stop_calls import StopCalls
 from fleetlight.strategy import current_job
 
 pytestmark = pytest.mark.multiprocess

@@ -8,8 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from tests.fleet.test_programs import captured, eager, example, network, prepared, records, state_of
-from tests.fleet.test_programs import written as written_program
+from tests.fleet.collective.test_programs import (
+    captured,
+    eager,
+    example,
+    network,
+    prepared,
+    records,
+    state_of,
+)
+from tests.fleet.collective.test_programs import written as written_program
 from tests.workers import run_workers
 from torch.nn import functional as F
 

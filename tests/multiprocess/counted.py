@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fleetlight as fleet
 from fleetlight.fleet.context import current
-from fleetlight.fleet.table_files import TableFiles
+from fleetlight.fleet.served.tables.table_files import TableFiles
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--mode", choices=["sync", "async", "staleness", "geo"], default="async")

@@ -4,10 +4,21 @@
 from __future__ import annotations
 
 from fleetlight import data, errors, optim
-from fleetlight.fleet import metrics, nn, util
-from fleetlight.fleet.clipping import clip_grad_norm_
-from fleetlight.fleet.collectives import all_gather, all_reduce, barrier_worker
-from fleetlight.fleet.identity import (
+from fleetlight.fleet.checkpoints.persistables import load_persistables, save_persistables
+from fleetlight.fleet.checkpoints.whole_state import load_state_dict, state_dict
+from fleetlight.fleet.exit.exit_status import watch_the_beginning
+from fleetlight.fleet.lifecycle import (
+    init,
+    init_server,
+    init_worker,
+    reset,
+    run_server,
+    stop_worker,
+)
+from fleetlight.fleet.public import metrics, nn, util
+from fleetlight.fleet.public.clipping import clip_grad_norm_
+from fleetlight.fleet.public.collectives import all_gather, all_reduce, barrier_worker
+from fleetlight.fleet.public.identity import (
     is_first_worker,
     is_server,
     is_worker,
@@ -23,25 +34,14 @@ from fleetlight.fleet.identity import (
     worker_num,
     world_size,
 )
-from fleetlight.fleet.inference import load_inference_model, save_inference_model
-from fleetlight.fleet.leaving import watch_the_beginning
-from fleetlight.fleet.lifecycle import (
-    init,
-    init_server,
-    init_worker,
-    reset,
-    run_server,
-    stop_worker,
-)
-from fleetlight.fleet.model import no_sync
-from fleetlight.fleet.perf import account, collective_perf
-from fleetlight.fleet.persistables import load_persistables, save_persistables
-from fleetlight.fleet.progress import progress
-from fleetlight.fleet.registering import distributed_model, distributed_optimizer
-from fleetlight.fleet.rows import rows
-from fleetlight.fleet.sharding import shard
-from fleetlight.fleet.shrinking import shrink
-from fleetlight.fleet.whole_state import load_state_dict, state_dict
+from fleetlight.fleet.public.inference import load_inference_model, save_inference_model
+from fleetlight.fleet.public.perf import account, collective_perf
+from fleetlight.fleet.public.progress import progress
+from fleetlight.fleet.public.registering import distributed_model, distributed_optimizer
+from fleetlight.fleet.public.rows import rows
+from fleetlight.fleet.public.sharding import shard
+from fleetlight.fleet.served.tables.shrinking import shrink
+from fleetlight.fleet.training.model import no_sync
 from fleetlight.ps.layers.entries import CountFilterEntry, ProbabilityEntry, ShowClickEntry
 from fleetlight.roles import Role, RoleMaker, UserDefinedRoleMaker
 from fleetlight.roles import RoleMaker as PaddleCloudRoleMaker

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from fleetlight.errors import ConfigError, RoleError
+from fleetlight.fleet.checkpoints.background import BackgroundSave
+from fleetlight.fleet.checkpoints.schedulers import Schedulers
 from fleetlight.fleet.job import Peers
-from fleetlight.fleet.saving import BackgroundSave
-from fleetlight.fleet.schedulers import Schedulers
 from fleetlight.roles import Role
 from fleetlight.security.encryption import Encryption, encryption_of
 from fleetlight.strategy import DistributedStrategy
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from fleetlight.collective.codecs.compression import Compression
     from fleetlight.collective.group import Group
     from fleetlight.data.loader import ShardLoader
-    from fleetlight.fleet.jobs.server import Service
-    from fleetlight.fleet.model import ModelPlan
-    from fleetlight.fleet.model_values import ModelValues
-    from fleetlight.fleet.optimizer import OptimizerPlan
-    from fleetlight.fleet.recovery import Recovery
+    from fleetlight.fleet.checkpoints.model_values import ModelValues
+    from fleetlight.fleet.checkpoints.stopping import Stopping
+    from fleetlight.fleet.public.sharding import Weights
     from fleetlight.fleet.repeated import Asked
-    from fleetlight.fleet.seen_loss import SeenLoss
-    from fleetlight.fleet.served_saving import ServedCut
-    from fleetlight.fleet.session import Session
-    from fleetlight.fleet.sharding import Weights
-    from fleetlight.fleet.stopping import Stopping
+    from fleetlight.fleet.served.replay import Recovery
+    from fleetlight.fleet.served.session import Session
+    from fleetlight.fleet.served.tables.server_checkpoint import ServedCut
+    from fleetlight.fleet.server.job import Service
+    from fleetlight.fleet.training.loss import SeenLoss
+    from fleetlight.fleet.training.model import ModelPlan
+    from fleetlight.fleet.training.optimizer import OptimizerPlan
 
 
 @dataclasses.dataclass

@@ -18,7 +18,7 @@ def forget() -> None:
     forget_job()
     watch_no_longer()
     # no program without these
-    programs = sys.modules.get("fleetlight.fleet.programs")
+    programs = sys.modules.get("fleetlight.fleet.collective.programs")
     if programs is not None:
         programs.forget()
     definition = sys.modules.get("fleetlight.static.definition")

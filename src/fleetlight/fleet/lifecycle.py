@@ -15,14 +15,11 @@ import fleetlight
 from fleetlight.collective.forming import form
 from fleetlight.collective.registration import Scheduler
 from fleetlight.errors import ConfigError, FleetError, RoleError, names_arguments
-from fleetlight.fleet import averaging, compressing, served_figures, stopping
+from fleetlight.fleet.checkpoints import stopping
+from fleetlight.fleet.checkpoints.former_names import read_named
+from fleetlight.fleet.collective.job import CollectiveJob
 from fleetlight.fleet.context import Context, current, current_or_none, set_current
-from fleetlight.fleet.durable import durable_of
-from fleetlight.fleet.forgetting import forget
-from fleetlight.fleet.former_names import read_named
-from fleetlight.fleet.jobs.collective import CollectiveJob
-from fleetlight.fleet.joining import join_servers
-from fleetlight.fleet.leaving import (
+from fleetlight.fleet.exit.exit_status import (
     end_badly,
     tell_leaving,
     tell_over,
@@ -30,10 +27,15 @@ from fleetlight.fleet.leaving import (
     watch_no_longer,
     watch_the_end,
 )
+from fleetlight.fleet.exit.started_readers import refuse_started_reader
+from fleetlight.fleet.forgetting import forget
 from fleetlight.fleet.repeated import Asked, take_again
-from fleetlight.fleet.served_loading import open_loaded
-from fleetlight.fleet.session import drawn_of
-from fleetlight.fleet.started_readers import refuse_started_reader
+from fleetlight.fleet.served import figures
+from fleetlight.fleet.served.joining.bootstrap import join_servers
+from fleetlight.fleet.served.joining.durability_dir import durable_of
+from fleetlight.fleet.served.session import drawn_of
+from fleetlight.fleet.served.tables.loading import open_loaded
+from fleetlight.fleet.training import compression, local_training
 from fleetlight.observe import log
 from fleetlight.observe.log import logger
 from fleetlight.roles import Kind, Role, RoleMaker, foreign_variables
@@ -129,7 +131,7 @@ def _begin(context: Context, deadline_s: float, deadline_from: str) -> None:
     if context.recovery is not None:
         context.note_schedulers()
     context.watch_terminations()
-    context.closers.callback(averaging.close, context)
+    context.closers.callback(local_training.close, context)
 
 
 @functools.cache
@@ -172,7 +174,7 @@ def run_server() -> None:
         )
     try:
         service.server.wait()
-        logger.info("%s", served_figures.of_server(service.server.counted()))
+        logger.info("%s", figures.of_server(service.server.counted()))
     except BaseException:
         service.stop()
         raise
@@ -189,8 +191,8 @@ def stop_worker() -> None:
     context = current_or_none()
     if context is None:
         return
-    averaging.tell_at_end(context)
-    compressing.tell_at_end(context)
+    local_training.tell_at_end(context)
+    compression.tell_at_end(context)
     with contextlib.ExitStack() as ending:
         ending.callback(_leave, context)
         ending.callback(context.finish)

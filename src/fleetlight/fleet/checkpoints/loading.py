@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loading a checkpoint: everything is compared on every worker before anything is changed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from torch import nn
+
+# not `from fleetlight import`, which asks for the API, and that may be being imported
+import fleetlight.checkpoint as checkpoint
+from fleetlight.checkpoint import Checkpoint, WorkerState
+from fleetlight.errors import CheckpointError
+from fleetlight.fleet.checkpoints.checkpoint_copy import carry_checkpoint
+from fleetlight.fleet.checkpoints.former_names import read_named
+from fleetlight.fleet.checkpoints.worker_state import parts
+from fleetlight.fleet.context import Context
+from fleetlight.fleet.job import Purpose, SavedPart
+from fleetlight.fleet.served.tables.loading import ServedLoading
+from fleetlight.fleet.served.tables.table_files import FOLDER
+from fleetlight.fleet.training.registered import names_of, registered_model
+from fleetlight.observe.log import logger
+from fleetlight.ps.layers.table_weight import TableWeight
+
+
+def load_job(
+    context: Context,
+    dirname: str | os.PathLike[str],
+    via: str = FOLDER,
+    random_later: list[Callable[[], None]] | None = None,
+) -> dict[str, Any]:
+    """What `load_persistables` does, for a worker; one that was started again has done it.
+
+    With `random_later` loaders stay where they are, and what sets random numbers is put there.
+    """
+    context.open()
+    if context.recovery is not None:
+        # were it to die now, only all could begin again
+        context.recovery.lose()
+
+    found: list[dict[str, Any]] = []
+
+    def load() -> list[bytes]:
+        found.append(_load_job(context, dirname, via, random_later))
+        return [msgspec.json.encode(checkpoint.pack(found[0], "extra", {}))]
+
+    (told,) = context.once("load_persistables", load)
+    if found:
+        return found[0]
+    # an earlier life of this worker has loaded it
+    extra = checkpoint.unpack(msgspec.json.decode(told), {})
+    assert isinstance(extra, dict)
+    return extra
+
+
+def _load_job(
+    context: Context,
+    dirname: str | os.PathLike[str],
+    via: str,
+    random_later: list[Callable[[], None]] | None,
+) -> dict[str, Any]:
+    model = registered_model(context)
+    temporary_folder = tempfile.TemporaryDirectory(prefix="fleet-load-")
+    with context.at_rest(everything=True), temporary_folder as temporary:
+        if context.recovery is not None:
+            context.recovery.give_up("it was about to load a checkpoint, or had just done")
+        context.group.assemble("load_persistables")
+        # what is to be read may still be under way
+        context.group.together(context.saving.finish, "load_persistables")
+        # servers read the tables, workers only where there are no servers
+        served = context.session is not None
+        path = carry_checkpoint(context.group, Path(dirname), Path(temporary), tables=not served)
+        return _load_from(path, context, model, via, random_later)
+
+
+def _load_from(
+    path: Path,
+    context: Context,
+    model: nn.Module,
+    via: str,
+    random_later: list[Callable[[], None]] | None,
+) -> dict[str, Any]:
+    with contextlib.ExitStack() as ending:
+        found: list[Checkpoint] = []
+        steps: list[Callable[[], None]] = []
+
+        def fit() -> None:
+            found.append(read_named(context, path))
+            purpose = Purpose.CHECKPOINT if random_later is None else Purpose.RESUME
+            positions, *others = _fitted_parts(context, found[0], purpose)
+            # what may still refuse comes first: positions can be taken back
+            steps.append(positions)
+            if context.session is None:
+                steps.extend(_fitted(context, model, found[0]))
+            else:
+                loading = ServedLoading(context, context.session, found[0], via)
+                ending.callback(loading.end)
+                steps.extend(_fitted_served(context, model, found[0], loading))
+            steps.extend(others)
+            random = steps if random_later is None else random_later
+            random.append(_fitted_rng(context, found[0]))
+
+        def load() -> None:
+            for step in steps:
+                step()
+
+        # what does not fit on one worker must change nothing on any
+        context.group.together(fit, "load_persistables")
+        context.group.together(load, "load_persistables")
+        return found[0].extra
+
+
+def _fitted(context: Context, model: nn.Module, saved: Checkpoint) -> Iterator[Callable[[], None]]:
+    """Read and compare everything; answers the steps that then put it in place."""
+    optimizers = saved.optimizers()
+    if len(optimizers) != len(context.optimizers):
+        raise CheckpointError(
+            f"{saved.directory} holds {len(optimizers)} optimizers, but this job has "
+            f"{len(context.optimizers)}; register the same ones before loading"
+        )
+    names, tables = names_of(model), saved.moved_weights()
+    _warn_of_tables(context, saved)
+    state = saved.model()
+    # what stands for a table of open ids stays as it is
+    open_ids = {n: p for p, n in names.items() if isinstance(p, TableWeight) and n in state.tensors}
+    state = dataclasses.replace(state, tensors={**state.tensors, **tables, **open_ids})
+    yield checkpoint.fitted_model_state(model, state)
+    # what a table's rule has kept is not in the optimizer
+    elsewhere = [parameter for parameter, name in names.items() if name in tables]
+    for plan, one in zip(context.optimizers, optimizers, strict=True):
+        yield checkpoint.fitted_optimizer_state(plan.optimizer, names, one, elsewhere)
+    yield from _fitted_rest(context, saved)
+
+
+def _fitted_served(
+    context: Context, model: nn.Module, saved: Checkpoint, loading: ServedLoading
+) -> Iterator[Callable[[], None]]:
+    """The same where parameter servers keep the tables and, mostly, the dense values."""
+    names = names_of(model)
+    yield checkpoint.fitted_model_state(model, loading.model(model, saved.model()))
+    for number, state in enumerate(saved.optimizers()):
+        yield loading.optimizer(number, names, state)
+    loading.look()
+    yield loading.load
+    yield from _fitted_rest(context, saved)
+
+
+def _fitted_rest(context: Context, saved: Checkpoint) -> Iterator[Callable[[], None]]:
+    yield functools.partial(setattr, context, "step", saved.manifest.step)
+    for plan in context.optimizers:
+        yield plan.restart_merge
+
+
+def _warn_of_tables(context: Context, saved: Checkpoint) -> None:
+    ignored = [entry.name for entry in saved.manifest.tables if not entry.ids]
+    if ignored and context.group.index == 0:
+        logger.warning(
+            "the checkpoint has the tables %s, which need parameter servers: they are not loaded, "
+            "all else is",
+            ", ".join(ignored),
+        )
+
+
+def _fitted_parts(
+    context: Context, saved: Checkpoint, purpose: Purpose
+) -> Iterator[Callable[[], None]]:
+    """The steps that put what else a worker consists of in place, those of the loaders first."""
+    ranks = range(saved.manifest.workers)
+    records = [saved.worker(rank) for rank in ranks]
+    own = saved.worker(context.group.index)
+    for part in parts(context, purpose):
+        each = [_kept(record, part.name) for record in records]
+        found = SavedPart(
+            purpose=purpose,
+            step=saved.manifest.step,
+            first=each[0] if each else None,
+            own=_kept(own, part.name),
+            each=each,
+        )
+        yield functools.partial(part.load, found)
+
+
+def _kept(record: WorkerState | None, name: str) -> Any:
+    """What a record has under a name; older versions kept tensors beside the values."""
+    if record is None:
+        return None
+    prefix = f"{name}/"
+    tensors = {n.removeprefix(prefix): t for n, t in record.tensors.items() if n.startswith(prefix)}
+    return record.values.get(name, tensors or None)
+
+
+def _fitted_rng(context: Context, saved: Checkpoint) -> Callable[[], None]:
+    """Random numbers are each worker's own."""
+    mine = saved.worker(context.group.index)
+    if mine is not None and mine.rng is not None:
+        return functools.partial(checkpoint.set_rng_state, mine.rng)
+    return functools.partial(
+        logger.warning,
+        "the checkpoint has no random-number state for this worker; it keeps its own",
+    )

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Summing`: what reductions of a program do in a job, and what workers tell each other by them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor, nn
+from torch.futures import Future
+
+from fleetlight.collective import agreement
+from fleetlight.collective.at_once import reduce_at_once
+from fleetlight.collective.coded import coded_in
+from fleetlight.collective.group import Group
+from fleetlight.collective.position import UNKNOWN, Position, Stamp, check_equally_far
+from fleetlight.collective.reducer import Reducer
+from fleetlight.collective.replica import reducer_of
+from fleetlight.collective.routes.route import Part
+from fleetlight.fleet.context import Context
+from fleetlight.fleet.training.consistency import terms_of
+from fleetlight.fleet.training.model import reduction_of
+from fleetlight.static.graph.form import Form
+from fleetlight.static.graph.reductions import GroupReductions, NoReductions, Parts, reducing
+from fleetlight.static.passes.all_reduces import all_reduces_of, members_of
+from fleetlight.strategy.conflicts import LOCAL
+
+
+class Summing:
+    """Takes means over the workers for the programs of a model: of gradients, and at meetings."""
+
+    def __init__(self, context: Context, group: Group, module: nn.Module) -> None:
+        self._context, self._group, self._module = context, group, module
+        self._reduction = reduction_of(context, module).within(group)
+        #: those that programs have asked for, by `inner`
+        self._reducers: dict[int | None, Reducer] = {}
+        self._compression = self._reduction.compression
+        if self._compression is not None:
+            self._compression.begin()
+        self._reductions = GroupReductions(self._reducers, group, self._check, self._arrived)
+        #: whose gradients are in the buckets of programs that may travel in another form
+        self._parts: dict[int, Parts] = {}
+        self._position, self._program = UNKNOWN, 0
+
+    def open(self, form: Form, program: int) -> None:
+        """Make the reducers that a program asks for and no other has. A meeting of all workers.
+
+        `program` is its number, the same on all workers.
+        """
+        self._parts[program] = self._parts_of(form)
+        asked = [reduction.inner for reduction in all_reduces_of(form.graph)]
+        for inner in dict.fromkeys(asked or [None]):
+            if inner not in self._reducers:
+                # in buckets of all workers at once, narrow types are the business of a pass
+                by_pass = inner is None and not may_train_alone(self._context)
+                narrow = None if by_pass else self._reduction.narrow
+                reduction = dataclasses.replace(self._reduction, inner=inner, narrow=narrow)
+                self._reducers[inner] = reducer_of(self._group, reduction)
+
+    def _parts_of(self, form: Form) -> Parts:
+        known = {id(parameter): name for name, parameter in self._module.named_parameters()}
+        names = {s.name: known.get(id(s.tensor), s.name) for s in form.state}
+        members = members_of(form.graph)
+        return {
+            reduction.index: tuple(
+                Part(names[str(mark.args[1])], mark.meta["val"].numel())
+                for mark in members[reduction.index]
+            )
+            for reduction in all_reduces_of(form.graph)
+            if reduction.is_coded
+        }
+
+    def at(
+        self, position: Position, program: int, *, alone: bool = False, counts: bool = True
+    ) -> AbstractContextManager[None]:
+        """Inside the block a program reduces with the others, who are told where this worker is.
+
+        A worker that trains `alone` reduces nothing. One whose batch does not count is no part of
+        the statistics of norms.
+        """
+        self._position, self._program = position, program
+        if alone:
+            return reducing(NoReductions())
+        is_coded = self._compression is not None and self._compression.prepare()
+        parts = self._parts[program] if is_coded else {}
+        self._reductions.prepare(self._stamp(), parts, counts=counts)
+        return reducing(self._reductions)
+
+    def _arrived(self, means: Mapping[str, Tensor]) -> None:
+        if self._compression is not None:
+            self._compression.hand_over(means)
+
+    @torch.no_grad()
+    def mean(self, named: Mapping[str, Tensor], operation: str) -> None:
+        """As in `averaging.means.Means`, by the reducer of the first program."""
+        reducer = next(iter(self._reducers.values()))
+        reducer.stamp = self._stamp()
+
+        def settle(reductions: Sequence[Future[Tensor]]) -> None:
+            with self._group.named(operation):
+                reducer.settle(reductions)
+            self._check(reducer.stamps())
+
+        reduce_at_once(
+            reducer,
+            named,
+            settle,
+            limits=self._reduction.limits,
+            parameters=dict(self._module.named_parameters()),
+            coded=coded_in(self._module, self._compression),
+        )
+
+    def _stamp(self) -> Stamp:
+        return Stamp(self._position, agreement.checksum(self._terms()))
+
+    def _check(self, stamps: Mapping[int, Stamp]) -> None:
+        check_equally_far({index: stamp.position for index, stamp in stamps.items()})
+        agreement.check_same_terms(stamps, self._terms(), self._group)
+
+    def _terms(self) -> agreement.Terms:
+        return [
+            *terms_of(self._context),
+            ("the program that runs, in the order of their first runs,", self._program),
+        ]
+
+    def close(self) -> None:
+        """Let go of what was opened for it, and of the process groups."""
+        for reducer in self._reducers.values():
+            reducer.close()
+        self._reducers.clear()
+        del self._reductions
+
+
+def may_train_alone(context: Context) -> bool:
+    """Whether the strategy has workers train alone, if only later."""
+    return any(getattr(context.strategy, name) for name in LOCAL)

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draws the plan of a parameter-server job from what the script has registered."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fleetlight.errors import PlanError, StrategyError
+from fleetlight.fleet.plan.remote_embedding import is_movable, refuse_unmovable
+from fleetlight.fleet.plan.table_names import refuse_taken
+from fleetlight.fleet.plan.tied_weights import refuse_tied
+from fleetlight.ps.dtypes import NAMES
+from fleetlight.ps.layers.embedding import DEFAULT, TableLayer, initializer_plan
+from fleetlight.ps.plan import (
+    ASYNC,
+    GEO,
+    SYNC,
+    DensePlan,
+    Plan,
+    RulePlan,
+    TablePlan,
+)
+from fleetlight.ps.tables.rules import optimizer_plan, own_rule, rule_of
+from fleetlight.strategy import DistributedStrategy
+
+#: a parameter that no optimizer steps
+_NOWHERE = (-1, -1)
+
+
+@dataclasses.dataclass
+class Drawn:
+    """A plan, and the objects of this process that its numbers stand for."""
+
+    plan: Plan
+    #: the layers of each table, the one that gives it its name first
+    layers: list[list[nn.Module]]
+    dense: list[nn.Parameter]
+    optimizers: list[torch.optim.Optimizer]
+
+    def weights(self, table: int) -> list[nn.Parameter]:
+        """What stands for a table in the model."""
+        return [layer.weight for layer in self.layers[table]]  # type: ignore[misc]
+
+
+def draw(
+    model: nn.Module,
+    optimizers: list[torch.optim.Optimizer],
+    strategy: DistributedStrategy,
+    *,
+    worker_num: int,
+    server_num: int,
+) -> Drawn:
+    """The plan of a model and its optimizers; the same in every process of the job."""
+    owners = _owners(optimizers)
+    layers = _layers(model)
+    ours = {id(layer.weight) for group in layers.values() for layer in group}
+    dense = [
+        (name, parameter)
+        for name, parameter in model.named_parameters()
+        if id(parameter) not in ours and id(parameter) in owners
+    ]
+    _refuse_strangers(model, optimizers)
+    configs, mode = strategy.a_sync_configs, mode_of(strategy)
+    if mode == GEO and configs.dense != "servers":
+        raise StrategyError(
+            "a_sync_configs: got k_steps above 0 and dense='allreduce', but workers of GeoSGD "
+            "train by themselves between two exchanges; leave one of them out"
+        )
+    plan = Plan(
+        mode=mode,
+        worker_num=worker_num,
+        server_num=server_num,
+        seed=strategy.seed,
+        tables=[_table(name, group, optimizers, owners) for name, group in layers.items()],
+        dense=[_dense(name, parameter, owners) for name, parameter in dense],
+        optimizers=[optimizer_plan(optimizer) for optimizer in optimizers],
+        k_steps=configs.k_steps if strategy.a_sync else 0,
+        staleness=configs.staleness if strategy.a_sync else None,
+        serves_dense=configs.dense == "servers",
+        on_nonfinite=configs.on_nonfinite,
+        durability=strategy.durability,
+        lost_worker=strategy.lost_worker,
+    )
+    return Drawn(plan, list(layers.values()), [parameter for _, parameter in dense], optimizers)
+
+
+def _refuse_strangers(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+    """A parameter outside every registered model would never be trained."""
+    known = {id(parameter) for parameter in model.parameters()}
+    stepped = [p for o in optimizers for group in o.param_groups for p in group["params"]]
+    strangers = sum(p.requires_grad and id(p) not in known for p in stepped)
+    if strangers:
+        raise PlanError(
+            f"{strangers} parameters of the optimizer belong to no distributed model, so nobody "
+            "would train them; add model = fleet.distributed_model(model) for each model they come "
+            "from"
+        )
+
+
+def mode_of(strategy: DistributedStrategy) -> str:
+    """The mode that the switches of a strategy mean."""
+    if not strategy.a_sync:
+        return SYNC
+    return GEO if strategy.a_sync_configs.k_steps else ASYNC
+
+
+def _owners(optimizers: list[torch.optim.Optimizer]) -> dict[int, tuple[int, int]]:
+    """Which optimizer, and which of its groups, steps a parameter."""
+    owners: dict[int, tuple[int, int]] = {}
+    for number, optimizer in enumerate(optimizers):
+        for group, settings in enumerate(optimizer.param_groups):
+            for parameter in settings["params"]:
+                if owners.setdefault(id(parameter), (number, group))[0] != number:
+                    raise PlanError(
+                        "a parameter is in two distributed optimizers; each needs one that steps it"
+                    )
+    return owners
+
+
+def _layers(model: nn.Module) -> dict[str, list[Any]]:
+    """The layers of each table by its name; layers share a table by name or by their weight."""
+    found: dict[str, list[Any]] = {}
+    names: dict[int, str] = {}
+    for path, layer in _table_layers(model):
+        name = getattr(layer, "table", None) or path or type(layer).__name__
+        name = names.setdefault(id(layer.weight), name)
+        found.setdefault(name, []).append(layer)
+    for name, layers in found.items():
+        _check_alike(name, layers)
+    refuse_tied(model, served=True)
+    refuse_taken(model, found)
+    return found
+
+
+def _table_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    for path, module in model.named_modules():
+        if isinstance(module, TableLayer):
+            yield path, module
+        elif is_movable(module):
+            refuse_unmovable(path, module)
+            yield path, module
+
+
+def _check_alike(name: str, layers: list[Any]) -> None:
+    facts = [(_dim(layer), _initializer(layer), _entry(layer)) for layer in layers]
+    if any(fact != facts[0] for fact in facts):
+        raise PlanError(
+            f"table {name!r} is shared by layers that differ: (dim, initializer, entry) is "
+            f"{' and '.join(str(fact) for fact in dict.fromkeys(map(str, facts)))}"
+        )
+
+
+def _dim(layer: Any) -> int:
+    return int(layer.dim if isinstance(layer, TableLayer) else layer.embedding_dim)
+
+
+def _initializer(layer: Any) -> Any:
+    # worker 0 brings the rows of a moved layer; the initializer is for ids beyond, of which none is
+    return layer.initializer if isinstance(layer, TableLayer) else initializer_plan(DEFAULT)
+
+
+def _entry(layer: Any) -> Any:
+    return layer.entry.plan if isinstance(layer, TableLayer) and layer.entry else None
+
+
+def _table(
+    name: str,
+    layers: list[Any],
+    optimizers: list[torch.optim.Optimizer],
+    owners: dict[int, tuple[int, int]],
+) -> TablePlan:
+    places = {owners.get(id(layer.weight), _NOWHERE) for layer in layers}
+    if len(places) > 1:
+        raise PlanError(
+            f"table {name!r} is shared by layers whose weights are in different param groups; put "
+            "them in one"
+        )
+    number, group = places.pop()
+    return TablePlan(
+        name=name,
+        dim=_dim(layers[0]),
+        rule=_rule(name, layers[0], optimizers, number, group),
+        initializer=_initializer(layers[0]),
+        optimizer=number,
+        group=group,
+        entry=_entry(layers[0]),
+        rows=0 if isinstance(layers[0], TableLayer) else int(layers[0].num_embeddings),
+    )
+
+
+def _rule(
+    name: str, layer: Any, optimizers: list[torch.optim.Optimizer], number: int, group: int
+) -> RulePlan:
+    """The layer's own rule, or that of its param group; a table that nobody trains has one too."""
+    own = layer.optimizer if isinstance(layer, TableLayer) else None
+    if own is not None:
+        return own_rule(own, name)
+    if number < 0:
+        return own_rule("sgd", name)
+    return rule_of(optimizers[number], optimizers[number].param_groups[group], name)
+
+
+def _dense(name: str, parameter: Tensor, owners: dict[int, tuple[int, int]]) -> DensePlan:
+    number, group = owners[id(parameter)]
+    dtype = NAMES.get(parameter.dtype)
+    if dtype is None:
+        raise PlanError(
+            f"parameter {name} is of {parameter.dtype}; parameter servers keep "
+            f"{', '.join(NAMES.values())}"
+        )
+    return DensePlan(name, tuple(parameter.shape), dtype, number, group)

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fleet.util`: what Fleet has under this name, with Fleet's signatures."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fleetlight.errors import ConfigError, did_you_mean
+from fleetlight.fleet.context import current
+from fleetlight.fleet.public import collectives
+from fleetlight.observe.log import logger
+
+__all__ = ["all_gather", "all_reduce", "barrier", "get_file_shard", "print_on_rank"]
+
+#: whom Fleet's operations may concern; here only workers talk to each other
+_WORLDS = ("worker", "server", "all")
+
+
+def all_reduce(input: Any, mode: str = "sum", comm_world: str = "worker") -> Any:
+    """`fleet.all_reduce` under Fleet's name; a list of numbers comes back as an array."""
+    _check_world("all_reduce", comm_world)
+    return collectives.all_reduce(_as_array(input), mode)
+
+
+def all_gather(input: Any, comm_world: str = "worker") -> list[Any]:
+    """`fleet.all_gather` under Fleet's name: the value of each worker, in their order."""
+    _check_world("all_gather", comm_world)
+    return collectives.all_gather(_as_array(input))
+
+
+def barrier(comm_world: str = "worker") -> None:
+    """`fleet.barrier_worker` under Fleet's name."""
+    _check_world("barrier", comm_world)
+    collectives.barrier_worker()
+
+
+def print_on_rank(message: object, rank_id: int) -> None:
+    """Write a line to the standard output of one worker; the others write nothing."""
+    group = current().group
+    if not 0 <= rank_id < group.size:
+        raise ConfigError(
+            f"print_on_rank: got rank_id={rank_id}, expected a worker, 0 to {group.size - 1}"
+        )
+    if group.index == rank_id:
+        sys.stdout.write(f"{message}\n")
+
+
+def get_file_shard(files: Sequence[str]) -> list[str]:
+    """This worker's files: neighbours stay together, and sizes differ by one at most."""
+    if isinstance(files, str):
+        raise ConfigError(f"get_file_shard: got the string {files!r}, expected a list of names")
+    group = current().group
+    share, extra = divmod(len(files), group.size)
+    start = group.index * share + min(group.index, extra)
+    mine = list(files[start : start + share + (group.index < extra)])
+    if not mine:
+        logger.warning(
+            "worker %d of %d gets no file: there are only %d", group.index, group.size, len(files)
+        )
+    return mine
+
+
+def _as_array(value: Any) -> Any:
+    return np.asarray(value) if isinstance(value, (list, tuple)) else value
+
+
+def _check_world(operation: str, comm_world: str) -> None:
+    if comm_world == "worker":
+        return
+    if comm_world in _WORLDS:
+        raise ConfigError(
+            f"{operation}: got comm_world={comm_world!r}, expected 'worker': servers only answer "
+            "workers and do not talk to each other"
+        )
+    raise ConfigError(
+        f"{operation}: got comm_world={comm_world!r}; {did_you_mean(str(comm_world), _WORLDS)}"
+    )
+
+
+def __dir__() -> list[str]:
+    own = {name for name in globals() if name.startswith("__")}
+    return sorted({*own, *__all__})
+
+
+if not TYPE_CHECKING:  # mypy shall know the names above, and no others
+
+    def __getattr__(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module 'fleetlight.fleet.public.util' has no attribute {name!r}")
+        raise AttributeError(f"fleet.util has no {name!r}; {did_you_mean(name, __all__)}")

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Static programs in a job with parameter servers: their steps are those of the live optimizer.
+
+A program computes gradients from the rows that were pulled for it; whatever an eager step does with
+gradients, in any mode, is done with them too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from fleetlight.errors import PlanError
+from fleetlight.fleet.collective import programs
+from fleetlight.fleet.public.registering import distributed_model
+from fleetlight.fleet.training.model import ModelPlan
+from fleetlight.fleet.training.optimizer import OptimizerPlan
+from fleetlight.fleet.training.program_passes import options_of, passes_of
+from fleetlight.fleet.training.registered import has_all_of
+from fleetlight.fleet.training.worker_seeds import make_distinct
+from fleetlight.ps.layers.table_gradient import TableGradient
+from fleetlight.static.graph.layouts import laid_out
+from fleetlight.static.graph.lookups import Lookup
+from fleetlight.static.graph.marks import GRADIENT
+from fleetlight.static.running.pulling import Arrived, pull
+from fleetlight.static.running.runners import Coder, run_parts
+
+if TYPE_CHECKING:
+    from fleetlight.static.graph.form import Form
+    from fleetlight.static.program import Program
+    from fleetlight.static.writing.recorder import Part
+
+_GRADIENTS: tuple[Part, ...] = ("forward", "backward")
+
+
+def takes_served(plan: OptimizerPlan, program: Program) -> Collection[Part]:
+    """Register the program's model; workers make gradients, servers nothing at all."""
+    context = plan.context
+    assert program.model is not None
+    if not any(has_all_of(model.module, program.model) for model in context.models):
+        distributed_model(program.model)
+        context.models[-1].of_program = True
+        context.models[-1].former_names = program.former_names()
+    program.runner = Served(plan)
+    # scripts speak of it in servers, too, where nothing more is written
+    programs.remember(program)
+    return _GRADIENTS
+
+
+def distribute_served(plan: OptimizerPlan, program: Program) -> None:
+    """Rewrite a program as the strategy says, its lookups last."""
+    assert program.model is not None
+    program.passes = passes_of(plan.context, program.model)
+    program.options = options_of(plan.context)
+
+
+class Served:
+    """Makes the steps of a program with parameter servers."""
+
+    def __init__(self, plan: OptimizerPlan) -> None:
+        self._plan = plan
+        self._known: _Known | None = None
+
+    def start(self, program: Program) -> None:
+        """The first values are brought by `fleet.init_worker()`, or before the first run."""
+
+    def run(
+        self, program: Program, coder: Coder, feeds: Sequence[Tensor], wanted: Sequence[str]
+    ) -> list[Tensor]:
+        """Pull, compute, and let the optimizer make its step of the gradients."""
+        context = self._plan.context
+        if context.service is not None:
+            raise PlanError(
+                "a program was run in a parameter server; servers do not train: call "
+                "fleet.init_server() and fleet.run_server() there, and run programs where "
+                "fleet.is_worker() is true"
+            )
+        for model in context.models:
+            model.freeze()
+        make_distinct(context)
+        known = self._of(program)
+        arrived = pull(known.form, feeds, insert=True)
+        known.weigh()
+        found = run_parts(program, coder, feeds, [*wanted, *known.marks], _GRADIENTS)
+        self._step(known, found[len(wanted) :], arrived)
+        return found[: len(wanted)]
+
+    def _of(self, program: Program) -> _Known:
+        form = program.form
+        if self._known is None or self._known.form is not form:
+            self._known = _Known(form, self._model_of(program), self._plan)
+        return self._known
+
+    def _model_of(self, program: Program) -> ModelPlan:
+        assert program.model is not None
+        for model in self._plan.context.models:
+            if has_all_of(model.module, program.model):
+                return model
+        raise AssertionError("the model of a program was registered when it was written")
+
+    def _step(self, known: _Known, found: Sequence[Tensor], arrived: Sequence[Arrived]) -> None:
+        """Let the optimizer see these gradients, and no others; nobody sees them afterwards."""
+        before = [parameter.grad for parameter in known.trained]
+        for parameter in known.trained:
+            parameter.grad = None
+        try:
+            known.put(found, arrived)
+            self._reduce()
+            self._plan.optimizer.step()
+        finally:
+            for parameter, gradient in zip(known.trained, before, strict=True):
+                parameter.grad = gradient
+
+    def _reduce(self) -> None:
+        """Where workers average dense gradients among themselves: now, since no backward did."""
+        if self._plan.merge is not None:
+            # once they are whole
+            return
+        for model in self._plan.context.models:
+            if model.replica is not None:
+                model.replica.mark_unreduced()
+                model.replica.ensure_reduced(expected=True)
+
+
+class _Known:
+    """What there is to know of a form: whose gradients it computes."""
+
+    def __init__(self, form: Form, model: ModelPlan, plan: OptimizerPlan) -> None:
+        self.form = form
+        self.trained = [p for group in plan.optimizer.param_groups for p in group["params"]]
+        self._model = model
+        self._weights = [slot for slot in form.state if slot.kind == "weight"]
+        split = form.split
+        pushes = {} if split is None else split.pushes
+        marks = {n.name: n.args[1] for n in form.graph.nodes if n.target is GRADIENT}
+        by_name = {
+            slot.name: slot.tensor for slot in form.state if isinstance(slot.tensor, nn.Parameter)
+        }
+        dense = [mark for mark in marks if mark not in pushes.values()]
+        self._dense = [by_name[str(marks[mark])] for mark in dense]
+        pulls = () if split is None else split.pulls
+        trained = [(n, one) for n, one in enumerate(pulls) if one.table in pushes]
+        self._tables = [(n, _weight_of(form.lookups[p.wanted[0].number])) for n, p in trained]
+        #: nodes with gradients, those of tables last
+        self.marks = [*dense, *(pushes[one.table] for _, one in trained)]
+
+    def weigh(self) -> None:
+        """What the batch in hand counts for, in its short last block or after the data's end."""
+        for slot in self._weights:
+            slot.tensor.fill_(self._model.weight)
+
+    def put(self, found: Sequence[Tensor], arrived: Sequence[Arrived]) -> None:
+        """Gradients where an optimizer looks for them."""
+        seen: set[int] = set()
+        for parameter, gradient in zip(self._dense, found, strict=False):
+            if gradient.data_ptr() in seen:
+                # one for two parameters: each is to have its own
+                gradient = gradient.clone()
+            seen.add(gradient.data_ptr())
+            parameter.grad = laid_out(gradient, parameter)
+        for (number, weight), summed in zip(self._tables, found[len(self._dense) :], strict=True):
+            weight.grad = TableGradient(weight, [arrived[number].gradients(summed)])
+
+
+def _weight_of(lookup: Lookup) -> nn.Parameter:
+    weight = lookup.layer.weight
+    assert isinstance(weight, nn.Parameter)
+    return weight

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a checkpoint takes from parameter servers: tables, dense values, state of the optimizers."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+# not `from fleetlight import`, which asks for the API, and that may be being imported
+import fleetlight.checkpoint as checkpoint
+from fleetlight.checkpoint import (
+    HighWaterEntry,
+    ModelState,
+    OptimizerState,
+    SavedTables,
+    Snapshot,
+    TableEntry,
+    TableFileEntry,
+)
+from fleetlight.errors import CheckpointError, PeerLostError
+from fleetlight.fleet.context import Context
+from fleetlight.fleet.plan.bound_plan import Drawn
+from fleetlight.fleet.served.session import Session
+from fleetlight.fleet.served.tables.table_files import LANE, Saved, TableFiles, files_of
+from fleetlight.fleet.training.registered import names_of
+from fleetlight.ps import messages as m
+from fleetlight.ps.plan import GEO, SYNC, TablePlan
+from fleetlight.ps.tables.dense_state import DenseState, WholeState, tensor_of, whole
+
+
+class ServedCut:
+    """What all servers held at one moment; for worker 0, while the others wait."""
+
+    def __init__(self, context: Context, session: Session, model: nn.Module, via: str) -> None:
+        self._drawn = session.drawn
+        self._client = session.client
+        self._names = names_of(model)
+        self._via = via
+        self._step = context.step
+        self._files = TableFiles(session.client, context.group.deadline_s)
+        self._lives: list[int] = []
+        self._dense = WholeState({}, {})
+
+    def completed(self, snapshot: Snapshot) -> Snapshot:
+        """Make the cut; a worker's snapshot with what the servers have."""
+        self._files.everywhere(m.Cut(), self._files.table_bytes())
+        self._lives = self._client.lives(LANE)
+        self._dense = self._fetched()
+        return dataclasses.replace(
+            snapshot,
+            model=self._model(snapshot.model),
+            optimizers=[self._optimizer(n) for n in range(len(snapshot.optimizers))],
+            server_num=self._client.server_num,
+            epoch=self._client.epoch,
+            save_tables=self._save_tables,
+        )
+
+    @property
+    def may_be_made_again(self) -> bool:
+        """Whether a server that is lost comes back, for another cut."""
+        return self._client.waits_for_comebacks
+
+    @contextlib.contextmanager
+    def _lost_with_its_server(self) -> Iterator[None]:
+        """A server that was started again knows nothing of a cut, nor of files for worker 0."""
+        try:
+            yield
+        except CheckpointError as error:
+            if self._client.lives(LANE) == self._lives:
+                raise
+            raise PeerLostError(f"a server was started again amid a save: {error}") from error
+
+    def drop(self) -> None:
+        """Let go of what was not saved."""
+        self._files.drop()
+
+    def _model(self, state: ModelState) -> ModelState:
+        """A worker's model with the servers' values in it."""
+        plan = self._drawn.plan
+        values = {
+            plan.dense[number].name: tensor_of(array).view(plan.dense[number].shape)
+            for number, array in self._dense.values.items()
+        }
+        return dataclasses.replace(state, tensors={**state.tensors, **values})
+
+    def _optimizer(self, number: int) -> OptimizerState:
+        """An optimizer of a worker with the servers' state in it; that of tables is theirs."""
+        drawn, plan = self._drawn, self._drawn.plan
+        optimizer = drawn.optimizers[number]
+        others = {id(parameter) for parameter in elsewhere(drawn)}
+        state: dict[Tensor, Mapping[str, Any]] = {
+            parameter: values
+            for parameter, values in optimizer.state.items()
+            if id(parameter) not in others
+        }
+        for index, piece in self._dense.state.items():
+            if plan.dense[index].optimizer == number and (piece.tensors or piece.scalars):
+                state[drawn.dense[index]] = piece.live(plan.dense[index].shape)
+        return checkpoint.optimizer_state(optimizer, self._names, state)
+
+    def _save_tables(self, folder: Path) -> SavedTables:
+        """Have the servers write their tables."""
+        with self._lost_with_its_server():
+            saved, files = self._files.save(folder, self._via, self._step)
+        marks = [
+            HighWaterEntry(worker, incarnation, server, sequence)
+            for server, one in saved.items()
+            for worker, incarnation, sequence in one.marks
+        ]
+        tables = [self._entry(n, table, saved) for n, table in enumerate(self._drawn.plan.tables)]
+        return SavedTables(tables, files, marks)
+
+    def _fetched(self) -> WholeState:
+        placement = self._client.placement
+        answers = self._client.everywhere(m.Fetch())
+        states = []
+        for server in range(self._client.server_num):
+            message, arrays = answers[server].message, answers[server].arrays
+            assert isinstance(message, m.Fetched), message
+            blocks = len(placement.blocks_of(server))
+            states.append(
+                DenseState(arrays[:blocks], message.state, message.scalars, arrays[blocks:])
+            )
+        return whole(self._drawn.plan, placement, states)
+
+    def _entry(self, number: int, table: TablePlan, saved: Saved) -> TableEntry:
+        files = [
+            TableFileEntry(file.name, server, file.rows)
+            for server, file in files_of(saved)
+            if file.table == number
+        ]
+        entry = table.entry
+        return TableEntry(
+            name=table.name,
+            dim=table.dim,
+            rows=sum(file.rows for file in files),
+            rule="add" if self._drawn.plan.mode == GEO else table.rule.name,
+            options=dict(table.rule.options),
+            initializer=(table.initializer.kind, table.initializer.a, table.initializer.b),
+            entry=None if entry is None else (entry.kind, entry.value),
+            ids=table.rows,
+            weights=list(dict.fromkeys(self._names[w] for w in self._drawn.weights(number))),
+            files=files,
+        )
+
+
+def elsewhere(drawn: Drawn) -> list[nn.Parameter]:
+    """The parameters whose optimizer state is not in this worker's optimizers."""
+    plan = drawn.plan
+    return table_weights(drawn) + (drawn.dense if plan.mode == SYNC and plan.serves_dense else [])
+
+
+def table_weights(drawn: Drawn) -> list[nn.Parameter]:
+    """What stands for tables in the model."""
+    return [weight for number in range(len(drawn.layers)) for weight in drawn.weights(number)]

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Restoration`: what parameter servers are to be told so that they hold a checkpoint's values.
+
+Everything is compared first. Tables and parameters are found by name; how many servers saved them
+does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+# not `from fleetlight import`, which asks for the API, and that may be being imported
+import fleetlight.checkpoint as checkpoint
+from fleetlight.checkpoint import Checkpoint, OptimizerState, TableEntry
+from fleetlight.checkpoint.values import unpack
+from fleetlight.errors import CheckpointError
+from fleetlight.fleet.plan.bound_plan import Drawn
+from fleetlight.kernels import servers_of
+from fleetlight.ps import messages as m
+from fleetlight.ps.dtypes import NAMES, flat_array
+from fleetlight.ps.placement import Placement
+from fleetlight.ps.plan import GEO, TablePlan
+from fleetlight.ps.tables.dense_state import PieceState, WholeState, part
+
+Words = tuple[m.Message, Sequence[NDArray[Any]]]
+
+
+class Restoration:
+    """A checkpoint, and the plan of the job that is to go on from it."""
+
+    def __init__(self, drawn: Drawn, saved: Checkpoint, epoch: int) -> None:
+        self._drawn, self._plan, self._saved, self._epoch = drawn, drawn.plan, saved, epoch
+        self._entries = {entry.name: entry for entry in saved.manifest.tables}
+        self._tensors: dict[str, Any] = saved.model().state_dict()
+        refuse = checkpoint.refuse_differences
+        refuse("tables", list(self._table_differences()))
+        refuse("model", list(self._dense_differences()))
+        #: weights of layers that the saved job had not moved onto tables
+        self._dense_tables = {
+            number: self._tensors[f"{table.name}.weight"]
+            for number, table in enumerate(self._plan.tables)
+            if table.name not in self._entries
+        }
+
+    @property
+    def files(self) -> list[tuple[int, str]]:
+        """The files of each table by its number in the plan."""
+        return [
+            (number, file.name)
+            for number, table in enumerate(self._plan.tables)
+            if table.name in self._entries
+            for file in self._entries[table.name].files
+        ]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of those files."""
+        return sum(size for size, _ in self._sums().values())
+
+    def look(self, names: Sequence[str] | None = None) -> m.Load:
+        """Have a server look at the files: those in the folder, or those that were brought."""
+        return self._load(names, dry=True)
+
+    def words(self, server: int, names: Sequence[str] | None = None) -> Iterator[Words]:
+        """What to tell a server, one after another."""
+        yield self._load(names, dry=False), ()
+        placement = Placement(self._plan)
+        dense = part(self._plan, placement, server, self._whole())
+        yield m.Restore(dense.state, dense.scalars), [*dense.values, *dense.arrays]
+        for number, weight in self._dense_tables.items():
+            ids = np.arange(len(weight), dtype=np.int64)
+            mine = ids[servers_of(ids, self._plan.server_num) == server]
+            rows = weight.float().numpy()[mine]
+            yield m.Fill([number], False, loaded=True), [mine, rows]
+
+    def warnings(self) -> Iterator[str]:
+        """What is not as it was, though it can be loaded."""
+        for table in self._plan.tables:
+            entry = self._entries.get(table.name)
+            rule = "no rule" if entry is None else entry.rule
+            if self._plan.mode != GEO and table.rule.name not in (rule, "sgd"):
+                yield (
+                    f"table {table.name}: it was saved with {rule} and is now trained with "
+                    f"{table.rule.name}; its weights are loaded, its optimizer state begins anew"
+                )
+        seed = self._saved.manifest.seed
+        if self._entries and seed != self._plan.seed:
+            yield (
+                f"the checkpoint was saved with seed {seed}, this job has {self._plan.seed}: ids "
+                "that it does not know begin with other first values than they would have then"
+            )
+
+    def _load(self, names: Sequence[str] | None, dry: bool) -> m.Load:
+        files = [(n, name) for n, name in self.files if names is None or name in names]
+        folder = "" if names is not None else str(self._saved.folder.absolute())
+        return m.Load(folder, files, self._epoch, self._sums(), dry)
+
+    def _sums(self) -> dict[str, tuple[int, str]]:
+        names = {name for _, name in self.files}
+        files = self._saved.manifest.files
+        return {file.name: (file.bytes, file.sha256) for file in files if file.name in names}
+
+    def _whole(self) -> WholeState:
+        found, states = WholeState({}, {}), self._saved.optimizers()
+        for number, dense in enumerate(self._plan.dense):
+            found.values[number] = flat_array(self._tensors[dense.name])
+            if dense.optimizer < len(states) and not self._plan.workers_step_dense:
+                state = _state_of(states[dense.optimizer], dense.name)
+                found.state[number] = PieceState.of(state, dense.shape, dense.name)
+        return found
+
+    def _table_differences(self) -> Iterator[str]:
+        for table in self._plan.tables:
+            entry = self._entries.get(table.name)
+            if entry is not None:
+                yield from _difference(table, entry)
+            elif not self._has_weight(table):
+                known = ", ".join(map(repr, self._entries)) or "no tables"
+                yield (
+                    f"table {table.name!r} (dim {table.dim}) is not in the checkpoint, which has "
+                    f"{known}"
+                )
+        mine = {table.name for table in self._plan.tables}
+        for name, entry in self._entries.items():
+            if name not in mine:
+                yield f"table {name!r} (dim {entry.dim}) of the checkpoint does not exist here"
+
+    def _has_weight(self, table: TablePlan) -> bool:
+        """A layer of torch may have been saved by a job that did not move it onto a table."""
+        weight = self._tensors.get(f"{table.name}.weight")
+        return (
+            table.rows > 0
+            and isinstance(weight, Tensor)
+            and tuple(weight.shape) == (table.rows, table.dim)
+        )
+
+    def _dense_differences(self) -> Iterator[str]:
+        for dense in self._plan.dense:
+            saved = self._tensors.get(dense.name)
+            if not isinstance(saved, Tensor):
+                yield f"parameter {dense.name!r} is not in the checkpoint"
+            elif (tuple(saved.shape), NAMES.get(saved.dtype)) != (dense.shape, dense.dtype):
+                yield (
+                    f"parameter {dense.name!r} is {dense.dtype}{list(dense.shape)} here, but "
+                    f"{str(saved.dtype).removeprefix('torch.')}{list(saved.shape)} in the "
+                    "checkpoint"
+                )
+
+
+def _difference(table: TablePlan, entry: TableEntry) -> Iterator[str]:
+    if table.dim != entry.dim:
+        yield (
+            f"table {table.name!r} has rows of {table.dim} weights here, but of {entry.dim} in the "
+            "checkpoint"
+        )
+    elif table.rows and table.rows != entry.ids:
+        ids = f"the ids 0 to {entry.ids - 1}" if entry.ids else "ids of any size"
+        yield (
+            f"table {table.name!r} has the ids 0 to {table.rows - 1} here, but {ids} in the "
+            "checkpoint"
+        )
+
+
+def _state_of(optimizer: OptimizerState, name: str) -> Mapping[str, Any]:
+    packed = optimizer.entry.state.get(name, {})
+    return {key: unpack(value, optimizer.tensors) for key, value in packed.items()}
+
+
+def check_optimizers(drawn: Drawn, saved: Checkpoint) -> None:
+    """A server steps with the classes of its own script: they must be those of the checkpoint."""
+    entries = saved.manifest.optimizers
+    if len(entries) != len(drawn.optimizers):
+        raise CheckpointError(
+            f"{saved.directory} holds {len(entries)} optimizers, but this job has "
+            f"{len(drawn.optimizers)}; register the same ones before loading"
+        )
+    differences = [
+        f"it is {checkpoint.class_name(mine)} here, but {entry.class_name} in the checkpoint"
+        for number, (mine, entry) in enumerate(zip(drawn.optimizers, entries, strict=True))
+        if checkpoint.class_name(mine) != entry.class_name and steps_dense(drawn, number)
+    ]
+    checkpoint.refuse_differences("optimizer", differences)
+
+
+def steps_dense(drawn: Drawn, optimizer: int) -> bool:
+    """False for an optimizer whose parameters all stand for tables: it has no state of its own."""
+    return any(dense.optimizer == optimizer for dense in drawn.plan.dense)

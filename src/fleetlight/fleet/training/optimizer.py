@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A registered optimizer: the same torch optimizer, whose steps the workers make together."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import types
+import weakref
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fleetlight.errors import PlanError
+from fleetlight.fleet.context import Context
+from fleetlight.fleet.training.gradient_merge import GradientMerge
+from fleetlight.static.graph.variable import is_variable
+from fleetlight.torch_compat.autograd import version
+from fleetlight.torch_compat.lazy_dynamo import late_step
+from fleetlight.torch_compat.used_graphs import (
+    backwards_so_far,
+    has_gone_backward,
+    is_older,
+    is_used,
+    nodes_so_far,
+    watch_backwards,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from fleetlight.collective.averaging.engine import Averaging
+    from fleetlight.fleet.training.local_training import Alone
+    from fleetlight.fleet.training.model import ModelPlan
+    from fleetlight.static.program import Program
+    from fleetlight.static.writing.recorder import Part
+
+
+class StepPolicy(Protocol):
+    """How the steps of a registered optimizer are made: one for each, chosen by its job."""
+
+    #: how its steps are made alone, if they ever are
+    alone: Alone | None
+
+    def go_on(self, there: Callable[[Averaging], None]) -> None:
+        """Values of a checkpoint were loaded: what trains alone goes on from there."""
+
+    def notice_changes(self, model: ModelPlan) -> None:
+        """A forward of the model comes: agree anew now, where other parameters are trained."""
+
+    def begin(self) -> None:
+        """Training begins, and the strategy is known; once."""
+
+    def make_ready(self) -> None:
+        """After this, the gradients are those of all workers and of all merged backwards."""
+
+    def before(self, args: Any, kwargs: Any) -> Any:
+        """Called before torch's own step; may return other arguments for it."""
+
+    def after(self) -> None:
+        """Called after torch's own step."""
+
+    def takes(self, program: Program) -> Collection[Part]:
+        """A program is about to be written: what of its training this process writes."""
+
+    def distribute(self, program: Program) -> None:
+        """The program is written."""
+
+    def release(self) -> None:
+        """Leave the optimizer as it was."""
+
+
+class OptimizerPlan:
+    """A registered optimizer: sees to it that its steps use reduced gradients.
+
+    Hooks suffice for that. But `step` is stood in for, as torch's schedulers do: only the first
+    forward or step tells whether several steps are to make one.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        context: Context,
+        policy: Callable[[OptimizerPlan], StepPolicy],
+    ) -> None:
+        self.optimizer = optimizer
+        self.context = context
+        self._scaler: torch.amp.GradScaler | None = None
+        self._frozen = False
+        self.merge: GradientMerge | None = None
+        #: the program that makes its steps, if one does; the last one written
+        self.program: Program | None = None
+        #: all of them that are still there
+        self.programs: weakref.WeakSet[Program] = weakref.WeakSet()
+        #: how many nodes of graphs there had been on this thread when it stepped last
+        self._stepped_at = 0
+        #: and how many backwards
+        self._stepped_behind = 0
+        #: the first gradient of the last loss that was minimized, and what tells that it changed
+        self._minimized: tuple[weakref.ref[Tensor], tuple[int, int]] | None = None
+        watch_backwards()
+        self._is_released = False
+        self._step_before: Any = optimizer.__dict__.get("step")
+        self._stand_in_for_step()
+        self.policy = policy(self)
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        ]
+        optimizer.minimize = self._minimize  # type: ignore[attr-defined]
+        # static programs ask for it
+        optimizer.distributor = self  # type: ignore[attr-defined]
+
+    def _before_step(self, _: Any, args: Any, kwargs: Any) -> Any:
+        return self.policy.before(args, kwargs)
+
+    def _after_step(self, *_: Any) -> None:
+        self.policy.after()
+
+    def takes(self, program: Program) -> Collection[Part]:
+        """A program is about to be written that makes this optimizer's steps."""
+        return self.policy.takes(program)
+
+    def distribute(self, program: Program) -> None:
+        """The program is written."""
+        self.policy.distribute(program)
+
+    def freeze(self) -> None:
+        """Apply the strategy as it is when training begins; once."""
+        if self._frozen:
+            return
+        self._frozen = True
+        strategy = self.context.strategy
+        if strategy.gradient_merge and strategy.gradient_merge_configs.k_steps > 1:
+            self.merge = GradientMerge(self.optimizer, self.context)
+        self.policy.begin()
+
+    def _stand_in_for_step(self) -> None:
+        original = self.optimizer.step
+        step = late_step(self.optimizer)
+
+        @functools.wraps(getattr(original, "__func__", original))
+        def stand_in(_: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            if self._is_released:
+                return step(*args, **kwargs)
+            if closure_in((self.optimizer, *args), kwargs) is None:
+                self._refuse_second_step()
+            self.freeze()
+            try:
+                if self.merge is None:
+                    return step(*args, **kwargs)
+                return self.merge.step(step, args, kwargs)
+            finally:
+                self._stepped_at, self._stepped_behind = nodes_so_far(), backwards_so_far()
+
+        # torch's schedulers expect a bound method to wrap
+        self._step_ours = types.MethodType(stand_in, self.optimizer)
+        self.optimizer.step = self._step_ours  # type: ignore[method-assign]
+
+    def release(self) -> None:
+        """Leave the optimizer as it was; a scheduler may have wrapped its step since."""
+        self._is_released = True
+        self.policy.release()
+        for hook in self._hooks:
+            hook.remove()
+        own = self.optimizer.__dict__
+        if own.get("step") is self._step_ours:
+            del own["step"]
+            if self._step_before is not None:
+                own["step"] = self._step_before
+        for name in ("minimize", "distributor"):
+            own.pop(name, None)
+
+    def scaler_state(self) -> dict[str, Any] | None:
+        """The state of the loss scaler that `minimize` or a program uses, if one does."""
+        if self.program is not None:
+            from fleetlight.static.graph import schedule
+
+            return schedule.scaler_state(self.program.state)
+        return None if self._scaler is None else self._scaler.state_dict()
+
+    def load_scaler_state(self, state: dict[str, Any] | None) -> None:
+        """Take up the loss scale where it was."""
+        if self.program is not None:
+            from fleetlight.static.graph import schedule
+
+            for program in self.programs:
+                schedule.load_scaler_state(program.state, state)
+            return
+        scaler = self._scaler_or_none()
+        if scaler is not None and state:
+            scaler.load_state_dict(state)
+
+    def restart_merge(self) -> None:
+        """Drop what was merged of a step that is not made: other values have been loaded."""
+        if self.merge is not None:
+            self.merge.restart()
+        for program in self.programs:
+            program.form.schedule.restart(program.state)
+
+    def _minimize(self, loss: Tensor, *_: Any, **clip: float | None) -> None:
+        """Backward and step, in Fleet's word; `zero_grad` remains the caller's.
+
+        Where the script has called `loss.backward()` itself, as Fleet's scripts do, only the step;
+        also where that has retained the graph.
+        Of a static program's loss, they are written into the program, with `clip_norm` or
+        `clip_value`.
+        """
+        if is_variable(loss):
+            from fleetlight import static
+
+            static.minimize(self.optimizer, loss, **clip)
+            return
+        if clip:
+            raise PlanError(
+                f"minimize: got {', '.join(clip)}, which is for static programs; in an eager loop "
+                "call backward(), fleet.clip_grad_norm_(model, max_norm) and step()"
+            )
+        if not isinstance(loss, Tensor):
+            raise PlanError(
+                f"minimize: got a {type(loss).__name__}, expected the loss as a tensor, on which "
+                "backward() can be called"
+            )
+        self.freeze()
+        self._minimized = None
+        self._step_by(loss, self._scaler_or_none())
+        gradient = self._first_gradient()
+        if gradient is not None:
+            # zero_grad frees it, and another may come to lie where it was
+            self._minimized = weakref.ref(gradient), self._writes(gradient)
+
+    def _refuse_second_step(self) -> None:
+        """The gradients of a loss that was minimized have made their step."""
+        if self._minimized is None:
+            return
+        gradient, writes = self._minimized
+        now = self._first_gradient()
+        if now is not None and now is gradient() and self._writes(now) == writes:
+            raise PlanError(
+                "optimizer.step was called after minimize(loss), which has made the step with "
+                "these gradients already: leave optimizer.step() out, and call zero_grad()"
+            )
+
+    @staticmethod
+    def _writes(gradient: Tensor) -> tuple[int, int]:
+        """What changes when a gradient does; rows that backward adds to one are no write to it."""
+        return version(gradient), backwards_so_far()
+
+    def _first_gradient(self) -> Tensor | None:
+        """The gradient of the first parameter that has one."""
+        parameters = (p for group in self.optimizer.param_groups for p in group["params"])
+        return next((p.grad for p in parameters if p.grad is not None), None)
+
+    def _step_by(self, loss: Tensor, scaler: torch.amp.GradScaler | None) -> None:
+        """Backward, unless the script has called it, and a step."""
+        if has_gone_backward(loss) or is_used(loss):
+            self._check_used(loss, scaler)
+            self.optimizer.step()
+            return
+        if scaler is None:
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+            return
+        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        if self.merge is not None and self.merge.is_between():
+            self.optimizer.step()  # counts; the scaler's turn is at the last backward of k
+            return
+        # all workers must find the same infinities
+        self.policy.make_ready()
+        with contextlib.nullcontext() if self.merge is None else self.merge.last_step():
+            scaler.step(self.optimizer)
+        scaler.update()
+
+    def _check_used(self, loss: Tensor, scaler: torch.amp.GradScaler | None) -> None:
+        """The gradients of a loss that was used must be those of the coming step."""
+        if scaler is not None:
+            raise PlanError(
+                "minimize: loss.backward() was called before, but with amp and float16 the loss is "
+                "to be scaled before its backward, which minimize does; leave loss.backward() out"
+            )
+        if self._has_stepped_since(loss):
+            raise PlanError(
+                "minimize: backward of this loss was done before, and this optimizer has stepped "
+                "since the loss was computed; compute the loss again, and call minimize(loss) once"
+            )
+        if all(p.grad is None for group in self.optimizer.param_groups for p in group["params"]):
+            raise PlanError(
+                "minimize: backward of this loss was done before, but no parameter of this "
+                "optimizer has a gradient; call zero_grad() before loss.backward(), not between it "
+                "and minimize(loss)"
+            )
+
+    def _has_stepped_since(self, loss: Tensor) -> bool:
+        """Whether the gradients of a loss were there at a step already."""
+        done = has_gone_backward(loss)
+        return done <= self._stepped_behind if done else is_older(loss, self._stepped_at)
+
+    def _scaler_or_none(self) -> torch.amp.GradScaler | None:
+        """Float16 needs its loss scaled; bfloat16 has the range of float32."""
+        strategy = self.context.strategy
+        if not strategy.amp or strategy.amp_configs.dtype != "float16":
+            return None
+        if self._scaler is None:
+            configs = strategy.amp_configs
+            self._scaler = torch.amp.GradScaler(
+                self.context.group.device.type,
+                init_scale=configs.init_loss_scaling,
+                growth_interval=2000 if configs.use_dynamic_loss_scaling else 1 << 30,
+            )
+        return self._scaler
+
+
+def closure_in(args: Any, kwargs: Any) -> Any:
+    """The closure that a step was called with, if one was."""
+    # torch hands its hooks the optimizer itself as the first of the arguments
+    return kwargs.get("closure", args[1] if len(args) > 1 else None)

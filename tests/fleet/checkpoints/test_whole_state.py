@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fleet.state_dict` has all values; `fleet.load_state_dict` brings them back, in every mode."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.served import ASYNC, SYNC, Member, geo, run
+from tests.workers import run_workers
+from torch import Tensor, nn
+
+import fleetlight as fleet
+from fleetlight.errors import CheckpointError, PlanError
+from fleetlight.fleet.checkpoints import whole_state
+from fleetlight.fleet.public import registering
+from fleetlight.ps.layers.embedding import SparseEmbedding
+
+IDS = torch.tensor([[1, 2], [2, 7]])
+OTHERS = torch.tensor([[3, 2], [8, 1]])
+
+
+class Net(nn.Module):
+    """An open table, a moved one, dense parameters, a frozen one and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = SparseEmbedding(3, table="users")
+        self.moved = nn.Embedding(9, 3, sparse=True)
+        self.dense = nn.Linear(3, 1)
+        self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        self.seen += self.training
+        return torch.sigmoid(self.dense(self.open(ids).sum(1) + self.moved(ids).sum(1))).sum()
+
+
+def built() -> Any:
+    model = Net()
+    return model, [torch.optim.Adagrad(model.parameters(), lr=0.5)]
+
+
+def train(member: Member, ids: Tensor, steps: int = 2) -> None:
+    for _ in range(steps):
+        member.model.train()((ids + member.index) % 9).backward()
+        member.optimizer.step()
+        member.optimizer.zero_grad()
+
+
+def taken(member: Member, **options: Any) -> dict[str, Any]:
+    return whole_state._taken_in(member.context, member.model, **options)
+
+
+def put(member: Member, state: dict[str, Any]) -> None:
+    whole_state._put_into(member.context, member.model, state)
+
+
+def said(member: Member) -> Tensor:
+    with torch.no_grad():
+        return member.model.eval()(torch.tensor([[0, 1], [2, 3], [7, 8]]))
+
+
+@pytest.mark.parametrize("mode", [SYNC, ASYNC, geo(2), {"a_sync_configs": {"dense": "servers"}}])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_best_values_are_kept_and_loaded_back(mode: Any, workers: int) -> None:
+    def work(member: Member) -> Any:
+        train(member, IDS)
+        member.barrier()
+        before = said(member)
+        best = taken(member)
+        train(member, OTHERS, 3)
+        member.barrier()
+        assert said(member) != before
+        put(member, best)
+        after = said(member)
+        assert after == before
+        # rows are read as they are: nobody trains before all have looked
+        member.barrier()
+        train(member, IDS)
+        return sorted(best), after
+
+    answers = run(built, work, mode, workers=workers, servers=2)
+    names = ["dense.bias", "dense.weight", "frozen", "moved.weight", "seen"]
+    assert answers[0][0] == [*names, "users.ids", "users.weight"]
+    for others, after in answers[1:]:
+        assert others == []
+        assert after == answers[0][1]
+
+
+def test_the_state_is_what_the_servers_have() -> None:
+    def work(member: Member) -> None:
+        train(member, IDS)
+        state = taken(member)
+        assert state["users.ids"].tolist() == [1, 2, 7]
+        np.testing.assert_array_equal(state["users.weight"].numpy(), member.rows([1, 2, 7], 0))
+        np.testing.assert_array_equal(state["moved.weight"].numpy(), member.rows(range(9), 1))
+        torch.testing.assert_close(state["dense.weight"], member.model.dense.weight.detach())
+
+    run(built, work, SYNC, workers=1, servers=2)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_optimizers_stay_as_they_are() -> None:
+    """As `load_state_dict` of plain PyTorch: what a rule remembers of rows and parameters stays."""
+
+    def ours(member: Member) -> Any:
+        train(member, IDS)
+        best = taken(member)
+        train(member, IDS)
+        put(member, best)
+        train(member, IDS)
+        return member.rows(range(9), 1), member.model.dense.weight.detach().clone()
+
+    def plain() -> Any:
+        torch.manual_seed(0)
+        model: Any = Net()
+        model.open.forward = lambda ids: torch.zeros(*ids.shape, 3)
+        optimizer = torch.optim.Adagrad(model.parameters(), lr=0.5)
+
+        def go() -> None:
+            for _ in range(2):
+                model(IDS).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+        go()
+        best = copy.deepcopy(model.state_dict())
+        go()
+        model.load_state_dict(best)
+        go()
+        return model.moved.weight.detach().numpy(), model.dense.weight.detach()
+
+    def without_open() -> Any:
+        model, optimizers = built()
+        model.open.requires_grad_(False)
+        model.open.forward = lambda ids: torch.zeros(*ids.shape, 3)
+        return model, optimizers
+
+    [(rows, dense)] = run(without_open, ours, SYNC, workers=1, servers=2)
+    expected_rows, expected_dense = plain()
+    np.testing.assert_allclose(rows, expected_rows, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(dense, expected_dense)
+
+
+def test_a_state_that_is_too_large_or_does_not_fit_changes_nothing() -> None:
+    def work(member: Member) -> None:
+        train(member, IDS)
+        before, state = said(member), taken(member)
+        with pytest.raises(CheckpointError, match=r"more than max_bytes=100.*save_persistables"):
+            taken(member, max_bytes=100)
+        for broken, words in (
+            ({**state, "users.weight": state["users.weight"][:1]}, "table 'users' has"),
+            ({k: v for k, v in state.items() if k != "users.ids"}, "no rows of table 'users'"),
+            ({k: v for k, v in state.items() if k != "dense.bias"}, "dense.bias"),
+            ({**state, "other": torch.ones(1)}, "other"),
+            ({}, "an empty state"),
+        ):
+            with pytest.raises(CheckpointError, match=words):
+                put(member, broken)
+        assert said(member) == before
+
+    run(built, work, SYNC, workers=1, servers=2)
+
+
+def test_state_dict_tells_the_truth(caplog: Any) -> None:
+    def work(member: Member) -> None:
+        train(member, IDS)
+        state = member.model.state_dict()
+        member.model.state_dict()
+        taken(member)
+        torch.save(member.model, io.BytesIO())
+        copy.deepcopy(member.model)
+        for entries in (state, {"moved.weight": torch.zeros(9, 3)}):
+            with pytest.raises(PlanError, match=r"fleet\.load_state_dict\(model, state\)"):
+                member.model.load_state_dict(entries, strict=False)
+        with pytest.raises(PlanError, match="table moved"):
+            member.model.moved.load_state_dict({"weight": torch.zeros(9, 3)})
+
+    run(built, work, SYNC, workers=1)
+    told = [r.getMessage() for r in caplog.records if "state_dict() has no rows" in r.getMessage()]
+    assert len(told) == 1
+    assert "fleet.save_persistables" in told[0]
+    assert "fleetlight export" in told[0]
+
+
+class Counted(Net):
+    """Has values that are neither parameters nor buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.best: Any = None
+
+    def get_extra_state(self) -> Any:
+        return {"best": self.best}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.best = state["best"]
+
+
+def built_counted() -> Any:
+    model = Counted()
+    return model, [torch.optim.Adagrad(model.parameters(), lr=0.5)]
+
+
+@pytest.mark.parametrize("best", [5, (0.5, torch.arange(3.0))])
+def test_extra_state_reaches_all_workers(best: Any) -> None:
+    def work(member: Member) -> None:
+        model: Any = member.model
+        train(member, IDS)
+        model.best = best if member.index == 0 else "mine"
+        state = taken(member)
+        model.best = "later"
+        before = model.dense.weight.detach().clone()
+        put(member, state)
+        torch.testing.assert_close(model.best, best)
+        torch.testing.assert_close(model.dense.weight.detach(), before)
+        train(member, IDS)
+
+    run(built_counted, work, SYNC, workers=2)
+
+
+def test_extra_state_that_cannot_travel_changes_nothing() -> None:
+    def work(member: Member) -> None:
+        model: Any = member.model
+        train(member, IDS)
+        state = taken(member)
+        if member.index == 0:
+            state["_extra_state"] = {"best": object()}
+        model.best = 3
+        before = said(member)
+        with pytest.raises(CheckpointError, match="got a object, expected tensors, numbers"):
+            put(member, state)
+        assert model.best == 3
+        assert said(member) == before
+
+    run(built_counted, work, SYNC, workers=2)
+
+
+def test_a_pickled_model_says_that_its_rows_stayed(caplog: Any) -> None:
+    def work(member: Member) -> bytes:
+        train(member, IDS)
+        file = io.BytesIO()
+        torch.save(member.model, file)
+        torch.save(member.model, io.BytesIO())
+        copy.deepcopy(member.model)
+        return file.getvalue()
+
+    [saved] = run(built, work, SYNC, workers=1)
+    told = [r.getMessage() for r in caplog.records if "torch.save(model)" in r.getMessage()]
+    assert len(told) == 1
+    assert "fleet.save_persistables" in told[0]
+    again = pickle.dumps(torch.load(io.BytesIO(saved), weights_only=False))
+    model: Any = pickle.loads(again)
+    for layer, name in ((model.moved, "moved"), (model.open, "users")):
+        words = rf"rows of table {name} stayed .*fleet\.load_state_dict\(model, state\)"
+        with pytest.raises(PlanError, match=words):
+            layer(IDS)
+    with pytest.raises(PlanError, match="rows of table moved stayed"):
+        registering._refuse_of_earlier_job(model)
+
+
+def test_a_state_without_rows_is_warned_of_before_the_next_job(caplog: Any) -> None:
+    def work(member: Member) -> bytes:
+        train(member, IDS)
+        file = io.BytesIO()
+        torch.save({n: v for n, v in member.model.state_dict().items() if "moved" not in n}, file)
+        # what fleet loads in a job is warned of by nobody
+        put(member, taken(member))
+        return file.getvalue()
+
+    [saved] = run(built, work, SYNC, workers=1)
+    state = torch.load(io.BytesIO(saved))
+    for _ in range(2):
+        fresh = Net()
+        fresh.load_state_dict(fresh.state_dict())
+        fresh.load_state_dict(state, strict=False)
+    told = [r.getMessage() for r in caplog.records if "load_state_dict: the st" in r.getMessage()]
+    assert len(told) == 1
+    assert "table users" in told[0]
+    assert "fleet.load_persistables" in told[0]
+
+
+def _keep_best() -> bool:
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    model = fleet.distributed_model(model)
+    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.5))
+
+    def step() -> None:
+        torch.manual_seed(fleet.worker_index())
+        model(torch.randn(4, 3)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    best = fleet.state_dict(model)
+    assert bool(best) == fleet.is_first_worker()
+    expected = fleet.all_reduce(model[0].weight.detach().clone()) / fleet.worker_num()
+    step()
+    fleet.load_state_dict(model, best)
+    mean = fleet.all_reduce(model[1].running_mean.clone()) / fleet.worker_num()
+    torch.testing.assert_close(mean, model[1].running_mean)
+    return torch.allclose(model[0].weight.detach(), expected)
+
+
+def test_workers_without_servers() -> None:
+    assert run_workers(_keep_best) == [True, True]
+
+
+def _load_extra() -> Any:
+    model: Any = Counted()
+    del model.open, model.moved
+    fleet.distributed_model(model)
+    model.best = fleet.worker_index()
+    state = fleet.state_dict(model)
+    model.best = "later"
+    fleet.load_state_dict(model, state)
+    return model.best
+
+
+def test_extra_state_reaches_workers_without_servers() -> None:
+    assert run_workers(_load_extra) == [0, 0]

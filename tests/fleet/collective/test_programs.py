@@ -1,0 +1,468 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Static programs in a job: they train as the eager loop of the same strategy does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.workers import WorkerFailedError, run_workers
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import fleetlight as fleet
+from fleetlight import static
+from fleetlight.errors import ConfigError, PlanError
+from fleetlight.static.graph.form import Form
+
+pytestmark = pytest.mark.multiprocess
+
+
+def records() -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(23, 6, generator=generator).double()
+    return TensorDataset(x, torch.randint(0, 3, (23,), generator=generator))
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    layers = nn.Linear(6, 10), nn.BatchNorm1d(10), nn.ReLU(), nn.Linear(10, 3)
+    return nn.Sequential(*layers).double()
+
+
+def example() -> dict[str, Tensor]:
+    return {"x": torch.zeros(4, 6).double(), "y": torch.zeros(4, dtype=torch.int64)}
+
+
+def prepared(
+    strategy: Any, seed: int = 0, size: int = 4
+) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+    model = network(seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    model = fleet.distributed_model(model)
+    optimizer = fleet.distributed_optimizer(optimizer, strategy)
+    return model, optimizer, fleet.shard(DataLoader(records(), size, shuffle=True))
+
+
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def eager(settings: dict[str, Any], seed: int = 0, size: int = 4) -> Any:
+    model, optimizer, loader = prepared(fleet.DistributedStrategy(**settings), seed, size)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.7)
+    for _ in range(2):
+        for x, y in loader:
+            optimizer.minimize(F.cross_entropy(model(x), y))  # type: ignore[attr-defined]
+            optimizer.zero_grad()
+        schedule.step()
+    return state_of(model)
+
+
+def captured(settings: dict[str, Any], seed: int = 0, size: int = 4) -> Any:
+    model, optimizer, loader = prepared(fleet.DistributedStrategy(**settings), seed, size)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.7)
+    program = static.capture(model, F.cross_entropy, optimizer, example())
+    executor = static.Executor()
+    for _ in range(2):
+        for x, y in loader:
+            executor.run(program, {"x": x, "y": y})
+        schedule.step()
+    return state_of(model)
+
+
+def written(settings: dict[str, Any], seed: int = 0) -> Any:
+    main, startup = static.Program(), static.Program()
+    model = network(seed)
+    with static.program_guard(main, startup):
+        x, y = static.data("x", [None, 6], "float64"), static.data("y", [None], "int64")
+        cost = F.cross_entropy(model(x), y)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.7)
+        strategy = fleet.DistributedStrategy(**settings)
+        fleet.distributed_optimizer(optimizer, strategy).minimize(cost)
+    assert fleet.main_program is main
+    loader = fleet.shard(DataLoader(records(), 4, shuffle=True))
+    executor = static.Executor()
+    for _ in range(2):
+        executor.run(startup)
+        for batch in static.bind(loader, [x, y]):
+            executor.run(main, batch, [cost])
+        schedule.step()
+    return state_of(model)
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"gradient_scale": "sum"},
+    {"fuse_all_reduce_ops": False},
+    {"fp16_allreduce": "bf16", "shared_memory": False},
+    {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2}},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: "-".join(s) or "plain")
+def test_it_trains_as_the_eager_loop_does(settings: dict[str, Any]) -> None:
+    """With a short last batch, running statistics and a schedule; worker 0's buffers are kept."""
+    expected = run_workers(eager, 2, settings)
+    found = run_workers(captured, 2, settings)
+    # bfloat16 rounds what arrives in another order
+    limit = 1e-2 if "fp16_allreduce" in settings else 1e-12
+    torch.testing.assert_close(found[0], expected[0], rtol=0, atol=limit)
+    parameters = [name for name, _ in network().named_parameters()]
+    for name in parameters:
+        assert torch.equal(found[0][name], found[1][name])
+
+
+def differently_begun(settings: dict[str, Any]) -> Any:
+    return written(settings, seed=fleet.worker_index())
+
+
+def test_startup_gives_everybody_the_values_of_worker_0() -> None:
+    expected = run_workers(eager, 2, {})
+    found = run_workers(differently_begun, 2, {})
+    torch.testing.assert_close(found[0], expected[0], rtol=0, atol=1e-12)
+    assert torch.equal(found[0]["0.weight"], found[1]["0.weight"])
+
+
+def different() -> Any:
+    model = network()
+    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def loss(output: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(output if fleet.worker_index() else output * 2, y)
+
+    program = static.capture(model, loss, optimizer, example())
+    static.Executor().run(program, example())
+
+
+def test_workers_with_different_programs_are_told_where_they_differ() -> None:
+    with pytest.raises(WorkerFailedError, match=r"wrote different programs: operation \d+.*mul"):
+        run_workers(different)
+
+
+def beside() -> Any:
+    model, optimizer, _ = prepared(None)
+    static.capture(model, F.cross_entropy, optimizer, example())
+    F.cross_entropy(model(example()["x"]), example()["y"]).backward()
+    with pytest.raises(PlanError, match="the steps of this optimizer are made by a program"):
+        optimizer.step()
+
+
+def test_an_eager_step_beside_a_program_is_refused() -> None:
+    run_workers(beside)
+
+
+def saving(folder: str) -> Any:
+    model, optimizer, loader = prepared(None)
+    program = static.capture(model, F.cross_entropy, optimizer, example())
+    executor = static.Executor()
+    for x, y in loader:
+        executor.run(program, [x, y])
+    fleet.save_persistables(folder)
+    return captured_on(program, loader, model)
+
+
+def captured_on(program: static.Program, loader: Any, model: nn.Module) -> Any:
+    executor = static.Executor()
+    for x, y in loader:
+        executor.run(program, [x, y])
+    return state_of(model)
+
+
+def going_on(folder: str, by_program: bool) -> Any:
+    model, optimizer, loader = prepared(None, seed=5)
+    if by_program:
+        program = static.capture(model, F.cross_entropy, optimizer, example())
+        fleet.load_persistables(folder)
+        return captured_on(program, loader, model)
+    fleet.load_persistables(folder)
+    for x, y in loader:
+        optimizer.minimize(F.cross_entropy(model(x), y))  # type: ignore[attr-defined]
+        optimizer.zero_grad()
+    return state_of(model)
+
+
+@pytest.mark.parametrize("by_program", [True, False])
+def test_a_checkpoint_is_that_of_the_eager_loop(tmp_path: Path, by_program: bool) -> None:
+    """Momentum, the loader's place and the model come back, into a program and without one."""
+    expected = run_workers(saving, 2, str(tmp_path / "c"))
+    found = run_workers(going_on, 2, str(tmp_path / "c"), by_program)
+    torch.testing.assert_close(found[0], expected[0], rtol=0, atol=1e-12)
+
+
+def unstarted() -> Any:
+    with static.program_guard(static.Program(), static.Program()):
+        model = network()
+        x, y = static.data("x", [None, 6], "float64"), static.data("y", [None], "int64")
+        loss = F.cross_entropy(model(x), y)
+        optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        optimizer.minimize(loss)
+        main = static.default_main_program()
+    static.Executor().run(main, example())
+
+
+def test_running_before_startup_is_refused() -> None:
+    with pytest.raises(WorkerFailedError, match=re.escape("run exe.run(startup) first")):
+        run_workers(unstarted)
+
+
+def test_there_is_no_main_program_before_minimize(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleetlight.fleet.collective.programs._main", None)
+    with pytest.raises(PlanError, match="there is no program yet"):
+        _ = fleet.main_program
+
+
+def refused(settings: dict[str, Any], why: str) -> Any:
+    model, optimizer, _ = prepared(fleet.DistributedStrategy(**settings))
+    with pytest.raises(ConfigError, match=why):
+        static.capture(model, F.cross_entropy, optimizer, example())
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        (
+            {
+                "compression": "int8",
+                "compression_configs": {"exclude": ["head"]},
+                "shared_memory": False,
+            },
+            "exclude: the model has no parameter or module 'head'",
+        ),
+    ],
+    ids=["exclude"],
+)
+def test_what_programs_cannot_do_is_refused(settings: dict[str, Any], why: str) -> None:
+    run_workers(refused, 2, settings, why)
+
+
+def captured_twice() -> Any:
+    """Two programs of one model and one optimizer take turns."""
+    model, optimizer, loader = prepared(None)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.7)
+    both = [static.capture(model, F.cross_entropy, optimizer, example()) for _ in range(2)]
+    executor = static.Executor()
+    for _ in range(2):
+        for number, (x, y) in enumerate(loader):
+            executor.run(both[number % 2], {"x": x, "y": y})
+        schedule.step()
+    return state_of(model)
+
+
+def test_two_programs_of_a_model_train_it_as_one_does() -> None:
+    """The older one too reduces, and weighs its batches as the loader says."""
+    expected = run_workers(eager, 2, {})
+    found = run_workers(captured_twice, 2)
+    torch.testing.assert_close(found[0], expected[0], rtol=0, atol=1e-12)
+
+
+class Naming:
+    """A pass: the loss gets one more name."""
+
+    name = "naming"
+
+    def __init__(self, word: str) -> None:
+        self.word = word
+
+    def __call__(self, form: Form) -> Form:
+        fetches = {**form.fetches, self.word: form.fetches["loss"]}
+        return form.rewritten(form.graph, f"naming  {self.word}", fetches=fetches)
+
+
+def rewritten_differently(by_apply: bool) -> Any:
+    model, optimizer, _ = prepared(None)
+    program = static.capture(model, F.cross_entropy, optimizer, example())
+    executor = static.Executor()
+    executor.run(program, example())
+    before = state_of(model)
+    name = ("overlap", "fuse_all_reduce")[fleet.worker_index()]
+    if by_apply:
+        program = program.apply(Naming(f"loss of {fleet.worker_index()}"))
+    else:
+        program.passes = [p for p in program.passes if p.name != name]
+    with pytest.raises(PlanError, match="the workers wrote different programs"):
+        executor.run(program, example())
+    torch.testing.assert_close(state_of(model), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("by_apply", [True, False])
+def test_a_program_is_compared_again_when_it_is_rewritten(by_apply: bool) -> None:
+    run_workers(rewritten_differently, 2, by_apply)
+
+
+def rewritten_alone() -> Any:
+    model, optimizer, _ = prepared(None)
+    program = static.capture(model, F.cross_entropy, optimizer, example())
+    static.Executor().run(program, example())
+    if fleet.worker_index() == 0:
+        program = program.apply(Naming("more"))
+    static.Executor().run(program, example())
+
+
+def test_a_program_that_one_worker_rewrites_alone_is_an_error() -> None:
+    with pytest.raises(WorkerFailedError, match="run the same program on all of them"):
+        run_workers(rewritten_alone, 2, deadline_s=3.0)
+
+
+def first_values() -> Any:
+    model, optimizer, _ = prepared(None)
+    own = torch.full((3,), fleet.worker_index() + 1.0).double()
+    program = static.capture(
+        model, lambda output, y: F.cross_entropy(output * own, y), optimizer, example()
+    )
+    if fleet.worker_index() == 0:
+        # other tensors than those that were there when the program was written
+        loaded = optimizer.state_dict()
+        loaded["state"] = {
+            number: {"momentum_buffer": torch.full_like(parameter, 3.0)}
+            for number, parameter in enumerate(model.parameters())
+        }
+        optimizer.load_state_dict(loaded)
+    static.Executor().run(program, example())
+    return own, state_of(model)["0.weight"]
+
+
+def test_a_program_begins_with_the_live_state_of_worker_0_and_its_own_constants() -> None:
+    (own, weight), (other, same) = run_workers(first_values, 2)
+    assert own.unique() == 1
+    assert other.unique() == 2
+    assert torch.equal(weight, same)
+    # by the rate times what is left of the momentum
+    assert (network()[0].weight - weight).mean() > 0.4
+
+
+class Whole(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(6, 4).double(), nn.Linear(4, 3).double()
+
+
+def written_of(whole: Whole, x: Tensor, optimizer: torch.optim.Optimizer, number: int) -> Any:
+    program = static.Program()
+    with static.program_guard(program):
+        out = whole.a(static.data("x", [None, 6], "float64"))
+        optimizer.minimize((out if number == 0 else whole.b(out)).square().mean())  # type: ignore[attr-defined]
+    executor = static.Executor()
+    executor.run(program.startup)
+    return lambda: executor.run(program, {"x": x})
+
+
+def by_parts(is_static: bool) -> Any:
+    whole = fleet.distributed_model(Whole())
+    some = torch.optim.SGD(whole.a.parameters(), lr=0.1)
+    optimizers = some, torch.optim.SGD(whole.parameters(), lr=0.2)
+    x = torch.arange(12.0).double().reshape(2, 6) * (fleet.worker_index() + 1) / 12
+    if is_static:
+        both = [fleet.distributed_optimizer(one) for one in optimizers]
+        runs = [written_of(whole, x, one, number) for number, one in enumerate(both)]
+        for number in (0, 1, 0, 1):
+            runs[number]()
+        return state_of(whole)
+    for number in (0, 1, 0, 1):
+        out = whole.a(x) if number == 0 else whole.b(whole.a(x))
+        out.square().mean().backward()
+        for parameter in whole.parameters():
+            if parameter.grad is not None:
+                parameter.grad = fleet.all_reduce(parameter.grad) / 2
+        optimizers[number].step()
+        optimizers[1].zero_grad()
+    return state_of(whole)
+
+
+def test_programs_may_train_parts_of_a_registered_model() -> None:
+    """Of one model and with two optimizers; the buckets of the programs differ."""
+    found, expected = (run_workers(by_parts, 2, is_static)[0] for is_static in (True, False))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def sharing() -> Any:
+    whole = Whole()
+    parts = [whole.a.parameters(), whole.parameters()]
+    both = [fleet.distributed_optimizer(torch.optim.SGD(part, lr=0.1)) for part in parts]
+    x = torch.ones(2, 6).double()
+    run = written_of(whole, x, both[0], 0)
+    with pytest.raises(PlanError, match="register one module that has them all"):
+        written_of(whole, x, both[1], 1)
+    run()
+
+
+def test_programs_that_share_a_module_need_a_model_that_has_both() -> None:
+    run_workers(sharing)
+
+
+def failing(settings: dict[str, Any]) -> Any:
+    model, optimizer, _ = prepared(fleet.DistributedStrategy(**settings))
+    with static.program_guard(static.Program()):
+        out = model(static.data("x", [None, 6], "float64"))
+        clip = {"clip_norm": 1.0} if settings else {}
+        with pytest.raises((PlanError, ConfigError)):
+            optimizer.minimize(out.mean() if settings else out, **clip)  # type: ignore[attr-defined]
+    model(example()["x"] + fleet.worker_index()).sum().backward()
+    optimizer.step()
+    return model[3].weight.detach()
+
+
+@pytest.mark.parametrize("settings", [{}, {"dgc": True, "shared_memory": False}])
+def test_an_optimizer_whose_minimize_failed_trains_eagerly(settings: dict[str, Any]) -> None:
+    one, other = run_workers(failing, 2, settings)
+    assert torch.equal(one, other)
+
+
+def half_merged(folder: str, is_static: bool) -> Any:
+    settings = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2}}
+    model, optimizer, _ = prepared(fleet.DistributedStrategy(**settings))
+    batches = [(torch.randn(4, 6).double(), example()["y"]) for _ in range(2)]
+    strange = torch.full((4, 6), 99.0).double(), example()["y"]
+    run = eager_run(model, optimizer)
+    if is_static:
+        program = static.capture(model, F.cross_entropy, optimizer, example())
+        run = lambda x, y: static.Executor().run(program, [x, y])  # noqa: E731
+    fleet.save_persistables(folder)
+    for batch in batches:
+        run(*batch)
+    expected = state_of(model)
+    run(*strange)
+    fleet.load_persistables(folder)
+    for batch in batches:
+        run(*batch)
+    torch.testing.assert_close(state_of(model), expected)
+
+
+def eager_run(model: nn.Module, optimizer: Any) -> Any:
+    def run(x: Tensor, y: Tensor) -> None:
+        optimizer.minimize(F.cross_entropy(model(x), y))
+        optimizer.zero_grad()
+
+    return run
+
+
+@pytest.mark.parametrize("is_static", [True, False])
+def test_loading_drops_what_was_merged(tmp_path: Path, is_static: bool) -> None:
+    run_workers(half_merged, 1, str(tmp_path / "c"), is_static)
+
+
+def of_program(folder: str) -> Any:
+    model, optimizer, _ = prepared(None)
+    program = static.capture(model, F.cross_entropy, optimizer, example())
+    fleet.save_persistables(folder, program=program)
+    before = state_of(model)
+    static.Executor().run(program, example())
+    fleet.load_persistables(folder, program=program)
+    torch.testing.assert_close(state_of(model), before, rtol=0, atol=0)
+    other = network()
+    stranger = static.capture(other, None, None, {"x": example()["x"]})
+    for wrong, match in ((stranger, "is no registered one"), (3, "expected a static.Program")):
+        with pytest.raises(ConfigError, match=match):
+            fleet.save_persistables(folder, program=wrong)
+        with pytest.raises(ConfigError, match=match):
+            fleet.load_persistables(folder, program=wrong)
+
+
+def test_checkpoints_take_the_program_that_trains(tmp_path: Path) -> None:
+    run_workers(of_program, 1, str(tmp_path / "c"))

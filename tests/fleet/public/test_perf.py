@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fleet.collective_perf`: what an operation of all workers takes, and whether that is too long."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from tests.workers import WorkerFailedError, run_workers
+
+import fleetlight as fleet
+from fleetlight.collective.group import Group
+from fleetlight.errors import ConfigError
+from fleetlight.fleet.collective.job import CollectiveJob
+from fleetlight.fleet.context import set_current
+from fleetlight.fleet.public.perf import DEFAULT_SIZES
+from fleetlight.roles import Role
+from fleetlight.strategy import DistributedStrategy
+
+
+@pytest.fixture
+def alone() -> Any:
+    set_current(CollectiveJob(role=Role(), group=Group(), strategy=DistributedStrategy()))
+    yield
+    set_current(None)
+
+
+@pytest.mark.usefixtures("alone")
+def test_one_worker_has_nobody_to_send_to() -> None:
+    assert fleet.collective_perf("allreduce") == dict.fromkeys(DEFAULT_SIZES, 0.0)
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        pytest.param(("allreduc",), "did you mean 'allreduce'", id="type"),
+        pytest.param((3,), "got comm_type=3", id="number"),
+        pytest.param(("broadcast", 0), "round=0, expected an integer of 1", id="no round"),
+        pytest.param(("broadcast", True), "round=True", id="true"),
+        pytest.param(("broadcast", 5, {0: 1}), "size 0, expected a number of bytes", id="no bytes"),
+        pytest.param(("broadcast", 5, {1.5: 1}), "size 1.5", id="half a byte"),
+        pytest.param(("broadcast", 5, {8: 0}), "got 0 for 8 bytes", id="no time"),
+        pytest.param(("broadcast", 5, {8: "1"}), "got '1' for 8 bytes", id="text"),
+        pytest.param(("broadcast", 5, [8]), "size_and_time is a list", id="list"),
+    ],
+)
+def test_wrong_arguments(arguments: Any, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=f"collective_perf: .*{complaint}"):
+        fleet.collective_perf(*arguments)
+
+
+def measured() -> tuple[list[dict[int, float]], list[str]]:
+    records: list[str] = []
+    handler = logging.Handler(logging.INFO)
+    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("fleetlight").addHandler(handler)
+    names = ["allreduce", "broadcast", "allgather", "reduce_scatter"]
+    answers = [fleet.collective_perf(name, 3, {1000: 1e-9, 1 << 16: 60}) for name in names]
+    return answers, [text for text in records if text.startswith("collective_perf")]
+
+
+@pytest.mark.multiprocess
+def test_all_operations_among_three_workers() -> None:
+    (answers, said), *others = run_workers(measured, 3)
+    for answer in answers:
+        assert list(answer) == [1000, 1 << 16]
+        assert all(seconds > 0 for seconds in answer.values())
+    assert [other for other, _ in others] == [answers, answers]
+    assert [silent for _, silent in others] == [[], []]
+    told, warned = said[:2]
+    assert told.startswith("collective_perf: allreduce: 1000 bytes ")
+    assert ", 64 KiB " in told
+    assert warned.startswith("collective_perf: allreduce of 1000 bytes takes ")
+    assert warned.endswith(" more than the 1e-06 ms expected")
+    assert len(said) == 8
+
+
+def differing() -> None:
+    fleet.collective_perf("allreduce", 2, {64 * (1 + fleet.worker_index()): 1})
+
+
+@pytest.mark.multiprocess
+def test_workers_that_measure_different_things_are_named() -> None:
+    with pytest.raises(WorkerFailedError, match=r"worker 0 measures .*64.*, worker 1 .*128"):
+        run_workers(differing)

@@ -1,0 +1,475 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of jobs with parameter servers: what was trained goes on elsewhere as if nothing."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.served import ASYNC, SYNC, Built, Job, Member, batches, geo, loss_of
+from tests.workers import run_workers
+from torch import Tensor, nn
+
+import fleetlight as fleet
+from fleetlight import checkpoint
+from fleetlight.errors import CheckpointError, ConfigError, CorruptCheckpointError, PlanError
+from fleetlight.fleet.checkpoints import loading, persistables
+from fleetlight.fleet.plan.bound_plan import draw
+from fleetlight.fleet.served.tables.loading import open_loaded
+from fleetlight.fleet.served.tables.table_files import check_via
+from fleetlight.ps import messages as m
+from fleetlight.ps.layers.embedding import SparseEmbedding
+from fleetlight.ps.layers.entries import CountFilterEntry
+from fleetlight.ps.server.durability import Durable
+from fleetlight.ps.server.server import Server
+from fleetlight.ps.tables.holdings import Holdings
+from fleetlight.strategy import DistributedStrategy
+
+IDS, TARGETS = batches(8, 2)
+ALL = list(range(30))
+
+
+class Mixed(nn.Module):
+    """A table of open ids, one moved from torch, and dense layers with a buffer."""
+
+    def __init__(self, dim: int = 4, optimizer: str | None = None, rows: int = 30) -> None:
+        super().__init__()
+        self.open = SparseEmbedding(dim, entry=CountFilterEntry(2), optimizer=optimizer)
+        self.moved = nn.Embedding(rows, 2, sparse=True)
+        self.norm = nn.BatchNorm1d(3 * (dim + 2))
+        self.linear = nn.Linear(3 * (dim + 2), 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        both = torch.cat([self.open(ids), self.moved(ids)], -1).flatten(1)
+        out: Tensor = self.linear(self.norm(both))
+        return out
+
+
+def adam(**facts: Any) -> Built:
+    model = Mixed(**facts)
+    return model, [torch.optim.Adam(model.parameters(), lr=0.05)]
+
+
+def sgd() -> Built:
+    model = Mixed()
+    return model, [torch.optim.SGD(model.parameters(), lr=0.05)]
+
+
+def train(member: Member, steps: range) -> None:
+    for step in steps:
+        member.optimizer.zero_grad()
+        ids, targets = IDS[step, member.index], TARGETS[step, member.index]
+        loss_of(member.model, ids, targets).backward()
+        member.optimizer.step()
+
+
+def state(member: Member) -> list[Any]:
+    """Everything that a step changes, on the servers and here."""
+    member.barrier()
+    for plan in member.context.models:
+        plan.share_buffers()
+    tables = [member.rows(ALL, number) for number in range(2)]
+    values = member.model.state_dict().values()
+    return tables + [value.numpy().copy() for value in values if value.numel()]
+
+
+def equal(one: list[Any], other: list[Any], atol: float = 1e-6) -> None:
+    for mine, theirs in zip(one, other, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=atol)
+
+
+def save(member: Member, path: Path, **how: Any) -> None:
+    persistables._save(member.context, path, {"note": 1}, **how)
+
+
+def load(member: Member, path: Path, **how: Any) -> None:
+    assert loading.load_job(member.context, path, **how) == {"note": 1}
+
+
+def saved_job(path: Path, strategy: dict[str, Any] = SYNC, build: Any = adam, **how: Any) -> Any:
+    """Two workers and two servers save after four steps and make four more."""
+
+    def work(member: Member) -> Any:
+        train(member, range(4))
+        save(member, path, **how)
+        train(member, range(4, 8))
+        # as stop_worker does
+        member.context.saving.finish()
+        return state(member)
+
+    return Job(build, strategy, workers=2, servers=2).run(work)
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_any_number_of_servers_goes_on_where_others_stopped(tmp_path: Path, servers: int) -> None:
+    expected = saved_job(tmp_path)
+
+    def work(member: Member) -> Any:
+        # what was trained before is gone, and so is its bias correction
+        train(member, range(3))
+        load(member, tmp_path)
+        assert (member.context.step, member.session.client.epoch) == (4, 1)
+        train(member, range(4, 8))
+        return state(member)
+
+    for one, other in zip(Job(adam, SYNC, workers=2, servers=servers).run(work), expected,
+                          strict=True):  # fmt: skip
+        equal(one, other)
+
+
+@pytest.mark.parametrize("how", [{"background": True}, {"via": "worker0"}])
+def test_ways_to_save_make_the_same_checkpoint(tmp_path: Path, how: dict[str, Any]) -> None:
+    saved_job(tmp_path / "one")
+    saved_job(tmp_path / "two", **how)
+    one, two = (checkpoint.read(tmp_path / name) for name in ("one", "two"))
+    two.verify()
+
+    def sums(saved: checkpoint.Checkpoint) -> dict[str, str]:
+        return {f.name: f.sha256 for f in saved.manifest.files if "worker" not in f.name}
+
+    assert sums(one) == sums(two)
+    assert one.manifest.tables == two.manifest.tables
+    assert len(one.manifest.high_water) == 4
+    assert not [path for path in one.folder.iterdir() if "token" in path.name]
+
+
+def test_the_dense_part_is_that_of_a_collective_checkpoint(tmp_path: Path) -> None:
+    """Names, classes and state as torch has them; tables have no state there."""
+    saved_job(tmp_path)
+    [optimizer] = checkpoint.read(tmp_path).optimizers()
+    model, [live] = adam()
+    names = {p: name for name, p in model.named_parameters()}
+    weights = {model.open.weight, model.moved.weight}
+    checkpoint.load_optimizer_state(live, names, optimizer_for(optimizer, names))
+    steps = {names[p]: values["step"].item() for p, values in live.state.items()}
+    assert steps == {name: 4 for p, name in names.items() if p not in weights}
+
+
+def optimizer_for(saved: Any, names: Any) -> Any:
+    """The record with the shapes of a model whose layer was not moved."""
+    shapes = {name: tuple(p.shape) for p, name in names.items()}
+    entry = checkpoint.optimizer.OptimizerEntry(
+        saved.entry.class_name, shapes, saved.entry.param_groups, saved.entry.state
+    )
+    return checkpoint.OptimizerState(entry, saved.tensors)
+
+
+@pytest.mark.parametrize("strategy", [ASYNC, geo(3)])
+def test_other_modes(tmp_path: Path, strategy: dict[str, Any]) -> None:
+    """Geo exchanges before it saves, so that all of every worker is in the checkpoint."""
+
+    def before(member: Member) -> Any:
+        train(member, range(4))
+        save(member, tmp_path)
+        return state(member)
+
+    def after(member: Member) -> Any:
+        train(member, range(2))
+        load(member, tmp_path, via="worker0")
+        loaded = state(member)
+        # nobody trains on before the other has read
+        member.context.group.barrier("reading")
+        train(member, range(4, 8))
+        member.barrier()
+        return loaded
+
+    zero, one = Job(sgd, strategy, workers=2, servers=2).run(before)
+    for loaded in Job(sgd, strategy, workers=2, servers=1).run(after):
+        equal(loaded[:2], zero[:2], atol=0)
+        equal([loaded[5], loaded[6]], [zero[5], zero[6]], atol=0)
+    equal(zero[:2], one[:2], atol=0)
+
+
+def test_a_save_in_the_background_is_that_of_the_call(tmp_path: Path, monkeypatch: Any) -> None:
+    go = threading.Event()
+    write = Holdings.save
+
+    def held_back(self: Holdings, *args: Any) -> Any:
+        assert go.wait(30), "training did not go on"
+        return write(self, *args)
+
+    monkeypatch.setattr(Holdings, "save", held_back)
+
+    def work(member: Member) -> Any:
+        train(member, range(4))
+        at_the_call = state(member)
+        save(member, tmp_path, background=True)
+        train(member, range(4, 8))
+        member.barrier()
+        go.set()
+        load(member, tmp_path)
+        return at_the_call, state(member)
+
+    for at_the_call, loaded in Job(adam, SYNC, workers=2, servers=2).run(work):
+        equal(at_the_call, loaded, atol=0)
+
+
+def test_a_failed_save_leaves_the_one_before_and_no_cut(tmp_path: Path, monkeypatch: Any) -> None:
+    write = Holdings.save
+
+    def full(self: Holdings, *args: Any) -> Any:
+        if self._server == 1:
+            raise CheckpointError("the disk of server 1 is full")
+        return write(self, *args)
+
+    def work(member: Member) -> Any:
+        train(member, range(2))
+        save(member, tmp_path)
+        member.barrier()
+        monkeypatch.setattr(Holdings, "save", full)
+        train(member, range(2, 4))
+        with pytest.raises(CheckpointError, match="the disk of server 1 is full"):
+            save(member, tmp_path)
+        train(member, range(4, 6))
+        return state(member)
+
+    job = Job(adam, SYNC, workers=2, servers=2)
+    job.run(work)
+    saved = checkpoint.read(tmp_path)
+    saved.verify()
+    assert saved.manifest.step == 2
+    assert [t._cut for s in job.servers for t in s._service.holdings.tables] == [None] * 4
+    assert [path.name for path in tmp_path.glob("generation-*")] == ["generation-000001"]
+
+
+def loaded_by(path: Path, build: Any, strategy: dict[str, Any] = SYNC, **how: Any) -> Any:
+    """A job of one worker that loads; answers what it is told and what it holds."""
+
+    def work(member: Member) -> Any:
+        try:
+            load(member, path, **how)
+        except CheckpointError as error:
+            return f"{type(error).__name__}: {error}", state(member)
+        return "loaded", state(member)
+
+    return Job(build, strategy, workers=1, servers=2).run(work)[0]
+
+
+def with_name(name: str) -> Built:
+    model, [optimizer] = adam()
+    assert isinstance(model, Mixed)
+    model.open.table = name
+    return model, [optimizer]
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: adam(dim=5), "'open' has rows of 5 weights here, but of 4 in the checkpoint"),
+        (lambda: adam(rows=31), "'moved' has the ids 0 to 30 here, but the ids 0 to 29 in"),
+        (lambda: with_name("ids"), r"'ids' \(dim 4\) is not in the checkpoint, which has 'open',"),
+    ],
+)
+def test_tables_that_differ_are_named(tmp_path: Path, build: Any, message: str) -> None:
+    saved_job(tmp_path)
+    before = Job(build, SYNC, workers=1, servers=2).run(state)[0]
+    text, after = loaded_by(tmp_path, build)
+    assert "does not fit tables: table " + message.split(" ")[0] in text
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError(text)
+    equal(before, after, atol=0)
+
+
+def test_another_rule_takes_the_weights(tmp_path: Path, caplog: Any) -> None:
+    saved_job(tmp_path, build=lambda: adam(optimizer="adagrad"))
+    with caplog.at_level("WARNING", "fleetlight"):
+        text, after = loaded_by(tmp_path, lambda: adam(optimizer="rowwise_adagrad"))
+    same, kept = loaded_by(tmp_path, lambda: adam(optimizer="adagrad"))
+    assert text == same == "loaded"
+    equal(after, kept, atol=0)
+    told = [r.getMessage() for r in caplog.records if "begins anew" in r.getMessage()]
+    assert ["table open: it was saved with adagrad" in text for text in told] == [True]
+
+
+@pytest.mark.parametrize("how", [{}, {"via": "worker0"}])
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (lambda data: data[:-1] + bytes([data[-1] ^ 1]), "was changed after it was written"),
+        (lambda data: data[:-8], "is not the file of a table: it was truncated"),
+        (lambda data: data[:3], "is not the file of a table: it has 3 bytes, less than its header"),
+        (lambda data: b"", "is not the file of a table: "),
+    ],
+)
+def test_a_damaged_file_of_a_table_is_named_and_nothing_is_loaded(
+    tmp_path: Path, damage: Callable[[bytes], bytes], why: str, how: dict[str, Any]
+) -> None:
+    saved_job(tmp_path)
+    path = checkpoint.read(tmp_path).folder / "table000.server001.safetensors"
+    path.write_bytes(damage(path.read_bytes()))
+    before = Job(adam, SYNC, workers=1, servers=2).run(state)[0]
+    text, after = loaded_by(tmp_path, adam, **how)
+    assert text.startswith(CorruptCheckpointError.__name__)
+    assert "table 'open': " in text
+    assert f"table000.server001.safetensors {why}" in text
+    equal(before, after, atol=0)
+
+
+def test_a_file_that_servers_do_not_see(tmp_path: Path) -> None:
+    saved_job(tmp_path)
+    (checkpoint.read(tmp_path).folder / "table000.server001.safetensors").unlink()
+    assert 'use a shared file system or via="worker0"' in loaded_by(tmp_path, adam)[0]
+
+
+def test_a_way_that_there_is_not() -> None:
+    with pytest.raises(ConfigError, match="got via='worker1', expected via=\"folder\""):
+        check_via("worker1")
+
+
+def test_servers_begin_with_a_checkpoint(tmp_path: Path) -> None:
+    """Workers' first values do not count then; and a load by the workers begins one more epoch."""
+    expected = saved_job(tmp_path)
+    job = Job(adam, SYNC, workers=2, servers=3)
+    job.servers = [Server(i, 3, 2, version="test", deadline_s=20.0) for i in range(3)]
+    for server in job.servers:
+        model, optimizers = job.built()
+        strategy = DistributedStrategy()
+        drawn = draw(model, optimizers, strategy, worker_num=2, server_num=3)
+        open_loaded(server, drawn, tmp_path)
+
+    def work(member: Member) -> Any:
+        first, epoch = state(member), member.session.client.epoch
+        load(member, tmp_path)
+        assert (epoch, member.session.client.epoch) == (1, 2)
+        equal(first[:2], state(member)[:2], atol=0)
+        train(member, range(4, 8))
+        save(member, tmp_path / "later")
+        return state(member)
+
+    for one, other in zip(job.run(work), expected, strict=True):
+        equal(one, other)
+    assert checkpoint.read(tmp_path / "later").manifest.epoch == 2
+
+
+def test_a_server_that_comes_back_does_not_ask_for_the_checkpoint(tmp_path: Path) -> None:
+    saved_job(tmp_path / "saved")
+    durable = Durable(tmp_path / "kept", job="a job")
+    model, optimizers = adam()
+    drawn = draw(model, optimizers, DistributedStrategy(), worker_num=2, server_num=1)
+    rows = []
+    for _ in range(2):
+        server = Server(0, 1, 2, version="test", deadline_s=20.0)
+        open_loaded(server, drawn, tmp_path / "saved", durable)
+        rows.append(server.counted().rows)
+        server.close()
+        shutil.rmtree(tmp_path / "saved", ignore_errors=True)
+    assert rows[0] == rows[1]
+    assert any(rows[0].values())
+
+
+def test_servers_do_not_begin_with_what_workers_keep(tmp_path: Path) -> None:
+    """Their tables would be those of the checkpoint, beside new dense values."""
+    saved_job(tmp_path)
+    strategy = DistributedStrategy(a_sync_configs={"dense": "allreduce"})
+    model, optimizers = adam()
+    drawn = draw(model, optimizers, strategy, worker_num=2, server_num=1)
+    server = Server(0, 1, 2, version="test", deadline_s=20.0)
+    with pytest.raises(ConfigError, match=r"'allreduce' .* fleet\.load_persistables\(dirname\)"):
+        open_loaded(server, drawn, tmp_path)
+    assert not server.is_open
+
+
+def test_an_unmoved_layer_becomes_a_table_and_a_layer_again(tmp_path: Path) -> None:
+    """What plain torch has saved loads into a job whose layers are moved, and back."""
+    torch.manual_seed(7)
+    plain = nn.Sequential(nn.Embedding(30, 2, sparse=True), nn.Flatten(), nn.Linear(6, 1))
+    sgd_ = torch.optim.SGD(plain.parameters(), lr=0.05)
+    names = {p: name for name, p in plain.named_parameters()}
+    write = checkpoint.Snapshot(
+        model=checkpoint.model_state(plain),
+        optimizers=[checkpoint.optimizer_state(sgd_, names)],
+        step=3,
+        extra={"note": 1},
+    )
+    checkpoint.write(tmp_path / "plain", write)
+
+    def build() -> Built:
+        model = nn.Sequential(nn.Embedding(30, 2, sparse=True), nn.Flatten(), nn.Linear(6, 1))
+        return model, [torch.optim.SGD(model.parameters(), lr=0.05)]
+
+    def work(member: Member) -> Any:
+        load(member, tmp_path / "plain")
+        train(member, range(4))
+        save(member, tmp_path / "served")
+        member.barrier()
+        return member.rows(ALL), member.optimizers[0].param_groups[0]["lr"]
+
+    (rows, _), _ = Job(build, SYNC, workers=2, servers=2).run(work)
+    for step in range(4):
+        sgd_.zero_grad()
+        for worker in range(2):
+            (loss_of(plain, IDS[step, worker], TARGETS[step, worker]) / 2).backward()
+        sgd_.step()
+    np.testing.assert_allclose(rows, plain[0].weight.detach().numpy(), rtol=1e-5, atol=1e-6)
+    weights = checkpoint.read(tmp_path / "served").moved_weights()
+    np.testing.assert_array_equal(weights["0.weight"].numpy(), rows)
+
+
+def test_an_evaluation_leaves_no_rows_behind() -> None:
+    def work(member: Member) -> Any:
+        train(member, range(1))
+        before = [figures.rows for figures in member.session.client.figures()]
+        member.model.eval()
+        with torch.no_grad():
+            rows: Tensor = member.model.open(torch.arange(10**12, 10**12 + 50))
+        after = [figures.rows for figures in member.session.client.figures()]
+        return before == after, bool((rows != 0).any())
+
+    assert Job(adam, SYNC, workers=1, servers=2).run(work) == [(True, True)]
+
+
+def test_servers_that_began_with_different_checkpoints_are_told(tmp_path: Path) -> None:
+    saved_job(tmp_path)
+    job = Job(adam, SYNC, workers=1, servers=2)
+    job.servers[1] = Server(1, 2, 1, version="test", deadline_s=20.0)
+    model, optimizers = job.built()
+    drawn = draw(model, optimizers, DistributedStrategy(), worker_num=1, server_num=2)
+    open_loaded(job.servers[1], drawn, tmp_path)
+    with pytest.raises(PlanError, match=r"server 0 is in epoch 0, server 1 in epoch 1: .*init_se"):
+        job.run(state)
+
+
+def test_a_worker_asks_a_server_that_still_loads_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    join, asked = Server._join, [0]
+
+    def busy(self: Server, *args: Any) -> Any:
+        asked[0] += 1
+        return (m.Done(), []) if asked[0] < 4 else join(self, *args)
+
+    monkeypatch.setattr(Server, "_join", busy)
+    job = Job(adam, SYNC, workers=1, servers=2)
+    job.run(state)
+    assert asked == [5]
+
+
+def test_a_table_of_plain_pytorch_trains_on_in_a_collective_job(tmp_path: Path) -> None:
+    """A layer that was moved onto a table is a layer again; a table of open ids is left out."""
+
+    def work(member: Member) -> Any:
+        train(member, range(4))
+        save(member, tmp_path)
+        return state(member)
+
+    tables = Job(sgd, SYNC, workers=2, servers=2).run(work)[0][:2]
+    warnings = []
+    for weight, rate, warned in run_workers(collective, 2, str(tmp_path)):
+        np.testing.assert_array_equal(weight, tables[1])
+        assert rate == 0.05
+        warnings.append(warned)
+    assert warnings == [["open"], []]
+
+
+def collective(dirname: str) -> Any:
+    torch.manual_seed(5)
+    model = fleet.distributed_model(Mixed())
+    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.9))
+    warned: list[Any] = []
+    persistables.logger.warning = lambda _, *args: warned.extend(args)  # type: ignore[method-assign]
+    fleet.load_persistables(dirname)
+    return model.moved.weight.detach().numpy(), optimizer.param_groups[0]["lr"], warned

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fleet.shrink`: what is forgotten, on all servers, and what it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.fleet.served.test_replay import BATCH, Died, Lives, sharded
+from tests.served import ASYNC, SYNC, Built, Job, Member, geo
+from torch import Tensor, nn
+
+from fleetlight.errors import ConfigError, PlanError
+from fleetlight.fleet.served.tables import shrinking
+from fleetlight.fleet.served.tables.shrinking import Shrunk
+from fleetlight.fleet.served.tables.table_files import TableFiles
+from fleetlight.ps import messages as m
+from fleetlight.ps.layers.embedding import SparseEmbedding
+from fleetlight.ps.layers.entries import ShowClickEntry
+
+
+class Two(nn.Module):
+    """A table that counts, and one that does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ads = SparseEmbedding(2, entry=ShowClickEntry())
+        self.plain = SparseEmbedding(2)
+
+    def forward(self, ids: Tensor, click: Tensor) -> Tensor:
+        out: Tensor = self.ads(ids, click=click) + self.plain(ids)
+        return out
+
+
+def build() -> Built:
+    model = Two()
+    return model, [torch.optim.SGD(model.parameters(), lr=0.1)]
+
+
+def train(member: Member, ids: list[int], click: float = 0.0) -> None:
+    member.optimizer.zero_grad()
+    clicks = torch.full((len(ids),), click)
+    member.model(torch.tensor(ids), clicks).sum().backward()
+    member.optimizer.step()
+
+
+def run(work: Any, strategy: dict[str, Any] = SYNC) -> list[Any]:
+    return Job(build, strategy, workers=2, servers=2).run(work)
+
+
+@pytest.mark.parametrize("strategy", [SYNC, ASYNC, geo(2)])
+def test_rows_go_that_nobody_has_seen(strategy: dict[str, Any]) -> None:
+    def work(member: Member) -> Any:
+        train(member, list(range(20)))
+        train(member, list(range(20)))
+        answers = [shrinking._shrink(member.context, unseen_days=1)]
+        train(member, list(range(5)))
+        answers += [shrinking._shrink(member.context, unseen_days=1) for _ in range(2)]
+        rows = [figures.rows["plain"] for figures in member.session.client.figures()]
+        return answers, sum(rows)
+
+    kept = {"ads": Shrunk(0, 20)}, {"ads": Shrunk(15, 5)}, {"ads": Shrunk(5, 0)}
+    for answers, plain in run(work, strategy):
+        assert (tuple(answers), plain) == (kept, 20)
+
+
+def test_rows_go_that_are_worth_little() -> None:
+    def work(member: Member) -> Any:
+        train(member, list(range(10)))
+        train(member, list(range(4)), click=1.0)
+        # 2 workers: 0.2 for those shown, 0.1 * (4 - 2) + 2 for those clicked; half of it is left
+        first = shrinking._shrink(member.context, score=0.09, decay=0.5)
+        second = shrinking._shrink(member.context, score=0.5, decay=1.0, table="ads")
+        return first, second
+
+    assert run(work) == [({"ads": Shrunk(0, 10)}, {"ads": Shrunk(6, 4)})] * 2
+
+
+def test_each_call_of_a_worker_alone_is_a_day() -> None:
+    def work(member: Member) -> Any:
+        train(member, list(range(10)))
+        return [shrinking._shrink(member.context, score=0.04, decay=0.5) for _ in range(2)]
+
+    days = [{"ads": Shrunk(0, 10)}, {"ads": Shrunk(10, 0)}]
+    assert Job(build, SYNC, workers=1, servers=2).run(work) == [days]
+
+
+def test_a_worker_that_dies_over_it_ends_the_day_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def script(member: Member) -> Any:
+        loader, told = sharded(), []
+        for _ in range(loader.epoch, 1):
+            for (ids,) in loader:
+                train(member, ids.flatten().tolist())
+                if loader.consumed == 2 * BATCH:
+                    told.append(shrinking._shrink(member.context, score=0.04, decay=0.5))
+        return told
+
+    def dies(files: TableFiles, message: m.Message, nbytes: int = 0) -> Any:
+        tell(files, message, nbytes)
+        raise Died
+
+    tell, job = TableFiles.everywhere, Lives(tmp_path, build=build)
+    with monkeypatch.context() as patch:
+        patch.setattr(TableFiles, "everywhere", dies)
+        assert isinstance(job.life(script), Died)
+    # another day would leave none of them
+    assert job.life(script) == [{"ads": Shrunk(0, 2 * BATCH)}]
+
+
+def test_what_cannot_be_shrunk_is_told() -> None:
+    def work(member: Member) -> Any:
+        texts = []
+        for kind, table in ((PlanError, "plain"), (ConfigError, "adds")):
+            with pytest.raises(kind) as told:
+                shrinking._shrink(member.context, table=table)
+            texts.append(str(told.value))
+        return texts
+
+    for plain, unknown in run(work):
+        assert "table 'plain' does not have an entry" in plain
+        assert "SparseEmbedding(dim, entry=fleet.ShowClickEntry())" in plain
+        assert unknown == "fleet.shrink: there is no table 'adds'; did you mean 'ads'?"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"unseen_days": -1}, "unseen_days=-1"),
+        ({"unseen_days": 1.5}, "unseen_days=1.5"),
+        ({"score": float("nan")}, "score=nan"),
+        ({"decay": 0}, "decay=0, expected 0 < decay <= 1"),
+    ],
+)
+def test_settings_are_looked_at(settings: dict[str, Any], message: str) -> None:
+    usual: dict[str, Any] = {"unseen_days": 0, "score": 0.0, "decay": 1.0}
+    with pytest.raises(ConfigError, match=message):
+        shrinking._check(**{**usual, **settings})

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is said at the end of a job with parameter servers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fleetlight.fleet.served.figures import of_server, of_servers, of_worker, too_late
+from fleetlight.ps.messages import Counted
+from fleetlight.ps.plan import ASYNC, DensePlan, InitializerPlan, Plan, RulePlan, TablePlan
+from fleetlight.strategy import DistributedStrategy
+
+MIB = 2**20
+TABLE = TablePlan("wide", 2, RulePlan("sgd", {}), InitializerPlan("zeros"), 0, 0)
+DENSE = DensePlan("deep", (2,), "float32", 0, 0)
+
+
+def test_a_worker_tells_its_counts_and_times() -> None:
+    figures = {"steps": 1200.0, "rows ahead": 7.0, "waited s": 0.04}
+    assert of_worker(figures) == "done: steps 1,200, rows ahead 7, waited 0.0 s"
+
+
+def test_a_server_tells_its_pushes_and_tables() -> None:
+    counted = Counted(1200, {"wide": 3000, "deep": 5}, {"wide": 3 * MIB, "deep": 0}, {})
+    assert of_server(counted) == (
+        "all workers have left after 1,200 pushes; "
+        "tables: wide 3,000 rows, 3.0 MiB; deep 5 rows, 0.0 MiB"
+    )
+
+
+def test_servers_are_summed_and_staleness_is_averaged_over_pushes() -> None:
+    one = Counted(4, {"deep": 1000}, {"deep": MIB}, {0: 3, 2: 1})
+    other = Counted(4, {"deep": 500}, {"deep": MIB}, {0: 1, 4: 1})
+    assert of_servers([one, other]) == (
+        "servers: 4 pushes, staleness 1.00 on average, 4 at most; tables: deep 1,500 rows, 2.0 MiB"
+    )
+
+
+def test_without_pushes_and_tables_that_is_said() -> None:
+    told = of_servers([Counted(0, {}, {}, {})])
+    assert told == "servers: 0 pushes, staleness not counted; no tables"
+
+
+def late_by(
+    dense: bool = True, tables: bool = True, staleness: int | None = None, **said: Any
+) -> str | None:
+    """What is said where a gradient is 5.5 changes late, with two workers."""
+    configs = DistributedStrategy(a_sync_configs=said).a_sync_configs
+    plan = Plan(
+        mode=ASYNC, worker_num=2, server_num=1, seed=0, tables=[TABLE] if tables else [],
+        dense=[DENSE] if dense else [], optimizers=[], staleness=staleness,
+        serves_dense=configs.dense == "servers",
+    )  # fmt: skip
+    usual, late = Counted(9, {}, {}, {3: 8, 9: 1}), Counted(9, {}, {}, {4: 1, 6: 3})
+    assert too_late([usual], plan, configs) is None
+    assert too_late([], plan, configs) is None
+    return too_late([usual, late], plan, configs)
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ({}, "workers are unevenly fast; bound the delay by"),
+        ({"send_queue_size": 16}, "a_sync_configs.send_queue_size = 16 lets pushes wait"),
+        ({"max_merge": 3}, "a_sync_configs.max_merge = 3 lets pushes wait"),
+    ],
+)
+def test_a_delay_beyond_what_workers_make_is_warned_of_with_its_cause(
+    said: dict[str, Any], cause: str
+) -> None:
+    told = late_by(**said)
+    late = "gradients of rows were 5.5 changes late on average, expected 4 at most with 2 workers: "
+    assert told is not None
+    assert told.partition(": ")[0] + ": " == late
+    assert cause in told
+    assert ("unevenly fast" in told) is not said
+
+
+def test_of_dense_parameters_no_gradient_is_late() -> None:
+    assert str(late_by(tables=False)).startswith("changes of dense parameters were 5.5 changes")
+
+
+@pytest.mark.parametrize("meant", [{"dense": False}, {"staleness": 9}])
+def test_where_no_such_bound_is_meant_nothing_is_warned_of(meant: dict[str, Any]) -> None:
+    assert late_by(**meant) is None
+
+
+def test_nor_where_workers_average_dense_gradients() -> None:
+    configs = DistributedStrategy(a_sync_configs={"dense": "allreduce"}).a_sync_configs
+    plan = Plan(
+        mode=ASYNC, worker_num=2, server_num=1, seed=0, tables=[TABLE], dense=[DENSE],
+        optimizers=[], serves_dense=False,
+    )  # fmt: skip
+    assert too_late([Counted(9, {}, {}, {9: 9})], plan, configs) is None

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which ids a loader announces: those a function answers, or those it has learned to look for."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.data.observing import Observing
+from tests.served import SYNC, Member, Net, geo, run
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from fleetlight.data.loader import ShardLoader
+from fleetlight.data.observer import NoObserver
+from fleetlight.errors import ConfigError, PlanError
+from fleetlight.fleet.public.sharding import JobObserver
+from fleetlight.fleet.served.prefetch_hints import Announcer
+from fleetlight.ps.layers.embedding import SparseEmbedding
+
+IDS = torch.arange(24).view(8, 3)
+
+
+def build() -> tuple[nn.Module, list[torch.optim.Optimizer]]:
+    model = Net()
+    return model, [torch.optim.SGD(model.parameters(), lr=0.1)]
+
+
+def pairs(worker: Member, lookahead: Any = None, ids: Tensor = IDS) -> ShardLoader:
+    """Batches of two records, {"x": (ids,), "y": target}."""
+    records = [{"x": (row,), "y": torch.ones(1)} for row in ids]
+    return ShardLoader(
+        DataLoader(records, batch_size=2),  # type: ignore[arg-type]
+        worker=worker.index,
+        workers=worker.context.group.size,
+        seed=0,
+        tail="join",
+        observer=Observing(announce=Announcer(worker.context, lookahead)),
+    )
+
+
+def ahead_of(
+    lookahead: Any = None, of: Callable[[Any], Tensor] = lambda batch: batch["x"][0], **job: Any
+) -> float:
+    """Rows read ahead in an epoch of four steps, of which each reads six."""
+
+    def train(worker: Member) -> Any:
+        for batch in pairs(worker, lookahead):
+            worker.optimizer.zero_grad()
+            (worker.model(of(batch)) - batch["y"]).square().mean().backward()
+            worker.optimizer.step()
+        return worker.communicator.figures().get("rows ahead", 0.0)
+
+    return float(sum(run(build, train, **{"workers": 1, **job})))
+
+
+def test_tensors_that_come_to_a_table_unchanged_are_learned() -> None:
+    # learned from the first batch, which is followed by the second before it is trained on
+    assert ahead_of() == 12
+    assert ahead_of(workers=2) == 0  # two steps each
+    assert ahead_of(of=lambda batch: batch["x"][0].view(2, 3)) == 12
+
+
+def test_other_tensors_are_not() -> None:
+    assert ahead_of(of=lambda batch: batch["x"][0] + 1) == 0
+    assert ahead_of(of=lambda batch: batch["x"][0][:, [0, 1, 2]]) == 0
+    assert ahead_of(of=lambda batch: batch["x"][0].int()) == 0
+
+
+def test_a_function_answers_from_the_first_batch_on() -> None:
+    shifted = dict(of=lambda batch: batch["x"][0] + 1)  # noqa: C408
+    assert ahead_of(lambda batch: {"emb": batch["x"][0] + 1}, **shifted) == 18
+    assert ahead_of(lambda batch: {"emb": batch["x"][0]}, **shifted) == 15
+    assert ahead_of(lambda batch: {}, **shifted) == 0
+
+
+def test_geo_loads_no_batch_ahead() -> None:
+    assert ahead_of(strategy=geo(2)) == 0
+
+    def wanted(worker: Member) -> bool:
+        return Announcer(worker.context, None).wanted()
+
+    assert run(build, wanted, geo(2), workers=1) == [False]
+    assert run(build, wanted, SYNC, workers=1) == [True]
+
+
+def test_the_function_is_looked_at() -> None:
+    with pytest.raises(PlanError, match="no table 'embb'; did you mean 'emb'"):
+        ahead_of(lambda batch: {"embb": batch["x"][0]})
+    with pytest.raises(ConfigError, match=r"lookahead of emb: got ids of type torch\.float32"):
+        ahead_of(lambda batch: {"emb": batch["x"][0].float()})
+    with pytest.raises(ConfigError, match="got lookahead=True, expected a function"):
+        ahead_of(True)
+
+
+def test_ids_that_are_padded_and_tables_of_several_layers() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = (SparseEmbedding(2, table="t", padding_idx=0) for _ in range(2))
+
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return (self.a(a) + self.b(b)).sum((1, 2))
+
+    def two() -> Any:
+        model = Two()
+        return model, [torch.optim.SGD(model.parameters(), lr=0.1)]
+
+    def train(worker: Member) -> Any:
+        loader = DataLoader([{"a": row, "b": row + 100} for row in IDS], batch_size=2)  # type: ignore[arg-type]
+        sharded = ShardLoader(
+            loader,
+            worker=0,
+            workers=1,
+            seed=0,
+            tail="join",
+            observer=Observing(announce=Announcer(worker.context, None)),
+        )
+        for batch in sharded:
+            worker.optimizer.zero_grad()
+            worker.model(batch["a"], batch["b"]).sum().backward()
+            worker.optimizer.step()
+        return worker.communicator.figures()["rows ahead"], worker.rows(np.arange(1, 24))
+
+    [(ahead, rows)] = run(two, train, workers=1, servers=2)
+    assert ahead == 24
+    assert rows.any()
+
+
+def test_a_batch_that_is_changed_in_place_is_pulled_anew() -> None:
+    def train(worker: Member) -> None:
+        for batch in pairs(worker):
+            batch["x"][0].add_(50)
+            worker.optimizer.zero_grad()
+            worker.model(batch["x"][0]).sum().backward()
+            worker.optimizer.step()
+        assert worker.communicator.figures()["rows ahead"] == 0
+        assert [c.rows for c in worker.session.client.figures()] == [{"emb": 24}]
+
+    run(build, train, workers=1)
+
+
+def test_a_loading_process_gets_a_loader_that_announces_nothing() -> None:
+    def train(worker: Member) -> Any:
+        copy = pickle.loads(pickle.dumps(JobObserver(worker.context, None, None)))
+        return type(copy), copy.wants_next()
+
+    assert run(build, train, workers=1) == [(NoObserver, False)]

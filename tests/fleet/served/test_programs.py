@@ -1,0 +1,474 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program that trains with parameter servers does what the eager loop does, in any mode."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.served import ASYNC, SYNC, Job, Member, Net, batches, geo, run
+from tests.workers import run_job
+from torch import Tensor, nn
+
+import fleetlight as fleet
+from fleetlight import static
+from fleetlight.data.observer import BatchShare
+from fleetlight.errors import ConfigError, PlanError, StrategyError
+from fleetlight.fleet.collective.programs import main_program
+from fleetlight.fleet.public.sharding import Weights
+from fleetlight.fleet.served.prefetch_hints import Announcer
+from fleetlight.fleet.server.job import ServerJob
+from fleetlight.ps.layers.embedding import SparseEmbedding, SparseEmbeddingBag
+from fleetlight.ps.layers.entries import ShowClickEntry
+from fleetlight.roles import Role
+from fleetlight.strategy import DistributedStrategy
+
+#: calls of modules are watched in the whole process while one thread writes
+_writing = threading.Lock()
+IDS, TARGETS = batches(6, 2, ids=30)
+
+
+class Bags(nn.Module):
+    """Bags of all kinds: weighed by parameters, with padding, by offsets, of torch's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.each = nn.Parameter(torch.linspace(0.5, 1.5, 3))
+        self.total = SparseEmbeddingBag(4, "sum", padding_idx=2)
+        self.mean = SparseEmbeddingBag(4, "mean", padding_idx=1)
+        self.most = SparseEmbeddingBag(4, "max")
+        self.moved = nn.EmbeddingBag(30, 4, sparse=True, padding_idx=3)
+        self.linear = nn.Linear(16, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        starts = torch.arange(0, ids.shape[0] * 3, 3)
+        bags = [
+            self.total(ids, per_sample_weights=self.each.expand(ids.shape)),
+            self.mean(ids.reshape(-1), starts),
+            self.most(ids * 7 - 100),
+            self.moved(ids),
+        ]
+        out: Tensor = self.linear(torch.cat(bags, 1))
+        return out
+
+
+class Shared(nn.Module):
+    """One table of several layers, a layer that is called twice, and padding here and there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = SparseEmbedding(4, table="t")
+        self.two = SparseEmbedding(4, table="t", padding_idx=2)
+        self.bag = SparseEmbeddingBag(4, "sum", table="t")
+        self.plain = nn.Embedding(30, 4, sparse=True, padding_idx=1)
+        self.tied = nn.Embedding(30, 4, sparse=True, padding_idx=4)
+        self.tied.weight = self.plain.weight
+        self.linear = nn.Linear(4, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        first, second, third = ids.unbind(1)
+        rows = self.one(first) * self.one(second) + self.two(third) + self.bag(ids)
+        rows = rows + self.plain(first) * self.tied(second) + self.plain(third)
+        out: Tensor = self.linear(rows)
+        return out
+
+
+class Counted(nn.Module):
+    """Ids that were shown and clicked, and a table that is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb = SparseEmbedding(4, entry=ShowClickEntry("show", "click"))
+        self.frozen = SparseEmbedding(4)
+        self.frozen.weight.requires_grad_(False)
+        self.linear = nn.Linear(4, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        rows = self.emb(ids, click=(ids % 2).float()) + self.frozen(ids)
+        out: Tensor = self.linear(rows.sum(1))
+        return out
+
+
+class Dense(nn.Module):
+    """Nothing in tables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb = nn.Embedding(30, 4)
+        self.linear = nn.Linear(12, 1)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        out: Tensor = self.linear(self.drop(self.emb(ids).flatten(1)))
+        return out
+
+
+def capture(worker: Member) -> static.Program:
+    inputs = {"ids": IDS[0, 0], "target": TARGETS[0, 0]}
+    with _writing:
+        return static.capture(worker.model, nn.functional.mse_loss, worker.optimizer, inputs)
+
+
+def by_program(worker: Member) -> Any:
+    program, exe = capture(worker), static.Executor()
+    evaluation = program.clone(for_test=True)
+    losses = []
+    for step in range(len(IDS)):
+        torch.manual_seed(step)
+        feed = {"ids": IDS[step, worker.index], "target": TARGETS[step, worker.index]}
+        losses += exe.run(program, feed, ["loss"])
+        # evaluations change nothing
+        exe.run(evaluation, {"ids": torch.full((2, 3), 11)}, ["output"])
+    assert all(parameter.grad is None for parameter in worker.model.parameters())
+    return told(worker, losses)
+
+
+def eagerly(worker: Member) -> Any:
+    losses = []
+    for step in range(len(IDS)):
+        torch.manual_seed(step)
+        out = worker.model(IDS[step, worker.index])
+        loss = nn.functional.mse_loss(out, TARGETS[step, worker.index])
+        worker.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        worker.optimizer.step()
+        losses.append(loss.detach())
+    return told(worker, losses)
+
+
+def told(worker: Member, losses: list[Tensor]) -> Any:
+    worker.barrier()
+    tables = len(worker.session.drawn.plan.tables)
+    return (
+        torch.stack(losses),
+        {n: p.detach().clone() for n, p in worker.model.named_parameters() if p.numel()},
+        [worker.rows(np.arange(-100, 130) if n < 4 else range(30), n) for n in range(tables)],
+        worker.context.step,
+        [c.rows for c in worker.session.client.figures()],
+    )
+
+
+def check(make: Any, strategy: dict[str, Any], workers: int = 1, servers: int = 2) -> None:
+    def build() -> Any:
+        return make()
+
+    expected = run(build, eagerly, strategy, workers=workers, servers=servers)
+    found = run(build, by_program, strategy, workers=workers, servers=servers)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def made(kind: Any, optimizer: Any = torch.optim.Adagrad, **options: Any) -> Any:
+    def make() -> Any:
+        model = kind()
+        return model, [optimizer(model.parameters(), **{"lr": 0.1, **options})]
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [Net, Bags, Shared, Counted, Dense, lambda: Net(rows=30)],
+    ids=["net", "bags", "shared", "counted", "dense", "moved"],
+)
+def test_it_equals_eager_training(kind: Any) -> None:
+    check(made(kind), SYNC)
+
+
+@pytest.mark.parametrize(
+    ("kind", "optimizer", "options"),
+    [
+        (Net, torch.optim.SGD, {"momentum": 0.9}),
+        (Net, torch.optim.Adam, {}),
+        (Shared, torch.optim.Adam, {}),
+        (Dense, torch.optim.AdamW, {}),
+    ],
+)
+def test_with_every_rule(kind: Any, optimizer: Any, options: Any) -> None:
+    check(made(kind, optimizer, **options), SYNC)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        SYNC,
+        geo(1),
+        geo(4),
+        {"a_sync": False, "gradient_merge": True, "gradient_merge_configs": {"k_steps": 3}},
+    ],
+    ids=["sync", "geo 1", "geo 4", "merge"],
+)
+def test_in_every_mode(strategy: dict[str, Any]) -> None:
+    check(made(Shared, torch.optim.SGD, lr=0.05), strategy)
+
+
+def test_two_workers_train_together() -> None:
+    check(made(Shared, torch.optim.SGD, lr=0.05), SYNC, workers=2)
+
+
+def test_async_brings_every_gradient() -> None:
+    """One row, and a loss whose gradient is always the same: the order does not matter."""
+
+    def train(worker: Member) -> Any:
+        program = capture_sum(worker)
+        executor = static.Executor()
+        for _ in range(5):
+            executor.run(program, {"ids": torch.tensor([[1, 2, 2]])})
+        worker.barrier()
+        return worker.rows([1, 2, 3]), worker.model.linear.bias.detach().clone()  # type: ignore[union-attr]
+
+    class Summed(Net):
+        def forward(self, ids: Tensor) -> Tensor:
+            out: Tensor = self.emb(ids).sum() + self.linear.bias.sum()
+            return out
+
+    def capture_sum(worker: Member) -> static.Program:
+        with _writing:
+            inputs = {"ids": torch.tensor([[1, 2, 2]])}
+            return static.capture(worker.model, lambda out: out.sum(), worker.optimizer, inputs)
+
+    start = run(made(Summed, torch.optim.SGD), lambda w: w.rows([1, 2, 3]), ASYNC)[0]
+    rows, _ = run(made(Summed, torch.optim.SGD), train, ASYNC)[0]
+    lost = np.array([[1.0], [2.0], [0.0]]) * 0.1 * 10
+    np.testing.assert_allclose(start - rows, np.repeat(lost, 4, 1), atol=1e-5)
+
+
+def test_what_weighs_less_has_smaller_gradients() -> None:
+    def train(worker: Member) -> Any:
+        weights = Weights(worker.context)
+        program = capture(worker)
+        # the first worker has none left, then both have
+        executor = static.Executor()
+        for mine in (16 * worker.index, 8):
+            weights.set(BatchShare(epoch=0, consumed=0, mine=mine, total=16))
+            feed = {"ids": IDS[0, worker.index], "target": TARGETS[0, worker.index]}
+            executor.run(program, feed)
+        return [p.detach().clone() for p in worker.model.parameters() if p.numel()], worker.rows(
+            range(30)
+        )
+
+    def plain(worker: Member) -> Any:
+        program = capture(worker)
+        executor = static.Executor()
+        for number in (1, worker.index):
+            feed = {"ids": IDS[0, number], "target": TARGETS[0, number]}
+            executor.run(program, feed)
+        return [p.detach().clone() for p in worker.model.parameters() if p.numel()], worker.rows(
+            range(30)
+        )
+
+    found, expected = (run(made(Net), function, workers=2)[0] for function in (train, plain))
+    torch.testing.assert_close(found, expected)
+
+
+def test_gradients_of_an_eager_backward_are_left_alone() -> None:
+    def train(worker: Member) -> Any:
+        program = capture(worker)
+        worker.model(IDS[0, 0]).sum().backward()
+        before = {n: p.grad for n, p in worker.model.named_parameters()}
+        static.Executor().run(program, {"ids": IDS[0, 0], "target": TARGETS[0, 0]})
+        for name, parameter in worker.model.named_parameters():
+            assert parameter.grad is before[name]
+        return [p.detach().clone() for p in worker.model.parameters() if p.numel()]
+
+    def fresh(worker: Member) -> Any:
+        program = capture(worker)
+        static.Executor().run(program, {"ids": IDS[0, 0], "target": TARGETS[0, 0]})
+        return [p.detach().clone() for p in worker.model.parameters() if p.numel()]
+
+    found, expected = (run(made(Net), f, workers=1) for f in (train, fresh))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_parameters_with_the_same_gradient_have_one_each() -> None:
+    """Merged gradients add up in place."""
+
+    class Twins(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = (nn.Parameter(torch.zeros(3)) for _ in range(2))
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return (ids % 3).float().mean(0) + self.one + self.two
+
+    def train(worker: Member, eager: bool) -> Any:
+        def loss(out: Tensor) -> Tensor:
+            return (out * out).sum()
+
+        with _writing:
+            inputs = {"ids": IDS[0, 0]}
+            program = static.capture(worker.model, loss, worker.optimizer, inputs)
+        executor = static.Executor()
+        for _ in range(4):
+            if eager:
+                worker.optimizer.zero_grad()
+                loss(worker.model(IDS[0, 0])).backward()  # type: ignore[no-untyped-call]
+                worker.optimizer.step()
+            else:
+                executor.run(program, {"ids": IDS[0, 0]})
+        return [p.detach().clone() for p in worker.model.parameters() if p.numel()]
+
+    merge = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2}}
+    found, expected = (
+        run(made(Twins, torch.optim.SGD), functools.partial(train, eager=e), merge, workers=1)
+        for e in (False, True)
+    )
+    torch.testing.assert_close(found, expected)
+
+
+def test_hooks_and_schedulers_see_every_step() -> None:
+    def train(worker: Member) -> Any:
+        seen = []
+        worker.optimizer.register_step_post_hook(lambda *_: seen.append(1))
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(worker.optimizer, 0.5)
+        program = capture(worker)
+        executor = static.Executor()
+        for _ in range(3):
+            executor.run(program, {"ids": IDS[0, 0], "target": TARGETS[0, 0]})
+            scheduler.step()
+        return len(seen), worker.optimizer.param_groups[0]["lr"]
+
+    assert run(made(Net, lr=0.8), train, workers=1) == [(3, 0.1)]
+
+
+def test_evaluations_insert_nothing() -> None:
+    def train(worker: Member) -> Any:
+        program = capture(worker).clone(for_test=True)
+        [out] = static.Executor().run(program, {"ids": IDS[0, 0]}, ["output"])
+        with torch.no_grad():
+            torch.testing.assert_close(out, worker.model(IDS[0, 0]))
+        return [c.rows for c in worker.session.client.figures()]
+
+    assert run(made(Net), train, workers=1) == [[{"emb": 0}]]
+
+
+def test_rows_are_pulled_ahead() -> None:
+    """A loader's batches are fed as they are, so it is learned which of their tensors are ids."""
+
+    def train(worker: Member) -> Any:
+        program, announce = capture(worker), Announcer(worker.context, None)
+        data = [{"ids": IDS[n, 0].clone(), "target": TARGETS[n, 0]} for n in range(len(IDS))]
+        executor = static.Executor()
+        for number, batch in enumerate(data):
+            announce(data[number : number + 2])
+            executor.run(program, batch)
+        return worker.communicator.figures()["rows ahead"] > 0
+
+    assert run(made(Net), train, workers=1) == [True]
+
+
+class Program:
+    """A process of a job with real connections, whose script writes its program line by line."""
+
+    def __init__(self, strategy: dict[str, Any], folder: str) -> None:
+        self.strategy, self.folder = strategy, folder
+
+    def __call__(self) -> Any:
+        """The script of servers and workers."""
+        torch.manual_seed(0)
+        ids = static.data("ids", [None, 3], torch.int64)
+        target = static.data("target", [None, 1])
+        model = Shared()
+        loss = nn.functional.mse_loss(model(ids), target)
+        evaluation = static.default_main_program().clone(for_test=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        strategy = fleet.DistributedStrategy(**self.strategy)
+        fleet.distributed_optimizer(optimizer, strategy).minimize(loss)
+        if fleet.is_server():
+            fleet.init_server()
+            fleet.run_server()
+            return None
+        exe = static.Executor()
+        for _ in range(2):
+            exe.run(static.default_startup_program())
+        fleet.init_worker()
+        found = self.train(exe, loss, evaluation)
+        if self.strategy is SYNC:
+            self.compare(model, found[1])
+        fleet.stop_worker()
+        return found
+
+    def train(self, exe: static.Executor, loss: Any, evaluation: static.Program) -> Any:
+        """Losses, and what an evaluation says at the end, before and after a checkpoint."""
+        main, mine = static.default_main_program(), fleet.worker_index()
+        losses = []
+        for ids, target in zip(IDS[:, mine], TARGETS[:, mine], strict=True):
+            losses += exe.run(main, {"ids": ids, "target": target}, [loss])
+        fleet.barrier_worker()
+        last = {"ids": IDS[0, 0], "target": TARGETS[0, 0]}
+        before = exe.run(evaluation, last, [loss])
+        fleet.save_persistables(self.folder)
+        exe.run(main, last)
+        fleet.barrier_worker()
+        changed = exe.run(evaluation, last, [loss])
+        fleet.load_persistables(self.folder)
+        after = exe.run(evaluation, last, [loss])
+        assert before == after != changed
+        return torch.stack(losses), before[0]
+
+    def compare(self, model: nn.Module, expected: Tensor) -> None:
+        """The model itself says the same, here and where it was saved for inference."""
+        fleet.save_inference_model(self.folder + "-inference", IDS[0, 0], model)
+        fleet.barrier_worker()
+        for one in (model, fleet.load_inference_model(self.folder + "-inference")):
+            with torch.no_grad():
+                out = one(IDS[0, 0])
+            torch.testing.assert_close(nn.functional.mse_loss(out, TARGETS[0, 0]), expected)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [SYNC, ASYNC, {"a_sync_configs": {"dense": "allreduce"}}],
+    ids=["sync", "async", "allreduce"],
+)
+def test_processes_train_by_programs(strategy: dict[str, Any], tmp_path: Any) -> None:
+    script = Program(strategy, str(tmp_path / "checkpoint"))
+    answers = run_job(script, script)
+    assert [kind for kind, _ in answers] == ["value"] * 4, answers
+    (_, first), (_, second) = answers[2:]
+    torch.testing.assert_close(first[1], second[1])
+    if strategy is ASYNC:
+        return
+    expected = run(made(Shared, torch.optim.SGD, lr=0.05), eagerly)
+    for found, wanted in zip((first, second), expected, strict=True):
+        torch.testing.assert_close(found[0], wanted[0], rtol=1e-5, atol=1e-6)
+
+
+def test_ids_out_of_range_are_named() -> None:
+    def train(worker: Member) -> None:
+        feed = {"ids": torch.full((8, 3), 30), "target": TARGETS[0, 0]}
+        with pytest.raises(ConfigError, match=r"^emb: got id 30, expected 0 to 29"):
+            static.Executor().run(capture(worker), feed)
+
+    run(made(lambda: Net(rows=30)), train, workers=1)
+
+
+def test_float16_needs_a_loss_scale() -> None:
+    def train(worker: Member) -> None:
+        with pytest.raises(StrategyError, match="take 'bfloat16'"):
+            capture(worker)
+
+    strategy = {"amp": True, "amp_configs": {"dtype": "float16"}}
+    run(made(Net), train, strategy, workers=1)
+
+
+def test_servers_write_no_gradients_and_run_nothing() -> None:
+    job = Job(made(Net), SYNC, workers=1, servers=1)
+    model, [optimizer] = job.built()
+    context = ServerJob(
+        role=Role(index=0, server_num=1, worker_num=1),
+        group=job.member(0).context.group,
+        strategy=DistributedStrategy(),
+        service=object(),  # type: ignore[arg-type]
+    )
+    context.models.append(context.plan_model(model))
+    context.optimizers.append(context.plan_optimizer(optimizer))
+    member = Member(0, context, model, [optimizer])
+    program = capture(member)
+    assert main_program() is program
+    assert all(node.meta.get("part", "forward") == "forward" for node in program.form.graph.nodes)
+    with pytest.raises(PlanError, match=r"run in a parameter server; .* fleet\.run_server\(\)"):
+        static.Executor().run(program, {"ids": IDS[0, 0], "target": TARGETS[0, 0]})

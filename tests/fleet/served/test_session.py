@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker's way into the job: plans agreed on, first values in place, and out of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.served import ASYNC, SYNC, Job, Member, Net, geo, run
+from torch import nn
+
+from fleetlight.errors import GradientError, PeerLostError, PlanError
+from fleetlight.fleet.served.session import drawn_of
+from fleetlight.ps.layers.embedding import SparseEmbedding
+
+ONE = torch.tensor([[1, 2, 3]])
+
+
+def build() -> Any:
+    model = Net()
+    return model, [torch.optim.SGD(model.parameters(), lr=0.1)]
+
+
+def test_the_first_values_are_those_of_worker_0() -> None:
+    class Moved(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.emb = nn.Embedding(50, 3, sparse=True)
+            self.linear = nn.Linear(3, 1)
+
+    made = []
+
+    def differing() -> Any:
+        model = Moved()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(len(made))
+        made.append(model)
+        return model, [torch.optim.SGD(model.parameters(), lr=0.1)]
+
+    job = Job(differing, SYNC, workers=2, servers=2)
+    members = [job.member(index) for index in (0, 1)]
+    first = float(members[0].model.linear.bias.detach())  # type: ignore[arg-type,operator,union-attr]
+    assert first == 2  # after those of the servers
+
+    def work(worker: Member) -> Any:
+        return worker.rows(range(50)), worker.model.linear.weight.detach().clone()  # type: ignore[operator,union-attr]
+
+    job.member = lambda index: members[index]  # type: ignore[method-assign]
+    for rows, weight in job.run(work):
+        assert (rows == first).all()
+        assert (weight == first).all()
+
+
+def test_scripts_that_differ_are_told_apart_by_name() -> None:
+    job = Job(build, SYNC, workers=1, servers=1)
+    job.build = lambda: (m := Net(dim=5), [torch.optim.SGD(m.parameters(), lr=0.1)])
+    [error] = job.tried(lambda worker: None)
+    assert isinstance(error, PlanError)
+    assert "plan.tables[emb].dim: 4 here, 5 there; run the same script" in str(error)
+
+    def more() -> Any:
+        model = nn.Sequential(SparseEmbedding(4))
+        return model, [torch.optim.SGD(model.parameters(), lr=0.1)]
+
+    job = Job(build, SYNC, workers=1, servers=1)
+    job.build = more
+    [error] = job.tried(lambda worker: None)
+    assert "plan.tables[emb]: 'present' here, 'absent' there" in str(error)
+    assert "server 0 (here) and worker 0" in str(error)
+
+
+def test_the_model_must_be_known() -> None:
+    member = Job(build, SYNC, workers=1, servers=1).member(0)
+    member.context.models.clear()
+    with pytest.raises(PlanError, match=r"add model = fleet\.distributed_model\(model\) before"):
+        drawn_of(member.context)
+    member.context.group.fail("")
+
+
+def test_opening_twice_is_opening_once() -> None:
+    def train(worker: Member) -> None:
+        communicator = worker.communicator
+        worker.session.open(worker.context)
+        assert worker.communicator is communicator
+
+    run(build, train, workers=1)
+
+
+@pytest.mark.parametrize("strategy", [SYNC, ASYNC, geo(4)], ids=["sync", "async", "geo"])
+def test_several_barriers(strategy: dict[str, Any]) -> None:
+    """Each of them leaves all workers equal, also when their steps differ in number."""
+
+    def train(worker: Member) -> Any:
+        seen = []
+        for phase in range(3):
+            for t in range(phase + 2 * worker.index):
+                worker.optimizer.zero_grad()
+                worker.model(ONE + t).sum().backward()
+                worker.optimizer.step()
+            worker.barrier()
+            seen += [p.detach().clone() for p in worker.model.linear.parameters()]  # type: ignore[union-attr]
+        worker.barrier()
+        return [*seen, torch.from_numpy(worker.rows(range(9)))]
+
+    one, two = run(build, train, strategy, servers=2)
+    for mine, theirs in zip(one, two, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_worker_that_fails_in_a_step_is_named_to_those_who_wait_for_it() -> None:
+    def train(worker: Member) -> None:
+        worker.model(ONE).sum().backward()
+        if worker.index == 1:
+            raise KeyError("a bug of the script")
+        worker.optimizer.step()
+
+    zero, one = Job(build, SYNC, workers=2, servers=2).tried(train)
+    assert isinstance(zero, PeerLostError)
+    assert "worker 1 failed: 'a bug of the script'" in str(zero)
+    assert isinstance(one, KeyError)
+
+
+@pytest.mark.parametrize("strategy", [SYNC, ASYNC, geo(2)], ids=["sync", "async", "geo"])
+def test_values_that_would_be_lost_are_told_by_name(
+    strategy: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    def train(worker: Member) -> int:
+        linear: Any = worker.model.linear
+        for step in range(6):
+            worker.model(ONE).sum().backward()
+            if step in (2, 4):
+                linear.load_state_dict({k: v + 1 for k, v in linear.state_dict().items()})
+            worker.optimizer.step()
+            if step == 1:
+                worker.barrier()
+        return sum("written to since the last step" in text for text in caplog.messages)
+
+    # once for a parameter; where workers step, what is written is a difference like any other
+    expected = 0 if strategy["a_sync"] else 1
+    with caplog.at_level("WARNING", logger="fleetlight"):
+        assert run(build, train, strategy, workers=1) == [expected]
+    assert any("linear.weight, linear.bias: written to" in t for t in caplog.messages) == expected
+
+
+def test_one_of_each_is_told_in_the_singular(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="fleetlight"):
+        run(build, lambda worker: None, workers=1)
+        run(build, lambda worker: None, workers=2, servers=3)
+    told = [text for text in caplog.messages if text.startswith("sync: ")]
+    assert [text.partition(";")[0] for text in told] == [
+        "sync: 1 worker, 1 server",
+        *["sync: 2 workers, 3 servers"] * 2,
+    ]
+
+
+def test_dense_values_that_are_not_finite_are_named() -> None:
+    def train(worker: Member) -> None:
+        worker.model(ONE).sum().backward()
+        worker.model.linear.bias.grad.fill_(float("inf"))  # type: ignore[operator,union-attr]
+        with pytest.raises(GradientError, match=r"linear\.bias"):
+            worker.optimizer.step()
+
+    run(build, train, workers=1)
+
+
+def test_a_model_of_several() -> None:
+    job = Job(build, SYNC, workers=1, servers=1)
+    member = job.member(0)
+    other = nn.Linear(2, 1)
+    member.context.models.append(member.context.plan_model(other))
+    plan = drawn_of(member.context).plan
+    assert [table.name for table in plan.tables] == ["0.emb"]
+    assert [dense.name for dense in plan.dense] == ["0.linear.weight", "0.linear.bias"]
+    member.context.group.fail("")
+
+
+def test_rows_of_a_layer_are_read_through_its_handle() -> None:
+    def train(worker: Member) -> Any:
+        with torch.no_grad():
+            rows = worker.model.emb(torch.tensor([5, 7]))  # type: ignore[operator,union-attr]
+        return np.array_equal(rows.numpy(), worker.rows([5, 7]))
+
+    assert run(build, train, workers=1, servers=3) == [True]
+
+
+def test_values_that_a_barrier_replaces_are_told_too(caplog: pytest.LogCaptureFixture) -> None:
+    def train(worker: Member) -> int:
+        linear: Any = worker.model.linear
+        worker.model(ONE).sum().backward()
+        worker.optimizer.step()
+        linear.load_state_dict({k: v + 1 for k, v in linear.state_dict().items()})
+        worker.barrier()
+        return sum("written to since the last step" in text for text in caplog.messages)
+
+    assert run(build, train, workers=1, strategy=SYNC) == [1]
+
+
+def test_a_server_may_be_away_for_less_than_others_wait() -> None:
+    job = Job(build, {"durability": "log"}, workers=1, servers=1, deadline_s=30.0)
+    assert job.run(lambda member: member.session.client._away_s) == [20.0]

@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loaders with deal="queue" in jobs of threads: who does what, and what a checkpoint has of it."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.served import ASYNC, SYNC, Built, Job, Member, Net, geo, loss_of
+from torch.nn.utils import parameters_to_vector
+from torch.utils.data import DataLoader, TensorDataset
+
+import fleetlight as fleet
+from fleetlight.data import ShardLoader
+from fleetlight.errors import ConfigError, MembershipError, PlanError
+from fleetlight.fleet.checkpoints import loading, persistables
+from fleetlight.fleet.context import set_current
+from fleetlight.fleet.served.shard_queue import ServedDealer, queue_of
+from fleetlight.ps.server import dealing
+
+SSP = {"a_sync": True, "a_sync_configs": {"staleness": 2}}
+MODES = {"async": ASYNC, "merged": {"a_sync": True, "a_sync_configs": {"max_merge": 4}}}
+MODES |= {"ssp": SSP, "geo": geo(3)}
+in_modes = pytest.mark.parametrize("mode", MODES)
+LENGTH, BATCH = 96, 4
+
+
+@pytest.fixture(autouse=True)
+def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dealing, "_WAIT_S", 0.02)
+
+
+def build() -> Built:
+    model = Net()
+    return model, [torch.optim.SGD(model.parameters(), lr=0.01)]
+
+
+def loader_of(member: Member, length: int = LENGTH, **more: Any) -> ShardLoader:
+    """As `fleet.shard` makes it, which knows one context only."""
+    data = TensorDataset(torch.arange(3 * length).reshape(length, 3))
+    loader = ShardLoader(
+        DataLoader(data, BATCH, shuffle=True),
+        worker=member.index,
+        workers=member.context.group.size,
+        seed=0,
+        tail="join",
+        queue=queue_of(member.context, "queue", more.get("range_batches", 2)),
+    )
+    member.context.loaders.append(loader)
+    return loader
+
+
+def step(member: Member, batch: Any) -> list[int]:
+    """Train on a batch; answers which records it was."""
+    [ids] = batch
+    member.optimizer.zero_grad()
+    loss_of(member.model, ids, torch.zeros(len(ids), 1)).backward()
+    member.optimizer.step()
+    return [int(first) // 3 for first in ids[:, 0]]
+
+
+def read(found: list[list[list[int]]]) -> list[int]:
+    return sorted(record for batches in found for batch in batches for record in batch)
+
+
+def run(work: Callable[[Member], Any], mode: str = "async", workers: int = 2, **more: Any) -> Any:
+    return Job(build, MODES.get(mode, SYNC), workers=workers, servers=2, **more).run(work)
+
+
+@in_modes
+def test_an_epoch_has_every_record_once(mode: str) -> None:
+    def work(member: Member) -> Any:
+        loader = loader_of(member)
+        epochs = []
+        for _ in range(3):
+            epochs.append([step(member, batch) for batch in loader])
+            # nothing is on its way any more
+            assert member.communicator.made == member.communicator.acknowledged
+        member.barrier()
+        return epochs
+
+    found = run(work, mode, workers=3)
+    for epoch in range(3):
+        assert read([epochs[epoch] for epochs in found]) == list(range(LENGTH))
+
+
+@in_modes
+def test_who_is_slow_does_less(mode: str) -> None:
+    """It waits until others have read all but what it has in hand itself."""
+    # a staleness binds the fast ones to the slow
+    share = 4 if mode == "ssp" else LENGTH // BATCH - 2
+    is_done = threading.Event()
+
+    def work(member: Member) -> Any:
+        loader, batches = loader_of(member), []
+        for batch in loader:
+            if member.index == 0 and not batches:
+                assert is_done.wait(20)
+            batches.append(step(member, batch))
+            if member.index == 1 and len(batches) == (1 if mode == "ssp" else share):
+                is_done.set()
+        return batches
+
+    found = run(work, mode)
+    assert read(found) == list(range(LENGTH))
+    if mode != "ssp":
+        assert [len(batches) for batches in found] == [2, share]
+
+
+def test_one_process_reads_all_in_order() -> None:
+    def work(member: Member) -> Any:
+        loader = loader_of(member)
+        return [step(member, batch) for batch in loader], loader.epoch
+
+    [(batches, epoch)] = run(work, workers=1)
+    assert (read([batches]), epoch) == (list(range(LENGTH)), 1)
+
+
+@in_modes
+def test_who_leaves_lets_others_finish(mode: str) -> None:
+    """Out of its loop, or out of the job."""
+
+    def work(member: Member) -> Any:
+        loader, batches = loader_of(member), []
+        for batch in loader:
+            batches.append(step(member, batch))
+            if member.index == 0 and len(batches) == 3:
+                break
+        return batches
+
+    found = run(work, mode)
+    assert read(found) == list(range(LENGTH))
+    assert len(found[0]) == 3
+
+
+@in_modes
+def test_who_had_nothing_left_and_goes_on_is_in_the_same_phase(mode: str) -> None:
+    """It begins with the servers' values, and with a staleness others wait for it again."""
+    job = Job(build, MODES[mode], workers=2, servers=1)
+    server = job.servers[0]
+    has_begun, is_dry = threading.Event(), threading.Event()
+
+    def ended() -> int:
+        with server._news:
+            assert server._service is not None
+            _, phases = server._service.pushes.ledger.clocks.state()
+            return phases[0]
+
+    def work(member: Member) -> Any:
+        loader, batches = loader_of(member, 5 * BATCH), []
+        if member.index == 0:
+            assert has_begun.wait(20)
+        for batch in loader:
+            if member.index == 1:
+                # the first of two batches
+                batches.append(step(member, batch))
+                member.communicator.flush()
+                has_begun.set()
+                # worker 0 does the rest, and then waits for this one, which is told to nobody
+                with server._news:
+                    while not server._company.dealing.work.waits_for(0):
+                        server._attendance.check()
+                        server._news.wait(0.01)
+                assert ended() == 0
+                step(member, batch)
+                is_dry.set()
+                break
+            if is_dry.is_set():
+                here = parameters_to_vector(member.model.linear.parameters()).clone()
+                member.communicator.take_dense()
+                assert torch.equal(here, parameters_to_vector(member.model.linear.parameters()))
+            batches.append(step(member, batch))
+            member.communicator.flush()
+            assert member.communicator.phase == 0
+            if mode != "geo":
+                assert ended() == -1
+        return batches
+
+    found = job.run(work)
+    assert is_dry.is_set()
+    assert [len(batches) for batches in found] == [4, 1]
+    assert read(found) == list(range(5 * BATCH))
+
+
+def test_what_a_lost_worker_had_is_done_by_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    """What it had pushed is done, but for its last step."""
+    job = Job(build, ASYNC, workers=2, servers=1)
+    has_begun, is_lost = threading.Event(), threading.Event()
+
+    def work(member: Member) -> Any:
+        loader, batches = loader_of(member, range_batches=4), []
+        if member.index == 1:
+            assert has_begun.wait(20)
+        for batch in loader:
+            if member.index == 0 and len(batches) == 6:
+                server = job.servers[0]
+                with server._news:
+                    server._company.dealing.lose(0)
+                has_begun.set()
+                assert is_lost.wait(20)
+                break
+            batches.append(step(member, batch))
+            # each request for a range then tells of the same steps, however fast pushes are
+            member.communicator.flush()
+        is_lost.set()
+        return batches
+
+    found = job.run(work)
+    order = read(found)
+    twice = {record for record in order if order.count(record) > 1}
+    assert set(order) == set(range(LENGTH))
+    # what it had not told yet
+    assert twice <= {record for batch in found[0][2:] for record in batch}
+    assert "worker 0 was lost with records " in caplog.text
+
+
+@in_modes
+@pytest.mark.parametrize("later", [1, 3])
+def test_a_checkpoint_amid_an_epoch_goes_on_with_what_is_left(
+    mode: str, later: int, tmp_path: Path
+) -> None:
+    def before(member: Member) -> Any:
+        loader, batches = loader_of(member), []
+        for batch in loader:
+            batches.append(step(member, batch))
+            if len(batches) == 2 + member.index:
+                persistables._save(member.context, tmp_path, {})
+                break
+        return batches
+
+    def after(member: Member) -> Any:
+        loader = loader_of(member)
+        loading.load_job(member.context, tmp_path)
+        assert (loader.epoch, loader.consumed) == (0, 5 * BATCH)
+        rest = [step(member, batch) for batch in loader]
+        return rest, [step(member, batch) for batch in loader]
+
+    found = run(before, mode)
+    rest = run(after, mode, workers=later)
+    assert read([*found, *(batches for batches, _ in rest)]) == list(range(LENGTH))
+    assert read([batches for _, batches in rest]) == list(range(LENGTH))
+
+
+def test_a_job_goes_back_to_its_checkpoint(tmp_path: Path) -> None:
+    """In the loop, more than once."""
+
+    def work(member: Member) -> Any:
+        loader = loader_of(member)
+        told = []
+        for attempt in range(3):
+            batches = []
+            for batch in loader:
+                batches.append(step(member, batch))
+                if attempt == 0 and len(batches) == 2:
+                    persistables._save(member.context, tmp_path, {})
+                    kept = list(batches)
+                if attempt < 2 and len(batches) == 4:
+                    break
+            told.append(batches)
+            if attempt < 2:
+                loading.load_job(member.context, tmp_path)
+        return [*kept, *told[2]]
+
+    assert read(run(work)) == list(range(LENGTH))
+
+
+def test_a_save_that_somebody_cannot_come_to_is_told(tmp_path: Path) -> None:
+    is_waiting = threading.Event()
+
+    def work(member: Member) -> Any:
+        for batch in loader_of(member):
+            step(member, batch)
+            if member.index == 0:
+                persistables._save(member.context, tmp_path, {})
+        is_waiting.set()
+
+    errors = Job(build, ASYNC, workers=2, servers=1).tried(work)
+    assert isinstance(errors[0], MembershipError)
+    assert "save_persistables of worker 0 would wait for worker 1" in str(errors[0])
+
+
+def test_workers_that_iterate_unlike_are_told() -> None:
+    def work(member: Member) -> Any:
+        return [step(member, batch) for batch in loader_of(member, LENGTH + member.index)]
+
+    errors = Job(build, ASYNC, workers=2, servers=1).tried(work)
+    assert any("but others with records 0 to 9" in str(error) for error in errors)
+    assert any(isinstance(error, PlanError) for error in errors)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "text"),
+    [
+        (SYNC, "in sync mode all workers make each step together, so all need as many batches"),
+        ({"a_sync": True, "a_sync_configs": {"dense": "allreduce"}}, "with dense='allreduce' all"),
+    ],
+)
+def test_where_steps_are_made_together_there_is_no_queue(
+    strategy: dict[str, Any], text: str
+) -> None:
+    def work(member: Member) -> Any:
+        return list(loader_of(member))
+
+    [error] = Job(build, strategy, workers=1, servers=1).tried(work)
+    assert isinstance(error, ConfigError)
+    assert text in str(error)
+
+
+@pytest.fixture
+def alone() -> Any:
+    fleet.init()
+    yield
+    set_current(None)
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_words_of_shard() -> None:
+    with pytest.raises(ConfigError, match="got deal='queues'; did you mean 'queue'"):
+        fleet.shard(DataLoader([1, 2]), deal="queues")
+    assert not isinstance(fleet.shard(DataLoader([1, 2]), deal="queue")._source, type(None))
+
+
+def test_a_collective_job_has_no_queue() -> None:
+    context: Any = type("Context", (), {"is_served": False, "loaders": []})()
+    with pytest.raises(ConfigError, match=r"a_sync=True; in a collective job all workers make"):
+        queue_of(context, "queue", 16)
+    assert queue_of(context, "blocks", 16) is None
+
+
+def test_a_server_reads_nothing() -> None:
+    context: Any = type("Context", (), {"session": None})()
+    dealer = ServedDealer(context, 0)
+    with pytest.raises(ConfigError, match="was read in a server"):
+        dealer.remaining(1)
+    assert dealer.steps() == (0, 0)
+    dealer.settle()
+    # a loading process has no part in the job
+    assert pickle.loads(pickle.dumps(dealer)) is None

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models and optimizers as a script sees them in a job with parameter servers."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.served import ASYNC, SYNC, Job, Member, Net, geo, run, started
+from torch import nn
+
+from fleetlight.collective.group import Group
+from fleetlight.data.observer import BatchShare
+from fleetlight.errors import PlanError
+from fleetlight.fleet.public.sharding import Weights
+from fleetlight.fleet.server.job import ServerJob
+from fleetlight.fleet.training.model import reduction_of
+from fleetlight.roles import Kind, Role
+from fleetlight.strategy import DistributedStrategy
+
+ONE = torch.tensor([[1, 2, 3]])
+MODES = pytest.mark.parametrize("mode", [SYNC, ASYNC, geo(3)], ids=["sync", "async", "geo"])
+
+
+def build() -> Any:
+    model = Net()
+    return model, [torch.optim.SGD(model.parameters(), lr=0.1)]
+
+
+@MODES
+def test_gradients_are_there_after_the_step_as_they_were(mode: dict[str, Any]) -> None:
+    def train(worker: Member) -> None:
+        worker.model(ONE).sum().backward()
+        before = {name: p.grad for name, p in worker.model.named_parameters()}
+        assert all(gradient is not None for gradient in before.values())
+        worker.optimizer.step()
+        for name, parameter in worker.model.named_parameters():
+            assert parameter.grad is before[name]
+
+    run(build, train, mode, workers=1)
+
+
+@pytest.mark.contract
+@MODES
+def test_minimize_behind_backward_is_the_step(mode: dict[str, Any]) -> None:
+    def train(worker: Member, *, before: bool) -> Any:
+        for _ in range(3):
+            loss = (worker.model(ONE) - 1).pow(2).sum()
+            if before:
+                loss.backward()
+            worker.optimizer.minimize(loss)  # type: ignore[attr-defined]
+            worker.optimizer.zero_grad()
+            worker.barrier()
+        return worker.model(ONE).tolist(), worker.context.step
+
+    [one] = run(build, functools.partial(train, before=True), mode, workers=1)
+    [other] = run(build, functools.partial(train, before=False), mode, workers=1)
+    assert one == other
+    assert one[1] == 3
+
+
+@MODES
+def test_hooks_and_schedulers_of_the_script_see_every_step(mode: dict[str, Any]) -> None:
+    def train(worker: Member) -> Any:
+        seen = []
+        worker.optimizer.register_step_post_hook(lambda *_: seen.append(1))
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(worker.optimizer, 0.5)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(3):
+                worker.model(ONE).sum().backward()
+                worker.optimizer.step()
+                scheduler.step()
+        return len(seen), worker.optimizer.param_groups[0]["lr"], worker.context.step
+
+    assert run(build, train, mode, workers=1) == [(3, 0.0125, 3)]
+
+
+@MODES
+def test_a_closure_is_called_once_before_the_gradients_are_taken(mode: dict[str, Any]) -> None:
+    def train(worker: Member) -> Any:
+        losses = []
+
+        def closure() -> Any:
+            worker.optimizer.zero_grad()
+            loss = worker.model(ONE).sum()
+            loss.backward()
+            losses.append(loss.detach())
+            return loss
+
+        assert worker.optimizer.step(closure) is losses[0] or len(losses) == 1
+        worker.barrier()
+        return len(losses), worker.rows([1])
+
+    [(calls, rows)] = run(build, train, mode, workers=1)
+    assert calls == 1
+    assert not np.array_equal(rows[0], started(2, 4)[1])
+
+
+def test_what_weighs_less_has_smaller_gradients() -> None:
+    def train(worker: Member) -> Any:
+        [plan] = worker.context.models
+        plan.weigh(0.5 + worker.index)
+        worker.model(ONE).sum().backward()
+        worker.optimizer.step()
+        return worker.model.linear.bias.detach().clone()  # type: ignore[union-attr]
+
+    def plain(worker: Member) -> Any:
+        worker.model(ONE).sum().backward()
+        worker.optimizer.step()
+        return worker.model.linear.bias.detach().clone()  # type: ignore[union-attr]
+
+    # (0.5 + 1.5) / 2
+    assert torch.equal(run(build, train)[0], run(build, plain)[0])
+
+
+def test_evaluation_takes_no_new_values_and_leaves_no_rows() -> None:
+    def train(worker: Member) -> Any:
+        worker.model.eval()
+        with torch.no_grad():
+            out = worker.model(ONE)
+        worker.model.train()
+        return out, [c.rows for c in worker.session.client.figures()]
+
+    [(out, rows)] = run(build, train, ASYNC, workers=1)
+    assert rows == [{"emb": 0}]
+    torch.manual_seed(0)
+    plain = Net()
+    expected = plain.linear(started(4, 4)[1:].reshape(1, -1))
+    torch.testing.assert_close(out, expected)
+
+
+def test_the_model_works_after_the_job_is_left() -> None:
+    def train(worker: Member) -> Any:
+        [plan] = worker.context.models
+        plan.close()
+        return "forward" in vars(worker.model)
+
+    assert run(build, train, workers=1) == [False]
+
+
+def test_servers_do_not_train() -> None:
+    model, [optimizer] = build()
+    context = ServerJob(
+        role=Role(kind=Kind.SERVER, index=0, worker_num=1, server_num=1),
+        group=Group(deadline_s=1),
+        strategy=DistributedStrategy(),
+    )
+    context.models.append(context.plan_model(model))
+    context.optimizers.append(context.plan_optimizer(optimizer))
+    with pytest.raises(PlanError, match="the model was called in a parameter server"):
+        model(ONE)
+    with pytest.raises(PlanError, match=r"optimizer\.step was called in a parameter server"):
+        optimizer.step()
+
+
+@pytest.mark.contract
+def test_two_optimizers_step_by_themselves() -> None:
+    def two() -> Any:
+        model = Net()
+        return model, [
+            torch.optim.Adagrad(model.emb.parameters(), lr=0.1),
+            torch.optim.SGD(model.linear.parameters(), lr=0.1),
+        ]
+
+    def train(worker: Member) -> Any:
+        before = worker.model.linear.weight.detach().clone()  # type: ignore[operator,union-attr]
+        worker.model(ONE).sum().backward()
+        worker.optimizers[0].step()
+        worker.barrier()
+        rows = worker.rows([1])
+        assert torch.equal(before, worker.model.linear.weight.detach())  # type: ignore[arg-type,operator,union-attr]
+        worker.optimizers[1].step()
+        worker.barrier()
+        assert np.array_equal(rows, worker.rows([1]))
+        assert not np.array_equal(rows[0], started(2, 4)[1])
+        return torch.equal(before, worker.model.linear.weight.detach())  # type: ignore[arg-type,operator,union-attr]
+
+    assert run(two, train, servers=2) == [False, False]
+
+
+def test_a_parameter_without_gradient_stays() -> None:
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+
+        def forward(self) -> Any:
+            return self.used.sum()
+
+    def half() -> Any:
+        model = Half()
+        return model, [torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)]
+
+    def train(worker: Member) -> Any:
+        worker.model().backward()
+        worker.optimizer.step()
+        worker.barrier()
+        return [float(p.detach()) for p in worker.model.parameters()]
+
+    for mode in (SYNC, ASYNC):
+        for used, unused in Job(half, mode, workers=2, servers=1).run(train):
+            assert used < 1.0 == unused
+
+
+def scaled_steps(worker: Member, *, cleared: int, infinite: int) -> list[float]:
+    """Scales of five steps, clipped; in one, a worker clears all, in one, worker 1 overflows."""
+    scaler, scales = torch.amp.GradScaler("cpu", init_scale=64.0), []
+    for step in range(5):
+        worker.optimizer.zero_grad()
+        loss = worker.model(ONE).sum()
+        if step == infinite and worker.index == 1:
+            loss = loss * torch.inf
+        scaler.scale(loss).backward()
+        scaler.unscale_(worker.optimizer)
+        worker.clip(1.0)
+        if step == 1 and worker.index == cleared:
+            worker.optimizer.zero_grad()
+        scaler.step(worker.optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    return scales
+
+
+@MODES
+@pytest.mark.parametrize("cleared", [0, 1])
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_a_step_that_is_cleared_is_no_infinity(mode: dict[str, Any], cleared: int) -> None:
+    def train(worker: Member) -> Any:
+        scales = scaled_steps(worker, cleared=cleared, infinite=-1)
+        return scales, worker.context.step
+
+    for index, (scales, steps) in enumerate(run(build, train, mode)):
+        assert scales == [64.0] * 5
+        assert steps == (4 if mode is SYNC or index == cleared else 5)
+
+
+@pytest.mark.parametrize("on_nonfinite", ["refuse", "skip", "apply"])
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_an_infinity_that_was_clipped_is_told_to_all(on_nonfinite: str) -> None:
+    def train(worker: Member) -> Any:
+        return scaled_steps(worker, cleared=0, infinite=3), worker.context.step
+
+    mode = {**SYNC, "a_sync_configs": {"on_nonfinite": on_nonfinite}}
+    assert run(build, train, mode) == [([64.0] * 3 + [32.0] * 2, 3)] * 2
+
+
+@pytest.mark.parametrize("mode", [SYNC, ASYNC], ids=["sync", "async"])
+def test_a_sum_of_gradients_is_not_made_with_servers(mode: dict[str, Any]) -> None:
+    """Of a batch of 4, worker 0 has 3 and worker 1 has 1; each weighs by what it has."""
+
+    def train(worker: Member) -> Any:
+        weights = Weights(worker.context)
+        weights.set(BatchShare(mine=3 - 2 * worker.index, total=4, epoch=0, consumed=0))
+        (worker.model(ONE).sum() * (1 + worker.index)).backward()
+        worker.barrier()  # both have read what neither has changed yet
+        worker.optimizer.step()
+        worker.barrier()
+        assert reduction_of(worker.context).average
+        return worker.rows([1, 2, 3]), worker.model.linear.bias.detach().clone()  # type: ignore[operator,union-attr]
+
+    [mean, *_] = run(build, train, mode)
+    [asked, *_] = run(build, train, {**mode, "gradient_scale": "sum"})
+    np.testing.assert_allclose(asked[0], mean[0], rtol=0, atol=1e-6)
+    torch.testing.assert_close(asked[1], mean[1])

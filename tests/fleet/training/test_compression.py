@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compression as a strategy asks for it: what is covered, and what is kept in checkpoints."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tests.collective.routes.test_levels import hellos
+from tests.workers import run_workers
+from torch import nn
+from torch.nn import functional as F
+
+import fleetlight as fleet
+from fleetlight.collective.codecs.topk import TopK
+from fleetlight.errors import PlanError, StrategyError
+from fleetlight.fleet.context import current
+from fleetlight.fleet.training import compression
+
+pytestmark = pytest.mark.multiprocess
+
+
+def prepared(**settings: Any) -> tuple[Any, Any]:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3))
+    model = fleet.distributed_model(plain)
+    strategy = fleet.DistributedStrategy(shared_memory=False, **settings)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return model, fleet.distributed_optimizer(optimizer, strategy)
+
+
+def steps(model: nn.Module, optimizer: Any, first: int, last: int) -> None:
+    for step in range(first, last):
+        generator = torch.Generator().manual_seed(10 * step + fleet.worker_index())
+        x = torch.randn(8, 6, generator=generator)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), torch.arange(8) % 3).backward()
+        optimizer.step()
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def compressed(kind: str, **configs: Any) -> dict[str, Any]:
+    return {"compression": kind, "compression_configs": {"min_size": 1, **configs}}
+
+
+def coded_names(settings: dict[str, Any]) -> Any:
+    model, optimizer = prepared(**settings)
+    steps(model, optimizer, 0, 4)
+    [compression] = current().compressions.values()
+    return flat(model), sorted(compression.ledger.state())
+
+
+@pytest.mark.parametrize(
+    ("settings", "owed", "tolerance"),
+    [
+        (compressed("int8"), ["owed/0.weight", "owed/2.weight"], 5e-3),
+        (compressed("topk", ratio=0.5), ["owed/0.weight", "owed/2.weight"], 0.2),
+        (compressed("int8", exclude=["2"], error_feedback=False), [], 1e-2),
+        (compressed("int8", min_size=40), ["owed/0.weight"], 5e-3),
+    ],
+    ids=["int8", "topk", "without_feedback", "min_size"],
+)
+def test_workers_are_equal_and_near_the_exact(
+    settings: dict[str, Any], owed: list[str], tolerance: float
+) -> None:
+    [(exact, _), _] = run_workers(exactly)
+    for end, names in run_workers(coded_names, 2, settings):
+        assert names == owed
+        assert not torch.equal(end, exact)
+        torch.testing.assert_close(end, exact, rtol=0, atol=tolerance)
+
+
+def exactly() -> Any:
+    model, optimizer = prepared()
+    steps(model, optimizer, 0, 4)
+    assert not current().compressions
+    return flat(model), None
+
+
+def unknown_name() -> str:
+    model, optimizer = prepared(**compressed("topk", exclude=["1.weight"]))
+    with pytest.raises(StrategyError) as caught:
+        steps(model, optimizer, 0, 1)
+    return str(caught.value)
+
+
+def test_an_excluded_name_must_be_one() -> None:
+    for text in run_workers(unknown_name):
+        assert text.startswith("exclude: the model has no parameter or module '1.weight'")
+
+
+def save_and_go_on(folder: Path) -> torch.Tensor:
+    model, optimizer = prepared(**compressed("topk", ratio=0.1))
+    steps(model, optimizer, 0, 3)
+    fleet.save_persistables(folder)
+    steps(model, optimizer, 3, 6)
+    return flat(model)
+
+
+def load_and_go_on(folder: Path, drops: bool = False) -> tuple[torch.Tensor, list[str]]:
+    told: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("fleetlight").addHandler(handler)
+    model, optimizer = prepared(**compressed("topk", ratio=0.1))
+    fleet.load_persistables(folder)
+    if drops:
+        [compression] = current().compressions.values()
+        compression.ledger.load({})
+    steps(model, optimizer, 3, 6)
+    return flat(model), [text for text in told if "dropped" in text]
+
+
+def test_what_is_owed_is_in_the_checkpoint_of_as_many_workers(tmp_path: Path) -> None:
+    went_on = run_workers(save_and_go_on, 2, tmp_path)[0]
+    for end, told in run_workers(load_and_go_on, 2, tmp_path):
+        assert torch.equal(end, went_on)
+        assert told == []
+    # it makes a difference
+    assert not torch.equal(run_workers(load_and_go_on, 2, tmp_path, True)[0][0], went_on)
+    # it is each worker's own
+    first, *others = [told for _, told in run_workers(load_and_go_on, 3, tmp_path)]
+    what = "what 2 workers had still to send, of gradients or movements, is dropped"
+    assert first == [f"{what}: this job has 3"]
+    assert others == [[], []]
+
+
+class Workers(SimpleNamespace):
+    """As much of a group as is looked at: four workers on two hosts."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index=index, size=4, alone=False, hellos=hellos([0, 0, 1, 1]))
+
+
+def context_of(index: int, **settings: Any) -> Any:
+    model = nn.Linear(3, 2)
+    workers = Workers(index)
+    return SimpleNamespace(
+        group=workers,
+        dense_group=workers,
+        is_served=False,
+        strategy=fleet.DistributedStrategy(**settings),
+        models=[SimpleNamespace(module=model)],
+        compressions={},
+    )
+
+
+@pytest.mark.parametrize(("index", "is_sender"), [(1, False), (2, True)])
+def test_who_sends_no_more_drops_what_it_owed(
+    index: int, is_sender: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("fleetlight"), "propagate", True)
+    kept = {"0/owed/weight": torch.ones(6)}
+    for levels in (False, True):
+        caplog.clear()
+        context = context_of(index, compression="topk", use_hierarchical_allreduce=levels)
+        compression.load_unsent(context, kept, workers=4)
+        [made] = context.compressions.values()
+        assert ("owed/weight" in made.ledger.state()) is (is_sender or not levels)
+        assert ("another one sends for it" in caplog.text) is (levels and not is_sender)
+
+
+def test_beside_servers_there_is_no_dgc() -> None:
+    context = context_of(0, dgc=True)
+    context.is_served = True
+    assert compression.compression_of(context, context.models[0].module) is None
+    context = context_of(0, compression="topk", a_sync_configs={"dense": "allreduce"})
+    context.is_served = True
+    found = compression.compression_of(context, context.models[0].module)
+    assert found is not None
+    assert isinstance(found.codec, TopK)
+
+
+def scaled(enabled: bool) -> str:
+    model, optimizer = prepared(**compressed("int8"))
+    scaler = torch.amp.GradScaler("cpu", enabled=enabled)
+    try:
+        scaler.scale(F.cross_entropy(model(torch.ones(8, 6)), torch.arange(8) % 3)).backward()
+        scaler.step(optimizer)
+    except PlanError as error:
+        return str(error)
+    return ""
+
+
+def test_a_loss_scaler_changes_the_unit_of_what_is_owed() -> None:
+    for told in run_workers(scaled, 2, True):
+        assert "a GradScaler steps the optimizer" in told
+        assert "compute in bfloat16" in told
+    assert run_workers(scaled, 2, False) == ["", ""]
+
+
+def adversaries() -> tuple[int, int, torch.Tensor]:
+    """How often the workers agreed anew on the second model: in turns, and when a part froze."""
+    first, optimizer = prepared(**compressed("int8"))
+    second = fleet.distributed_model(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)))
+    other = fleet.distributed_optimizer(torch.optim.SGD(second.parameters(), lr=0.1))
+    plan = current().models[1]
+    agreed: list[int] = []
+    again = plan.replicate_again
+    plan.replicate_again = lambda: (agreed.append(1), again())[1]  # type: ignore[method-assign,func-returns-value]
+    generator = torch.Generator().manual_seed(fleet.worker_index())
+    for _ in range(5):
+        x = torch.randn(8, 6, generator=generator)
+        second.requires_grad_(False)
+        second(first(x)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        second.requires_grad_()
+        second(first(x).detach()).square().mean().backward()
+        other.step()
+        other.zero_grad()
+    in_turns = len(agreed)
+    second[0].requires_grad_(False)
+    second(torch.ones(2, 3))
+    return in_turns, len(agreed), torch.cat([flat(first), flat(second)])
+
+
+def test_models_that_train_against_each_other_are_agreed_on_once() -> None:
+    results = run_workers(adversaries)
+    for in_turns, frozen, end in results:
+        assert (in_turns, frozen) == (0, 1)
+        assert torch.equal(end, results[0][2])

@@ -1,0 +1,498 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs whose workers train alone and meet: they equal the same training spelled out."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.fleet.local_training import (
+    OPTIMIZERS,
+    Case,
+    Simulation,
+    batches,
+    everything,
+    flat,
+    loss_of,
+    network,
+)
+from tests.workers import run_workers
+from torch import nn
+
+import fleetlight as fleet
+from fleetlight.collective.reducer import Reducer
+from fleetlight.errors import DivergedError, PlanError
+from fleetlight.fleet.context import current
+from fleetlight.fleet.training import local_training
+from fleetlight.observe.log import logger
+
+pytestmark = pytest.mark.multiprocess
+
+
+def registered(optimizer: str = "momentum", **settings: Any) -> tuple[nn.Sequential, Any]:
+    model = fleet.distributed_model(network())
+    strategy = fleet.DistributedStrategy(**settings)
+    return model, fleet.distributed_optimizer(OPTIMIZERS[optimizer](model.parameters()), strategy)
+
+
+def localsgd(k: int, begin_step: int = 0, **configs: Any) -> dict[str, Any]:
+    return {
+        "localsgd": True,
+        "localsgd_configs": {"k_steps": k, "begin_step": begin_step, **configs},
+    }
+
+
+def step(model: nn.Module, optimizer: Any, batch: Any) -> None:
+    optimizer.zero_grad()
+    loss_of(model, batch).backward()
+    optimizer.step()
+
+
+def train(model: nn.Module, optimizer: Any, steps: int, first: int = 0) -> None:
+    for batch in batches(fleet.worker_index(), first + steps)[first:]:
+        step(model, optimizer, batch)
+
+
+def apart(model: nn.Module) -> bool:
+    """Whether the workers' parameters differ in any bit."""
+    digests = fleet.all_gather(flat(model.parameters()))
+    return not all(torch.equal(one, digests[0]) for one in digests)
+
+
+def job(case: Case) -> Any:
+    model, optimizer = registered(case.optimizer, **case.settings())
+    reduced: list[int] = []
+    reduce = Reducer.reduce
+
+    def counted(self: Reducer, bucket: Any) -> Any:
+        reduced.append(current().step)
+        return reduce(self, bucket)
+
+    Reducer.reduce = counted  # type: ignore[method-assign]
+    train(model, optimizer, case.steps)
+    Reducer.reduce = reduce  # type: ignore[method-assign]
+    return everything(model), sorted(set(reduced))
+
+
+CASES = {
+    "momentum": (Case(), 2),
+    "adam-averaged": (Case("adam", optimizer_state="average", buffers="rank0"), 2),
+    "adam-reset": (Case("adam", optimizer_state="reset", begin_step=0, steps=7), 2),
+    "three-workers": (Case(k=2, steps=6), 3),
+    "diloco": (Case("adam", outer=(0.7, 0.9), begin_step=1, steps=10), 2),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_job_equals_the_training_spelled_out(name: str) -> None:
+    case, workers = CASES[name]
+    expected = Simulation(case, workers).run()
+    for (result, reduced), mine in zip(run_workers(job, workers, case), expected, strict=True):
+        torch.testing.assert_close(result, mine, rtol=0, atol=1e-12)
+        # a gradient is reduced before its step is counted, a meeting comes behind
+        together = range(case.begin_step)
+        meetings = range(case.begin_step + case.k, case.steps + 1, case.k)
+        assert reduced == sorted({*together, *meetings})
+
+
+@pytest.mark.parametrize(
+    ("settings", "mode"),
+    [
+        ({}, None),
+        (localsgd(1), None),
+        (localsgd(2), "localsgd"),
+        ({"adaptive_localsgd": True, "adaptive_localsgd_configs": {"max_k_steps": 1}}, None),
+        ({"adaptive_localsgd": True}, "adaptive_localsgd"),
+        # an outer step is worth making after every step, too
+        ({"diloco": True, "diloco_configs": {"k_steps": 1}}, "diloco"),
+    ],
+    ids=["off", "k of 1", "localsgd", "max k of 1", "adaptive", "diloco"],
+)
+def test_to_average_at_every_step_is_to_train_together(settings: Any, mode: str | None) -> None:
+    chosen = local_training.chosen(fleet.DistributedStrategy(**settings))
+    assert (chosen and chosen[0]) == mode
+
+
+def without_effect() -> Any:
+    """k of 1 is synchronous training; so is all of it where begin_step is not reached."""
+    warnings: list[str] = []
+    logger.addFilter(lambda record: bool(warnings.append(record.getMessage())) or True)
+    model, optimizer = registered(**localsgd(100, begin_step=50))
+    train(model, optimizer, 4)
+    result = everything(model), apart(model)
+    fleet.stop_worker()
+    return (*result, [text for text in warnings if "never trained alone" in text])
+
+
+def every_step() -> Any:
+    model, optimizer = registered(**localsgd(1))
+    train(model, optimizer, 4)
+    return everything(model), current().optimizers[0].policy.alone, apart(model)
+
+
+def test_a_begin_step_that_is_never_reached_is_synchronous_and_warned_of() -> None:
+    expected = Simulation(Case(begin_step=9, steps=4), 2).run()
+    (first, differ, [told]), (_, _, untold) = run_workers(without_effect)
+    torch.testing.assert_close(first, expected[0], rtol=0, atol=1e-12)
+    assert not differ
+    assert told.startswith("localsgd: the job ended after step 4, and up to begin_step = 50")
+    assert untold == []
+    for (result, alone, differ), mine in zip(run_workers(every_step), expected, strict=True):
+        torch.testing.assert_close(result, mine, rtol=0, atol=1e-12)
+        assert (alone, differ) == (None, False)
+
+
+def adaptive() -> Any:
+    """Five windows; by backward, by minimize, in turn."""
+    configs = {"init_k_steps": 3, "max_k_steps": 6, "begin_step": 1}
+    model, optimizer = registered("sgd", adaptive_localsgd=True, adaptive_localsgd_configs=configs)
+    schedule: Any = None
+    seen, ks = [], []
+    for number, batch in enumerate(batches(fleet.worker_index(), 16)):
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        if number % 2:
+            optimizer.minimize(loss)
+        else:
+            loss.backward()
+            optimizer.step()
+        alone = current().optimizers[0].policy.alone
+        assert alone is not None
+        schedule = alone.engine.schedule
+        seen.append(float(loss))
+        ks.append((schedule.step == schedule.last, schedule.k))
+        if number == 6:
+            optimizer.param_groups[0]["lr"] *= 0.3
+    differ = apart(model)
+    backward = torch.Tensor.backward
+    fleet.stop_worker()
+    return seen, ks, differ, backward is torch.Tensor.backward
+
+
+def expected_ks(losses: list[float]) -> list[tuple[bool, int]]:
+    ks, k, last = [], 3, 1
+    for number, loss in enumerate(losses, 1):
+        lr = 0.1 if number <= 7 else 0.03
+        met = number == 1 or number - last == k
+        if met and number > 1:
+            k = min(6, max(1, math.ceil(3 * math.sqrt(0.1 * loss / (lr * losses[0])))))
+        last = number if met else last
+        ks.append((met, k))
+    return ks
+
+
+def test_adaptive_k_follows_the_loss_and_the_rate() -> None:
+    (one, ks, _, left), (two, others, _, _) = run_workers(adaptive)
+    losses = [(a + b) / 2 for a, b in zip(one, two, strict=True)]
+    assert ks == others == expected_ks(losses)
+    assert len({k for _, k in ks}) > 1
+    # nobody stands in for torch's backward any more
+    assert not left
+
+
+def adaptive_without_a_loss() -> str:
+    configs = {"init_k_steps": 2, "begin_step": 0}
+    model, optimizer = registered("sgd", adaptive_localsgd=True, adaptive_localsgd_configs=configs)
+    for batch in batches(fleet.worker_index(), 2):
+        torch.autograd.backward(loss_of(model, batch))
+        try:
+            optimizer.step()
+        except PlanError as error:
+            return str(error)
+    return "met"
+
+
+def test_adaptive_without_a_loss_says_what_to_call() -> None:
+    for text in run_workers(adaptive_without_a_loss):
+        assert "call loss.backward() or optimizer.minimize(loss)" in text
+
+
+def weighed() -> Any:
+    """The gradient of a batch that counts for less, and of one that repeats a record."""
+    model, optimizer = registered("sgd", **localsgd(5))
+    [batch] = batches(0, 1)
+    norms = []
+    for weight in (1.0, 0.25, 0.0):
+        current().models[0].weigh(weight)
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        norms.append(float(flat(p.grad for p in model.parameters() if p.grad is not None).norm()))
+    return norms
+
+
+def test_alone_a_short_batch_is_like_any_other_and_a_repeated_record_counts_for_nothing() -> None:
+    for whole, short, nothing in run_workers(weighed):
+        assert short == whole > 0
+        assert nothing == 0
+
+
+def accumulated() -> Any:
+    """Two backwards a step: merged, and held back by hand. Clipped by what each worker has."""
+    merging = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2}}
+    model, optimizer = registered("sgd", **localsgd(2), **merging)
+    data = batches(fleet.worker_index(), 12)
+    differ = []
+    for batch in data:
+        step(model, optimizer, batch)
+        differ.append(apart(model))
+    return differ, current().step
+
+
+def held_back() -> Any:
+    model, optimizer = registered("sgd", **localsgd(2))
+    data = batches(fleet.worker_index(), 4)
+    norms = []
+    for first, second in zip(data[::2], data[1::2], strict=True):
+        optimizer.zero_grad()
+        with fleet.no_sync():
+            loss_of(model, first).backward()
+        loss_of(model, second).backward()
+        norms.append(float(fleet.clip_grad_norm_(model, 0.1)))
+        optimizer.step()
+    return norms, apart(model)
+
+
+def test_a_merged_step_is_one_step() -> None:
+    for differ, steps in run_workers(accumulated):
+        # steps are made behind every second batch, meetings behind every fourth
+        assert differ == [False, True, True, False] * 3
+        assert steps == 6
+
+
+def test_accumulation_and_clipping_are_local() -> None:
+    (norms, differ), (others, _) = run_workers(held_back)
+    assert not set(norms) & set(others)
+    assert not differ
+
+
+def with_a_barrier() -> Any:
+    model, optimizer = registered(**localsgd(4))
+    train(model, optimizer, 2)
+    before = apart(model)
+    fleet.barrier_worker()
+    after = apart(model)
+    buffers = fleet.all_gather(model[1].running_mean)
+    train(model, optimizer, 3, first=2)
+    late = apart(model)
+    train(model, optimizer, 1, first=5)
+    return before, after, torch.equal(*buffers), late, apart(model)
+
+
+def test_a_barrier_lets_the_workers_be_equal() -> None:
+    assert run_workers(with_a_barrier) == [(True, False, True, True, False)] * 2
+
+
+def one_is_ahead() -> str:
+    model, optimizer = registered(**localsgd(8))
+    train(model, optimizer, 2 + fleet.worker_index())
+    with pytest.raises(DivergedError) as error:
+        fleet.barrier_worker()
+    return str(error.value)
+
+
+def of_another_rate() -> str:
+    model, optimizer = registered(**localsgd(2))
+    optimizer.param_groups[0]["lr"] = 0.1 + fleet.worker_index()
+    with pytest.raises(DivergedError) as error:
+        train(model, optimizer, 2)
+    return str(error.value)
+
+
+def test_workers_that_do_not_train_alike_are_told_so_when_they_meet() -> None:
+    for text in run_workers(one_is_ahead):
+        assert "2 on worker 0, but 3 on worker 1" in text
+    for text in run_workers(of_another_rate):
+        assert "lr of group 0 of optimizer 0 is 0.1 on worker 0, but 1.1 on worker 1" in text
+
+
+def scaled(enabled: bool) -> str:
+    model, optimizer = registered("sgd", **localsgd(2))
+    scaler = torch.amp.GradScaler("cpu", enabled=enabled)
+    [batch] = batches(fleet.worker_index(), 1)
+    scaler.scale(loss_of(model, batch)).backward()
+    try:
+        scaler.step(optimizer)
+    except PlanError as error:
+        return str(error)
+    return "stepped"
+
+
+def test_a_loss_scaler_is_refused() -> None:
+    for text in run_workers(scaled, 2, True):
+        assert text.startswith("localsgd: a GradScaler steps the optimizer")
+    assert run_workers(scaled, 2, False) == ["stepped"] * 2
+
+
+def with_closures() -> Any:
+    """LBFGS decides by the loss of its closure, which is the worker's own while it is alone."""
+    model = fleet.distributed_model(nn.Linear(6, 1).double())
+    optimizer: Any = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2 + 0)
+    strategy = fleet.DistributedStrategy(**localsgd(2))
+    optimizer = fleet.distributed_optimizer(optimizer, strategy)
+    losses = []
+    for x, _ in batches(fleet.worker_index(), 2):
+
+        def closure(x: torch.Tensor = x) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = (model(x) - 1).square().mean()
+            loss.backward()
+            return loss
+
+        losses.append(float(optimizer.step(closure)))
+    return losses, apart(model)
+
+
+def test_closures_have_losses_of_their_own() -> None:
+    (one, differ), (two, _) = run_workers(with_closures)
+    assert not set(one) & set(two)
+    assert not differ
+
+
+def two_optimizers() -> Any:
+    """A discriminator that steps twice as often: each counts its own steps."""
+    strategy = fleet.DistributedStrategy(**localsgd(2))
+    models = [fleet.distributed_model(network()) for _ in range(2)]
+    optimizers: list[Any] = [
+        fleet.distributed_optimizer(OPTIMIZERS["sgd"](model.parameters()), strategy)
+        for model in models
+    ]
+    differ = []
+    for number, batch in enumerate(batches(fleet.worker_index(), 4)):
+        step(models[0], optimizers[0], batch)
+        if number % 2:
+            step(models[1], optimizers[1], batch)
+        differ.append([apart(model) for model in models])
+    return differ
+
+
+def test_each_optimizer_counts_its_own_steps() -> None:
+    expected = [[True, False], [False, True], [True, True], [False, False]]
+    assert run_workers(two_optimizers) == [expected] * 2
+
+
+def frozen_on_the_way() -> Any:
+    """A layer is frozen while workers are apart; then one joins. Nobody's progress is lost."""
+    model, optimizer = registered("sgd", **localsgd(3))
+    data = batches(fleet.worker_index(), 9)
+    first: Any = model[0]
+    differ = []
+    for number, batch in enumerate(data):
+        if number == 1:
+            first.requires_grad_(False)
+        if number == 4:
+            first.requires_grad_(True)
+        step(model, optimizer, batch)
+        differ.append(apart(first))
+    alone = current().optimizers[0].policy.alone
+    assert alone is not None
+    return differ, apart(model), alone.engine.meetings
+
+
+def test_parameters_frozen_on_the_way_are_agreed_on_at_the_next_meeting() -> None:
+    differ = [True, True, False, False, True, False, True, True, False]
+    assert run_workers(frozen_on_the_way) == [(differ, False, 3)] * 2
+
+
+def joined_on_the_way() -> Any:
+    """A layer joins while workers are apart; each has drawn it from another seed."""
+    model, optimizer = registered("sgd", **localsgd(2))
+    differ = []
+    for number, batch in enumerate(batches(fleet.worker_index(), 5)):
+        if number == 1:
+            torch.manual_seed(fleet.worker_index())
+            model.add_module("joined", nn.Linear(3, 3).double())
+            optimizer.add_param_group({"params": list(model.joined.parameters())})  # type: ignore[operator, union-attr]
+        step(model, optimizer, batch)
+        differ.append(apart(model))
+    fleet.barrier_worker()
+    return differ, apart(model)
+
+
+def test_parameters_that_join_on_the_way_begin_alike() -> None:
+    assert run_workers(joined_on_the_way) == [([True, False, True, False, True], False)] * 2
+
+
+def small_movements() -> Any:
+    """What a small learning rate moves parameters by, which are zero at first."""
+    model = fleet.distributed_model(nn.Linear(6, 4))
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    settings = {"compression": "fp16", "shared_memory": False}
+    strategy = fleet.DistributedStrategy(**localsgd(2), **settings)
+    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=1e-8), strategy)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.ones(1, 6)).sum().backward()
+        optimizer.step()
+    return flat(model.parameters())
+
+
+def test_movements_too_small_for_float16_arrive() -> None:
+    for end in run_workers(small_movements):
+        torch.testing.assert_close(end, torch.full_like(end, -2e-8), rtol=0.01, atol=0)
+
+
+def accounted() -> Any:
+    """Nothing but the meeting behind the last step is waited for."""
+    model, optimizer = registered("sgd", **localsgd(3))
+    train(model, optimizer, 2)
+    before = fleet.account().waited_s
+    train(model, optimizer, 1, first=2)
+    return before, fleet.account().waited_s
+
+
+def test_a_meeting_is_a_part_of_the_step_before_it() -> None:
+    for before, waited in run_workers(accounted):
+        assert before == 0 < waited
+
+
+def ended_apart(steps: int, folder: Path) -> list[str]:
+    said: list[str] = []
+    logger.addFilter(lambda record: bool(said.append(record.getMessage())) or True)
+    model, optimizer = registered("sgd", **localsgd(4))
+    train(model, optimizer, steps)
+    fleet.save_inference_model(str(folder), torch.zeros(2, 6).double(), model)
+    fleet.stop_worker()
+    return [text for text in said if "behind the last meeting" in text]
+
+
+def test_worker_0_says_that_workers_are_apart(tmp_path: Path) -> None:
+    (saved, ended), others = run_workers(ended_apart, 2, 6, tmp_path / "apart")
+    assert saved.startswith("save_inference_model: it takes the parameters of this worker")
+    assert ended.startswith("localsgd: the job ended 2 steps behind the last meeting")
+    assert all("call fleet.barrier_worker()" in text for text in (saved, ended))
+    assert others == []
+    assert run_workers(ended_apart, 2, 4, tmp_path / "equal") == [[], []]
+
+
+def coded(compression: str) -> Any:
+    """What has moved travels narrow or coded, and nothing else does."""
+    configs = {"min_size": 1} if compression == "int8" else {}
+    settings = {"compression": compression, "compression_configs": configs}
+    model = fleet.distributed_model(network().float())
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    strategy = fleet.DistributedStrategy(**localsgd(9), **settings, shared_memory=False)
+    optimizer = fleet.distributed_optimizer(optimizer, strategy)
+    for x, y in batches(fleet.worker_index(), 2):
+        # so small that float16 knows nothing of their squares
+        step(model, optimizer, (x.float() * 1e-3, y))
+    exact = [model[1].running_var, *(state["exp_avg_sq"] for state in optimizer.state.values())]
+    before = fleet.all_gather(flat(model.parameters())), fleet.all_gather(flat(exact))
+    fleet.barrier_worker()
+    alone = current().optimizers[0].policy.alone
+    assert alone is not None
+    alone.settle()
+    return before, (flat(model.parameters()), flat(exact)), apart(model)
+
+
+@pytest.mark.parametrize("compression", ["fp16", "int8"])
+def test_movements_travel_coded_and_statistics_and_moments_as_they_are(compression: str) -> None:
+    for (ends, exact), (end, exact_end), differ in run_workers(coded, 2, compression):
+        assert not differ
+        torch.testing.assert_close(exact_end, torch.stack(exact).mean(0), rtol=1e-6, atol=0)
+        mean = torch.stack(ends).mean(0)
+        off = (end - mean).abs().max()
+        assert 1e-7 < off < 1e-3
