@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fleetlight.fleet.context import Context
 from fleetlight.fleet.plan.bound_plan import draw
 from fleetlight.fleet.served.job import ServedJob
 from fleetlight.fleet.served.session import Session
@@ -49,7 +48,7 @@ class Member:
     """One worker, with the objects that its script would have."""
 
     index: int
-    context: Context
+    context: ServedJob
     model: nn.Module
     optimizers: list[torch.optim.Optimizer]
 
@@ -59,7 +58,6 @@ class Member:
 
     @property
     def session(self) -> Session:
-        assert self.context.session is not None
         return self.context.session
 
     @property

@@ -135,7 +135,7 @@ READS_TIME_OF_DAY = {
     "src/fleetlight/checkpoint/snapshot.py": 1,
     "src/fleetlight/static/files/saving.py": 1,
     # tells apart workers that were started one after another, also on another machine
-    "src/fleetlight/fleet/served/joining/bootstrap.py": 1,
+    "src/fleetlight/fleet/bootstrap.py": 1,
     # dates in certificates
     "src/fleetlight/security/certificates.py": 1,
     "src/fleetlight/security/folder.py": 1,

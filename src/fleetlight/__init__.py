@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from fleetlight.version import VERSION
+
 if TYPE_CHECKING:
     from fleetlight import static as static
     from fleetlight.fleet.api import *  # noqa: F403
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     #: the program that the last `minimize` has written
     main_program: Program
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 #: names of the API that are packages of their own
 _PACKAGES = {"static"}
@@ -37,7 +39,7 @@ if not TYPE_CHECKING:  # mypy shall know the names above, and no others
             return importlib.import_module(f"fleetlight.{name}")
         if name == "main_program":
             # another one after each `minimize`
-            from fleetlight.fleet.collective.programs import main_program
+            from fleetlight.fleet.training.programs import main_program
 
             return main_program()
         if name not in api.__all__:

@@ -20,7 +20,7 @@ from tests.chaos import harms
 from tests.chaos.doom import Doom
 
 import fleetlight as fleet
-from fleetlight.fleet.context import current
+from fleetlight.fleet.job import current
 
 IDS, BATCH, TURN = 64, 24, 25
 MODES: dict[str, dict[str, object]] = {

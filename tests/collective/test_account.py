@@ -13,7 +13,7 @@ from fleetlight.collective.account import MIB, Account, Figures, account_of
 from fleetlight.collective.group import Group
 from fleetlight.collective.membership import Hello
 from fleetlight.errors import ConfigError
-from fleetlight.fleet.context import current
+from fleetlight.fleet.job import current
 
 
 class Clock:

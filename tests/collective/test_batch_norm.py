@@ -11,7 +11,7 @@ from tests.workers import run_workers
 from torch import nn
 
 import fleetlight as fleet
-from fleetlight.fleet.context import current
+from fleetlight.fleet.job import current
 from fleetlight.fleet.training.model import Entry
 
 pytestmark = pytest.mark.multiprocess

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import fleetlight as fleet
 from fleetlight.collective.codecs.compression import Compression
-from fleetlight.fleet.context import current
+from fleetlight.fleet.job import current
 from fleetlight.fleet.training import model as registered
 
 pytestmark = pytest.mark.multiprocess

@@ -163,7 +163,7 @@ def reducer_is_freed() -> bool:
     import weakref
 
     import fleetlight as fleet
-    from fleetlight.fleet.context import current
+    from fleetlight.fleet.job import current
 
     model = fleet.distributed_model(nn.Linear(3, 2))
     model(torch.ones(1, 3)).sum().backward()

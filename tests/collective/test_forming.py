@@ -18,7 +18,7 @@ from fleetlight.collective import forming, liveness, meeting
 from fleetlight.collective.forming import form, located
 from fleetlight.collective.membership import Hello
 from fleetlight.errors import MembershipError, RoleError, StrategyError
-from fleetlight.fleet.context import current
+from fleetlight.fleet.job import current
 from fleetlight.roles import Role, from_environment
 from fleetlight.security.certificates import make
 from fleetlight.security.context import both_contexts

@@ -16,7 +16,7 @@ import fleetlight as fleet
 from fleetlight.collective import group as groups
 from fleetlight.collective.group import Group, is_network_error
 from fleetlight.errors import CheckpointError, ConfigError, DeadlineError, PeerError
-from fleetlight.fleet.context import current
+from fleetlight.fleet.job import current
 
 
 def test_alone_everything_is_its_own_answer() -> None:

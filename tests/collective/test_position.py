@@ -18,7 +18,7 @@ from fleetlight.collective.position import (
 from fleetlight.collective.reducer import Reducer
 from fleetlight.collective.routes.route import Bucket
 from fleetlight.errors import DivergedError
-from fleetlight.fleet.context import current
+from fleetlight.fleet.job import current
 
 FAR = Position(2**40 + 7, 2**62 + 1)
 

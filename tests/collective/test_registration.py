@@ -16,7 +16,7 @@ from fleetlight.collective.forming import enrol
 from fleetlight.collective.meeting import Patience, serve
 from fleetlight.collective.registration import Scheduler
 from fleetlight.errors import MembershipError
-from fleetlight.fleet.context import current
+from fleetlight.fleet.job import current
 from fleetlight.roles import Kind, Role
 from fleetlight.torch_compat.c10d import PrefixStore
 

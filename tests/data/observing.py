@@ -40,4 +40,5 @@ class Observing(NoObserver):
         return self._announce is not None and self._announce.wanted()
 
     def announces(self, batches: Sequence[Any]) -> None:
-        self._announce(batches)
+        hints = getattr(self._announce, "announce", self._announce)
+        hints(batches)

@@ -13,7 +13,7 @@ from tests.workers import run_workers
 from torch import nn
 
 import fleetlight as fleet
-from fleetlight.fleet.context import current
+from fleetlight.fleet.job import current
 
 pytestmark = pytest.mark.multiprocess
 
@@ -50,7 +50,7 @@ def end_of(model: nn.Module, optimizer: Any) -> list[torch.Tensor]:
 
 
 def schedule_of() -> Any:
-    alone = current().optimizers[0].policy.alone
+    alone = current().optimizers[0].alone
     assert alone is not None
     return alone.engine.schedule
 
@@ -105,7 +105,7 @@ def load(kind: str, dirname: str) -> Any:
     fleet.load_persistables(dirname)
     values = everything(model)
     train(model, optimizer, BEFORE, 1)
-    alone = current().optimizers[0].policy.alone
+    alone = current().optimizers[0].alone
     return values, current().step, None if alone is None else alone.engine.schedule.state()
 
 

@@ -13,10 +13,10 @@ from tests.ps.serving import closed_server, open_up, plan, team
 import fleetlight as fleet
 from fleetlight.collective.group import Group
 from fleetlight.errors import PeerLostError
-from fleetlight.fleet.context import Context, current_or_none, set_current
+from fleetlight.fleet.bootstrap import join_servers
 from fleetlight.fleet.exit import exit_status
-from fleetlight.fleet.served.joining.bootstrap import join_servers
-from fleetlight.fleet.server.job import ServerJob, Service
+from fleetlight.fleet.job import current_or_none, set_current
+from fleetlight.fleet.server.job import ServerJob, ServerProcess
 from fleetlight.launch.job.layout import Member
 from fleetlight.launch.processes.reason import Exit
 from fleetlight.launch.status import UNKNOWN, read
@@ -36,7 +36,7 @@ def killed(error_file: str) -> Exit:
     return Exit.of(S0, -signal.SIGKILL, read(error_file), seen_at=0.0)
 
 
-def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Context, str]:
+def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ServerJob, str]:
     """A server whose values are kept, in a process that its launcher may start again."""
     monkeypatch.setattr(exit_status, "_told", UNKNOWN)
     error_file = str(tmp_path / "error")
@@ -44,9 +44,9 @@ def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Context, s
     server = closed_server()
     open_up(server, plan("async"), Durable(tmp_path / "kept", job="a job"))
     exit_status.tell_returning(role)
-    service = Service(server, Listener(("127.0.0.1", 0), server))
+    service = ServerProcess(server, Listener(("127.0.0.1", 0), server))
     context = ServerJob(
-        role=role, group=Group(deadline_s=20.0), strategy=DistributedStrategy(), service=service
+        role=role, group=Group(deadline_s=20.0), strategy=DistributedStrategy(), process=service
     )
     set_current(context)
     return context, error_file
@@ -56,8 +56,7 @@ def test_a_server_is_done_before_it_removes_what_it_has_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context, error_file = serving(tmp_path, monkeypatch)
-    assert context.service is not None
-    for worker in team(context.service.server):
+    for worker in team(context.process.server):
         assert killed(error_file).returns
         worker.leave()
     amid: list[Exit] = []
@@ -80,8 +79,7 @@ def test_a_server_that_somebody_left_in_anger_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context, error_file = serving(tmp_path, monkeypatch)
-    assert context.service is not None
-    for worker, error in zip(team(context.service.server), ("", "ValueError"), strict=True):
+    for worker, error in zip(team(context.process.server), ("", "ValueError"), strict=True):
         worker.say(m.Leave(error))
     try:
         with pytest.raises(PeerLostError, match="worker 1 failed: ValueError"):

@@ -14,7 +14,7 @@ from tests.workers import run_processes, run_workers
 
 import fleetlight as fleet
 from fleetlight.errors import CheckpointError, ConfigError, RoleError, StrategyError
-from fleetlight.fleet.context import current, current_or_none
+from fleetlight.fleet.job import current, current_or_none
 from fleetlight.fleet.lifecycle import _deadline
 from fleetlight.observe.log import logger
 from fleetlight.roles import Role

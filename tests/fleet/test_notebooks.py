@@ -22,7 +22,7 @@ from fleetlight import static
 from fleetlight.errors import CheckpointError, ConfigError, PlanError
 from fleetlight.fleet.checkpoints import stopping
 from fleetlight.fleet.checkpoints.stop_calls import StopCalls
-from fleetlight.fleet.context import Context, current, current_or_none
+from fleetlight.fleet.job import Job, current, current_or_none
 from fleetlight.strategy import current_job
 
 pytestmark = pytest.mark.multiprocess
@@ -159,7 +159,7 @@ def test_init_again_takes_an_equal_strategy_before_training_begins() -> None:
 def failed_first() -> None:
     begin = stopping.watch_in_worker
 
-    def refuse(context: Context, calls: StopCalls) -> None:
+    def refuse(context: Job, calls: StopCalls) -> None:
         raise CheckpointError("nothing to go on from")
 
     stopping.watch_in_worker = refuse

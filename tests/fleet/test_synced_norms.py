@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 import fleetlight as fleet
 from fleetlight import static
-from fleetlight.fleet.context import current
+from fleetlight.fleet.job import current
 
 pytestmark = pytest.mark.multiprocess
 

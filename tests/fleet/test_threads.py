@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import fleetlight as fleet
 from fleetlight.errors import PlanError
-from fleetlight.fleet.context import current
+from fleetlight.fleet.job import current
 from fleetlight.ps.layers.embedding import SparseEmbedding
 from fleetlight.ps.worker.lanes import PUSH
 from fleetlight.ps.worker.lookahead import LookAhead

@@ -17,7 +17,7 @@ from mortal import Counter, die_if_asked
 from torch.utils.data import DataLoader, TensorDataset
 
 import fleetlight as fleet
-from fleetlight.fleet.context import current
+from fleetlight.fleet.job import current
 from fleetlight.fleet.served.tables.table_files import TableFiles
 
 parser = argparse.ArgumentParser()

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import fleetlight as fleet
-from fleetlight.fleet.context import current
+from fleetlight.fleet.job import current
 
 LIMIT_S = 100.0
 

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import fleetlight as fleet
-from fleetlight.fleet.context import current
+from fleetlight.fleet.job import current
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--mode", choices=["collective", "sync", "async", "geo"], default="collective")

@@ -14,7 +14,7 @@ import torch
 from mortal import die_if_asked
 
 import fleetlight as fleet
-from fleetlight.fleet.context import current
+from fleetlight.fleet.job import current
 from fleetlight.ps.calls import Call
 from fleetlight.ps.messages import Apply
 from fleetlight.ps.server.keeping import Keeping

@@ -10,7 +10,7 @@ from mortal import Counter, die_if_asked
 from torch.utils.data import DataLoader, TensorDataset
 
 import fleetlight as fleet
-from fleetlight.fleet.context import current
+from fleetlight.fleet.job import current
 
 GUARDED = "--unguarded" not in sys.argv
 STARTED_BY = "forkserver" if "--forkserver" in sys.argv else "spawn"

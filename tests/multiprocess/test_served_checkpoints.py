@@ -15,7 +15,7 @@ from torch import nn
 
 import fleetlight as fleet
 from fleetlight import checkpoint
-from fleetlight.fleet.context import current
+from fleetlight.fleet.job import current
 from fleetlight.ps.tables import table
 
 pytestmark = pytest.mark.multiprocess

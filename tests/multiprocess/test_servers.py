@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fleetlight as fleet
 from fleetlight.errors import PeerError
-from fleetlight.fleet.context import current, current_or_none
+from fleetlight.fleet.job import current, current_or_none
 from fleetlight.ps.plan import ASYNC, GEO
 from fleetlight.strategy import DistributedStrategy
 
@@ -248,7 +248,7 @@ def stops_serving() -> str:
     registered()
     fleet.init_server()
     if fleet.server_index() == 1:
-        service = current().service
+        service = current().process
         assert service is not None
         server: Any = service.server
         with server._news:

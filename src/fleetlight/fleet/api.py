@@ -36,12 +36,10 @@ from fleetlight.fleet.public.identity import (
 )
 from fleetlight.fleet.public.inference import load_inference_model, save_inference_model
 from fleetlight.fleet.public.perf import account, collective_perf
-from fleetlight.fleet.public.progress import progress
-from fleetlight.fleet.public.registering import distributed_model, distributed_optimizer
-from fleetlight.fleet.public.rows import rows
-from fleetlight.fleet.public.sharding import shard
-from fleetlight.fleet.served.tables.shrinking import shrink
+from fleetlight.fleet.public.rows import rows, shrink
+from fleetlight.fleet.public.sharding import progress, shard
 from fleetlight.fleet.training.model import no_sync
+from fleetlight.fleet.training.registering import distributed_model, distributed_optimizer
 from fleetlight.ps.layers.entries import CountFilterEntry, ProbabilityEntry, ShowClickEntry
 from fleetlight.roles import Role, RoleMaker, UserDefinedRoleMaker
 from fleetlight.roles import RoleMaker as PaddleCloudRoleMaker

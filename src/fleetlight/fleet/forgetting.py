@@ -5,20 +5,20 @@ from __future__ import annotations
 
 import sys
 
-from fleetlight.fleet.context import Context, last_or_none
+from fleetlight.fleet.job import Job, last_or_none
 from fleetlight.strategy.job import forget_job
 from fleetlight.torch_compat.used_graphs import watch_no_longer
 
 
 def forget() -> None:
     """Forget a job that this process has left."""
-    context = last_or_none()
-    if context is not None:
-        _let_go(context)
+    job = last_or_none()
+    if job is not None:
+        _let_go(job)
     forget_job()
     watch_no_longer()
     # no program without these
-    programs = sys.modules.get("fleetlight.fleet.collective.programs")
+    programs = sys.modules.get("fleetlight.fleet.training.programs")
     if programs is not None:
         programs.forget()
     definition = sys.modules.get("fleetlight.static.definition")
@@ -26,9 +26,9 @@ def forget() -> None:
         definition.reset_default_programs()
 
 
-def _let_go(context: Context) -> None:
-    for optimizer in context.optimizers:
+def _let_go(job: Job) -> None:
+    for optimizer in job.optimizers:
         optimizer.release()
-    context.forget()
-    for registered in (context.models, context.optimizers, context.compressions, context.loaders):
+    job.forget()
+    for registered in (job.models, job.optimizers, job.compressions, job.loaders):
         registered.clear()

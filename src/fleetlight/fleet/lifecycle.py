@@ -11,30 +11,21 @@ import os
 import sys
 from pathlib import Path
 
-import fleetlight
 from fleetlight.collective.forming import form
 from fleetlight.collective.registration import Scheduler
 from fleetlight.errors import ConfigError, FleetError, RoleError, names_arguments
-from fleetlight.fleet.checkpoints import stopping
-from fleetlight.fleet.checkpoints.former_names import read_named
+from fleetlight.fleet.bootstrap import join_servers
 from fleetlight.fleet.collective.job import CollectiveJob
-from fleetlight.fleet.context import Context, current, current_or_none, set_current
 from fleetlight.fleet.exit.exit_status import (
     end_badly,
     tell_leaving,
-    tell_over,
-    tell_returning,
     watch_no_longer,
     watch_the_end,
 )
 from fleetlight.fleet.exit.started_readers import refuse_started_reader
 from fleetlight.fleet.forgetting import forget
+from fleetlight.fleet.job import Job, current, current_or_none, set_current
 from fleetlight.fleet.repeated import Asked, take_again
-from fleetlight.fleet.served import figures
-from fleetlight.fleet.served.joining.bootstrap import join_servers
-from fleetlight.fleet.served.joining.durability_dir import durable_of
-from fleetlight.fleet.served.session import drawn_of
-from fleetlight.fleet.served.tables.loading import open_loaded
 from fleetlight.fleet.training import compression, local_training
 from fleetlight.observe import log
 from fleetlight.observe.log import logger
@@ -44,6 +35,7 @@ from fleetlight.security.encryption import encryption_of
 from fleetlight.strategy import DistributedStrategy, JobFacts, conflicts, set_current_job
 from fleetlight.torch_compat.lazy_dynamo import postpone_compiler
 from fleetlight.torch_compat.version import untested_torch
+from fleetlight.version import VERSION
 
 
 @names_arguments
@@ -57,13 +49,15 @@ def init(
     In a scheduler process it serves the job and ends the process; it does not return. Called again
     with the same arguments, as by a cell of a notebook, it changes nothing.
     """
+    global _asked
     _check_call(role_maker, is_collective, strategy)
     maker = role_maker or RoleMaker(is_collective)
     asked = Asked(maker.role, is_collective or maker.is_collective, strategy)
     before = current_or_none()
     if before is not None:
-        take_again(before, asked)
+        _asked = take_again(before, _asked, asked)
         return
+    _asked = None
     _refuse_left()
     refuse_started_reader()
     strategy, role = asked.strategy, maker.role
@@ -86,39 +80,37 @@ def init(
     _check_mode(role, is_collective)
     _check_resume(role, strategy, is_collective)
     if is_collective:
-        role, group = form(
-            role, fleetlight.__version__, deadline_s, tls=both_contexts(encryption_of(strategy))
-        )
-        context: Context = CollectiveJob(role=role, group=group, strategy=strategy)
+        role, group = form(role, VERSION, deadline_s, tls=both_contexts(encryption_of(strategy)))
+        job: Job = CollectiveJob(role=role, group=group, strategy=strategy)
     else:
-        context = join_servers(role, strategy, deadline_s)
-        role = context.role
+        job = join_servers(role, strategy, deadline_s)
+        role = job.role
     _configure_log(role)
     _warn_of_foreign_variables(role)
-    context.strategy_from = "fleet.init" if asked.is_given else ""
-    set_current(context)
+    job.strategy_from = "fleet.init" if asked.is_given else ""
+    set_current(job)
     try:
-        _begin(context, deadline_s, deadline_from)
+        _begin(job, is_collective, deadline_s, deadline_from)
     except Exception:
-        if context.group.alone:
+        if job.group.alone:
             # the next call begins anew
             reset()
         raise
-    context.asked = asked
+    _asked = asked
 
 
-def _begin(context: Context, deadline_s: float, deadline_from: str) -> None:
+def _begin(job: Job, is_collective: bool, deadline_s: float, deadline_from: str) -> None:
     """This process is in the job from now on."""
-    role, strategy = context.role, context.strategy
+    role, strategy = job.role, job.strategy
     atexit.unregister(_leave_at_the_end)
     atexit.register(_leave_at_the_end, os.getpid(), role)
     set_current_job(
         JobFacts(
-            is_collective=not context.is_served,
+            is_collective=is_collective,
             worker_num=role.worker_num,
             server_num=role.server_num,
             node_num=role.node_num or 1,
-            backend=context.group.backend,
+            backend=job.group.backend,
             deadline_s=deadline_s,
             deadline_from=deadline_from,
             ssl=strategy.ssl,
@@ -127,11 +119,11 @@ def _begin(context: Context, deadline_s: float, deadline_from: str) -> None:
     )
     strategy.check()
     # what was registered is released first
-    context.closers.callback(_release, context)
-    if context.recovery is not None:
-        context.note_schedulers()
-    context.watch_terminations()
-    context.closers.callback(local_training.close, context)
+    job.closers.callback(_release, job)
+    if job.replay.keeps:
+        job.note_schedulers()
+    job.watch_terminations()
+    job.closers.callback(local_training.close, job)
 
 
 @functools.cache
@@ -150,37 +142,12 @@ def init_worker() -> None:
 @names_arguments
 def init_server(dirname: str | os.PathLike[str] | None = None) -> None:
     """Make this server's tables, and load a checkpoint's values into them."""
-    context = current()
-    drawn = drawn_of(context)
-    service = context.server("init_server")
-    durable = durable_of(context)
-    if dirname is None:
-        service.server.open(drawn.plan, drawn.optimizers, drawn.dense, durable=durable)
-    else:
-        read = functools.partial(read_named, context)
-        open_loaded(service.server, drawn, Path(dirname), durable, read)
-    if drawn.plan.durability != "none":
-        tell_returning(context.role)
+    current().init_server(None if dirname is None else Path(dirname))
 
 
 def run_server() -> None:
     """Serve until every worker has left."""
-    context = current()
-    service = context.server("run_server")
-    if not service.server.is_open:
-        raise ConfigError(
-            "fleet.run_server was called before fleet.init_server; workers would wait for tables "
-            "that nobody makes"
-        )
-    try:
-        service.server.wait()
-        logger.info("%s", figures.of_server(service.server.counted()))
-    except BaseException:
-        service.stop()
-        raise
-    service.stop(lambda: tell_over(context.role))
-    set_current(None)
-    stopping.end_of_server(context)
+    current().run_server()
 
 
 def stop_worker() -> None:
@@ -188,15 +155,15 @@ def stop_worker() -> None:
 
     Called at the end of the process when the script does not; twice is fine.
     """
-    context = current_or_none()
-    if context is None:
+    job = current_or_none()
+    if job is None:
         return
-    local_training.tell_at_end(context)
-    compression.tell_at_end(context)
+    local_training.tell_at_end(job)
+    compression.tell_at_end(job)
     with contextlib.ExitStack() as ending:
-        ending.callback(_leave, context)
-        ending.callback(context.finish)
-        context.saving.finish()
+        ending.callback(_leave, job)
+        ending.callback(job.finish)
+        job.saving.finish()
 
 
 def reset() -> None:
@@ -214,33 +181,35 @@ def reset() -> None:
             watch_no_longer()
 
 
-def _leave(context: Context) -> None:
+def _leave(job: Job) -> None:
     global _left
     set_current(None)
-    _left = not context.group.alone
-    context.closers.close()
+    _left = not job.group.alone
+    job.closers.close()
 
 
-def _release(context: Context) -> None:
-    for model in context.models:
+def _release(job: Job) -> None:
+    for model in job.models:
         model.close()
 
 
+#: what the call of `fleet.init` asked for that has succeeded
+_asked: Asked | None = None
 #: True once this process has left a job of several workers
 _left = False
 
 
 def _leave_at_the_end(pid: int, role: Role) -> None:
     # a child that the script has forked is no member of the job
-    context = current_or_none()
+    job = current_or_none()
     if os.getpid() != pid:
         return
-    if context is None:
+    if job is None:
         if role.is_worker:
             tell_leaving(role)
         return
-    if context.stopping is None or not context.stopping.is_over:
-        tell_leaving(context.role)
+    if job.stopping is None or not job.stopping.is_over:
+        tell_leaving(job.role)
     try:
         stop_worker()
     except FleetError as error:

@@ -5,15 +5,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import TYPE_CHECKING
 
 from fleetlight.errors import ConfigError
+from fleetlight.fleet.job import Job
 from fleetlight.observe.log import logger
 from fleetlight.roles import Role
 from fleetlight.strategy import DistributedStrategy, differences
-
-if TYPE_CHECKING:
-    from fleetlight.fleet.context import Context
 
 
 class Asked:
@@ -40,9 +37,8 @@ class Asked:
         return found
 
 
-def take_again(context: Context, asked: Asked) -> None:
+def take_again(job: Job, before: Asked | None, asked: Asked) -> Asked:
     """Go on as before where all is the same; raise where the call asks for something else."""
-    before = context.asked
     if before is None:
         raise ConfigError(
             "fleet.init was called before in this process, and failed; call fleet.reset() first"
@@ -54,10 +50,11 @@ def take_again(context: Context, asked: Asked) -> None:
             f"{', '.join(different)}; call it with the same ones, which changes nothing, or "
             "fleet.reset() first, which leaves the job and forgets its models and optimizers"
         )
-    has_begun = any(plan.frozen for plan in context.models)
+    has_begun = any(plan.frozen for plan in job.models)
     is_other = asked.is_given and asked.strategy is not before.strategy
-    if is_other and context.strategy is before.strategy and not has_begun:
+    if is_other and job.strategy is before.strategy and not has_begun:
         # what the script sets later, it sets in this object
-        context.strategy, context.strategy_from = asked.strategy, "fleet.init"
-        context.asked = asked
+        job.strategy, job.strategy_from = asked.strategy, "fleet.init"
+        before = asked
     logger.debug("fleet.init: called again with the same arguments; nothing is changed")
+    return before

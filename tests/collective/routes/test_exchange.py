@@ -22,7 +22,7 @@ from fleetlight.collective.routes.exchange import (
 )
 from fleetlight.collective.routes.route import Part
 from fleetlight.collective.routes.stretches import Place
-from fleetlight.fleet.context import current
+from fleetlight.fleet.job import current
 
 #: several pieces, of which the last is too small for three chunks
 PIECES = (2000, 1000, 40)

@@ -12,7 +12,7 @@ from tests.workers import run_workers
 import fleetlight as fleet
 from fleetlight.collective.routes import neighbours
 from fleetlight.collective.routes.route import Bucket
-from fleetlight.fleet.context import current
+from fleetlight.fleet.job import current
 
 pytestmark = pytest.mark.multiprocess
 

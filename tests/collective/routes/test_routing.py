@@ -21,7 +21,7 @@ import fleetlight as fleet
 from fleetlight.collective.routes import neighbours
 from fleetlight.collective.routes.levels import levels_of
 from fleetlight.collective.routes.routing import crosses_a_link, senders, takes_levels
-from fleetlight.fleet.context import current
+from fleetlight.fleet.job import current
 
 pytestmark = pytest.mark.multiprocess
 

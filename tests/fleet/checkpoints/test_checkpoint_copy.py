@@ -14,7 +14,7 @@ import fleetlight as fleet
 from fleetlight import checkpoint
 from fleetlight.errors import CheckpointError, PeerError
 from fleetlight.fleet.checkpoints import checkpoint_copy
-from fleetlight.fleet.context import current
+from fleetlight.fleet.job import current
 
 pytestmark = pytest.mark.multiprocess
 

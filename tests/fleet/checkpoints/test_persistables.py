@@ -20,7 +20,7 @@ import fleetlight as fleet
 from fleetlight import checkpoint
 from fleetlight.errors import CheckpointError, ConfigError, CorruptCheckpointError
 from fleetlight.fleet.checkpoints import persistables
-from fleetlight.fleet.context import current
+from fleetlight.fleet.job import current
 
 pytestmark = pytest.mark.multiprocess
 

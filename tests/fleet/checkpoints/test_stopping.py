@@ -25,9 +25,9 @@ from fleetlight import checkpoint
 from fleetlight.checkpoint import files
 from fleetlight.checkpoint.manifest import VERSION, encode
 from fleetlight.errors import MembershipError, StoppedError
-from fleetlight.fleet.checkpoints.stop_calls import ServedCalls
 from fleetlight.fleet.checkpoints.stopping import RESUME_CODE, Stopped, Stopping
-from fleetlight.fleet.context import current
+from fleetlight.fleet.job import current
+from fleetlight.fleet.served.stop_calls import ServedCalls
 from fleetlight.ps.calls import Call
 
 pytestmark = pytest.mark.multiprocess

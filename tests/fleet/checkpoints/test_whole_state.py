@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import fleetlight as fleet
 from fleetlight.errors import CheckpointError, PlanError
 from fleetlight.fleet.checkpoints import whole_state
-from fleetlight.fleet.public import registering
+from fleetlight.fleet.training import registering
 from fleetlight.ps.layers.embedding import SparseEmbedding
 
 IDS = torch.tensor([[1, 2], [2, 7]])

@@ -13,18 +13,18 @@ from tests.workers import run_workers
 
 import fleetlight as fleet
 from fleetlight.checkpoint import WorkerState
+from fleetlight.fleet import job as jobs
 from fleetlight.fleet.checkpoints import worker_state
 from fleetlight.fleet.checkpoints.loading import _kept
 from fleetlight.fleet.checkpoints.worker_state import PARTS, saved_values
-from fleetlight.fleet.context import Context
-from fleetlight.fleet.job import Purpose, SavedPart
+from fleetlight.fleet.protocols import Purpose, SavedPart
 
 
 @dataclasses.dataclass
 class Toy:
     """A new part: one class, and its place in the list."""
 
-    context: Context
+    context: jobs.Job
     name: ClassVar[str] = "toy"
     purposes: ClassVar[tuple[Purpose, ...]] = tuple(Purpose)
     value: ClassVar[Any] = None

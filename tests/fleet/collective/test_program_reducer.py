@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import fleetlight as fleet
 from fleetlight import static
 from fleetlight.errors import PlanError
-from fleetlight.fleet.context import current
+from fleetlight.fleet.job import current
 
 pytestmark = pytest.mark.multiprocess
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import fleetlight as fleet
 from fleetlight import checkpoint, static
 from fleetlight.errors import ConfigError, PlanError
-from fleetlight.fleet.public.inference import with_frozen_tables
+from fleetlight.fleet.public.inference import with_plain_layers
 from fleetlight.fleet.training.model import as_plain_module
 from fleetlight.ps.layers.embedding import SparseEmbedding, SparseEmbeddingBag
 
@@ -64,7 +64,7 @@ def train(member: Member) -> None:
 def export(member: Member, path: Path, rows: Any = "all", module: Any = None) -> None:
     """As `save_inference_model` does."""
     model = module or member.model
-    with with_frozen_tables(member.context, model, rows) as frozen, as_plain_module(frozen):
+    with with_plain_layers(member.context, model, rows) as frozen, as_plain_module(frozen):
         checkpoint.save_inference(path, frozen, (IDS[0, 0],))
 
 

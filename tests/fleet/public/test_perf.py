@@ -13,7 +13,7 @@ import fleetlight as fleet
 from fleetlight.collective.group import Group
 from fleetlight.errors import ConfigError
 from fleetlight.fleet.collective.job import CollectiveJob
-from fleetlight.fleet.context import set_current
+from fleetlight.fleet.job import set_current
 from fleetlight.fleet.public.perf import DEFAULT_SIZES
 from fleetlight.roles import Role
 from fleetlight.strategy import DistributedStrategy

@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader
 from fleetlight.data.loader import ShardLoader
 from fleetlight.data.observer import NoObserver
 from fleetlight.errors import ConfigError, PlanError
+from fleetlight.fleet.public import sharding
 from fleetlight.fleet.public.sharding import JobObserver
-from fleetlight.fleet.served.prefetch_hints import Announcer
 from fleetlight.ps.layers.embedding import SparseEmbedding
 
 IDS = torch.arange(24).view(8, 3)
@@ -39,7 +39,7 @@ def pairs(worker: Member, lookahead: Any = None, ids: Tensor = IDS) -> ShardLoad
         workers=worker.context.group.size,
         seed=0,
         tail="join",
-        observer=Observing(announce=Announcer(worker.context, lookahead)),
+        observer=Observing(announce=worker.context.prefetch_hints(lookahead)),
     )
 
 
@@ -82,7 +82,7 @@ def test_geo_loads_no_batch_ahead() -> None:
     assert ahead_of(strategy=geo(2)) == 0
 
     def wanted(worker: Member) -> bool:
-        return Announcer(worker.context, None).wanted()
+        return worker.context.prefetch_hints(None).wanted()
 
     assert run(build, wanted, geo(2), workers=1) == [False]
     assert run(build, wanted, SYNC, workers=1) == [True]
@@ -94,7 +94,7 @@ def test_the_function_is_looked_at() -> None:
     with pytest.raises(ConfigError, match=r"lookahead of emb: got ids of type torch\.float32"):
         ahead_of(lambda batch: {"emb": batch["x"][0].float()})
     with pytest.raises(ConfigError, match="got lookahead=True, expected a function"):
-        ahead_of(True)
+        sharding._check_lookahead(True)  # type: ignore[arg-type]
 
 
 def test_ids_that_are_padded_and_tables_of_several_layers() -> None:
@@ -118,7 +118,7 @@ def test_ids_that_are_padded_and_tables_of_several_layers() -> None:
             workers=1,
             seed=0,
             tail="join",
-            observer=Observing(announce=Announcer(worker.context, None)),
+            observer=Observing(announce=worker.context.prefetch_hints(None)),
         )
         for batch in sharded:
             worker.optimizer.zero_grad()
@@ -146,7 +146,7 @@ def test_a_batch_that_is_changed_in_place_is_pulled_anew() -> None:
 
 def test_a_loading_process_gets_a_loader_that_announces_nothing() -> None:
     def train(worker: Member) -> Any:
-        copy = pickle.loads(pickle.dumps(JobObserver(worker.context, None, None)))
+        copy = pickle.loads(pickle.dumps(JobObserver(worker.context, None)))
         return type(copy), copy.wants_next()
 
     assert run(build, train, workers=1) == [(NoObserver, False)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,12 @@ import fleetlight as fleet
 from fleetlight import static
 from fleetlight.data.observer import BatchShare
 from fleetlight.errors import ConfigError, PlanError, StrategyError
-from fleetlight.fleet.collective.programs import main_program
 from fleetlight.fleet.public.sharding import Weights
-from fleetlight.fleet.served.prefetch_hints import Announcer
 from fleetlight.fleet.server.job import ServerJob
+from fleetlight.fleet.training.programs import main_program
 from fleetlight.ps.layers.embedding import SparseEmbedding, SparseEmbeddingBag
 from fleetlight.ps.layers.entries import ShowClickEntry
-from fleetlight.roles import Role
+from fleetlight.roles import Kind, Role
 from fleetlight.strategy import DistributedStrategy
 
 #: calls of modules are watched in the whole process while one thread writes
@@ -349,11 +349,11 @@ def test_rows_are_pulled_ahead() -> None:
     """A loader's batches are fed as they are, so it is learned which of their tensors are ids."""
 
     def train(worker: Member) -> Any:
-        program, announce = capture(worker), Announcer(worker.context, None)
+        program, announce = capture(worker), worker.context.prefetch_hints(None)
         data = [{"ids": IDS[n, 0].clone(), "target": TARGETS[n, 0]} for n in range(len(IDS))]
         executor = static.Executor()
         for number, batch in enumerate(data):
-            announce(data[number : number + 2])
+            announce.announce(data[number : number + 2])
             executor.run(program, batch)
         return worker.communicator.figures()["rows ahead"] > 0
 
@@ -459,10 +459,10 @@ def test_servers_write_no_gradients_and_run_nothing() -> None:
     job = Job(made(Net), SYNC, workers=1, servers=1)
     model, [optimizer] = job.built()
     context = ServerJob(
-        role=Role(index=0, server_num=1, worker_num=1),
+        role=Role(kind=Kind.SERVER, index=0, server_num=1, worker_num=1),
         group=job.member(0).context.group,
         strategy=DistributedStrategy(),
-        service=object(),  # type: ignore[arg-type]
+        process=SimpleNamespace(stop=lambda: None),  # type: ignore[arg-type]
     )
     context.models.append(context.plan_model(model))
     context.optimizers.append(context.plan_optimizer(optimizer))

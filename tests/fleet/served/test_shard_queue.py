@@ -16,12 +16,15 @@ from torch.nn.utils import parameters_to_vector
 from torch.utils.data import DataLoader, TensorDataset
 
 import fleetlight as fleet
+from fleetlight.collective.group import Group
 from fleetlight.data import ShardLoader
 from fleetlight.errors import ConfigError, MembershipError, PlanError
 from fleetlight.fleet.checkpoints import loading, persistables
-from fleetlight.fleet.context import set_current
-from fleetlight.fleet.served.shard_queue import ServedDealer, queue_of
+from fleetlight.fleet.collective.job import CollectiveJob
+from fleetlight.fleet.job import set_current
+from fleetlight.fleet.served.shard_queue import NoDealer, ShardQueueClient
 from fleetlight.ps.server import dealing
+from fleetlight.roles import Role
 
 SSP = {"a_sync": True, "a_sync_configs": {"staleness": 2}}
 MODES = {"async": ASYNC, "merged": {"a_sync": True, "a_sync_configs": {"max_merge": 4}}}
@@ -49,7 +52,7 @@ def loader_of(member: Member, length: int = LENGTH, **more: Any) -> ShardLoader:
         workers=member.context.group.size,
         seed=0,
         tail="join",
-        queue=queue_of(member.context, "queue", more.get("range_batches", 2)),
+        queue=member.context.shard_queue(more.get("range_batches", 2)),
     )
     member.context.loaders.append(loader)
     return loader
@@ -326,18 +329,21 @@ def test_the_words_of_shard() -> None:
 
 
 def test_a_collective_job_has_no_queue() -> None:
-    context: Any = type("Context", (), {"is_served": False, "loaders": []})()
+    job = CollectiveJob(
+        role=Role(), group=Group(deadline_s=20.0), strategy=fleet.DistributedStrategy()
+    )
     with pytest.raises(ConfigError, match=r"a_sync=True; in a collective job all workers make"):
-        queue_of(context, "queue", 16)
-    assert queue_of(context, "blocks", 16) is None
+        job.shard_queue(16)
 
 
 def test_a_server_reads_nothing() -> None:
-    context: Any = type("Context", (), {"session": None})()
-    dealer = ServedDealer(context, 0)
+    dealer = NoDealer()
     with pytest.raises(ConfigError, match="was read in a server"):
         dealer.remaining(1)
     assert dealer.steps() == (0, 0)
     dealer.settle()
-    # a loading process has no part in the job
-    assert pickle.loads(pickle.dumps(dealer)) is None
+
+
+def test_a_loading_process_has_no_part_in_the_job() -> None:
+    nothing: Any = None
+    assert pickle.loads(pickle.dumps(ShardQueueClient(nothing, nothing, 0))) is None

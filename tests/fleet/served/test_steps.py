@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -149,6 +150,7 @@ def test_servers_do_not_train() -> None:
         role=Role(kind=Kind.SERVER, index=0, worker_num=1, server_num=1),
         group=Group(deadline_s=1),
         strategy=DistributedStrategy(),
+        process=SimpleNamespace(stop=lambda: None),  # type: ignore[arg-type]
     )
     context.models.append(context.plan_model(model))
     context.optimizers.append(context.plan_optimizer(optimizer))

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 import fleetlight as fleet
 from fleetlight.collective.codecs.topk import TopK
 from fleetlight.errors import PlanError, StrategyError
-from fleetlight.fleet.context import current
+from fleetlight.fleet.job import current
 from fleetlight.fleet.training import compression
 
 pytestmark = pytest.mark.multiprocess
@@ -145,7 +145,7 @@ def context_of(index: int, **settings: Any) -> Any:
     return SimpleNamespace(
         group=workers,
         dense_group=workers,
-        is_served=False,
+        collective_group=workers,
         strategy=fleet.DistributedStrategy(**settings),
         models=[SimpleNamespace(module=model)],
         compressions={},
@@ -169,10 +169,10 @@ def test_who_sends_no_more_drops_what_it_owed(
 
 def test_beside_servers_there_is_no_dgc() -> None:
     context = context_of(0, dgc=True)
-    context.is_served = True
+    context.collective_group = None
     assert compression.compression_of(context, context.models[0].module) is None
     context = context_of(0, compression="topk", a_sync_configs={"dense": "allreduce"})
-    context.is_served = True
+    context.collective_group = None
     found = compression.compression_of(context, context.models[0].module)
     assert found is not None
     assert isinstance(found.codec, TopK)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fleetlight as fleet
 from fleetlight.errors import DeadlineError, DivergedError, PlanError
-from fleetlight.fleet.context import current
+from fleetlight.fleet.job import current
 
 pytestmark = pytest.mark.multiprocess
 

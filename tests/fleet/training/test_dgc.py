@@ -22,7 +22,7 @@ from fleetlight.collective.codecs.dgc import DGC as Codec
 from fleetlight.collective.routes.route import Part
 from fleetlight.collective.routes.stretches import VELOCITY
 from fleetlight.errors import PlanError
-from fleetlight.fleet.context import current
+from fleetlight.fleet.job import current
 from fleetlight.fleet.training.dgc import DeepCompression, check_optimizer
 
 LR, STEPS = 0.1, 6

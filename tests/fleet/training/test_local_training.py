@@ -25,7 +25,7 @@ from torch import nn
 import fleetlight as fleet
 from fleetlight.collective.reducer import Reducer
 from fleetlight.errors import DivergedError, PlanError
-from fleetlight.fleet.context import current
+from fleetlight.fleet.job import current
 from fleetlight.fleet.training import local_training
 from fleetlight.observe.log import logger
 
@@ -130,7 +130,7 @@ def without_effect() -> Any:
 def every_step() -> Any:
     model, optimizer = registered(**localsgd(1))
     train(model, optimizer, 4)
-    return everything(model), current().optimizers[0].policy.alone, apart(model)
+    return everything(model), current().optimizers[0].alone, apart(model)
 
 
 def test_a_begin_step_that_is_never_reached_is_synchronous_and_warned_of() -> None:
@@ -159,7 +159,7 @@ def adaptive() -> Any:
         else:
             loss.backward()
             optimizer.step()
-        alone = current().optimizers[0].policy.alone
+        alone = current().optimizers[0].alone
         assert alone is not None
         schedule = alone.engine.schedule
         seen.append(float(loss))
@@ -386,7 +386,7 @@ def frozen_on_the_way() -> Any:
             first.requires_grad_(True)
         step(model, optimizer, batch)
         differ.append(apart(first))
-    alone = current().optimizers[0].policy.alone
+    alone = current().optimizers[0].alone
     assert alone is not None
     return differ, apart(model), alone.engine.meetings
 
@@ -482,7 +482,7 @@ def coded(compression: str) -> Any:
     exact = [model[1].running_var, *(state["exp_avg_sq"] for state in optimizer.state.values())]
     before = fleet.all_gather(flat(model.parameters())), fleet.all_gather(flat(exact))
     fleet.barrier_worker()
-    alone = current().optimizers[0].policy.alone
+    alone = current().optimizers[0].alone
     assert alone is not None
     alone.settle()
     return before, (flat(model.parameters()), flat(exact)), apart(model)

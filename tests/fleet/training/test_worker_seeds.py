@@ -18,7 +18,7 @@ import fleetlight as fleet
 from fleetlight import static
 from fleetlight.collective.group import Group
 from fleetlight.fleet.collective.job import CollectiveJob
-from fleetlight.fleet.context import Context
+from fleetlight.fleet.job import Job
 from fleetlight.fleet.training.worker_seeds import derived_seed, make_distinct
 from fleetlight.roles import Role
 from fleetlight.strategy import DistributedStrategy
@@ -26,7 +26,7 @@ from fleetlight.strategy import DistributedStrategy
 ONES = torch.ones(64)
 
 
-def context_of(worker: int, **settings: Any) -> Context:
+def context_of(worker: int, **settings: Any) -> Job:
     role = Role(index=worker, worker_num=4)
     return CollectiveJob(role, Group(index=worker), DistributedStrategy(**settings))
 

@@ -10,12 +10,23 @@ from pathlib import Path
 import msgspec
 
 from fleetlight.checkpoint import read
-from fleetlight.errors import CheckpointError
-from fleetlight.fleet.job import Peers
+from fleetlight.errors import CheckpointError, ConfigError
+from fleetlight.fleet.protocols import Peers
 
 _OPERATION = "load_persistables"
 #: what is in memory of a file at any time
 _CHUNK = 64 << 20
+#: how the files of tables get from the servers into the checkpoint
+FOLDER, WORKER0 = "folder", "worker0"
+
+
+def check_via(via: str) -> None:
+    """Refuse a way that there is not."""
+    if via not in (FOLDER, WORKER0):
+        raise ConfigError(
+            f'got via={via!r}, expected via="{FOLDER}" (all processes see dirname) or '
+            f'via="{WORKER0}" (only worker 0 does)'
+        )
 
 
 def carry_checkpoint(group: Peers, dirname: Path, temporary: Path, *, tables: bool = True) -> Path:

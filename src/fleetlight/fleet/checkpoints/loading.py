@@ -19,20 +19,18 @@ from torch import nn
 import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import Checkpoint, WorkerState
 from fleetlight.errors import CheckpointError
-from fleetlight.fleet.checkpoints.checkpoint_copy import carry_checkpoint
+from fleetlight.fleet.checkpoints.checkpoint_copy import FOLDER, carry_checkpoint
 from fleetlight.fleet.checkpoints.former_names import read_named
 from fleetlight.fleet.checkpoints.worker_state import parts
-from fleetlight.fleet.context import Context
-from fleetlight.fleet.job import Purpose, SavedPart
-from fleetlight.fleet.served.tables.loading import ServedLoading
-from fleetlight.fleet.served.tables.table_files import FOLDER
-from fleetlight.fleet.training.registered import names_of, registered_model
+from fleetlight.fleet.job import Job
+from fleetlight.fleet.protocols import Purpose, SavedPart
+from fleetlight.fleet.training.registering import names_of, registered_model
 from fleetlight.observe.log import logger
 from fleetlight.ps.layers.table_weight import TableWeight
 
 
 def load_job(
-    context: Context,
+    job: Job,
     dirname: str | os.PathLike[str],
     via: str = FOLDER,
     random_later: list[Callable[[], None]] | None = None,
@@ -41,18 +39,17 @@ def load_job(
 
     With `random_later` loaders stay where they are, and what sets random numbers is put there.
     """
-    context.open()
-    if context.recovery is not None:
-        # were it to die now, only all could begin again
-        context.recovery.lose()
+    job.open()
+    # were this worker to die now, only all could begin again
+    job.replay.lose()
 
     found: list[dict[str, Any]] = []
 
     def load() -> list[bytes]:
-        found.append(_load_job(context, dirname, via, random_later))
+        found.append(_load_job(job, dirname, via, random_later))
         return [msgspec.json.encode(checkpoint.pack(found[0], "extra", {}))]
 
-    (told,) = context.once("load_persistables", load)
+    (told,) = job.once("load_persistables", load)
     if found:
         return found[0]
     # an earlier life of this worker has loaded it
@@ -62,28 +59,25 @@ def load_job(
 
 
 def _load_job(
-    context: Context,
+    job: Job,
     dirname: str | os.PathLike[str],
     via: str,
     random_later: list[Callable[[], None]] | None,
 ) -> dict[str, Any]:
-    model = registered_model(context)
+    model = registered_model(job)
     temporary_folder = tempfile.TemporaryDirectory(prefix="fleet-load-")
-    with context.at_rest(everything=True), temporary_folder as temporary:
-        if context.recovery is not None:
-            context.recovery.give_up("it was about to load a checkpoint, or had just done")
-        context.group.assemble("load_persistables")
+    with job.at_rest(everything=True), temporary_folder as temporary:
+        job.replay.give_up("it was about to load a checkpoint, or had just done")
+        job.group.assemble("load_persistables")
         # what is to be read may still be under way
-        context.group.together(context.saving.finish, "load_persistables")
-        # servers read the tables, workers only where there are no servers
-        served = context.session is not None
-        path = carry_checkpoint(context.group, Path(dirname), Path(temporary), tables=not served)
-        return _load_from(path, context, model, via, random_later)
+        job.group.together(job.saving.finish, "load_persistables")
+        path = carry_checkpoint(job.group, Path(dirname), Path(temporary), tables=job.reads_tables)
+        return _load_from(path, job, model, via, random_later)
 
 
 def _load_from(
     path: Path,
-    context: Context,
+    job: Job,
     model: nn.Module,
     via: str,
     random_later: list[Callable[[], None]] | None,
@@ -93,75 +87,71 @@ def _load_from(
         steps: list[Callable[[], None]] = []
 
         def fit() -> None:
-            found.append(read_named(context, path))
+            found.append(read_named(job, path))
             purpose = Purpose.CHECKPOINT if random_later is None else Purpose.RESUME
-            positions, *others = _fitted_parts(context, found[0], purpose)
+            positions, *others = _fitted_parts(job, found[0], purpose)
             # what may still refuse comes first: positions can be taken back
             steps.append(positions)
-            if context.session is None:
-                steps.extend(_fitted(context, model, found[0]))
-            else:
-                loading = ServedLoading(context, context.session, found[0], via)
-                ending.callback(loading.end)
-                steps.extend(_fitted_served(context, model, found[0], loading))
+            loading = job.loading(found[0], via)
+            ending.callback(loading.end)
+            steps.extend(loading.fitted(model))
+            steps.extend(_fitted_rest(job, found[0]))
             steps.extend(others)
             random = steps if random_later is None else random_later
-            random.append(_fitted_rng(context, found[0]))
+            random.append(_fitted_rng(job, found[0]))
 
         def load() -> None:
             for step in steps:
                 step()
 
         # what does not fit on one worker must change nothing on any
-        context.group.together(fit, "load_persistables")
-        context.group.together(load, "load_persistables")
+        job.group.together(fit, "load_persistables")
+        job.group.together(load, "load_persistables")
         return found[0].extra
 
 
-def _fitted(context: Context, model: nn.Module, saved: Checkpoint) -> Iterator[Callable[[], None]]:
-    """Read and compare everything; answers the steps that then put it in place."""
-    optimizers = saved.optimizers()
-    if len(optimizers) != len(context.optimizers):
-        raise CheckpointError(
-            f"{saved.directory} holds {len(optimizers)} optimizers, but this job has "
-            f"{len(context.optimizers)}; register the same ones before loading"
-        )
-    names, tables = names_of(model), saved.moved_weights()
-    _warn_of_tables(context, saved)
-    state = saved.model()
-    # what stands for a table of open ids stays as it is
-    open_ids = {n: p for p, n in names.items() if isinstance(p, TableWeight) and n in state.tensors}
-    state = dataclasses.replace(state, tensors={**state.tensors, **tables, **open_ids})
-    yield checkpoint.fitted_model_state(model, state)
-    # what a table's rule has kept is not in the optimizer
-    elsewhere = [parameter for parameter, name in names.items() if name in tables]
-    for plan, one in zip(context.optimizers, optimizers, strict=True):
-        yield checkpoint.fitted_optimizer_state(plan.optimizer, names, one, elsewhere)
-    yield from _fitted_rest(context, saved)
+class LocalLoading:
+    """This worker has all values; `saved` gives them."""
+
+    def __init__(self, job: Job, saved: Checkpoint) -> None:
+        self._job, self._saved = job, saved
+
+    def fitted(self, model: nn.Module) -> Iterator[Callable[[], None]]:
+        """As in `Loading`."""
+        job, saved = self._job, self._saved
+        optimizers = saved.optimizers()
+        if len(optimizers) != len(job.optimizers):
+            raise CheckpointError(
+                f"{saved.directory} holds {len(optimizers)} optimizers, but this job has "
+                f"{len(job.optimizers)}; register the same ones before loading"
+            )
+        names, tables = names_of(model), saved.moved_weights()
+        _warn_of_tables(job, saved)
+        state = saved.model()
+        # what stands for a table of open ids stays as it is
+        open_ids = {
+            n: p for p, n in names.items() if isinstance(p, TableWeight) and n in state.tensors
+        }
+        state = dataclasses.replace(state, tensors={**state.tensors, **tables, **open_ids})
+        yield checkpoint.fitted_model_state(model, state)
+        # what a table's rule has kept is not in the optimizer
+        elsewhere = [parameter for parameter, name in names.items() if name in tables]
+        for plan, one in zip(job.optimizers, optimizers, strict=True):
+            yield checkpoint.fitted_optimizer_state(plan.optimizer, names, one, elsewhere)
+
+    def end(self) -> None:
+        """Nothing was brought anywhere."""
 
 
-def _fitted_served(
-    context: Context, model: nn.Module, saved: Checkpoint, loading: ServedLoading
-) -> Iterator[Callable[[], None]]:
-    """The same where parameter servers keep the tables and, mostly, the dense values."""
-    names = names_of(model)
-    yield checkpoint.fitted_model_state(model, loading.model(model, saved.model()))
-    for number, state in enumerate(saved.optimizers()):
-        yield loading.optimizer(number, names, state)
-    loading.look()
-    yield loading.load
-    yield from _fitted_rest(context, saved)
-
-
-def _fitted_rest(context: Context, saved: Checkpoint) -> Iterator[Callable[[], None]]:
-    yield functools.partial(setattr, context, "step", saved.manifest.step)
-    for plan in context.optimizers:
+def _fitted_rest(job: Job, saved: Checkpoint) -> Iterator[Callable[[], None]]:
+    yield functools.partial(setattr, job, "step", saved.manifest.step)
+    for plan in job.optimizers:
         yield plan.restart_merge
 
 
-def _warn_of_tables(context: Context, saved: Checkpoint) -> None:
+def _warn_of_tables(job: Job, saved: Checkpoint) -> None:
     ignored = [entry.name for entry in saved.manifest.tables if not entry.ids]
-    if ignored and context.group.index == 0:
+    if ignored and job.group.index == 0:
         logger.warning(
             "the checkpoint has the tables %s, which need parameter servers: they are not loaded, "
             "all else is",
@@ -169,14 +159,12 @@ def _warn_of_tables(context: Context, saved: Checkpoint) -> None:
         )
 
 
-def _fitted_parts(
-    context: Context, saved: Checkpoint, purpose: Purpose
-) -> Iterator[Callable[[], None]]:
+def _fitted_parts(job: Job, saved: Checkpoint, purpose: Purpose) -> Iterator[Callable[[], None]]:
     """The steps that put what else a worker consists of in place, those of the loaders first."""
     ranks = range(saved.manifest.workers)
     records = [saved.worker(rank) for rank in ranks]
-    own = saved.worker(context.group.index)
-    for part in parts(context, purpose):
+    own = saved.worker(job.group.index)
+    for part in parts(job, purpose):
         each = [_kept(record, part.name) for record in records]
         found = SavedPart(
             purpose=purpose,
@@ -197,9 +185,9 @@ def _kept(record: WorkerState | None, name: str) -> Any:
     return record.values.get(name, tensors or None)
 
 
-def _fitted_rng(context: Context, saved: Checkpoint) -> Callable[[], None]:
+def _fitted_rng(job: Job, saved: Checkpoint) -> Callable[[], None]:
     """Random numbers are each worker's own."""
-    mine = saved.worker(context.group.index)
+    mine = saved.worker(job.group.index)
     if mine is not None and mine.rng is not None:
         return functools.partial(checkpoint.set_rng_state, mine.rng)
     return functools.partial(

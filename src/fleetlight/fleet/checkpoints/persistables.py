@@ -16,18 +16,15 @@ from torch import nn
 import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import Snapshot, WorkerState
 from fleetlight.errors import ConfigError, PeerLostError, names_arguments
+from fleetlight.fleet.checkpoints.checkpoint_copy import FOLDER, check_via
 from fleetlight.fleet.checkpoints.loading import load_job
-from fleetlight.fleet.checkpoints.worker_state import saved_values
-from fleetlight.fleet.context import Context, current
-from fleetlight.fleet.job import Purpose
-from fleetlight.fleet.served.shard_queue import tell_positions
-from fleetlight.fleet.served.tables.server_checkpoint import ServedCut
-from fleetlight.fleet.served.tables.table_files import FOLDER, check_via
+from fleetlight.fleet.checkpoints.worker_state import saved_values, tell_positions
+from fleetlight.fleet.job import Job, current
+from fleetlight.fleet.protocols import Purpose, ServerCut
 from fleetlight.fleet.training import local_training
-from fleetlight.fleet.training.registered import (
+from fleetlight.fleet.training.registering import (
     has_all_of,
     names_of,
-    refuse_in_server,
     registered_model,
 )
 from fleetlight.observe.log import logger
@@ -66,10 +63,10 @@ def save_persistables(
     """
     _refuse_old_form("save_persistables", dirname, others)
     check_via(via)
-    context = current()
-    refuse_in_server(context, "save_persistables")
-    _check_program("save_persistables", program, context)
-    _save(context, dirname, extra or {}, background=background, via=via)
+    job = current()
+    job.refuse_in_server("save_persistables")
+    _check_program("save_persistables", program, job)
+    _save(job, dirname, extra or {}, background=background, via=via)
 
 
 @names_arguments
@@ -84,74 +81,67 @@ def load_persistables(
     """
     _refuse_old_form("load_persistables", dirname, others)
     check_via(via)
-    context = current()
-    refuse_in_server(context, "load_persistables")
-    _check_program("load_persistables", program, context)
-    return load_job(context, dirname, via)
+    job = current()
+    job.refuse_in_server("load_persistables")
+    _check_program("load_persistables", program, job)
+    return load_job(job, dirname, via)
 
 
 def _save(
-    context: Context,
+    job: Job,
     dirname: Directory,
     extra: Mapping[str, Any],
     *,
     background: bool = False,
     via: str = FOLDER,
 ) -> None:
-    model = registered_model(context)
-    if not context.optimizers and context.group.index == 0:
+    model = registered_model(job)
+    if not job.optimizers and job.group.index == 0:
         logger.warning(
             "save_persistables: no optimizer is registered, so no optimizer state is saved; if "
             "there is one, add optimizer = fleet.distributed_optimizer(optimizer)"
         )
-    with context.at_rest():
-        tell_positions(context)
-        context.group.assemble("save_persistables")
-        local_training.settle(context, "save_persistables")
-        workers = _workers(context)
+    with job.at_rest():
+        tell_positions(job)
+        job.group.assemble("save_persistables")
+        local_training.settle(job, "save_persistables")
+        workers = _workers(job)
 
         def save() -> None:
-            _finish_before_another(context)
-            snapshot = _snapshot(context, model, workers, extra)
-            _write_now_or_later(context, model, dirname, snapshot, background=background, via=via)
+            job.finish_save()
+            snapshot = _snapshot(job, model, workers, extra)
+            _write_now_or_later(job, model, dirname, snapshot, background=background, via=via)
 
-        context.group.together(save if context.group.index == 0 else None, "save_persistables")
+        job.group.together(save if job.group.index == 0 else None, "save_persistables")
 
 
 def save_together(
-    context: Context, dirname: Directory, *, background: bool = False, via: str = FOLDER
+    job: Job, dirname: Directory, *, background: bool = False, via: str = FOLDER
 ) -> None:
     """What a job saves by itself; all workers come here behind the same step."""
-    _save(context, dirname, {}, background=background, via=via)
+    _save(job, dirname, {}, background=background, via=via)
 
 
 def save_alone(
-    context: Context, dirname: Directory, *, background: bool = False, via: str = FOLDER
+    job: Job, dirname: Directory, *, background: bool = False, via: str = FOLDER
 ) -> None:
     """The same where no worker waits for another: worker 0 saves what is on the servers by now.
 
     What the others have of their own, random numbers, is not in it.
     """
-    with context.at_rest():
-        if context.group.index:
+    with job.at_rest():
+        if job.group.index:
             return
         # what the others have not told yet is dealt out again by whoever goes on from here
-        tell_positions(context)
-        _finish_before_another(context)
-        model = registered_model(context)
-        snapshot = _snapshot(context, model, [_worker_state(context)], {})
-        _write_now_or_later(context, model, dirname, snapshot, background=background, via=via)
-
-
-def _finish_before_another(context: Context) -> None:
-    """Wait for the write before; where a server has died over it, this save takes its place."""
-    session = context.session
-    comes_back = session is not None and session.client.waits_for_comebacks
-    context.saving.finish(forgives=PeerLostError if comes_back else None)
+        tell_positions(job)
+        job.finish_save()
+        model = registered_model(job)
+        snapshot = _snapshot(job, model, [_worker_state(job)], {})
+        _write_now_or_later(job, model, dirname, snapshot, background=background, via=via)
 
 
 def _write_now_or_later(
-    context: Context,
+    job: Job,
     model: nn.Module,
     dirname: Directory,
     snapshot: Snapshot,
@@ -160,24 +150,24 @@ def _write_now_or_later(
     via: str,
 ) -> None:
     if not background:
-        while not _is_written(dirname, snapshot, context.cut(model, via)):
+        while not _is_written(dirname, snapshot, job.cut(model, via)):
             pass
         return
-    cut = context.cut(model, via)
+    cut = job.cut(model, via)
     try:
         if cut is not None:
             snapshot = cut.completed(snapshot)
         # the script may change its working directory meanwhile
         target = Path(dirname).absolute()
         write = functools.partial(_write_and_drop, target, snapshot.detached(), cut)
-        context.saving.start(write, f"save into {dirname} at step {context.step}")
+        job.saving.start(write, f"save into {dirname} at step {job.step}")
         cut = None
     finally:
         if cut is not None:
             cut.drop()
 
 
-def _is_written(dirname: Directory, snapshot: Snapshot, cut: ServedCut | None) -> bool:
+def _is_written(dirname: Directory, snapshot: Snapshot, cut: ServerCut | None) -> bool:
     """False: a server has died over it, and all is to be asked for anew, for which it comes back.
 
     What is asked for may wait for that; the files of a server that has died do not.
@@ -199,7 +189,7 @@ def _is_written(dirname: Directory, snapshot: Snapshot, cut: ServedCut | None) -
     return True
 
 
-def _write_and_drop(dirname: Directory, snapshot: Snapshot, cut: ServedCut | None) -> None:
+def _write_and_drop(dirname: Directory, snapshot: Snapshot, cut: ServerCut | None) -> None:
     try:
         _write(dirname, snapshot)
     finally:
@@ -208,26 +198,25 @@ def _write_and_drop(dirname: Directory, snapshot: Snapshot, cut: ServedCut | Non
 
 
 def _snapshot(
-    context: Context, model: nn.Module, workers: Sequence[WorkerState], extra: Mapping[str, Any]
+    job: Job, model: nn.Module, workers: Sequence[WorkerState], extra: Mapping[str, Any]
 ) -> Snapshot:
     return Snapshot(
         model=checkpoint.model_state(model),
         optimizers=[
-            checkpoint.optimizer_state(plan.optimizer, names_of(model))
-            for plan in context.optimizers
+            checkpoint.optimizer_state(plan.optimizer, names_of(model)) for plan in job.optimizers
         ],
         workers=workers,
-        seed=context.strategy.seed,
-        step=context.step,
+        seed=job.strategy.seed,
+        step=job.step,
         extra=extra,
     )
 
 
-def _workers(context: Context) -> list[WorkerState]:
+def _workers(job: Job) -> list[WorkerState]:
     """The states of all workers, on worker 0, whose own does not travel."""
-    mine = _worker_state(context)
-    told = b"" if context.group.index == 0 else mine.to_bytes()
-    _, *others = context.group.bytes_to_first(told, "save_persistables") or [b""]
+    mine = _worker_state(job)
+    told = b"" if job.group.index == 0 else mine.to_bytes()
+    _, *others = job.group.bytes_to_first(told, "save_persistables") or [b""]
     states = [mine, *map(WorkerState.from_bytes, others)]
     # one may have been lost
     return [dataclasses.replace(one, rank=rank) for rank, one in enumerate(states)]
@@ -238,16 +227,16 @@ def _write(dirname: Directory, snapshot: Snapshot) -> None:
     logger.info("saved %s at step %d", dirname, snapshot.step)
 
 
-def _worker_state(context: Context) -> WorkerState:
-    also = () if context.stopping is None else (Purpose.RESUME,)
+def _worker_state(job: Job) -> WorkerState:
+    also = () if job.stopping is None else (Purpose.RESUME,)
     return WorkerState(
-        rank=context.group.index,
+        rank=job.group.index,
         rng=checkpoint.rng_state(),
-        values=saved_values(context, Purpose.CHECKPOINT, *also),
+        values=saved_values(job, Purpose.CHECKPOINT, *also),
     )
 
 
-def _check_program(name: str, program: Any, context: Context) -> None:
+def _check_program(name: str, program: Any, job: Job) -> None:
     """Its model must be one of those that are saved."""
     if program is None:
         return
@@ -258,7 +247,7 @@ def _check_program(name: str, program: Any, context: Context) -> None:
             f"registered model; write fleet.{name}(dirname), or program.save(dirname) for a "
             "program without its model"
         )
-    if not any(has_all_of(plan.module, model) for plan in context.models):
+    if not any(has_all_of(plan.module, model) for plan in job.models):
         raise ConfigError(
             f"fleet.{name}: the model of the program is no registered one, so it is not in the "
             "checkpoint; write the program with the optimizer that fleet.distributed_optimizer "

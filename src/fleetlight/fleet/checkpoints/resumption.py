@@ -17,7 +17,7 @@ from fleetlight.checkpoint import WorkerState
 from fleetlight.data.loader import ShardLoader
 from fleetlight.errors import CheckpointError
 from fleetlight.fleet.checkpoints.loading import load_job
-from fleetlight.fleet.context import Context
+from fleetlight.fleet.job import Job
 from fleetlight.observe.log import logger
 
 _OPERATION = "looking for a checkpoint"
@@ -46,16 +46,16 @@ class Resumption:
                 number,
             )
 
-    def take_up(self, context: Context) -> bool:
+    def take_up(self, job: Job) -> bool:
         """Load all values, and all workers come here; False when that was done before."""
         if self._is_taken_up:
             return False
         self._is_taken_up = True
-        load_job(context, self._folder, self._via, random_later=self._random)
+        load_job(job, self._folder, self._via, random_later=self._random)
         if self._between is None:
             self._take_up_random()
-        if not context.is_catching_up:
-            logger.info("going on from %s, saved at step %d", self._folder, context.step)
+        if not job.replay.is_catching_up:
+            logger.info("going on from %s, saved at step %d", self._folder, job.step)
         return True
 
     def between(self, number: int) -> None:
@@ -69,7 +69,7 @@ class Resumption:
         self._random.clear()
 
 
-def resumption_of(context: Context, folder: str, via: str) -> Resumption | None:
+def resumption_of(job: Job, folder: str, via: str) -> Resumption | None:
     """Find out whether this start goes on from what is in the folder. All workers come here.
 
     What worker 0 sees there counts: others may not see the folder.
@@ -77,22 +77,21 @@ def resumption_of(context: Context, folder: str, via: str) -> Resumption | None:
     found: list[bytes] = []
 
     def look() -> None:
-        zero = _found(context, folder)
+        zero = _found(job, folder)
         found.append(b"" if zero is None else zero.to_bytes())
 
-    group = context.group
+    group = job.group
     group.together(look if group.index == 0 else None, _OPERATION)
     told = group.broadcast_bytes(found[0] if found else b"", _OPERATION)
     return Resumption(folder, via, WorkerState.from_bytes(told)) if told else None
 
 
-def _found(context: Context, folder: str) -> WorkerState | None:
+def _found(job: Job, folder: str) -> WorkerState | None:
     """The record of worker 0 in the checkpoint to go on from; None: this job begins anew."""
-    role, configs = context.role, context.strategy.checkpoint_configs
+    role, configs = job.role, job.strategy.checkpoint_configs
     asked, again = configs.resume or role.resume, role.restart > 0
     if not (Path(folder) / checkpoint.MANIFEST).exists():
-        begins = context.session is not None and context.session.client.begins
-        if asked and not again and not begins:
+        if asked and not again and not job.begins:
             raise CheckpointError(
                 f"{folder}: there is no checkpoint to go on from; begin anew without --resume "
                 "(FLEET_RESUME, resume in strategy.checkpoint_configs), or name the folder of one"

@@ -22,8 +22,8 @@ from fleetlight.errors import MembershipError
 from fleetlight.fleet.checkpoints.persistables import save_alone, save_together
 from fleetlight.fleet.checkpoints.resumption import Resumption, resumption_of
 from fleetlight.fleet.checkpoints.stop_calls import StopCalls
-from fleetlight.fleet.context import Context
 from fleetlight.fleet.exit.exit_status import tell_stopped, tell_stops
+from fleetlight.fleet.job import Job
 from fleetlight.launch.status import RESUME_CODE
 from fleetlight.observe.log import logger
 from fleetlight.ps.calls import Call
@@ -75,16 +75,14 @@ class Terminations:
 class Stopping(Terminations):
     """A worker's part in saving, stopping and going on."""
 
-    def __init__(self, context: Context, calls: StopCalls) -> None:
-        self._context, self._calls = context, calls
+    def __init__(self, job: Job, calls: StopCalls) -> None:
+        self._job, self._calls = job, calls
         # the script may change its working directory
-        self._folder = str(Path(context.strategy.checkpoint).absolute())
+        self._folder = str(Path(job.strategy.checkpoint).absolute())
         # what may refuse comes first
-        self._resumption: Resumption | None = resumption_of(
-            context, self._folder, self._configs.via
-        )
+        self._resumption: Resumption | None = resumption_of(job, self._folder, self._configs.via)
         super().__init__()
-        context.note_schedulers()
+        job.note_schedulers()
         #: whose batches are trained on
         self._trained: weakref.WeakSet[ShardLoader[Any]] = weakref.WeakSet()
         self._has_stepped = False
@@ -94,12 +92,12 @@ class Stopping(Terminations):
         self._made = 0
         self._saved_step, self._saved_at = 0, time.monotonic()
         self.is_over = False
-        tell_stops(context.role)
+        tell_stops(job.role)
 
     @property
     def _configs(self) -> CheckpointConfigs:
         # a script may give its strategy with the optimizer
-        return self._context.strategy.checkpoint_configs
+        return self._job.strategy.checkpoint_configs
 
     # -- going on
 
@@ -111,8 +109,8 @@ class Stopping(Terminations):
     def take_up(self) -> None:
         """Training begins: what an earlier start has saved is put in place, once."""
         resumption = self._resumption
-        if resumption is not None and resumption.take_up(self._context):
-            self._saved_step = self._context.step
+        if resumption is not None and resumption.take_up(self._job):
+            self._saved_step = self._job.step
 
     @property
     def saves(self) -> list[int]:
@@ -132,8 +130,8 @@ class Stopping(Terminations):
 
     def between(self, loader: ShardLoader[Any]) -> None:
         """It is between two batches of a loader."""
-        number = self._context.loaders.index(loader)
-        if self._context.models:
+        number = self._job.loaders.index(loader)
+        if self._job.models:
             self.take_up()
         if self._resumption is not None:
             self._resumption.between(number)
@@ -152,10 +150,10 @@ class Stopping(Terminations):
             self._act(None)
 
     def _loader_in_hand(self) -> ShardLoader[Any] | None:
-        weights = self._context.weights
+        weights = self._job.weights
         if weights is None or weights.now is None:
             return None
-        return next((one for one in self._context.loaders if one.share is weights.now), None)
+        return next((one for one in self._job.loaders if one.share is weights.now), None)
 
     # -- what is to be done there
 
@@ -175,17 +173,17 @@ class Stopping(Terminations):
         """What this worker calls for. The clock that counts is worker 0's."""
         every_s = self._configs.every_s
         is_due = every_s and time.monotonic() - self._saved_at >= every_s
-        due = is_due and self._context.group.index == 0
+        due = is_due and self._job.group.index == 0
         return Call(self.seen, self._made + 1 if due else 0)
 
     def _is_due_by_steps(self) -> bool:
         every = self._configs.every_steps
-        return bool(every) and self._context.step - self._saved_step >= every
+        return bool(every) and self._job.step - self._saved_step >= every
 
     def _save(self, *, background: bool) -> None:
-        self._saved_step, self._saved_at = self._context.step, time.monotonic()
+        self._saved_step, self._saved_at = self._job.step, time.monotonic()
         save = save_together if self._calls.in_lockstep else save_alone
-        save(self._context, self._folder, background=background, via=self._configs.via)
+        save(self._job, self._folder, background=background, via=self._configs.via)
 
     def left_alone(self, error: MembershipError) -> None:
         """Others do not come whom this worker waits for: where they stop, so does it."""
@@ -201,21 +199,21 @@ class Stopping(Terminations):
         self._stop()
 
     def _stop(self) -> None:
-        context = self._context
-        if context.group.index == 0:
-            logger.info("asked to stop: saving at step %d", context.step)
+        job = self._job
+        if job.group.index == 0:
+            logger.info("asked to stop: saving at step %d", job.step)
         self._calls.stopping(self._configs.grace_s)
         self._save(background=False)
         self.is_over = True
         self._calls.stopped()
-        tell_stopped(context.role, context.step, self._folder)
+        tell_stopped(job.role, job.step, self._folder)
         raise Stopped
 
     # -- when nobody else watches
 
     def noted(self) -> None:
         """Without a launcher a script that makes no step would never end."""
-        if self._context.role.error_file is None:
+        if self._job.role.error_file is None:
             timer = threading.Timer(self._configs.grace_s, self._give_up)
             timer.daemon = True
             timer.start()
@@ -229,34 +227,8 @@ class Stopping(Terminations):
         os._exit(128 + signal.SIGTERM)
 
 
-class ServerTerminations(Terminations):
-    """A server that is asked to stop asks the workers to, and ends when they have."""
-
-    def __init__(self, context: Context) -> None:
-        super().__init__()
-        self._context = context
-        tell_stops(context.role)
-
-    def noted(self) -> None:
-        """Workers hear it with the next answer."""
-        self._context.server("run_server").server.call_stop()
-
-
-def watch_in_worker(context: Context, calls: StopCalls) -> None:
+def watch_in_worker(job: Job, calls: StopCalls) -> None:
     """What a worker does from `fleet.init` on, where the strategy names a folder."""
-    if context.strategy.checkpoint:
-        context.stopping = Stopping(context, calls)
-        context.closers.callback(context.stopping.close)
-
-
-def watch_in_server(context: Context) -> None:
-    """What a server does from `fleet.init` on, where the strategy names a folder."""
-    if context.strategy.checkpoint:
-        context.closers.callback(ServerTerminations(context).close)
-
-
-def end_of_server(context: Context) -> None:
-    """After the last words of a server: it says so if the job is to resume."""
-    if context.server("run_server").server.stopped:
-        tell_stopped(context.role, context.step, context.strategy.checkpoint)
-        raise Stopped
+    if job.strategy.checkpoint:
+        job.stopping = Stopping(job, calls)
+        job.closers.callback(job.stopping.close)

@@ -3,17 +3,21 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import nn
+import msgspec
+import safetensors.torch
+from torch import Tensor, nn
 
 # not `from fleetlight import`, which asks for the API, and that may be being imported
+import fleetlight.checkpoint as checkpoint
 from fleetlight.errors import CheckpointError, ComebackError, PlanError
-from fleetlight.fleet import extra_state
-from fleetlight.fleet.context import Context, current
+from fleetlight.fleet.job import Job, current
 from fleetlight.fleet.training import local_training
-from fleetlight.fleet.training.registered import names_of, refuse_in_server, registered_model
+from fleetlight.fleet.training.registering import names_of, registered_model
+from fleetlight.torch_compat.modules import with_versions_of
 
 #: of a state that worker 0 holds in memory, unless it is told otherwise
 MAX_BYTES = 4 << 30
@@ -31,18 +35,18 @@ def state_dict(model: nn.Module, *, max_bytes: int = MAX_BYTES) -> dict[str, Any
     return _taken_in(_checked(model, "state_dict"), model, max_bytes=max_bytes)
 
 
-def _taken_in(context: Context, model: nn.Module, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
+def _taken_in(job: Job, model: nn.Module, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     """The same in a given context."""
     found: dict[str, Any] = {}
 
     def gather() -> None:
-        found.update(_gathered(context, model, max_bytes))
+        found.update(_gathered(job, model, max_bytes))
 
-    is_first = context.group.index == 0
-    with context.at_rest():
-        context.group.assemble("fleet.state_dict")
-        local_training.settle(context, "fleet.state_dict")
-        context.group.together(gather if is_first else None, "fleet.state_dict")
+    is_first = job.group.index == 0
+    with job.at_rest():
+        job.group.assemble("fleet.state_dict")
+        local_training.settle(job, "fleet.state_dict")
+        job.group.together(gather if is_first else None, "fleet.state_dict")
     if is_first and not found:
         raise ComebackError(
             "this worker was started again, and what fleet.state_dict gave it before is gone; keep "
@@ -60,35 +64,34 @@ def load_state_dict(model: nn.Module, state: State) -> None:
     _put_into(_checked(model, "load_state_dict"), model, state)
 
 
-def _put_into(context: Context, model: nn.Module, state: State) -> None:
+def _put_into(job: Job, model: nn.Module, state: State) -> None:
     """The same in a given context."""
-    context.open()
+    job.open()
 
     def load() -> list[bytes]:
-        if context.recovery is not None:
-            context.recovery.give_up("it was about to load a state, or had just done")
-        _load(context, model, state)
+        job.replay.give_up("it was about to load a state, or had just done")
+        _load(job, model, state)
         return []
 
-    context.once("fleet.load_state_dict", load)
+    job.once("fleet.load_state_dict", load)
 
 
-def _checked(model: nn.Module, name: str) -> Context:
-    context = current()
-    refuse_in_server(context, name)
-    if not any(plan.module is model for plan in context.models):
+def _checked(model: nn.Module, name: str) -> Job:
+    job = current()
+    job.refuse_in_server(name)
+    if not any(plan.module is model for plan in job.models):
         raise PlanError(
             f"fleet.{name}: the model is no registered one; give the module that "
             "fleet.distributed_model returned, or program.model"
         )
-    return context
+    return job
 
 
 # -- out of the job
 
 
-def _gathered(context: Context, model: nn.Module, max_bytes: int) -> dict[str, Any]:
-    values = context.values_of(model)
+def _gathered(job: Job, model: nn.Module, max_bytes: int) -> dict[str, Any]:
+    values = job.values_of(model)
     _refuse_large(_nbytes(model) + values.row_bytes(), max_bytes)
     return values.gathered()
 
@@ -110,34 +113,34 @@ def _refuse_large(nbytes: int, max_bytes: int) -> None:
 # -- into the job
 
 
-def _load(context: Context, model: nn.Module, state: State) -> None:
-    operation, is_first = "fleet.load_state_dict", context.group.index == 0
+def _load(job: Job, model: nn.Module, state: State) -> None:
+    operation, is_first = "fleet.load_state_dict", job.group.index == 0
     loads: list[Callable[[], None]] = []
     extra = b""
-    with context.at_rest(everything=True):
-        values = context.values_of(model)
-        context.group.assemble(operation)
+    with job.at_rest(everything=True):
+        values = job.values_of(model)
+        job.group.assemble(operation)
 
         def fit() -> None:
             nonlocal extra
             _check(state)
             loads.extend(values.fitted(state))
             # one worker alone may be given what cannot travel
-            extra = b"" if context.group.alone else extra_state.packed(model, state)
+            extra = b"" if job.group.alone else _packed_extra(model, state)
 
         def take() -> None:
-            extra_state.put(model, extra)
+            _put_extra(model, extra)
 
         def load() -> None:
             for one in loads:
                 one()
 
-        context.group.together(fit if is_first else None, operation)
-        context.group.together(load if is_first else None, operation)
-        extra = context.group.broadcast_bytes(extra, operation)
-        context.group.together(None if is_first else take, operation)
-        context.group.broadcast(values.held_here(), operation)
-        local_training.begin_anew(context, names_of(registered_model(context)))
+        job.group.together(fit if is_first else None, operation)
+        job.group.together(load if is_first else None, operation)
+        extra = job.group.broadcast_bytes(extra, operation)
+        job.group.together(None if is_first else take, operation)
+        job.group.broadcast(values.held_here(), operation)
+        local_training.begin_anew(job, names_of(registered_model(job)))
     values.taken(operation)
 
 
@@ -151,3 +154,33 @@ def _check(state: State) -> None:
 
 def _said(state: Any) -> str:
     return f"a {type(state).__name__}" if not isinstance(state, Mapping) else "an empty state"
+
+
+# -- what `set_extra_state` takes back travels to all workers, packed as in checkpoints
+
+
+def _packed_extra(model: nn.Module, state: Mapping[str, Any]) -> bytes:
+    """The extra values of a state; none where no module has any."""
+    extra = {name: state[name] for name in _extra_names(model) if name in state}
+    tensors: dict[str, Tensor] = {}
+    words = {name: checkpoint.pack(value, name, tensors) for name, value in extra.items()}
+    if not words:
+        return b""
+    copies = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+    return msgspec.msgpack.encode((words, safetensors.torch.save(copies)))
+
+
+def _put_extra(model: nn.Module, told: bytes) -> None:
+    """Give them to the modules they are of."""
+    if not told:
+        return
+    words, file = msgspec.msgpack.decode(told)
+    tensors = safetensors.torch.load(file)
+    values = OrderedDict((name, checkpoint.unpack(word, tensors)) for name, word in words.items())
+    with_versions_of(model.state_dict(keep_vars=True), values)
+    model.load_state_dict(values, strict=False)
+
+
+def _extra_names(model: nn.Module) -> list[str]:
+    live = model.state_dict(keep_vars=True)
+    return [name for name, value in live.items() if checkpoint.is_extra(name, value)]

@@ -9,36 +9,32 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
-from fleetlight.fleet.context import Context
-from fleetlight.fleet.job import Purpose, SavedPart, Stateful
-from fleetlight.fleet.served.shard_queue import positions
+from fleetlight.fleet.job import Job
+from fleetlight.fleet.protocols import Purpose, SavedPart, Stateful
 from fleetlight.fleet.training import compression, local_training
-from fleetlight.fleet.training.registered import names_of, registered_model
+from fleetlight.fleet.training.registering import names_of, registered_model
 from fleetlight.observe.log import logger
-
-if TYPE_CHECKING:
-    from fleetlight.fleet.served.steps import ServedSteps
 
 
 @dataclasses.dataclass
 class Loaders:
     """Positions of the sharded loaders in a checkpoint: those of the whole job."""
 
-    context: Context
+    job: Job
     name: ClassVar[str] = "loaders"
     purposes: ClassVar[Collection[Purpose]] = (Purpose.CHECKPOINT, Purpose.RESUME)
 
     def save(self) -> Any:
         """By loader, in the order in which they were made."""
-        return positions(self.context)
+        return positions(self.job)
 
     def load(self, saved: SavedPart) -> None:
         """Give every loader its position, or change none."""
-        loaders, found = self.context.loaders, saved.first or []
+        loaders, found = self.job.loaders, saved.first or []
         if saved.purpose is Purpose.RESUME:
             return  # each loader takes its position when it is made
         if len(found) != len(loaders):
@@ -63,17 +59,17 @@ class Loaders:
 class StandingLoaders:
     """Where a worker stands in its loaders at a step."""
 
-    context: Context
+    job: Job
     name: ClassVar[str] = "loaders"
     purposes: ClassVar[Collection[Purpose]] = (Purpose.REPLAY,)
 
     def save(self) -> Any:
         """By loader."""
-        return [loader.standing() for loader in self.context.loaders]
+        return [loader.standing() for loader in self.job.loaders]
 
     def load(self, saved: SavedPart) -> None:
         """Put the others where they stood; one that is being read is there already."""
-        for loader, position in zip(self.context.loaders, saved.own, strict=False):
+        for loader, position in zip(self.job.loaders, saved.own, strict=False):
             if not loader.is_being_read:
                 loader.go_on(position, must_be_asked=False)
 
@@ -82,17 +78,17 @@ class StandingLoaders:
 class LossScalers:
     """The loss scale of each optimizer."""
 
-    context: Context
+    job: Job
     name: ClassVar[str] = "scalers"
     purposes: ClassVar[Collection[Purpose]] = (Purpose.CHECKPOINT, Purpose.RESUME, Purpose.REPLAY)
 
     def save(self) -> Any:
         """By optimizer; None for one without."""
-        return [plan.scaler_state() for plan in self.context.optimizers]
+        return [plan.scaler_state() for plan in self.job.optimizers]
 
     def load(self, saved: SavedPart) -> None:
         """It is the same on all workers."""
-        for plan, scaler in zip(self.context.optimizers, saved.first or [], strict=False):
+        for plan, scaler in zip(self.job.optimizers, saved.first or [], strict=False):
             plan.load_scaler_state(scaler)
 
 
@@ -100,26 +96,26 @@ class LossScalers:
 class StepCounts:
     """How many steps each optimizer has made on the servers: bias corrections count them."""
 
-    context: Context
+    job: Job
     name: ClassVar[str] = "steps"
     purposes: ClassVar[Collection[Purpose]] = (Purpose.CHECKPOINT, Purpose.RESUME, Purpose.REPLAY)
 
     def save(self) -> Any:
         """By optimizer."""
-        return [plan.steps for plan in served(self.context)]
+        return [plan.steps_on_servers for plan in self.job.served_steps()]
 
     def load(self, saved: SavedPart) -> None:
         """Workers whose data ended early have made fewer: the most steps count."""
         counts = [max(steps) for steps in zip(*(one or [] for one in saved.each), strict=False)]
-        for number, plan in enumerate(served(self.context)):
-            plan.steps = counts[number] if number < len(counts) else saved.step
+        for number, plan in enumerate(self.job.served_steps()):
+            plan.count_on_servers(counts[number] if number < len(counts) else saved.step)
 
 
 @dataclasses.dataclass
 class ParamGroups:
     """What the param groups say, such as the learning rate, of a worker that is replayed."""
 
-    context: Context
+    job: Job
     name: ClassVar[str] = "settings"
     purposes: ClassVar[Collection[Purpose]] = (Purpose.REPLAY,)
 
@@ -130,12 +126,12 @@ class ParamGroups:
                 {name: value for name, value in group.items() if name != "params"}
                 for group in plan.optimizer.param_groups
             ]
-            for plan in served(self.context)
+            for plan in self.job.served_steps()
         ]
 
     def load(self, saved: SavedPart) -> None:
         """Put them into the groups."""
-        for plan, settings in zip(served(self.context), saved.own, strict=True):
+        for plan, settings in zip(self.job.served_steps(), saved.own, strict=True):
             for group, kept in zip(plan.optimizer.param_groups, settings, strict=True):
                 group.update(kept)
 
@@ -144,114 +140,114 @@ class ParamGroups:
 class LearningRates:
     """The learning-rate schedulers of the script, of a job that resumes or is replayed."""
 
-    context: Context
+    job: Job
     name: ClassVar[str] = "schedulers"
     purposes: ClassVar[Collection[Purpose]] = (Purpose.RESUME, Purpose.REPLAY)
 
     def save(self) -> Any:
         """In the order in which they were made."""
-        schedulers = self.context.schedulers
+        schedulers = self.job.schedulers
         return None if schedulers is None else schedulers.states(self._optimizers())
 
     def load(self, saved: SavedPart) -> None:
         """The script must have made the same ones."""
-        if self.context.schedulers is not None:
-            self.context.schedulers.load(saved.first or [], self._optimizers())
+        if self.job.schedulers is not None:
+            self.job.schedulers.load(saved.first or [], self._optimizers())
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
-        return [plan.optimizer for plan in self.context.optimizers]
+        return [plan.optimizer for plan in self.job.optimizers]
 
 
 @dataclasses.dataclass
-class LocalTraining:
+class LocalTrainingState:
     """What LocalSGD and DiLoCo keep between two averages; the same on all workers."""
 
-    context: Context
+    job: Job
     name: ClassVar[str] = "averaging"
     purposes: ClassVar[Collection[Purpose]] = (Purpose.CHECKPOINT, Purpose.RESUME)
 
     def save(self) -> Any:
         """By optimizer, on worker 0: as large as the model."""
-        if self.context.group.index:
+        if self.job.group.index:
             return None
-        return local_training.saved_states(self.context, names_of(registered_model(self.context)))
+        return local_training.saved_states(self.job, names_of(registered_model(self.job)))
 
     def load(self, saved: SavedPart) -> None:
         """Behind the values of the model: what trains alone goes on from there."""
-        names = names_of(registered_model(self.context))
-        local_training.load(self.context, saved.first or [], saved.step, names)
+        names = names_of(registered_model(self.job))
+        local_training.load(self.job, saved.first or [], saved.step, names)
 
 
 @dataclasses.dataclass
 class Unsent:
     """What a worker keeps of gradients that were not sent as they are."""
 
-    context: Context
+    job: Job
     name: ClassVar[str] = "compression"
     purposes: ClassVar[Collection[Purpose]] = (Purpose.CHECKPOINT, Purpose.RESUME)
 
     def save(self) -> Any:
         """By number of the model and name of the parameter."""
-        return compression.unsent(self.context) or None
+        return compression.unsent(self.job) or None
 
     def load(self, saved: SavedPart) -> None:
         """It is each worker's own, so the number of workers must be the same."""
-        compression.load_unsent(self.context, saved.own or {}, len(saved.each))
+        compression.load_unsent(self.job, saved.own or {}, len(saved.each))
 
 
 @dataclasses.dataclass
 class JobStep:
     """The steps of the job; a checkpoint has them in its manifest."""
 
-    context: Context
+    job: Job
     name: ClassVar[str] = "step"
     purposes: ClassVar[Collection[Purpose]] = (Purpose.REPLAY,)
 
     def save(self) -> Any:
         """A number."""
-        return self.context.step
+        return self.job.step
 
     def load(self, saved: SavedPart) -> None:
         """Count from there."""
-        self.context.step = saved.own
+        self.job.step = saved.own
 
 
 @dataclasses.dataclass
 class Saves:
     """How many saves the job has made by itself, and at which step the last one."""
 
-    context: Context
+    job: Job
     name: ClassVar[str] = "saves"
     purposes: ClassVar[Collection[Purpose]] = (Purpose.REPLAY,)
 
     def save(self) -> Any:
         """None where the job has no folder."""
-        return None if self.context.stopping is None else self.context.stopping.saves
+        return None if self.job.stopping is None else self.job.stopping.saves
 
     def load(self, saved: SavedPart) -> None:
         """Count from there."""
-        if self.context.stopping is not None and saved.own is not None:
-            self.context.stopping.saves = saved.own
+        if self.job.stopping is not None and saved.own is not None:
+            self.job.stopping.saves = saved.own
 
 
 @dataclasses.dataclass
 class StoppedBetween:
     """Between two batches of which loader the job was when it saved; its resumption asks."""
 
-    context: Context
+    job: Job
     name: ClassVar[str] = "between"
     purposes: ClassVar[Collection[Purpose]] = (Purpose.RESUME,)
 
     def save(self) -> Any:
         """The number of the loader."""
-        return None if self.context.stopping is None else self.context.stopping.place_now
+        return None if self.job.stopping is None else self.job.stopping.place_now
 
     def load(self, saved: SavedPart) -> None:
         """Random numbers are put in place there, which `Resumption` does."""
 
 
 #: in the order in which they are loaded; positions first, since they may refuse
-PARTS: tuple[Callable[[Context], Stateful], ...] = (
+PARTS: tuple[Callable[[Job], Stateful], ...] = (
     Loaders,
     StandingLoaders,
     LossScalers,
@@ -261,26 +257,32 @@ PARTS: tuple[Callable[[Context], Stateful], ...] = (
     JobStep,
     Saves,
     StoppedBetween,
-    LocalTraining,
+    LocalTrainingState,
     Unsent,
 )
 
 
-def parts(context: Context, *purposes: Purpose) -> list[Stateful]:
+def parts(job: Job, *purposes: Purpose) -> list[Stateful]:
     """What is kept of a worker for one of these purposes."""
-    made = [part(context) for part in PARTS]
+    made = [part(job) for part in PARTS]
     return [part for part in made if set(purposes) & set(part.purposes)]
 
 
-def saved_values(context: Context, *purposes: Purpose) -> dict[str, Any]:
+def saved_values(job: Job, *purposes: Purpose) -> dict[str, Any]:
     """The values of a worker's record."""
-    found = {part.name: part.save() for part in parts(context, *purposes)}
+    found = {part.name: part.save() for part in parts(job, *purposes)}
     return {name: value for name, value in found.items() if value is not None}
 
 
-def served(context: Context) -> list[ServedSteps]:
-    """Those of the optimizers whose steps the servers take part in."""
-    from fleetlight.fleet.served.steps import ServedSteps
+def positions(job: Job) -> list[dict[str, Any]]:
+    """Of the loaders, for a checkpoint: those that worker 0 knows are those of all workers."""
+    if job.group.index == 0 and not job.replay.is_catching_up:
+        return [loader.shared_state() for loader in job.loaders]
+    return [loader.state_dict() for loader in job.loaders]
 
-    policies = [plan.policy for plan in context.optimizers]
-    return [policy for policy in policies if isinstance(policy, ServedSteps)]
+
+def tell_positions(job: Job) -> None:
+    """Tell server 0 which records this worker has done; all its steps are with the servers."""
+    if not job.replay.is_catching_up:
+        for loader in job.loaders:
+            loader.tell()

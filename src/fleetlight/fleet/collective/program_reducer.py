@@ -19,21 +19,21 @@ from fleetlight.collective.position import UNKNOWN, Position, Stamp, check_equal
 from fleetlight.collective.reducer import Reducer
 from fleetlight.collective.replica import reducer_of
 from fleetlight.collective.routes.route import Part
-from fleetlight.fleet.context import Context
+from fleetlight.fleet.job import Job
 from fleetlight.fleet.training.consistency import terms_of
+from fleetlight.fleet.training.local_training import may_train_alone
 from fleetlight.fleet.training.model import reduction_of
 from fleetlight.static.graph.form import Form
 from fleetlight.static.graph.reductions import GroupReductions, NoReductions, Parts, reducing
 from fleetlight.static.passes.all_reduces import all_reduces_of, members_of
-from fleetlight.strategy.conflicts import LOCAL
 
 
 class Summing:
     """Takes means over the workers for the programs of a model: of gradients, and at meetings."""
 
-    def __init__(self, context: Context, group: Group, module: nn.Module) -> None:
-        self._context, self._group, self._module = context, group, module
-        self._reduction = reduction_of(context, module).within(group)
+    def __init__(self, job: Job, group: Group, module: nn.Module) -> None:
+        self._job, self._group, self._module = job, group, module
+        self._reduction = reduction_of(job, module).within(group)
         #: those that programs have asked for, by `inner`
         self._reducers: dict[int | None, Reducer] = {}
         self._compression = self._reduction.compression
@@ -54,7 +54,7 @@ class Summing:
         for inner in dict.fromkeys(asked or [None]):
             if inner not in self._reducers:
                 # in buckets of all workers at once, narrow types are the business of a pass
-                by_pass = inner is None and not may_train_alone(self._context)
+                by_pass = inner is None and not may_train_alone(self._job)
                 narrow = None if by_pass else self._reduction.narrow
                 reduction = dataclasses.replace(self._reduction, inner=inner, narrow=narrow)
                 self._reducers[inner] = reducer_of(self._group, reduction)
@@ -121,7 +121,7 @@ class Summing:
 
     def _terms(self) -> agreement.Terms:
         return [
-            *terms_of(self._context),
+            *terms_of(self._job),
             ("the program that runs, in the order of their first runs,", self._program),
         ]
 
@@ -131,8 +131,3 @@ class Summing:
             reducer.close()
         self._reducers.clear()
         del self._reductions
-
-
-def may_train_alone(context: Context) -> bool:
-    """Whether the strategy has workers train alone, if only later."""
-    return any(getattr(context.strategy, name) for name in LOCAL)

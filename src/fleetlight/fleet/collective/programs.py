@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 from torch import Tensor, nn
@@ -15,14 +15,17 @@ from torch import Tensor, nn
 from fleetlight.collective import agreement
 from fleetlight.collective.averaging.means import Means
 from fleetlight.collective.group import Group
-from fleetlight.errors import NoProgramError, PlanError
+from fleetlight.errors import PlanError
+from fleetlight.fleet.collective.program_passes import passes_of
 from fleetlight.fleet.collective.program_reducer import Summing
-from fleetlight.fleet.context import Context
+from fleetlight.fleet.collective.steps import ReducedSteps
+from fleetlight.fleet.job import Job
 from fleetlight.fleet.training.consistency import settings_of
 from fleetlight.fleet.training.dgc import clipping_error, uses_dgc
 from fleetlight.fleet.training.model import ModelPlan, saying_who_meets
-from fleetlight.fleet.training.program_passes import options_of, passes_of
-from fleetlight.fleet.training.registered import has_all_of
+from fleetlight.fleet.training.optimizer import OptimizerPlan
+from fleetlight.fleet.training.programs import options_of, remember
+from fleetlight.fleet.training.registering import has_all_of
 from fleetlight.fleet.training.worker_seeds import make_distinct
 from fleetlight.observe.log import logger
 from fleetlight.static.graph.fingerprint import digest, entries, first_difference
@@ -32,39 +35,10 @@ from fleetlight.static.program import Program
 from fleetlight.static.running.runners import EVERYTHING, Coder, make_step
 from fleetlight.static.writing.recorder import Part
 
-if TYPE_CHECKING:
-    from fleetlight.fleet.collective.steps import ReducedSteps
-    from fleetlight.fleet.training.optimizer import OptimizerPlan
-
 _AT_FIRST_RUN = (
     "At the first run of a program all workers meet, and again when it was rewritten; run the same "
     "program on all of them"
 )
-
-#: the program that was given to a registered optimizer last
-_main: Program | None = None
-
-
-def main_program() -> Program:
-    """The program that `minimize` of a registered optimizer has completed last."""
-    if _main is None:
-        raise NoProgramError(
-            "fleet.main_program: there is no program yet; there is one after "
-            "optimizer.minimize(loss), with the optimizer that fleet.distributed_optimizer returned"
-        )
-    return _main
-
-
-def remember(program: Program) -> None:
-    """It is the main program from now on."""
-    global _main
-    _main = program
-
-
-def forget() -> None:
-    """There is no main program any more."""
-    global _main
-    _main = None
 
 
 class ProgramPolicy:
@@ -84,9 +58,9 @@ class ProgramPolicy:
             return
         plan.warn_of_other_device()
         with saying_who_meets(_AT_FIRST_RUN):
-            agreement.check_same_module(plan.module, group, settings_of(plan.context))
+            agreement.check_same_module(plan.module, group, settings_of(plan.job))
             _broadcast(_tensors(plan), group, "first values of the model")
-            self._summing = Summing(plan.context, group, plan.module)
+            self._summing = Summing(plan.job, group, plan.module)
 
     def run(self, plan: ModelPlan, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Calls of the module are not the job's business."""
@@ -117,7 +91,7 @@ class ProgramPolicy:
         if group.alone:
             return
         known = {id(tensor) for tensor in _tensors(plan)}
-        own = () if plan.context.strategy.broadcast_buffers else ("buffer",)
+        own = () if plan.job.strategy.broadcast_buffers else ("buffer",)
         slots = [s for s in state if s.kind in {"parameter", "buffer", "optimizer"} - {*own}]
         for slot in slots:
             # somebody may have loaded other tensors since
@@ -153,11 +127,11 @@ class ProgramPolicy:
             # a short batch is like any other; one that repeats a record counts for nothing
             return float(weight > 0)
         # the mean over the workers of gradients as many times as large is their sum
-        return weight if plan.context.averages else weight * plan.context.group.size
+        return weight if plan.job.averages else weight * plan.job.group.size
 
 
 def _tensors(plan: ModelPlan) -> list[Tensor]:
-    shares = plan.context.strategy.broadcast_buffers
+    shares = plan.job.strategy.broadcast_buffers
     return [*plan.module.parameters(), *(plan.module.buffers() if shares else ())]
 
 
@@ -188,21 +162,23 @@ def _check_same_program(mine: list[tuple[str, str]], found: str, group: Group) -
 def takes(plan: OptimizerPlan, program: Program) -> Collection[Part]:
     """Answers what of a program's training this process writes; registers nothing yet."""
     assert program.model is not None
-    if _registered(program.model, plan.context) is None:
-        _refuse_shared(program.model, plan.context)
-    if program.clips and uses_dgc(plan.context):
+    if _registered(program.model, plan.job) is None:
+        _refuse_shared(program.model, plan.job)
+    if program.clips and uses_dgc(plan.job):
         raise clipping_error("clip_norm, clip_value")
     return EVERYTHING
 
 
-def _registered(module: nn.Module, context: Context) -> ModelPlan | None:
+def _registered(module: nn.Module, job: Job) -> ModelPlan | None:
     """The registered model that the program's is, or is a part of."""
-    return next((m for m in context.models if has_all_of(m.module, module)), None)
+    known = next((m for m in job.models if has_all_of(m.module, module)), None)
+    assert known is None or isinstance(known, ModelPlan)
+    return known
 
 
-def _refuse_shared(module: nn.Module, context: Context) -> None:
+def _refuse_shared(module: nn.Module, job: Job) -> None:
     """The model that a parameter belongs to must have all that the program uses."""
-    known = {id(p) for plan in context.models for p in plan.module.parameters()}
+    known = {id(p) for plan in job.models for p in plan.module.parameters()}
     shared = [name for name, p in module.named_parameters() if id(p) in known]
     if shared:
         raise PlanError(
@@ -215,29 +191,29 @@ def _refuse_shared(module: nn.Module, context: Context) -> None:
 def distribute(plan: OptimizerPlan, steps: ReducedSteps, program: Program) -> None:
     """Rewrite a program as the strategy says, and have its steps made by all workers."""
     assert program.model is not None
-    context = plan.context
+    job = plan.job
     # what may refuse comes first
-    known = _registered(program.model, context)
+    known = _registered(program.model, job)
     module = program.model if known is None else known.module
-    program.passes, program.options = passes_of(context, module), options_of(context)
-    program.runner = Together(plan, steps, *_program_model(program, context))
+    program.passes, program.options = passes_of(job, module), options_of(job)
+    program.runner = Together(plan, steps, *_program_model(program, job))
     plan.program = program
     plan.programs.add(program)
     remember(program)
 
 
-def _program_model(program: Program, context: Context) -> tuple[ModelPlan, ProgramPolicy]:
+def _program_model(program: Program, job: Job) -> tuple[ModelPlan, ProgramPolicy]:
     """One for all programs of a registered model, in the place of what trains it eagerly."""
     module = program.model
     assert module is not None
-    known = _registered(module, context)
+    known = _registered(module, job)
     if known is not None and isinstance(known.policy, ProgramPolicy):
         return known, known.policy
     policy = ProgramPolicy()
     if known is None:
-        known = ModelPlan(module, context, policy)
+        known = ModelPlan(module, job, policy)
         known.of_program, known.former_names = True, program.former_names()
-        context.models.append(known)
+        job.models.append(known)
     else:
         known.become(policy)
     return known, policy
@@ -265,7 +241,7 @@ class Together:
     ) -> list[Tensor]:
         """A step, its gradients averaged over the workers."""
         number = self._agree(program)
-        make_distinct(self._plan.context)
+        make_distinct(self._plan.job)
         self._steps.before_program_step()
         for slot in program.state:
             if slot.kind == "weight":

@@ -27,7 +27,7 @@ class Replicating:
 
     def agree(self, plan: ModelPlan) -> None:
         """As in `ModelPolicy`."""
-        if not plan.context.group.alone:
+        if not plan.job.group.alone:
             plan.warn_of_other_device()
             with saying_who_meets(_AT_FIRST_FORWARD):
                 plan.replicate()
@@ -63,6 +63,6 @@ class Replicating:
 
 def _up_to_date(plan: ModelPlan, replica: Replica) -> Replica:
     """To agree anew at the step, as is done else, would be to encode gradients twice."""
-    for optimizer in plan.context.optimizers:
-        optimizer.policy.notice_changes(plan)
+    for optimizer in plan.job.optimizers:
+        optimizer.notice_changes(plan)
     return plan.replica or replica

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
 from fleetlight.errors import PlanError
+from fleetlight.fleet.protocols import RegisteredModel
 from fleetlight.fleet.training.compression import refuse_scaler
-from fleetlight.fleet.training.local_training import Alone, alone_of
-from fleetlight.fleet.training.model import ModelPlan
+from fleetlight.fleet.training.local_training import LocalTraining, alone_of
 from fleetlight.fleet.training.optimizer import OptimizerPlan, closure_in
 
 if TYPE_CHECKING:
@@ -20,38 +20,57 @@ if TYPE_CHECKING:
     from fleetlight.static.writing.recorder import Part
 
 
+class ProgramSteps(Protocol):
+    """How programs make the steps of an optimizer; the module `collective.programs`."""
+
+    def takes(self, plan: OptimizerPlan, program: Program) -> Collection[Part]:
+        """What of a program's training this process writes."""
+
+    def distribute(self, plan: OptimizerPlan, steps: ReducedSteps, program: Program) -> None:
+        """Rewrite a program as the strategy says, and have its steps made by all workers."""
+
+
 class ReducedSteps:
     """The policy of optimizers in collective jobs, which may also train alone for a while."""
 
-    def __init__(self, plan: OptimizerPlan) -> None:
-        self.plan, self.optimizer, self.context = plan, plan.optimizer, plan.context
+    def __init__(self, plan: OptimizerPlan, programs: ProgramSteps) -> None:
+        self._programs = programs
+        self.plan, self.optimizer, self.job = plan, plan.optimizer, plan.job
         self._known: set[int] | None = None
         #: how its steps are made alone, if they ever are
-        self.alone: Alone | None = None
+        self.alone: LocalTraining | None = None
         self._has_asked_alone = False
         #: takes the engine of that to where a checkpoint was
         self._go_on: Callable[[Averaging], None] | None = None
         #: those that it steps, known at its first step
-        self.models: list[ModelPlan] = []
+        self.models: list[RegisteredModel] = []
         #: True when the workers are to agree anew on these when they meet
         self._is_outdated = False
         #: how many reductions of each model there had been at the last step
-        self._used: dict[ModelPlan, int] = {}
+        self._used: dict[RegisteredModel, int] = {}
 
     def takes(self, program: Program) -> Collection[Part]:
         """As in `StepPolicy`."""
-        from fleetlight.fleet.collective import programs
-
-        return programs.takes(self.plan, program)
+        return self._programs.takes(self.plan, program)
 
     def distribute(self, program: Program) -> None:
         """As in `StepPolicy`."""
-        from fleetlight.fleet.collective import programs
-
-        programs.distribute(self.plan, self, program)
+        self._programs.distribute(self.plan, self, program)
 
     def release(self) -> None:
         """The plan takes its hooks back."""
+
+    @property
+    def steps_on_servers(self) -> None:
+        """Workers step."""
+
+    def count_on_servers(self, steps: int) -> None:
+        """Workers step."""
+
+    @property
+    def by_program(self) -> bool:
+        """As in `AloneOrTogether`."""
+        return self.plan.program is not None
 
     def before_program_step(self) -> None:
         """A program is about to make a step."""
@@ -62,8 +81,8 @@ class ReducedSteps:
 
     def count_step(self, loss: Tensor | None = None) -> None:
         """A program has made a step; with the loss if `alone.wants_loss` was true before."""
-        if loss is not None and self.context.seen_loss is not None:
-            self.context.seen_loss.see(loss)
+        if loss is not None and self.job.seen_loss is not None:
+            self.job.seen_loss.see(loss)
         self.after()
 
     def begin(self) -> None:
@@ -88,7 +107,7 @@ class ReducedSteps:
         """True when the coming step is made without the other workers."""
         return self.alone is not None and self.alone.now
 
-    def trains_some_of(self, model: ModelPlan) -> bool:
+    def trains_some_of(self, model: RegisteredModel) -> bool:
         """Whether it steps a parameter of the model."""
         if self._known is not None:
             return model in self.models
@@ -103,7 +122,7 @@ class ReducedSteps:
         return self._with_common_loss(args, kwargs)
 
     def _refuse_beside_program(self) -> None:
-        if self.plan.program is not None and not self.context.group.alone:
+        if self.plan.program is not None and not self.job.group.alone:
             raise PlanError(
                 "optimizer.step was called, but the steps of this optimizer are made by a program, "
                 "whose gradients the workers reduce; run the program, or train eagerly with an "
@@ -112,7 +131,7 @@ class ReducedSteps:
 
     def make_ready(self, *, takes_assigned: bool = True) -> None:
         """After this, the gradients are those of all workers and of all merged backwards."""
-        for plan in self.context.models:
+        for plan in self.job.models:
             plan.freeze()  # also when its own forward was never called
             plan.begin()
         self._look_at_parameters()
@@ -127,7 +146,7 @@ class ReducedSteps:
                 used = self._used.get(plan, 0) if takes_assigned else -1
                 plan.replica.ensure_reduced(expected=self.plan.merge is not None, used=used)
 
-    def notice_changes(self, model: ModelPlan) -> None:
+    def notice_changes(self, model: RegisteredModel) -> None:
         """Agree anew now, instead of at the step, if it has begun and trains others of the model.
 
         None of them for now, as where two models train against each other, is no change.
@@ -179,7 +198,7 @@ class ReducedSteps:
 
     def _with_common_loss(self, args: Any, kwargs: Any) -> Any:
         """Optimizers that decide by the loss of a closure must see the same loss everywhere."""
-        group = self.context.group
+        group = self.job.group
         closure = closure_in(args, kwargs)
         if closure is None or group.alone or self.trains_alone:
             return None
@@ -198,31 +217,31 @@ class ReducedSteps:
 
     def after(self) -> None:
         """As in `StepPolicy`."""
-        context = self.context
-        context.step += 1
+        job = self.job
+        job.step += 1
         for plan in self.models:
             if plan.replica is not None:
                 self._used[plan] = plan.stepped = plan.replica.reductions
                 plan.replica.stepped()
-        context.group.tell_step(context.step)
+        job.group.tell_step(job.step)
         if self.alone is not None and self.alone.step_made():
             self._agree_anew()
-        if context.dense_group is not None:
+        if job.dense_group is not None:
             # a meeting behind the step is a part of what it costs
-            context.dense_group.account.count_step()
-        if context.stopping is not None:
-            context.stopping.step_made()
+            job.dense_group.account.count_step()
+        if job.stopping is not None:
+            job.stopping.step_made()
 
     def _check_parameters(self, mine: set[int]) -> None:
         """A parameter outside every registered model would drift apart on the workers."""
         known: set[int] = set()
         self.models = []
-        for plan in self.context.models:
+        for plan in self.job.models:
             ids = {id(p) for p in plan.module.parameters()}
             known |= ids
             if ids & mine:
                 self.models.append(plan)
-        strangers = 0 if self.context.group.alone else len(mine - known)
+        strangers = 0 if self.job.group.alone else len(mine - known)
         if strangers:
             raise PlanError(
                 f"{strangers} parameters of the optimizer belong to no distributed model, so they "

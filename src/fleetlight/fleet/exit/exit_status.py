@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 import msgspec
 
 from fleetlight.errors import PeerError, is_lasting
-from fleetlight.fleet.context import current_or_none, set_current
 from fleetlight.fleet.exit.started_readers import is_started_reader
+from fleetlight.fleet.job import current_or_none, set_current
 from fleetlight.launch.status import UNKNOWN, ProcessStatus, Stop, read, write
 from fleetlight.observe import log
 from fleetlight.roles import Role
@@ -223,12 +223,12 @@ class _Ending:
             exiting=False,
             restartable=False,
         )
-        context = current_or_none()
-        if context is None:
+        job = current_or_none()
+        if job is None:
             return
         set_current(None)
-        context.fail(error, consequence=consequence)
-        if not context.group.alone:
+        job.fail(error, consequence=consequence)
+        if not job.group.alone:
             # threads of torch may wait in a collective that never finishes, and would be joined
             atexit.register(_end_at_once, code)
             # so would threads of the script, and before that is called

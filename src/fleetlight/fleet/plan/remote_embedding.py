@@ -120,3 +120,15 @@ class MovedForward:
 def _mode(module: nn.EmbeddingBag) -> Mode:
     mode: Any = module.mode
     return cast(Mode, mode)
+
+
+def plain_layer(layer: nn.Embedding | nn.EmbeddingBag, weight: Tensor) -> nn.Module:
+    """A layer of torch with its own forward and all of its rows."""
+    weight = weight.to(layer.weight.device, layer.weight.dtype)
+    kind: Any = nn.Embedding
+    settings: dict[str, Any] = {"padding_idx": layer.padding_idx}
+    if isinstance(layer, nn.EmbeddingBag):
+        settings |= {"mode": layer.mode, "include_last_offset": layer.include_last_offset}
+        kind = nn.EmbeddingBag
+    plain: nn.Module = kind.from_pretrained(weight, **settings)
+    return plain

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fleetlight.errors import ConfigError
-from fleetlight.fleet.alike import check_alike
-from fleetlight.fleet.context import current
+from fleetlight.fleet.job import current
+from fleetlight.fleet.training.consistency import check_alike
 
 _Back = Callable[[Tensor], Any]
 
@@ -22,9 +22,9 @@ def barrier_worker() -> None:
 
     Workers that train alone (LocalSGD, DiLoCo) meet in it, so call it before an evaluation.
     """
-    context = current()
-    context.barrier()
-    for model in context.models:
+    job = current()
+    job.barrier()
+    for model in job.models:
         model.share_buffers()
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from fleetlight.fleet.context import current
+from fleetlight.fleet.job import current
 from fleetlight.roles import endpoint_text
 
 
@@ -34,10 +34,10 @@ def worker_num() -> int:
 
 def worker_endpoints() -> list[str]:
     """`host:port` of each worker, where the launcher said so; else their hosts."""
-    context = current()
-    if context.role.worker_endpoints:
-        return [endpoint_text(endpoint) for endpoint in context.role.worker_endpoints]
-    return [hello.address for _, hello in sorted(context.group.hellos.items())]
+    job = current()
+    if job.role.worker_endpoints:
+        return [endpoint_text(endpoint) for endpoint in job.role.worker_endpoints]
+    return [hello.address for _, hello in sorted(job.group.hellos.items())]
 
 
 def server_index() -> int:

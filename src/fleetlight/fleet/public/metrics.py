@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from fleetlight.errors import ConfigError
-from fleetlight.fleet.alike import check_alike
-from fleetlight.fleet.context import current
+from fleetlight.fleet.job import current
+from fleetlight.fleet.training.consistency import check_alike
 from fleetlight.observe import metrics as _metrics
 
 __all__ = ["acc", "auc", "mae", "max", "min", "mse", "rmse", "sum"]

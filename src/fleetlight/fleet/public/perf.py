@@ -15,7 +15,7 @@ from torch import Tensor
 from fleetlight.collective.account import Figures
 from fleetlight.collective.group import Group
 from fleetlight.errors import ConfigError, did_you_mean
-from fleetlight.fleet.context import current
+from fleetlight.fleet.job import current
 from fleetlight.observe.log import logger
 from fleetlight.torch_compat.c10d import reduce_scatter_single
 
@@ -57,9 +57,9 @@ def collective_perf(
 
 
 def _group(name: str) -> Group:
-    context = current()
-    group = context.dense_group
-    if context.is_served or group is None:
+    job = current()
+    group = job.collective_group
+    if group is None:
         raise ConfigError(
             f"fleet.{name} is for collective jobs; a job with parameter servers tells at its end "
             "what its workers have sent and waited for"

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fleet.rows`: the rows of an embedding, wherever they are."""
+"""`fleet.rows` and `fleet.shrink`: the rows of an embedding, wherever they are."""
 
 from __future__ import annotations
+
+import math
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fleetlight.errors import ConfigError
-from fleetlight.fleet.context import current_or_none
+from fleetlight.fleet.job import Shrunk, current, current_or_none
 from fleetlight.fleet.plan.remote_embedding import MovedForward
 from fleetlight.ps.layers.embedding import TableLayer
 
@@ -24,9 +26,9 @@ def rows(layer: nn.Module, ids: Tensor) -> Tensor:
             f"fleet.rows: got a {type(layer).__name__}, expected a fleet.nn.SparseEmbedding, a "
             "fleet.nn.SparseEmbeddingBag, a torch.nn.Embedding or a torch.nn.EmbeddingBag"
         )
-    context = current_or_none()
-    if context is not None and context.models:
-        context.open()
+    job = current_or_none()
+    if job is not None and job.models:
+        job.open()
     if isinstance(layer, TableLayer):
         return layer.rows(ids)
     moved = layer.__dict__.get("forward")
@@ -41,3 +43,29 @@ def rows(layer: nn.Module, ids: Tensor) -> Tensor:
         layer.scale_grad_by_freq,
         layer.sparse,
     )
+
+
+def shrink(
+    unseen_days: int = 0, score: float = 0.0, decay: float = 1.0, table: str | None = None
+) -> dict[str, Shrunk]:
+    """End a day: forget rows of the tables that have an entry; every worker calls it.
+
+    A row goes that was not used in training for more than `unseen_days` calls of this function (0:
+    however long), or whose 0.1 * (shows - clicks) + clicks, after both were multiplied by `decay`,
+    is below `score`. Answers what became of each table.
+    """
+    job = current()
+    job.refuse_in_server("shrink")
+    _check(unseen_days, score, decay)
+    return job.shrink(unseen_days, score, decay, table)
+
+
+def _check(unseen_days: object, score: object, decay: object) -> None:
+    if not isinstance(unseen_days, int) or isinstance(unseen_days, bool) or unseen_days < 0:
+        raise ConfigError(
+            f"fleet.shrink: got unseen_days={unseen_days!r}, expected a number of calls from 0 on"
+        )
+    if not isinstance(score, (int, float)) or not math.isfinite(score):
+        raise ConfigError(f"fleet.shrink: got score={score!r}, expected a number")
+    if not isinstance(decay, (int, float)) or not 0 < decay <= 1:
+        raise ConfigError(f"fleet.shrink: got decay={decay!r}, expected 0 < decay <= 1")

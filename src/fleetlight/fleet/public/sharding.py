@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fleet.shard`: each worker its own part of the records."""
+"""`fleet.shard`: each worker its own part of the records; `fleet.progress` shows how far it is."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeVar, overload
 
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -13,17 +13,18 @@ from torch.utils.data import DataLoader
 from fleetlight.collective.position import UNKNOWN, Position
 from fleetlight.data.loader import ShardLoader
 from fleetlight.data.observer import BatchShare, NoObserver
-from fleetlight.errors import names_arguments
-from fleetlight.fleet.context import Context, current
-from fleetlight.fleet.served.prefetch_hints import Announcer, IdsOf
-from fleetlight.fleet.served.shard_queue import queue_of
+from fleetlight.data.ranges import Queue
+from fleetlight.errors import ConfigError, did_you_mean, names_arguments
+from fleetlight.fleet.job import IdsOf, Job, current
+from fleetlight.fleet.protocols import BatchWeights
 from fleetlight.fleet.training.worker_seeds import make_distinct
 from fleetlight.observe.log import logger
+from fleetlight.observe.progress import Progress
 
-if TYPE_CHECKING:
-    from fleetlight.fleet.served.replay import Recovery
-
+#: how records can be dealt out
+DEALS = ("blocks", "queue")
 #: records of such a type are stacked into batches of the same one; torch has no word for others
+T = TypeVar("T")
 Batch = TypeVar("Batch", bound="Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]")
 
 
@@ -65,51 +66,41 @@ def shard(
     `range_batches` batches at most: who is faster does more, and an epoch ends for all once every
     record is trained on.
     """
-    context = current()
-    follower = _follower(context)
+    job = current()
+    _check_lookahead(lookahead)
     sharded: ShardLoader[Any] = ShardLoader(
         loader,
-        worker=context.group.index,
-        workers=context.group.size,
-        seed=context.strategy.seed,
+        worker=job.group.index,
+        workers=job.group.size,
+        seed=job.strategy.seed,
         tail=tail,
-        observer=JobObserver(context, follower, lookahead),
-        queue=queue_of(context, deal, range_batches),
+        observer=JobObserver(job, lookahead),
+        queue=_queue(job, deal, range_batches),
     )
-    if context.stopping is not None:
-        context.stopping.place(sharded, len(context.loaders))
-    context.loaders.append(sharded)
-    if follower is not None:
-        follower.take_up(sharded)
+    if job.stopping is not None:
+        job.stopping.place(sharded, len(job.loaders))
+    number = len(job.loaders)
+    job.loaders.append(sharded)
+    position = job.replay.position_of(number)
+    if position is not None:
+        # a script asks the loader that it trains on where to begin
+        sharded.go_on(position, must_be_asked=job.replay.is_trained_on(number))
     return sharded
 
 
-class Follower:
-    """Tells what a later life of this worker must know of a loader, by its number."""
-
-    def __init__(self, context: Context, recovery: Recovery) -> None:
-        self._context, self._recovery = context, recovery
-        self._number = len(context.loaders)
-
-    def take_up(self, loader: ShardLoader[Any]) -> None:
-        """Let it begin where an earlier life was."""
-        position = self._recovery.position_of(self._number)
-        if position is not None:
-            # a script asks the loader that it trains on where to begin
-            is_trained_on = self._recovery.is_trained_on(self._number)
-            loader.go_on(position, must_be_asked=is_trained_on)
-
-    def begins(self) -> None:
-        """As in `LoaderObserver`."""
-        self._recovery.begins(self._context, self._number)
-
-    def hands_out(self, before: Mapping[str, Any]) -> None:
-        """As in `LoaderObserver`."""
-        self._recovery.hands_out(self._context, self._number, before)
+def _queue(job: Job, deal: str, range_batches: int) -> Queue | None:
+    """How the next loader is dealt out on demand, if it is."""
+    if deal not in DEALS:
+        raise ConfigError(f"fleet.shard: got {deal=}; {did_you_mean(deal, DEALS)}")
+    return job.shard_queue(range_batches) if deal == "queue" else None
 
 
-def _follower(context: Context) -> Follower | None:
-    return None if context.recovery is None else Follower(context, context.recovery)
+def _check_lookahead(lookahead: IdsOf | Literal[False] | None) -> None:
+    if lookahead is not None and lookahead is not False and not callable(lookahead):
+        raise ConfigError(
+            f"fleet.shard: got lookahead={lookahead!r}, expected a function that returns "
+            "{table name: ids} of a batch, or False"
+        )
 
 
 class Weights:
@@ -118,8 +109,8 @@ class Weights:
     It is told the share of each batch handed out; of None, every worker weighs the same.
     """
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, job: Job) -> None:
+        self._job = job
         self.now: BatchShare | None = None
         self._has_warned = False
 
@@ -128,22 +119,22 @@ class Weights:
         before, self.now = self.now, share
         if share is None:
             # a loop begins: loading processes get their seeds from this one's random numbers
-            make_distinct(self._context)
-        if share is not None and not self._context.models:
+            make_distinct(self._job)
+        if share is not None and not self._job.models:
             self._warn_once()
-        for plan in self._context.models:
+        for plan in self._job.models:
             plan.weigh(self._weight_of(share), _position_of(share))
         return before
 
     def _weight_of(self, share: BatchShare | None) -> float:
         if share is None:
             return 1.0
-        if self._context.averages:
-            return share.mine * self._context.group.size / share.total
+        if self._job.averages:
+            return share.mine * self._job.group.size / share.total
         return float(share.mine > 0)
 
     def _warn_once(self) -> None:
-        if not self._has_warned and not self._context.group.alone:
+        if not self._has_warned and not self._job.group.alone:
             logger.warning(
                 "a sharded loader is read, but no model is registered: without "
                 "model = fleet.distributed_model(model) each worker trains its own"
@@ -154,17 +145,15 @@ class Weights:
 class JobObserver:
     """What a job does with the batches of one loader."""
 
-    def __init__(
-        self, context: Context, follower: Follower | None, lookahead: IdsOf | Literal[False] | None
-    ) -> None:
-        self._weights, self._follower = _weights(context), follower
-        self._announcer = None if lookahead is False else Announcer(context, lookahead)
-        self._stopping = context.stopping
+    def __init__(self, job: Job, lookahead: IdsOf | Literal[False] | None) -> None:
+        self._weights, self._replay = _weights(job), job.replay
+        self._number = len(job.loaders)
+        self._hints = None if lookahead is False else job.prefetch_hints(lookahead)
+        self._stopping = job.stopping
 
     def begins(self) -> None:
         """As in `LoaderObserver`."""
-        if self._follower is not None:
-            self._follower.begins()
+        self._replay.begins(self._number)
 
     def shares(self, share: BatchShare | None) -> BatchShare | None:
         """As in `LoaderObserver`."""
@@ -172,23 +161,22 @@ class JobObserver:
 
     def hands_out(self, before: Mapping[str, Any]) -> None:
         """As in `LoaderObserver`."""
-        if self._follower is not None:
-            self._follower.hands_out(before)
+        self._replay.hands_out(self._number, before)
 
     def between(self, loader: ShardLoader[Any]) -> None:
-        """No step is half made now; whoever reads ahead in a thread cannot say so."""
+        """No step is half made now; a thread that reads ahead cannot say so."""
         is_here = threading.current_thread() is threading.main_thread()
         if self._stopping is not None and is_here:
             self._stopping.between(loader)
 
     def wants_next(self) -> bool:
         """As in `LoaderObserver`."""
-        return self._announcer is not None and self._announcer.wanted()
+        return self._hints is not None and self._hints.wanted()
 
     def announces(self, batches: Sequence[Any]) -> None:
         """As in `LoaderObserver`."""
-        if self._announcer is not None:
-            self._announcer(batches)
+        if self._hints is not None:
+            self._hints.announce(batches)
 
     def __reduce__(self) -> Any:
         # a loader sent to a loading process takes no part in the job there
@@ -202,8 +190,15 @@ def _position_of(share: BatchShare | None) -> Position:
     return Position(share.epoch, share.consumed)
 
 
-def _weights(context: Context) -> Weights:
+def _weights(job: Job) -> BatchWeights:
     """One for all loaders of a job: the batch handed out last is the one that is trained on."""
-    if context.weights is None:
-        context.weights = Weights(context)
-    return context.weights
+    if job.weights is None:
+        job.weights = Weights(job)
+    return job.weights
+
+
+def progress(loader: Iterable[T], total: int | None = None) -> Progress[T]:
+    """Wrap a loader; worker 0 shows how far it is. `.show(loss=loss)` adds values."""
+    # worker 0 speaks for the whole job
+    samples = loader.samples_per_step if isinstance(loader, ShardLoader) else None
+    return Progress(loader, total=total, rank0=current().group.index == 0, samples_per_step=samples)

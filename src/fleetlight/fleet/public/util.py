@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fleetlight.errors import ConfigError, did_you_mean
-from fleetlight.fleet.context import current
+from fleetlight.fleet.job import current
 from fleetlight.fleet.public import collectives
 from fleetlight.observe.log import logger
 

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
 
 from fleetlight.ps.messages import Counted
 from fleetlight.ps.plan import ASYNC, Plan
@@ -92,3 +94,24 @@ def _tables(counted: Sequence[Counted]) -> str:
         nbytes.update(one.nbytes)
     told = [f"{name} {rows[name]:,} rows, {nbytes[name] / 2**20:,.1f} MiB" for name in rows]
     return "tables: " + "; ".join(told) if told else "no tables"
+
+
+def geo_warnings(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[str]:
+    """Of optimizers whose quality under GeoSGD is not known."""
+    for optimizer in optimizers:
+        if _keeps_state(optimizer) and _has_dense(optimizer):
+            yield (
+                f"GeoSGD: dense parameters learn by {type(optimizer).__name__}, whose state each "
+                "worker keeps for itself; its quality is known for plain SGD only"
+            )
+
+
+def _keeps_state(optimizer: torch.optim.Optimizer) -> bool:
+    if not isinstance(optimizer, torch.optim.SGD):
+        return True
+    return any(group["momentum"] for group in optimizer.param_groups)
+
+
+def _has_dense(optimizer: torch.optim.Optimizer) -> bool:
+    # the weight of a table has no elements
+    return any(p.numel() for group in optimizer.param_groups for p in group["params"])

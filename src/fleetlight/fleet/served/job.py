@@ -6,50 +6,52 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from fleetlight.checkpoint import Checkpoint
 from fleetlight.collective.group import Group
-from fleetlight.errors import PeerError, PlanError
+from fleetlight.data.ranges import Queue
+from fleetlight.errors import PeerError, PeerLostError, PlanError
 from fleetlight.fleet.checkpoints import stopping
-from fleetlight.fleet.checkpoints.model_values import ServedValues
-from fleetlight.fleet.checkpoints.stop_calls import ServedCalls
-from fleetlight.fleet.checkpoints.worker_state import served
-from fleetlight.fleet.context import Context
 from fleetlight.fleet.exit.exit_status import tell_left, tell_parting
-from fleetlight.fleet.served.replay import Recovery
+from fleetlight.fleet.job import IdsOf, Job, Rows, Shrunk, StandIn
+from fleetlight.fleet.plan.tied_weights import refuse_tied
+from fleetlight.fleet.served import programs
+from fleetlight.fleet.served.durable.replay import StepReplay
+from fleetlight.fleet.served.prefetch_hints import IdHints
 from fleetlight.fleet.served.session import Session
+from fleetlight.fleet.served.shard_queue import ShardQueueClient
 from fleetlight.fleet.served.steps import ServedPolicy, ServedSteps
+from fleetlight.fleet.served.stop_calls import ServedCalls
+from fleetlight.fleet.served.tables.frozen_tables import open_tables
+from fleetlight.fleet.served.tables.loading import ServedLoading
 from fleetlight.fleet.served.tables.server_checkpoint import ServedCut
+from fleetlight.fleet.served.tables.shrinking import shrink_tables
+from fleetlight.fleet.served.tables.values import ServedValues
 from fleetlight.fleet.training.model import ModelPlan
 from fleetlight.fleet.training.optimizer import OptimizerPlan
 from fleetlight.ps.plan import GEO
 from fleetlight.ps.worker.communicator.base import norm_of
 from fleetlight.ps.worker.crew import Crew
 
-if TYPE_CHECKING:
-    from fleetlight.fleet.server.job import Service
 
-
-@dataclasses.dataclass
-class ServedJob(Context):
+@dataclasses.dataclass(kw_only=True)
+class ServedJob(Job):
     """Gradients go to the servers, and values come back."""
 
-    is_served: ClassVar[bool] = True
+    #: this worker's part in the job
+    session: Session
+    #: the optimizers whose steps the servers take part in
+    steps: list[ServedSteps] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.session.replay.attach(self, lambda: self.session.drawn.dense)
         self.closers.callback(self._drop_what_was_kept)
         self.closers.callback(self._say_goodbye)
-        self.closers.callback(lambda: self.own_session.leave())
-
-    @property
-    def own_session(self) -> Session:
-        """This worker's part in the job."""
-        assert self.session is not None
-        return self.session
+        self.closers.callback(self.session.leave)
 
     @property
     def _crew(self) -> Crew:
@@ -57,16 +59,25 @@ class ServedJob(Context):
         return self.group
 
     def plan_model(self, module: nn.Module) -> ModelPlan:
-        """As in `Context`."""
+        """As in `Job`."""
         return ModelPlan(module, self, ServedPolicy())
 
     def plan_optimizer(self, optimizer: torch.optim.Optimizer) -> OptimizerPlan:
-        """As in `Context`."""
-        return OptimizerPlan(optimizer, self, lambda plan: ServedSteps(plan, self.own_session))
+        """As in `Job`."""
+        return OptimizerPlan(optimizer, self, self._stepping)
+
+    def _stepping(self, plan: OptimizerPlan) -> ServedSteps:
+        steps = ServedSteps(plan, self.session, programs)
+        self.steps.append(steps)
+        return steps
+
+    def check_model(self, module: nn.Module) -> None:
+        """As in `Job`."""
+        refuse_tied(module, served=True)
 
     def refuse_late(self, call: str) -> None:
         """The plan is drawn once."""
-        if not self.own_session.is_open:
+        if not self.session.is_open:
             return
         anew = (
             ", or, to train another model from here on, call fleet.reset() and then fleet.init()"
@@ -79,14 +90,18 @@ class ServedJob(Context):
         )
 
     @property
-    def recovery(self) -> Recovery | None:
-        """As in `Context`."""
-        return self.own_session.recovery
+    def averages(self) -> bool:
+        """Servers take means."""
+        return True
 
     @property
     def dense_group(self) -> Group | None:
-        """As in `Context`; with `dense="allreduce"`, once the job is open."""
-        return self.own_session.dense_group
+        """As in `Job`; with `dense="allreduce"`, once the job is open."""
+        return self.session.dense_group
+
+    @property
+    def collective_group(self) -> None:
+        """Servers have a part in every step."""
 
     def clip(self, parameters: list[Tensor], max_norm: float, norm_type: float) -> Tensor:
         """In sync mode only the servers know the gradients of all workers together."""
@@ -97,7 +112,7 @@ class ServedJob(Context):
         merges = [steps.plan.merge for steps in owners]
         if any(merge is not None and merge.is_between() for merge in merges):
             return torch.tensor(norm_of(updates, norm_type))
-        norm = self.own_session.clip(updates, max_norm, norm_type)
+        norm = self.session.clip(updates, max_norm, norm_type)
         for steps in owners:
             steps.norm = norm
         return torch.tensor(norm)
@@ -105,7 +120,7 @@ class ServedJob(Context):
     def _owners(self, wanted: set[int]) -> list[ServedSteps]:
         """The optimizers that step those parameters; each is clipped as a whole."""
         owners = []
-        for steps in served(self):
+        for steps in self.steps:
             mine = {id(p) for group in steps.optimizer.param_groups for p in group["params"]}
             if mine & wanted:
                 owners.append(steps)
@@ -117,34 +132,30 @@ class ServedJob(Context):
         return owners
 
     def open(self) -> None:
-        """As in `Context`."""
-        self.own_session.open(self)
+        """As in `Job`."""
+        self.session.open(self)
 
     def once(self, call: str, action: Callable[[], Sequence[bytes]]) -> Sequence[bytes]:
-        """As in `Context`."""
-        return self.own_session.client.answers.once(call, action)
+        """As in `Job`."""
+        return self.session.client.answers.once(call, action)
 
     def cut(self, model: nn.Module, via: str) -> ServedCut:
-        """As in `Context`; the servers write one thing at a time."""
+        """As in `Job`; the servers write one thing at a time."""
         self.saving.finish()
-        return ServedCut(self, self.own_session, model, via)
+        return ServedCut(self, self.session, model, via)
 
     def values_of(self, model: nn.Module) -> ServedValues:
-        """As in `Context`."""
-        return ServedValues(self, self.own_session, model)
+        """As in `Job`."""
+        return ServedValues(self, self.session, model)
 
     def prepare(self) -> None:
-        """As in `Context`."""
+        """As in `Job`."""
         self.open()
         self.agree_on_models()
 
-    def server(self, call: str) -> Service:
-        """As in `Context`."""
-        raise self.no_server(call)
-
     def barrier(self) -> None:
-        """As in `Context`."""
-        self.own_session.barrier(self)
+        """As in `Job`."""
+        self.session.barrier(self)
 
     @contextlib.contextmanager
     def at_rest(self, *, everything: bool = False) -> Iterator[None]:
@@ -155,12 +166,12 @@ class ServedJob(Context):
         self.open()
         for model in self.models:
             model.freeze()
-        communicator = self.own_session.communicator
-        if self.is_catching_up:
+        communicator = self.session.communicator
+        if self.session.replay.is_catching_up:
             # an earlier life of this worker has done what follows
             yield
             return
-        forced = everything or self.own_session.drawn.plan.mode == GEO
+        forced = everything or self.session.drawn.plan.mode == GEO
         communicator.settle() if forced else communicator.flush()
         try:
             yield
@@ -174,9 +185,9 @@ class ServedJob(Context):
             communicator.resume()
 
     def watch_terminations(self) -> None:
-        """As in `Context`."""
+        """As in `Job`."""
         crew = self._crew
-        stopping.watch_in_worker(self, ServedCalls(self, self.own_session, crew))
+        stopping.watch_in_worker(self, ServedCalls(self, self.session, crew))
         if self.stopping is not None:
             crew.when_left_alone = self.stopping.left_alone
 
@@ -185,21 +196,67 @@ class ServedJob(Context):
         try:
             for loader in self.loaders:
                 loader.give_back()
-            self.own_session.stop()
+            self.session.stop()
         except BaseException as error:
             text = f"{type(error).__name__}: {error}"
             self.group.fail(text)
-            self.own_session.fail(text)
+            self.session.fail(text)
             raise
 
     def fail(self, error: str, *, consequence: bool) -> None:
-        """As in `Context`."""
-        self.own_session.fail(error)
+        """As in `Job`."""
+        self.session.fail(error)
         self.group.fail(error, consequence=consequence)
 
     def forget(self) -> None:
-        """As in `Context`."""
-        self.own_session.let_go()
+        """As in `Job`."""
+        self.session.let_go()
+        self.steps.clear()
+
+    def refuse_in_server(self, call: str) -> None:
+        """This is a worker."""
+
+    def prefetch_hints(self, ids_of_batch: IdsOf | None) -> IdHints:
+        """As in `Job`."""
+        return IdHints(self, self.session, ids_of_batch)
+
+    def shard_queue(self, range_batches: int) -> Queue:
+        """As in `Job`."""
+        return Queue(ShardQueueClient(self, self.session, len(self.loaders)), range_batches)
+
+    @property
+    def replay(self) -> StepReplay:
+        """As in `Job`."""
+        return self.session.replay
+
+    @property
+    def begins(self) -> bool:
+        """As in `Job`; a worker that was killed before its first step begins again."""
+        return self.session.client.begins
+
+    @property
+    def reads_tables(self) -> bool:
+        """Servers read them."""
+        return False
+
+    def finish_save(self) -> None:
+        """Where a server has died over the save before, the coming one takes its place."""
+        comes_back = self.session.client.waits_for_comebacks
+        self.saving.finish(forgives=PeerLostError if comes_back else None)
+
+    def loading(self, saved: Checkpoint, via: str) -> ServedLoading:
+        """As in `Job`."""
+        return ServedLoading(self, self.session, saved, via)
+
+    def stand_ins(self, rows: Rows) -> contextlib.AbstractContextManager[StandIn]:
+        """As in `Job`."""
+        return open_tables(self, self.session, rows)
+
+    def shrink(
+        self, unseen_days: int, score: float, decay: float, table: str | None
+    ) -> dict[str, Shrunk]:
+        """As in `Job`."""
+        return shrink_tables(self, self.session, unseen_days, score, decay, table)
 
     def _say_goodbye(self) -> None:
         tell_parting(self.role)
@@ -211,7 +268,7 @@ class ServedJob(Context):
 
         A worker that has left says so in its folder; one that stops is resumed from a checkpoint.
         """
-        if self.own_session.embedded is not None:
-            self.own_session.embedded.close()
-        if self.own_session.client.redo is not None:
-            self.own_session.client.redo.close(is_needed=False, ended=not self._crew.stopped)
+        if self.session.embedded is not None:
+            self.session.embedded.close()
+        if self.session.client.redo is not None:
+            self.session.client.redo.close(is_needed=False, ended=not self._crew.stopped)

@@ -11,16 +11,16 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from fleetlight.errors import PlanError
-from fleetlight.fleet.context import Context
+from fleetlight.fleet.job import Job
 
 
-class Unstepped:
+class MissingOptimizer:
     """Watches the parameters of a model for gradients that no registered optimizer takes."""
 
-    def __init__(self, module: nn.Module, context: Context) -> None:
-        self._context = context
+    def __init__(self, module: nn.Module, job: Job) -> None:
+        self._job = job
         self._handles: list[RemovableHandle] = []
-        if not context.optimizers:
+        if not job.optimizers:
             self._handles = [
                 parameter.register_post_accumulate_grad_hook(self._refuse)  # type: ignore[no-untyped-call]
                 for parameter in module.parameters()
@@ -34,7 +34,7 @@ class Unstepped:
         self._handles.clear()
 
     def _refuse(self, _: Tensor) -> None:
-        if self._context.optimizers:
+        if self._job.optimizers:
             return  # registered too late, which its step says
         raise PlanError(
             "backward made gradients, but no optimizer is registered, so the parameter servers "

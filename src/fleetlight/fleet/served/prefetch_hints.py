@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Announcer`: tells a job with parameter servers which ids the coming batch of a loader has.
+"""`IdHints`: tells a job with parameter servers which ids the coming batch of a loader has.
 
 The script says so by a function; or it is learned by looking which tensors of a batch come to a
 table just as they are.
@@ -7,37 +7,31 @@ table just as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fleetlight.errors import ConfigError, PlanError, did_you_mean
-from fleetlight.fleet.context import Context
+from fleetlight.errors import PlanError, did_you_mean
+from fleetlight.fleet.job import IdsOf, Job
 from fleetlight.fleet.plan.bound_plan import mode_of
+from fleetlight.fleet.served.session import Session
 from fleetlight.ps.layers.embedding import ids_of
 from fleetlight.ps.plan import GEO
 from fleetlight.ps.update import Ids
 from fleetlight.torch_compat.trees import tree_flatten_with_path
 
-#: answers the ids that a batch brings to tables, by name
-IdsOf = Callable[[Any], Mapping[str, Tensor]]
 #: where the elements of a tensor are in memory: only views of all of them are in the same place
 _Place = tuple[int, int]
 
 
-class Announcer:
+class IdHints:
     """One for each loader. It is told two batches at a time: that in hand, and the next."""
 
-    def __init__(self, context: Context, ids_of_batch: IdsOf | None) -> None:
-        if ids_of_batch is not None and not callable(ids_of_batch):
-            raise ConfigError(
-                f"fleet.shard: got lookahead={ids_of_batch!r}, expected a function that answers "
-                "{table name: ids} of a batch, or False"
-            )
-        self._context = context
+    def __init__(self, job: Job, session: Session, ids_of_batch: IdsOf | None) -> None:
+        self._job, self._session = job, session
         self._ids_of_batch = ids_of_batch
         #: the batch in hand, kept so that nothing else comes to be in the place of its tensors
         self._now: Any = None
@@ -47,14 +41,11 @@ class Announcer:
 
     def wanted(self) -> bool:
         """True when a batch is to be loaded ahead: in GeoSGD workers have rows of their own."""
-        context = self._context
-        return context.session is not None and mode_of(context.strategy) != GEO
+        return mode_of(self._job.strategy) != GEO
 
-    def __call__(self, batches: Sequence[Any]) -> None:
+    def announce(self, batches: Sequence[Any]) -> None:
         """The batch handed out now, and the one after it, if there is one."""
-        session = self._context.session
-        if session is None:
-            return
+        session = self._session
         self._now, coming = batches[0], batches[1:]
         if self._ids_of_batch is None:
             self._watch(self._now)
@@ -89,8 +80,7 @@ class Announcer:
         return {table: _joined(parts) for table, parts in found.items() if parts}
 
     def _told(self, told: Mapping[str, Tensor]) -> dict[int, Ids]:
-        session = self._context.session
-        assert session is not None
+        session = self._session
         numbers = {table.name: n for n, table in enumerate(session.drawn.plan.tables)}
         unknown = [name for name in told if name not in numbers]
         if unknown:

@@ -7,56 +7,64 @@ gradients, in any mode, is done with them too.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator, Sequence
 
 from torch import Tensor, nn
 
-from fleetlight.errors import PlanError
-from fleetlight.fleet.collective import programs
-from fleetlight.fleet.public.registering import distributed_model
-from fleetlight.fleet.training.model import ModelPlan
+from fleetlight.errors import PlanError, StrategyError
+from fleetlight.fleet.job import Job
+from fleetlight.fleet.protocols import RegisteredModel
 from fleetlight.fleet.training.optimizer import OptimizerPlan
-from fleetlight.fleet.training.program_passes import options_of, passes_of
-from fleetlight.fleet.training.registered import has_all_of
+from fleetlight.fleet.training.programs import options_of, passes_of_training, remember
+from fleetlight.fleet.training.registering import has_all_of, register_model
 from fleetlight.fleet.training.worker_seeds import make_distinct
 from fleetlight.ps.layers.table_gradient import TableGradient
+from fleetlight.static import passes
+from fleetlight.static.graph.form import Form, Pass
 from fleetlight.static.graph.layouts import laid_out
 from fleetlight.static.graph.lookups import Lookup
 from fleetlight.static.graph.marks import GRADIENT
+from fleetlight.static.program import Program
 from fleetlight.static.running.pulling import Arrived, pull
 from fleetlight.static.running.runners import Coder, run_parts
-
-if TYPE_CHECKING:
-    from fleetlight.static.graph.form import Form
-    from fleetlight.static.program import Program
-    from fleetlight.static.writing.recorder import Part
+from fleetlight.static.writing.recorder import Part
 
 _GRADIENTS: tuple[Part, ...] = ("forward", "backward")
 
 
-def takes_served(plan: OptimizerPlan, program: Program) -> Collection[Part]:
+def takes(plan: OptimizerPlan, program: Program) -> Collection[Part]:
     """Register the program's model; workers make gradients, servers nothing at all."""
-    context = plan.context
+    job = plan.job
     assert program.model is not None
-    if not any(has_all_of(model.module, program.model) for model in context.models):
-        distributed_model(program.model)
-        context.models[-1].of_program = True
-        context.models[-1].former_names = program.former_names()
-    program.runner = Served(plan)
+    if not any(has_all_of(model.module, program.model) for model in job.models):
+        register_model(job, program.model)
+        job.models[-1].of_program = True
+        job.models[-1].former_names = program.former_names()
+    program.runner = ServedRunner(plan)
     # scripts speak of it in servers, too, where nothing more is written
-    programs.remember(program)
+    remember(program)
     return _GRADIENTS
 
 
-def distribute_served(plan: OptimizerPlan, program: Program) -> None:
+def distribute(plan: OptimizerPlan, program: Program) -> None:
     """Rewrite a program as the strategy says, its lookups last."""
     assert program.model is not None
-    program.passes = passes_of(plan.context, program.model)
-    program.options = options_of(plan.context)
+    program.passes = (*_passes(plan.job), passes.SplitPS())
+    program.options = options_of(plan.job)
 
 
-class Served:
+def _passes(job: Job) -> Iterator[Pass]:
+    configs = job.strategy.amp_configs
+    if job.strategy.amp and configs.dtype == "float16":
+        raise StrategyError(
+            "strategy.amp_configs.dtype: got 'float16', which needs a loss scale, and a "
+            "program that trains with parameter servers has none; take 'bfloat16'"
+        )
+    # the live optimizer makes the steps, and merges
+    yield from passes_of_training(job)
+
+
+class ServedRunner:
     """Makes the steps of a program with parameter servers."""
 
     def __init__(self, plan: OptimizerPlan) -> None:
@@ -70,16 +78,16 @@ class Served:
         self, program: Program, coder: Coder, feeds: Sequence[Tensor], wanted: Sequence[str]
     ) -> list[Tensor]:
         """Pull, compute, and let the optimizer make its step of the gradients."""
-        context = self._plan.context
-        if context.service is not None:
+        job = self._plan.job
+        if job.role.is_server:
             raise PlanError(
                 "a program was run in a parameter server; servers do not train: call "
                 "fleet.init_server() and fleet.run_server() there, and run programs where "
                 "fleet.is_worker() is true"
             )
-        for model in context.models:
+        for model in job.models:
             model.freeze()
-        make_distinct(context)
+        make_distinct(job)
         known = self._of(program)
         arrived = pull(known.form, feeds, insert=True)
         known.weigh()
@@ -93,9 +101,9 @@ class Served:
             self._known = _Known(form, self._model_of(program), self._plan)
         return self._known
 
-    def _model_of(self, program: Program) -> ModelPlan:
+    def _model_of(self, program: Program) -> RegisteredModel:
         assert program.model is not None
-        for model in self._plan.context.models:
+        for model in self._plan.job.models:
             if has_all_of(model.module, program.model):
                 return model
         raise AssertionError("the model of a program was registered when it was written")
@@ -118,7 +126,7 @@ class Served:
         if self._plan.merge is not None:
             # once they are whole
             return
-        for model in self._plan.context.models:
+        for model in self._plan.job.models:
             if model.replica is not None:
                 model.replica.mark_unreduced()
                 model.replica.ensure_reduced(expected=True)
@@ -127,7 +135,7 @@ class Served:
 class _Known:
     """What there is to know of a form: whose gradients it computes."""
 
-    def __init__(self, form: Form, model: ModelPlan, plan: OptimizerPlan) -> None:
+    def __init__(self, form: Form, model: RegisteredModel, plan: OptimizerPlan) -> None:
         self.form = form
         self.trained = [p for group in plan.optimizer.param_groups for p in group["params"]]
         self._model = model

@@ -3,26 +3,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-import fleetlight
 from fleetlight.collective.forming import form
 from fleetlight.collective.group import Group
 from fleetlight.collective.liveness import Liveness
 from fleetlight.collective.membership import several
 from fleetlight.errors import PlanError
 from fleetlight.fleet.exit.exit_status import tell_dispensable
+from fleetlight.fleet.job import Job
+from fleetlight.fleet.parts.one_trainer import OneTrainer
 from fleetlight.fleet.plan.bound_plan import Drawn, draw
 from fleetlight.fleet.plan.remote_embedding import MovedForward, is_movable, rows_of
 from fleetlight.fleet.plan.table_names import refuse_taken
 from fleetlight.fleet.served import figures
-from fleetlight.fleet.served.joining.durability_dir import durable_of
-from fleetlight.fleet.served.one_trainer import OneTrainer
+from fleetlight.fleet.served.durable.durability_dir import durable_of
+from fleetlight.fleet.served.durable.replay import NoStepReplay, StepReplay
 from fleetlight.fleet.served.tables.partial_state import tell_truth, warn_of_pickle
 from fleetlight.kernels import all_finite
 from fleetlight.observe.log import logger
@@ -42,12 +44,7 @@ from fleetlight.ps.worker.live import Live
 from fleetlight.ps.worker.redo.commits import Moment
 from fleetlight.security.context import both_contexts
 from fleetlight.strategy.configs import ASyncConfigs
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fleetlight.fleet.context import Context
-    from fleetlight.fleet.served.replay import Recovery
+from fleetlight.version import VERSION
 
 #: how many parameters a warning names
 _NAMED = 3
@@ -57,11 +54,11 @@ class Session:
     """Knows the plan and moves values between the user's objects and the communicator."""
 
     def __init__(
-        self, client: Client, embedded: Server | None, recovery: Recovery | None = None
+        self, client: Client, embedded: Server | None, replay: StepReplay | None = None
     ) -> None:
         self.client = client
-        #: how another life of this worker goes on where this one stops, where one does
-        self.recovery = recovery
+        #: how another life of this worker resumes where this one stops
+        self.replay: StepReplay = replay or NoStepReplay()
         #: asked at every step
         self.one_trainer = OneTrainer()
         #: the server of a job of one process
@@ -112,38 +109,38 @@ class Session:
         assert self._live is not None, "the session is not open"
         return self._live
 
-    def open(self, context: Context) -> None:
+    def open(self, job: Job) -> None:
         """Agree on the plan with the servers and bring the first values into place; once."""
         if self.is_open:
             return
-        self._drawn = drawn = drawn_of(context)
+        self._drawn = drawn = drawn_of(job)
         if self.embedded is not None:
-            durable = durable_of(context)
+            durable = durable_of(job)
             self.embedded.open(drawn.plan, drawn.optimizers, drawn.dense, durable=durable)
         self.client.join(drawn.plan)
         if self.client.redo is not None:
             self.client.redo.begin()
         if drawn.plan.durability != "none":
-            durability = context.strategy.durability_configs
-            self.client.wait_for_comebacks(durability.away_within(context.group.deadline_s))
+            durability = job.strategy.durability_configs
+            self.client.wait_for_comebacks(durability.away_within(job.group.deadline_s))
         self._live = Live(drawn.dense)
-        if context.group.index == 0:
+        if job.group.index == 0:
             self.client.answers.once("first values", lambda: self._fill(drawn))
-        if not drawn.plan.serves_dense and context.role.worker_num > 1:
-            limit_s = context.group.deadline_s
+        if not drawn.plan.serves_dense and job.role.worker_num > 1:
+            limit_s = job.group.deadline_s
             self.dense_group = form(
-                context.role,
-                fleetlight.__version__,
+                job.role,
+                VERSION,
                 limit_s,
                 self.signs,
-                both_contexts(context.encryption),
+                both_contexts(job.encryption),
             )[1]
             if self.dense_group.liveness is self.signs:
                 # told by whoever averages from now on
                 self.signs = None
-        context.group.broadcast(_others(context, drawn), "first values of the model")
-        context.group.barrier("init_worker")
-        self._configs = configs = context.strategy.a_sync_configs
+        job.group.broadcast(_others(job, drawn), "first values of the model")
+        job.group.barrier("init_worker")
+        self._configs = configs = job.strategy.a_sync_configs
         self._communicator = open_communicator(
             self.client,
             self._live,
@@ -153,25 +150,17 @@ class Session:
         )
         self._hand_out()
         layers = [layer for some in drawn.layers for layer in some]
-        tell_truth([plan.module for plan in context.models], layers)
-        applied = self._communicator.go_on()
-        if self.recovery is not None:
-            self.recovery.has_applied = applied
+        tell_truth([plan.module for plan in job.models], layers)
+        self.replay.has_applied = self._communicator.go_on()
         self._communicator.start()
-        if drawn.plan.lost_worker == "go_on" and context.group.index:
-            tell_dispensable(context.role)
-        if self.recovery is not None:
-            self.recovery.begin()
+        if drawn.plan.lost_worker == "go_on" and job.group.index:
+            tell_dispensable(job.role)
+        self.replay.begin()
         logger.info("%s", _told(drawn))
 
     def _fill(self, drawn: Drawn) -> Sequence[bytes]:
         self.client.fill(_first_rows(drawn), self.live)
         return ()
-
-    @property
-    def is_catching_up(self) -> bool:
-        """True in a worker that was started again, until its script is where it was."""
-        return self.recovery is not None and self.recovery.is_catching_up
 
     def _hand_out(self) -> None:
         """Give each layer the way to its table."""
@@ -288,20 +277,20 @@ class Session:
                 names,
             )
 
-    def barrier(self, context: Context) -> None:
+    def barrier(self, job: Job) -> None:
         """Leave all workers equal."""
         # in a worker that was started again this barrier is long past
-        is_past = self.is_catching_up
+        is_past = self.replay.is_catching_up
         if self.is_open and not is_past:
             self._warn_of_lost_values()
             self.communicator.settle()
-        context.group.barrier("barrier_worker")
+        job.group.barrier("barrier_worker")
         if self.is_open:
             if not is_past:
                 self.communicator.resume()
             if self.drawn.plan.mode != SYNC:
                 # nobody goes on before all have taken the values: they would not be the same
-                context.group.barrier("barrier_worker")
+                job.group.barrier("barrier_worker")
 
     def stop(self) -> None:
         """Let everything this worker has brought be applied, and say what was done."""
@@ -354,7 +343,7 @@ class Session:
 
     def clip(self, updates: list[Update], max_norm: float, norm_type: float) -> float:
         """The norm of all gradients; the coming steps apply them scaled to `max_norm`."""
-        if self.recovery is not None and self.recovery.is_passing:
+        if self.replay.is_passing:
             # of a step that the servers have
             return norm_of(updates, norm_type)
         if not self.drawn.plan.serves_dense:
@@ -377,21 +366,21 @@ class Session:
                     gradient.copy_(as_tensor(values, gradient.dtype).view(gradient.shape))
 
 
-def drawn_of(context: Context) -> Drawn:
+def drawn_of(job: Job) -> Drawn:
     """The plan of what the script has registered in this process."""
-    if not context.models:
+    if not job.models:
         raise PlanError(
             "training with parameter servers needs to know the model; add "
             "model = fleet.distributed_model(model) before fleet.init_worker() and "
             "fleet.init_server()"
         )
-    modules = [plan.module for plan in context.models]
+    modules = [plan.module for plan in job.models]
     drawn = draw(
         modules[0] if len(modules) == 1 else nn.ModuleList(modules),
-        [plan.optimizer for plan in context.optimizers],
-        context.strategy,
-        worker_num=context.role.worker_num,
-        server_num=max(1, context.role.server_num),
+        [plan.optimizer for plan in job.optimizers],
+        job.strategy,
+        worker_num=job.role.worker_num,
+        server_num=max(1, job.role.server_num),
     )
     for number, module in enumerate(modules if len(modules) > 1 else ()):
         named = zip(drawn.plan.tables, drawn.layers, strict=True)
@@ -399,12 +388,12 @@ def drawn_of(context: Context) -> Drawn:
     return drawn
 
 
-def _others(context: Context, drawn: Drawn) -> list[Tensor]:
+def _others(job: Job, drawn: Drawn) -> list[Tensor]:
     """What no server keeps, and yet begins alike everywhere: frozen parameters and buffers."""
     kept = {id(parameter) for parameter in drawn.dense}
-    modules = [plan.module for plan in context.models]
+    modules = [plan.module for plan in job.models]
     parameters = [p.detach() for m in modules for p in m.parameters() if id(p) not in kept]
-    shares = context.strategy.broadcast_buffers
+    shares = job.strategy.broadcast_buffers
     buffers = [b for m in modules for b in m.buffers() if shares]
     return [t for t in (*parameters, *buffers) if t.numel()]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ServedDealer`: server 0 deals out the records of a loader, range by range.
+"""`ShardQueueClient`: server 0 deals out the records of a loader, range by range.
 
 Whoever trains faster asks more often. What a worker has in hand that is lost, or leaves, is dealt
 out to others.
@@ -10,25 +10,23 @@ from __future__ import annotations
 from typing import Any
 
 from fleetlight.data.order import Interval
-from fleetlight.data.ranges import Ask, Place, Queue
-from fleetlight.errors import ConfigError, did_you_mean
-from fleetlight.fleet.context import Context
+from fleetlight.data.ranges import Ask, Place
+from fleetlight.errors import ConfigError
+from fleetlight.fleet.job import Job
 from fleetlight.fleet.served.session import Session
 from fleetlight.ps import messages as m
 from fleetlight.ps.plan import SYNC
 from fleetlight.ps.worker.lanes import CONTROL
 
-#: how records can be dealt out
-DEALS = ("blocks", "queue")
 #: the server that deals out
 _SERVER = 0
 
 
-class ServedDealer:
+class ShardQueueClient:
     """For one loader, by its number: the same on all workers, who make the same calls."""
 
-    def __init__(self, context: Context, loader: int) -> None:
-        self._context, self._loader = context, loader
+    def __init__(self, job: Job, session: Session, loader: int) -> None:
+        self._job, self._opened, self._loader = job, session, loader
 
     def deal(self, ask: Ask) -> Interval | None:
         """As in `Dealer`."""
@@ -60,8 +58,8 @@ class ServedDealer:
 
     def steps(self) -> tuple[int, int]:
         """As in `Dealer`."""
-        session = self._context.session
-        if session is None or not session.is_open:
+        session = self._opened
+        if not session.is_open:
             return 0, 0
         return session.communicator.made, session.communicator.acknowledged
 
@@ -82,55 +80,50 @@ class ServedDealer:
 
     def _is_here(self) -> bool:
         """False once this worker has left: a loop may end later than the job."""
-        session = self._context.session
-        return session is not None and not (session.is_over or session.has_left)
+        return not (self._opened.is_over or self._opened.has_left)
 
     def _told(self, message: m.Message) -> m.Message:
         return self._session().client.ask(CONTROL, {_SERVER: (message, ())})[_SERVER].message
 
     def _session(self) -> Session:
-        session = self._context.session
-        if session is None:
-            raise ConfigError(
-                "a loader with deal='queue' was read in a server; servers do not train"
-            )
-        if not session.is_open:
-            session.open(self._context)
-        _check_mode(session)
-        return session
+        self._opened.open(self._job)
+        _check_mode(self._opened)
+        return self._opened
 
     def __reduce__(self) -> Any:
         # a loader sent to a loading process takes no part in the job there
         return _nobody, ()
 
 
-def queue_of(context: Context, deal: str, range_batches: int) -> Queue | None:
-    """How the next loader is dealt out on demand, if it is."""
-    if deal not in DEALS:
-        raise ConfigError(f"fleet.shard: got {deal=}; {did_you_mean(deal, DEALS)}")
-    if deal == "blocks":
-        return None
-    if not context.is_served:
-        raise ConfigError(
-            "fleet.shard: deal='queue' is for jobs with parameter servers and a_sync=True; in a "
-            "collective job all workers make each step together, so all need as many batches: "
-            "leave deal out"
-        )
-    return Queue(ServedDealer(context, len(context.loaders)), range_batches)
+class NoDealer:
+    """The dealer of a loader in a parameter server, where no loop is to read it."""
 
+    def deal(self, ask: Ask) -> None:
+        """Refuse."""
+        self._refuse()
 
-def positions(context: Context) -> list[dict[str, Any]]:
-    """Of the loaders, for a checkpoint: those that worker 0 knows are everybody's."""
-    if context.group.index == 0 and not context.is_catching_up:
-        return [loader.shared_state() for loader in context.loaders]
-    return [loader.state_dict() for loader in context.loaders]
+    def reached(self, turn: int, place: Place, *, gives_back: bool) -> None:
+        """Nothing is done here."""
 
+    def remaining(self, turn: int) -> None:
+        """Refuse."""
+        self._refuse()
 
-def tell_positions(context: Context) -> None:
-    """Let server 0 know what this worker has done; all its steps are with the servers."""
-    if not context.is_catching_up:
-        for loader in context.loaders:
-            loader.tell()
+    def steps(self) -> tuple[int, int]:
+        """As in `Dealer`."""
+        return 0, 0
+
+    def settle(self) -> None:
+        """Nothing is on its way."""
+
+    def resume(self) -> None:
+        """Nothing is on its way."""
+
+    def reopen(self) -> None:
+        """Nothing is on its way."""
+
+    def _refuse(self) -> None:
+        raise ConfigError("a loader with deal='queue' was read in a server; servers do not train")
 
 
 def _check_mode(session: Session) -> None:

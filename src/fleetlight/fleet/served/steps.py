@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +14,18 @@ from fleetlight.collective.averaging.means import Means
 from fleetlight.collective.sink import weighed
 from fleetlight.errors import PlanError
 from fleetlight.fleet.collective.replicating import Replicating
-from fleetlight.fleet.loss_scaling import scaler_at_work
-from fleetlight.fleet.served.missing_optimizer import Unstepped
+from fleetlight.fleet.parts.loss import scaler_at_work
+from fleetlight.fleet.plan.bound_plan import mode_of
+from fleetlight.fleet.protocols import LocalSteps, RegisteredModel
+from fleetlight.fleet.served.figures import geo_warnings
+from fleetlight.fleet.served.missing_optimizer import MissingOptimizer
 from fleetlight.fleet.served.session import Session
 from fleetlight.fleet.training.compression import refuse_scaler
 from fleetlight.fleet.training.model import ModelPlan
 from fleetlight.fleet.training.optimizer import OptimizerPlan
+from fleetlight.observe.log import logger
 from fleetlight.ps.layers.table_gradient import TableGradient
+from fleetlight.ps.plan import GEO
 from fleetlight.ps.worker.redo.commits import Moment
 from fleetlight.torch_compat import foreach
 from fleetlight.torch_compat.optimizers import leave_scaling_to_step, tell_infinity
@@ -29,10 +34,18 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from fleetlight.collective.averaging.engine import Averaging
-    from fleetlight.fleet.served.replay import Recovery
-    from fleetlight.fleet.training.local_training import Alone
     from fleetlight.static.program import Program
     from fleetlight.static.writing.recorder import Part
+
+
+class ServedPrograms(Protocol):
+    """How programs make gradients for an optimizer; the module `served.programs`."""
+
+    def takes(self, plan: OptimizerPlan, program: Program) -> Collection[Part]:
+        """What of a program's training this process writes."""
+
+    def distribute(self, plan: OptimizerPlan, program: Program) -> None:
+        """Rewrite a program as the strategy says, its lookups last."""
 
 
 class ServedPolicy:
@@ -43,13 +56,17 @@ class ServedPolicy:
     def __init__(self) -> None:
         #: where workers reduce dense gradients among themselves
         self._dense = Replicating()
-        self._unstepped: Unstepped | None = None
+        self._missing: MissingOptimizer | None = None
 
     def agree(self, plan: ModelPlan) -> None:
         """As in `ModelPolicy`."""
-        plan.context.open()
-        self._unstepped = self._unstepped or Unstepped(plan.module, plan.context)
-        if plan.context.dense_group is not None:
+        plan.job.open()
+        strategy, peers = plan.job.strategy, plan.job.group
+        if mode_of(strategy) == GEO and peers.size > 1 and peers.index == 0:
+            for line in geo_warnings([one.optimizer for one in plan.job.optimizers]):
+                logger.warning("%s", line)
+        self._missing = self._missing or MissingOptimizer(plan.module, plan.job)
+        if plan.job.dense_group is not None:
             plan.replicate()
 
     def run(self, plan: ModelPlan, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -68,31 +85,8 @@ class ServedPolicy:
 
     def close(self) -> None:
         """Let go of the parameters."""
-        if self._unstepped is not None:
-            self._unstepped.close()
-
-
-class IdlePolicy:
-    """The policy of models in a parameter server, which does not train."""
-
-    watches_calls: ClassVar[bool] = True
-
-    def agree(self, plan: ModelPlan) -> None:
-        """A forward opens nothing."""
-
-    def run(self, plan: ModelPlan, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Refuse."""
-        raise PlanError("the model was called in a parameter server; servers do not train")
-
-    def weight(self, plan: ModelPlan) -> float:
-        """As in `ModelPolicy`."""
-        return plan.batch_weight
-
-    def means(self, plan: ModelPlan) -> None:
-        """Nobody does."""
-
-    def close(self) -> None:
-        """There is nothing to let go of."""
+        if self._missing is not None:
+            self._missing.close()
 
 
 class ServedSteps:
@@ -103,10 +97,11 @@ class ServedSteps:
     """
 
     #: no step is made alone
-    alone: Alone | None = None
+    alone: LocalSteps | None = None
 
-    def __init__(self, plan: OptimizerPlan, session: Session) -> None:
-        self.plan, self.optimizer, self.context = plan, plan.optimizer, plan.context
+    def __init__(self, plan: OptimizerPlan, session: Session, programs: ServedPrograms) -> None:
+        self._programs = programs
+        self.plan, self.optimizer, self.job = plan, plan.optimizer, plan.job
         self._opened = session
         self._aside: list[tuple[nn.Parameter, Tensor]] = []
         self._steps = 0
@@ -118,8 +113,8 @@ class ServedSteps:
         self._infinite = True
         #: where the step in hand is made, should another life of this worker go on from there
         self._moment: Moment | None = None
-        #: leaves the step in hand out, since the servers have it
-        self._passes: Recovery | None = None
+        #: True when the step in hand is left out, since the servers have it
+        self._passes = False
         #: whose infinities make steps a skip
         self._scaling: torch.amp.GradScaler | None = None
         # a loss scaler then leaves it to the step what to do about an infinity, since a step that
@@ -136,29 +131,25 @@ class ServedSteps:
     def go_on(self, there: Callable[[Averaging], None]) -> None:
         """Nothing trains alone."""
 
-    def notice_changes(self, model: ModelPlan) -> None:
+    def notice_changes(self, model: RegisteredModel) -> None:
         """The plan of a job with servers is drawn once."""
 
     @property
-    def steps(self) -> int:
-        """How many steps it has made."""
+    def steps_on_servers(self) -> int:
+        """As in `StepPolicy`."""
         return self._steps
 
-    @steps.setter
-    def steps(self, value: int) -> None:
-        self._steps = value
+    def count_on_servers(self, steps: int) -> None:
+        """As in `StepPolicy`."""
+        self._steps = steps
 
     def takes(self, program: Program) -> Collection[Part]:
         """A program is about to be written that makes gradients for this optimizer."""
-        from fleetlight.fleet.served import programs
-
-        return programs.takes_served(self.plan, program)
+        return self._programs.takes(self.plan, program)
 
     def distribute(self, program: Program) -> None:
         """The program is written."""
-        from fleetlight.fleet.served import programs
-
-        programs.distribute_served(self.plan, program)
+        self._programs.distribute(self.plan, program)
 
     def before(self, args: Any, kwargs: Any) -> Any:
         """As in `StepPolicy`."""
@@ -171,7 +162,7 @@ class ServedSteps:
 
     def make_ready(self) -> None:
         """As in `StepPolicy`; what servers reduce, they do in the step."""
-        for plan in self.context.models:
+        for plan in self.job.models:
             plan.freeze()
             plan.begin()
         self._reduce()
@@ -180,30 +171,30 @@ class ServedSteps:
         merge = self.plan.merge
         if merge is not None:
             merge.complete()
-        for plan in self.context.models:
+        for plan in self.job.models:
             if plan.replica is not None:
                 plan.replica.ensure_reduced(expected=merge is not None)
 
     def _make_step(self, args: Any, kwargs: Any) -> Any:
-        for plan in self.context.models:
+        for plan in self.job.models:
             plan.freeze()
         session = self._session()
-        for plan in self.context.models:
+        for plan in self.job.models:
             plan.begin()
         changed = _closure_called(args, kwargs)
         self._reduce()
-        refuse_scaler(self.context.models)
+        refuse_scaler(self.job.models)
         skip = self._unscale()
         # A norm is that of all who take part in a step: where it is a number, nobody had an
         # infinity, and a skip means that somebody has cleared what was clipped.
         norm, self.norm = self.norm, None
         self._infinite = skip or norm is None or not math.isfinite(norm)
-        recovery, number = session.recovery, session.number_of(self.optimizer)
-        if recovery is not None and recovery.passes(self.context, number):
-            self._passes, self._applied = recovery, recovery.has_applied
+        replay, number = session.replay, session.number_of(self.optimizer)
+        if replay.passes(number):
+            self._passes, self._applied = True, replay.has_applied
             self._put_aside(everything=True)
             return changed
-        self._moment = None if recovery is None else recovery.moment(self.context, number)
+        self._moment = replay.moment(number)
         update = session.collect(self.optimizer, self._steps)
         update.skip = skip
         if session.drawn.plan.workers_step_dense:
@@ -228,30 +219,30 @@ class ServedSteps:
             parameter.grad = gradient
         self._aside.clear()
         session = self._session()
-        passes, self._passes = self._passes, None
-        if session.drawn.plan.workers_step_dense and passes is None:
+        passes, self._passes = self._passes, False
+        if session.drawn.plan.workers_step_dense and not passes:
             self._applied = session.step(self._pending, self._moment)
         if self._scaling is not None and not self._applied and self._infinite:
             # it may have been another worker's infinity; the scales stay the same everywhere
             tell_infinity(self._scaling, self.optimizer)
-        if passes is not None:
-            passes.passed(self.context, session.number_of(self.optimizer))
+        if passes:
+            session.replay.passed(session.number_of(self.optimizer))
             self._tell_step()
             return
         # here and nowhere else, as in one process: what forward read, backward finds unchanged
         session.communicator.refresh()
         # the bias correction of Adam counts the steps that were made
         self._steps += self._applied
-        self.context.step += self._applied
-        self.context.group.tell_step(self.context.step)
+        self.job.step += self._applied
+        self.job.group.tell_step(self.job.step)
         self._tell_step()
 
     def _tell_step(self) -> None:
-        for plan in self.context.models:
+        for plan in self.job.models:
             if plan.replica is not None:
                 plan.replica.stepped()
-        if self.context.stopping is not None:
-            self.context.stopping.step_made()
+        if self.job.stopping is not None:
+            self.job.stopping.step_made()
 
     def update(self) -> Any:
         """The gradients as they stand, before the step."""
@@ -260,7 +251,7 @@ class ServedSteps:
     def _session(self) -> Session:
         if self._opened.is_over:
             raise PlanError("optimizer.step came after fleet.stop_worker: this worker has left")
-        self._opened.open(self.context)
+        self._opened.open(self.job)
         return self._opened
 
     def _parameters(self) -> list[nn.Parameter]:
@@ -291,50 +282,6 @@ class ServedSteps:
         # torch's own step takes no notice of a scaler here; the scaler deletes them afterwards
         self.optimizer.found_inf = self.optimizer.grad_scale = None  # type: ignore[attr-defined]
         return bool(found.item())
-
-
-class IdleSteps:
-    """The policy of optimizers in a parameter server, which does not train."""
-
-    alone: Alone | None = None
-
-    def __init__(self, plan: OptimizerPlan) -> None:
-        self.plan = plan
-
-    def begin(self) -> None:
-        """A server learns the strategy with its plan."""
-
-    def go_on(self, there: Callable[[Averaging], None]) -> None:
-        """Nothing trains alone."""
-
-    def notice_changes(self, model: ModelPlan) -> None:
-        """A server sees no forward."""
-
-    def make_ready(self) -> None:
-        """A server has no gradients."""
-
-    def before(self, args: Any, kwargs: Any) -> Any:
-        """Refuse."""
-        raise PlanError("optimizer.step was called in a parameter server; servers do not train")
-
-    def after(self) -> None:
-        """No step comes so far."""
-
-    def takes(self, program: Program) -> Collection[Part]:
-        """The program's model belongs to the plan; nothing of its training is written."""
-        from fleetlight.fleet.served import programs
-
-        programs.takes_served(self.plan, program)
-        return ()
-
-    def distribute(self, program: Program) -> None:
-        """As in `StepPolicy`."""
-        from fleetlight.fleet.served import programs
-
-        programs.distribute_served(self.plan, program)
-
-    def release(self) -> None:
-        """Nothing was changed."""
 
 
 def _closure_called(args: Any, kwargs: Any) -> Any:

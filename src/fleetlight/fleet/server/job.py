@@ -5,32 +5,44 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from fleetlight.errors import RoleError
-from fleetlight.fleet.checkpoints import stopping
-from fleetlight.fleet.checkpoints.model_values import ModelValues
-from fleetlight.fleet.context import Context
-from fleetlight.fleet.served.steps import IdlePolicy, IdleSteps
+from fleetlight.checkpoint import Checkpoint
+from fleetlight.data.ranges import Queue
+from fleetlight.errors import ConfigError, RoleError
+from fleetlight.fleet.checkpoints.former_names import read_named
+from fleetlight.fleet.checkpoints.stopping import Stopped, Terminations
+from fleetlight.fleet.exit.exit_status import tell_over, tell_returning, tell_stopped, tell_stops
+from fleetlight.fleet.job import IdsOf, Job, Rows, Shrunk, set_current
+from fleetlight.fleet.plan.tied_weights import refuse_tied
+from fleetlight.fleet.protocols import Loading, ModelValues, NoReplay
+from fleetlight.fleet.served import figures, programs
+from fleetlight.fleet.served.durable.durability_dir import durable_of
+from fleetlight.fleet.served.session import drawn_of
+from fleetlight.fleet.served.shard_queue import NoDealer
+from fleetlight.fleet.served.tables.loading import open_loaded
+from fleetlight.fleet.server.policies import IdlePolicy, IdleSteps
 from fleetlight.fleet.training.model import ModelPlan
 from fleetlight.fleet.training.optimizer import OptimizerPlan
+from fleetlight.observe.log import logger
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.transport.listener import Listener
 
 
 @dataclasses.dataclass
-class Service:
+class ServerProcess:
     """A server process: what it answers with, and its door."""
 
     server: Server
     listener: Listener
 
     def fail(self, error: str) -> None:
-        """Tell whoever waits or calls why nothing more comes."""
+        """Tell workers that wait or call why nothing more comes."""
         self.server.close(error)
 
     def stop(self, tell_over: Callable[[], None] | None = None) -> None:
@@ -46,69 +58,87 @@ class Service:
         self.server.close()
 
 
-@dataclasses.dataclass
-class ServerJob(Context):
+@dataclasses.dataclass(kw_only=True)
+class ServerJob(Job):
     """It builds the plan from the same script as the workers, and trains nothing."""
 
-    is_served: ClassVar[bool] = True
+    #: what this process does
+    process: ServerProcess
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.closers.callback(self.group.leave)
-        self.closers.callback(lambda: self.own_service.stop())
+        self.closers.callback(self.process.stop)
 
-    @property
-    def own_service(self) -> Service:
-        """What this process does."""
-        assert self.service is not None
-        return self.service
+    def init_server(self, dirname: Path | None) -> None:
+        """As in `Job`."""
+        drawn, durable, server = drawn_of(self), durable_of(self), self.process.server
+        if dirname is None:
+            server.open(drawn.plan, drawn.optimizers, drawn.dense, durable=durable)
+        else:
+            read = functools.partial(read_named, self)
+            open_loaded(server, drawn, dirname, durable, read)
+        if drawn.plan.durability != "none":
+            tell_returning(self.role)
+
+    def run_server(self) -> None:
+        """As in `Job`; it says so if the job is to resume."""
+        process = self.process
+        if not process.server.is_open:
+            raise ConfigError(
+                "fleet.run_server was called before fleet.init_server; workers would wait for "
+                "tables that nobody makes"
+            )
+        try:
+            process.server.wait()
+            logger.info("%s", figures.of_server(process.server.counted()))
+        except BaseException:
+            process.stop()
+            raise
+        process.stop(lambda: tell_over(self.role))
+        set_current(None)
+        if process.server.stopped:
+            tell_stopped(self.role, self.step, self.strategy.checkpoint)
+            raise Stopped
 
     def plan_model(self, module: nn.Module) -> ModelPlan:
-        """As in `Context`."""
+        """As in `Job`."""
         return ModelPlan(module, self, IdlePolicy())
 
     def plan_optimizer(self, optimizer: torch.optim.Optimizer) -> OptimizerPlan:
-        """As in `Context`."""
-        return OptimizerPlan(optimizer, self, IdleSteps)
+        """As in `Job`."""
+        return OptimizerPlan(optimizer, self, lambda plan: IdleSteps(plan, programs))
 
     def refuse_late(self, call: str) -> None:
-        """A server draws its plan in `init_server`, of what is there by then."""
+        """A server builds its plan in `init_server`, of what is there by then."""
+
+    def check_model(self, module: nn.Module) -> None:
+        """As in `Job`."""
+        refuse_tied(module, served=True)
 
     @property
-    def recovery(self) -> None:
-        """Only workers of jobs with servers start again alone."""
+    def averages(self) -> bool:
+        """As in `Job`."""
+        return True
 
     @property
     def dense_group(self) -> None:
         """A server reduces nothing."""
 
+    @property
+    def collective_group(self) -> None:
+        """A server reduces nothing."""
+
     def clip(self, parameters: list[Tensor], max_norm: float, norm_type: float) -> Tensor:
         """A server has no gradients."""
-        raise RoleError(
-            "fleet.clip_grad_norm_ was called in a parameter server; see fleet.is_server()"
-        )
+        raise _in_server("clip_grad_norm_")
 
     def open(self) -> None:
         """A server opens in `init_server`."""
 
-    def once(self, call: str, action: Callable[[], Sequence[bytes]]) -> Sequence[bytes]:
-        """A server makes no calls that others answer."""
-        return action()
-
-    def cut(self, model: nn.Module, via: str) -> None:
-        """A server is asked for its part by worker 0."""
-
-    def values_of(self, model: nn.Module) -> ModelValues:
-        """A server has a part of them."""
-        raise RoleError("the values of a model were asked for in a parameter server")
-
     def prepare(self) -> None:
         """A server is no worker."""
-        raise RoleError("fleet.init_worker was called in a parameter server; see fleet.is_server()")
-
-    def server(self, call: str) -> Service:
-        """As in `Context`."""
-        return self.own_service
+        raise _in_server("init_worker")
 
     def barrier(self) -> None:
         """Workers meet without it."""
@@ -120,16 +150,92 @@ class ServerJob(Context):
         yield
 
     def watch_terminations(self) -> None:
-        """As in `Context`."""
-        stopping.watch_in_server(self)
+        """As in `Job`."""
+        if self.strategy.checkpoint:
+            self.closers.callback(ServerTerminations(self).close)
 
     def finish(self) -> None:
         """A server has nothing to bring."""
 
     def fail(self, error: str, *, consequence: bool) -> None:
-        """As in `Context`."""
-        self.own_service.fail(error)
+        """As in `Job`."""
+        self.process.fail(error)
         self.group.fail(error, consequence=consequence)
 
     def forget(self) -> None:
         """No layer of a server knows of the job."""
+
+    def refuse_in_server(self, call: str) -> None:
+        """As in `Job`."""
+        raise RoleError(
+            f"fleet.{call} was called in a parameter server; call it only where fleet.is_worker() "
+            "is true"
+        )
+
+    def prefetch_hints(self, ids_of_batch: IdsOf | None) -> None:
+        """A server reads no batch."""
+
+    def shard_queue(self, range_batches: int) -> Queue:
+        """As in `Job`; reading the loader is an error."""
+        return Queue(NoDealer(), range_batches)
+
+    @property
+    def replay(self) -> NoReplay:
+        """Only workers are replayed."""
+        return NoReplay()
+
+    @property
+    def begins(self) -> bool:
+        """As in `Job`."""
+        return False
+
+    @property
+    def reads_tables(self) -> bool:
+        """As in `Job`."""
+        return False
+
+    def once(self, call: str, action: Callable[[], Sequence[bytes]]) -> Sequence[bytes]:
+        """A server makes no calls that others answer."""
+        return action()
+
+    def finish_save(self) -> None:
+        """A server saves its part when worker 0 asks."""
+
+    def cut(self, model: nn.Module, via: str) -> None:
+        """A server is asked for its part by worker 0."""
+
+    def loading(self, saved: Checkpoint, via: str) -> Loading:
+        """A server is told its part by worker 0."""
+        raise _in_server("load_persistables")
+
+    def values_of(self, model: nn.Module) -> ModelValues:
+        """A server has a part of them."""
+        raise _in_server("state_dict")
+
+    @contextlib.contextmanager
+    def stand_ins(self, rows: Rows) -> Iterator[None]:
+        """A server exports nothing."""
+        yield
+
+    def shrink(
+        self, unseen_days: int, score: float, decay: float, table: str | None
+    ) -> dict[str, Shrunk]:
+        """A server is told by worker 0."""
+        raise _in_server("shrink")
+
+
+class ServerTerminations(Terminations):
+    """A server that is asked to stop asks the workers to, and ends when they have."""
+
+    def __init__(self, job: ServerJob) -> None:
+        super().__init__()
+        self._job = job
+        tell_stops(job.role)
+
+    def noted(self) -> None:
+        """Workers hear it with the next reply."""
+        self._job.process.server.call_stop()
+
+
+def _in_server(call: str) -> RoleError:
+    return RoleError(f"fleet.{call} was called in a parameter server; see fleet.is_server()")

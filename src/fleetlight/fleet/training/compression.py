@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
@@ -13,35 +12,34 @@ from fleetlight.collective.codecs.int8 import Int8
 from fleetlight.collective.codecs.topk import TopK
 from fleetlight.collective.routes.routing import senders
 from fleetlight.errors import PlanError
-from fleetlight.fleet.context import Context
-from fleetlight.fleet.loss_scaling import scaler_at_work
+from fleetlight.fleet.job import Job
+from fleetlight.fleet.parts.loss import scaler_at_work
+from fleetlight.fleet.protocols import RegisteredModel
+from fleetlight.fleet.training.dgc import DeepCompression
 from fleetlight.observe.log import logger
 
-if TYPE_CHECKING:
-    from fleetlight.fleet.training.model import ModelPlan
 
-
-def compression_of(context: Context, module: nn.Module) -> Compression | None:
+def compression_of(job: Job, module: nn.Module) -> Compression | None:
     """What the strategy asks for. There is one of each model, however often workers agree anew."""
-    strategy = context.strategy
+    strategy = job.strategy
     # where there are servers, steps are not the optimizer's own: DGC has nothing to correct
-    asked = strategy.compression in ("int8", "topk") or (strategy.dgc and not context.is_served)
-    if context.group.alone or not asked:
+    asked = strategy.compression in ("int8", "topk") or (
+        strategy.dgc and job.collective_group is not None
+    )
+    if job.group.alone or not asked:
         return None
-    if module not in context.compressions:
-        made = _made(context, module)
-        modules = [module, *(plan.module for plan in context.models)]
+    if module not in job.compressions:
+        made = _made(job, module)
+        modules = [module, *(plan.module for plan in job.models)]
         made.check(name for one in modules for name, _ in one.named_parameters())
-        context.compressions[module] = made
-    return context.compressions[module]
+        job.compressions[module] = made
+    return job.compressions[module]
 
 
-def _made(context: Context, module: nn.Module) -> Compression:
-    if context.strategy.dgc:
-        from fleetlight.fleet.training.dgc import DeepCompression
-
-        return DeepCompression(context, module)
-    strategy, configs = context.strategy, context.strategy.compression_configs
+def _made(job: Job, module: nn.Module) -> Compression:
+    if job.strategy.dgc:
+        return DeepCompression(job, module)
+    strategy, configs = job.strategy, job.strategy.compression_configs
     return Compression(
         Int8() if strategy.compression == "int8" else TopK(configs.ratio),
         min_size=configs.min_size,
@@ -50,7 +48,7 @@ def _made(context: Context, module: nn.Module) -> Compression:
     )
 
 
-def refuse_scaler(models: Iterable[ModelPlan]) -> None:
+def refuse_scaler(models: Iterable[RegisteredModel]) -> None:
     """Called within a step: what is owed was made with another loss scale."""
     coded = any(p.replica is not None and p.replica.compression is not None for p in models)
     scaler = scaler_at_work() if coded else None
@@ -63,48 +61,48 @@ def refuse_scaler(models: Iterable[ModelPlan]) -> None:
         )
 
 
-def tell_at_end(context: Context) -> None:
+def tell_at_end(job: Job) -> None:
     """What is to be said of it when a job ends well."""
-    if context.group.index == 0:
-        for compression in context.compressions.values():
+    if job.group.index == 0:
+        for compression in job.compressions.values():
             compression.tell_at_end()
 
 
-def unsent(context: Context) -> dict[str, Tensor]:
+def unsent(job: Job) -> dict[str, Tensor]:
     """What this worker keeps of gradients that were not sent as they are."""
     return {
         f"{number}/{name}": tensor
-        for number, compression in _compressions(context)
+        for number, compression in _compressions(job)
         for name, tensor in compression.ledger.state().items()
     }
 
 
-def load_unsent(context: Context, kept: Mapping[str, Tensor], workers: int) -> None:
+def load_unsent(job: Job, kept: Mapping[str, Tensor], workers: int) -> None:
     """The way back, of a checkpoint of so many workers. It is each worker's own."""
-    if workers != context.group.size:
-        if kept and context.group.index == 0:
+    if workers != job.group.size:
+        if kept and job.group.index == 0:
             logger.warning(
                 "what %d workers had still to send, of gradients or movements, is dropped: this "
                 "job has %d",
                 workers,
-                context.group.size,
+                job.group.size,
             )
         kept = {}
-    elif kept and not _sends(context):
+    elif kept and not _sends(job):
         logger.warning(
             "what this worker had still to send, of gradients or movements, is dropped: in this "
             "job another one sends for it, see use_hierarchical_allreduce"
         )
         kept = {}
-    for number, compression in _compressions(context):
+    for number, compression in _compressions(job):
         prefix = f"{number}/"
         mine = {n.removeprefix(prefix): t for n, t in kept.items() if n.startswith(prefix)}
         compression.ledger.load(mine)
 
 
-def _sends(context: Context) -> bool:
+def _sends(job: Job) -> bool:
     """False where this worker leaves it to another one to meet those of other hosts."""
-    group, strategy = context.dense_group, context.strategy
+    group, strategy = job.dense_group, job.strategy
     if group is None:
         return True
     by_levels = strategy.use_hierarchical_allreduce
@@ -112,8 +110,8 @@ def _sends(context: Context) -> bool:
     return group.index in senders(group, inner)
 
 
-def _compressions(context: Context) -> Iterator[tuple[int, Compression]]:
-    for number, plan in enumerate(context.models):
-        compression = compression_of(context, plan.module)
+def _compressions(job: Job) -> Iterator[tuple[int, Compression]]:
+    for number, plan in enumerate(job.models):
+        compression = compression_of(job, plan.module)
         if compression is not None:
             yield number, compression

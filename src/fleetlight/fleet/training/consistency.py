@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from fleetlight.collective.agreement import Terms
-from fleetlight.fleet.context import Context
+from fleetlight.errors import ConfigError
+from fleetlight.fleet.job import Job
+from fleetlight.fleet.protocols import Peers
 
 #: settings that concern one worker only: how long it waits, where its files are
 _OWN = {"deadline_s", "ssl", "checkpoint", "execution_strategy", "fetch_frequency"}
@@ -17,20 +19,19 @@ _OWN = {"deadline_s", "ssl", "checkpoint", "execution_strategy", "fetch_frequenc
 _HOW = {"params", "foreach", "fused", "capturable", "differentiable"}
 
 
-def settings_of(context: Context) -> Terms:
+def settings_of(job: Job) -> Terms:
     """What stays as it is when training begins: the strategy and the sharded loaders."""
-    settings = [item for item in context.strategy.items() if item[0] not in _OWN]
+    settings = [item for item in job.strategy.items() if item[0] not in _OWN]
     loaders = [
-        (f"sharded loader {number}", loader.settings())
-        for number, loader in enumerate(context.loaders)
+        (f"sharded loader {number}", loader.settings()) for number, loader in enumerate(job.loaders)
     ]
     return [*((f"strategy.{name}", value) for name, value in settings), *loaders]
 
 
-def terms_of(context: Context) -> Terms:
+def terms_of(job: Job) -> Terms:
     """What may change while training goes on: the steps made, and what optimizers work with."""
-    terms: list[tuple[str, object]] = [("the number of optimizer steps", context.step)]
-    for number, plan in enumerate(context.optimizers):
+    terms: list[tuple[str, object]] = [("the number of optimizer steps", job.step)]
+    for number, plan in enumerate(job.optimizers):
         terms += _of_optimizer(plan.optimizer, number)
     return terms
 
@@ -60,3 +61,14 @@ def _plain(value: Any) -> object:
     if isinstance(value, (tuple, list)):
         return tuple(map(_plain, value))
     return None
+
+
+def check_alike(group: Peers, tensor: Tensor, operation: str) -> None:
+    """Every worker must give the same type and shape."""
+    kinds = group.gather_bytes(f"{tensor.dtype} {list(tensor.shape)}".encode(), operation)
+    for index, kind in enumerate(kinds):
+        if kind != kinds[0]:
+            raise ConfigError(
+                f"{operation}: worker 0 gives {kinds[0].decode()}, worker {index} gives "
+                f"{kind.decode()}; all must give the same dtype and shape"
+            )

@@ -15,22 +15,22 @@ from fleetlight.collective.codecs.sparsity import Sparsity
 from fleetlight.collective.routes.routing import crosses_a_link, senders
 from fleetlight.collective.routes.stretches import VELOCITY
 from fleetlight.errors import PlanError
-from fleetlight.fleet.context import Context
+from fleetlight.fleet.job import Job
 from fleetlight.observe.log import logger
 
 
 class DeepCompression(Compression):
     """The compression of one model. A step is the one that the optimizer is about to make."""
 
-    def __init__(self, context: Context, module: nn.Module) -> None:
-        configs = context.strategy.dgc_configs
+    def __init__(self, job: Job, module: nn.Module) -> None:
+        configs = job.strategy.dgc_configs
         self._dgc = DGC(
             self.momentum_of,
             clip_norm=configs.local_grad_clip_norm,
             factor_masking=configs.factor_masking,
         )
         super().__init__(self._dgc, min_size=configs.min_size, exclude=configs.exclude)
-        self._context, self._module = context, module
+        self._job, self._module = job, module
         self._parameters = dict(module.named_parameters())
         #: of each parameter, its optimizer and the number of its param group
         self._owners: dict[int, tuple[torch.optim.Optimizer, int]] = {}
@@ -70,14 +70,14 @@ class DeepCompression(Compression):
     @property
     def _step(self) -> int:
         """How many steps each optimizer has made: several are taken to take turns."""
-        return self._context.step // max(1, len(self._context.optimizers))
+        return self._job.step // max(1, len(self._job.optimizers))
 
     def begin(self) -> None:
         """As in `Compression`: the optimizers must be such that momentum can be corrected."""
         self._check_optimizers()
-        group = self._context.dense_group
+        group = self._job.dense_group
         assert group is not None
-        strategy = self._context.strategy
+        strategy = self._job.strategy
         by_levels = strategy.use_hierarchical_allreduce
         inner = strategy.hierarchical_allreduce_inter_nranks if by_levels else None
         self._dgc.senders = len(senders(group, inner))
@@ -97,7 +97,7 @@ class DeepCompression(Compression):
 
     def _refuse_second(self) -> None:
         """Momentum that has gathered twice for one step would be wrong."""
-        stepped = next(p.stepped for p in self._context.models if p.module is self._module)
+        stepped = next(p.stepped for p in self._job.models if p.module is self._module)
         if stepped == self._arrived_at:
             raise PlanError(
                 "dgc: the gradients of a model were reduced twice for one step of its optimizer, "
@@ -135,7 +135,7 @@ class DeepCompression(Compression):
 
     def _held(self) -> Iterator[tuple[torch.optim.Optimizer, int, Tensor]]:
         """All that is stepped: by which optimizer, and in which of its groups."""
-        for plan in self._context.optimizers:
+        for plan in self._job.optimizers:
             for number, group in enumerate(plan.optimizer.param_groups):
                 for parameter in group["params"]:
                     yield plan.optimizer, number, parameter
@@ -153,7 +153,7 @@ class DeepCompression(Compression):
 
     def _check_optimizers(self) -> None:
         """Some may have been registered late, and a scheduler may have set momentum to zero."""
-        for plan in self._context.optimizers:
+        for plan in self._job.optimizers:
             check_optimizer(plan.optimizer)
 
 
@@ -183,12 +183,12 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
             )
 
 
-def uses_dgc(context: Context) -> bool:
+def uses_dgc(job: Job) -> bool:
     """Whether the gradients of the job are compressed by it."""
-    group = context.dense_group
-    if not context.strategy.dgc or context.is_served or group is None or group.alone:
+    group = job.collective_group
+    if not job.strategy.dgc or group is None or group.alone:
         return False
-    return crosses_a_link(group, context.strategy.shared_memory)
+    return crosses_a_link(group, job.strategy.shared_memory)
 
 
 def clipping_error(got: str) -> PlanError:

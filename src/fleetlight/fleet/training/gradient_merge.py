@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fleetlight.errors import PlanError
-from fleetlight.fleet.context import Context
-from fleetlight.fleet.loss_scaling import scaler_at_work
+from fleetlight.fleet.job import Job
+from fleetlight.fleet.parts.loss import scaler_at_work
 from fleetlight.torch_compat.optimizers import count_as_stepped
 
 
@@ -23,10 +23,10 @@ class GradientMerge:
     `zero_grad` reaches them. The last one gives all parts back, to be reduced as a whole.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, context: Context) -> None:
-        configs = context.strategy.gradient_merge_configs
+    def __init__(self, optimizer: torch.optim.Optimizer, job: Job) -> None:
+        configs = job.strategy.gradient_merge_configs
         self._optimizer = optimizer
-        self._context = context
+        self._job = job
         self._k = configs.k_steps
         self._average = configs.avg
         self._parts: dict[Tensor, Tensor] = {}
@@ -34,7 +34,7 @@ class GradientMerge:
         self._is_whole = False
         self._takes_scaler = False
         # no backward is reduced for itself
-        context.holds += 1
+        job.holds += 1
 
     def step(self, step: Callable[[], Any], args: Any, kwargs: Any) -> Any:
         """In place of the optimizer's own `step`, which is called when the k-th part is there."""
@@ -63,7 +63,7 @@ class GradientMerge:
         for parameter, gradient in self._parts.items():
             parameter.grad = gradient.mul_(1.0 / self._k) if self._average else gradient
         self._parts.clear()
-        for plan in self._context.models:
+        for plan in self._job.models:
             if plan.replica is not None:
                 plan.replica.mark_unreduced()
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
+import torch
 from torch import nn
 
 from fleetlight.collective.averaging.engine import Averaging
@@ -15,28 +16,44 @@ from fleetlight.collective.averaging.means import Member
 from fleetlight.collective.averaging.outer import Mean, Nesterov, Outer
 from fleetlight.collective.averaging.schedule import Adaptive, Every
 from fleetlight.errors import DivergedError, PlanError
-from fleetlight.fleet.context import Context
-from fleetlight.fleet.loss_scaling import scaler_at_work
-from fleetlight.fleet.training.loss import SeenLoss
+from fleetlight.fleet.job import Job
+from fleetlight.fleet.parts.loss import SeenLoss, scaler_at_work
+from fleetlight.fleet.protocols import LocalSteps, RegisteredModel
 from fleetlight.observe.log import logger
 from fleetlight.strategy import DistributedStrategy
 from fleetlight.strategy.configs import AveragingConfigs
-
-if TYPE_CHECKING:
-    from fleetlight.fleet.collective.steps import ReducedSteps
-    from fleetlight.fleet.training.model import ModelPlan
+from fleetlight.strategy.conflicts import LOCAL
 
 Names: TypeAlias = Mapping[nn.Parameter, str]
 
 
-class Alone:
+class AloneOrTogether(Protocol):
+    """Steps that a worker may make alone for a while; `collective.steps.ReducedSteps`."""
+
+    job: Job
+    optimizer: torch.optim.Optimizer
+    #: the models that it steps, known at its first step
+    models: list[RegisteredModel]
+
+    @property
+    def by_program(self) -> bool:
+        """True when a program makes the steps."""
+
+    def trains_some_of(self, model: RegisteredModel) -> bool:
+        """Whether it steps a parameter of the model."""
+
+    def meet_early(self) -> None:
+        """Let workers that train alone be equal now."""
+
+
+class LocalTraining:
     """What a registered optimizer does where its steps are made alone, and when the workers meet.
 
     Between two meetings workers differ: before something is computed that should be the same on
     all, such as an evaluation, `fleet.barrier_worker()` lets them meet.
     """
 
-    def __init__(self, steps: ReducedSteps, mode: str, engine: Averaging) -> None:
+    def __init__(self, steps: AloneOrTogether, mode: str, engine: Averaging) -> None:
         self.engine = engine
         self.steps, self._mode = steps, mode
         #: how many losses had been seen at the last meeting
@@ -64,12 +81,12 @@ class Alone:
             )
         if self.now and not self._is_told:
             self._tell()
-        self.engine.in_place = self.steps.plan.program is not None
+        self.engine.in_place = self.steps.by_program
         self.engine.before_step()
 
     def step_made(self) -> bool:
         """Called behind each step; answers whether the workers have met."""
-        seen = self.steps.context.seen_loss
+        seen = self.steps.job.seen_loss
         new = seen is not None and seen.number > self._seen
         schedule = self.engine.schedule
         # what is called in parts only comes here unseen before its first step
@@ -83,14 +100,22 @@ class Alone:
         members = self._members() if self.engine.meets_next else []
         k = schedule.k
         met = self.engine.step_made(members, seen.value if seen and new else None)
-        if schedule.k != k and self.steps.context.group.index == 0:
+        if schedule.k != k and self.steps.job.group.index == 0:
             logger.info("%s: the workers meet every %d steps now", self._mode, schedule.k)
         if met and seen is not None:
             self._seen = seen.number
         return met
 
+    def trains_some_of(self, model: RegisteredModel) -> bool:
+        """As in `LocalSteps`."""
+        return self.steps.trains_some_of(model)
+
+    def meet(self) -> None:
+        """As in `LocalSteps`."""
+        self.steps.meet_early()
+
     def meet_early(self) -> bool:
-        """Let the workers be equal; answers whether they had to meet for it."""
+        """Let the workers be equal; returns whether they had to meet for it."""
         return self.engine.meet_early(self._members())
 
     def settle(self) -> None:
@@ -135,7 +160,7 @@ class Alone:
 
     def _tell(self) -> None:
         self._is_told = True
-        if self.steps.context.group.index == 0:
+        if self.steps.job.group.index == 0:
             schedule = self.engine.schedule
             logger.info(
                 "%s: from step %d on workers train alone, and meet every %d steps%s",
@@ -146,18 +171,18 @@ class Alone:
             )
 
 
-def alone_of(steps: ReducedSteps) -> Alone | None:
+def alone_of(steps: AloneOrTogether) -> LocalTraining | None:
     """How an optimizer steps alone, if the strategy says that it does and there are others."""
-    context = steps.context
-    group = context.dense_group
+    job = steps.job
+    group = job.dense_group
     if group is None or group.alone:
         return None
-    found = chosen(context.strategy)
+    found = chosen(job.strategy)
     if found is None:
         return None
     mode, configs, schedule, outer = found
-    if isinstance(schedule, Adaptive) and context.seen_loss is None:
-        context.seen_loss = SeenLoss()
+    if isinstance(schedule, Adaptive) and job.seen_loss is None:
+        job.seen_loss = SeenLoss()
     engine = Averaging(
         steps.optimizer,
         group,
@@ -166,7 +191,7 @@ def alone_of(steps: ReducedSteps) -> Alone | None:
         optimizer_state=configs.optimizer_state,
         buffers=configs.buffers,
     )
-    return Alone(steps, mode, engine)
+    return LocalTraining(steps, mode, engine)
 
 
 def chosen(strategy: DistributedStrategy) -> tuple[str, AveragingConfigs, Every, Outer] | None:
@@ -187,37 +212,37 @@ def chosen(strategy: DistributedStrategy) -> tuple[str, AveragingConfigs, Every,
     return None
 
 
-def trains_alone(context: Context, model: ModelPlan) -> bool:
+def trains_alone(job: Job, model: RegisteredModel) -> bool:
     """True while all optimizers that step the model make steps of their own."""
-    mine = [alone for alone in _all_of(context) if alone.steps.trains_some_of(model)]
+    mine = [alone for alone in _all_of(job) if alone.trains_some_of(model)]
     return bool(mine) and all(alone.now for alone in mine)
 
 
-def _all_of(context: Context) -> list[Alone]:
-    return [plan.policy.alone for plan in context.optimizers if plan.policy.alone is not None]
+def _all_of(job: Job) -> list[LocalSteps]:
+    return [plan.alone for plan in job.optimizers if plan.alone is not None]
 
 
-def meet(context: Context, operation: str) -> None:
+def meet(job: Job, operation: str) -> None:
     """Let all workers be equal now. All of them come here."""
-    everybody = _all_of(context)
+    everybody = _all_of(job)
     if not everybody:
         return
-    _check_equally_far(everybody, context, operation)
+    _check_equally_far(everybody, job, operation)
     for alone in everybody:
-        alone.steps.meet_early()
+        alone.meet()
 
 
-def settle(context: Context, operation: str) -> None:
+def settle(job: Job, operation: str) -> None:
     """The same, and the states of optimizers: what one worker saves is then what all have."""
-    meet(context, operation)
-    for alone in _all_of(context):
+    meet(job, operation)
+    for alone in _all_of(job):
         alone.settle()
 
 
-def _check_equally_far(mine_alone: Sequence[Alone], context: Context, operation: str) -> None:
+def _check_equally_far(mine_alone: Sequence[LocalSteps], job: Job, operation: str) -> None:
     """Who has nothing to meet for would not be there when the others wait for it."""
     mine = [alone.engine.schedule.step for alone in mine_alone]
-    everybody = context.group.gather_bytes(msgspec.json.encode(mine), operation)
+    everybody = job.group.gather_bytes(msgspec.json.encode(mine), operation)
     for index, one in enumerate(everybody):
         steps = msgspec.json.decode(one, type=list[int])
         if one != everybody[0]:
@@ -233,15 +258,15 @@ def _counted(steps: Sequence[int]) -> str:
     return " and ".join(map(str, steps))
 
 
-def tell_at_end(context: Context) -> None:
+def tell_at_end(job: Job) -> None:
     """What is to be said of it when a job ends well."""
-    for alone in _all_of(context) if context.group.index == 0 else ():
+    for alone in _all_of(job) if job.group.index == 0 else ():
         alone.tell_at_end()
 
 
-def warn_if_apart(context: Context, operation: str) -> None:
+def warn_if_apart(job: Job, operation: str) -> None:
     """Of something that is made of this worker's parameters alone."""
-    for alone in _all_of(context):
+    for alone in _all_of(job):
         if alone.engine.schedule.apart:
             logger.warning(
                 "%s: it takes the parameters of this worker, which stand %s; let all workers "
@@ -251,38 +276,38 @@ def warn_if_apart(context: Context, operation: str) -> None:
             )
 
 
-def close(context: Context) -> None:
+def close(job: Job) -> None:
     """Losses are seen no longer."""
-    if context.seen_loss is not None:
-        context.seen_loss.close()
-        context.seen_loss = None
+    if job.seen_loss is not None:
+        job.seen_loss.close()
+        job.seen_loss = None
 
 
 # -- checkpoints
 
 
-def saved_states(context: Context, names: Names) -> list[Any] | None:
+def saved_states(job: Job, names: Names) -> list[Any] | None:
     """What worker 0 keeps of each optimizer; it is the same on all workers."""
-    alone = [plan.policy.alone for plan in context.optimizers]
+    alone = [plan.alone for plan in job.optimizers]
     states = [one and one.engine.state(names) for one in alone]
     return states if any(states) else None
 
 
-def load(context: Context, states: Sequence[Any], step: int, names: Names) -> None:
+def load(job: Job, states: Sequence[Any], step: int, names: Names) -> None:
     """Let optimizers continue where those of a checkpoint at a step of the job stood."""
-    for number, plan in enumerate(context.optimizers):
+    for number, plan in enumerate(job.optimizers):
         state = states[number] if number < len(states) else None
         if state is not None:
-            plan.policy.go_on(functools.partial(_load, state=state, names=names))
+            plan.go_on(functools.partial(_load, state=state, names=names))
         else:
             # how they shared the steps of the job is not known
-            own = step // len(context.optimizers)
-            plan.policy.go_on(functools.partial(_begin_anew, step=own, names=names))
+            own = step // len(job.optimizers)
+            plan.go_on(functools.partial(_begin_anew, step=own, names=names))
 
 
-def begin_anew(context: Context, names: Names) -> None:
+def begin_anew(job: Job, names: Names) -> None:
     """Other values were given to all workers: those that train alone go on from them."""
-    for alone in _all_of(context):
+    for alone in _all_of(job):
         alone.engine.begin_anew(alone.engine.schedule.step, names)
 
 
@@ -292,3 +317,8 @@ def _load(engine: Averaging, *, state: Mapping[str, Any], names: Names) -> None:
 
 def _begin_anew(engine: Averaging, *, step: int, names: Names) -> None:
     engine.begin_anew(step, names)
+
+
+def may_train_alone(job: Job) -> bool:
+    """Whether the strategy has workers train alone, if only later."""
+    return any(getattr(job.strategy, name) for name in LOCAL)

@@ -21,28 +21,28 @@ from fleetlight.collective.late import Cause
 from fleetlight.collective.position import UNKNOWN, Position
 from fleetlight.collective.replica import Reduction, Replica
 from fleetlight.errors import DeadlineError, PlanError, did_you_mean
-from fleetlight.fleet.context import Context, current
+from fleetlight.fleet.job import Job, current
 from fleetlight.fleet.training import local_training
 from fleetlight.fleet.training.compression import compression_of
 from fleetlight.fleet.training.consistency import settings_of, terms_of
 from fleetlight.fleet.training.start_notes import tell_of_batch_norm, tell_start
 from fleetlight.fleet.training.worker_seeds import Parts, make_distinct
-from fleetlight.fleet.wrapping import refuse_running_wrapper, refuse_wrappers
 from fleetlight.observe.log import logger
 from fleetlight.static.graph.variable import is_written
 from fleetlight.strategy import DistributedStrategy
 from fleetlight.torch_compat.trees import tree_map
+from fleetlight.torch_compat.wrappers import wrappers_in, wrappers_of
 
 
 @contextlib.contextmanager
 def no_sync() -> Iterator[None]:
     """Inside the block gradients stay local and add up; the next backward outside reduces them."""
-    context = current()
-    context.holds += 1
+    job = current()
+    job.holds += 1
     try:
         yield
     finally:
-        context.holds -= 1
+        job.holds -= 1
 
 
 @contextlib.contextmanager
@@ -81,8 +81,8 @@ class ModelPolicy(Protocol):
 class ModelPlan:
     """A registered model, before and after the workers have agreed on it."""
 
-    def __init__(self, module: nn.Module, context: Context, policy: ModelPolicy) -> None:
-        self.module, self.context, self.policy = module, context, policy
+    def __init__(self, module: nn.Module, job: Job, policy: ModelPolicy) -> None:
+        self.module, self.job, self.policy = module, job, policy
         #: reduces the gradients of the model among workers, where they do that themselves
         self.replica: Replica | None = None
         #: how many reductions there had been when an optimizer stepped last
@@ -108,8 +108,8 @@ class ModelPlan:
             return
         self.module.forward = self._entry
         # worker 0 goes on with the seeds of the script
-        if self.context.group.index and not self._has_begun:
-            self._parts = Parts(self.module, functools.partial(make_distinct, self.context))
+        if self.job.group.index and not self._has_begun:
+            self._parts = Parts(self.module, functools.partial(make_distinct, self.job))
 
     def _step_aside(self) -> None:
         if self.policy.watches_calls:
@@ -144,12 +144,12 @@ class ModelPlan:
             self.frozen = True
             return
         self.frozen = True
-        for optimizer in self.context.optimizers:
+        for optimizer in self.job.optimizers:
             optimizer.freeze()
-        strategy = self.context.strategy
+        strategy = self.job.strategy
         try:
-            if not self.context.group.alone:
-                refuse_wrappers(self.module)
+            if not self.job.group.alone:
+                _refuse_wrappers(wrappers_in(self.module))
             self.policy.agree(self)
         except Exception:
             # the next forward says so again
@@ -158,14 +158,14 @@ class ModelPlan:
         if strategy.recompute:
             self._recomputed = _recompute(self.module, strategy.recompute_configs.checkpoints)
         self._renew_entry()
-        tell_start(self.module, self.context)
-        if self.context.stopping is not None:
-            self.context.stopping.take_up()
+        tell_start(self.module, self.job)
+        if self.job.stopping is not None:
+            self.job.stopping.take_up()
 
     def warn_of_other_device(self) -> None:
         """Of a model on the CPU beside a GPU that this worker has."""
         kinds = {parameter.device.type for parameter in self.module.parameters()}
-        mine = self.context.group.device
+        mine = self.job.group.device
         if mine.type == "cuda" and kinds == {"cpu"}:
             logger.warning(
                 "this worker has %s, but the model is on the CPU: move it with model.cuda() before "
@@ -176,19 +176,19 @@ class ModelPlan:
     @property
     def dense_group(self) -> Group:
         """The workers that average the gradients of dense parameters."""
-        group = self.context.dense_group
+        group = self.job.dense_group
         assert group is not None
         return group
 
     def replicate(self, late: Cause = Cause.UNCALLED) -> None:
         """Let its gradients be reduced during backward from now on; all workers come here."""
-        strategy, group = self.context.strategy, self.dense_group
+        strategy, group = self.job.strategy, self.dense_group
         self.replica = Replica(
             self.module,
             group,
-            reduction_of(self.context, self.module),
-            settings=settings_of(self.context),
-            terms=functools.partial(terms_of, self.context),
+            reduction_of(self.job, self.module),
+            settings=settings_of(self.job),
+            terms=functools.partial(terms_of, self.job),
             broadcast_buffers=strategy.broadcast_buffers,
         )
         # a part of it may have been trained before its own forward was called
@@ -202,16 +202,16 @@ class ModelPlan:
 
     def _renew_entry(self) -> None:
         """The entry calls the forward as it is now, narrow if the strategy says so."""
-        strategy, forward = self.context.strategy, self._forward
+        strategy, forward = self.job.strategy, self._forward
         if strategy.amp:
             dtype = getattr(torch, strategy.amp_configs.dtype)
-            forward = _autocast(forward, self.context.group.device.type, dtype)
+            forward = _autocast(forward, self.job.group.device.type, dtype)
         self._entry.inner = forward
 
     def check_caller(self) -> None:
         """Nobody else may reduce the gradients of the coming backward."""
-        if not self.context.group.alone:
-            refuse_running_wrapper(self.module)
+        if not self.job.group.alone:
+            _refuse_wrappers(wrappers_of(self.module))
 
     def draw_apart(self) -> None:
         """A forward that trains draws other random numbers on each worker."""
@@ -222,12 +222,12 @@ class ModelPlan:
         """A forward that trains, or a step, is about to be made; programs say so themselves."""
         if not self.policy.watches_calls:
             return
-        make_distinct(self.context)
+        make_distinct(self.job)
         if self._has_begun or not _trains(self.module):
             return
         self._has_begun = True
         self._look_at_no_parts()
-        tell_of_batch_norm(self.module, self.context)
+        tell_of_batch_norm(self.module, self.job)
 
     def replicate_again(self) -> None:
         """Parameters were added, frozen or unfrozen: agree anew. All workers come here alike."""
@@ -254,12 +254,12 @@ class ModelPlan:
     @property
     def reduces(self) -> bool:
         """True when the coming backward is to be reduced."""
-        return not self.context.holds and not self.trains_alone
+        return not self.job.holds and not self.trains_alone
 
     @property
     def trains_alone(self) -> bool:
         """True while this worker makes steps of its own with the model."""
-        return local_training.trains_alone(self.context, self)
+        return local_training.trains_alone(self.job, self)
 
     @property
     def means(self) -> Means | None:
@@ -273,8 +273,8 @@ class ModelPlan:
 
     def share_buffers(self) -> None:
         """Give worker 0's buffers to everybody."""
-        if self.context.strategy.broadcast_buffers:
-            self.context.group.broadcast(list(self.module.buffers()), "buffers of the model")
+        if self.job.strategy.broadcast_buffers:
+            self.job.group.broadcast(list(self.module.buffers()), "buffers of the model")
 
     def close(self) -> None:
         """Let go of the module; its forward is its own again."""
@@ -328,9 +328,9 @@ def _plain_forward(module: nn.Module) -> Any:
     return types.MethodType(type(module).forward, module)
 
 
-def reduction_of(context: Context, module: nn.Module | None = None) -> Reduction:
+def reduction_of(job: Job, module: nn.Module | None = None) -> Reduction:
     """What the strategy says about the reduction of gradients, those of a model if one is given."""
-    strategy = context.strategy
+    strategy = job.strategy
     return Reduction(
         limits=BucketLimits.of(
             fuse=strategy.fuse_all_reduce_ops,
@@ -338,8 +338,8 @@ def reduction_of(context: Context, module: nn.Module | None = None) -> Reduction
             count=strategy.fuse_grad_size_in_num,
         ),
         narrow=_narrow(strategy),
-        compression=None if module is None else compression_of(context, module),
-        average=context.averages,
+        compression=None if module is None else compression_of(job, module),
+        average=job.averages,
         synchronous=strategy.sync_nccl_allreduce,
         communicators=strategy.nccl_comm_num,
         shared_memory=strategy.shared_memory,
@@ -413,3 +413,20 @@ def _autocast(inner: Any, device: str, dtype: torch.dtype) -> Any:
 def _as_float(value: Any) -> Any:
     narrow = isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)
     return value.float() if narrow else value
+
+
+def _refuse_wrappers(found: Iterable[str]) -> None:
+    """Refuse a registered model that another library distributes too: gradients travel once.
+
+    Torch's DistributedDataParallel, and Accelerate, Lightning and the Trainer of transformers with
+    it, wrap a model when they find several processes.
+    """
+    for name in found:
+        raise PlanError(
+            f"the model is registered by fleet.distributed_model, and {name} distributes it too: "
+            "gradients would be reduced twice. Drop one of them: the line that wraps the model "
+            "(with Accelerate accelerator.prepare(model), with the Trainer of transformers its "
+            "training loop; docs/migrating.md, 'Accelerate, the Trainer and Lightning', shows what "
+            "to write instead), or "
+            "fleet.distributed_model(model) and fleet.distributed_optimizer(optimizer)"
+        )

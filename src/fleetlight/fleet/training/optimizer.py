@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fleetlight.errors import PlanError
-from fleetlight.fleet.context import Context
+from fleetlight.fleet.job import Job
+from fleetlight.fleet.protocols import LocalSteps, RegisteredModel
 from fleetlight.fleet.training.gradient_merge import GradientMerge
 from fleetlight.static.graph.variable import is_variable
 from fleetlight.torch_compat.autograd import version
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from fleetlight.collective.averaging.engine import Averaging
-    from fleetlight.fleet.training.local_training import Alone
-    from fleetlight.fleet.training.model import ModelPlan
     from fleetlight.static.program import Program
     from fleetlight.static.writing.recorder import Part
 
@@ -40,13 +39,21 @@ if TYPE_CHECKING:
 class StepPolicy(Protocol):
     """How the steps of a registered optimizer are made: one for each, chosen by its job."""
 
-    #: how its steps are made alone, if they ever are
-    alone: Alone | None
+    @property
+    def alone(self) -> LocalSteps | None:
+        """How its steps are made alone, if they ever are."""
+
+    @property
+    def steps_on_servers(self) -> int | None:
+        """How many steps were made on the servers; None where workers step."""
+
+    def count_on_servers(self, steps: int) -> None:
+        """So many steps were made on the servers before."""
 
     def go_on(self, there: Callable[[Averaging], None]) -> None:
         """Values of a checkpoint were loaded: what trains alone goes on from there."""
 
-    def notice_changes(self, model: ModelPlan) -> None:
+    def notice_changes(self, model: RegisteredModel) -> None:
         """A forward of the model comes: agree anew now, where other parameters are trained."""
 
     def begin(self) -> None:
@@ -81,11 +88,11 @@ class OptimizerPlan:
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        context: Context,
+        job: Job,
         policy: Callable[[OptimizerPlan], StepPolicy],
     ) -> None:
         self.optimizer = optimizer
-        self.context = context
+        self.job = job
         self._scaler: torch.amp.GradScaler | None = None
         self._frozen = False
         self.merge: GradientMerge | None = None
@@ -112,6 +119,28 @@ class OptimizerPlan:
         # static programs ask for it
         optimizer.distributor = self  # type: ignore[attr-defined]
 
+    @property
+    def alone(self) -> LocalSteps | None:
+        """As in `RegisteredOptimizer`."""
+        return self.policy.alone
+
+    def go_on(self, there: Callable[[Averaging], None]) -> None:
+        """As in `RegisteredOptimizer`."""
+        self.policy.go_on(there)
+
+    def notice_changes(self, model: RegisteredModel) -> None:
+        """As in `RegisteredOptimizer`."""
+        self.policy.notice_changes(model)
+
+    @property
+    def steps_on_servers(self) -> int | None:
+        """As in `RegisteredOptimizer`."""
+        return self.policy.steps_on_servers
+
+    def count_on_servers(self, steps: int) -> None:
+        """As in `RegisteredOptimizer`."""
+        self.policy.count_on_servers(steps)
+
     def _before_step(self, _: Any, args: Any, kwargs: Any) -> Any:
         return self.policy.before(args, kwargs)
 
@@ -131,9 +160,9 @@ class OptimizerPlan:
         if self._frozen:
             return
         self._frozen = True
-        strategy = self.context.strategy
+        strategy = self.job.strategy
         if strategy.gradient_merge and strategy.gradient_merge_configs.k_steps > 1:
-            self.merge = GradientMerge(self.optimizer, self.context)
+            self.merge = GradientMerge(self.optimizer, self.job)
         self.policy.begin()
 
     def _stand_in_for_step(self) -> None:
@@ -298,13 +327,13 @@ class OptimizerPlan:
 
     def _scaler_or_none(self) -> torch.amp.GradScaler | None:
         """Float16 needs its loss scaled; bfloat16 has the range of float32."""
-        strategy = self.context.strategy
+        strategy = self.job.strategy
         if not strategy.amp or strategy.amp_configs.dtype != "float16":
             return None
         if self._scaler is None:
             configs = strategy.amp_configs
             self._scaler = torch.amp.GradScaler(
-                self.context.group.device.type,
+                self.job.group.device.type,
                 init_scale=configs.init_loss_scaling,
                 growth_interval=2000 if configs.use_dynamic_loss_scaling else 1 << 30,
             )

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fleetlight.fleet.context import Context
+from fleetlight.fleet.job import Job
 from fleetlight.static.graph.variable import is_written
 from fleetlight.torch_compat.modules import Dropout
 
@@ -30,10 +30,10 @@ _LOW_BITS = 40
 _MARK = 0x464C54
 
 
-def make_distinct(context: Context) -> None:
+def make_distinct(job: Job) -> None:
     """Derive this worker's seeds from those of the script, where the strategy asks for that."""
-    worker = context.group.index
-    if worker == 0 or context.strategy.worker_seeds != "distinct":
+    worker = job.group.index
+    if worker == 0 or job.strategy.worker_seeds != "distinct":
         return
     seed = torch.initial_seed()
     if not _is_derived(seed):

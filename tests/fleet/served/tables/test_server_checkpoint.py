@@ -20,9 +20,9 @@ import fleetlight as fleet
 from fleetlight import checkpoint
 from fleetlight.errors import CheckpointError, ConfigError, CorruptCheckpointError, PlanError
 from fleetlight.fleet.checkpoints import loading, persistables
+from fleetlight.fleet.checkpoints.checkpoint_copy import check_via
 from fleetlight.fleet.plan.bound_plan import draw
 from fleetlight.fleet.served.tables.loading import open_loaded
-from fleetlight.fleet.served.tables.table_files import check_via
 from fleetlight.ps import messages as m
 from fleetlight.ps.layers.embedding import SparseEmbedding
 from fleetlight.ps.layers.entries import CountFilterEntry

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.fleet.served.test_replay import BATCH, Died, Lives, sharded
+from tests.fleet.served.durable.test_replay import BATCH, Died, Lives, sharded
 from tests.served import ASYNC, SYNC, Built, Job, Member, geo
 from torch import Tensor, nn
 
 from fleetlight.errors import ConfigError, PlanError
-from fleetlight.fleet.served.tables import shrinking
-from fleetlight.fleet.served.tables.shrinking import Shrunk
+from fleetlight.fleet.job import Shrunk
+from fleetlight.fleet.public import rows as public_rows
 from fleetlight.fleet.served.tables.table_files import TableFiles
 from fleetlight.ps import messages as m
 from fleetlight.ps.layers.embedding import SparseEmbedding
@@ -32,6 +32,16 @@ class Two(nn.Module):
     def forward(self, ids: Tensor, click: Tensor) -> Tensor:
         out: Tensor = self.ads(ids, click=click) + self.plain(ids)
         return out
+
+
+def shrunk(
+    member: Member,
+    unseen_days: int = 0,
+    score: float = 0.0,
+    decay: float = 1.0,
+    table: str | None = None,
+) -> dict[str, Shrunk]:
+    return member.context.shrink(unseen_days, score, decay, table)
 
 
 def build() -> Built:
@@ -55,9 +65,9 @@ def test_rows_go_that_nobody_has_seen(strategy: dict[str, Any]) -> None:
     def work(member: Member) -> Any:
         train(member, list(range(20)))
         train(member, list(range(20)))
-        answers = [shrinking._shrink(member.context, unseen_days=1)]
+        answers = [shrunk(member, unseen_days=1)]
         train(member, list(range(5)))
-        answers += [shrinking._shrink(member.context, unseen_days=1) for _ in range(2)]
+        answers += [shrunk(member, unseen_days=1) for _ in range(2)]
         rows = [figures.rows["plain"] for figures in member.session.client.figures()]
         return answers, sum(rows)
 
@@ -71,8 +81,8 @@ def test_rows_go_that_are_worth_little() -> None:
         train(member, list(range(10)))
         train(member, list(range(4)), click=1.0)
         # 2 workers: 0.2 for those shown, 0.1 * (4 - 2) + 2 for those clicked; half of it is left
-        first = shrinking._shrink(member.context, score=0.09, decay=0.5)
-        second = shrinking._shrink(member.context, score=0.5, decay=1.0, table="ads")
+        first = shrunk(member, score=0.09, decay=0.5)
+        second = shrunk(member, score=0.5, decay=1.0, table="ads")
         return first, second
 
     assert run(work) == [({"ads": Shrunk(0, 10)}, {"ads": Shrunk(6, 4)})] * 2
@@ -81,7 +91,7 @@ def test_rows_go_that_are_worth_little() -> None:
 def test_each_call_of_a_worker_alone_is_a_day() -> None:
     def work(member: Member) -> Any:
         train(member, list(range(10)))
-        return [shrinking._shrink(member.context, score=0.04, decay=0.5) for _ in range(2)]
+        return [shrunk(member, score=0.04, decay=0.5) for _ in range(2)]
 
     days = [{"ads": Shrunk(0, 10)}, {"ads": Shrunk(10, 0)}]
     assert Job(build, SYNC, workers=1, servers=2).run(work) == [days]
@@ -96,7 +106,7 @@ def test_a_worker_that_dies_over_it_ends_the_day_once(
             for (ids,) in loader:
                 train(member, ids.flatten().tolist())
                 if loader.consumed == 2 * BATCH:
-                    told.append(shrinking._shrink(member.context, score=0.04, decay=0.5))
+                    told.append(shrunk(member, score=0.04, decay=0.5))
         return told
 
     def dies(files: TableFiles, message: m.Message, nbytes: int = 0) -> Any:
@@ -116,7 +126,7 @@ def test_what_cannot_be_shrunk_is_told() -> None:
         texts = []
         for kind, table in ((PlanError, "plain"), (ConfigError, "adds")):
             with pytest.raises(kind) as told:
-                shrinking._shrink(member.context, table=table)
+                shrunk(member, table=table)
             texts.append(str(told.value))
         return texts
 
@@ -138,4 +148,4 @@ def test_what_cannot_be_shrunk_is_told() -> None:
 def test_settings_are_looked_at(settings: dict[str, Any], message: str) -> None:
     usual: dict[str, Any] = {"unseen_days": 0, "score": 0.0, "decay": 1.0}
     with pytest.raises(ConfigError, match=message):
-        shrinking._check(**{**usual, **settings})
+        public_rows._check(**{**usual, **settings})

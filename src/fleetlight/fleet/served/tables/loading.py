@@ -13,12 +13,14 @@ from torch import nn
 import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import Checkpoint, ModelState, OptimizerState
 from fleetlight.errors import ConfigError
-from fleetlight.fleet.context import Context
+from fleetlight.fleet.checkpoints.checkpoint_copy import WORKER0
+from fleetlight.fleet.job import Job
 from fleetlight.fleet.plan.bound_plan import Drawn
 from fleetlight.fleet.served.session import Session
 from fleetlight.fleet.served.tables.server_checkpoint import elsewhere, table_weights
 from fleetlight.fleet.served.tables.server_restore import Restoration, Words, check_optimizers
-from fleetlight.fleet.served.tables.table_files import WORKER0, TableFiles
+from fleetlight.fleet.served.tables.table_files import TableFiles
+from fleetlight.fleet.training.registering import names_of
 from fleetlight.observe.log import logger
 from fleetlight.ps.server.durability import Durable
 from fleetlight.ps.server.server import Server
@@ -27,20 +29,29 @@ from fleetlight.ps.server.server import Server
 class ServedLoading:
     """A worker's part in a load: everybody takes its own, worker 0 tells the servers."""
 
-    def __init__(self, context: Context, session: Session, saved: Checkpoint, via: str) -> None:
+    def __init__(self, job: Job, session: Session, saved: Checkpoint, via: str) -> None:
         self._drawn = session.drawn
         self._client = session.client
         self._saved = saved
         self._via = via
-        self._is_first = context.group.index == 0
-        self._files = TableFiles(session.client, context.group.deadline_s)
+        self._is_first = job.group.index == 0
+        self._files = TableFiles(session.client, job.group.deadline_s)
         self._epoch = max(session.client.epoch, saved.manifest.epoch) + 1
         #: the files that each server got
         self._brought: dict[int, list[str]] = {}
         check_optimizers(self._drawn, saved)
         self._restoration = Restoration(self._drawn, saved, self._epoch)
 
-    def model(self, live: nn.Module, state: ModelState) -> ModelState:
+    def fitted(self, model: nn.Module) -> Iterator[Callable[[], None]]:
+        """As in `Loading`."""
+        names = names_of(model)
+        yield checkpoint.fitted_model_state(model, self._model(model, self._saved.model()))
+        for number, state in enumerate(self._saved.optimizers()):
+            yield self._optimizer(number, names, state)
+        self._look()
+        yield self._load
+
+    def _model(self, live: nn.Module, state: ModelState) -> ModelState:
         """What goes into a worker's model, where tables have no elements."""
         tables = {id(weight) for weight in table_weights(self._drawn)}
         empty = {
@@ -51,7 +62,7 @@ class ServedLoading:
         }
         return dataclasses.replace(state, tensors={**state.tensors, **empty})
 
-    def optimizer(
+    def _optimizer(
         self, number: int, names: Mapping[nn.Parameter, str], state: OptimizerState
     ) -> Callable[[], None]:
         """What puts hyper-parameters into place, and the state that is not the servers'."""
@@ -61,7 +72,7 @@ class ServedLoading:
             return lambda: None
         return checkpoint.fitted_optimizer_state(mine, names, state, elsewhere(self._drawn))
 
-    def look(self) -> None:
+    def _look(self) -> None:
         """Let the servers see whether they could load."""
         if not self._is_first:
             return
@@ -73,7 +84,7 @@ class ServedLoading:
         looks = {n: (self._restoration.look(self._names(n)), ()) for n in self._servers}
         self._files.ask(looks, nbytes)
 
-    def load(self) -> None:
+    def _load(self) -> None:
         """Let them load; what was pushed before is refused from then on."""
         self._client.epoch = self._epoch
         if not self._is_first:

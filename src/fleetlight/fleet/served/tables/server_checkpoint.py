@@ -23,11 +23,11 @@ from fleetlight.checkpoint import (
     TableFileEntry,
 )
 from fleetlight.errors import CheckpointError, PeerLostError
-from fleetlight.fleet.context import Context
+from fleetlight.fleet.job import Job
 from fleetlight.fleet.plan.bound_plan import Drawn
 from fleetlight.fleet.served.session import Session
 from fleetlight.fleet.served.tables.table_files import LANE, Saved, TableFiles, files_of
-from fleetlight.fleet.training.registered import names_of
+from fleetlight.fleet.training.registering import names_of
 from fleetlight.ps import messages as m
 from fleetlight.ps.plan import GEO, SYNC, TablePlan
 from fleetlight.ps.tables.dense_state import DenseState, WholeState, tensor_of, whole
@@ -36,13 +36,13 @@ from fleetlight.ps.tables.dense_state import DenseState, WholeState, tensor_of, 
 class ServedCut:
     """What all servers held at one moment; for worker 0, while the others wait."""
 
-    def __init__(self, context: Context, session: Session, model: nn.Module, via: str) -> None:
+    def __init__(self, job: Job, session: Session, model: nn.Module, via: str) -> None:
         self._drawn = session.drawn
         self._client = session.client
         self._names = names_of(model)
         self._via = via
-        self._step = context.step
-        self._files = TableFiles(session.client, context.group.deadline_s)
+        self._step = job.step
+        self._files = TableFiles(session.client, job.group.deadline_s)
         self._lives: list[int] = []
         self._dense = WholeState({}, {})
 

@@ -1,61 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fleet.shrink`: tables forget ids that nobody has seen for long, or that are worth little."""
+"""Tables forget ids that no worker has seen for long, or that are worth little."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import msgspec
 
 from fleetlight.errors import ConfigError, PlanError, did_you_mean
-from fleetlight.fleet.context import Context, current
+from fleetlight.fleet.job import Job, Shrunk
+from fleetlight.fleet.served.session import Session
 from fleetlight.fleet.served.tables.table_files import TableFiles
-from fleetlight.fleet.training.registered import refuse_in_server
 from fleetlight.ps import messages as m
 from fleetlight.ps.plan import TablePlan
 
 
-class Shrunk(NamedTuple):
-    """How many rows a table has forgotten, and how many are left."""
-
-    removed: int
-    left: int
-
-
-def shrink(
-    unseen_days: int = 0, score: float = 0.0, decay: float = 1.0, table: str | None = None
+def shrink_tables(
+    job: Job,
+    session: Session,
+    unseen_days: int,
+    score: float,
+    decay: float,
+    table: str | None,
 ) -> dict[str, Shrunk]:
-    """End a day: forget rows of the tables that have an entry; every worker calls it.
-
-    A row goes that was not used in training for more than `unseen_days` calls of this function (0:
-    however long), or whose 0.1 * (shows - clicks) + clicks, after both were multiplied by `decay`,
-    is below `score`. Answers what became of each table.
-    """
-    context = current()
-    refuse_in_server(context, "shrink")
-    return _shrink(context, unseen_days, score, decay, table)
-
-
-def _shrink(
-    context: Context,
-    unseen_days: int = 0,
-    score: float = 0.0,
-    decay: float = 1.0,
-    table: str | None = None,
-) -> dict[str, Shrunk]:
-    _check(unseen_days, score, decay)
-    if context.session is None:
-        raise PlanError(
-            "fleet.shrink: this job has no parameter servers, so it has no tables; start it "
-            "with fleet.init()"
-        )
-    with context.at_rest():
-        plan = context.session.drawn.plan
+    """What `fleet.shrink` does in a worker."""
+    with job.at_rest():
+        plan = session.drawn.plan
         numbers = _chosen(plan.tables, table)
-        files = TableFiles(context.session.client, context.group.deadline_s)
-        answers, group = context.session.client.answers, context.group
+        files = TableFiles(session.client, job.group.deadline_s)
+        answers, group = session.client.answers, job.group
         group.assemble("shrink")
         found: dict[str, Shrunk] = {}
 
@@ -95,14 +68,3 @@ def _chosen(tables: Sequence[TablePlan], name: str | None) -> list[int]:
             "layer, such as fleet.nn.SparseEmbedding(dim, entry=fleet.ShowClickEntry())"
         )
     return chosen
-
-
-def _check(unseen_days: object, score: object, decay: object) -> None:
-    if not isinstance(unseen_days, int) or isinstance(unseen_days, bool) or unseen_days < 0:
-        raise ConfigError(
-            f"fleet.shrink: got unseen_days={unseen_days!r}, expected a number of calls from 0 on"
-        )
-    if not isinstance(score, (int, float)) or not math.isfinite(score):
-        raise ConfigError(f"fleet.shrink: got score={score!r}, expected a number")
-    if not isinstance(decay, (int, float)) or not 0 < decay <= 1:
-        raise ConfigError(f"fleet.shrink: got decay={decay!r}, expected 0 < decay <= 1")

@@ -18,14 +18,13 @@ import numpy as np
 # not `from fleetlight import`, which asks for the API, and that may be being imported
 import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import Checkpoint, FileEntry
-from fleetlight.errors import ConfigError, CorruptCheckpointError, PeerError
+from fleetlight.errors import CorruptCheckpointError, PeerError
+from fleetlight.fleet.checkpoints.checkpoint_copy import WORKER0
 from fleetlight.ps import messages as m
 from fleetlight.ps.placement import buckets_of
 from fleetlight.ps.tables.table_file import TableReader, of_table
 from fleetlight.ps.worker.client import Client
 
-#: how the files get from the servers into the checkpoint
-FOLDER, WORKER0 = "folder", "worker0"
 LANE = "checkpoint"
 #: of a file in one message
 _PIECE_BYTES = 8 << 20
@@ -33,15 +32,6 @@ _PIECE_BYTES = 8 << 20
 _SLOWEST = 4 << 20
 
 Saved = Mapping[int, m.Saved]
-
-
-def check_via(via: str) -> None:
-    """Refuse a way that there is not."""
-    if via not in (FOLDER, WORKER0):
-        raise ConfigError(
-            f'got via={via!r}, expected via="{FOLDER}" (all processes see dirname) or '
-            f'via="{WORKER0}" (only worker 0 does)'
-        )
 
 
 class TableFiles:

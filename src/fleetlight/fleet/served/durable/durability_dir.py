@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the strategy says of how servers and workers outlive their process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fleetlight.fleet.job import Job, durability_dir
+from fleetlight.ps.journal.folder import is_of_launch, launch_of, refuse_another_size, remains
+from fleetlight.ps.journal.journal import Policy
+from fleetlight.ps.resume import Remains
+from fleetlight.ps.server.durability import Durable
+from fleetlight.ps.worker.redo.redo import Identity, Redo
+from fleetlight.roles import Role
+from fleetlight.strategy import DistributedStrategy
+
+
+def durable_of(job: Job) -> Durable | None:
+    """How this process keeps the values of its server; None: it does not."""
+    strategy, role = job.strategy, job.role
+    if strategy.durability == "none":
+        return None
+    configs = strategy.durability_configs
+    return Durable(
+        path=job.durability_dir / _server_folder(role, strategy).name,
+        log=strategy.durability == "log",
+        job=role.job,
+        start=role.restart,
+        resume=asks_to_resume(role, strategy),
+        # a job that saves has its checkpoint to go on from
+        must_exist=role.resume and not strategy.checkpoint,
+        policy=Policy(configs.sync, patience_s=strategy.deadline_s),
+        away_s=configs.away_within(strategy.deadline_s),
+        snapshot_s=configs.snapshot_s,
+        snapshot_bytes=int(configs.snapshot_mb * 2**20),
+    )
+
+
+def remains_of(role: Role, strategy: DistributedStrategy) -> Remains | None:
+    """What an earlier launch has left of this server; None where no whole job resumes."""
+    if strategy.durability == "none" or not asks_to_resume(role, strategy):
+        return None
+    path = _server_folder(role, strategy)
+    if is_of_launch(path, launch_of(role.job, role.restart)):
+        return None
+    refuse_another_size(path, max(1, role.server_num), role.worker_num)
+    return remains(path)
+
+
+def asks_to_resume(role: Role, strategy: DistributedStrategy) -> bool:
+    """Whether what an earlier launch has left is to be taken up."""
+    return role.resume or strategy.durability_configs.resume
+
+
+def _server_folder(role: Role, strategy: DistributedStrategy) -> Path:
+    index = role.index or 0 if role.is_server else 0
+    return durability_dir(strategy) / f"server-{index}-of-{max(1, role.server_num)}"
+
+
+def redo_of(role: Role, strategy: DistributedStrategy, index: int, incarnation: int) -> Redo | None:
+    """What a worker keeps of itself; None where no later life resumes where it is.
+
+    Workers that average dense gradients among themselves can only be started again together.
+    """
+    if strategy.durability == "none" or strategy.a_sync_configs.dense != "servers":
+        return None
+    identity = Identity(
+        worker=index,
+        worker_num=role.worker_num,
+        server_num=role.server_num,
+        job=role.job,
+        start=role.restart,
+        incarnation=incarnation,
+    )
+    path = durability_dir(strategy) / f"worker-{index}-of-{role.worker_num}"
+    return Redo(
+        path,
+        identity,
+        strategy.deadline_s,
+        resume=asks_to_resume(role, strategy),
+        sync=strategy.durability_configs.sync == "commit",
+    )

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`UnservedTensors`: buffers and frozen parameters of registered models, which no server keeps."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor, nn
+
+from fleetlight.torch_compat.modules import buffers, children, parameters
+
+
+class UnservedTensors:
+    """Asked at every step, so models are walked through only when something in them is another."""
+
+    def __init__(self) -> None:
+        #: the modules walked through, and all that was in them
+        self._modules: list[nn.Module] = []
+        self._inside: list[object] = []
+        self._own: list[tuple[str, Tensor]] = []
+
+    def tensors(self, models: Sequence[nn.Module], kept: Sequence[Tensor]) -> dict[str, Tensor]:
+        """By the number of the model and the name in it; `kept` are those the servers keep."""
+        inside = [*models, *kept, *self._look()]
+        is_same = len(inside) == len(self._inside)
+        if not is_same or not all(map(operator.is_, inside, self._inside)):
+            self._walk(models, {id(tensor) for tensor in kept})
+            self._inside = [*models, *kept, *self._look()]
+        # of a layer whose rows are in a table there is nothing here
+        return {name: tensor.detach() for name, tensor in self._own if tensor.numel()}
+
+    def _walk(self, models: Sequence[nn.Module], kept: set[int]) -> None:
+        self._modules = [module for model in models for module in model.modules()]
+        self._own = [
+            (f"{number}.{name}", tensor)
+            for number, model in enumerate(models)
+            for name, tensor in (*model.named_parameters(), *model.named_buffers())
+            if id(tensor) not in kept
+        ]
+
+    def _look(self) -> Iterator[object]:
+        for module in self._modules:
+            yield from parameters(module).values()
+            yield from buffers(module).values()
+            yield from children(module).values()

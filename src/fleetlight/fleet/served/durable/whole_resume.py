@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job that was killed as a whole resumes: its workers report, and all processes decide alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+# not `from fleetlight import`, which asks for the API, and that may be being imported
+import fleetlight.checkpoint as checkpoint
+from fleetlight.checkpoint import WorkerState
+from fleetlight.errors import ComebackError, JournalError
+from fleetlight.fleet.exit.exit_status import tell_left
+from fleetlight.fleet.served.durable.durability_dir import asks_to_resume
+from fleetlight.observe.log import logger
+from fleetlight.ps import messages as m
+from fleetlight.ps.resume import (
+    BEGINNING,
+    FINISHED,
+    LEFT,
+    POSITIONS,
+    REFUSED,
+    UNABLE,
+    Decision,
+    Remains,
+    Report,
+    check_mark,
+)
+from fleetlight.ps.worker.client import Client
+from fleetlight.ps.worker.lanes import CONTROL
+from fleetlight.ps.worker.redo.commits import Committed
+from fleetlight.ps.worker.redo.redo import Redo
+from fleetlight.roles import Role
+from fleetlight.strategy import DistributedStrategy
+
+_KEEPS_NOTHING = "with dense='allreduce' no server has the dense values, and no worker keeps them"
+
+
+def resume_with_all(
+    client: Client, role: Role, strategy: DistributedStrategy, *, waits: bool
+) -> None:
+    """Where the whole job is started again: agree with all on how, and have the folder say so.
+
+    `waits` until the servers have their values again. A worker that had left the job leaves again,
+    and its process ends here.
+    """
+    redo = client.redo
+    is_asked = strategy.durability != "none" and asks_to_resume(role, strategy)
+    if not is_asked or (redo is not None and not redo.is_undecided):
+        return
+    channels = client.open_lane(CONTROL)
+    welcomes = [None if one.welcome is None else one.welcome.message for one in channels]
+    told = [one.remains for one in welcomes if isinstance(one, m.Welcome)]
+    servers = [one for one in told if one is not None]
+    if len(servers) < client.server_num:
+        # one that was started again alone is among workers that all resumed before
+        raise ComebackError(
+            "this worker was started again, but the servers have resumed already; start all "
+            "processes again"
+        )
+    resumed = _asked(client, _report(redo, role, strategy, servers), waits=waits)
+    was = Remains() if redo is None else redo.remains
+    last = None if redo is None else redo.last
+    decision = next(iter(resumed.values())).decision
+    if decision.kind == REFUSED:
+        raise JournalError(f"durability: {decision.why}")
+    _tell(decision, role, strategy)
+    if redo is not None:
+        redo.decide(decision)
+    if not decision.keeps_workers:
+        client.begin_anew(before_any_step=decision.kind == BEGINNING)
+    is_lost = any(one.was_lost for one in resumed.values())
+    if decision.kind == FINISHED or (decision.kind == POSITIONS and was.state == LEFT) or is_lost:
+        _leave_again(client, role)
+    if decision.keeps_workers and last is not None and waits:
+        _check_marks(client, strategy, last, resumed)
+
+
+def _asked(client: Client, report: Report, *, waits: bool) -> dict[int, m.Resumed]:
+    """What each server says; all have decided alike."""
+    found: dict[int, m.Resumed] = {}
+    while missing := [n for n in range(client.server_num) if n not in found]:
+        answers = client.ask(CONTROL, dict.fromkeys(missing, (m.Resume(report, waits), ())))
+        told = {n: answer.message for n, answer in answers.items()}
+        found |= {n: one for n, one in told.items() if isinstance(one, m.Resumed)}
+    return found
+
+
+def _report(
+    redo: Redo | None, role: Role, strategy: DistributedStrategy, servers: list[Remains]
+) -> Report:
+    if redo is None:
+        remains, why, step = Remains(UNABLE), _KEEPS_NOTHING, 0
+    else:
+        moment = None if redo.last is None else redo.last.commit.moment
+        remains, why = redo.remains, "" if moment is None else moment.why_not
+        step = 0 if moment is None or why else WorkerState.from_bytes(moment.script).values["step"]
+    newest = _checkpoint(strategy) if not role.index else None
+    return Report(remains, servers, why, step, newest)
+
+
+def _checkpoint(strategy: DistributedStrategy) -> int | None:
+    """The step of the checkpoint that this job may resume from."""
+    folder = strategy.checkpoint
+    if not folder or not (Path(folder) / checkpoint.MANIFEST).exists():
+        return None
+    return checkpoint.read(folder).manifest.step
+
+
+def _tell(decision: Decision, role: Role, strategy: DistributedStrategy) -> None:
+    if role.index:
+        return
+    if decision.kind == POSITIONS:
+        beside = f", which is newer than {strategy.checkpoint}" if strategy.checkpoint else ""
+        logger.info(
+            "resuming where each worker was, from the log in %s%s", _where(strategy), beside
+        )
+    elif decision.kind == FINISHED:
+        logger.info("the job had ended, but for the exits of its processes: nothing to resume")
+    elif decision.kind == BEGINNING:
+        logger.info("resuming at the beginning of the script: %s", decision.why)
+    elif not strategy.checkpoint:
+        logger.warning(
+            "%s: the script begins at its beginning, with the values that the servers have kept; "
+            "what had been trained on is trained on once more",
+            decision.why,
+        )
+    elif decision.why:
+        logger.warning("resuming from %s: %s", strategy.checkpoint, decision.why)
+
+
+def _where(strategy: DistributedStrategy) -> str:
+    return strategy.durability_configs.folder
+
+
+def _leave_again(client: Client, role: Role) -> None:
+    """This worker has no part in the job any more: the servers hear it once more."""
+    logger.info("this worker had left the job before: it ends")
+    client.leave()
+    tell_left(role)
+    if client.redo is not None:
+        client.redo.close(is_needed=False, ended=True)
+    raise SystemExit
+
+
+def _check_marks(
+    client: Client,
+    strategy: DistributedStrategy,
+    last: Committed,
+    resumed: dict[int, m.Resumed],
+) -> None:
+    """Servers have what they acknowledged, and nothing that this worker does not know of."""
+    commit = last.commit
+    if strategy.durability != "log":
+        return
+    for server, one in resumed.items():
+        sent, requests = commit.sequences[server], commit.servers.count(server)
+        wrong = check_mark(one.mark, sent, requests, one.held)
+        if wrong:
+            raise JournalError(
+                f"durability: server {server} and worker {client.worker} cannot resume together: "
+                f"{wrong}; restore both folders as they were at one time, or resume from a "
+                "checkpoint"
+            )

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a strategy asks of the programs of its job."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.fleet.collective.test_programs import example, prepared
+from tests.workers import run_workers
+from torch.nn import functional as F
+
+from fleetlight import DistributedStrategy, static
+from fleetlight.fleet.training.programs import options_of
+from fleetlight.static.running.options import Options
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, Options()),
+        ({"fetch_frequency": 3}, Options(fetch_frequency=3)),
+        ({"execution_strategy": {"num_threads": 2}}, Options(num_threads=2)),
+    ],
+)
+def test_a_strategy_says_how_programs_are_run(settings: dict[str, Any], expected: Options) -> None:
+    context: Any = SimpleNamespace(strategy=DistributedStrategy(**settings))
+    assert options_of(context) == expected
+
+
+def explained(settings: dict[str, Any]) -> str:
+    model, optimizer, _ = prepared(DistributedStrategy(**settings))
+    return static.capture(model, F.cross_entropy, optimizer, example()).explain()
+
+
+@pytest.mark.multiprocess
+def test_levels_are_named_only_where_they_are_taken() -> None:
+    asked = {"use_hierarchical_allreduce": True}
+    assert "hierarchical" not in run_workers(explained, 2, asked)[0]
+    told = run_workers(explained, 3, {**asked, "hierarchical_allreduce_inter_nranks": 2})
+    assert "1 all-reduces go by levels: 2 groups of 1 to 2, then 2 leaders" in told[0]
+
+
+@pytest.mark.multiprocess
+def test_only_what_crosses_a_link_is_narrow() -> None:
+    narrow = {"compression": "bf16"}
+    levels = {"use_hierarchical_allreduce": True, "hierarchical_allreduce_inter_nranks": 2}
+    assert "bfloat16" not in run_workers(explained, 2, narrow)[0]
+    wide, *_ = run_workers(explained, 2, {**narrow, "shared_memory": False})
+    assert "1 buckets travel as bfloat16" in wide
+    # inside a host nothing crosses one
+    leaders, *_ = run_workers(explained, 3, {**narrow, **levels, "shared_memory": False})
+    assert "then 2 leaders in bfloat16" in leaders
+    assert "travel" not in leaders

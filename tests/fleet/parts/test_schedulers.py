@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Schedulers of every class are found, and go on where others like them stood."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+from fleetlight.checkpoint.values import pack, unpack
+from fleetlight.errors import CheckpointError
+from fleetlight.fleet.parts.schedulers import Schedulers
+
+Make = Callable[[torch.optim.Optimizer], list[Any]]
+
+
+@pytest.fixture
+def schedulers() -> Iterator[Schedulers]:
+    found = Schedulers()
+    yield found
+    found.close()
+
+
+def optimizer() -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=1.0, momentum=0.9)
+
+
+def stepped(made: list[Any], one: torch.optim.Optimizer, steps: int) -> list[float]:
+    """The rate behind each of some steps."""
+    rates = []
+    for number in range(steps):
+        one.step()
+        for scheduler in made:
+            if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
+                scheduler.step(1.0 + number % 2)
+            else:
+                scheduler.step()
+        rates.append(float(one.param_groups[0]["lr"]))
+    return rates
+
+
+def sequential(one: torch.optim.Optimizer) -> list[Any]:
+    parts = [
+        lr_scheduler.LinearLR(one, 0.1, total_iters=3),
+        lr_scheduler.ExponentialLR(one, 0.8),
+    ]
+    return [lr_scheduler.SequentialLR(one, parts, [3])]
+
+
+CASES: dict[str, Make] = {
+    "steps": lambda o: [lr_scheduler.StepLR(o, 3, 0.5)],
+    "milestones": lambda o: [lr_scheduler.MultiStepLR(o, [2, 5, 5, 9])],
+    "cosine": lambda o: [lr_scheduler.CosineAnnealingLR(o, 20)],
+    "one cycle": lambda o: [lr_scheduler.OneCycleLR(o, 1.0, total_steps=20)],
+    "cyclic": lambda o: [lr_scheduler.CyclicLR(o, 0.1, 1.0, step_size_up=3)],
+    "by a function": lambda o: [lr_scheduler.LambdaLR(o, lambda n: 0.9**n)],
+    "plateau": lambda o: [lr_scheduler.ReduceLROnPlateau(o, patience=1)],
+    "sequential": sequential,
+    "two": lambda o: [lr_scheduler.StepLR(o, 3, 0.5), lr_scheduler.ExponentialLR(o, 0.9)],
+}
+
+
+@pytest.mark.parametrize("make", CASES.values(), ids=CASES)
+def test_they_go_on(schedulers: Schedulers, make: Make) -> None:
+    first = optimizer()
+    made = make(first)
+    stepped(made, first, 7)
+    states, tensors = schedulers.states([first]), {}
+    saved: Any = unpack(pack(states, "schedulers", tensors), tensors)
+    other = optimizer()
+    again = make(other)
+    other.load_state_dict(first.state_dict())
+    schedulers.load(saved, [other])
+    assert stepped(again, other, 9) == stepped(made, first, 9)
+
+
+def test_only_those_of_these_optimizers_that_are_still_there(schedulers: Schedulers) -> None:
+    mine, others = optimizer(), optimizer()
+    kept, _, gone = (lr_scheduler.StepLR(one, 3) for one in (mine, others, mine))
+    del gone
+    gc.collect()
+    assert schedulers.of([mine]) == [kept]
+
+
+def test_other_schedulers_than_were_saved_are_an_error(schedulers: Schedulers) -> None:
+    mine, other = optimizer(), optimizer()
+    one, two = lr_scheduler.StepLR(mine, 3), lr_scheduler.ExponentialLR(other, 0.9)
+    with pytest.raises(CheckpointError, match="with the schedulers StepLR, this job has Expon"):
+        schedulers.load(schedulers.states([mine]), [other])
+    assert (one.last_epoch, two.last_epoch) == (0, 0)
+
+
+def test_torch_is_as_before_once_nobody_looks() -> None:
+    found = Schedulers()
+    found.close()
+    mine = optimizer()
+    scheduler = lr_scheduler.StepLR(mine, 3)
+    assert scheduler.last_epoch == 0
+    assert found.of([mine]) == []

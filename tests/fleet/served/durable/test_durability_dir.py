@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where servers and workers keep what outlives them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tests.ps.serving import plan
+
+from fleetlight.collective.group import Group
+from fleetlight.errors import JournalError
+from fleetlight.fleet.served.durable.durability_dir import durable_of, redo_of, remains_of
+from fleetlight.fleet.server.job import ServerJob
+from fleetlight.ps import messages as m
+from fleetlight.ps.journal.folder import Folder, Identity
+from fleetlight.ps.resume import KEPT, NOTHING
+from fleetlight.ps.worker.redo.commits import Moment
+from fleetlight.roles import Kind, Role
+from fleetlight.strategy import DistributedStrategy
+
+
+def test_a_script_may_change_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    strategy = DistributedStrategy(durability="log", durability_configs={"folder": "kept"})
+    server = Role(kind=Kind.SERVER, server_num=1, job="a job")
+    context = ServerJob(
+        role=server,
+        group=Group(deadline_s=20.0),
+        strategy=strategy,
+        process=SimpleNamespace(stop=lambda: None),  # type: ignore[arg-type]
+    )
+    redo = redo_of(Role(server_num=1, job="a job", max_restarts=1), strategy, 0, 5)
+    assert redo is not None
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    durable = durable_of(context)
+    assert durable is not None
+    assert durable.path == tmp_path / "kept" / "server-0-of-1"
+    push = m.Push(1, 0, 0, 1, 0, [], [], False)
+    redo.commit(Moment(0, 0, 0, b""), 0, [1], {0: [(push, [])]})
+    redo.close(is_needed=True)
+    assert (tmp_path / "kept" / "worker-0-of-1").is_dir()
+    assert not (tmp_path / "elsewhere" / "kept").exists()
+
+
+def test_a_server_tells_what_an_earlier_launch_has_left(tmp_path: Path) -> None:
+    strategy = DistributedStrategy(durability="log", durability_configs={"folder": str(tmp_path)})
+    role = Role(kind=Kind.SERVER, index=0, server_num=1, worker_num=2, job="a job", resume=True)
+    assert remains_of(role, strategy).state == NOTHING  # type: ignore[union-attr]
+    Folder.open(tmp_path / "server-0-of-1", Identity(0, 1, "a job", plan())).close()
+    # it alone was started again
+    assert remains_of(role, strategy) is None
+    later = role.replace(job="another launch")
+    assert remains_of(later, strategy).state == KEPT  # type: ignore[union-attr]
+    assert remains_of(later.replace(resume=False), strategy) is None
+    with pytest.raises(JournalError, match=r"with 2 worker\(s\) has left.*this one has 3"):
+        remains_of(later.replace(worker_num=3), strategy)
+
+
+def test_a_worker_keeps_its_place_for_a_launch_that_resumes(tmp_path: Path) -> None:
+    """Also where nobody starts it again alone."""
+    configs = {"folder": str(tmp_path)}
+    strategy = DistributedStrategy(durability="log", durability_configs=configs)
+    for role in (Role(server_num=1), Role(server_num=1, job="a job", max_restarts=0)):
+        redo = redo_of(role, strategy, 0, 5)
+        assert redo is not None
+        redo.close(is_needed=False)
+    assert redo_of(role, DistributedStrategy(), 0, 5) is None

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a process comes into a job with parameter servers."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.workers import reserved_port
+
+from fleetlight.collective.forming import enrol
+from fleetlight.collective.registration import Scheduler
+from fleetlight.errors import DeadlineError, PeerError, PlanError, RoleError
+from fleetlight.fleet import bootstrap
+from fleetlight.fleet import job as jobs
+from fleetlight.fleet.bootstrap import _Connector, join_servers
+from fleetlight.fleet.served.job import ServedJob
+from fleetlight.fleet.server.job import ServerJob, ServerProcess
+from fleetlight.ps import messages as m
+from fleetlight.ps.transport.listener import hold
+from fleetlight.ps.worker.crew import Crew
+from fleetlight.ps.worker.lanes import AHEAD, CONTROL, PULL, PUSH
+from fleetlight.ps.worker.redo.redo import Identity, Redo
+from fleetlight.roles import Kind, Role
+from fleetlight.roles.secret import Secret
+from fleetlight.strategy import DistributedStrategy
+
+
+def joined(role: Role, deadline_s: float = 20.0) -> jobs.Job:
+    return join_servers(role, DistributedStrategy(), deadline_s)
+
+
+def served_by(role: Role) -> ServerProcess:
+    job = joined(role)
+    assert isinstance(job, ServerJob)
+    return job.process
+
+
+def test_one_process_alone_has_a_server_of_its_own() -> None:
+    context = joined(Role())
+    assert isinstance(context, ServedJob)
+    assert context.session.embedded is not None
+    assert context.group.alone
+    context.group.leave()
+    context.session.embedded.wait()
+
+
+def test_workers_without_servers_are_told_what_to_do() -> None:
+    with pytest.raises(RoleError, match=r"2 workers and no parameter servers .*is_collective=True"):
+        joined(Role(worker_num=2))
+
+
+def test_servers_must_have_an_address() -> None:
+    with pytest.raises(RoleError, match="nothing says where they listen; give their host:port"):
+        joined(Role(worker_num=1, server_num=1))
+
+
+def test_a_process_must_have_an_index() -> None:
+    with pytest.raises(PlanError, match="nothing says which server this process is"):
+        joined(Role(kind=Kind.SERVER, index=None, server_num=1))
+
+
+def test_servers_are_told_how_long_a_worker_may_be_away(tmp_path: Path) -> None:
+    strategy = DistributedStrategy(durability="log")
+    role = Role(index=0, server_num=1, server_endpoints=[("127.0.0.1", 1)], job="a job")
+    redo = Redo(tmp_path, Identity(0, 1, 1, "a job", 0, 7), 60.0)
+    # less than others wait for it
+    assert _Connector(role, strategy, 60.0, redo)._greeting(0, CONTROL).away_s == 40.0
+    assert _Connector(role, strategy, 60.0, None)._greeting(0, CONTROL).away_s == 0.0
+    # only with all others, by a launch that resumes
+    for alone in (role.replace(job=""), role.replace(max_restarts=0)):
+        assert _Connector(alone, strategy, 60.0, redo)._greeting(0, CONTROL).away_s == 0.0
+
+
+class Job:
+    """A server that listens, and the roles of its workers."""
+
+    def __init__(self, workers: int = 1) -> None:
+        holder, port = reserved_port()
+        with holder:
+            self.roles = [self._role(Kind.WORKER, n, workers, port) for n in range(workers)]
+            self.process = served_by(self._role(Kind.SERVER, 0, workers, port))
+
+    def _role(self, kind: Kind, index: int, workers: int, port: int) -> Role:
+        return Role(
+            kind=kind,
+            index=index,
+            worker_num=workers,
+            server_num=1,
+            server_endpoints=(("127.0.0.1", port),),
+        )
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.process.stop()
+
+
+def test_workers_meet_before_the_server_knows_what_is_trained() -> None:
+    with Job(2) as job:
+        crews = [joined(role).group for role in job.roles]
+        found: list[Any] = []
+        other = threading.Thread(target=lambda: found.append(crews[1].gather_bytes(b"b", "names")))
+        other.start()
+        assert crews[0].gather_bytes(b"a", "names") == [b"a", b"b"]
+        other.join()
+        assert found == [[b"a", b"b"]]
+        for crew in crews:
+            crew.leave()
+        job.process.server.wait()
+
+
+def test_every_lane_is_welcome() -> None:
+    with Job() as job:
+        crew = joined(job.roles[0]).group
+        assert isinstance(crew, Crew)
+        for lane in (CONTROL, PUSH, PULL, AHEAD):
+            [channel] = crew.client.open_lane(lane)
+            assert channel.peer.startswith("server 0")
+        crew.leave()
+
+
+def test_no_lane_leads_to_an_earlier_life_of_a_server() -> None:
+    with Job() as job:
+        server = job.process.server
+        server._life = 3
+        crew = joined(job.roles[0], deadline_s=0.5).group
+        assert isinstance(crew, Crew)
+        server._life = 2
+        with pytest.raises(DeadlineError, match="answers in its life 2, but its life 3 has been"):
+            crew.client.open_lane(PUSH)
+        server._life = 3
+        crew.client.open_lane(PUSH)
+        crew.leave()
+
+
+def test_a_server_that_fails_tells_why() -> None:
+    with Job() as job:
+        crew = joined(job.roles[0]).group
+        assert isinstance(crew, Crew)
+        job.process.fail("KeyError: 'x'")
+        with pytest.raises(PeerError, match="server 0 has closed: KeyError: 'x'"):
+            crew.client.everywhere(m.EndPhase(0))
+        crew.fail("")
+
+
+def test_a_server_that_never_starts_is_named() -> None:
+    holder, port = reserved_port()
+    with holder:
+        role = Role(server_num=1, server_endpoints=(("127.0.0.1", port),))
+        with pytest.raises(DeadlineError, match=rf"server 0 .*127\.0\.0\.1:{port}"):
+            joined(role, deadline_s=0.3)
+
+
+def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Job() as job:
+        monkeypatch.setattr(bootstrap, "VERSION", "0.0")
+        with pytest.raises(PeerError, match=r"0\.0"):
+            joined(job.roles[0])
+
+
+def test_a_server_that_fails_after_it_has_registered_tells_the_scheduler(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[socket.socket] = []
+    monkeypatch.setattr(
+        "fleetlight.fleet.bootstrap.hold",
+        lambda endpoint: held.append(hold(endpoint)) or held[0],
+    )
+    holder, port = reserved_port()
+    facts: Any = {"worker_num": 1, "server_num": 1, "master": ("127.0.0.1", port)}
+    scheduler = Scheduler(Role(kind=Kind.SCHEDULER, **facts), 20.0)
+    worker, server = (
+        Role(kind=kind, index=None, master_keeper="it", **facts)
+        for kind in (Kind.WORKER, Kind.SERVER)
+    )
+
+    def fail(*args: object, **kwargs: object) -> None:
+        raise OSError("no more descriptors")
+
+    monkeypatch.setattr("fleetlight.fleet.bootstrap.Listener", fail)
+    with holder, ThreadPoolExecutor(2) as pool, caplog.at_level("ERROR", logger="fleetlight"):
+        code, signs = pool.submit(scheduler.run), pool.submit(enrol, worker, "test", 20.0)
+        with pytest.raises(OSError, match="no more descriptors"):
+            join_servers(server, DistributedStrategy(), 20.0)
+        try:
+            assert code.result(timeout=10) == 1
+        finally:
+            signs.result()[1].depart(None)  # type: ignore[union-attr]
+    assert any("server 0 failed: OSError: no more descriptors" in text for text in caplog.messages)
+    assert held[0].fileno() == -1
+
+
+def test_the_port_is_given_back() -> None:
+    with Job() as job:
+        [endpoint] = job.roles[0].server_endpoints
+    with socket.socket() as again:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        again.bind(endpoint)
+
+
+@pytest.mark.parametrize(
+    ("host", "token", "warned"),
+    [("0.0.0.0", None, 1), ("0.0.0.0", Secret("3f9ac27e51d0b846"), 0), ("127.0.0.1", None, 0)],
+    ids=["open", "token", "this machine"],
+)
+def test_a_server_that_is_open_to_other_machines_says_so(
+    host: str, token: Secret | None, warned: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And only one that was told so listens on all interfaces."""
+    holder, port = reserved_port()
+    holder.close()
+    role = Role(
+        kind=Kind.SERVER, worker_num=1, server_num=1, server_endpoints=((host, port),), token=token
+    )
+    with caplog.at_level(logging.WARNING, "fleetlight"):
+        service = served_by(role)
+    assert service is not None
+    assert service.listener.address == (host, port)
+    service.stop()
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == warned
+    for line in lines:
+        assert line.startswith(f"anyone who reaches 0.0.0.0:{port} can read and change")

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Large arrays that are free do not stay with the process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import threading
+import numpy as np
+from fleetlight.fleet.bootstrap import LARGE_BYTES, give_back_freed
+
+SIZE = 4 * LARGE_BYTES
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+def work():
+    # glibc keeps what it has seen asked for before
+    for _ in range(2):
+        np.ones(SIZE, np.uint8)
+
+give_back_freed()
+before = resident()
+for _ in range(4):
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+print(resident() - before < SIZE // 2)
+"""
+
+
+def test_it_is_given_back() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True, timeout=100
+    )
+    assert done.stdout.strip() == "True"
