@@ -18,9 +18,8 @@ from fleetlight.fleet.checkpoints import stopping
 from fleetlight.fleet.checkpoints.loading import LocalLoading
 from fleetlight.fleet.checkpoints.model_values import LocalValues
 from fleetlight.fleet.checkpoints.stop_calls import MeetingCalls
-from fleetlight.fleet.collective import programs
 from fleetlight.fleet.collective.replicating import Replicating
-from fleetlight.fleet.collective.steps import ReducedSteps
+from fleetlight.fleet.collective.steps import ProgramSteps, ReducedSteps
 from fleetlight.fleet.job import IdsOf, Job, Rows, Shrunk
 from fleetlight.fleet.plan.tied_weights import refuse_tied
 from fleetlight.fleet.protocols import NoReplay
@@ -43,7 +42,7 @@ class CollectiveJob(Job):
 
     def plan_optimizer(self, optimizer: torch.optim.Optimizer) -> OptimizerPlan:
         """As in `Job`."""
-        return OptimizerPlan(optimizer, self, lambda plan: ReducedSteps(plan, programs))
+        return OptimizerPlan(optimizer, self, lambda plan: ReducedSteps(plan, _programs))
 
     def refuse_late(self, call: str) -> None:
         """Nothing comes too late: workers agree anew."""
@@ -165,3 +164,10 @@ class CollectiveJob(Job):
             "fleet.shrink: this job has no parameter servers, so it has no tables; start it "
             "with fleet.init()"
         )
+
+
+def _programs() -> ProgramSteps:
+    # most scripts write no program, and need not wait for this import
+    from fleetlight.fleet.collective import programs
+
+    return programs

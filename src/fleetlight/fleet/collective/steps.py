@@ -33,7 +33,7 @@ class ProgramSteps(Protocol):
 class ReducedSteps:
     """The policy of optimizers in collective jobs, which may also train alone for a while."""
 
-    def __init__(self, plan: OptimizerPlan, programs: ProgramSteps) -> None:
+    def __init__(self, plan: OptimizerPlan, programs: Callable[[], ProgramSteps]) -> None:
         self._programs = programs
         self.plan, self.optimizer, self.job = plan, plan.optimizer, plan.job
         self._known: set[int] | None = None
@@ -51,11 +51,11 @@ class ReducedSteps:
 
     def takes(self, program: Program) -> Collection[Part]:
         """As in `StepPolicy`."""
-        return self._programs.takes(self.plan, program)
+        return self._programs().takes(self.plan, program)
 
     def distribute(self, program: Program) -> None:
         """As in `StepPolicy`."""
-        self._programs.distribute(self.plan, self, program)
+        self._programs().distribute(self.plan, self, program)
 
     def release(self) -> None:
         """The plan takes its hooks back."""

@@ -18,12 +18,11 @@ from fleetlight.fleet.checkpoints import stopping
 from fleetlight.fleet.exit.exit_status import tell_left, tell_parting
 from fleetlight.fleet.job import IdsOf, Job, Rows, Shrunk, StandIn
 from fleetlight.fleet.plan.tied_weights import refuse_tied
-from fleetlight.fleet.served import programs
 from fleetlight.fleet.served.durable.replay import StepReplay
 from fleetlight.fleet.served.prefetch_hints import IdHints
 from fleetlight.fleet.served.session import Session
 from fleetlight.fleet.served.shard_queue import ShardQueueClient
-from fleetlight.fleet.served.steps import ServedPolicy, ServedSteps
+from fleetlight.fleet.served.steps import ServedPolicy, ServedSteps, served_programs
 from fleetlight.fleet.served.stop_calls import ServedCalls
 from fleetlight.fleet.served.tables.frozen_tables import open_tables
 from fleetlight.fleet.served.tables.loading import ServedLoading
@@ -67,7 +66,7 @@ class ServedJob(Job):
         return OptimizerPlan(optimizer, self, self._stepping)
 
     def _stepping(self, plan: OptimizerPlan) -> ServedSteps:
-        steps = ServedSteps(plan, self.session, programs)
+        steps = ServedSteps(plan, self.session, served_programs)
         self.steps.append(steps)
         return steps
 

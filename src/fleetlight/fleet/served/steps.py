@@ -99,7 +99,9 @@ class ServedSteps:
     #: no step is made alone
     alone: LocalSteps | None = None
 
-    def __init__(self, plan: OptimizerPlan, session: Session, programs: ServedPrograms) -> None:
+    def __init__(
+        self, plan: OptimizerPlan, session: Session, programs: Callable[[], ServedPrograms]
+    ) -> None:
         self._programs = programs
         self.plan, self.optimizer, self.job = plan, plan.optimizer, plan.job
         self._opened = session
@@ -145,11 +147,11 @@ class ServedSteps:
 
     def takes(self, program: Program) -> Collection[Part]:
         """A program is about to be written that makes gradients for this optimizer."""
-        return self._programs.takes(self.plan, program)
+        return self._programs().takes(self.plan, program)
 
     def distribute(self, program: Program) -> None:
         """The program is written."""
-        self._programs.distribute(self.plan, program)
+        self._programs().distribute(self.plan, program)
 
     def before(self, args: Any, kwargs: Any) -> Any:
         """As in `StepPolicy`."""
@@ -292,3 +294,10 @@ def _closure_called(args: Any, kwargs: Any) -> Any:
     with torch.enable_grad():
         loss = closure()
     return (args[0], lambda: loss), {k: v for k, v in kwargs.items() if k != "closure"}
+
+
+def served_programs() -> ServedPrograms:
+    """How programs are made; most scripts write none, and need not wait for this import."""
+    from fleetlight.fleet.served import programs
+
+    return programs

@@ -21,10 +21,11 @@ from fleetlight.fleet.exit.exit_status import tell_over, tell_returning, tell_st
 from fleetlight.fleet.job import IdsOf, Job, Rows, Shrunk, set_current
 from fleetlight.fleet.plan.tied_weights import refuse_tied
 from fleetlight.fleet.protocols import Loading, ModelValues, NoReplay
-from fleetlight.fleet.served import figures, programs
+from fleetlight.fleet.served import figures
 from fleetlight.fleet.served.durable.durability_dir import durable_of
 from fleetlight.fleet.served.session import drawn_of
 from fleetlight.fleet.served.shard_queue import NoDealer
+from fleetlight.fleet.served.steps import served_programs
 from fleetlight.fleet.served.tables.loading import open_loaded
 from fleetlight.fleet.server.policies import IdlePolicy, IdleSteps
 from fleetlight.fleet.training.model import ModelPlan
@@ -107,7 +108,7 @@ class ServerJob(Job):
 
     def plan_optimizer(self, optimizer: torch.optim.Optimizer) -> OptimizerPlan:
         """As in `Job`."""
-        return OptimizerPlan(optimizer, self, lambda plan: IdleSteps(plan, programs))
+        return OptimizerPlan(optimizer, self, lambda plan: IdleSteps(plan, served_programs))
 
     def refuse_late(self, call: str) -> None:
         """A server builds its plan in `init_server`, of what is there by then."""

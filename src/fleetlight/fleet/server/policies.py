@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fleetlight.collective.averaging.engine import Averaging
 from fleetlight.errors import PlanError
@@ -12,8 +12,10 @@ from fleetlight.fleet.protocols import LocalSteps, RegisteredModel
 from fleetlight.fleet.served.steps import ServedPrograms
 from fleetlight.fleet.training.model import ModelPlan
 from fleetlight.fleet.training.optimizer import OptimizerPlan
-from fleetlight.static.program import Program
-from fleetlight.static.writing.recorder import Part
+
+if TYPE_CHECKING:
+    from fleetlight.static.program import Program
+    from fleetlight.static.writing.recorder import Part
 
 
 class IdlePolicy:
@@ -44,7 +46,7 @@ class IdleSteps:
 
     alone: LocalSteps | None = None
 
-    def __init__(self, plan: OptimizerPlan, programs: ServedPrograms) -> None:
+    def __init__(self, plan: OptimizerPlan, programs: Callable[[], ServedPrograms]) -> None:
         self.plan, self._programs = plan, programs
 
     @property
@@ -75,12 +77,12 @@ class IdleSteps:
 
     def takes(self, program: Program) -> Collection[Part]:
         """The program's model belongs to the plan; nothing of its training is written."""
-        self._programs.takes(self.plan, program)
+        self._programs().takes(self.plan, program)
         return ()
 
     def distribute(self, program: Program) -> None:
         """As in `StepPolicy`."""
-        self._programs.distribute(self.plan, program)
+        self._programs().distribute(self.plan, program)
 
     def release(self) -> None:
         """Nothing was changed."""
