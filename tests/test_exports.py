@@ -25,6 +25,7 @@ PUBLIC = [
     "account",
     "all_gather",
     "all_reduce",
+    "attach",
     "barrier_worker",
     "clip_grad_norm_",
     "collective_perf",
@@ -96,7 +97,7 @@ def test_star_import_brings_the_public_names() -> None:
 
 
 def test_tools_may_look_at_every_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleetlight.fleet.collective.programs._main", None)
+    monkeypatch.setattr("fleetlight.fleet.training.programs._main", None)
     assert not hasattr(fleet, "main_program")
     assert {"init", "static"} <= {name for name, _ in inspect.getmembers(fleet)}
     assert "stop_worker" in pydoc.render_doc(fleet)

@@ -18,7 +18,13 @@ KERNELS = PACKAGE / "kernels"
 UNPROMISED = {"torch.fx.experimental"}
 #: what torch looks for on objects, and not all of them have
 SOMETIMES = {
-    *("_step_supports_amp_scaling", "_opt_called", "_metadata", "_per_optimizer_states"),
+    *(
+        "_step_supports_amp_scaling",
+        "_opt_called",
+        "_metadata",
+        "_per_optimizer_states",
+        "_wrapped_by_lr_sched",
+    ),
     *("_execution_engine", "_rebuild_buckets", "_check_reducer_finalized", "_erased", "_op"),
 }
 #: functions that look an attribute up by name

@@ -63,6 +63,7 @@ model = fleet.distributed_model(Net())
 kind = torch.optim.SGD if options.mode == "geo" else torch.optim.Adagrad
 optimizer = fleet.distributed_optimizer(kind(model.parameters(), lr=0.05))
 scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+fleet.attach(scheduler=scheduler)
 if fleet.is_server():
     fleet.init_server()
     fleet.run_server()

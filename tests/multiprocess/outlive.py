@@ -101,6 +101,7 @@ torch.manual_seed(fleet.worker_index() if fleet.is_worker() else 0)
 model = fleet.distributed_model(Net())
 optimizer = fleet.distributed_optimizer(torch.optim.Adagrad(model.parameters(), lr=0.1))
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.9)
+fleet.attach(scheduler=scheduler)
 if fleet.is_server():
     if options.die_saving and fleet.server_index() == 1:
         die_over_a_save()

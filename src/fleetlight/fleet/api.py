@@ -39,7 +39,7 @@ from fleetlight.fleet.public.perf import account, collective_perf
 from fleetlight.fleet.public.rows import rows, shrink
 from fleetlight.fleet.public.sharding import progress, shard
 from fleetlight.fleet.training.model import no_sync
-from fleetlight.fleet.training.registering import distributed_model, distributed_optimizer
+from fleetlight.fleet.training.registering import attach, distributed_model, distributed_optimizer
 from fleetlight.ps.layers.entries import CountFilterEntry, ProbabilityEntry, ShowClickEntry
 from fleetlight.roles import Role, RoleMaker, UserDefinedRoleMaker
 from fleetlight.roles import RoleMaker as PaddleCloudRoleMaker
@@ -60,6 +60,7 @@ __all__ = [
     "account",
     "all_gather",
     "all_reduce",
+    "attach",
     "barrier_worker",
     "clip_grad_norm_",
     "collective_perf",

@@ -78,8 +78,9 @@ class Job(abc.ABC):
     seen_loss: SeenLoss | None = None
     #: how the job saves by itself, stops and resumes, where it has a folder for that
     stopping: Autosave | None = None
-    #: the learning-rate schedulers of the script, where the job resumes them
-    schedulers: Schedulers | None = None
+    #: what `fleet.attach` has made known: learning-rate schedulers, and scalers of losses
+    schedulers: Schedulers = dataclasses.field(default_factory=Schedulers)
+    scalers: list[torch.amp.GradScaler] = dataclasses.field(default_factory=list)
     #: how many reasons there are to keep gradients local for now
     holds: int = 0
     #: optimizer steps made so far
@@ -249,12 +250,6 @@ class Job(abc.ABC):
             model.freeze()
         if self.stopping is not None and self.models:
             self.stopping.take_up()
-
-    def note_schedulers(self) -> None:
-        """From now on the learning-rate schedulers of the script are known, once."""
-        if self.schedulers is None:
-            self.schedulers = Schedulers()
-            self.closers.callback(self.schedulers.close)
 
     def served_steps(self) -> list[RegisteredOptimizer]:
         """The optimizers whose steps the servers take part in."""

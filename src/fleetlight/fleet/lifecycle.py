@@ -120,8 +120,6 @@ def _begin(job: Job, is_collective: bool, deadline_s: float, deadline_from: str)
     strategy.check()
     # what was registered is released first
     job.closers.callback(_release, job)
-    if job.replay.keeps:
-        job.note_schedulers()
     job.watch_terminations()
     job.closers.callback(local_training.close, job)
 

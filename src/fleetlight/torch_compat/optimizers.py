@@ -51,6 +51,19 @@ def tell_infinity(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
             found.fill_(1.0)
 
 
+def is_scaled_by(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> bool:
+    """Whether the scaler is stepping this optimizer. Why: an optimizer does not know its scaler."""
+    return id(optimizer) in getattr(scaler, "_per_optimizer_states", {})
+
+
+def has_scheduler(optimizer: Optimizer) -> bool:
+    """Whether a learning-rate scheduler of torch was made for it.
+
+    Why: an optimizer does not know its schedulers, but the first one wraps its `step`.
+    """
+    return hasattr(optimizer.step, "_wrapped_by_lr_sched")
+
+
 @contextlib.contextmanager
 def traced_as_compiled() -> Iterator[None]:
     """Inside the block `torch.compiler.is_compiling()` is True.

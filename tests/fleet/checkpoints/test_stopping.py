@@ -55,6 +55,7 @@ class Job:
         adam = torch.optim.Adam(self.model.parameters(), lr=0.05)
         self.optimizer = fleet.distributed_optimizer(adam)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 4, 0.5)
+        fleet.attach(scheduler=self.scheduler)
         drawn = torch.randn(RECORDS, 4, generator=torch.Generator().manual_seed(9)).double()
         data = TensorDataset(torch.arange(RECORDS), drawn)
         batch = 6 // fleet.worker_num()

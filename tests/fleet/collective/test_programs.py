@@ -212,7 +212,7 @@ def test_running_before_startup_is_refused() -> None:
 
 
 def test_there_is_no_main_program_before_minimize(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleetlight.fleet.collective.programs._main", None)
+    monkeypatch.setattr("fleetlight.fleet.training.programs._main", None)
     with pytest.raises(PlanError, match="there is no program yet"):
         _ = fleet.main_program
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedulers of every class are found, and go on where others like them stood."""
+"""Attached schedulers of every class resume where others like them stood."""
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,13 +16,6 @@ from fleetlight.errors import CheckpointError
 from fleetlight.fleet.parts.schedulers import Schedulers
 
 Make = Callable[[torch.optim.Optimizer], list[Any]]
-
-
-@pytest.fixture
-def schedulers() -> Iterator[Schedulers]:
-    found = Schedulers()
-    yield found
-    found.close()
 
 
 def optimizer() -> torch.optim.Optimizer:
@@ -64,40 +57,53 @@ CASES: dict[str, Make] = {
 }
 
 
+def attached(*made: Any) -> Schedulers:
+    schedulers = Schedulers()
+    for one in made:
+        schedulers.attach(one)
+    return schedulers
+
+
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES)
-def test_they_go_on(schedulers: Schedulers, make: Make) -> None:
+def test_they_resume(make: Make) -> None:
     first = optimizer()
     made = make(first)
     stepped(made, first, 7)
-    states, tensors = schedulers.states([first]), {}
+    states, tensors = attached(*made).states([first]), {}
     saved: Any = unpack(pack(states, "schedulers", tensors), tensors)
     other = optimizer()
     again = make(other)
     other.load_state_dict(first.state_dict())
-    schedulers.load(saved, [other])
+    attached(*again).load(saved, [other])
     assert stepped(again, other, 9) == stepped(made, first, 9)
 
 
-def test_only_those_of_these_optimizers_that_are_still_there(schedulers: Schedulers) -> None:
+def test_only_those_of_these_optimizers() -> None:
     mine, others = optimizer(), optimizer()
-    kept, _, gone = (lr_scheduler.StepLR(one, 3) for one in (mine, others, mine))
-    del gone
-    gc.collect()
-    assert schedulers.of([mine]) == [kept]
+    kept, other = (lr_scheduler.StepLR(one, 3) for one in (mine, others))
+    assert attached(kept, other, kept).of([mine]) == [kept]
 
 
-def test_other_schedulers_than_were_saved_are_an_error(schedulers: Schedulers) -> None:
+def test_other_schedulers_than_were_saved_are_an_error() -> None:
     mine, other = optimizer(), optimizer()
     one, two = lr_scheduler.StepLR(mine, 3), lr_scheduler.ExponentialLR(other, 0.9)
+    schedulers = attached(one, two)
     with pytest.raises(CheckpointError, match="with the schedulers StepLR, this job has Expon"):
         schedulers.load(schedulers.states([mine]), [other])
     assert (one.last_epoch, two.last_epoch) == (0, 0)
 
 
-def test_torch_is_as_before_once_nobody_looks() -> None:
-    found = Schedulers()
-    found.close()
-    mine = optimizer()
-    scheduler = lr_scheduler.StepLR(mine, 3)
-    assert scheduler.last_epoch == 0
-    assert found.of([mine]) == []
+def test_the_scheduler_that_is_not_attached_is_told_once_and_resumes_nothing(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("fleetlight"), "propagate", True)
+    mine, plain = optimizer(), optimizer()
+    lr_scheduler.StepLR(mine, 3)
+    schedulers = Schedulers()
+    for _ in range(2):
+        schedulers.warn_of_others([plain, mine])
+    assert caplog.text.count("scheduler of optimizer 1 is not attached") == 1
+    assert "optimizer 0" not in caplog.text
+    with pytest.raises(CheckpointError, match=r"optimizer 0 is not attached.*fleet\.attach"):
+        schedulers.load([], [mine])
+    schedulers.load([], [plain])

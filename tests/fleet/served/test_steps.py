@@ -212,6 +212,7 @@ def test_a_parameter_without_gradient_stays() -> None:
 def scaled_steps(worker: Member, *, cleared: int, infinite: int) -> list[float]:
     """Scales of five steps, clipped; in one, a worker clears all, in one, worker 1 overflows."""
     scaler, scales = torch.amp.GradScaler("cpu", init_scale=64.0), []
+    worker.context.scalers.append(scaler)
     for step in range(5):
         worker.optimizer.zero_grad()
         loss = worker.model(ONE).sum()
@@ -226,6 +227,16 @@ def scaled_steps(worker: Member, *, cleared: int, infinite: int) -> list[float]:
         scaler.update()
         scales.append(scaler.get_scale())
     return scales
+
+
+def test_a_scaler_that_is_not_attached_is_refused() -> None:
+    def train(worker: Member) -> None:
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        scaler.scale(worker.model(ONE).sum()).backward()
+        with pytest.raises(PlanError, match=r"not attached.*call fleet\.attach\(scaler=scaler\)"):
+            scaler.step(worker.optimizer)
+
+    run(build, train, SYNC, workers=1)
 
 
 @MODES

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from tests.workers import run_processes
 from torch import nn
 
 import fleetlight as fleet
+from fleetlight.errors import PlanError
+from fleetlight.fleet.job import current
 from fleetlight.observe.log import logger
 from fleetlight.strategy import DistributedStrategy, differences
 
@@ -61,3 +64,28 @@ def test_equal_ones_and_a_single_one_are_not() -> None:
 def test_two_optimizers_with_two_strategies_are_told() -> None:
     [line] = lines(None, {"amp": True}, {"amp": True}, {})
     assert "the one given to fleet.distributed_optimizer before" in line
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    fleet.init()
+    yield
+    fleet.reset()
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_is_attached_is_known_once() -> None:
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), 0.1)
+    scheduler, scaler = torch.optim.lr_scheduler.StepLR(optimizer, 2), torch.amp.GradScaler("cpu")
+    for _ in range(2):
+        fleet.attach(scheduler=scheduler, scaler=scaler)
+    assert current().schedulers.of([optimizer]) == [scheduler]
+    assert current().scalers == [scaler]
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_is_attached_is_checked() -> None:
+    with pytest.raises(PlanError, match="got a SGD as scheduler, expected a torch"):
+        fleet.attach(scheduler=torch.optim.SGD(nn.Linear(1, 1).parameters(), 0.1))  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match="got nothing, expected scheduler="):
+        fleet.attach()

@@ -82,7 +82,6 @@ class Stopping(Terminations):
         # what may refuse comes first
         self._resumption: Resumption | None = resumption_of(job, self._folder, self._configs.via)
         super().__init__()
-        job.note_schedulers()
         #: whose batches are trained on
         self._trained: weakref.WeakSet[ShardLoader[Any]] = weakref.WeakSet()
         self._has_stepped = False
@@ -108,6 +107,7 @@ class Stopping(Terminations):
 
     def take_up(self) -> None:
         """Training begins: what an earlier start has saved is put in place, once."""
+        self._job.schedulers.warn_of_others([plan.optimizer for plan in self._job.optimizers])
         resumption = self._resumption
         if resumption is not None and resumption.take_up(self._job):
             self._saved_step = self._job.step

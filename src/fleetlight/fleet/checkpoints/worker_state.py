@@ -138,24 +138,43 @@ class ParamGroups:
 
 @dataclasses.dataclass
 class LearningRates:
-    """The learning-rate schedulers of the script, of a job that resumes or is replayed."""
+    """The attached learning-rate schedulers, of a job that resumes or is replayed."""
 
     job: Job
     name: ClassVar[str] = "schedulers"
     purposes: ClassVar[Collection[Purpose]] = (Purpose.RESUME, Purpose.REPLAY)
 
     def save(self) -> Any:
-        """In the order in which they were made."""
-        schedulers = self.job.schedulers
-        return None if schedulers is None else schedulers.states(self._optimizers())
+        """In the order in which they were attached."""
+        optimizers = self._optimizers()
+        self.job.schedulers.warn_of_others(optimizers)
+        return self.job.schedulers.states(optimizers)
 
     def load(self, saved: SavedPart) -> None:
-        """The script must have made the same ones."""
-        if self.job.schedulers is not None:
-            self.job.schedulers.load(saved.first or [], self._optimizers())
+        """The script must have attached the same ones."""
+        self.job.schedulers.load(saved.first or [], self._optimizers())
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         return [plan.optimizer for plan in self.job.optimizers]
+
+
+@dataclasses.dataclass
+class AttachedScalers:
+    """The attached loss scalers, of a job that resumes or is replayed."""
+
+    job: Job
+    name: ClassVar[str] = "attached_scalers"
+    purposes: ClassVar[Collection[Purpose]] = (Purpose.RESUME, Purpose.REPLAY)
+
+    def save(self) -> Any:
+        """In the order in which they were attached."""
+        return [scaler.state_dict() for scaler in self.job.scalers] or None
+
+    def load(self, saved: SavedPart) -> None:
+        """They are the same on all workers."""
+        for scaler, state in zip(self.job.scalers, saved.first or [], strict=False):
+            if state:
+                scaler.load_state_dict(state)
 
 
 @dataclasses.dataclass
@@ -254,6 +273,7 @@ PARTS: tuple[Callable[[Job], Stateful], ...] = (
     StepCounts,
     ParamGroups,
     LearningRates,
+    AttachedScalers,
     JobStep,
     Saves,
     StoppedBetween,

@@ -50,7 +50,8 @@ class SeenLoss:
 def scaler_at_work() -> torch.amp.GradScaler | None:
     """The scaler among the callers, if one of them is stepping an optimizer.
 
-    It gives an optimizer no more than copies of what it has found.
+    Only to refuse one, in the words of an error: a scaler gives an optimizer no more than copies of
+    what it has found, so there is no other way to notice one that is not attached.
     """
     stepping = torch.amp.GradScaler.step.__code__
     frame = sys._getframe(1).f_back

@@ -14,7 +14,6 @@ from fleetlight.collective.averaging.means import Means
 from fleetlight.collective.sink import weighed
 from fleetlight.errors import PlanError
 from fleetlight.fleet.collective.replicating import Replicating
-from fleetlight.fleet.parts.loss import scaler_at_work
 from fleetlight.fleet.plan.bound_plan import mode_of
 from fleetlight.fleet.protocols import LocalSteps, RegisteredModel
 from fleetlight.fleet.served.figures import geo_warnings
@@ -28,7 +27,11 @@ from fleetlight.ps.layers.table_gradient import TableGradient
 from fleetlight.ps.plan import GEO
 from fleetlight.ps.worker.redo.commits import Moment
 from fleetlight.torch_compat import foreach
-from fleetlight.torch_compat.optimizers import leave_scaling_to_step, tell_infinity
+from fleetlight.torch_compat.optimizers import (
+    is_scaled_by,
+    leave_scaling_to_step,
+    tell_infinity,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -267,13 +270,24 @@ class ServedSteps:
                 self._aside.append((parameter, gradient))
                 parameter.grad = None
 
+    def _attached_scaler(self) -> torch.amp.GradScaler:
+        """The scaler that steps the optimizer: all workers must leave the same steps out."""
+        for scaler in self.plan.scalers:
+            if is_scaled_by(scaler, self.optimizer):
+                return scaler
+        raise PlanError(
+            "a GradScaler steps the optimizer, and is not attached: an infinity of one worker must "
+            "lower its scale on all of them; call fleet.attach(scaler=scaler) after making it"
+        )
+
     def _unscale(self) -> bool:
         """Undo a scaler's scale where it has not been; True when it found an infinity."""
         found = getattr(self.optimizer, "found_inf", None)
         scale = getattr(self.optimizer, "grad_scale", None)
-        self._scaling = None if found is None else scaler_at_work()
+        self._scaling = None
         if found is None:
             return False
+        self._scaling = self._attached_scaler()
         if scale is not None:
             grads = [p.grad for p in self._parameters() if p.grad is not None]
             foreach.unscale_(grads, found, 1.0 / scale)

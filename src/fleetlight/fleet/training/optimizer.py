@@ -201,6 +201,11 @@ class OptimizerPlan:
         for name in ("minimize", "distributor"):
             own.pop(name, None)
 
+    @property
+    def scalers(self) -> list[torch.amp.GradScaler]:
+        """Those that may step it: its own, which `minimize` uses, and the attached ones."""
+        return [*([] if self._scaler is None else [self._scaler]), *self.job.scalers]
+
     def scaler_state(self) -> dict[str, Any] | None:
         """The state of the loss scaler that `minimize` or a program uses, if one does."""
         if self.program is not None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from fleetlight.errors import PlanError, StrategyError, names_arguments
 from fleetlight.fleet.job import Job, current
@@ -163,6 +164,37 @@ def _take_strategy(job: Job, strategy: DistributedStrategy) -> None:
         )
     job.strategy = strategy
     job.strategy_from = "fleet.distributed_optimizer before"
+
+
+@names_arguments
+def attach(
+    *, scheduler: LRScheduler | None = None, scaler: torch.amp.GradScaler | None = None
+) -> None:
+    """Let a job that saves and resumes by itself do so with a scheduler and a loss scaler.
+
+    Torch's optimizers know neither. Call it once for each, after making it and before the first
+    batch. With parameter servers a scaler must be attached: its scale is lowered on all workers
+    when one of them finds an infinity.
+    """
+    job = current()
+    for name, value, kind in (
+        ("scheduler", scheduler, LRScheduler),
+        ("scaler", scaler, torch.amp.GradScaler),
+    ):
+        if value is not None and not isinstance(value, kind):
+            raise PlanError(
+                f"fleet.attach: got {_said(value)} as {name}, expected a {kind.__module__}."
+                f"{kind.__name__}"
+            )
+    if scheduler is None and scaler is None:
+        raise PlanError(
+            "fleet.attach: got nothing, expected scheduler=... or scaler=..., such as "
+            "fleet.attach(scheduler=scheduler)"
+        )
+    if scheduler is not None:
+        job.schedulers.attach(scheduler)
+    if scaler is not None and not any(scaler is one for one in job.scalers):
+        job.scalers.append(scaler)
 
 
 def registered_model(job: Job) -> nn.Module:

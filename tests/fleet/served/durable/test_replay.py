@@ -20,7 +20,6 @@ from fleetlight.data import ShardLoader
 from fleetlight.errors import ConfigError
 from fleetlight.fleet.checkpoints import loading
 from fleetlight.fleet.job import set_current
-from fleetlight.fleet.parts.schedulers import Schedulers
 from fleetlight.fleet.served.durable import replay
 from fleetlight.fleet.served.durable.replay import WorkerReplay
 from fleetlight.ps import messages as m
@@ -82,7 +81,6 @@ class Lives(Job):
         member = self.member(0)
         redo = member.session.client.redo
         assert redo is not None
-        member.context.schedulers = Schedulers()
         set_current(member.context)
         try:
             replay = WorkerReplay(redo, self.returns.append)
@@ -95,7 +93,6 @@ class Lives(Job):
                 member.communicator.flush()
             return died
         finally:
-            member.context.schedulers.close()
             set_current(None)
             member.context.group._over.set()  # type: ignore[union-attr]
             redo.close(is_needed=True)
