@@ -12,7 +12,7 @@ saved tensor is unpacked instead, which calls its hooks.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -26,10 +26,14 @@ _REACH = 32
 
 _plain = torch.autograd.backward
 _count = 0
+#: who else wants to know of each backward, before it begins
+_listeners: list[Callable[[Any], None]] = []
 
 
 @functools.wraps(_plain)
 def _watched(tensors: Any, *args: Any, **kwargs: Any) -> None:
+    for listener in list(_listeners):
+        listener(tensors)
     _plain(tensors, *args, **kwargs)
     given = dict(zip(_NAMES, args, strict=False)) | kwargs
     inputs = given.get("inputs")
@@ -62,6 +66,18 @@ def _mark(roots: Iterable[Any], most: int) -> None:
         if len(nodes) < most:
             found = (n for n, _ in node.next_functions if n is not None and n not in nodes)
             nodes += dict.fromkeys(found)
+
+
+def listen_to_backwards(listener: Callable[[Any], None]) -> Callable[[], None]:
+    """Call it with what each backward begins at; returns what ends that."""
+    watch_backwards()
+    _listeners.append(listener)
+
+    def end() -> None:
+        if listener in _listeners:
+            _listeners.remove(listener)
+
+    return end
 
 
 def watch_backwards() -> None:
