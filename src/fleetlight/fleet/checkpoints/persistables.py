@@ -18,9 +18,9 @@ from fleetlight.checkpoint import Snapshot, WorkerState
 from fleetlight.errors import ConfigError, PeerLostError, names_arguments
 from fleetlight.fleet.checkpoints.checkpoint_copy import FOLDER, check_via
 from fleetlight.fleet.checkpoints.loading import load_job
-from fleetlight.fleet.checkpoints.worker_state import saved_values, tell_positions
+from fleetlight.fleet.checkpoints.worker_state import tell_positions, worker_record
 from fleetlight.fleet.job import Job, current
-from fleetlight.fleet.protocols import Purpose, ServerCut
+from fleetlight.fleet.protocols import ServerCut
 from fleetlight.fleet.training import local_training
 from fleetlight.fleet.training.registering import (
     has_all_of,
@@ -136,7 +136,7 @@ def save_alone(
         tell_positions(job)
         job.finish_save()
         model = registered_model(job)
-        snapshot = _snapshot(job, model, [_worker_state(job)], {})
+        snapshot = _snapshot(job, model, [worker_record(job)], {})
         _write_now_or_later(job, model, dirname, snapshot, background=background, via=via)
 
 
@@ -214,7 +214,7 @@ def _snapshot(
 
 def _workers(job: Job) -> list[WorkerState]:
     """The states of all workers, on worker 0, whose own does not travel."""
-    mine = _worker_state(job)
+    mine = worker_record(job)
     told = b"" if job.group.index == 0 else mine.to_bytes()
     _, *others = job.group.bytes_to_first(told, "save_persistables") or [b""]
     states = [mine, *map(WorkerState.from_bytes, others)]
@@ -225,15 +225,6 @@ def _workers(job: Job) -> list[WorkerState]:
 def _write(dirname: Directory, snapshot: Snapshot) -> None:
     checkpoint.write(dirname, snapshot)
     logger.info("saved %s at step %d", dirname, snapshot.step)
-
-
-def _worker_state(job: Job) -> WorkerState:
-    also = () if job.stopping is None else (Purpose.RESUME,)
-    return WorkerState(
-        rank=job.group.index,
-        rng=checkpoint.rng_state(),
-        values=saved_values(job, Purpose.CHECKPOINT, *also),
-    )
 
 
 def _check_program(name: str, program: Any, job: Job) -> None:

@@ -13,6 +13,9 @@ from typing import Any, ClassVar
 
 import torch
 
+# not `from fleetlight import`, which asks for the API, and that may be being imported
+import fleetlight.checkpoint as checkpoint
+from fleetlight.checkpoint import WorkerState
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.protocols import Purpose, SavedPart, Stateful
 from fleetlight.fleet.training import compression, local_training
@@ -292,6 +295,16 @@ def saved_values(job: Job, *purposes: Purpose) -> dict[str, Any]:
     """The values of a worker's record."""
     found = {part.name: part.save() for part in parts(job, *purposes)}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def worker_record(job: Job) -> WorkerState:
+    """What a checkpoint keeps of this worker."""
+    also = () if job.stopping is None else (Purpose.RESUME,)
+    return WorkerState(
+        rank=job.group.index,
+        rng=checkpoint.rng_state(),
+        values=saved_values(job, Purpose.CHECKPOINT, *also),
+    )
 
 
 def positions(job: Job) -> list[dict[str, Any]]:
