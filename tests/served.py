@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fleetlight.fleet.plan.bound_plan import draw
+from fleetlight.fleet.plan.bound_plan import build_plan
 from fleetlight.fleet.served.job import ServedJob
-from fleetlight.fleet.served.session import Session
+from fleetlight.fleet.served.session import ServerSession
 from fleetlight.kernels import Initializer, dedup, first_values, table_seed
 from fleetlight.ps import messages as m
 from fleetlight.ps.layers.embedding import SparseEmbedding
@@ -57,7 +57,7 @@ class Member:
         return self.optimizers[0]
 
     @property
-    def session(self) -> Session:
+    def session(self) -> ServerSession:
         return self.context.session
 
     @property
@@ -100,7 +100,7 @@ class Job:
         ]
         for server in self.servers:
             model, optimizers = self.built()
-            drawn = draw(
+            drawn = build_plan(
                 model,
                 optimizers,
                 DistributedStrategy(**strategy),
@@ -134,7 +134,7 @@ class Job:
             role=Role(index=index, worker_num=self.workers, server_num=len(self.servers)),
             group=Crew(client, self.deadline_s),
             strategy=DistributedStrategy(**self.strategy),
-            session=Session(client, None),
+            session=ServerSession(client, None),
         )
         context.models.append(context.plan_model(model))
         context.optimizers.extend(map(context.plan_optimizer, optimizers))

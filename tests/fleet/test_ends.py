@@ -43,7 +43,7 @@ def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ServerJob,
     role = Role(kind=Kind.SERVER, server_num=1, worker_num=2, error_file=error_file)
     server = closed_server()
     open_up(server, plan("async"), Durable(tmp_path / "kept", job="a job"))
-    exit_status.tell_returning(role)
+    exit_status.report_returning(role)
     service = ServerProcess(server, Listener(("127.0.0.1", 0), server))
     context = ServerJob(
         role=role, group=Group(deadline_s=20.0), strategy=DistributedStrategy(), process=service

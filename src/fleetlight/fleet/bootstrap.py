@@ -16,13 +16,13 @@ import msgspec
 from fleetlight.collective.forming import enrol, own_address, report_failure
 from fleetlight.collective.group import Group
 from fleetlight.errors import PlanError, RoleError
-from fleetlight.fleet.exit.exit_status import tell_returning
+from fleetlight.fleet.exit.exit_status import report_returning
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.served.durable.durability_dir import redo_of, remains_of
 from fleetlight.fleet.served.durable.replay import WorkerReplay
 from fleetlight.fleet.served.durable.whole_resume import resume_with_all
 from fleetlight.fleet.served.job import ServedJob
-from fleetlight.fleet.served.session import Session
+from fleetlight.fleet.served.session import ServerSession
 from fleetlight.fleet.server.job import ServerJob, ServerProcess
 from fleetlight.observe.log import logger
 from fleetlight.ps import messages as m
@@ -151,9 +151,9 @@ def _work(role: Role, strategy: DistributedStrategy, deadline_s: float) -> Serve
         connector.acknowledged = lambda server: client.acknowledged[server]
     resume_with_all(client, role, strategy, waits=True)
     # one that cannot go on says so before the servers take it in
-    replay = None if redo is None else WorkerReplay(redo, functools.partial(tell_returning, role))
+    replay = None if redo is None else WorkerReplay(redo, functools.partial(report_returning, role))
     crew = Crew(client, deadline_s)
-    session = Session(client, None, replay)
+    session = ServerSession(client, None, replay)
     return ServedJob(role=role, group=crew, strategy=strategy, session=session)
 
 
@@ -175,7 +175,7 @@ def _alone(role: Role, strategy: DistributedStrategy, deadline_s: float) -> Serv
     resume_with_all(client, role, strategy, waits=False)
     replay = None if redo is None else WorkerReplay(redo, lambda returns: None)
     crew = Crew(client, deadline_s)
-    session = Session(client, server, replay)
+    session = ServerSession(client, server, replay)
     return ServedJob(role=role, group=crew, strategy=strategy, session=session)
 
 

@@ -21,7 +21,7 @@ from fleetlight.data.loader import ShardLoader
 from fleetlight.data.ranges import Queue
 from fleetlight.errors import ConfigError, RoleError
 from fleetlight.fleet.parts.background import BackgroundSave
-from fleetlight.fleet.parts.loss import SeenLoss
+from fleetlight.fleet.parts.loss import LossProbe
 from fleetlight.fleet.parts.schedulers import Schedulers
 from fleetlight.fleet.protocols import (
     Autosave,
@@ -47,7 +47,7 @@ StandIn = Callable[[nn.Module], nn.Module]
 Rows = str | Mapping[str, Tensor]
 
 
-class Shrunk(NamedTuple):
+class ShrunkTable(NamedTuple):
     """How many rows a table has forgotten, and how many are left."""
 
     removed: int
@@ -75,14 +75,14 @@ class Job(abc.ABC):
     #: what the batches of the loaders weigh
     weights: BatchWeights | None = None
     #: the loss of the last backward, where a schedule follows it
-    seen_loss: SeenLoss | None = None
+    loss_probe: LossProbe | None = None
     #: how the job saves by itself, stops and resumes, where it has a folder for that
     stopping: Autosave | None = None
     #: what `fleet.attach` has made known: learning-rate schedulers, and scalers of losses
     schedulers: Schedulers = dataclasses.field(default_factory=Schedulers)
     scalers: list[torch.amp.GradScaler] = dataclasses.field(default_factory=list)
     #: how many reasons there are to keep gradients local for now
-    holds: int = 0
+    no_sync_depth: int = 0
     #: optimizer steps made so far
     step: int = 0
     #: where servers and workers keep what outlives them, also once the script has changed directory
@@ -229,7 +229,7 @@ class Job(abc.ABC):
     @abc.abstractmethod
     def shrink(
         self, unseen_days: int, score: float, decay: float, table: str | None
-    ) -> dict[str, Shrunk]:
+    ) -> dict[str, ShrunkTable]:
         """What `fleet.shrink` does."""
 
     # -- servers

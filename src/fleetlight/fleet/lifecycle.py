@@ -18,14 +18,14 @@ from fleetlight.fleet.bootstrap import join_servers
 from fleetlight.fleet.collective.job import CollectiveJob
 from fleetlight.fleet.exit.exit_status import (
     end_badly,
-    tell_leaving,
+    report_leaving,
     watch_no_longer,
     watch_the_end,
 )
 from fleetlight.fleet.exit.started_readers import refuse_started_reader
 from fleetlight.fleet.forgetting import forget
 from fleetlight.fleet.job import Job, current, current_or_none, set_current
-from fleetlight.fleet.repeated import Asked, take_again
+from fleetlight.fleet.repeated import InitCall, take_again
 from fleetlight.fleet.training import compression, local_training
 from fleetlight.observe import log
 from fleetlight.observe.log import logger
@@ -52,7 +52,7 @@ def init(
     global _asked
     _check_call(role_maker, is_collective, strategy)
     maker = role_maker or RoleMaker(is_collective)
-    asked = Asked(maker.role, is_collective or maker.is_collective, strategy)
+    asked = InitCall(maker.role, is_collective or maker.is_collective, strategy)
     before = current_or_none()
     if before is not None:
         _asked = take_again(before, _asked, asked)
@@ -192,7 +192,7 @@ def _release(job: Job) -> None:
 
 
 #: what the call of `fleet.init` asked for that has succeeded
-_asked: Asked | None = None
+_asked: InitCall | None = None
 #: True once this process has left a job of several workers
 _left = False
 
@@ -204,10 +204,10 @@ def _leave_at_the_end(pid: int, role: Role) -> None:
         return
     if job is None:
         if role.is_worker:
-            tell_leaving(role)
+            report_leaving(role)
         return
     if job.stopping is None or not job.stopping.is_over:
-        tell_leaving(job.role)
+        report_leaving(job.role)
     try:
         stop_worker()
     except FleetError as error:

@@ -174,7 +174,7 @@ class RegisteredModel(Protocol):
 
 
 class MergedSteps(Protocol):
-    """Backwards that make one step together; `training.gradient_merge.GradientMerge`."""
+    """Backwards that make one step together; `training.gradient_merge.StepMerge`."""
 
     def is_between(self) -> bool:
         """True when the backward just made is not the last of its k."""
@@ -209,7 +209,7 @@ class LocalSteps(Protocol):
 
 
 class RegisteredOptimizer(Protocol):
-    """An optimizer of the job; `training.optimizer.OptimizerPlan` is the only one."""
+    """An optimizer of the job; `training.optimizer.StepPlan` is the only one."""
 
     optimizer: torch.optim.Optimizer
 

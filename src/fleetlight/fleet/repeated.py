@@ -13,7 +13,7 @@ from fleetlight.roles import Role
 from fleetlight.strategy import DistributedStrategy, differences
 
 
-class Asked:
+class InitCall:
     """What a call of `fleet.init` has asked for; the strategy may be one that nobody gave."""
 
     def __init__(self, role: Role, is_collective: bool, given: DistributedStrategy | None) -> None:
@@ -23,7 +23,7 @@ class Asked:
         self.strategy = given or DistributedStrategy()
         self._settings = copy.deepcopy(self.strategy)
 
-    def differences(self, now: Asked) -> list[str]:
+    def differences(self, now: InitCall) -> list[str]:
         """`is_collective = True, now False` for all that another call asks otherwise."""
         found: list[str] = []
         if self.is_collective != now.is_collective:
@@ -37,7 +37,7 @@ class Asked:
         return found
 
 
-def take_again(job: Job, before: Asked | None, asked: Asked) -> Asked:
+def take_again(job: Job, before: InitCall | None, asked: InitCall) -> InitCall:
     """Go on as before where all is the same; raise where the call asks for something else."""
     if before is None:
         raise ConfigError(

@@ -286,7 +286,8 @@ def test_a_checkpoint_is_not_replaced_by_a_job_that_did_not_see_it(tmp_path: Pat
     path = str(tmp_path / "ckpt")
     run(stop, 1, path, 2)
     with pytest.raises(
-        WorkerFailedError, match=r"ckpt holds the checkpoint of an earlier job \(step 2, .*--resume"
+        WorkerFailedError,
+        match=r"ckpt holds the checkpoint of an earlier job \(step 2, .*--resume",
     ):
         run(whole, 2, path)
     assert checkpoint.read(path).manifest.step == 2

@@ -31,7 +31,7 @@ def run_script(body: str, index: int, workers: int, port: int, word: Path) -> An
 
 
 def run_both(bodies: tuple[str, str], tmp_path: Path) -> tuple[list[int], list[str], list[Any]]:
-    """Exit codes, outputs and last words (None: there is none) of two workers."""
+    """JobExit codes, outputs and last words (None: there is none) of two workers."""
     holder, port = reserved_port()
     words = [tmp_path / "0.json", tmp_path / "1.json"]
     with holder:

@@ -8,19 +8,19 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from fleetlight.fleet.parts.loss import SeenLoss
+from fleetlight.fleet.parts.loss import LossProbe
 from fleetlight.torch_compat.used_graphs import watch_no_longer
 
 
 @pytest.fixture
-def seen() -> Iterator[SeenLoss]:
-    seen = SeenLoss()
+def seen() -> Iterator[LossProbe]:
+    seen = LossProbe()
     yield seen
     seen.close()
     watch_no_longer()
 
 
-def test_it_keeps_the_last_loss_without_its_graph(seen: SeenLoss) -> None:
+def test_it_keeps_the_last_loss_without_its_graph(seen: LossProbe) -> None:
     x = torch.ones(3, requires_grad=True)
     for factor in (1.0, 2.0):
         (x.sum() * factor).backward()
@@ -30,14 +30,14 @@ def test_it_keeps_the_last_loss_without_its_graph(seen: SeenLoss) -> None:
     assert x.grad.tolist() == [3.0] * 3
 
 
-def test_what_is_not_one_number_is_no_loss(seen: SeenLoss) -> None:
+def test_what_is_not_one_number_is_no_loss(seen: LossProbe) -> None:
     x = torch.ones(3, requires_grad=True)
     (2 * x).backward(torch.ones(3), retain_graph=True)
     assert (seen.value, seen.number) == (None, 0)
     assert x.grad is not None
 
 
-def test_closed_it_sees_no_more(seen: SeenLoss) -> None:
+def test_closed_it_sees_no_more(seen: LossProbe) -> None:
     seen.close()
     seen.close()
     torch.ones(1, requires_grad=True).sum().backward()

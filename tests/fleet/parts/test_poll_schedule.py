@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import pytest
 
-from fleetlight.fleet.parts.poll_schedule import EVERY_S, MOST, Rhythm
+from fleetlight.fleet.parts.poll_schedule import EVERY_S, MOST, PollSchedule
 
 
 def meetings(places: int, seconds_of: Callable[[int], float]) -> tuple[list[int], list[float]]:
     """At which of so many places workers meet, and how long it took each time."""
-    rhythm, met, lengths, passed_s = Rhythm(), [], [], 0.0
+    rhythm, met, lengths, passed_s = PollSchedule(), [], [], 0.0
     for place in range(1, places + 1):
         passed_s += seconds_of(place)
         if rhythm.arrives():
@@ -50,7 +50,7 @@ def test_steps_that_become_slow_are_met_at_soon_again() -> None:
 
 
 def test_all_who_hear_the_same_meet_at_the_same_places() -> None:
-    rhythms = [Rhythm() for _ in range(3)]
+    rhythms = [PollSchedule() for _ in range(3)]
     for place in range(300):
         arrived = {rhythm.arrives() for rhythm in rhythms}
         assert len(arrived) == 1

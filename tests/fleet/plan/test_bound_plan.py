@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from fleetlight.errors import PlanError, StrategyError
-from fleetlight.fleet.plan.bound_plan import Drawn, draw, mode_of
-from fleetlight.fleet.served.session import drawn_of
+from fleetlight.fleet.plan.bound_plan import BoundPlan, build_plan, mode_of
+from fleetlight.fleet.served.session import bound_plan_of
 from fleetlight.ps.layers.embedding import SparseEmbedding, SparseEmbeddingBag
 from fleetlight.ps.layers.entries import CountFilterEntry
 from fleetlight.ps.plan import EntryPlan, InitializerPlan, RulePlan
@@ -31,9 +31,9 @@ class Model(nn.Module):
         self.usual = nn.Embedding(5, 2)
 
 
-def drawn(model: nn.Module, *optimizers: torch.optim.Optimizer, **strategy: Any) -> Drawn:
+def drawn(model: nn.Module, *optimizers: torch.optim.Optimizer, **strategy: Any) -> BoundPlan:
     given = list(optimizers) or [torch.optim.SGD(model.parameters(), lr=0.1)]
-    return draw(model, given, DistributedStrategy(**strategy), worker_num=2, server_num=3)
+    return build_plan(model, given, DistributedStrategy(**strategy), worker_num=2, server_num=3)
 
 
 def test_names_are_paths_and_layers_may_share_a_table() -> None:
@@ -208,4 +208,4 @@ def test_a_table_called_like_a_module_of_one_of_several_models_is_refused() -> N
         role=SimpleNamespace(worker_num=1, server_num=1),
     )
     with pytest.raises(PlanError, match=r"saved as 'dense\.weight'"):
-        drawn_of(context)
+        bound_plan_of(context)

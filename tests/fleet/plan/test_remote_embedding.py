@@ -13,14 +13,14 @@ from tests.ps.rows import DIM, ROWS, Kept, dense, handle
 from torch import Tensor, nn
 
 from fleetlight.errors import ConfigError
-from fleetlight.fleet.plan.remote_embedding import MovedForward, is_movable, rows_of
+from fleetlight.fleet.plan.remote_embedding import RemoteEmbedding, is_movable, rows_of
 
 
 def moved(layer: Any) -> tuple[Any, Any, Kept]:
     """The layer as it was, the layer moved, and where its rows are."""
     before, kept = copy.deepcopy(layer), Kept()
     kept.rows = rows_of(layer).copy()
-    MovedForward(layer, handle(kept, rows=ROWS))
+    RemoteEmbedding(layer, handle(kept, rows=ROWS))
     return before, layer, kept
 
 
@@ -74,7 +74,7 @@ def test_its_parameter_and_class_stay() -> None:
     torch.manual_seed(0)
     layer = nn.Embedding(ROWS, DIM, sparse=True)
     weight = layer.weight
-    MovedForward(layer, handle(Kept(), rows=ROWS))
+    RemoteEmbedding(layer, handle(Kept(), rows=ROWS))
     assert layer.weight is weight
     assert isinstance(layer, nn.Embedding)
     assert is_movable(layer)

@@ -12,7 +12,7 @@ from tests.served import ASYNC, SYNC, Job, Member, Net, geo, run
 from torch import nn
 
 from fleetlight.errors import GradientError, PeerLostError, PlanError
-from fleetlight.fleet.served.session import drawn_of
+from fleetlight.fleet.served.session import bound_plan_of
 from fleetlight.ps.layers.embedding import SparseEmbedding
 
 ONE = torch.tensor([[1, 2, 3]])
@@ -76,7 +76,7 @@ def test_the_model_must_be_known() -> None:
     member = Job(build, SYNC, workers=1, servers=1).member(0)
     member.context.models.clear()
     with pytest.raises(PlanError, match=r"add model = fleet\.distributed_model\(model\) before"):
-        drawn_of(member.context)
+        bound_plan_of(member.context)
     member.context.group.fail("")
 
 
@@ -171,7 +171,7 @@ def test_a_model_of_several() -> None:
     member = job.member(0)
     other = nn.Linear(2, 1)
     member.context.models.append(member.context.plan_model(other))
-    plan = drawn_of(member.context).plan
+    plan = bound_plan_of(member.context).plan
     assert [table.name for table in plan.tables] == ["0.emb"]
     assert [dense.name for dense in plan.dense] == ["0.linear.weight", "0.linear.bias"]
     member.context.group.fail("")

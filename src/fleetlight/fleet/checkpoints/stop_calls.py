@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from fleetlight.errors import MembershipError
-from fleetlight.fleet.parts.poll_schedule import Rhythm
+from fleetlight.fleet.parts.poll_schedule import PollSchedule
 from fleetlight.fleet.protocols import Peers
 from fleetlight.ps.calls import Call
 
@@ -41,7 +41,7 @@ class MeetingCalls:
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
-        self._rhythm = Rhythm()
+        self._rhythm = PollSchedule()
         self._met_at = time.monotonic()
 
     def called(self, wish: Call) -> Call:

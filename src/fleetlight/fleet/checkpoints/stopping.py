@@ -22,7 +22,7 @@ from fleetlight.errors import MembershipError
 from fleetlight.fleet.checkpoints.persistables import save_alone, save_together
 from fleetlight.fleet.checkpoints.resumption import Resumption, resumption_of
 from fleetlight.fleet.checkpoints.stop_calls import StopCalls
-from fleetlight.fleet.exit.exit_status import tell_stopped, tell_stops
+from fleetlight.fleet.exit.exit_status import report_stopped, report_stops
 from fleetlight.fleet.job import Job
 from fleetlight.launch.status import RESUME_CODE
 from fleetlight.observe.log import logger
@@ -91,7 +91,7 @@ class Stopping(Terminations):
         self._made = 0
         self._saved_step, self._saved_at = 0, time.monotonic()
         self.is_over = False
-        tell_stops(job.role)
+        report_stops(job.role)
 
     @property
     def _configs(self) -> CheckpointConfigs:
@@ -206,7 +206,7 @@ class Stopping(Terminations):
         self._save(background=False)
         self.is_over = True
         self._calls.stopped()
-        tell_stopped(job.role, job.step, self._folder)
+        report_stopped(job.role, job.step, self._folder)
         raise Stopped
 
     # -- when nobody else watches

@@ -20,12 +20,12 @@ from fleetlight.fleet.checkpoints.model_values import LocalValues
 from fleetlight.fleet.checkpoints.stop_calls import MeetingCalls
 from fleetlight.fleet.collective.replicating import Replicating
 from fleetlight.fleet.collective.steps import ProgramSteps, ReducedSteps
-from fleetlight.fleet.job import IdsOf, Job, Rows, Shrunk
+from fleetlight.fleet.job import IdsOf, Job, Rows, ShrunkTable
 from fleetlight.fleet.plan.tied_weights import refuse_tied
 from fleetlight.fleet.protocols import NoReplay
 from fleetlight.fleet.training import local_training
 from fleetlight.fleet.training.model import ModelPlan
-from fleetlight.fleet.training.optimizer import OptimizerPlan
+from fleetlight.fleet.training.optimizer import StepPlan
 
 
 @dataclasses.dataclass
@@ -40,9 +40,9 @@ class CollectiveJob(Job):
         """As in `Job`."""
         return ModelPlan(module, self, Replicating())
 
-    def plan_optimizer(self, optimizer: torch.optim.Optimizer) -> OptimizerPlan:
+    def plan_optimizer(self, optimizer: torch.optim.Optimizer) -> StepPlan:
         """As in `Job`."""
-        return OptimizerPlan(optimizer, self, lambda plan: ReducedSteps(plan, _programs))
+        return StepPlan(optimizer, self, lambda plan: ReducedSteps(plan, _programs))
 
     def refuse_late(self, call: str) -> None:
         """Nothing comes too late: workers agree anew."""
@@ -158,7 +158,7 @@ class CollectiveJob(Job):
 
     def shrink(
         self, unseen_days: int, score: float, decay: float, table: str | None
-    ) -> dict[str, Shrunk]:
+    ) -> dict[str, ShrunkTable]:
         """Refuse."""
         raise PlanError(
             "fleet.shrink: this job has no parameter servers, so it has no tables; start it "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Summing`: what reductions of a program do in a job, and what workers tell each other by them."""
+"""`ProgramReducer`: what reductions of a program do in a job, and what workers tell each other by them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fleetlight.static.graph.reductions import GroupReductions, NoReductions, Pa
 from fleetlight.static.passes.all_reduces import all_reduces_of, members_of
 
 
-class Summing:
+class ProgramReducer:
     """Takes means over the workers for the programs of a model: of gradients, and at meetings."""
 
     def __init__(self, job: Job, group: Group, module: nn.Module) -> None:

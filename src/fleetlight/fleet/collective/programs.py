@@ -17,13 +17,13 @@ from fleetlight.collective.averaging.means import Means
 from fleetlight.collective.group import Group
 from fleetlight.errors import PlanError
 from fleetlight.fleet.collective.program_passes import passes_of
-from fleetlight.fleet.collective.program_reducer import Summing
+from fleetlight.fleet.collective.program_reducer import ProgramReducer
 from fleetlight.fleet.collective.steps import ReducedSteps
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.training.consistency import settings_of
 from fleetlight.fleet.training.dgc import clipping_error, uses_dgc
 from fleetlight.fleet.training.model import ModelPlan, saying_who_meets
-from fleetlight.fleet.training.optimizer import OptimizerPlan
+from fleetlight.fleet.training.optimizer import StepPlan
 from fleetlight.fleet.training.programs import options_of, remember
 from fleetlight.fleet.training.registering import has_all_of
 from fleetlight.fleet.training.worker_seeds import make_distinct
@@ -47,7 +47,7 @@ class ProgramPolicy:
     watches_calls: ClassVar[bool] = False
 
     def __init__(self) -> None:
-        self._summing: Summing | None = None
+        self._summing: ProgramReducer | None = None
         #: digests of the programs that the workers have agreed on, and their numbers
         self._numbers: dict[str, int] = {}
 
@@ -60,7 +60,7 @@ class ProgramPolicy:
         with saying_who_meets(_AT_FIRST_RUN):
             agreement.check_same_module(plan.module, group, settings_of(plan.job))
             _broadcast(_tensors(plan), group, "first values of the model")
-            self._summing = Summing(plan.job, group, plan.module)
+            self._summing = ProgramReducer(plan.job, group, plan.module)
 
     def run(self, plan: ModelPlan, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Calls of the module are not the job's business."""
@@ -159,7 +159,7 @@ def _check_same_program(mine: list[tuple[str, str]], found: str, group: Group) -
     )
 
 
-def takes(plan: OptimizerPlan, program: Program) -> Collection[Part]:
+def takes(plan: StepPlan, program: Program) -> Collection[Part]:
     """Answers what of a program's training this process writes; registers nothing yet."""
     assert program.model is not None
     if _registered(program.model, plan.job) is None:
@@ -188,7 +188,7 @@ def _refuse_shared(module: nn.Module, job: Job) -> None:
         )
 
 
-def distribute(plan: OptimizerPlan, steps: ReducedSteps, program: Program) -> None:
+def distribute(plan: StepPlan, steps: ReducedSteps, program: Program) -> None:
     """Rewrite a program as the strategy says, and have its steps made by all workers."""
     assert program.model is not None
     job = plan.job
@@ -196,7 +196,7 @@ def distribute(plan: OptimizerPlan, steps: ReducedSteps, program: Program) -> No
     known = _registered(program.model, job)
     module = program.model if known is None else known.module
     program.passes, program.options = passes_of(job, module), options_of(job)
-    program.runner = Together(plan, steps, *_program_model(program, job))
+    program.runner = ReducedRunner(plan, steps, *_program_model(program, job))
     plan.program = program
     plan.programs.add(program)
     remember(program)
@@ -219,11 +219,11 @@ def _program_model(program: Program, job: Job) -> tuple[ModelPlan, ProgramPolicy
     return known, policy
 
 
-class Together:
+class ReducedRunner:
     """Makes the steps of a program, and of those rewritten from it, with the other workers."""
 
     def __init__(
-        self, plan: OptimizerPlan, steps: ReducedSteps, model: ModelPlan, policy: ProgramPolicy
+        self, plan: StepPlan, steps: ReducedSteps, model: ModelPlan, policy: ProgramPolicy
     ) -> None:
         self._plan, self._steps, self._model, self._policy = plan, steps, model, policy
         self._has_shared = False

@@ -12,7 +12,7 @@ from fleetlight.errors import PlanError
 from fleetlight.fleet.protocols import RegisteredModel
 from fleetlight.fleet.training.compression import refuse_scaler
 from fleetlight.fleet.training.local_training import LocalTraining, alone_of
-from fleetlight.fleet.training.optimizer import OptimizerPlan, closure_in
+from fleetlight.fleet.training.optimizer import StepPlan, closure_in
 
 if TYPE_CHECKING:
     from fleetlight.collective.averaging.engine import Averaging
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 class ProgramSteps(Protocol):
     """How programs make the steps of an optimizer; the module `collective.programs`."""
 
-    def takes(self, plan: OptimizerPlan, program: Program) -> Collection[Part]:
+    def takes(self, plan: StepPlan, program: Program) -> Collection[Part]:
         """What of a program's training this process writes."""
 
-    def distribute(self, plan: OptimizerPlan, steps: ReducedSteps, program: Program) -> None:
+    def distribute(self, plan: StepPlan, steps: ReducedSteps, program: Program) -> None:
         """Rewrite a program as the strategy says, and have its steps made by all workers."""
 
 
 class ReducedSteps:
     """The policy of optimizers in collective jobs, which may also train alone for a while."""
 
-    def __init__(self, plan: OptimizerPlan, programs: Callable[[], ProgramSteps]) -> None:
+    def __init__(self, plan: StepPlan, programs: Callable[[], ProgramSteps]) -> None:
         self._programs = programs
         self.plan, self.optimizer, self.job = plan, plan.optimizer, plan.job
         self._known: set[int] | None = None
@@ -81,8 +81,8 @@ class ReducedSteps:
 
     def count_step(self, loss: Tensor | None = None) -> None:
         """A program has made a step; with the loss if `alone.wants_loss` was true before."""
-        if loss is not None and self.job.seen_loss is not None:
-            self.job.seen_loss.see(loss)
+        if loss is not None and self.job.loss_probe is not None:
+            self.job.loss_probe.see(loss)
         self.after()
 
     def begin(self) -> None:

@@ -34,7 +34,7 @@ _OF_CHILD = ".child"
 _INTERRUPTED = 128 + signal.SIGINT
 
 
-class Exit(SystemExit):
+class JobExit(SystemExit):
     """What `sys.exit` and `exit` raise in a job: it notices when the interpreter ends for it.
 
     No hook is called for SystemExit, and most of them are caught or mean success. But before the
@@ -115,7 +115,7 @@ def _put(owner: Any, name: str, ours: Any) -> None:
     setattr(owner, name, ours)
 
 
-def tell_leaving(role: Role) -> None:
+def report_leaving(role: Role) -> None:
     """Tell the launcher that the script is over, and only its exit code is still to come.
 
     Others who miss this worker may be gone before it comes.
@@ -123,17 +123,17 @@ def tell_leaving(role: Role) -> None:
     _tell(role, exiting=True)
 
 
-def tell_parting(role: Role) -> None:
+def report_parting(role: Role) -> None:
     """Tell the launcher that this worker is about to say goodbye to the servers."""
     _tell(role, saying_goodbye=True)
 
 
-def tell_left(role: Role) -> None:
+def report_left(role: Role) -> None:
     """Tell the launcher that this process has no part in the job any more."""
     _tell(role, left_job=True, restartable=False)
 
 
-def tell_over(role: Role) -> None:
+def report_over(role: Role) -> None:
     """Tell the launcher that this server's part is over: all workers have said goodbye to it.
 
     Another one in its place would find nothing to go on from.
@@ -141,22 +141,22 @@ def tell_over(role: Role) -> None:
     _tell(role, left_job=True, exiting=True, restartable=False)
 
 
-def tell_returning(role: Role, returns: bool = True) -> None:
+def report_returning(role: Role, returns: bool = True) -> None:
     """Tell the launcher whether this process may be started again alone, should it be killed."""
     _tell(role, restartable=returns)
 
 
-def tell_dispensable(role: Role) -> None:
+def report_dispensable(role: Role) -> None:
     """Tell the launcher that the others go on without this process, whatever becomes of it."""
     _tell(role, expendable=True)
 
 
-def tell_stops(role: Role) -> None:
+def report_stops(role: Role) -> None:
     """Tell the launcher that at SIGTERM this process saves, which may take a while."""
     _tell(role, saves_at_sigterm=True)
 
 
-def tell_stopped(role: Role, step: int, folder: str) -> None:
+def report_stopped(role: Role, step: int, folder: str) -> None:
     """Tell the launcher that the job was stopped and can go on; only the exit code is to come."""
     _tell(role, exiting=True, restartable=False, stopped=Stop(step, folder))
 
@@ -192,7 +192,7 @@ def _exit_before(before: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
     def leave(status: Any = None, /) -> NoReturn:
         if threading.current_thread() is not threading.main_thread():
             before(status)
-        raise Exit(*(() if status is None else (status,)))
+        raise JobExit(*(() if status is None else (status,)))
 
     return leave
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from fleetlight.torch_compat.used_graphs import listen_to_backwards
 
 
-class SeenLoss:
+class LossProbe:
     """Keeps the loss of the last backward until it is closed."""
 
     def __init__(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Rhythm`: at which of their common places workers ask each other what is called for. Pure.
+"""`PollSchedule`: at which of their common places workers ask each other what is called for. Pure.
 
 All workers pass the same places in the same order, so to count them is to agree on them: nothing is
 sent between two meetings, and there are about two in a second, however fast the steps are.
@@ -13,7 +13,7 @@ EVERY_S = 0.5
 MOST = 100
 
 
-class Rhythm:
+class PollSchedule:
     """Counts the places of one worker."""
 
     def __init__(self) -> None:

@@ -33,7 +33,7 @@ _NOWHERE = (-1, -1)
 
 
 @dataclasses.dataclass
-class Drawn:
+class BoundPlan:
     """A plan, and the objects of this process that its numbers stand for."""
 
     plan: Plan
@@ -47,14 +47,14 @@ class Drawn:
         return [layer.weight for layer in self.layers[table]]  # type: ignore[misc]
 
 
-def draw(
+def build_plan(
     model: nn.Module,
     optimizers: list[torch.optim.Optimizer],
     strategy: DistributedStrategy,
     *,
     worker_num: int,
     server_num: int,
-) -> Drawn:
+) -> BoundPlan:
     """The plan of a model and its optimizers; the same in every process of the job."""
     owners = _owners(optimizers)
     layers = _layers(model)
@@ -86,7 +86,7 @@ def draw(
         durability=strategy.durability,
         lost_worker=strategy.lost_worker,
     )
-    return Drawn(plan, list(layers.values()), [parameter for _, parameter in dense], optimizers)
+    return BoundPlan(plan, list(layers.values()), [parameter for _, parameter in dense], optimizers)
 
 
 def _refuse_strangers(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:

@@ -52,7 +52,7 @@ def rows_of(module: Movable) -> Floats:
     return rows
 
 
-class MovedForward:
+class RemoteEmbedding:
     """Stands in for the forward of a moved layer."""
 
     def __init__(self, module: Movable, handle: TableHandle) -> None:
@@ -111,8 +111,8 @@ class MovedForward:
         padding = self._module.padding_idx
         return None if padding is None else visit.wanted.ids != padding
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> MovedForward:
-        copy = object.__new__(MovedForward)
+    def __deepcopy__(self, memo: dict[int, Any]) -> RemoteEmbedding:
+        copy = object.__new__(RemoteEmbedding)
         copy._module, copy.handle = memo[id(self._module)], self.handle
         return copy
 

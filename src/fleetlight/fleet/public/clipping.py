@@ -31,5 +31,5 @@ def clip_grad_norm_(
     for plan in job.models:
         if plan.replica is not None and not plan.trains_alone:
             used = plan.stepped if plan.has_any_of(parameters) else -1
-            plan.replica.ensure_reduced(expected=bool(job.holds), used=used)
+            plan.replica.ensure_reduced(expected=bool(job.no_sync_depth), used=used)
     return job.clip(parameters, max_norm, norm_type)

@@ -15,7 +15,7 @@ from fleetlight import checkpoint
 from fleetlight.checkpoint import InferenceModel
 from fleetlight.errors import ConfigError, PlanError, names_arguments
 from fleetlight.fleet.job import Job, Rows, StandIn, current, current_or_none
-from fleetlight.fleet.plan.remote_embedding import MovedForward, plain_layer
+from fleetlight.fleet.plan.remote_embedding import RemoteEmbedding, plain_layer
 from fleetlight.fleet.training import local_training
 from fleetlight.fleet.training.model import as_plain_module
 from fleetlight.fleet.training.registering import registered_model
@@ -194,7 +194,7 @@ def with_plain_layers(job: Job, module: nn.Module, rows: Rows) -> Iterator[nn.Mo
 
 def _has_rows(layer: nn.Module) -> bool:
     """Whether its rows are on the servers."""
-    moved = isinstance(layer.__dict__.get("forward"), MovedForward)
+    moved = isinstance(layer.__dict__.get("forward"), RemoteEmbedding)
     return isinstance(layer, TableLayer) or moved
 
 

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fleetlight.errors import ConfigError
-from fleetlight.fleet.job import Shrunk, current, current_or_none
-from fleetlight.fleet.plan.remote_embedding import MovedForward
+from fleetlight.fleet.job import ShrunkTable, current, current_or_none
+from fleetlight.fleet.plan.remote_embedding import RemoteEmbedding
 from fleetlight.ps.layers.embedding import TableLayer
 
 
@@ -32,7 +32,7 @@ def rows(layer: nn.Module, ids: Tensor) -> Tensor:
     if isinstance(layer, TableLayer):
         return layer.rows(ids)
     moved = layer.__dict__.get("forward")
-    if isinstance(moved, MovedForward):
+    if isinstance(moved, RemoteEmbedding):
         return moved.rows(ids)
     return F.embedding(
         ids,
@@ -47,7 +47,7 @@ def rows(layer: nn.Module, ids: Tensor) -> Tensor:
 
 def shrink(
     unseen_days: int = 0, score: float = 0.0, decay: float = 1.0, table: str | None = None
-) -> dict[str, Shrunk]:
+) -> dict[str, ShrunkTable]:
     """End a day: forget rows of the tables that have an entry; every worker calls it.
 
     A row goes that was not used in training for more than `unseen_days` calls of this function (0:

@@ -15,22 +15,22 @@ from fleetlight.collective.group import Group
 from fleetlight.data.ranges import Queue
 from fleetlight.errors import PeerError, PeerLostError, PlanError
 from fleetlight.fleet.checkpoints import stopping
-from fleetlight.fleet.exit.exit_status import tell_left, tell_parting
-from fleetlight.fleet.job import IdsOf, Job, Rows, Shrunk, StandIn
+from fleetlight.fleet.exit.exit_status import report_left, report_parting
+from fleetlight.fleet.job import IdsOf, Job, Rows, ShrunkTable, StandIn
 from fleetlight.fleet.plan.tied_weights import refuse_tied
 from fleetlight.fleet.served.durable.replay import StepReplay
 from fleetlight.fleet.served.prefetch_hints import IdHints
-from fleetlight.fleet.served.session import Session
+from fleetlight.fleet.served.session import ServerSession
 from fleetlight.fleet.served.shard_queue import ShardQueueClient
 from fleetlight.fleet.served.steps import ServedPolicy, ServedSteps, served_programs
 from fleetlight.fleet.served.stop_calls import ServedCalls
 from fleetlight.fleet.served.tables.frozen_tables import open_tables
 from fleetlight.fleet.served.tables.loading import ServedLoading
-from fleetlight.fleet.served.tables.server_checkpoint import ServedCut
+from fleetlight.fleet.served.tables.server_checkpoint import ServerCheckpoint
 from fleetlight.fleet.served.tables.shrinking import shrink_tables
 from fleetlight.fleet.served.tables.values import ServedValues
 from fleetlight.fleet.training.model import ModelPlan
-from fleetlight.fleet.training.optimizer import OptimizerPlan
+from fleetlight.fleet.training.optimizer import StepPlan
 from fleetlight.ps.plan import GEO
 from fleetlight.ps.worker.communicator.base import norm_of
 from fleetlight.ps.worker.crew import Crew
@@ -41,7 +41,7 @@ class ServedJob(Job):
     """Gradients go to the servers, and values come back."""
 
     #: this worker's part in the job
-    session: Session
+    session: ServerSession
     #: the optimizers whose steps the servers take part in
     steps: list[ServedSteps] = dataclasses.field(default_factory=list)
 
@@ -61,11 +61,11 @@ class ServedJob(Job):
         """As in `Job`."""
         return ModelPlan(module, self, ServedPolicy())
 
-    def plan_optimizer(self, optimizer: torch.optim.Optimizer) -> OptimizerPlan:
+    def plan_optimizer(self, optimizer: torch.optim.Optimizer) -> StepPlan:
         """As in `Job`."""
-        return OptimizerPlan(optimizer, self, self._stepping)
+        return StepPlan(optimizer, self, self._stepping)
 
-    def _stepping(self, plan: OptimizerPlan) -> ServedSteps:
+    def _stepping(self, plan: StepPlan) -> ServedSteps:
         steps = ServedSteps(plan, self.session, served_programs)
         self.steps.append(steps)
         return steps
@@ -138,10 +138,10 @@ class ServedJob(Job):
         """As in `Job`."""
         return self.session.client.answers.once(call, action)
 
-    def cut(self, model: nn.Module, via: str) -> ServedCut:
+    def cut(self, model: nn.Module, via: str) -> ServerCheckpoint:
         """As in `Job`; the servers write one thing at a time."""
         self.saving.finish()
-        return ServedCut(self, self.session, model, via)
+        return ServerCheckpoint(self, self.session, model, via)
 
     def values_of(self, model: nn.Module) -> ServedValues:
         """As in `Job`."""
@@ -253,14 +253,14 @@ class ServedJob(Job):
 
     def shrink(
         self, unseen_days: int, score: float, decay: float, table: str | None
-    ) -> dict[str, Shrunk]:
+    ) -> dict[str, ShrunkTable]:
         """As in `Job`."""
         return shrink_tables(self, self.session, unseen_days, score, decay, table)
 
     def _say_goodbye(self) -> None:
-        tell_parting(self.role)
+        report_parting(self.role)
         self.group.leave()
-        tell_left(self.role)
+        report_left(self.role)
 
     def _drop_what_was_kept(self) -> None:
         """After the goodbye nobody asks for it any more, unless the job resumes.

@@ -17,7 +17,7 @@ from torch import Tensor
 from fleetlight.errors import PlanError, did_you_mean
 from fleetlight.fleet.job import IdsOf, Job
 from fleetlight.fleet.plan.bound_plan import mode_of
-from fleetlight.fleet.served.session import Session
+from fleetlight.fleet.served.session import ServerSession
 from fleetlight.ps.layers.embedding import ids_of
 from fleetlight.ps.plan import GEO
 from fleetlight.ps.update import Ids
@@ -30,7 +30,7 @@ _Place = tuple[int, int]
 class IdHints:
     """One for each loader. It is told two batches at a time: that in hand, and the next."""
 
-    def __init__(self, job: Job, session: Session, ids_of_batch: IdsOf | None) -> None:
+    def __init__(self, job: Job, session: ServerSession, ids_of_batch: IdsOf | None) -> None:
         self._job, self._session = job, session
         self._ids_of_batch = ids_of_batch
         #: the batch in hand, kept so that nothing else comes to be in the place of its tensors

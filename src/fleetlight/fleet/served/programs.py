@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fleetlight.errors import PlanError, StrategyError
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.protocols import RegisteredModel
-from fleetlight.fleet.training.optimizer import OptimizerPlan
+from fleetlight.fleet.training.optimizer import StepPlan
 from fleetlight.fleet.training.programs import options_of, passes_of_training, remember
 from fleetlight.fleet.training.registering import has_all_of, register_model
 from fleetlight.fleet.training.worker_seeds import make_distinct
@@ -32,7 +32,7 @@ from fleetlight.static.writing.recorder import Part
 _GRADIENTS: tuple[Part, ...] = ("forward", "backward")
 
 
-def takes(plan: OptimizerPlan, program: Program) -> Collection[Part]:
+def takes(plan: StepPlan, program: Program) -> Collection[Part]:
     """Register the program's model; workers make gradients, servers nothing at all."""
     job = plan.job
     assert program.model is not None
@@ -46,7 +46,7 @@ def takes(plan: OptimizerPlan, program: Program) -> Collection[Part]:
     return _GRADIENTS
 
 
-def distribute(plan: OptimizerPlan, program: Program) -> None:
+def distribute(plan: StepPlan, program: Program) -> None:
     """Rewrite a program as the strategy says, its lookups last."""
     assert program.model is not None
     program.passes = (*_passes(plan.job), passes.SplitPS())
@@ -67,9 +67,9 @@ def _passes(job: Job) -> Iterator[Pass]:
 class ServedRunner:
     """Makes the steps of a program with parameter servers."""
 
-    def __init__(self, plan: OptimizerPlan) -> None:
+    def __init__(self, plan: StepPlan) -> None:
         self._plan = plan
-        self._known: _Known | None = None
+        self._known: _FormGradients | None = None
 
     def start(self, program: Program) -> None:
         """The first values are brought by `fleet.init_worker()`, or before the first run."""
@@ -95,10 +95,10 @@ class ServedRunner:
         self._step(known, found[len(wanted) :], arrived)
         return found[: len(wanted)]
 
-    def _of(self, program: Program) -> _Known:
+    def _of(self, program: Program) -> _FormGradients:
         form = program.form
         if self._known is None or self._known.form is not form:
-            self._known = _Known(form, self._model_of(program), self._plan)
+            self._known = _FormGradients(form, self._model_of(program), self._plan)
         return self._known
 
     def _model_of(self, program: Program) -> RegisteredModel:
@@ -108,7 +108,9 @@ class ServedRunner:
                 return model
         raise AssertionError("the model of a program was registered when it was written")
 
-    def _step(self, known: _Known, found: Sequence[Tensor], arrived: Sequence[Arrived]) -> None:
+    def _step(
+        self, known: _FormGradients, found: Sequence[Tensor], arrived: Sequence[Arrived]
+    ) -> None:
         """Let the optimizer see these gradients, and no others; nobody sees them afterwards."""
         before = [parameter.grad for parameter in known.trained]
         for parameter in known.trained:
@@ -132,10 +134,10 @@ class ServedRunner:
                 model.replica.ensure_reduced(expected=True)
 
 
-class _Known:
+class _FormGradients:
     """What there is to know of a form: whose gradients it computes."""
 
-    def __init__(self, form: Form, model: RegisteredModel, plan: OptimizerPlan) -> None:
+    def __init__(self, form: Form, model: RegisteredModel, plan: StepPlan) -> None:
         self.form = form
         self.trained = [p for group in plan.optimizer.param_groups for p in group["params"]]
         self._model = model

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Session`: a worker's part in a job with parameter servers, from the first forward to the end."""
+"""`ServerSession`: a worker's part in a job with parameter servers, from the first forward to the end."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from fleetlight.collective.group import Group
 from fleetlight.collective.liveness import Liveness
 from fleetlight.collective.membership import several
 from fleetlight.errors import PlanError
-from fleetlight.fleet.exit.exit_status import tell_dispensable
+from fleetlight.fleet.exit.exit_status import report_dispensable
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.parts.one_trainer import OneTrainer
-from fleetlight.fleet.plan.bound_plan import Drawn, draw
-from fleetlight.fleet.plan.remote_embedding import MovedForward, is_movable, rows_of
+from fleetlight.fleet.plan.bound_plan import BoundPlan, build_plan
+from fleetlight.fleet.plan.remote_embedding import RemoteEmbedding, is_movable, rows_of
 from fleetlight.fleet.plan.table_names import refuse_taken
 from fleetlight.fleet.served import figures
 from fleetlight.fleet.served.durable.durability_dir import durable_of
 from fleetlight.fleet.served.durable.replay import NoStepReplay, StepReplay
-from fleetlight.fleet.served.tables.partial_state import tell_truth, warn_of_pickle
+from fleetlight.fleet.served.tables.partial_state import answer_without_tables, warn_of_pickle
 from fleetlight.kernels import all_finite
 from fleetlight.observe.log import logger
 from fleetlight.ps.dtypes import as_tensor, flat_array
@@ -50,7 +50,7 @@ from fleetlight.version import VERSION
 _NAMED = 3
 
 
-class Session:
+class ServerSession:
     """Knows the plan and moves values between the user's objects and the communicator."""
 
     def __init__(
@@ -71,7 +71,7 @@ class Session:
         self.is_over = False
         #: True once the others have been told how this worker ended
         self._has_left = False
-        self._drawn: Drawn | None = None
+        self._drawn: BoundPlan | None = None
         self._communicator: Communicator | None = None
         self._live: Live | None = None
         #: how it was asked to exchange when it opened
@@ -92,7 +92,7 @@ class Session:
         return self._communicator is not None
 
     @property
-    def drawn(self) -> Drawn:
+    def drawn(self) -> BoundPlan:
         """The plan and its objects."""
         assert self._drawn is not None, "the session is not open"
         return self._drawn
@@ -113,7 +113,7 @@ class Session:
         """Agree on the plan with the servers and bring the first values into place; once."""
         if self.is_open:
             return
-        self._drawn = drawn = drawn_of(job)
+        self._drawn = drawn = bound_plan_of(job)
         if self.embedded is not None:
             durable = durable_of(job)
             self.embedded.open(drawn.plan, drawn.optimizers, drawn.dense, durable=durable)
@@ -150,15 +150,15 @@ class Session:
         )
         self._hand_out()
         layers = [layer for some in drawn.layers for layer in some]
-        tell_truth([plan.module for plan in job.models], layers)
+        answer_without_tables([plan.module for plan in job.models], layers)
         self.replay.has_applied = self._communicator.go_on()
         self._communicator.start()
         if drawn.plan.lost_worker == "go_on" and job.group.index:
-            tell_dispensable(job.role)
+            report_dispensable(job.role)
         self.replay.begin()
         logger.info("%s", _told(drawn))
 
-    def _fill(self, drawn: Drawn) -> Sequence[bytes]:
+    def _fill(self, drawn: BoundPlan) -> Sequence[bytes]:
         self.client.fill(_first_rows(drawn), self.live)
         return ()
 
@@ -174,7 +174,7 @@ class Session:
                     # it may be a plain Parameter, put there by load_state_dict(assign=True)
                     stand_for(layer.weight, handle.plan.name)
                 elif is_movable(layer):
-                    MovedForward(layer, handle)  # type: ignore[arg-type]
+                    RemoteEmbedding(layer, handle)  # type: ignore[arg-type]
         # the servers keep what the rules remember of rows
         for optimizer in self.drawn.optimizers:
             for weight in (w for n in range(len(self.drawn.layers)) for w in self.drawn.weights(n)):
@@ -366,7 +366,7 @@ class Session:
                     gradient.copy_(as_tensor(values, gradient.dtype).view(gradient.shape))
 
 
-def drawn_of(job: Job) -> Drawn:
+def bound_plan_of(job: Job) -> BoundPlan:
     """The plan of what the script has registered in this process."""
     if not job.models:
         raise PlanError(
@@ -375,7 +375,7 @@ def drawn_of(job: Job) -> Drawn:
             "fleet.init_server()"
         )
     modules = [plan.module for plan in job.models]
-    drawn = draw(
+    drawn = build_plan(
         modules[0] if len(modules) == 1 else nn.ModuleList(modules),
         [plan.optimizer for plan in job.optimizers],
         job.strategy,
@@ -388,7 +388,7 @@ def drawn_of(job: Job) -> Drawn:
     return drawn
 
 
-def _others(job: Job, drawn: Drawn) -> list[Tensor]:
+def _others(job: Job, drawn: BoundPlan) -> list[Tensor]:
     """What no server keeps, and yet begins alike everywhere: frozen parameters and buffers."""
     kept = {id(parameter) for parameter in drawn.dense}
     modules = [plan.module for plan in job.models]
@@ -398,7 +398,7 @@ def _others(job: Job, drawn: Drawn) -> list[Tensor]:
     return [t for t in (*parameters, *buffers) if t.numel()]
 
 
-def _first_rows(drawn: Drawn) -> dict[int, tuple[Ids, Floats]]:
+def _first_rows(drawn: BoundPlan) -> dict[int, tuple[Ids, Floats]]:
     """The rows of layers that are moved onto tables."""
     rows: dict[int, tuple[Ids, Floats]] = {}
     for number, layers in enumerate(drawn.layers):
@@ -427,7 +427,7 @@ def _flat_gradient(parameter: nn.Parameter) -> NDArray[Any] | None:
     return flat_array(gradient)
 
 
-def _told(drawn: Drawn) -> str:
+def _told(drawn: BoundPlan) -> str:
     plan = drawn.plan
     mode = {
         "sync": "sync",

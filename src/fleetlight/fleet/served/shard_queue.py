@@ -13,7 +13,7 @@ from fleetlight.data.order import Interval
 from fleetlight.data.ranges import Ask, Place
 from fleetlight.errors import ConfigError
 from fleetlight.fleet.job import Job
-from fleetlight.fleet.served.session import Session
+from fleetlight.fleet.served.session import ServerSession
 from fleetlight.ps import messages as m
 from fleetlight.ps.plan import SYNC
 from fleetlight.ps.worker.lanes import CONTROL
@@ -25,7 +25,7 @@ _SERVER = 0
 class ShardQueueClient:
     """For one loader, by its number: the same on all workers, who make the same calls."""
 
-    def __init__(self, job: Job, session: Session, loader: int) -> None:
+    def __init__(self, job: Job, session: ServerSession, loader: int) -> None:
         self._job, self._opened, self._loader = job, session, loader
 
     def deal(self, ask: Ask) -> Interval | None:
@@ -85,7 +85,7 @@ class ShardQueueClient:
     def _told(self, message: m.Message) -> m.Message:
         return self._session().client.ask(CONTROL, {_SERVER: (message, ())})[_SERVER].message
 
-    def _session(self) -> Session:
+    def _session(self) -> ServerSession:
         self._opened.open(self._job)
         _check_mode(self._opened)
         return self._opened
@@ -126,7 +126,7 @@ class NoDealer:
         raise ConfigError("a loader with deal='queue' was read in a server; servers do not train")
 
 
-def _check_mode(session: Session) -> None:
+def _check_mode(session: ServerSession) -> None:
     plan = session.drawn.plan
     if plan.mode == SYNC or not plan.serves_dense:
         how = "in sync mode" if plan.mode == SYNC else "with dense='allreduce'"

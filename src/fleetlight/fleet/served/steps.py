@@ -18,10 +18,10 @@ from fleetlight.fleet.plan.bound_plan import mode_of
 from fleetlight.fleet.protocols import LocalSteps, RegisteredModel
 from fleetlight.fleet.served.figures import geo_warnings
 from fleetlight.fleet.served.missing_optimizer import MissingOptimizer
-from fleetlight.fleet.served.session import Session
+from fleetlight.fleet.served.session import ServerSession
 from fleetlight.fleet.training.compression import refuse_scaler
 from fleetlight.fleet.training.model import ModelPlan
-from fleetlight.fleet.training.optimizer import OptimizerPlan
+from fleetlight.fleet.training.optimizer import StepPlan
 from fleetlight.observe.log import logger
 from fleetlight.ps.layers.table_gradient import TableGradient
 from fleetlight.ps.plan import GEO
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 class ServedPrograms(Protocol):
     """How programs make gradients for an optimizer; the module `served.programs`."""
 
-    def takes(self, plan: OptimizerPlan, program: Program) -> Collection[Part]:
+    def takes(self, plan: StepPlan, program: Program) -> Collection[Part]:
         """What of a program's training this process writes."""
 
-    def distribute(self, plan: OptimizerPlan, program: Program) -> None:
+    def distribute(self, plan: StepPlan, program: Program) -> None:
         """Rewrite a program as the strategy says, its lookups last."""
 
 
@@ -103,7 +103,7 @@ class ServedSteps:
     alone: LocalSteps | None = None
 
     def __init__(
-        self, plan: OptimizerPlan, session: Session, programs: Callable[[], ServedPrograms]
+        self, plan: StepPlan, session: ServerSession, programs: Callable[[], ServedPrograms]
     ) -> None:
         self._programs = programs
         self.plan, self.optimizer, self.job = plan, plan.optimizer, plan.job
@@ -253,7 +253,7 @@ class ServedSteps:
         """The gradients as they stand, before the step."""
         return self._session().collect(self.optimizer, self._steps)
 
-    def _session(self) -> Session:
+    def _session(self) -> ServerSession:
         if self._opened.is_over:
             raise PlanError("optimizer.step came after fleet.stop_worker: this worker has left")
         self._opened.open(self.job)

@@ -8,7 +8,7 @@ import time
 from fleetlight.errors import MembershipError, PeerError, StoppedError
 from fleetlight.fleet.checkpoints.stop_calls import MeetingCalls
 from fleetlight.fleet.job import Job
-from fleetlight.fleet.served.session import Session
+from fleetlight.fleet.served.session import ServerSession
 from fleetlight.observe.log import logger
 from fleetlight.ps.calls import Call
 from fleetlight.ps.plan import SYNC
@@ -22,7 +22,7 @@ _ASK_EVERY_S = 0.1
 class ServedCalls:
     """The servers tell, with their answers to steps and to signs of life."""
 
-    def __init__(self, job: Job, session: Session, crew: Crew) -> None:
+    def __init__(self, job: Job, session: ServerSession, crew: Crew) -> None:
         self._job, self._session, self._crew = job, session, crew
         self._meetings = MeetingCalls(crew)
 

@@ -17,19 +17,24 @@ from fleetlight.data.ranges import Queue
 from fleetlight.errors import ConfigError, RoleError
 from fleetlight.fleet.checkpoints.former_names import read_named
 from fleetlight.fleet.checkpoints.stopping import Stopped, Terminations
-from fleetlight.fleet.exit.exit_status import tell_over, tell_returning, tell_stopped, tell_stops
-from fleetlight.fleet.job import IdsOf, Job, Rows, Shrunk, set_current
+from fleetlight.fleet.exit.exit_status import (
+    report_over,
+    report_returning,
+    report_stopped,
+    report_stops,
+)
+from fleetlight.fleet.job import IdsOf, Job, Rows, ShrunkTable, set_current
 from fleetlight.fleet.plan.tied_weights import refuse_tied
 from fleetlight.fleet.protocols import Loading, ModelValues, NoReplay
 from fleetlight.fleet.served import figures
 from fleetlight.fleet.served.durable.durability_dir import durable_of
-from fleetlight.fleet.served.session import drawn_of
+from fleetlight.fleet.served.session import bound_plan_of
 from fleetlight.fleet.served.shard_queue import NoDealer
 from fleetlight.fleet.served.steps import served_programs
 from fleetlight.fleet.served.tables.loading import open_loaded
 from fleetlight.fleet.server.policies import IdlePolicy, IdleSteps
 from fleetlight.fleet.training.model import ModelPlan
-from fleetlight.fleet.training.optimizer import OptimizerPlan
+from fleetlight.fleet.training.optimizer import StepPlan
 from fleetlight.observe.log import logger
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.transport.listener import Listener
@@ -46,16 +51,16 @@ class ServerProcess:
         """Tell workers that wait or call why nothing more comes."""
         self.server.close(error)
 
-    def stop(self, tell_over: Callable[[], None] | None = None) -> None:
+    def stop(self, report_over: Callable[[], None] | None = None) -> None:
         """Serve no more, and remove what is kept once nobody needs it.
 
-        `tell_over` is called before that is removed.
+        `report_over` is called before that is removed.
         """
         self.server.refuse()
         # the last goodbyes are answered: who has not heard that would miss this server
         self.listener.stop()
-        if tell_over is not None and self.server.is_over:
-            tell_over()
+        if report_over is not None and self.server.is_over:
+            report_over()
         self.server.close()
 
 
@@ -73,14 +78,14 @@ class ServerJob(Job):
 
     def init_server(self, dirname: Path | None) -> None:
         """As in `Job`."""
-        drawn, durable, server = drawn_of(self), durable_of(self), self.process.server
+        drawn, durable, server = bound_plan_of(self), durable_of(self), self.process.server
         if dirname is None:
             server.open(drawn.plan, drawn.optimizers, drawn.dense, durable=durable)
         else:
             read = functools.partial(read_named, self)
             open_loaded(server, drawn, dirname, durable, read)
         if drawn.plan.durability != "none":
-            tell_returning(self.role)
+            report_returning(self.role)
 
     def run_server(self) -> None:
         """As in `Job`; it says so if the job is to resume."""
@@ -96,19 +101,19 @@ class ServerJob(Job):
         except BaseException:
             process.stop()
             raise
-        process.stop(lambda: tell_over(self.role))
+        process.stop(lambda: report_over(self.role))
         set_current(None)
         if process.server.stopped:
-            tell_stopped(self.role, self.step, self.strategy.checkpoint)
+            report_stopped(self.role, self.step, self.strategy.checkpoint)
             raise Stopped
 
     def plan_model(self, module: nn.Module) -> ModelPlan:
         """As in `Job`."""
         return ModelPlan(module, self, IdlePolicy())
 
-    def plan_optimizer(self, optimizer: torch.optim.Optimizer) -> OptimizerPlan:
+    def plan_optimizer(self, optimizer: torch.optim.Optimizer) -> StepPlan:
         """As in `Job`."""
-        return OptimizerPlan(optimizer, self, lambda plan: IdleSteps(plan, served_programs))
+        return StepPlan(optimizer, self, lambda plan: IdleSteps(plan, served_programs))
 
     def refuse_late(self, call: str) -> None:
         """A server builds its plan in `init_server`, of what is there by then."""
@@ -220,7 +225,7 @@ class ServerJob(Job):
 
     def shrink(
         self, unseen_days: int, score: float, decay: float, table: str | None
-    ) -> dict[str, Shrunk]:
+    ) -> dict[str, ShrunkTable]:
         """A server is told by worker 0."""
         raise _in_server("shrink")
 
@@ -231,7 +236,7 @@ class ServerTerminations(Terminations):
     def __init__(self, job: ServerJob) -> None:
         super().__init__()
         self._job = job
-        tell_stops(job.role)
+        report_stops(job.role)
 
     def noted(self) -> None:
         """Workers hear it with the next reply."""

@@ -11,7 +11,7 @@ from fleetlight.errors import PlanError
 from fleetlight.fleet.protocols import LocalSteps, RegisteredModel
 from fleetlight.fleet.served.steps import ServedPrograms
 from fleetlight.fleet.training.model import ModelPlan
-from fleetlight.fleet.training.optimizer import OptimizerPlan
+from fleetlight.fleet.training.optimizer import StepPlan
 
 if TYPE_CHECKING:
     from fleetlight.static.program import Program
@@ -46,7 +46,7 @@ class IdleSteps:
 
     alone: LocalSteps | None = None
 
-    def __init__(self, plan: OptimizerPlan, programs: Callable[[], ServedPrograms]) -> None:
+    def __init__(self, plan: StepPlan, programs: Callable[[], ServedPrograms]) -> None:
         self.plan, self._programs = plan, programs
 
     @property

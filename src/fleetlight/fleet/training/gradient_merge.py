@@ -16,7 +16,7 @@ from fleetlight.fleet.parts.loss import scaler_at_work
 from fleetlight.torch_compat.optimizers import count_as_stepped
 
 
-class GradientMerge:
+class StepMerge:
     """Lets k steps make one.
 
     Each step takes the gradients it finds as one part of k and puts them aside, where no
@@ -34,7 +34,7 @@ class GradientMerge:
         self._is_whole = False
         self._takes_scaler = False
         # no backward is reduced for itself
-        job.holds += 1
+        job.no_sync_depth += 1
 
     def step(self, step: Callable[[], Any], args: Any, kwargs: Any) -> Any:
         """In place of the optimizer's own `step`, which is called when the k-th part is there."""

@@ -17,7 +17,7 @@ from fleetlight.collective.averaging.outer import Mean, Nesterov, Outer
 from fleetlight.collective.averaging.schedule import Adaptive, Every
 from fleetlight.errors import DivergedError, PlanError
 from fleetlight.fleet.job import Job
-from fleetlight.fleet.parts.loss import SeenLoss, scaler_at_work
+from fleetlight.fleet.parts.loss import LossProbe, scaler_at_work
 from fleetlight.fleet.protocols import LocalSteps, RegisteredModel
 from fleetlight.observe.log import logger
 from fleetlight.strategy import DistributedStrategy
@@ -86,7 +86,7 @@ class LocalTraining:
 
     def step_made(self) -> bool:
         """Called behind each step; answers whether the workers have met."""
-        seen = self.steps.job.seen_loss
+        seen = self.steps.job.loss_probe
         new = seen is not None and seen.number > self._seen
         schedule = self.engine.schedule
         # what is called in parts only comes here unseen before its first step
@@ -181,8 +181,8 @@ def alone_of(steps: AloneOrTogether) -> LocalTraining | None:
     if found is None:
         return None
     mode, configs, schedule, outer = found
-    if isinstance(schedule, Adaptive) and job.seen_loss is None:
-        job.seen_loss = SeenLoss()
+    if isinstance(schedule, Adaptive) and job.loss_probe is None:
+        job.loss_probe = LossProbe()
     engine = Averaging(
         steps.optimizer,
         group,
@@ -278,9 +278,9 @@ def warn_if_apart(job: Job, operation: str) -> None:
 
 def close(job: Job) -> None:
     """Losses are seen no longer."""
-    if job.seen_loss is not None:
-        job.seen_loss.close()
-        job.seen_loss = None
+    if job.loss_probe is not None:
+        job.loss_probe.close()
+        job.loss_probe = None
 
 
 # -- checkpoints

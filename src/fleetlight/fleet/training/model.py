@@ -38,11 +38,11 @@ from fleetlight.torch_compat.wrappers import wrappers_in, wrappers_of
 def no_sync() -> Iterator[None]:
     """Inside the block gradients stay local and add up; the next backward outside reduces them."""
     job = current()
-    job.holds += 1
+    job.no_sync_depth += 1
     try:
         yield
     finally:
-        job.holds -= 1
+        job.no_sync_depth -= 1
 
 
 @contextlib.contextmanager
@@ -100,7 +100,7 @@ class ModelPlan:
         #: who draws other random numbers where parts are called before the model itself
         self._parts: Parts | None = None
         self._forward = module.forward
-        self._entry = Entry(self, self._forward)
+        self._entry = ForwardEntry(self, self._forward)
         self._stand_in()
 
     def _stand_in(self) -> None:
@@ -131,7 +131,7 @@ class ModelPlan:
         """Stand for a module that has all of the one so far."""
         self._step_aside()
         self.module, self._forward = module, module.forward
-        self._entry = Entry(self, self._forward)
+        self._entry = ForwardEntry(self, self._forward)
         self.of_program = False
         self._stand_in()
 
@@ -254,7 +254,7 @@ class ModelPlan:
     @property
     def reduces(self) -> bool:
         """True when the coming backward is to be reduced."""
-        return not self.job.holds and not self.trains_alone
+        return not self.job.no_sync_depth and not self.trains_alone
 
     @property
     def trains_alone(self) -> bool:
@@ -297,7 +297,7 @@ def saying_who_meets(hint: str) -> Iterator[None]:
         raise DeadlineError(f"{error}. {hint}") from None
 
 
-class Entry:
+class ForwardEntry:
     """Stands in for the module's `forward`, so that calls of any kind pass by the plan.
 
     A deep copy or a pickle of the module, such as a moving average, gets its plain forward.

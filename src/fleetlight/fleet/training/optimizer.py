@@ -15,7 +15,7 @@ from torch import Tensor
 from fleetlight.errors import PlanError
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.protocols import LocalSteps, RegisteredModel
-from fleetlight.fleet.training.gradient_merge import GradientMerge
+from fleetlight.fleet.training.gradient_merge import StepMerge
 from fleetlight.static.graph.variable import is_variable
 from fleetlight.torch_compat.autograd import version
 from fleetlight.torch_compat.lazy_dynamo import late_step
@@ -78,7 +78,7 @@ class StepPolicy(Protocol):
         """Leave the optimizer as it was."""
 
 
-class OptimizerPlan:
+class StepPlan:
     """A registered optimizer: sees to it that its steps use reduced gradients.
 
     Hooks suffice for that. But `step` is stood in for, as torch's schedulers do: only the first
@@ -89,13 +89,13 @@ class OptimizerPlan:
         self,
         optimizer: torch.optim.Optimizer,
         job: Job,
-        policy: Callable[[OptimizerPlan], StepPolicy],
+        policy: Callable[[StepPlan], StepPolicy],
     ) -> None:
         self.optimizer = optimizer
         self.job = job
         self._scaler: torch.amp.GradScaler | None = None
         self._frozen = False
-        self.merge: GradientMerge | None = None
+        self.merge: StepMerge | None = None
         #: the program that makes its steps, if one does; the last one written
         self.program: Program | None = None
         #: all of them that are still there
@@ -162,7 +162,7 @@ class OptimizerPlan:
         self._frozen = True
         strategy = self.job.strategy
         if strategy.gradient_merge and strategy.gradient_merge_configs.k_steps > 1:
-            self.merge = GradientMerge(self.optimizer, self.job)
+            self.merge = StepMerge(self.optimizer, self.job)
         self.policy.begin()
 
     def _stand_in_for_step(self) -> None:

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from fleetlight.errors import PlanError, StrategyError, names_arguments
 from fleetlight.fleet.job import Job, current
-from fleetlight.fleet.plan.remote_embedding import MovedForward
+from fleetlight.fleet.plan.remote_embedding import RemoteEmbedding
 from fleetlight.observe.log import logger
 from fleetlight.ps.layers.embedding import TableLayer
 from fleetlight.ps.layers.handle import LeftBehind
@@ -73,7 +73,7 @@ def _refuse_of_earlier_job(model: nn.Module) -> None:
     """Rows that have moved to servers are gone with these; the rest of the model is not."""
     for path, layer in model.named_modules():
         moved = layer.__dict__.get("forward")
-        handle = moved.handle if isinstance(moved, MovedForward) else None
+        handle = moved.handle if isinstance(moved, RemoteEmbedding) else None
         if isinstance(layer, TableLayer):
             handle = layer.handle
         elif isinstance(handle, LeftBehind):

@@ -13,7 +13,7 @@ from tests.served import ASYNC, SYNC, Built, Job, Member, geo
 from torch import Tensor, nn
 
 from fleetlight.errors import ConfigError, PlanError
-from fleetlight.fleet.job import Shrunk
+from fleetlight.fleet.job import ShrunkTable
 from fleetlight.fleet.public import rows as public_rows
 from fleetlight.fleet.served.tables.table_files import TableFiles
 from fleetlight.ps import messages as m
@@ -40,7 +40,7 @@ def shrunk(
     score: float = 0.0,
     decay: float = 1.0,
     table: str | None = None,
-) -> dict[str, Shrunk]:
+) -> dict[str, ShrunkTable]:
     return member.context.shrink(unseen_days, score, decay, table)
 
 
@@ -71,7 +71,7 @@ def test_rows_go_that_nobody_has_seen(strategy: dict[str, Any]) -> None:
         rows = [figures.rows["plain"] for figures in member.session.client.figures()]
         return answers, sum(rows)
 
-    kept = {"ads": Shrunk(0, 20)}, {"ads": Shrunk(15, 5)}, {"ads": Shrunk(5, 0)}
+    kept = {"ads": ShrunkTable(0, 20)}, {"ads": ShrunkTable(15, 5)}, {"ads": ShrunkTable(5, 0)}
     for answers, plain in run(work, strategy):
         assert (tuple(answers), plain) == (kept, 20)
 
@@ -85,7 +85,7 @@ def test_rows_go_that_are_worth_little() -> None:
         second = shrunk(member, score=0.5, decay=1.0, table="ads")
         return first, second
 
-    assert run(work) == [({"ads": Shrunk(0, 10)}, {"ads": Shrunk(6, 4)})] * 2
+    assert run(work) == [({"ads": ShrunkTable(0, 10)}, {"ads": ShrunkTable(6, 4)})] * 2
 
 
 def test_each_call_of_a_worker_alone_is_a_day() -> None:
@@ -93,7 +93,7 @@ def test_each_call_of_a_worker_alone_is_a_day() -> None:
         train(member, list(range(10)))
         return [shrunk(member, score=0.04, decay=0.5) for _ in range(2)]
 
-    days = [{"ads": Shrunk(0, 10)}, {"ads": Shrunk(10, 0)}]
+    days = [{"ads": ShrunkTable(0, 10)}, {"ads": ShrunkTable(10, 0)}]
     assert Job(build, SYNC, workers=1, servers=2).run(work) == [days]
 
 
@@ -118,7 +118,7 @@ def test_a_worker_that_dies_over_it_ends_the_day_once(
         patch.setattr(TableFiles, "everywhere", dies)
         assert isinstance(job.life(script), Died)
     # another day would leave none of them
-    assert job.life(script) == [{"ads": Shrunk(0, 2 * BATCH)}]
+    assert job.life(script) == [{"ads": ShrunkTable(0, 2 * BATCH)}]
 
 
 def test_what_cannot_be_shrunk_is_told() -> None:

@@ -60,7 +60,7 @@ _ANOTHER = "comes to a step with {now}, where it was made with {before}"
 
 
 @dataclasses.dataclass(frozen=True)
-class _Mark:
+class _BatchMark:
     """Where the first batch since the last step was handed out."""
 
     #: number of the loader, and where all of them were
@@ -131,7 +131,7 @@ class WorkerReplay:
         self._returns = False
         self._rng = RngWatch()
         self._own = UnservedTensors()
-        self._mark: _Mark | None = None
+        self._mark: _BatchMark | None = None
         #: a step was made since the mark
         self._is_stale = True
         #: by loader: calls made before its first batch
@@ -215,7 +215,7 @@ class WorkerReplay:
         if self._is_stale or has_ended:
             positions: list[Position] = [one.standing() for one in self.job.loaders]
             positions[loader] = before
-            self._mark = _Mark(loader, positions, self._answers.made, self._answers.meetings)
+            self._mark = _BatchMark(loader, positions, self._answers.made, self._answers.meetings)
             self._is_stale = False
             self._made.clear()
             self._hand.clear()
@@ -304,7 +304,7 @@ class WorkerReplay:
         self._say(not found.why_not)
         return found
 
-    def _moment_at(self, mark: _Mark) -> Moment:
+    def _moment_at(self, mark: _BatchMark) -> Moment:
         number, own = self._redo.shelf.next_moment(), self._own_tensors()
         kept = {n: self._kept(n, t) for n, t in own.items() if t.nbytes >= _LARGE}
         state = WorkerState(

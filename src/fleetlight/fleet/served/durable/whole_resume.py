@@ -9,7 +9,7 @@ from pathlib import Path
 import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import WorkerState
 from fleetlight.errors import ComebackError, JournalError
-from fleetlight.fleet.exit.exit_status import tell_left
+from fleetlight.fleet.exit.exit_status import report_left
 from fleetlight.fleet.served.durable.durability_dir import asks_to_resume
 from fleetlight.observe.log import logger
 from fleetlight.ps import messages as m
@@ -136,7 +136,7 @@ def _leave_again(client: Client, role: Role) -> None:
     """This worker has no part in the job any more: the servers hear it once more."""
     logger.info("this worker had left the job before: it ends")
     client.leave()
-    tell_left(role)
+    report_left(role)
     if client.redo is not None:
         client.redo.close(is_needed=False, ended=True)
     raise SystemExit

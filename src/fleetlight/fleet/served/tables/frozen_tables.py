@@ -18,7 +18,7 @@ from fleetlight.errors import ConfigError, PlanError, did_you_mean
 from fleetlight.fleet.checkpoints.checkpoint_copy import WORKER0
 from fleetlight.fleet.job import Job, Rows, StandIn
 from fleetlight.fleet.plan.remote_embedding import plain_layer
-from fleetlight.fleet.served.session import Session
+from fleetlight.fleet.served.session import ServerSession
 from fleetlight.fleet.served.tables.table_files import TableFiles
 from fleetlight.kernels import BUCKETS, Initializer, table_seed
 from fleetlight.ps.layers.embedding import TableLayer
@@ -31,7 +31,7 @@ _Table = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 
 @contextlib.contextmanager
-def open_tables(job: Job, session: Session, rows: Rows) -> Iterator[StandIn]:
+def open_tables(job: Job, session: ServerSession, rows: Rows) -> Iterator[StandIn]:
     """Inside the block, a function that gives layers of torch alone for layers with tables."""
     if session.is_open or job.group.alone:
         session.open(job)
@@ -52,7 +52,7 @@ def open_tables(job: Job, session: Session, rows: Rows) -> Iterator[StandIn]:
 class _Tables(contextlib.AbstractContextManager["_Tables"]):
     """The rows of all tables, in files of this process while the model is exported."""
 
-    def __init__(self, job: Job, session: Session, rows: Rows) -> None:
+    def __init__(self, job: Job, session: ServerSession, rows: Rows) -> None:
         self._drawn = session.drawn
         self._rows = rows
         self._files = TableFiles(session.client, job.group.deadline_s)
@@ -140,7 +140,7 @@ def _as_tensor(array: NDArray[Any]) -> Tensor:
     return tensor if array.size else tensor.clone()
 
 
-def _check_rows(session: Session, rows: Rows) -> None:
+def _check_rows(session: ServerSession, rows: Rows) -> None:
     if isinstance(rows, str):
         if rows != "all":
             raise ConfigError(

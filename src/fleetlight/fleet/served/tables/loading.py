@@ -15,8 +15,8 @@ from fleetlight.checkpoint import Checkpoint, ModelState, OptimizerState
 from fleetlight.errors import ConfigError
 from fleetlight.fleet.checkpoints.checkpoint_copy import WORKER0
 from fleetlight.fleet.job import Job
-from fleetlight.fleet.plan.bound_plan import Drawn
-from fleetlight.fleet.served.session import Session
+from fleetlight.fleet.plan.bound_plan import BoundPlan
+from fleetlight.fleet.served.session import ServerSession
 from fleetlight.fleet.served.tables.server_checkpoint import elsewhere, table_weights
 from fleetlight.fleet.served.tables.server_restore import Restoration, Words, check_optimizers
 from fleetlight.fleet.served.tables.table_files import TableFiles
@@ -29,7 +29,7 @@ from fleetlight.ps.server.server import Server
 class ServedLoading:
     """A worker's part in a load: everybody takes its own, worker 0 tells the servers."""
 
-    def __init__(self, job: Job, session: Session, saved: Checkpoint, via: str) -> None:
+    def __init__(self, job: Job, session: ServerSession, saved: Checkpoint, via: str) -> None:
         self._drawn = session.drawn
         self._client = session.client
         self._saved = saved
@@ -108,7 +108,7 @@ class ServedLoading:
 
 def open_loaded(
     server: Server,
-    drawn: Drawn,
+    drawn: BoundPlan,
     dirname: Path,
     durable: Durable | None = None,
     read: Callable[[Path], Checkpoint] = checkpoint.read,

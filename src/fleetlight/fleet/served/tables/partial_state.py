@@ -22,7 +22,7 @@ _has_warned = False
 _has_warned_of_pickle = False
 
 
-def tell_truth(models: Sequence[nn.Module], layers: Sequence[nn.Module]) -> None:
+def answer_without_tables(models: Sequence[nn.Module], layers: Sequence[nn.Module]) -> None:
     """Watch what is taken from and given to models whose tables are on servers from now on."""
     global _has_warned, _has_warned_of_pickle
     _has_warned = _has_warned_of_pickle = False

@@ -24,8 +24,8 @@ from fleetlight.checkpoint import (
 )
 from fleetlight.errors import CheckpointError, PeerLostError
 from fleetlight.fleet.job import Job
-from fleetlight.fleet.plan.bound_plan import Drawn
-from fleetlight.fleet.served.session import Session
+from fleetlight.fleet.plan.bound_plan import BoundPlan
+from fleetlight.fleet.served.session import ServerSession
 from fleetlight.fleet.served.tables.table_files import LANE, Saved, TableFiles, files_of
 from fleetlight.fleet.training.registering import names_of
 from fleetlight.ps import messages as m
@@ -33,10 +33,10 @@ from fleetlight.ps.plan import GEO, SYNC, TablePlan
 from fleetlight.ps.tables.dense_state import DenseState, WholeState, tensor_of, whole
 
 
-class ServedCut:
+class ServerCheckpoint:
     """What all servers held at one moment; for worker 0, while the others wait."""
 
-    def __init__(self, job: Job, session: Session, model: nn.Module, via: str) -> None:
+    def __init__(self, job: Job, session: ServerSession, model: nn.Module, via: str) -> None:
         self._drawn = session.drawn
         self._client = session.client
         self._names = names_of(model)
@@ -149,12 +149,12 @@ class ServedCut:
         )
 
 
-def elsewhere(drawn: Drawn) -> list[nn.Parameter]:
+def elsewhere(drawn: BoundPlan) -> list[nn.Parameter]:
     """The parameters whose optimizer state is not in this worker's optimizers."""
     plan = drawn.plan
     return table_weights(drawn) + (drawn.dense if plan.mode == SYNC and plan.serves_dense else [])
 
 
-def table_weights(drawn: Drawn) -> list[nn.Parameter]:
+def table_weights(drawn: BoundPlan) -> list[nn.Parameter]:
     """What stands for tables in the model."""
     return [weight for number in range(len(drawn.layers)) for weight in drawn.weights(number)]

@@ -19,7 +19,7 @@ import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import Checkpoint, OptimizerState, TableEntry
 from fleetlight.checkpoint.values import unpack
 from fleetlight.errors import CheckpointError
-from fleetlight.fleet.plan.bound_plan import Drawn
+from fleetlight.fleet.plan.bound_plan import BoundPlan
 from fleetlight.kernels import servers_of
 from fleetlight.ps import messages as m
 from fleetlight.ps.dtypes import NAMES, flat_array
@@ -33,7 +33,7 @@ Words = tuple[m.Message, Sequence[NDArray[Any]]]
 class Restoration:
     """A checkpoint, and the plan of the job that is to go on from it."""
 
-    def __init__(self, drawn: Drawn, saved: Checkpoint, epoch: int) -> None:
+    def __init__(self, drawn: BoundPlan, saved: Checkpoint, epoch: int) -> None:
         self._drawn, self._plan, self._saved, self._epoch = drawn, drawn.plan, saved, epoch
         self._entries = {entry.name: entry for entry in saved.manifest.tables}
         self._tensors: dict[str, Any] = saved.model().state_dict()
@@ -171,7 +171,7 @@ def _state_of(optimizer: OptimizerState, name: str) -> Mapping[str, Any]:
     return {key: unpack(value, optimizer.tensors) for key, value in packed.items()}
 
 
-def check_optimizers(drawn: Drawn, saved: Checkpoint) -> None:
+def check_optimizers(drawn: BoundPlan, saved: Checkpoint) -> None:
     """A server steps with the classes of its own script: they must be those of the checkpoint."""
     entries = saved.manifest.optimizers
     if len(entries) != len(drawn.optimizers):
@@ -187,6 +187,6 @@ def check_optimizers(drawn: Drawn, saved: Checkpoint) -> None:
     checkpoint.refuse_differences("optimizer", differences)
 
 
-def steps_dense(drawn: Drawn, optimizer: int) -> bool:
+def steps_dense(drawn: BoundPlan, optimizer: int) -> bool:
     """False for an optimizer whose parameters all stand for tables: it has no state of its own."""
     return any(dense.optimizer == optimizer for dense in drawn.plan.dense)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import msgspec
 
 from fleetlight.errors import ConfigError, PlanError, did_you_mean
-from fleetlight.fleet.job import Job, Shrunk
-from fleetlight.fleet.served.session import Session
+from fleetlight.fleet.job import Job, ShrunkTable
+from fleetlight.fleet.served.session import ServerSession
 from fleetlight.fleet.served.tables.table_files import TableFiles
 from fleetlight.ps import messages as m
 from fleetlight.ps.plan import TablePlan
@@ -17,12 +17,12 @@ from fleetlight.ps.plan import TablePlan
 
 def shrink_tables(
     job: Job,
-    session: Session,
+    session: ServerSession,
     unseen_days: int,
     score: float,
     decay: float,
     table: str | None,
-) -> dict[str, Shrunk]:
+) -> dict[str, ShrunkTable]:
     """What `fleet.shrink` does in a worker."""
     with job.at_rest():
         plan = session.drawn.plan
@@ -30,7 +30,7 @@ def shrink_tables(
         files = TableFiles(session.client, job.group.deadline_s)
         answers, group = session.client.answers, job.group
         group.assemble("shrink")
-        found: dict[str, Shrunk] = {}
+        found: dict[str, ShrunkTable] = {}
 
         def tell() -> None:
             # another life of this worker, which has made as many calls by now, says the same
@@ -38,8 +38,10 @@ def shrink_tables(
             for number in numbers:
                 message = m.Shrink(number, unseen_days, score, decay, call)
                 shrunk = files.everywhere(message, files.table_bytes()).values()
-                removed, left = (sum(getattr(s, key) for s in shrunk) for key in Shrunk._fields)
-                found[plan.tables[number].name] = Shrunk(removed, left)
+                removed, left = (
+                    sum(getattr(s, key) for s in shrunk) for key in ShrunkTable._fields
+                )
+                found[plan.tables[number].name] = ShrunkTable(removed, left)
 
         def alone() -> Sequence[bytes]:
             tell()
@@ -51,7 +53,7 @@ def shrink_tables(
         else:
             group.together(tell if group.index == 0 else None, "shrink")
             told = group.broadcast_bytes(msgspec.json.encode(found), "shrink")
-    return msgspec.json.decode(told, type=dict[str, Shrunk])
+    return msgspec.json.decode(told, type=dict[str, ShrunkTable])
 
 
 def _chosen(tables: Sequence[TablePlan], name: str | None) -> list[int]:

@@ -25,8 +25,8 @@ from fleetlight.fleet.checkpoints.model_values import (
     tensors_of,
 )
 from fleetlight.fleet.job import Job
-from fleetlight.fleet.served.session import Session
-from fleetlight.fleet.served.tables.server_checkpoint import ServedCut, table_weights
+from fleetlight.fleet.served.session import ServerSession
+from fleetlight.fleet.served.tables.server_checkpoint import ServerCheckpoint, table_weights
 from fleetlight.ps.plan import SYNC
 from fleetlight.ps.worker.client import Client
 
@@ -37,7 +37,7 @@ _PIECE_BYTES = 32 << 20
 class ServedValues:
     """Servers have the rows of tables and, mostly, the dense values."""
 
-    def __init__(self, job: Job, session: Session, model: nn.Module) -> None:
+    def __init__(self, job: Job, session: ServerSession, model: nn.Module) -> None:
         self._names, self._model = ModelNames(job, model), model
         self._job, self._session = job, session
         inside = {id(module) for module in model.modules()}
@@ -56,7 +56,7 @@ class ServedValues:
         state = checkpoint.model_state(self._names.whole)
         # the servers write one thing at a time
         self._job.saving.finish()
-        cut = ServedCut(self._job, self._session, self._names.whole, WORKER0)
+        cut = ServerCheckpoint(self._job, self._session, self._names.whole, WORKER0)
         try:
             made = cut.completed(Snapshot(model=state))
             with tempfile.TemporaryDirectory(prefix="fleet-state-") as folder:
