@@ -16,8 +16,12 @@ from fleetlight.fleet.lifecycle import (
     stop_worker,
 )
 from fleetlight.fleet.public import metrics, nn, util
-from fleetlight.fleet.public.clipping import clip_grad_norm_
-from fleetlight.fleet.public.collectives import all_gather, all_reduce, barrier_worker
+from fleetlight.fleet.public.collectives import (
+    all_gather,
+    all_reduce,
+    barrier_worker,
+    clip_grad_norm_,
+)
 from fleetlight.fleet.public.identity import (
     is_first_worker,
     is_server,

@@ -18,14 +18,13 @@ from fleetlight.fleet.bootstrap import join_servers
 from fleetlight.fleet.collective.job import CollectiveJob
 from fleetlight.fleet.exit.exit_status import (
     end_badly,
+    refuse_started_reader,
     report_leaving,
     watch_no_longer,
     watch_the_end,
 )
-from fleetlight.fleet.exit.started_readers import refuse_started_reader
-from fleetlight.fleet.forgetting import forget
 from fleetlight.fleet.job import Job, current, current_or_none, set_current
-from fleetlight.fleet.repeated import InitCall, take_again
+from fleetlight.fleet.reinit import InitCall, forget, take_again
 from fleetlight.fleet.training import compression, local_training
 from fleetlight.observe import log
 from fleetlight.observe.log import logger

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ProgramReducer`: what reductions of a program do in a job, and what workers tell each other by them."""
+"""`ProgramReducer`: the reductions of a program in a job, and what workers tell each other."""
 
 from __future__ import annotations
 

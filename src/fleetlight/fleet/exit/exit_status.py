@@ -7,6 +7,7 @@ import atexit
 import builtins
 import functools
 import logging
+import multiprocessing
 import os
 import signal
 import sys
@@ -18,8 +19,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from fleetlight.errors import PeerError, is_lasting
-from fleetlight.fleet.exit.started_readers import is_started_reader
+from fleetlight.errors import ConfigError, PeerError, is_lasting
 from fleetlight.fleet.job import current_or_none, set_current
 from fleetlight.launch.status import UNKNOWN, ProcessStatus, Stop, read, write
 from fleetlight.observe import log
@@ -278,3 +278,27 @@ def _end_at_once(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code & 0xFF)
+
+
+# -- processes that a worker has started, and that read its script once more
+#
+# So multiprocessing starts loading processes by spawn or forkserver: each runs all that stands at
+# the top of the script, with the environment of the worker, whose place in the job it would take.
+
+
+def is_started_reader() -> bool:
+    """True in a process that only reads the script, to find what it was started for."""
+    # as multiprocessing asks itself whether a script lacks its guard
+    return bool(vars(multiprocessing.current_process()).get("_inheriting", False))
+
+
+def refuse_started_reader() -> None:
+    """ConfigError in a process that only reads the script."""
+    if is_started_reader():
+        raise ConfigError(
+            "fleet.init was called in a process that a worker has started by spawn or forkserver: "
+            "such a process, as of a DataLoader with num_workers, runs the script again up to its "
+            "guard; expected fleet.init in the worker alone; put fleet.init and all that follows "
+            'it behind if __name__ == "__main__":, or give the DataLoader '
+            'multiprocessing_context="fork"'
+        )

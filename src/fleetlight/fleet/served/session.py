@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ServerSession`: a worker's part in a job with parameter servers, from the first forward to the end."""
+"""`ServerSession`: a worker's part in a job with servers, from the first forward to the end."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +19,6 @@ from fleetlight.collective.membership import several
 from fleetlight.errors import PlanError
 from fleetlight.fleet.exit.exit_status import report_dispensable
 from fleetlight.fleet.job import Job
-from fleetlight.fleet.parts.one_trainer import OneTrainer
 from fleetlight.fleet.plan.bound_plan import BoundPlan, build_plan
 from fleetlight.fleet.plan.remote_embedding import RemoteEmbedding, is_movable, rows_of
 from fleetlight.fleet.plan.table_names import refuse_taken
@@ -364,6 +364,34 @@ class ServerSession:
                 gradient = self.drawn.dense[number].grad
                 if values is not None and gradient is not None and not gradient.is_sparse:
                     gradient.copy_(as_tensor(values, gradient.dtype).view(gradient.shape))
+
+
+class OneTrainer:
+    """Knows which thread is inside a step of this worker."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """A step begins; PlanError while one of another thread goes on."""
+        me = threading.current_thread()
+        with self._lock:
+            other = self._thread
+            # a thread may have died amid its step
+            if other is not None and other is not me and other.is_alive():
+                raise PlanError(
+                    f"optimizer.step was called by thread {me.name} while thread {other.name} was "
+                    "inside optimizer.step, expected one step of a worker at a time: two threads "
+                    "that train mix their gradients; train in one thread (others may call the "
+                    "model under torch.no_grad()), hold a lock of your own from forward to step, "
+                    "or start more workers (fleetrun --worker_num)"
+                )
+            self._thread = me
+
+    def end(self) -> None:
+        """The step is over."""
+        self._thread = None
 
 
 def bound_plan_of(job: Job) -> BoundPlan:

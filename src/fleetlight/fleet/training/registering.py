@@ -7,10 +7,10 @@ What is registered is seen as one model with names.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from fleetlight.errors import PlanError, StrategyError, names_arguments
@@ -23,7 +23,23 @@ from fleetlight.ps.layers.table_weight import give_name
 from fleetlight.strategy import DistributedStrategy, differences
 
 if TYPE_CHECKING:
-    from fleetlight.fleet.minimizing import DistributedOptimizer
+
+    class DistributedOptimizer(torch.optim.Optimizer, Any):  # type: ignore[misc]
+        """What type checkers see of a registered optimizer: torch's own, with `minimize`.
+
+        Python's types have no word for "the class that came in, with a method more". Of a base
+        that may be anything, it fits a variable of the optimizer's own class.
+        """
+
+        def minimize(
+            self,
+            loss: Tensor,
+            *fleet: object,
+            clip_norm: float | None = None,
+            clip_value: float | None = None,
+        ) -> None:
+            """Backward and step; of a static program's loss, they are written into the program."""
+
 
 Module = TypeVar("Module", bound=nn.Module)
 

@@ -21,7 +21,7 @@ from fleetlight import checkpoint
 from fleetlight.errors import CheckpointError, ConfigError, CorruptCheckpointError, PlanError
 from fleetlight.fleet.checkpoints import loading, persistables
 from fleetlight.fleet.checkpoints.checkpoint_copy import check_via
-from fleetlight.fleet.plan.bound_plan import draw
+from fleetlight.fleet.plan.bound_plan import build_plan
 from fleetlight.fleet.served.tables.loading import open_loaded
 from fleetlight.ps import messages as m
 from fleetlight.ps.layers.embedding import SparseEmbedding
@@ -330,7 +330,7 @@ def test_servers_begin_with_a_checkpoint(tmp_path: Path) -> None:
     for server in job.servers:
         model, optimizers = job.built()
         strategy = DistributedStrategy()
-        drawn = draw(model, optimizers, strategy, worker_num=2, server_num=3)
+        drawn = build_plan(model, optimizers, strategy, worker_num=2, server_num=3)
         open_loaded(server, drawn, tmp_path)
 
     def work(member: Member) -> Any:
@@ -351,7 +351,7 @@ def test_a_server_that_comes_back_does_not_ask_for_the_checkpoint(tmp_path: Path
     saved_job(tmp_path / "saved")
     durable = Durable(tmp_path / "kept", job="a job")
     model, optimizers = adam()
-    drawn = draw(model, optimizers, DistributedStrategy(), worker_num=2, server_num=1)
+    drawn = build_plan(model, optimizers, DistributedStrategy(), worker_num=2, server_num=1)
     rows = []
     for _ in range(2):
         server = Server(0, 1, 2, version="test", deadline_s=20.0)
@@ -368,7 +368,7 @@ def test_servers_do_not_begin_with_what_workers_keep(tmp_path: Path) -> None:
     saved_job(tmp_path)
     strategy = DistributedStrategy(a_sync_configs={"dense": "allreduce"})
     model, optimizers = adam()
-    drawn = draw(model, optimizers, strategy, worker_num=2, server_num=1)
+    drawn = build_plan(model, optimizers, strategy, worker_num=2, server_num=1)
     server = Server(0, 1, 2, version="test", deadline_s=20.0)
     with pytest.raises(ConfigError, match=r"'allreduce' .* fleet\.load_persistables\(dirname\)"):
         open_loaded(server, drawn, tmp_path)
@@ -429,7 +429,7 @@ def test_servers_that_began_with_different_checkpoints_are_told(tmp_path: Path) 
     job = Job(adam, SYNC, workers=1, servers=2)
     job.servers[1] = Server(1, 2, 1, version="test", deadline_s=20.0)
     model, optimizers = job.built()
-    drawn = draw(model, optimizers, DistributedStrategy(), worker_num=1, server_num=2)
+    drawn = build_plan(model, optimizers, DistributedStrategy(), worker_num=1, server_num=2)
     open_loaded(job.servers[1], drawn, tmp_path)
     with pytest.raises(PlanError, match=r"server 0 is in epoch 0, server 1 in epoch 1: .*init_se"):
         job.run(state)

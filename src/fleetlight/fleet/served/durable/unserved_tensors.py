@@ -12,7 +12,7 @@ from fleetlight.torch_compat.modules import buffers, children, parameters
 
 
 class UnservedTensors:
-    """InitCall at every step, so models are walked through only when something in them is another."""
+    """Asked at every step: models are walked through only when something in them is another."""
 
     def __init__(self) -> None:
         #: the modules walked through, and all that was in them

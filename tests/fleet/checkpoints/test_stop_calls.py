@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fleetlight.fleet.parts.poll_schedule import EVERY_S, MOST, PollSchedule
+from fleetlight.fleet.checkpoints.stop_calls import EVERY_S, MOST, PollSchedule
 
 
 def meetings(places: int, seconds_of: Callable[[int], float]) -> tuple[list[int], list[float]]:

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fleet.init` called again in a process, as where a cell of a notebook is run again."""
+"""`fleet.init` called again in a process, as in a notebook, and what `fleet.reset` forgets."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import sys
 
 from fleetlight.errors import ConfigError
-from fleetlight.fleet.job import Job
+from fleetlight.fleet.job import Job, last_or_none
 from fleetlight.observe.log import logger
 from fleetlight.roles import Role
 from fleetlight.strategy import DistributedStrategy, differences
+from fleetlight.strategy.job import forget_job
+from fleetlight.torch_compat.used_graphs import watch_no_longer
 
 
 class InitCall:
@@ -58,3 +61,27 @@ def take_again(job: Job, before: InitCall | None, asked: InitCall) -> InitCall:
         before = asked
     logger.debug("fleet.init: called again with the same arguments; nothing is changed")
     return before
+
+
+def forget() -> None:
+    """Forget a job that this process has left: models and optimizers become torch's own again."""
+    job = last_or_none()
+    if job is not None:
+        _let_go(job)
+    forget_job()
+    watch_no_longer()
+    # no program without these
+    programs = sys.modules.get("fleetlight.fleet.training.programs")
+    if programs is not None:
+        programs.forget()
+    definition = sys.modules.get("fleetlight.static.definition")
+    if definition is not None:
+        definition.reset_default_programs()
+
+
+def _let_go(job: Job) -> None:
+    for optimizer in job.optimizers:
+        optimizer.release()
+    job.forget()
+    for registered in (job.models, job.optimizers, job.compressions, job.loaders):
+        registered.clear()
