@@ -10,7 +10,8 @@ import pytest
 
 from fleetlight.roles.environment import from_environment
 from fleetlight.roles.foreign import FOREIGN, foreign_variables, is_foreign
-from fleetlight.strategy.strategy import FLAGS
+from fleetlight.strategy import DistributedStrategy
+from fleetlight.strategy.strategy import variables_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -49,7 +50,7 @@ def test_values_are_not_shown() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *FLAGS,
+        *variables_of(DistributedStrategy),
         *("PADDLE_TRAINER_ID", "PADDLE_PORT", "PADDLE_TRAINERS", "TRAINING_ROLE", "POD_IP"),
         *("FLAGS_selected_gpus", "MS_ROLE", "MS_TOPO_TIMEOUT", "MS_WORKER_IP", "MS_NODE_ID"),
         *("NCCL_IB_DISABLE", "GLOO_SOCKET_IFNAME", "RANK", "SLURM_PROCID", "OMP_NUM_THREADS"),

@@ -19,7 +19,7 @@ from fleetlight.strategy import (
     LocalSGDConfigs,
 )
 from fleetlight.strategy.settings import Settings, default_of, rules_of
-from fleetlight.strategy.strategy import FLAGS
+from fleetlight.strategy.strategy import variables_of
 
 FIELDS = {
     "a_sync": False,
@@ -136,7 +136,7 @@ def test_the_page_about_it_lists_every_field_with_its_default() -> None:
             default = getattr(DistributedStrategy(), name)[key]
             shown = repr(default).replace("'", '"')
             assert f"`{key}` (`{shown}`" in row
-    for names in (DistributedStrategy.ALIASES.items(), FLAGS.items()):
+    for names in (DistributedStrategy.ALIASES.items(), variables_of(DistributedStrategy).items()):
         for other, name in names:
             assert f"| `{other}` | `{name}`" in page
 

@@ -19,8 +19,7 @@ from fleetlight.fleet.context import Context
 from fleetlight.fleet.loss_scaling import scaler_at_work
 from fleetlight.fleet.seen_loss import SeenLoss
 from fleetlight.observe.log import logger
-from fleetlight.strategy import DistributedStrategy
-from fleetlight.strategy.configs import AveragingConfigs
+from fleetlight.strategy import AveragingConfigs, DistributedStrategy
 
 if TYPE_CHECKING:
     from fleetlight.fleet.model import ModelPlan

@@ -39,7 +39,7 @@ from fleetlight.observe.log import logger
 from fleetlight.roles import Kind, Role, RoleMaker, foreign_variables
 from fleetlight.security.context import both_contexts
 from fleetlight.security.encryption import encryption_of
-from fleetlight.strategy import DistributedStrategy, JobFacts, conflicts, set_current_job
+from fleetlight.strategy import DistributedStrategy, JobFacts, set_current_job
 from fleetlight.torch_compat.lazy_dynamo import postpone_compiler
 from fleetlight.torch_compat.version import untested_torch
 
@@ -67,10 +67,9 @@ def init(
     strategy, role = asked.strategy, maker.role
     if role.kind is not Kind.SCHEDULER:
         watch_the_end(role)
-    # before the others wait for this process
-    conflicts.check(strategy)
     deadline_s, deadline_from = _deadline(role, strategy)
-    conflicts.check_away(strategy, deadline_s)
+    # before the others wait for this process
+    strategy.check(JobFacts(deadline_s=deadline_s))
     _configure_log(role)
     if role.kind is Kind.SCHEDULER:
         sys.exit(Scheduler(role, deadline_s, both_contexts(encryption_of(strategy))).run())

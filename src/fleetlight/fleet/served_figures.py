@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from fleetlight.ps.messages import Counted
 from fleetlight.ps.plan import ASYNC, Plan
-from fleetlight.strategy.configs import ASyncConfigs
+from fleetlight.strategy import ASyncConfigs
 
 
 def of_worker(figures: Mapping[str, float]) -> str:

@@ -25,7 +25,7 @@ from fleetlight.fleet.terms import terms_of
 from fleetlight.static.graph.form import Form
 from fleetlight.static.graph.reductions import GroupReductions, NoReductions, Parts, reducing
 from fleetlight.static.passes.all_reduces import all_reduces_of, members_of
-from fleetlight.strategy.conflicts import LOCAL
+from fleetlight.strategy import LOCAL_TRAINING
 
 
 class Summing:
@@ -135,4 +135,4 @@ class Summing:
 
 def may_train_alone(context: Context) -> bool:
     """Whether the strategy has workers train alone, if only later."""
-    return any(getattr(context.strategy, name) for name in LOCAL)
+    return any(getattr(context.strategy, name) for name in LOCAL_TRAINING)

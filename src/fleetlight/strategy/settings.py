@@ -7,10 +7,11 @@ import copy
 import dataclasses
 import math
 import operator
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar, cast
 
 from fleetlight.errors import NotAvailableError, StrategyError, did_you_mean
+from fleetlight.strategy.job import JobFacts
 from fleetlight.strategy.unsupported import advice_on
 
 if TYPE_CHECKING:
@@ -27,6 +28,11 @@ Self = TypeVar("Self", bound="Settings")
 Config = TypeVar("Config", bound="Settings")
 ConfigDict = TypeVar("ConfigDict")
 
+#: whether a setting takes effect in a job, and a sentence about it
+Effect: TypeAlias = tuple[bool, str]
+#: returns the effect of a setting of the strategy it gets
+EffectRule: TypeAlias = Callable[[Any, JobFacts], Effect]
+
 
 class Nested(Generic[Config, ConfigDict]):
     """The type of a field that holds another `Settings`: a script assigns one, or a dict."""
@@ -40,7 +46,10 @@ class Nested(Generic[Config, ConfigDict]):
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """What a value must fulfil besides having the type of its default; a list's items, each."""
+    """What is known of a field: its meaning, its effect, and what a value must fulfil.
+
+    A value also has the type of the default. Of a list, each item fulfils the rules.
+    """
 
     doc: str
     kind: type = bool
@@ -55,6 +64,10 @@ class Rules:
     item: type = str
     #: a list needs one at least
     filled: bool = False
+    #: what it does in a job; None in a nested config: what `doc` says
+    effect: EffectRule | None = None
+    #: the environment variable that gives it a default
+    variable: str = ""
 
 
 def setting(default: T, doc: str, **rules: Any) -> T:
@@ -74,8 +87,17 @@ def nested(config: type[Config], doc: str, **rules: Any) -> Nested[Config, Any]:
 
 @dataclass_transform(kw_only_default=True)
 def settings_class(cls: type[Self]) -> type[Self]:
-    """Makes a class one of `Settings`; its fields are the keywords of its constructor."""
+    """Makes a class one of `Settings`; its fields are the keywords of its constructor.
+
+    It has the fields and the aliases of its bases, those of the last base first.
+    """
+    cls.ALIASES = {k: v for base in reversed(cls.__mro__) for k, v in _aliases(base).items()}
     return dataclasses.dataclass(init=False, eq=False, repr=False)(cls)
+
+
+def _aliases(cls: type) -> Mapping[str, str]:
+    aliases: Mapping[str, str] = vars(cls).get("ALIASES", {})
+    return aliases
 
 
 @dataclasses.dataclass(init=False, eq=False, repr=False)
