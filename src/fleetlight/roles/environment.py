@@ -8,13 +8,13 @@ from collections.abc import Collection
 from types import ModuleType
 
 from fleetlight.errors import RoleError
-from fleetlight.roles.dialects import mindspore, own, paddle, slurm, torchrun
-from fleetlight.roles.dialects.variables import Environment, Variables
+from fleetlight.roles.dialect import Environment, Variables
+from fleetlight.roles.dialects import fleetrun, mindspore, paddle, slurm, torchrun
 from fleetlight.roles.role import Kind, Role
 from fleetlight.roles.secret import token_of
 
 #: in order of precedence; Slurm speaks only when nobody else does
-DIALECTS: tuple[ModuleType, ...] = (own, torchrun, paddle, mindspore)
+DIALECTS: tuple[ModuleType, ...] = (fleetrun, torchrun, paddle, mindspore)
 
 #: torchrun has no word for servers, so its silence about them contradicts nobody
 _CANNOT_SAY = {torchrun.NAME: ("server_num",)}
@@ -70,7 +70,7 @@ def error_file() -> str | None:
 
 def with_common(role: Role, env: Environment | None = None) -> Role:
     """The role with the settings of ours that hold in every dialect."""
-    v = Variables(os.environ if env is None else env, own.NAME)
+    v = Variables(os.environ if env is None else env, fleetrun.NAME)
     seconds = v.seconds_or("FLEET_DEADLINE_S", None)
     if seconds is not None:
         role = role.replace(deadline_s=seconds, deadline_variable="FLEET_DEADLINE_S")

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fleetlight.errors import RoleError, names_arguments
-from fleetlight.roles.dialects.variables import Environment
+from fleetlight.roles.dialect import Environment
 from fleetlight.roles.environment import from_environment, with_common
 from fleetlight.roles.role import Endpoint, Kind, Role, parse_endpoint
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from fleetlight.errors import RoleError
-from fleetlight.roles.dialects.variables import Environment, Variables
+from fleetlight.roles.dialect import Environment, Variables
 from fleetlight.roles.role import Kind, Role
 
 NAME = "MS_*"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 
 from fleetlight.errors import RoleError
-from fleetlight.roles.dialects.variables import Environment, Variables
+from fleetlight.roles.dialect import Environment, Variables
 from fleetlight.roles.role import Role
 
 NAME = "SLURM_*"

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from fleetlight.roles.dialects.variables import Environment, Variables
+from fleetlight.roles.dialect import Environment, Variables
 from fleetlight.roles.role import Role
 
 NAME = "torchrun (RANK, WORLD_SIZE)"
