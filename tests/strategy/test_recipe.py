@@ -10,7 +10,6 @@ import pytest
 
 from fleetlight.errors import StrategyError
 from fleetlight.strategy import DistributedStrategy, JobFacts
-from fleetlight.strategy.effects import follows
 from fleetlight.strategy.feature import Checks, Chosen, Conflict, Conflicts, Feature
 from fleetlight.strategy.settings import (
     Effect,
@@ -53,9 +52,7 @@ class ToyFeature(Feature):
     CHECKS: ClassVar[Checks] = (_check_rounds,)
 
     toy: bool = setting(False, "the workers play", effect=_toy)
-    toy_configs: Nested[ToyConfigs, dict[str, Any]] = nested(
-        ToyConfigs, "how they play", effect=follows("toy", "as toy says")
-    )
+    toy_configs: Nested[ToyConfigs, dict[str, Any]] = nested(ToyConfigs, "how they play")
 
 
 @settings_class

@@ -2,7 +2,8 @@
 """Tells, setting by setting, whether it takes effect in a job and how.
 
 Each field has a rule that returns `(active, sentence)`. The rule of a nested config says whether
-the job looks at it at all. A field of a nested config may have a rule of its own.
+the job looks at it at all; without one, `x_configs` takes effect where `x` does. A field of a
+nested config may have a rule of its own.
 """
 
 from __future__ import annotations
@@ -48,24 +49,28 @@ def effect_of(strategy: Settings, name: str, job: JobFacts) -> Effect:
     `a_sync_configs.staleness` is a field of a nested config.
     """
     config, _, field = name.partition(".")
-    rules = rules_of(strategy, config)
-    if not rules.available:
+    if not rules_of(strategy, config).available:
         return False, "not yet available in this version"
-    active, why = rules.effect(strategy, job) if rules.effect else (True, rules.doc)
+    active, why = _rule(strategy, config)(strategy, job)
     if not active or not field:
         return active, why
-    inner = rules_of(strategy[config], field)
-    return inner.effect(strategy, job) if inner.effect else (True, inner.doc)
+    return _rule(strategy[config], field)(strategy, job)
+
+
+def _rule(owner: Settings, name: str) -> EffectRule:
+    """The rule of a field: its own, for a nested config the one of its switch, or its meaning."""
+    rules = rules_of(owner, name)
+    if rules.effect is not None:
+        return rules.effect
+    if issubclass(rules.kind, Settings):
+        switch = name.removesuffix("_configs")
+        return follows(switch, f"as {switch} says")
+    return always(rules.doc)
 
 
 def always(sentence: str) -> EffectRule:
     """The rule of a setting that takes effect in every job."""
     return lambda strategy, job: (True, sentence)
-
-
-def either(switch: str, on: str, off: str) -> EffectRule:
-    """The rule of a switch that always takes effect: a sentence for each of its positions."""
-    return lambda strategy, job: (True, on if strategy[switch] else off)
 
 
 def follows(switch: str, sentence: str) -> EffectRule:

@@ -64,7 +64,7 @@ class Rules:
     item: type = str
     #: a list needs one at least
     filled: bool = False
-    #: what it does in a job; None in a nested config: what `doc` says
+    #: what it does in a job, see `effects.py`
     effect: EffectRule | None = None
     #: the environment variable that gives it a default
     variable: str = ""

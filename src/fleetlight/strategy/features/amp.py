@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from fleetlight.strategy.config_dicts import AmpConfigsDict
-from fleetlight.strategy.effects import follows
 from fleetlight.strategy.feature import Chosen, Feature
 from fleetlight.strategy.job import JobFacts
 from fleetlight.strategy.settings import (
@@ -61,7 +60,5 @@ class AmpFeature(Feature):
 
     amp: bool = setting(False, "autocast around the model's forward", effect=_amp)
     amp_configs: Nested[AmpConfigs, AmpConfigsDict] = nested(
-        AmpConfigs,
-        "what autocast computes in",
-        effect=follows("amp", "used by autocast and by optimizer.minimize"),
+        AmpConfigs, "what autocast computes in"
     )

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from fleetlight.strategy.config_dicts import CheckpointConfigsDict
-from fleetlight.strategy.effects import follows
 from fleetlight.strategy.feature import Feature
 from fleetlight.strategy.job import JobFacts
 from fleetlight.strategy.settings import Effect, Nested, Settings, nested, setting, settings_class
@@ -55,7 +54,5 @@ class CheckpointFeature(Feature):
         variable="FLEET_CHECKPOINT",
     )
     checkpoint_configs: Nested[CheckpointConfigs, CheckpointConfigsDict] = nested(
-        CheckpointConfigs,
-        "when it saves, and whether it goes on from there",
-        effect=follows("checkpoint", "as checkpoint says"),
+        CheckpointConfigs, "when it saves, and whether it goes on from there"
     )

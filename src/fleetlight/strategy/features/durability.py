@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from fleetlight.errors import StrategyError
 from fleetlight.strategy.config_dicts import DurabilityConfigsDict
-from fleetlight.strategy.effects import follows
 from fleetlight.strategy.feature import Checks, Chosen, Conflict, Conflicts, Feature
 from fleetlight.strategy.features.a_sync import NO_SERVERS
 from fleetlight.strategy.job import JobFacts
@@ -95,9 +94,7 @@ class DurabilityFeature(Feature):
         choices=tuple(_KEPT),
     )
     durability_configs: Nested[DurabilityConfigs, DurabilityConfigsDict] = nested(
-        DurabilityConfigs,
-        "where and how it is kept",
-        effect=follows("durability", "as durability says"),
+        DurabilityConfigs, "where and how it is kept"
     )
     lost_worker: str = setting(
         "fail",

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from fleetlight.strategy.config_dicts import GradientMergeConfigsDict
-from fleetlight.strategy.effects import follows
 from fleetlight.strategy.feature import Feature
 from fleetlight.strategy.job import JobFacts
 from fleetlight.strategy.settings import Effect, Nested, Settings, nested, setting, settings_class
@@ -37,7 +36,5 @@ class GradientMergeFeature(Feature):
         False, "several backwards make one optimizer step", effect=_merge
     )
     gradient_merge_configs: Nested[GradientMergeConfigs, GradientMergeConfigsDict] = nested(
-        GradientMergeConfigs,
-        "how many backwards make a step",
-        effect=follows("gradient_merge", "as gradient_merge says"),
+        GradientMergeConfigs, "how many backwards make a step"
     )

@@ -11,7 +11,6 @@ from fleetlight.strategy.config_dicts import (
     DiLoCoConfigsDict,
     LocalSGDConfigsDict,
 )
-from fleetlight.strategy.effects import follows
 from fleetlight.strategy.feature import Checks, Chosen, Conflict, Conflicts, Feature
 from fleetlight.strategy.features.amp import FLOAT16
 from fleetlight.strategy.features.reduction.data_parallel import SUM
@@ -104,7 +103,7 @@ class LocalSGDFeature(Feature):
 
     localsgd: bool = setting(False, "average parameters every k steps", effect=_localsgd)
     localsgd_configs: Nested[LocalSGDConfigs, LocalSGDConfigsDict] = nested(
-        LocalSGDConfigs, "when LocalSGD averages", effect=follows("localsgd", "as localsgd says")
+        LocalSGDConfigs, "when LocalSGD averages"
     )
 
     if TYPE_CHECKING:  # the keys of ALIASES
@@ -152,11 +151,7 @@ class AdaptiveLocalSGDFeature(Feature):
 
     adaptive_localsgd: bool = setting(False, "LocalSGD whose k follows the loss", effect=_adaptive)
     adaptive_localsgd_configs: Nested[AdaptiveLocalSGDConfigs, AdaptiveLocalSGDConfigsDict] = (
-        nested(
-            AdaptiveLocalSGDConfigs,
-            "where adaptive LocalSGD starts",
-            effect=follows("adaptive_localsgd", "as adaptive_localsgd says"),
-        )
+        nested(AdaptiveLocalSGDConfigs, "where adaptive LocalSGD starts")
     )
 
 
@@ -190,5 +185,5 @@ class DiLoCoFeature(Feature):
 
     diloco: bool = setting(False, "LocalSGD with an outer Nesterov step", effect=_diloco)
     diloco_configs: Nested[DiLoCoConfigs, DiLoCoConfigsDict] = nested(
-        DiLoCoConfigs, "the outer step of DiLoCo", effect=follows("diloco", "as diloco says")
+        DiLoCoConfigs, "the outer step of DiLoCo"
     )

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from fleetlight.strategy.config_dicts import RecomputeConfigsDict
-from fleetlight.strategy.effects import follows
 from fleetlight.strategy.feature import Feature
 from fleetlight.strategy.job import JobFacts
 from fleetlight.strategy.settings import Effect, Nested, Settings, nested, setting, settings_class
@@ -31,7 +30,5 @@ class RecomputeFeature(Feature):
 
     recompute: bool = setting(False, "compute activations again in backward", effect=_recompute)
     recompute_configs: Nested[RecomputeConfigs, RecomputeConfigsDict] = nested(
-        RecomputeConfigs,
-        "which modules recompute",
-        effect=follows("recompute", "the modules named recompute"),
+        RecomputeConfigs, "which modules recompute"
     )

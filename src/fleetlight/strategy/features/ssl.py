@@ -8,7 +8,7 @@ from typing import ClassVar
 from fleetlight.errors import StrategyError
 from fleetlight.strategy.config_dicts import SslConfigsDict
 from fleetlight.strategy.feature import Checks, Feature
-from fleetlight.strategy.features.reduction.all_reduce import all_reduces
+from fleetlight.strategy.features.reduction.data_parallel import all_reduces
 from fleetlight.strategy.job import JobFacts
 from fleetlight.strategy.settings import Effect, Nested, Settings, nested, setting, settings_class
 

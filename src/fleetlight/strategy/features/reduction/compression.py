@@ -10,8 +10,12 @@ from fleetlight.strategy.effects import effect_of
 from fleetlight.strategy.feature import Chosen, Conflict, Conflicts, Feature
 from fleetlight.strategy.features.amp import FLOAT16
 from fleetlight.strategy.features.local_training import LOCAL_TRAINING
-from fleetlight.strategy.features.reduction.all_reduce import NO_LINK, spares_link, when_reducing
-from fleetlight.strategy.features.reduction.data_parallel import UNUSED
+from fleetlight.strategy.features.reduction.data_parallel import (
+    NO_LINK,
+    UNUSED,
+    spares_link,
+    when_reducing,
+)
 from fleetlight.strategy.job import JobFacts
 from fleetlight.strategy.settings import Effect, Nested, Settings, nested, setting, settings_class
 

@@ -6,17 +6,20 @@ from __future__ import annotations
 from typing import ClassVar
 
 from fleetlight.strategy.config_dicts import DGCConfigsDict
-from fleetlight.strategy.effects import follows
 from fleetlight.strategy.feature import Chosen, Conflict, Conflicts, Feature
 from fleetlight.strategy.features.amp import FLOAT16
-from fleetlight.strategy.features.reduction.all_reduce import NO_LINK, spares_link, when_reducing
 from fleetlight.strategy.features.reduction.compression import (
     NEVER_PAID,
     OWED,
     SAME_FORM,
     percent,
 )
-from fleetlight.strategy.features.reduction.data_parallel import UNUSED
+from fleetlight.strategy.features.reduction.data_parallel import (
+    NO_LINK,
+    UNUSED,
+    spares_link,
+    when_reducing,
+)
 from fleetlight.strategy.job import JobFacts, counted
 from fleetlight.strategy.settings import Effect, Nested, Settings, nested, setting, settings_class
 
@@ -80,5 +83,5 @@ class DGCFeature(Feature):
 
     dgc: bool = setting(False, "deep gradient compression", effect=when_reducing(_dgc))
     dgc_configs: Nested[DGCConfigs, DGCConfigsDict] = nested(
-        DGCConfigs, "the sparsity schedule of DGC", effect=follows("dgc", "as dgc says")
+        DGCConfigs, "the sparsity schedule of DGC"
     )

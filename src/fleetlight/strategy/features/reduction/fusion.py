@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fleetlight.strategy.effects import either
 from fleetlight.strategy.feature import Feature
-from fleetlight.strategy.features.reduction.all_reduce import when_reducing
+from fleetlight.strategy.features.reduction.data_parallel import reduction_switch, when_reducing
 from fleetlight.strategy.job import JobFacts
 from fleetlight.strategy.settings import Effect, EffectRule, setting, settings_class
 
@@ -38,12 +37,10 @@ class FusionFeature(Feature):
     fuse_all_reduce_ops: bool = setting(
         True,
         "reduce gradients in buckets, not one by one",
-        effect=when_reducing(
-            either(
-                "fuse_all_reduce_ops",
-                "gradients travel in buckets",
-                "every gradient travels alone",
-            )
+        effect=reduction_switch(
+            "fuse_all_reduce_ops",
+            "gradients travel in buckets",
+            "every gradient travels alone",
         ),
     )
     fuse_grad_size_in_MB: float = setting(

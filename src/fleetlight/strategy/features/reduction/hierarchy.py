@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from fleetlight.strategy.effects import follows
 from fleetlight.strategy.feature import Feature
-from fleetlight.strategy.features.reduction.all_reduce import when_reducing
 from fleetlight.strategy.features.reduction.compression import sends_codes
+from fleetlight.strategy.features.reduction.data_parallel import when_reducing
 from fleetlight.strategy.job import JobFacts
 from fleetlight.strategy.settings import Effect, setting, settings_class
 

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from fleetlight.strategy.effects import effect_of, either
+from fleetlight.strategy.effects import effect_of
 from fleetlight.strategy.feature import Feature
-from fleetlight.strategy.features.reduction.all_reduce import when_reducing
+from fleetlight.strategy.features.reduction.data_parallel import reduction_switch, when_reducing
 from fleetlight.strategy.job import JobFacts, counted
 from fleetlight.strategy.settings import Effect, setting, settings_class
 
@@ -44,23 +44,19 @@ class ProcessGroupsFeature(Feature):
     shared_memory: bool = setting(
         True,
         "workers of one host sum gradients in shared memory",
-        effect=when_reducing(
-            either(
-                "shared_memory",
-                "workers of one host sum in shared memory where they can",
-                "all sums go through process groups",
-            )
+        effect=reduction_switch(
+            "shared_memory",
+            "workers of one host sum in shared memory where they can",
+            "all sums go through process groups",
         ),
     )
     sync_nccl_allreduce: bool = setting(
         False,
         "finish a bucket before starting the next",
-        effect=when_reducing(
-            either(
-                "sync_nccl_allreduce",
-                "a bucket is finished before the next one starts",
-                "buckets overlap with backward",
-            )
+        effect=reduction_switch(
+            "sync_nccl_allreduce",
+            "a bucket is finished before the next one starts",
+            "buckets overlap with backward",
         ),
         variable="FLAGS_sync_nccl_allreduce",
     )
