@@ -36,7 +36,7 @@ def _check_rounds(strategy: ToyFeature, job: JobFacts) -> None:
 class ToyConfigs(Settings):
     """How the workers play."""
 
-    CALLED = "strategy.toy_configs"
+    DOTTED_NAME = "strategy.toy_configs"
 
     rounds: int = setting(3, "how many rounds", minimum=1, variable="FLEET_TOY_ROUNDS")
 

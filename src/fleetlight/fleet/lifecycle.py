@@ -36,7 +36,7 @@ from fleetlight.fleet.session import drawn_of
 from fleetlight.fleet.started_readers import refuse_started_reader
 from fleetlight.observe import log
 from fleetlight.observe.log import logger
-from fleetlight.roles import Kind, Role, RoleMaker, foreign_variables
+from fleetlight.roles import Kind, Role, RoleMaker, unsupported_variables
 from fleetlight.security.context import both_contexts
 from fleetlight.security.encryption import encryption_of
 from fleetlight.strategy import DistributedStrategy, JobFacts, set_current_job
@@ -91,7 +91,7 @@ def init(
         context = join_servers(role, strategy, deadline_s)
         role = context.role
     _configure_log(role)
-    _warn_of_foreign_variables(role)
+    _warn_of_unsupported_variables(role)
     context.strategy_from = "fleet.init" if asked.is_given else ""
     set_current(context)
     try:
@@ -275,9 +275,9 @@ def _shown(value: object) -> str:
 
 def _deadline(role: Role, strategy: DistributedStrategy) -> tuple[float, str]:
     """How long to wait for a peer, and who says so."""
-    if role.deadline_s is not None and not strategy.said("deadline_s"):
+    if role.deadline_s is not None and not strategy.is_set("deadline_s"):
         return role.deadline_s, role.deadline_variable or role.dialect
-    return strategy.deadline_s, "the strategy" if strategy.said("deadline_s") else "the default"
+    return strategy.deadline_s, "the strategy" if strategy.is_set("deadline_s") else "the default"
 
 
 def _check_mode(role: Role, is_collective: bool) -> None:
@@ -299,10 +299,10 @@ def _check_resume(role: Role, strategy: DistributedStrategy, is_collective: bool
         )
 
 
-def _warn_of_foreign_variables(role: Role) -> None:
+def _warn_of_unsupported_variables(role: Role) -> None:
     """Once a job: the environment of all processes is usually the same."""
     if role.is_worker and not role.index:
-        for sentence in foreign_variables():
+        for sentence in unsupported_variables():
             logger.warning("%s", sentence)
 
 

@@ -13,7 +13,7 @@ from fleetlight.errors import RoleError
 from fleetlight.roles import dialects
 from fleetlight.roles.dialect import Dialect, Environment, Variables
 from fleetlight.roles.role import Kind, Role
-from fleetlight.roles.secret import token_of
+from fleetlight.roles.secret import parse_token
 
 
 def find_dialects() -> tuple[Dialect, ...]:
@@ -35,7 +35,7 @@ def from_environment(env: Environment | None = None, known: Sequence[Dialect] = 
     stated = [dialect for dialect in present if not dialect.is_fallback]
     role = _agreed(stated or present[:1], env) if present else Role()
     role.check_host()
-    return with_common(role, env)
+    return with_fleet_variables(role, env)
 
 
 def is_kept_from_children(name: str, known: Sequence[Dialect] = DIALECTS) -> bool:
@@ -77,7 +77,7 @@ def error_file() -> str | None:
     return os.environ.get("FLEET_ERROR_FILE")
 
 
-def with_common(role: Role, env: Environment | None = None) -> Role:
+def with_fleet_variables(role: Role, env: Environment | None = None) -> Role:
     """The role with the settings of ours that hold in every dialect."""
     v = Variables(os.environ if env is None else env, "FLEET_*")
     seconds = v.seconds_or("FLEET_DEADLINE_S", None)
@@ -90,5 +90,5 @@ def with_common(role: Role, env: Environment | None = None) -> Role:
         job=v.get("FLEET_JOB") or "",
         resume=bool(v.number_or("FLEET_RESUME", 0)),
         max_restarts=v.number_or("FLEET_MAX_RESTARTS", None),
-        token=None if token is None else token_of(token, "FLEET_TOKEN"),
+        token=None if token is None else parse_token(token, "FLEET_TOKEN"),
     )

@@ -101,7 +101,7 @@ def _row(strategy: Settings, name: str, job: JobFacts, flags: Mapping[str, str])
     mark = "*" if active else ("!" if name in _changed(strategy) else " ")
     config, _, field = name.rpartition(".")
     owner: Settings = strategy[config] if config else strategy
-    source = f" (from {flags[name]})" if name in flags and not owner.said(field) else ""
+    source = f" (from {flags[name]})" if name in flags and not owner.is_set(field) else ""
     return f" {mark} {name} = {strategy[name]!r}{source}: {why}"
 
 

@@ -105,12 +105,12 @@ class Settings:
     """Typed fields, checked at every assignment, in whatever order they come."""
 
     #: how a script writes it
-    CALLED: ClassVar[str] = "strategy"
+    DOTTED_NAME: ClassVar[str] = "strategy"
     #: other spellings; a dotted target reaches into a nested config
     ALIASES: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, /, **settings: Any) -> None:
-        object.__setattr__(self, "_said", set())
+        object.__setattr__(self, "_set_names", set())
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, default_of(field))
         for name, value in settings.items():
@@ -126,7 +126,7 @@ class Settings:
                 return
             field = self._field(target)
             object.__setattr__(self, target, self._checked(field, value))
-            self._said.add(target)
+            self._set_names.add(target)
 
         def __getattr__(self, name: str) -> Any:
             """What an alias stands for; for any other name the nearest ones."""
@@ -175,18 +175,18 @@ class Settings:
             if value != default_of(field):
                 yield field.name, value
 
-    def said(self, name: str) -> bool:
-        """True when somebody set this field, even to its default."""
+    def is_set(self, name: str) -> bool:
+        """True when the script has set this field, even to its default."""
         value = getattr(self, name)
-        return name in self._said or (isinstance(value, Settings) and bool(value._said))
+        return name in self._set_names or (isinstance(value, Settings) and bool(value._set_names))
 
     @property
-    def _said(self) -> set[str]:
-        return cast("set[str]", self.__dict__["_said"])
+    def _set_names(self) -> set[str]:
+        return cast("set[str]", self.__dict__["_set_names"])
 
-    @_said.setter
-    def _said(self, names: set[str]) -> None:
-        self.__dict__["_said"] = names
+    @_set_names.setter
+    def _set_names(self, names: set[str]) -> None:
+        self.__dict__["_set_names"] = names
 
     def _field(self, name: str) -> dataclasses.Field[Any]:
         for field in dataclasses.fields(self):
@@ -195,16 +195,16 @@ class Settings:
         raise StrategyError(self._unknown(name))
 
     def _unknown(self, name: str) -> str:
-        advice = advice_on(f"{self.CALLED}.{name}") or did_you_mean(
+        advice = advice_on(f"{self.DOTTED_NAME}.{name}") or did_you_mean(
             name,
             [*self.keys(), *self.ALIASES],
-            elsewhere=f"print({self.CALLED}.explain()) shows all",
+            elsewhere=f"print({self.DOTTED_NAME}.explain()) shows all",
         )
-        return f"{self.CALLED} has no setting {name!r}; {advice}"
+        return f"{self.DOTTED_NAME} has no setting {name!r}; {advice}"
 
     def _checked(self, field: dataclasses.Field[Any], value: Any) -> Any:
         rules: Rules = field.metadata["rules"]
-        where = f"{self.CALLED}.{field.name}"
+        where = f"{self.DOTTED_NAME}.{field.name}"
         if issubclass(rules.kind, Settings):
             value = _merged(getattr(self, field.name), value, where)
         else:

@@ -121,7 +121,7 @@ def _read_flags(strategy: DistributedStrategy) -> dict[str, str]:
             setattr(owner, field, value)
         except (ValueError, StrategyError) as error:
             raise StrategyError(f"{variable}={text!r} in the environment: {error}") from None
-        owner._said.discard(field)
+        owner._set_names.discard(field)
         used[name] = variable
     return used
 

@@ -58,5 +58,5 @@ from fleetlight.errors import StrategyError
     ],
 )
 def test_what_is_out_of_range_is_refused(config: Any, name: str, value: object) -> None:
-    with pytest.raises(StrategyError, match=rf"{config.CALLED}\.{name}"):
+    with pytest.raises(StrategyError, match=rf"{config.DOTTED_NAME}\.{name}"):
         config(**{name: value})

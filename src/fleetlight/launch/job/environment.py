@@ -13,9 +13,9 @@ from fleetlight.launch.job.layout import Layout, Member
 from fleetlight.launch.job.spec import JobSpec
 from fleetlight.launch.job.token import VARIABLE
 from fleetlight.roles.environment import is_kept_from_children
-from fleetlight.roles.foreign import is_foreign
 from fleetlight.roles.password import PASSWORD_FILE
 from fleetlight.roles.role import Endpoint, endpoint_text
+from fleetlight.roles.unsupported import is_unsupported
 
 #: what fleetrun decides for its children; values inherited from outside would contradict it
 _OURS = re.compile(
@@ -57,7 +57,7 @@ def dropped_proxies(outside: Mapping[str, str]) -> list[str]:
 def _is_dropped(name: str) -> bool:
     # what tunes another system misleads nobody, and fleet.init says what to use instead
     misleads = _OURS.fullmatch(name) or _PROXY.fullmatch(name) or is_kept_from_children(name)
-    return bool(misleads) and not is_foreign(name)
+    return bool(misleads) and not is_unsupported(name)
 
 
 def of_member(run: Run, member: Member, outside: Mapping[str, str]) -> dict[str, str]:

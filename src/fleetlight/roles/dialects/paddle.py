@@ -59,7 +59,7 @@ def _worker(
     )
     if workers:
         _check_current(v, workers[index], index)
-    return role.placed()
+    return role.with_host_ranks()
 
 
 def _kind(v: Variables) -> Kind:

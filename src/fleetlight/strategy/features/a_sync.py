@@ -105,7 +105,7 @@ def _exchange(strategy: ASyncFeature, job: JobFacts) -> Effect:
 class ASyncConfigs(Settings):
     """How workers and parameter servers exchange."""
 
-    CALLED = "strategy.a_sync_configs"
+    DOTTED_NAME = "strategy.a_sync_configs"
 
     k_steps: int = setting(
         0, "0: every step; above 0: GeoSGD, every k steps", effect=_k_steps, minimum=0
@@ -148,7 +148,7 @@ class ASyncConfigs(Settings):
     @property
     def has_queue(self) -> bool:
         """True where the script asks for a queue of pushes, since they are merged only there."""
-        return self.said("send_queue_size") or self.max_merge > 1
+        return self.is_set("send_queue_size") or self.max_merge > 1
 
 
 @settings_class

@@ -38,7 +38,7 @@ def _loss_scale(sentence: str) -> EffectRule:
 class AmpConfigs(Settings):
     """Automatic mixed precision around the model's forward."""
 
-    CALLED = "strategy.amp_configs"
+    DOTTED_NAME = "strategy.amp_configs"
 
     dtype: str = setting("bfloat16", "what autocast computes in", choices=("bfloat16", "float16"))
     init_loss_scaling: float = setting(

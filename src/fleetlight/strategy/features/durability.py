@@ -53,7 +53,7 @@ def _check_away(strategy: DurabilityFeature, job: JobFacts) -> None:
 class DurabilityConfigs(Settings):
     """Where and how servers keep what outlives them."""
 
-    CALLED = "strategy.durability_configs"
+    DOTTED_NAME = "strategy.durability_configs"
 
     folder: str = setting("durability", "where; each server has a folder of its own in it")
     sync: str = setting(
@@ -70,7 +70,7 @@ class DurabilityConfigs(Settings):
 
     def away_within(self, deadline_s: float) -> float:
         """`away_s`; where the script has not set it, less if the others give up sooner."""
-        return self.away_s if self.said("away_s") else min(self.away_s, deadline_s * _PATIENT)
+        return self.away_s if self.is_set("away_s") else min(self.away_s, deadline_s * _PATIENT)
 
 
 @settings_class
@@ -108,7 +108,7 @@ def _deadline(strategy: DeadlineFeature, job: JobFacts) -> Effect:
     what = "bounds every wait for a peer"
     if job.deadline_s is None:
         return True, f"given to fleet.init, it {what}"
-    if strategy.said("deadline_s") and strategy.deadline_s != job.deadline_s:
+    if strategy.is_set("deadline_s") and strategy.deadline_s != job.deadline_s:
         return False, (
             f"it takes effect only when given to fleet.init; in force are {job.deadline_s:g} s, "
             f"from {job.deadline_from}"

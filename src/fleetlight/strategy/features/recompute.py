@@ -19,7 +19,7 @@ def _recompute(strategy: RecomputeFeature, job: JobFacts) -> Effect:
 class RecomputeConfigs(Settings):
     """Which modules compute their activations again in backward instead of keeping them."""
 
-    CALLED = "strategy.recompute_configs"
+    DOTTED_NAME = "strategy.recompute_configs"
 
     checkpoints: list[str] = setting([], "names of modules, such as ['layer1', 'layer2']")
 

@@ -67,7 +67,7 @@ _ON_THIS_HOST = "what a collective job sends stays on this host, and is not encr
 class SslConfigs(Settings):
     """What is asked of TLS beside the certificates."""
 
-    CALLED = "strategy.ssl_configs"
+    DOTTED_NAME = "strategy.ssl_configs"
 
     ciphers: str = setting(
         "",

@@ -107,7 +107,7 @@ _LOSSY = Chosen("compression", LOSSY)
 class CompressionConfigs(Settings):
     """What int8 and top-k compression leave out, and what they send of the rest."""
 
-    CALLED = "strategy.compression_configs"
+    DOTTED_NAME = "strategy.compression_configs"
 
     ratio: float = setting(
         0.01,

@@ -49,7 +49,7 @@ def _rampup_step(strategy: DGCFeature, job: JobFacts) -> Effect:
 class DGCConfigs(Settings):
     """The sparsity schedule of DGC, and what surrounds it."""
 
-    CALLED = "strategy.dgc_configs"
+    DOTTED_NAME = "strategy.dgc_configs"
 
     rampup_begin_step: int = setting(0, "steps with dense gradients before it starts", minimum=0)
     rampup_step: int = setting(
