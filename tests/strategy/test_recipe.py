@@ -11,14 +11,7 @@ import pytest
 from fleetlight.errors import StrategyError
 from fleetlight.strategy import DistributedStrategy, JobFacts
 from fleetlight.strategy.feature import Checks, Chosen, Conflict, Conflicts, Feature
-from fleetlight.strategy.settings import (
-    Effect,
-    Nested,
-    Settings,
-    nested,
-    setting,
-    settings_class,
-)
+from fleetlight.strategy.settings import Effect, Nested, Settings, nested, setting, settings_class
 
 
 def _toy(strategy: ToyFeature, job: JobFacts) -> Effect:
@@ -35,8 +28,6 @@ def _check_rounds(strategy: ToyFeature, job: JobFacts) -> None:
 @settings_class
 class ToyConfigs(Settings):
     """How the workers play."""
-
-    DOTTED_NAME = "strategy.toy_configs"
 
     rounds: int = setting(3, "how many rounds", minimum=1, variable="FLEET_TOY_ROUNDS")
 

@@ -15,8 +15,6 @@ from fleetlight.strategy.settings import Nested, Settings, nested, rules_of, set
 
 @settings_class
 class Inner(Settings):
-    DOTTED_NAME = "outer.inner"
-
     steps: int = setting(1, "how many", minimum=1)
     names: list[str] = setting([], "which")
     later: int = setting(0, "some day", available=False)

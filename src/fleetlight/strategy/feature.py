@@ -66,14 +66,16 @@ class Feature(Settings):
     CONFLICTS: ClassVar[Conflicts] = ()
     CHECKS: ClassVar[Checks] = ()
 
-    def check_features(self, job: JobFacts) -> None:
-        """Raise for the first conflict of two settings, then for what this job cannot do."""
-        for conflict in self._all("CONFLICTS"):
-            conflict.check(self)
-        for check in self._all("CHECKS"):
-            check(self, job)
 
-    def _all(self, name: str) -> Iterator[Any]:
-        """What each feature of this strategy has under a name, in the order of the fields."""
-        for feature in reversed(type(self).__mro__):
-            yield from vars(feature).get(name, ())
+def check(strategy: Feature, job: JobFacts) -> None:
+    """Raise for the first conflict of two settings, then for what this job cannot do."""
+    for conflict in _of_all(strategy, "CONFLICTS"):
+        conflict.check(strategy)
+    for check_job in _of_all(strategy, "CHECKS"):
+        check_job(strategy, job)
+
+
+def _of_all(strategy: Feature, name: str) -> Iterator[Any]:
+    """What each feature of a strategy has under a name, in the order of their fields."""
+    for feature in reversed(type(strategy).__mro__):
+        yield from vars(feature).get(name, ())

@@ -92,7 +92,12 @@ def settings_class(cls: type[Self]) -> type[Self]:
     It has the fields and the aliases of its bases, those of the last base first.
     """
     cls.ALIASES = {k: v for base in reversed(cls.__mro__) for k, v in _aliases(base).items()}
-    return dataclasses.dataclass(init=False, eq=False, repr=False)(cls)
+    cls = dataclasses.dataclass(init=False, eq=False, repr=False)(cls)
+    for field in dataclasses.fields(cls):
+        config = field.metadata["rules"].kind
+        if issubclass(config, Settings) and "DOTTED_NAME" not in vars(config):
+            config.DOTTED_NAME = f"{cls.DOTTED_NAME}.{field.name}"
+    return cls
 
 
 def _aliases(cls: type) -> Mapping[str, str]:
@@ -104,7 +109,7 @@ def _aliases(cls: type) -> Mapping[str, str]:
 class Settings:
     """Typed fields, checked at every assignment, in whatever order they come."""
 
-    #: how a script writes it
+    #: how a script writes it; a nested config gets it from the class that has it as a field
     DOTTED_NAME: ClassVar[str] = "strategy"
     #: other spellings; a dotted target reaches into a nested config
     ALIASES: ClassVar[Mapping[str, str]] = {}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fleetlight.errors import NotAvailableError, StrategyError
-from fleetlight.strategy import effects, toml
+from fleetlight.strategy import effects, feature, toml
 from fleetlight.strategy.features.a_sync import ASyncFeature
 from fleetlight.strategy.features.amp import AmpFeature
 from fleetlight.strategy.features.checkpoint import CheckpointFeature
@@ -78,7 +78,7 @@ class DistributedStrategy(
 
     def check(self, job: JobFacts | None = None) -> None:
         """Refuse what this job cannot do and must not pretend to do."""
-        self.check_features(job or current_job())
+        feature.check(self, job or current_job())
 
     def to_file(self, path: str | Path) -> None:
         """Write all settings that differ from their defaults, as TOML."""

@@ -47,8 +47,5 @@ def _kind(text: str) -> Kind:
 
 
 DIALECT = Dialect(
-    name=NAME,
-    precedence=0,
-    reader=_read,
-    marks=("FLEET_ROLE", "FLEET_INDEX", "FLEET_WORKER_NUM"),
+    name=NAME, precedence=0, reader=_read, marks=("FLEET_ROLE", "FLEET_INDEX", "FLEET_WORKER_NUM")
 )

@@ -105,8 +105,6 @@ def _exchange(strategy: ASyncFeature, job: JobFacts) -> Effect:
 class ASyncConfigs(Settings):
     """How workers and parameter servers exchange."""
 
-    DOTTED_NAME = "strategy.a_sync_configs"
-
     k_steps: int = setting(
         0, "0: every step; above 0: GeoSGD, every k steps", effect=_k_steps, minimum=0
     )

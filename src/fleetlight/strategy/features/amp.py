@@ -38,8 +38,6 @@ def _loss_scale(sentence: str) -> EffectRule:
 class AmpConfigs(Settings):
     """Automatic mixed precision around the model's forward."""
 
-    DOTTED_NAME = "strategy.amp_configs"
-
     dtype: str = setting("bfloat16", "what autocast computes in", choices=("bfloat16", "float16"))
     init_loss_scaling: float = setting(
         65536.0,

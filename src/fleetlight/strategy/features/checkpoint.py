@@ -30,8 +30,6 @@ def _via(strategy: CheckpointFeature, job: JobFacts) -> Effect:
 class CheckpointConfigs(Settings):
     """When a job saves by itself, and what it does with what is there when it starts."""
 
-    DOTTED_NAME = "strategy.checkpoint_configs"
-
     every_s: float = setting(300.0, "seconds between two saves; 0: not by the clock", minimum=0)
     every_steps: int = setting(0, "optimizer steps between two saves; 0: not by steps", minimum=0)
     via: str = setting(

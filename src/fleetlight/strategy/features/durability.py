@@ -53,8 +53,6 @@ def _check_away(strategy: DurabilityFeature, job: JobFacts) -> None:
 class DurabilityConfigs(Settings):
     """Where and how servers keep what outlives them."""
 
-    DOTTED_NAME = "strategy.durability_configs"
-
     folder: str = setting("durability", "where; each server has a folder of its own in it")
     sync: str = setting(
         "second",

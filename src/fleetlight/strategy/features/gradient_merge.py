@@ -22,8 +22,6 @@ def _merge(strategy: GradientMergeFeature, job: JobFacts) -> Effect:
 class GradientMergeConfigs(Settings):
     """How many backwards make one optimizer step."""
 
-    DOTTED_NAME = "strategy.gradient_merge_configs"
-
     k_steps: int = setting(1, "backwards that make one optimizer step", minimum=1)
     avg: bool = setting(True, "divide the merged gradient by k_steps")
 

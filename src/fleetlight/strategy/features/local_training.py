@@ -85,8 +85,6 @@ def _localsgd(strategy: LocalSGDFeature, job: JobFacts) -> Effect:
 class LocalSGDConfigs(AveragingConfigs):
     """When the workers of LocalSGD average their parameters."""
 
-    DOTTED_NAME = "strategy.localsgd_configs"
-
     k_steps: int = setting(1, "steps between two averagings", minimum=1)
 
 
@@ -136,8 +134,6 @@ def _check_bounds(strategy: AdaptiveLocalSGDFeature, job: JobFacts) -> None:
 class AdaptiveLocalSGDConfigs(AveragingConfigs):
     """Where adaptive LocalSGD starts from, and how far it goes."""
 
-    DOTTED_NAME = "strategy.adaptive_localsgd_configs"
-
     init_k_steps: int = setting(1, "steps between the first averagings", minimum=1)
     max_k_steps: int = setting(16, "most steps between two averagings", minimum=1)
 
@@ -167,8 +163,6 @@ def _diloco(strategy: DiLoCoFeature, job: JobFacts) -> Effect:
 @settings_class
 class DiLoCoConfigs(AveragingConfigs):
     """The outer optimizer of DiLoCo."""
-
-    DOTTED_NAME = "strategy.diloco_configs"
 
     k_steps: int = setting(500, "inner steps between two outer steps", minimum=1)
     outer_lr: float = setting(0.7, "learning rate of the outer step", above=0)

@@ -42,8 +42,6 @@ def _drop_scope(strategy: ProgramsFeature, job: JobFacts) -> Effect:
 class ExecutionStrategy(Settings):
     """How static programs run; `explain()` says what each setting means here."""
 
-    DOTTED_NAME = "strategy.execution_strategy"
-
     num_threads: int = setting(1, "threads that run operators", effect=_threads, minimum=1)
     num_iteration_per_drop_scope: int = setting(
         10, "steps between memory clean-ups", effect=_drop_scope, minimum=1

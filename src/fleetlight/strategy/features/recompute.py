@@ -19,8 +19,6 @@ def _recompute(strategy: RecomputeFeature, job: JobFacts) -> Effect:
 class RecomputeConfigs(Settings):
     """Which modules compute their activations again in backward instead of keeping them."""
 
-    DOTTED_NAME = "strategy.recompute_configs"
-
     checkpoints: list[str] = setting([], "names of modules, such as ['layer1', 'layer2']")
 
 

@@ -67,8 +67,6 @@ _ON_THIS_HOST = "what a collective job sends stays on this host, and is not encr
 class SslConfigs(Settings):
     """What is asked of TLS beside the certificates."""
 
-    DOTTED_NAME = "strategy.ssl_configs"
-
     ciphers: str = setting(
         "",
         "the suites of TLS 1.3 to choose from, as 'A:B', the preferred first; '': OpenSSL's",

@@ -107,8 +107,6 @@ _LOSSY = Chosen("compression", LOSSY)
 class CompressionConfigs(Settings):
     """What int8 and top-k compression leave out, and what they send of the rest."""
 
-    DOTTED_NAME = "strategy.compression_configs"
-
     ratio: float = setting(
         0.01,
         "part of the values that topk sends; each takes twice its bytes",

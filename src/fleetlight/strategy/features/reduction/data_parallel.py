@@ -88,8 +88,5 @@ class DataParallelFeature(Feature):
         ),
     )
     gradient_scale: str = setting(
-        "mean",
-        "what happens to the workers' gradients",
-        effect=_scale,
-        choices=("mean", "sum"),
+        "mean", "what happens to the workers' gradients", effect=_scale, choices=("mean", "sum")
     )

@@ -8,12 +8,7 @@ from typing import ClassVar
 from fleetlight.strategy.config_dicts import DGCConfigsDict
 from fleetlight.strategy.feature import Chosen, Conflict, Conflicts, Feature
 from fleetlight.strategy.features.amp import FLOAT16
-from fleetlight.strategy.features.reduction.compression import (
-    NEVER_PAID,
-    OWED,
-    SAME_FORM,
-    percent,
-)
+from fleetlight.strategy.features.reduction.compression import NEVER_PAID, OWED, SAME_FORM, percent
 from fleetlight.strategy.features.reduction.data_parallel import (
     NO_LINK,
     UNUSED,
@@ -48,8 +43,6 @@ def _rampup_step(strategy: DGCFeature, job: JobFacts) -> Effect:
 @settings_class
 class DGCConfigs(Settings):
     """The sparsity schedule of DGC, and what surrounds it."""
-
-    DOTTED_NAME = "strategy.dgc_configs"
 
     rampup_begin_step: int = setting(0, "steps with dense gradients before it starts", minimum=0)
     rampup_step: int = setting(

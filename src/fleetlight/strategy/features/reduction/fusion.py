@@ -38,9 +38,7 @@ class FusionFeature(Feature):
         True,
         "reduce gradients in buckets, not one by one",
         effect=reduction_switch(
-            "fuse_all_reduce_ops",
-            "gradients travel in buckets",
-            "every gradient travels alone",
+            "fuse_all_reduce_ops", "gradients travel in buckets", "every gradient travels alone"
         ),
     )
     fuse_grad_size_in_MB: float = setting(
