@@ -49,15 +49,20 @@ def test_lists_fit_the_numbers() -> None:
 
 def test_the_place_among_hosts_that_are_not_contiguous() -> None:
     endpoints = (("b", 1), ("a", 1), ("b", 2), ("a", 2))
-    places = [Role(index=i, worker_num=4, worker_endpoints=endpoints).placed() for i in range(4)]
+    places = [
+        Role(index=i, worker_num=4, worker_endpoints=endpoints).with_host_ranks() for i in range(4)
+    ]
     assert [(p.local_rank, p.local_size) for p in places] == [(0, 2), (0, 2), (1, 2), (1, 2)]
     assert [(p.node_rank, p.address) for p in places] == [(0, "b"), (1, "a"), (0, "b"), (1, "a")]
     assert places[0].node_num == 2
 
 
 def test_without_a_list_there_is_no_place() -> None:
-    assert Role(worker_num=2).placed() == Role(worker_num=2)
-    assert Role(index=None, worker_num=1, worker_endpoints=(("a", 1),)).placed().local_rank is None
+    assert Role(worker_num=2).with_host_ranks() == Role(worker_num=2)
+    assert (
+        Role(index=None, worker_num=1, worker_endpoints=(("a", 1),)).with_host_ranks().local_rank
+        is None
+    )
 
 
 def test_a_replaced_role_is_checked_again() -> None:

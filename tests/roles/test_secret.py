@@ -12,7 +12,7 @@ import fleetlight
 from fleetlight.errors import RoleError
 from fleetlight.roles import Role, from_environment
 from fleetlight.roles.maker import UserDefinedRoleMaker
-from fleetlight.roles.secret import Secret, token_of
+from fleetlight.roles.secret import Secret, parse_token
 
 TOKEN = "correct-horse-battery-staple"
 
@@ -78,7 +78,7 @@ def test_what_is_no_token_is_refused_without_being_shown(text: str) -> None:
 
 
 def test_equal_texts_are_equal_secrets() -> None:
-    assert token_of(TOKEN, "here") == Secret(TOKEN)
+    assert parse_token(TOKEN, "here") == Secret(TOKEN)
     assert hash(Secret(TOKEN)) == hash(Secret(TOKEN))
     assert Secret(TOKEN) != Secret(TOKEN + "x")
     assert Secret(TOKEN) != TOKEN

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import pytest
 
-from fleetlight.strategy.strategy import FLAGS
+from fleetlight.strategy import DistributedStrategy
+from fleetlight.strategy.strategy import variables_of
 
 
 @pytest.fixture(autouse=True)
 def no_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     """No setting of these tests comes from outside."""
-    for variable in FLAGS:
+    for variable in variables_of(DistributedStrategy):
         monkeypatch.delenv(variable, raising=False)

@@ -15,8 +15,6 @@ from fleetlight.strategy.settings import Nested, Settings, nested, rules_of, set
 
 @settings_class
 class Inner(Settings):
-    CALLED = "outer.inner"
-
     steps: int = setting(1, "how many", minimum=1)
     names: list[str] = setting([], "which")
     later: int = setting(0, "some day", available=False)
@@ -24,7 +22,7 @@ class Inner(Settings):
 
 @settings_class
 class Outer(Settings):
-    CALLED = "outer"
+    DOTTED_NAME = "outer"
     ALIASES: ClassVar[dict[str, str]] = {"size": "megabytes", "inner_steps": "inner.steps"}
 
     on: bool = setting(False, "whether")
@@ -55,7 +53,7 @@ def test_it_reads_like_a_dict() -> None:
     assert "on" in settings
     assert "off" not in settings
     assert dict(Inner(steps=2).changed()) == {"steps": 2}
-    for name in ("off", "items", "_said"):
+    for name in ("off", "items", "_set_names"):
         with pytest.raises(StrategyError, match=f"outer has no setting '{name}'"):
             settings[name]
 
@@ -64,7 +62,7 @@ def test_an_alias_reads_and_writes_what_it_stands_for() -> None:
     settings: Any = Outer()
     settings.inner_steps = 7
     assert settings.inner.steps == settings.inner_steps == 7
-    assert settings.said("inner")
+    assert settings.is_set("inner")
 
 
 def test_a_dict_changes_only_the_keys_it_names() -> None:
@@ -176,12 +174,12 @@ def test_a_copy_is_equal_and_independent(copied: Any) -> None:
     original = Outer(on=True, inner={"steps": 3})
     twin = copied(original)
     assert twin == original
-    assert twin.said("on")
+    assert twin.is_set("on")
     twin.inner.steps = 4
     twin.weights.append(0.5)
     twin.mode = "sum"
     assert original == Outer(on=True, inner={"steps": 3})
-    assert not original.said("mode")
+    assert not original.is_set("mode")
 
 
 def test_equal_means_the_same_class_and_the_same_values() -> None:
@@ -194,11 +192,11 @@ def test_equal_means_the_same_class_and_the_same_values() -> None:
 
 def test_what_was_said_is_known_even_when_it_is_the_default() -> None:
     settings = Outer(on=False)
-    assert settings.said("on")
-    assert not settings.said("mode")
-    assert not settings.said("inner")
+    assert settings.is_set("on")
+    assert not settings.is_set("mode")
+    assert not settings.is_set("inner")
     settings.inner.steps = 1
-    assert settings.said("inner")
+    assert settings.is_set("inner")
 
 
 def test_the_rules_of_a_field() -> None:

@@ -19,7 +19,7 @@ from fleetlight.strategy import (
     LocalSGDConfigs,
 )
 from fleetlight.strategy.settings import Settings, default_of, rules_of
-from fleetlight.strategy.strategy import FLAGS
+from fleetlight.strategy.strategy import variables_of
 
 FIELDS = {
     "a_sync": False,
@@ -136,7 +136,7 @@ def test_the_page_about_it_lists_every_field_with_its_default() -> None:
             default = getattr(DistributedStrategy(), name)[key]
             shown = repr(default).replace("'", '"')
             assert f"`{key}` (`{shown}`" in row
-    for names in (DistributedStrategy.ALIASES.items(), FLAGS.items()):
+    for names in (DistributedStrategy.ALIASES.items(), variables_of(DistributedStrategy).items()):
         for other, name in names:
             assert f"| `{other}` | `{name}`" in page
 
@@ -224,7 +224,7 @@ def test_flags_give_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     assert strategy.fuse_grad_size_in_MB == 16.0
     assert strategy.fuse_grad_size_in_num == 50
     assert strategy.sync_nccl_allreduce is True
-    assert not strategy.said("fuse_grad_size_in_MB")
+    assert not strategy.is_set("fuse_grad_size_in_MB")
     assert "fuse_grad_size_in_MB = 16.0 (from FLAGS_fuse_parameter_memory_size)" in (
         strategy.explain()
     )
@@ -243,7 +243,7 @@ def test_fleetrun_gives_what_is_asked_of_tls(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("FLEET_SSL_CIPHERS", "A:B")
     strategy = DistributedStrategy(ssl="certs")
     assert dict(strategy.ssl_configs.items()) == {"ciphers": "A:B", "expiry_warning_days": 90}
-    assert not strategy.said("ssl_configs")
+    assert not strategy.is_set("ssl_configs")
     line = "ssl_configs.expiry_warning_days = 90 (from FLEET_SSL_EXPIRY_WARNING_DAYS)"
     assert line in strategy.explain()
     strategy.ssl_configs.expiry_warning_days = 7
@@ -305,7 +305,7 @@ def test_errors_call_a_setting_as_scripts_write_it() -> None:
     strategy = DistributedStrategy()
     for name, value in strategy.items():
         if isinstance(value, Settings):
-            assert f"strategy.{name}" == value.CALLED
+            assert f"strategy.{name}" == value.DOTTED_NAME
     with pytest.raises(
         StrategyError, match=r"^strategy\.localsgd_configs\.k_steps: got 0, expected"
     ):

@@ -32,7 +32,7 @@ def _written(config: Settings) -> str:
     fields = "".join(f"    {field.name}: {field.type}\n" for field in dataclasses.fields(config))
     return (
         f"\n\nclass {type(config).__name__}Dict(TypedDict, total=False):\n"
-        f'    """The settings of `{config.CALLED}`."""\n\n{fields}'
+        f'    """The settings of `{config.DOTTED_NAME}`."""\n\n{fields}'
     )
 
 

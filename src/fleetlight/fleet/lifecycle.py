@@ -28,10 +28,10 @@ from fleetlight.fleet.reinit import InitCall, forget, take_again
 from fleetlight.fleet.training import compression, local_training
 from fleetlight.observe import log
 from fleetlight.observe.log import logger
-from fleetlight.roles import Kind, Role, RoleMaker, foreign_variables
+from fleetlight.roles import Kind, Role, RoleMaker, unsupported_variables
 from fleetlight.security.context import both_contexts
 from fleetlight.security.encryption import encryption_of
-from fleetlight.strategy import DistributedStrategy, JobFacts, conflicts, set_current_job
+from fleetlight.strategy import DistributedStrategy, JobFacts, set_current_job
 from fleetlight.torch_compat.lazy_dynamo import postpone_compiler
 from fleetlight.torch_compat.version import untested_torch
 from fleetlight.version import VERSION
@@ -62,10 +62,9 @@ def init(
     strategy, role = asked.strategy, maker.role
     if role.kind is not Kind.SCHEDULER:
         watch_the_end(role)
-    # before the others wait for this process
-    conflicts.check(strategy)
     deadline_s, deadline_from = _deadline(role, strategy)
-    conflicts.check_away(strategy, deadline_s)
+    # before the others wait for this process
+    strategy.check(JobFacts(deadline_s=deadline_s))
     _configure_log(role)
     if role.kind is Kind.SCHEDULER:
         sys.exit(Scheduler(role, deadline_s, both_contexts(encryption_of(strategy))).run())
@@ -85,7 +84,7 @@ def init(
         job = join_servers(role, strategy, deadline_s)
         role = job.role
     _configure_log(role)
-    _warn_of_foreign_variables(role)
+    _warn_of_unsupported_variables(role)
     job.strategy_from = "fleet.init" if asked.is_given else ""
     set_current(job)
     try:
@@ -244,9 +243,9 @@ def _shown(value: object) -> str:
 
 def _deadline(role: Role, strategy: DistributedStrategy) -> tuple[float, str]:
     """How long to wait for a peer, and who says so."""
-    if role.deadline_s is not None and not strategy.said("deadline_s"):
+    if role.deadline_s is not None and not strategy.is_set("deadline_s"):
         return role.deadline_s, role.deadline_variable or role.dialect
-    return strategy.deadline_s, "the strategy" if strategy.said("deadline_s") else "the default"
+    return strategy.deadline_s, "the strategy" if strategy.is_set("deadline_s") else "the default"
 
 
 def _check_mode(role: Role, is_collective: bool) -> None:
@@ -268,10 +267,10 @@ def _check_resume(role: Role, strategy: DistributedStrategy, is_collective: bool
         )
 
 
-def _warn_of_foreign_variables(role: Role) -> None:
+def _warn_of_unsupported_variables(role: Role) -> None:
     """Once a job: the environment of all processes is usually the same."""
     if role.is_worker and not role.index:
-        for sentence in foreign_variables():
+        for sentence in unsupported_variables():
             logger.warning("%s", sentence)
 
 

@@ -2,7 +2,6 @@
 """Who am I: the role of this process, read from its environment or given by hand."""
 
 from fleetlight.roles.environment import from_environment
-from fleetlight.roles.foreign import foreign_variables
 from fleetlight.roles.maker import RoleMaker, UserDefinedRoleMaker
 from fleetlight.roles.role import (
     Endpoint,
@@ -12,6 +11,7 @@ from fleetlight.roles.role import (
     parse_endpoint,
     parse_endpoints,
 )
+from fleetlight.roles.unsupported import unsupported_variables
 
 __all__ = [
     "Endpoint",
@@ -20,8 +20,8 @@ __all__ = [
     "RoleMaker",
     "UserDefinedRoleMaker",
     "endpoint_text",
-    "foreign_variables",
     "from_environment",
     "parse_endpoint",
     "parse_endpoints",
+    "unsupported_variables",
 ]

@@ -1,45 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds out which dialect the environment speaks and reads this process's role from it."""
+"""Finds the dialect of the environment and reads this process's role from it."""
 
 from __future__ import annotations
 
+import importlib
 import os
-from collections.abc import Collection
-from types import ModuleType
+import pkgutil
+import re
+from collections.abc import Collection, Sequence
 
 from fleetlight.errors import RoleError
-from fleetlight.roles.dialects import mindspore, own, paddle, slurm, torchrun
-from fleetlight.roles.dialects.variables import Environment, Variables
+from fleetlight.roles import dialects
+from fleetlight.roles.dialect import Dialect, Environment, Variables
 from fleetlight.roles.role import Kind, Role
-from fleetlight.roles.secret import token_of
-
-#: in order of precedence; Slurm speaks only when nobody else does
-DIALECTS: tuple[ModuleType, ...] = (own, torchrun, paddle, mindspore)
-
-#: torchrun has no word for servers, so its silence about them contradicts nobody
-_CANNOT_SAY = {torchrun.NAME: ("server_num",)}
+from fleetlight.roles.secret import parse_token
 
 
-def from_environment(env: Environment | None = None) -> Role:
+def find_dialects() -> tuple[Dialect, ...]:
+    """Every dialect of the package, in order of precedence."""
+    names = [
+        f"{dialects.__name__}.{module.name}" for module in pkgutil.iter_modules(dialects.__path__)
+    ]
+    found: list[Dialect] = [importlib.import_module(name).DIALECT for name in names]
+    return tuple(sorted(found, key=lambda dialect: dialect.precedence))
+
+
+DIALECTS = find_dialects()
+
+
+def from_environment(env: Environment | None = None, known: Sequence[Dialect] = DIALECTS) -> Role:
     """This process's role; a lone process when no dialect is present."""
     env = os.environ if env is None else env
-    spoken = [dialect for dialect in DIALECTS if dialect.present(env)]
-    if spoken:
-        role = _agreed(spoken, env)
-    elif slurm.present(env):
-        role = slurm.read(env)
-    else:
-        role = Role()
+    present = [dialect for dialect in known if dialect.is_present(env)]
+    stated = [dialect for dialect in present if not dialect.is_fallback]
+    role = _agreed(stated or present[:1], env) if present else Role()
     role.check_host()
-    return with_common(role, env)
+    return with_fleet_variables(role, env)
 
 
-def _agreed(spoken: list[ModuleType], env: Environment) -> Role:
+def is_kept_from_children(name: str, known: Sequence[Dialect] = DIALECTS) -> bool:
+    """Whether a variable says who fleetrun itself is, and would mislead its children."""
+    return any(re.fullmatch(dialect.kept_from_children, name) for dialect in known)
+
+
+def _agreed(present: Sequence[Dialect], env: Environment) -> Role:
     """The first dialect's role, once all the others are seen to say the same."""
-    first: Role = spoken[0].read(env)
-    for other in spoken[1:]:
-        second: Role = other.read(env)
-        clash = _clash(first, second, _CANNOT_SAY.get(other.NAME, ()))
+    first = present[0].read(env)
+    for other in present[1:]:
+        second = other.read(env)
+        clash = _clash(first, second, other.unstated)
         if clash is not None:
             raise RoleError(
                 f"two dialects disagree: {first.dialect} says {_fact(first, clash)}, "
@@ -68,9 +77,9 @@ def error_file() -> str | None:
     return os.environ.get("FLEET_ERROR_FILE")
 
 
-def with_common(role: Role, env: Environment | None = None) -> Role:
+def with_fleet_variables(role: Role, env: Environment | None = None) -> Role:
     """The role with the settings of ours that hold in every dialect."""
-    v = Variables(os.environ if env is None else env, own.NAME)
+    v = Variables(os.environ if env is None else env, "FLEET_*")
     seconds = v.seconds_or("FLEET_DEADLINE_S", None)
     if seconds is not None:
         role = role.replace(deadline_s=seconds, deadline_variable="FLEET_DEADLINE_S")
@@ -81,5 +90,5 @@ def with_common(role: Role, env: Environment | None = None) -> Role:
         job=v.get("FLEET_JOB") or "",
         resume=bool(v.number_or("FLEET_RESUME", 0)),
         max_restarts=v.number_or("FLEET_MAX_RESTARTS", None),
-        token=None if token is None else token_of(token, "FLEET_TOKEN"),
+        token=None if token is None else parse_token(token, "FLEET_TOKEN"),
     )

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fleetlight.errors import RoleError, names_arguments
-from fleetlight.roles.dialects.variables import Environment
-from fleetlight.roles.environment import from_environment, with_common
+from fleetlight.roles.dialect import Environment
+from fleetlight.roles.environment import from_environment, with_fleet_variables
 from fleetlight.roles.role import Endpoint, Kind, Role, parse_endpoint
 
 _INIT_GLOO = (
@@ -59,7 +59,7 @@ class UserDefinedRoleMaker(RoleMaker):
             master=_master(master, workers),
             device=device,
         )
-        self.role = with_common(made.placed() if made.is_worker else made)
+        self.role = with_fleet_variables(made.with_host_ranks() if made.is_worker else made)
 
 
 def _kind(role: Kind | str) -> Kind:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from fleetlight.errors import ConfigError
-from fleetlight.roles.dialects.variables import Environment
+from fleetlight.roles.dialect import Environment
 from fleetlight.roles.secret import Secret
 
 PASSWORD, PASSWORD_FILE = "FLEET_SSL_PASSWORD", "FLEET_SSL_PASSWORD_FILE"

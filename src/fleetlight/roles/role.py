@@ -119,7 +119,7 @@ class Role:
         """True when somebody other than worker 0 serves the meeting point."""
         return self.master_keeper is not None
 
-    def placed(self) -> Role:
+    def with_host_ranks(self) -> Role:
         """A worker's role with its place among the hosts of `worker_endpoints`, in their order."""
         if self.index is None or not self.worker_endpoints:
             return self

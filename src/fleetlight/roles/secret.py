@@ -6,10 +6,10 @@ from __future__ import annotations
 from fleetlight.errors import RoleError
 
 #: what is shorter can be found by trying
-LEAST_CHARACTERS = 16
-MOST_CHARACTERS = 1024
+MIN_CHARACTERS = 16
+MAX_CHARACTERS = 1024
 #: how to make a good one, for error texts
-MAKE_ONE = "make one with: openssl rand -hex 32"
+TOKEN_ADVICE = "make one with: openssl rand -hex 32"
 
 
 class Secret:
@@ -37,16 +37,16 @@ class Secret:
         return hash((Secret, self._text))
 
 
-def token_of(text: str, where: str) -> Secret:
+def parse_token(text: str, where: str) -> Secret:
     """The token that a variable or file called `where` holds; errors do not show it."""
-    if not LEAST_CHARACTERS <= len(text) <= MOST_CHARACTERS:
+    if not MIN_CHARACTERS <= len(text) <= MAX_CHARACTERS:
         raise RoleError(
-            f"{where} holds {len(text)} characters, expected a token of {LEAST_CHARACTERS} to "
-            f"{MOST_CHARACTERS}; {MAKE_ONE}"
+            f"{where} holds {len(text)} characters, expected a token of {MIN_CHARACTERS} to "
+            f"{MAX_CHARACTERS}; {TOKEN_ADVICE}"
         )
     if not (text.isascii() and text.isprintable()) or " " in text:
         raise RoleError(
             f"{where} holds characters that do not belong into a token (blanks, control "
-            f"characters, or beyond ASCII); {MAKE_ONE}"
+            f"characters, or beyond ASCII); {TOKEN_ADVICE}"
         )
     return Secret(text)

@@ -7,8 +7,7 @@ import dataclasses
 import os
 from pathlib import Path
 
-from fleetlight.strategy import DistributedStrategy
-from fleetlight.strategy.configs import SslConfigs
+from fleetlight.strategy import DistributedStrategy, SslConfigs
 
 
 @dataclasses.dataclass(frozen=True)

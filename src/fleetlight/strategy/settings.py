@@ -7,10 +7,11 @@ import copy
 import dataclasses
 import math
 import operator
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar, cast
 
 from fleetlight.errors import NotAvailableError, StrategyError, did_you_mean
+from fleetlight.strategy.job import JobFacts
 from fleetlight.strategy.unsupported import advice_on
 
 if TYPE_CHECKING:
@@ -27,6 +28,11 @@ Self = TypeVar("Self", bound="Settings")
 Config = TypeVar("Config", bound="Settings")
 ConfigDict = TypeVar("ConfigDict")
 
+#: whether a setting takes effect in a job, and a sentence about it
+Effect: TypeAlias = tuple[bool, str]
+#: returns the effect of a setting of the strategy it gets
+EffectRule: TypeAlias = Callable[[Any, JobFacts], Effect]
+
 
 class Nested(Generic[Config, ConfigDict]):
     """The type of a field that holds another `Settings`: a script assigns one, or a dict."""
@@ -40,7 +46,10 @@ class Nested(Generic[Config, ConfigDict]):
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """What a value must fulfil besides having the type of its default; a list's items, each."""
+    """What is known of a field: its meaning, its effect, and what a value must fulfil.
+
+    A value also has the type of the default. Of a list, each item fulfils the rules.
+    """
 
     doc: str
     kind: type = bool
@@ -55,6 +64,10 @@ class Rules:
     item: type = str
     #: a list needs one at least
     filled: bool = False
+    #: what it does in a job, see `effects.py`
+    effect: EffectRule | None = None
+    #: the environment variable that gives it a default
+    variable: str = ""
 
 
 def setting(default: T, doc: str, **rules: Any) -> T:
@@ -74,21 +87,35 @@ def nested(config: type[Config], doc: str, **rules: Any) -> Nested[Config, Any]:
 
 @dataclass_transform(kw_only_default=True)
 def settings_class(cls: type[Self]) -> type[Self]:
-    """Makes a class one of `Settings`; its fields are the keywords of its constructor."""
-    return dataclasses.dataclass(init=False, eq=False, repr=False)(cls)
+    """Makes a class one of `Settings`; its fields are the keywords of its constructor.
+
+    It has the fields and the aliases of its bases, those of the last base first.
+    """
+    cls.ALIASES = {k: v for base in reversed(cls.__mro__) for k, v in _aliases(base).items()}
+    cls = dataclasses.dataclass(init=False, eq=False, repr=False)(cls)
+    for field in dataclasses.fields(cls):
+        config = field.metadata["rules"].kind
+        if issubclass(config, Settings) and "DOTTED_NAME" not in vars(config):
+            config.DOTTED_NAME = f"{cls.DOTTED_NAME}.{field.name}"
+    return cls
+
+
+def _aliases(cls: type) -> Mapping[str, str]:
+    aliases: Mapping[str, str] = vars(cls).get("ALIASES", {})
+    return aliases
 
 
 @dataclasses.dataclass(init=False, eq=False, repr=False)
 class Settings:
     """Typed fields, checked at every assignment, in whatever order they come."""
 
-    #: how a script writes it
-    CALLED: ClassVar[str] = "strategy"
+    #: how a script writes it; a nested config gets it from the class that has it as a field
+    DOTTED_NAME: ClassVar[str] = "strategy"
     #: other spellings; a dotted target reaches into a nested config
     ALIASES: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, /, **settings: Any) -> None:
-        object.__setattr__(self, "_said", set())
+        object.__setattr__(self, "_set_names", set())
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, default_of(field))
         for name, value in settings.items():
@@ -104,7 +131,7 @@ class Settings:
                 return
             field = self._field(target)
             object.__setattr__(self, target, self._checked(field, value))
-            self._said.add(target)
+            self._set_names.add(target)
 
         def __getattr__(self, name: str) -> Any:
             """What an alias stands for; for any other name the nearest ones."""
@@ -153,18 +180,18 @@ class Settings:
             if value != default_of(field):
                 yield field.name, value
 
-    def said(self, name: str) -> bool:
-        """True when somebody set this field, even to its default."""
+    def is_set(self, name: str) -> bool:
+        """True when the script has set this field, even to its default."""
         value = getattr(self, name)
-        return name in self._said or (isinstance(value, Settings) and bool(value._said))
+        return name in self._set_names or (isinstance(value, Settings) and bool(value._set_names))
 
     @property
-    def _said(self) -> set[str]:
-        return cast("set[str]", self.__dict__["_said"])
+    def _set_names(self) -> set[str]:
+        return cast("set[str]", self.__dict__["_set_names"])
 
-    @_said.setter
-    def _said(self, names: set[str]) -> None:
-        self.__dict__["_said"] = names
+    @_set_names.setter
+    def _set_names(self, names: set[str]) -> None:
+        self.__dict__["_set_names"] = names
 
     def _field(self, name: str) -> dataclasses.Field[Any]:
         for field in dataclasses.fields(self):
@@ -173,16 +200,16 @@ class Settings:
         raise StrategyError(self._unknown(name))
 
     def _unknown(self, name: str) -> str:
-        advice = advice_on(f"{self.CALLED}.{name}") or did_you_mean(
+        advice = advice_on(f"{self.DOTTED_NAME}.{name}") or did_you_mean(
             name,
             [*self.keys(), *self.ALIASES],
-            elsewhere=f"print({self.CALLED}.explain()) shows all",
+            elsewhere=f"print({self.DOTTED_NAME}.explain()) shows all",
         )
-        return f"{self.CALLED} has no setting {name!r}; {advice}"
+        return f"{self.DOTTED_NAME} has no setting {name!r}; {advice}"
 
     def _checked(self, field: dataclasses.Field[Any], value: Any) -> Any:
         rules: Rules = field.metadata["rules"]
-        where = f"{self.CALLED}.{field.name}"
+        where = f"{self.DOTTED_NAME}.{field.name}"
         if issubclass(rules.kind, Settings):
             value = _merged(getattr(self, field.name), value, where)
         else:

@@ -11,8 +11,8 @@ from fleetlight.roles.dialects import slurm
 
 
 def test_a_task_of_a_step() -> None:
-    assert slurm.present(SLURM)
-    role = slurm.read(SLURM)
+    assert slurm.DIALECT.is_present(SLURM)
+    role = slurm.DIALECT.read(SLURM)
     assert (role.index, role.worker_num) == (3, 5)
     assert (role.local_rank, role.local_size, role.node_rank, role.node_num) == (1, 2, 1, 3)
     assert role.master is not None
@@ -31,12 +31,12 @@ def test_a_task_of_a_step() -> None:
     ],
 )
 def test_what_is_no_job(changes: dict[str, str]) -> None:
-    assert not slurm.present({**SLURM, **changes})
+    assert not slurm.DIALECT.is_present({**SLURM, **changes})
 
 
 def test_tasks_agree_on_a_port_and_steps_do_not() -> None:
     def port(**changes: str) -> int:
-        master = slurm.read({**SLURM, **changes}).master
+        master = slurm.DIALECT.read({**SLURM, **changes}).master
         assert master is not None
         return master[1]
 
@@ -83,11 +83,11 @@ def test_tasks_per_node(counts: str, sizes: list[int | None]) -> None:
             "SLURM_NODEID": str(node),
             "SLURM_LOCALID": "0",
         }
-        assert slurm.read({**SLURM, **changes}).local_size == size
+        assert slurm.DIALECT.read({**SLURM, **changes}).local_size == size
 
 
 def test_the_list_of_the_whole_job_serves_where_the_step_has_none() -> None:
-    role = slurm.read({**SLURM, "SLURM_STEP_NODELIST": ""})
+    role = slurm.DIALECT.read({**SLURM, "SLURM_STEP_NODELIST": ""})
     assert role.master is not None
     assert role.master[0] == "node01"
 
@@ -95,4 +95,4 @@ def test_the_list_of_the_whole_job_serves_where_the_step_has_none() -> None:
 @pytest.mark.parametrize("name", ["SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"])
 def test_what_is_missing_is_named(name: str) -> None:
     with pytest.raises(RoleError, match=f"{name} is not set"):
-        slurm.read({key: value for key, value in SLURM.items() if key != name})
+        slurm.DIALECT.read({key: value for key, value in SLURM.items() if key != name})

@@ -10,7 +10,7 @@ import torch
 
 from fleetlight.ps.messages import Counted
 from fleetlight.ps.plan import ASYNC, Plan
-from fleetlight.strategy.configs import ASyncConfigs
+from fleetlight.strategy import ASyncConfigs
 
 
 def of_worker(figures: Mapping[str, float]) -> str:
@@ -58,7 +58,7 @@ def _cause(configs: ASyncConfigs) -> str:
             "workers are unevenly fast; bound the delay by "
             'strategy.a_sync_configs = {"staleness": 1}'
         )
-    name = "send_queue_size" if configs.said("send_queue_size") else "max_merge"
+    name = "send_queue_size" if configs.is_set("send_queue_size") else "max_merge"
     return (
         f"strategy.a_sync_configs.{name} = {configs[name]} lets pushes wait in the queue of a "
         f"worker; leave {name} out"

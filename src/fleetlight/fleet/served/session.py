@@ -43,7 +43,7 @@ from fleetlight.ps.worker.communicator.base import norm_of
 from fleetlight.ps.worker.live import Live
 from fleetlight.ps.worker.redo.commits import Moment
 from fleetlight.security.context import both_contexts
-from fleetlight.strategy.configs import ASyncConfigs
+from fleetlight.strategy import ASyncConfigs
 from fleetlight.version import VERSION
 
 #: how many parameters a warning names

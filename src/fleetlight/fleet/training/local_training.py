@@ -20,9 +20,7 @@ from fleetlight.fleet.job import Job
 from fleetlight.fleet.parts.loss import LossProbe, scaler_at_work
 from fleetlight.fleet.protocols import LocalSteps, RegisteredModel
 from fleetlight.observe.log import logger
-from fleetlight.strategy import DistributedStrategy
-from fleetlight.strategy.configs import AveragingConfigs
-from fleetlight.strategy.conflicts import LOCAL
+from fleetlight.strategy import LOCAL_TRAINING, AveragingConfigs, DistributedStrategy
 
 Names: TypeAlias = Mapping[nn.Parameter, str]
 
@@ -321,4 +319,4 @@ def _begin_anew(engine: Averaging, *, step: int, names: Names) -> None:
 
 def may_train_alone(job: Job) -> bool:
     """Whether the strategy has workers train alone, if only later."""
-    return any(getattr(job.strategy, name) for name in LOCAL)
+    return any(getattr(job.strategy, name) for name in LOCAL_TRAINING)

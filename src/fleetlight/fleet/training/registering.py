@@ -163,11 +163,11 @@ def _take_strategy(job: Job, strategy: DistributedStrategy) -> None:
             "distributed_optimizer(strategy=...) came after the first forward of the model, when "
             "the workers had agreed on another strategy; call it before"
         )
-    if strategy.deadline_s != job.strategy.deadline_s and strategy.said("deadline_s"):
+    if strategy.deadline_s != job.strategy.deadline_s and strategy.is_set("deadline_s"):
         logger.warning("strategy.deadline_s takes effect only when given to fleet.init")
-    if strategy.checkpoint != job.strategy.checkpoint and strategy.said("checkpoint"):
+    if strategy.checkpoint != job.strategy.checkpoint and strategy.is_set("checkpoint"):
         logger.warning("strategy.checkpoint takes effect only when given to fleet.init")
-    if strategy.ssl_configs != job.strategy.ssl_configs and strategy.said("ssl_configs"):
+    if strategy.ssl_configs != job.strategy.ssl_configs and strategy.is_set("ssl_configs"):
         logger.warning("strategy.ssl_configs takes effect only when given to fleet.init")
     if strategy.seed != job.strategy.seed and job.loaders:
         logger.warning("strategy.seed takes effect only when given before fleet.shard")

@@ -12,20 +12,15 @@ from fleetlight.launch.job import encryption
 from fleetlight.launch.job.layout import Layout, Member
 from fleetlight.launch.job.spec import JobSpec
 from fleetlight.launch.job.token import VARIABLE
-from fleetlight.roles.foreign import is_foreign
+from fleetlight.roles.environment import is_kept_from_children
 from fleetlight.roles.password import PASSWORD_FILE
 from fleetlight.roles.role import Endpoint, endpoint_text
+from fleetlight.roles.unsupported import is_unsupported
 
 #: what fleetrun decides for its children; values inherited from outside would contradict it
 _OURS = re.compile(
     r"FLEET_(ROLE|INDEX|WORKER_NUM|SERVER_NUM|MASTER|WORKER_ENDPOINTS|SERVER_ENDPOINTS|LOCAL_RANK"
     r"|LOCAL_SIZE|NODE_RANK|NODE_NUM|HOST|DEVICE|RESTART|ERROR_FILE|LOG_DIR|JOB)|FLAGS_selected_gpus"
-)
-
-_OTHER_DIALECTS = re.compile(
-    r"RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|GROUP_WORLD_SIZE|ROLE_RANK"
-    r"|ROLE_NAME|ROLE_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_.*|TRAINING_ROLE|POD_IP"
-    r"|PADDLE_.*|MS_(ROLE|WORKER_NUM|SERVER_NUM|SCHED_HOST|SCHED_PORT|NODE_ID)"
 )
 
 # Peers are reached directly; a proxy between them at best slows and at worst breaks the job.
@@ -61,8 +56,8 @@ def dropped_proxies(outside: Mapping[str, str]) -> list[str]:
 
 def _is_dropped(name: str) -> bool:
     # what tunes another system misleads nobody, and fleet.init says what to use instead
-    is_role = any(rule.fullmatch(name) for rule in (_OURS, _OTHER_DIALECTS, _PROXY))
-    return is_role and not is_foreign(name)
+    misleads = _OURS.fullmatch(name) or _PROXY.fullmatch(name) or is_kept_from_children(name)
+    return bool(misleads) and not is_unsupported(name)
 
 
 def of_member(run: Run, member: Member, outside: Mapping[str, str]) -> dict[str, str]:

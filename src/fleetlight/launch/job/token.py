@@ -7,14 +7,14 @@ import os
 from collections.abc import Mapping
 
 from fleetlight.errors import ConfigError
-from fleetlight.roles.secret import MAKE_ONE, MOST_CHARACTERS, Secret, token_of
+from fleetlight.roles.secret import MAX_CHARACTERS, TOKEN_ADVICE, Secret, parse_token
 
 VARIABLE = "FLEET_TOKEN"
 
 #: what is said of a job over several machines that has neither token nor certificates
 OPEN = (
     "anyone who reaches the ports of this job can join it: give all its machines the same "
-    f"{VARIABLE}, or --token_file ({MAKE_ONE}), or --ssl DIR"
+    f"{VARIABLE}, or --token_file ({TOKEN_ADVICE}), or --ssl DIR"
 )
 #: and of one whose traffic is torch's, which neither helps
 OPEN_COLLECTIVE = (
@@ -26,7 +26,7 @@ OPEN_COLLECTIVE = (
 def said_token(file: str | None, environment: Mapping[str, str]) -> Secret | None:
     """What the user has given, None if nothing."""
     text = environment.get(VARIABLE, "").strip()
-    told = token_of(text, VARIABLE) if text else None
+    told = parse_token(text, VARIABLE) if text else None
     if file is None:
         return told
     read = _read(file)
@@ -42,14 +42,14 @@ def _read(file: str) -> Secret:
     try:
         with open(file, "rb") as opened:
             mode = os.fstat(opened.fileno()).st_mode
-            data = opened.read(MOST_CHARACTERS + 2)
+            data = opened.read(MAX_CHARACTERS + 2)
     except OSError as error:
         raise ConfigError(
-            f"--token_file {file} cannot be read: {error.strerror}; {MAKE_ONE} > {file}"
+            f"--token_file {file} cannot be read: {error.strerror}; {TOKEN_ADVICE} > {file}"
         ) from None
     if mode & 0o077:
         raise ConfigError(
             f"--token_file {file} can be read or changed by others (mode {mode & 0o777:o}); "
             f"chmod 600 {file}"
         )
-    return token_of(data.decode("ascii", "replace").strip(), f"--token_file {file}")
+    return parse_token(data.decode("ascii", "replace").strip(), f"--token_file {file}")

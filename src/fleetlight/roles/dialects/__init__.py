@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One file per dialect: `NAME`, `present(env)` and `read(env)`; each is complete on its own."""
+"""One file per dialect, each complete on its own, with a `Dialect` named `DIALECT`."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from fleetlight.errors import RoleError
-from fleetlight.roles.dialects.variables import Environment, Variables
+from fleetlight.roles.dialect import Dialect, Variables
 from fleetlight.roles.role import Kind, Role
 
 NAME = "MS_*"
@@ -12,14 +12,8 @@ NAME = "MS_*"
 _KINDS = {"MS_SCHED": Kind.SCHEDULER, "MS_WORKER": Kind.WORKER, "MS_PSERVER": Kind.SERVER}
 
 
-def present(env: Environment) -> bool:
-    """True when one of the variables that make this dialect is set."""
-    return Variables(env, NAME).any("MS_ROLE", "MS_SCHED_HOST", "MS_WORKER_NUM")
-
-
-def read(env: Environment) -> Role:
-    """The role these variables describe; the scheduler tells the index later."""
-    v = Variables(env, NAME)
+def _read(v: Variables) -> Role:
+    # the scheduler hands out the index later
     text = v.text("MS_ROLE")
     if text not in _KINDS:
         raise RoleError(f"{NAME}: MS_ROLE={text!r}, expected one of {', '.join(_KINDS)}")
@@ -37,3 +31,12 @@ def read(env: Environment) -> Role:
         deadline_s=v.seconds_or("MS_TOPO_TIMEOUT", None),
         deadline_variable="MS_TOPO_TIMEOUT",
     )
+
+
+DIALECT = Dialect(
+    name=NAME,
+    precedence=3,
+    reader=_read,
+    marks=("MS_ROLE", "MS_SCHED_HOST", "MS_WORKER_NUM"),
+    kept_from_children=r"MS_(ROLE|WORKER_NUM|SERVER_NUM|SCHED_HOST|SCHED_PORT|NODE_ID)",
+)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from fleetlight.errors import RoleError
-from fleetlight.roles.dialects.variables import Environment, Variables
+from fleetlight.roles.dialect import Dialect, Variables
 from fleetlight.roles.role import (
     Endpoint,
     Kind,
@@ -16,24 +16,8 @@ from fleetlight.roles.role import (
 
 NAME = "PADDLE_*"
 
-# POD_IP and PADDLE_PORT are set by many Kubernetes pods that run no such job
-_MARKS = (
-    "PADDLE_TRAINER_ID",
-    "PADDLE_TRAINERS_NUM",
-    "PADDLE_TRAINER_ENDPOINTS",
-    "PADDLE_PSERVERS_IP_PORT_LIST",
-    "TRAINING_ROLE",
-)
 
-
-def present(env: Environment) -> bool:
-    """True when one of the variables that make this dialect is set."""
-    return Variables(env, NAME).any(*_MARKS)
-
-
-def read(env: Environment) -> Role:
-    """The role these variables describe."""
-    v = Variables(env, NAME)
+def _read(v: Variables) -> Role:
     servers = parse_endpoints(
         v.get("PADDLE_PSERVERS_IP_PORT_LIST") or "", "PADDLE_PSERVERS_IP_PORT_LIST"
     )
@@ -75,7 +59,7 @@ def _worker(
     )
     if workers:
         _check_current(v, workers[index], index)
-    return role.placed()
+    return role.with_host_ranks()
 
 
 def _kind(v: Variables) -> Kind:
@@ -116,3 +100,19 @@ def _check_current(v: Variables, mine: Endpoint, index: int) -> None:
             f"{NAME}: PADDLE_CURRENT_ENDPOINT={current}, but PADDLE_TRAINER_ID={index} is "
             f"{endpoint_text(mine)} in PADDLE_TRAINER_ENDPOINTS"
         )
+
+
+DIALECT = Dialect(
+    name=NAME,
+    precedence=2,
+    reader=_read,
+    # POD_IP and PADDLE_PORT are set by many Kubernetes pods that run no such job
+    marks=(
+        "PADDLE_TRAINER_ID",
+        "PADDLE_TRAINERS_NUM",
+        "PADDLE_TRAINER_ENDPOINTS",
+        "PADDLE_PSERVERS_IP_PORT_LIST",
+        "TRAINING_ROLE",
+    ),
+    kept_from_children=r"TRAINING_ROLE|POD_IP|PADDLE_.*",
+)

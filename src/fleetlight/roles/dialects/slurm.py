@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 
 from fleetlight.errors import RoleError
-from fleetlight.roles.dialects.variables import Environment, Variables
+from fleetlight.roles.dialect import Dialect, Variables
 from fleetlight.roles.role import Role
 
 NAME = "SLURM_*"
@@ -17,9 +17,8 @@ _FIRST_PORT, _PORTS = 15000, 15000
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 
-def present(env: Environment) -> bool:
+def _is_step(v: Variables) -> bool:
     """True inside a step of several tasks; a batch script or an interactive shell is no job."""
-    v = Variables(env, NAME)
     try:
         step, tasks = v.number("SLURM_STEP_ID"), v.number("SLURM_STEP_NUM_TASKS")
     except RoleError:
@@ -27,9 +26,7 @@ def present(env: Environment) -> bool:
     return step < _FIRST_SPECIAL_STEP and tasks > 1
 
 
-def read(env: Environment) -> Role:
-    """The role these variables describe."""
-    v = Variables(env, NAME)
+def _read(v: Variables) -> Role:
     nodes = v.get("SLURM_STEP_NODELIST") or v.text("SLURM_JOB_NODELIST")
     # every task derives the same port, and two steps of one job get different ones
     step = v.number("SLURM_JOB_ID") * 7 + v.number("SLURM_STEP_ID")
@@ -64,3 +61,6 @@ def _tasks_on(v: Variables, node_rank: int) -> int | None:
             return int(match[1])
         node_rank -= nodes
     return None
+
+
+DIALECT = Dialect(name=NAME, precedence=4, reader=_read, detector=_is_step, is_fallback=True)

@@ -3,25 +3,18 @@
 
 from __future__ import annotations
 
-from fleetlight.roles.dialects.variables import Environment, Variables
+from fleetlight.roles.dialect import Dialect, Variables
 from fleetlight.roles.role import Role
 
 NAME = "torchrun (RANK, WORLD_SIZE)"
 
 
-def present(env: Environment) -> bool:
-    """True when RANK is set. WORLD_SIZE alone is often exported by Slurm scripts."""
-    return Variables(env, NAME).any("RANK")
-
-
-def read(env: Environment) -> Role:
-    """The role these variables describe."""
-    v = Variables(env, NAME)
+def _read(v: Variables) -> Role:
     worker_num = v.number("WORLD_SIZE")
     # a lone worker meets nobody
     meets = worker_num > 1 or (v.any("MASTER_ADDR") and v.any("MASTER_PORT"))
     # torchrun's agent keeps the store itself; its workers only connect to it
-    has_agent = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    has_agent = v.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return Role(
         dialect=NAME,
         index=v.number("RANK"),
@@ -34,3 +27,17 @@ def read(env: Environment) -> Role:
         node_num=v.number_or("GROUP_WORLD_SIZE", None),
         restart=v.number_or("TORCHELASTIC_RESTART_COUNT", 0) or 0,
     )
+
+
+DIALECT = Dialect(
+    name=NAME,
+    precedence=1,
+    reader=_read,
+    # WORLD_SIZE alone is often exported by Slurm scripts
+    marks=("RANK",),
+    unstated=("server_num",),
+    kept_from_children=(
+        r"RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|GROUP_WORLD_SIZE|ROLE_RANK"
+        r"|ROLE_NAME|ROLE_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_.*"
+    ),
+)

@@ -4,20 +4,13 @@
 from __future__ import annotations
 
 from fleetlight.errors import RoleError
-from fleetlight.roles.dialects.variables import Environment, Variables
+from fleetlight.roles.dialect import Dialect, Variables
 from fleetlight.roles.role import Kind, Role, parse_endpoint, parse_endpoints
 
 NAME = "FLEET_*"
 
 
-def present(env: Environment) -> bool:
-    """True when one of the variables that make this dialect is set."""
-    return Variables(env, NAME).any("FLEET_ROLE", "FLEET_INDEX", "FLEET_WORKER_NUM")
-
-
-def read(env: Environment) -> Role:
-    """The role these variables describe."""
-    v = Variables(env, NAME)
+def _read(v: Variables) -> Role:
     kind = _kind(v.text("FLEET_ROLE"))
     worker_num = v.number("FLEET_WORKER_NUM")
     master = v.get("FLEET_MASTER")
@@ -51,3 +44,8 @@ def _kind(text: str) -> Kind:
     if text.lower() not in kinds:
         raise RoleError(f"{NAME}: FLEET_ROLE={text!r}, expected worker or server")
     return kinds[text.lower()]
+
+
+DIALECT = Dialect(
+    name=NAME, precedence=0, reader=_read, marks=("FLEET_ROLE", "FLEET_INDEX", "FLEET_WORKER_NUM")
+)

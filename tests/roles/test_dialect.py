@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from fleetlight.errors import RoleError
-from fleetlight.roles.dialects.variables import Variables
+from fleetlight.roles.dialect import Variables
 
 
 def read(**env: str) -> Variables:

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads single variables of an environment, with errors that name variable and dialect."""
+"""`Dialect`: a family of variables that say who a process is, and `Variables`, which reads them."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from fleetlight.errors import RoleError
-from fleetlight.roles.role import Endpoint, endpoint_text, parse_endpoint
+from fleetlight.roles.role import Endpoint, Role, endpoint_text, parse_endpoint
 
 Environment = Mapping[str, str]
 
@@ -82,3 +82,34 @@ class Variables:
         if not _NUMBER.fullmatch(value):
             raise RoleError(f"{self.dialect}: {name}={value!r}, expected a whole number >= 0")
         return int(value)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dialect:
+    """One family of variables. Each module of `roles/dialects` has one as `DIALECT`."""
+
+    #: what errors call it
+    name: str
+    #: of two that are present, the one with the lower number counts
+    precedence: int
+    #: returns the role that the variables describe
+    reader: Callable[[Variables], Role]
+    #: it is present where one of these is set
+    marks: tuple[str, ...] = ()
+    #: or, in place of marks, where this is true
+    detector: Callable[[Variables], bool] | None = None
+    #: facts of a role that it has no variables for: its silence contradicts no other dialect
+    unstated: tuple[str, ...] = ()
+    #: it counts only where no other dialect is present
+    is_fallback: bool = False
+    #: pattern of the variables that fleetrun keeps from its children
+    kept_from_children: str = ""
+
+    def is_present(self, env: Environment) -> bool:
+        """True where the environment has this dialect's variables."""
+        variables = Variables(env, self.name)
+        return self.detector(variables) if self.detector else variables.any(*self.marks)
+
+    def read(self, env: Environment) -> Role:
+        """The role that the environment describes in this dialect."""
+        return self.reader(Variables(env, self.name))

@@ -8,7 +8,7 @@ from tests.roles.environments import OWN
 
 from fleetlight.errors import RoleError
 from fleetlight.roles import Kind
-from fleetlight.roles.dialects import own
+from fleetlight.roles.dialects import fleetrun
 
 
 def without(name: str, **changes: str) -> dict[str, str]:
@@ -16,7 +16,7 @@ def without(name: str, **changes: str) -> dict[str, str]:
 
 
 def test_everything_said_is_read() -> None:
-    role = own.read(OWN)
+    role = fleetrun.DIALECT.read(OWN)
     assert (role.kind, role.index, role.worker_num, role.server_num) == (Kind.WORKER, 3, 4, 1)
     assert (role.master, role.master_is_outside) == (("10.0.0.1", 6170), False)
     assert role.worker_endpoints[2] == ("10.0.0.2", 6170)
@@ -26,13 +26,15 @@ def test_everything_said_is_read() -> None:
 
 
 def test_the_least_that_is_enough() -> None:
-    role = own.read({"FLEET_ROLE": "worker", "FLEET_INDEX": "0", "FLEET_WORKER_NUM": "1"})
+    role = fleetrun.DIALECT.read(
+        {"FLEET_ROLE": "worker", "FLEET_INDEX": "0", "FLEET_WORKER_NUM": "1"}
+    )
     assert (role.index, role.worker_num, role.server_num, role.master) == (0, 1, 0, None)
     assert (role.local_rank, role.device, role.restart) == (None, None, 0)
 
 
 def test_a_server_is_one() -> None:
-    role = own.read({**OWN, "FLEET_ROLE": "Server", "FLEET_INDEX": "0"})
+    role = fleetrun.DIALECT.read({**OWN, "FLEET_ROLE": "Server", "FLEET_INDEX": "0"})
     assert role.is_server
     assert role.index == 0
 
@@ -40,17 +42,17 @@ def test_a_server_is_one() -> None:
 @pytest.mark.parametrize("name", ["FLEET_ROLE", "FLEET_INDEX", "FLEET_WORKER_NUM", "FLEET_MASTER"])
 def test_what_is_missing_is_named(name: str) -> None:
     with pytest.raises(RoleError, match=f"{name} is not set"):
-        own.read(without(name))
+        fleetrun.DIALECT.read(without(name))
 
 
 @pytest.mark.parametrize("name", ["FLEET_ROLE", "FLEET_INDEX", "FLEET_WORKER_NUM"])
 def test_each_mark_makes_the_dialect(name: str) -> None:
-    assert own.present({name: "1"})
-    assert not own.present({name: " "})
+    assert fleetrun.DIALECT.is_present({name: "1"})
+    assert not fleetrun.DIALECT.is_present({name: " "})
 
 
 def test_an_address_alone_is_no_job() -> None:
-    assert not own.present({"FLEET_HOST": "10.0.0.1", "FLEET_DEADLINE_S": "3"})
+    assert not fleetrun.DIALECT.is_present({"FLEET_HOST": "10.0.0.1", "FLEET_DEADLINE_S": "3"})
 
 
 @pytest.mark.parametrize(
@@ -72,15 +74,15 @@ def test_an_address_alone_is_no_job() -> None:
 )
 def test_wrong_values_are_refused(name: str, value: str) -> None:
     with pytest.raises(RoleError, match=r"FLEET_"):
-        own.read({**OWN, name: value})
+        fleetrun.DIALECT.read({**OWN, name: value})
 
 
 def test_schedulers_belong_to_another_dialect() -> None:
     with pytest.raises(RoleError, match="FLEET_ROLE='scheduler', expected worker or server"):
-        own.read({**OWN, "FLEET_ROLE": "scheduler", "FLEET_INDEX": "0"})
+        fleetrun.DIALECT.read({**OWN, "FLEET_ROLE": "scheduler", "FLEET_INDEX": "0"})
 
 
 def test_a_server_of_a_job_without_servers_is_refused() -> None:
     env = {"FLEET_ROLE": "server", "FLEET_INDEX": "0", "FLEET_WORKER_NUM": "1"}
     with pytest.raises(RoleError, match="a job without servers"):
-        own.read(env)
+        fleetrun.DIALECT.read(env)

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from fleetlight.roles.environment import from_environment
-from fleetlight.roles.foreign import FOREIGN, foreign_variables, is_foreign
-from fleetlight.strategy.strategy import FLAGS
+from fleetlight.roles.unsupported import UNSUPPORTED, is_unsupported, unsupported_variables
+from fleetlight.strategy import DistributedStrategy
+from fleetlight.strategy.strategy import variables_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -32,41 +33,41 @@ DOCS = Path(__file__).parents[2] / "docs"
     ],
 )
 def test_each_is_one_sentence_with_what_to_use(name: str, instead: str) -> None:
-    (sentence,) = foreign_variables({name: "3", "PATH": "/bin"})
+    (sentence,) = unsupported_variables({name: "3", "PATH": "/bin"})
     assert sentence.startswith(f"{name} is set, but Fleetlight does not read it: ")
     assert instead in sentence
 
 
 def test_an_empty_variable_is_not_set() -> None:
-    assert foreign_variables({"CPU_NUM": " "}) == []
+    assert unsupported_variables({"CPU_NUM": " "}) == []
 
 
 def test_values_are_not_shown() -> None:
-    (sentence,) = foreign_variables({"PADDLE_GLOO_FS_UGI": "me,hunter2"})
+    (sentence,) = unsupported_variables({"PADDLE_GLOO_FS_UGI": "me,hunter2"})
     assert "hunter2" not in sentence
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        *FLAGS,
+        *variables_of(DistributedStrategy),
         *("PADDLE_TRAINER_ID", "PADDLE_PORT", "PADDLE_TRAINERS", "TRAINING_ROLE", "POD_IP"),
         *("FLAGS_selected_gpus", "MS_ROLE", "MS_TOPO_TIMEOUT", "MS_WORKER_IP", "MS_NODE_ID"),
         *("NCCL_IB_DISABLE", "GLOO_SOCKET_IFNAME", "RANK", "SLURM_PROCID", "OMP_NUM_THREADS"),
     ],
 )
 def test_what_is_read_is_not_foreign(name: str) -> None:
-    assert not is_foreign(name)
+    assert not is_unsupported(name)
 
 
 def test_none_of_them_makes_a_role() -> None:
     names = ["CPU_NUM", "PADDLE_ELASTIC_NP", "PADDLE_MASTER", "MS_NODE_TIMEOUT", "DMLC_ROLE"]
-    assert all(is_foreign(name) for name in names)
+    assert all(is_unsupported(name) for name in names)
     assert from_environment(dict.fromkeys(names, "2")).worker_num == 1
 
 
 def test_the_documentation_lists_all() -> None:
     text = (DOCS / "migrating.md").read_text()
     shown = set(re.findall(r"`([A-Z][A-Za-z_]+)[`*.]", text))
-    for rule in FOREIGN:
+    for rule in UNSUPPORTED:
         assert any(re.fullmatch(rule, name) for name in shown), rule

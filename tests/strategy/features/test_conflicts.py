@@ -10,6 +10,7 @@ import pytest
 
 from fleetlight.errors import StrategyError
 from fleetlight.strategy import DistributedStrategy, JobFacts
+from fleetlight.strategy.feature import Conflicts
 
 LOCAL = ("localsgd", "adaptive_localsgd", "diloco")
 FLOAT16 = {"amp": True, "amp_configs": {"dtype": "float16"}}
@@ -45,6 +46,19 @@ EXCLUDING: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "int8, unused": ({"compression": "int8"}, UNUSED, "'int8'", "find_unused_parameters"),
     "topk, unused": ({"compression": "topk"}, UNUSED, "'topk'", "find_unused_parameters"),
 }
+
+
+def test_conflicts_name_settings_that_exist() -> None:
+    strategy = DistributedStrategy()
+    conflicts = [one for base in DistributedStrategy.__mro__ for one in conflicts_in(base)]
+    assert conflicts
+    for conflict in conflicts:
+        assert not conflict.first.holds(strategy)
+        assert not conflict.second.holds(strategy)
+
+
+def conflicts_in(feature: type) -> Conflicts:
+    return vars(feature).get("CONFLICTS", ())
 
 
 @pytest.mark.parametrize("case", EXCLUDING)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Variables that tune other systems and mean nothing here, and what to use instead.
 
-`roles/dialects` has the variables that say who a process is, `strategy.FLAGS` those that give a
-setting its default. The rest is in `FOREIGN`, so that nobody who sets one waits for its effect.
+`roles/dialects` has the variables that say who a process is; `setting(..., variable=...)` names
+one that gives a setting its default. `UNSUPPORTED` has the rest, so that they are not missed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LOG = "use logging.getLogger('fleetlight').setLevel, and TORCH_CPP_LOG_LEVEL fo
 _NO_MPI = "mpirun's ranks are not read; start the job by fleetrun, torchrun or srun"
 
 #: pattern of a name: what to use here instead; the first that fits counts
-FOREIGN: Mapping[str, str] = {
+UNSUPPORTED: Mapping[str, str] = {
     # PaddlePaddle Fleet
     "FLAGS_fraction_of_gpu_memory_to_use": _MEMORY,
     "FLAGS_(initial|reallocate)_gpu_memory_in_mb": _MEMORY,
@@ -108,20 +108,20 @@ FOREIGN: Mapping[str, str] = {
 }
 
 
-def foreign_variables(env: Mapping[str, str] | None = None) -> list[str]:
+def unsupported_variables(env: Mapping[str, str] | None = None) -> list[str]:
     """One sentence for each variable that is set and means nothing here; no values, for secrets."""
     env = os.environ if env is None else env
     return [
         f"{name} is set, but Fleetlight does not read it: {_instead(name)}"
         for name in sorted(env)
-        if is_foreign(name) and env[name].strip()
+        if is_unsupported(name) and env[name].strip()
     ]
 
 
-def is_foreign(name: str) -> bool:
+def is_unsupported(name: str) -> bool:
     """Whether a variable tunes another system and means nothing here."""
     return _instead(name) is not None
 
 
 def _instead(name: str) -> str | None:
-    return next((text for rule, text in FOREIGN.items() if re.fullmatch(rule, name)), None)
+    return next((text for rule, text in UNSUPPORTED.items() if re.fullmatch(rule, name)), None)

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers that train alone for several steps, then average: LocalSGD, adaptive LocalSGD, DiLoCo."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from fleetlight.errors import StrategyError
+from fleetlight.strategy.config_dicts import (
+    AdaptiveLocalSGDConfigsDict,
+    DiLoCoConfigsDict,
+    LocalSGDConfigsDict,
+)
+from fleetlight.strategy.feature import Checks, Chosen, Conflict, Conflicts, Feature
+from fleetlight.strategy.features.amp import FLOAT16
+from fleetlight.strategy.features.reduction.data_parallel import SUM
+from fleetlight.strategy.job import JobFacts, counted
+from fleetlight.strategy.settings import Effect, Nested, Settings, nested, setting, settings_class
+
+#: the settings by which workers train alone for several steps
+LOCAL_TRAINING = ("localsgd", "adaptive_localsgd", "diloco")
+
+_EXCLUDED = {
+    Chosen("dgc"): (
+        "DGC compresses the gradients of each step, and workers that train alone send none"
+    ),
+    Chosen("sync_batch_norm"): "batch norm over all workers is a meeting in every forward",
+    SUM: "workers that train alone have no gradients to sum",
+    FLOAT16: (
+        "its loss scaler leaves out steps on one worker and not on another; 'bfloat16' needs none"
+    ),
+}
+
+
+@settings_class
+class AveragingConfigs(Settings):
+    """What happens to state beside the parameters when workers that train alone meet."""
+
+    begin_step: int = setting(1, "up to this step the workers meet at every step", minimum=0)
+    optimizer_state: str = setting(
+        "keep",
+        "what becomes of momenta and the like when parameters are averaged",
+        choices=("keep", "average", "reset"),
+    )
+    buffers: str = setting(
+        "average", "whose statistics batch norm goes on with", choices=("average", "rank0")
+    )
+
+
+def _conflicts_of(name: str) -> tuple[Conflict, ...]:
+    """The conflicts of one of `LOCAL_TRAINING`, those with the ones before it left out."""
+    later = LOCAL_TRAINING[LOCAL_TRAINING.index(name) + 1 :]
+    return (
+        *(
+            Conflict(Chosen(name), Chosen(other), "each says when workers that train alone meet")
+            for other in later
+        ),
+        *(Conflict(Chosen(name), other, why) for other, why in _EXCLUDED.items()),
+    )
+
+
+def _local_training(on: bool, k: int, begin_step: int, sentence: str, job: JobFacts) -> Effect:
+    """The effect of a setting by which workers train alone for up to k steps."""
+    if not on:
+        return True, "off: the workers meet at every step"
+    if not job.is_collective:
+        return False, (
+            "it is for collective jobs; with parameter servers, a_sync_configs.k_steps (GeoSGD) "
+            "lets workers train by themselves"
+        )
+    if job.worker_num == 1:
+        return False, "one worker has nobody to meet"
+    if k == 1:
+        return False, "to average after every step is to train synchronously, which is what is done"
+    return True, sentence + (f", from step {begin_step + 1} on" if begin_step > 1 else "")
+
+
+def _localsgd(strategy: LocalSGDFeature, job: JobFacts) -> Effect:
+    configs = strategy.localsgd_configs
+    sentence = f"parameters are averaged every {counted(configs.k_steps, 'step')}"
+    return _local_training(strategy.localsgd, configs.k_steps, configs.begin_step, sentence, job)
+
+
+@settings_class
+class LocalSGDConfigs(AveragingConfigs):
+    """When the workers of LocalSGD average their parameters."""
+
+    k_steps: int = setting(1, "steps between two averagings", minimum=1)
+
+
+@settings_class
+class LocalSGDFeature(Feature):
+    """LocalSGD, with the names that Fleet gave it in fluid's time."""
+
+    ALIASES: ClassVar = {
+        "use_local_sgd": "localsgd",
+        "local_sgd_steps": "localsgd_configs.k_steps",
+        "local_sgd_is_warm_steps": "localsgd_configs.begin_step",
+    }
+    CONFLICTS: ClassVar[Conflicts] = _conflicts_of("localsgd")
+
+    localsgd: bool = setting(False, "average parameters every k steps", effect=_localsgd)
+    localsgd_configs: Nested[LocalSGDConfigs, LocalSGDConfigsDict] = nested(
+        LocalSGDConfigs, "when LocalSGD averages"
+    )
+
+    if TYPE_CHECKING:  # the keys of ALIASES
+        use_local_sgd: bool = False
+        local_sgd_steps: int = 1
+        local_sgd_is_warm_steps: int = 1
+
+
+def _adaptive(strategy: AdaptiveLocalSGDFeature, job: JobFacts) -> Effect:
+    configs = strategy.adaptive_localsgd_configs
+    sentence = (
+        f"parameters are averaged every {counted(configs.init_k_steps, 'step')} at first, then as "
+        f"the loss falls, at most every {configs.max_k_steps}"
+    )
+    return _local_training(
+        strategy.adaptive_localsgd, configs.max_k_steps, configs.begin_step, sentence, job
+    )
+
+
+def _check_bounds(strategy: AdaptiveLocalSGDFeature, job: JobFacts) -> None:
+    configs = strategy.adaptive_localsgd_configs
+    if strategy.adaptive_localsgd and configs.init_k_steps > configs.max_k_steps:
+        raise StrategyError(
+            f"strategy.adaptive_localsgd_configs: init_k_steps = {configs.init_k_steps} is more "
+            f"than max_k_steps = {configs.max_k_steps}; raise max_k_steps or start with less"
+        )
+
+
+@settings_class
+class AdaptiveLocalSGDConfigs(AveragingConfigs):
+    """Where adaptive LocalSGD starts from, and how far it goes."""
+
+    init_k_steps: int = setting(1, "steps between the first averagings", minimum=1)
+    max_k_steps: int = setting(16, "most steps between two averagings", minimum=1)
+
+
+@settings_class
+class AdaptiveLocalSGDFeature(Feature):
+    """LocalSGD whose k follows the loss."""
+
+    CONFLICTS: ClassVar[Conflicts] = _conflicts_of("adaptive_localsgd")
+    CHECKS: ClassVar[Checks] = (_check_bounds,)
+
+    adaptive_localsgd: bool = setting(False, "LocalSGD whose k follows the loss", effect=_adaptive)
+    adaptive_localsgd_configs: Nested[AdaptiveLocalSGDConfigs, AdaptiveLocalSGDConfigsDict] = (
+        nested(AdaptiveLocalSGDConfigs, "where adaptive LocalSGD starts")
+    )
+
+
+def _diloco(strategy: DiLoCoFeature, job: JobFacts) -> Effect:
+    configs = strategy.diloco_configs
+    sentence = f"an outer step every {counted(configs.k_steps, 'step')}"
+    # an outer step has an effect after every inner step, too
+    return _local_training(
+        strategy.diloco, max(2, configs.k_steps), configs.begin_step, sentence, job
+    )
+
+
+@settings_class
+class DiLoCoConfigs(AveragingConfigs):
+    """The outer optimizer of DiLoCo."""
+
+    k_steps: int = setting(500, "inner steps between two outer steps", minimum=1)
+    outer_lr: float = setting(0.7, "learning rate of the outer step", above=0)
+    outer_momentum: float = setting(
+        0.9, "Nesterov momentum of the outer step", minimum=0, maximum=1
+    )
+
+
+@settings_class
+class DiLoCoFeature(Feature):
+    """LocalSGD with an outer Nesterov step."""
+
+    CONFLICTS: ClassVar[Conflicts] = _conflicts_of("diloco")
+
+    diloco: bool = setting(False, "LocalSGD with an outer Nesterov step", effect=_diloco)
+    diloco_configs: Nested[DiLoCoConfigs, DiLoCoConfigsDict] = nested(
+        DiLoCoConfigs, "the outer step of DiLoCo"
+    )

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TLS for every port of the job."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from fleetlight.errors import StrategyError
+from fleetlight.strategy.config_dicts import SslConfigsDict
+from fleetlight.strategy.feature import Checks, Feature
+from fleetlight.strategy.features.reduction.data_parallel import all_reduces
+from fleetlight.strategy.job import JobFacts
+from fleetlight.strategy.settings import Effect, Nested, Settings, nested, setting, settings_class
+
+
+def _check_encrypted(strategy: SslFeature, job: JobFacts) -> None:
+    """Raise where going on would silently send in the clear what was to be encrypted."""
+    reduces = all_reduces(strategy, job) and job.backend == "nccl"
+    if strategy.ssl and reduces and job.worker_num > 1 and job.node_num > 1:
+        raise StrategyError(
+            f"strategy.ssl = {strategy.ssl!r}: the workers of this job all-reduce by NCCL across "
+            f"{job.node_num} hosts, and NCCL cannot encrypt; leave ssl out and put the hosts into "
+            "an encrypted network (WireGuard, IPsec), or train on CPUs"
+        )
+    if strategy.ssl and job.deadline_s is not None and job.ssl is None and job.node_num > 1:
+        raise StrategyError(
+            f"strategy.ssl = {strategy.ssl!r} came after fleet.init, and the connections of this "
+            f"job on {job.node_num} hosts are open and not encrypted; give the strategy to "
+            "fleet.init(strategy=...), or start the job with fleetrun --ssl"
+        )
+
+
+def _ssl(strategy: SslFeature, job: JobFacts) -> Effect:
+    if not strategy.ssl:
+        return True, "connections are not encrypted"
+    if job.is_collective and job.node_num == 1:
+        return False, _ON_THIS_HOST
+    if job.deadline_s is not None and job.ssl != strategy.ssl:
+        force = f"in force is {job.ssl!r}" if job.ssl else "connections are not encrypted"
+        return False, f"it takes effect only when given to fleet.init; {force}"
+    if job.is_collective:
+        return True, "TLS 1.3 between workers of different hosts; both sides show a certificate"
+    return True, "TLS 1.3 between workers and servers; both sides show a certificate"
+
+
+def _ssl_configs(strategy: SslFeature, job: JobFacts) -> Effect:
+    if not strategy.ssl:
+        return False, "ssl is off"
+    if job.deadline_s is not None and job.ssl is None:
+        return False, "it takes effect only when given to fleet.init"
+    # certificates are looked at also where nothing leaves the host
+    return True, "of the certificates in ssl"
+
+
+def _ciphers(strategy: SslFeature, job: JobFacts) -> Effect:
+    if job.is_collective and job.node_num == 1:
+        return False, _ON_THIS_HOST
+    if not strategy.ssl_configs.ciphers:
+        return True, "the suites of TLS 1.3 that OpenSSL chooses"
+    return True, f"one of {strategy.ssl_configs.ciphers}"
+
+
+_ON_THIS_HOST = "what a collective job sends stays on this host, and is not encrypted"
+
+
+@settings_class
+class SslConfigs(Settings):
+    """What is asked of TLS beside the certificates."""
+
+    ciphers: str = setting(
+        "",
+        "the suites of TLS 1.3 to choose from, as 'A:B', the preferred first; '': OpenSSL's",
+        effect=_ciphers,
+        variable="FLEET_SSL_CIPHERS",
+    )
+    expiry_warning_days: int = setting(
+        30,
+        "days before its end that a certificate is warned about",
+        variable="FLEET_SSL_EXPIRY_WARNING_DAYS",
+        minimum=0,
+        maximum=36500,
+    )
+
+
+@settings_class
+class SslFeature(Feature):
+    """Certificates, and what is asked of TLS beside them."""
+
+    CHECKS: ClassVar[Checks] = (_check_encrypted,)
+
+    ssl: str | None = setting(
+        None,
+        "folder of certificates for every port",
+        effect=_ssl,
+        variable="FLEET_SSL",
+        kind=str,
+        optional=True,
+    )
+    ssl_configs: Nested[SslConfigs, SslConfigsDict] = nested(
+        SslConfigs, "suites of TLS, and when an end is warned about", effect=_ssl_configs
+    )

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A new dialect is one file with a `Dialect` named DIALECT."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from fleetlight.errors import RoleError
+from fleetlight.roles import dialects
+from fleetlight.roles.environment import (
+    DIALECTS,
+    find_dialects,
+    from_environment,
+    is_kept_from_children,
+)
+
+TOY = """
+from fleetlight.roles.dialect import Dialect, Variables
+from fleetlight.roles.role import Role
+
+
+def _read(v: Variables) -> Role:
+    return Role(dialect=v.dialect, index=v.number("TOY_RANK"), worker_num=v.number("TOY_SIZE"))
+
+
+DIALECT = Dialect(
+    name="TOY_*",
+    precedence=9,
+    reader=_read,
+    marks=("TOY_RANK",),
+    unstated=("server_num",),
+    kept_from_children="TOY_.*",
+)
+"""
+WORKER = {"TOY_RANK": "1", "TOY_SIZE": "2"}
+OURS = {"FLEET_ROLE": "worker", "FLEET_WORKER_NUM": "2", "FLEET_MASTER": "a:1"}
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of dialects has one file more."""
+    (tmp_path / "toy.py").write_text(TOY)
+    monkeypatch.setattr(dialects, "__path__", [*dialects.__path__, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, f"{dialects.__name__}.toy", raising=False)
+
+
+@pytest.mark.usefixtures("file")
+def test_it_is_found_and_read() -> None:
+    known = find_dialects()
+    assert [dialect.name for dialect in known] == [*(d.name for d in DIALECTS), "TOY_*"]
+    role = from_environment(WORKER, known)
+    assert (role.dialect, role.index, role.worker_num) == ("TOY_*", 1, 2)
+    with pytest.raises(RoleError, match=r"TOY_\*: TOY_SIZE is not set"):
+        from_environment({"TOY_RANK": "1"}, known)
+    assert from_environment(WORKER).dialect == "single"
+
+
+@pytest.mark.usefixtures("file")
+def test_it_must_agree_with_the_others() -> None:
+    known = find_dialects()
+    role = from_environment({**OURS, "FLEET_INDEX": "1", "FLEET_SERVER_NUM": "3", **WORKER}, known)
+    # the lower precedence counts, and what the other has no variable for is no contradiction
+    assert (role.dialect, role.server_num) == ("FLEET_*", 3)
+    with pytest.raises(RoleError, match=r"FLEET_\* says index=0, TOY_\* says index=1"):
+        from_environment({**OURS, "FLEET_INDEX": "0", **WORKER}, known)
+
+
+@pytest.mark.usefixtures("file")
+def test_fleetrun_keeps_its_variables_from_children() -> None:
+    assert is_kept_from_children("TOY_RANK", find_dialects())
+    assert not is_kept_from_children("TOY_RANK")
+    assert not is_kept_from_children("PATH", find_dialects())
+
+
+def test_the_order_of_precedence_is_definite() -> None:
+    order = [dialect.precedence for dialect in DIALECTS]
+    assert order == sorted(set(order))
+    assert [d.name.split("_")[0].split()[0] for d in DIALECTS] == [
+        *("FLEET", "torchrun", "PADDLE", "MS", "SLURM"),
+    ]
+    assert [d.name for d in DIALECTS if d.is_fallback] == ["SLURM_*"]

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A new feature is one file: a config, and a `Feature` that `DistributedStrategy` has as a base."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from fleetlight.errors import StrategyError
+from fleetlight.strategy import DistributedStrategy, JobFacts
+from fleetlight.strategy.feature import Checks, Chosen, Conflict, Conflicts, Feature
+from fleetlight.strategy.settings import Effect, Nested, Settings, nested, setting, settings_class
+
+
+def _toy(strategy: ToyFeature, job: JobFacts) -> Effect:
+    if job.worker_num == 1:
+        return False, "one worker has nobody to play with"
+    return True, f"the workers play {strategy.toy_configs.rounds} rounds"
+
+
+def _check_rounds(strategy: ToyFeature, job: JobFacts) -> None:
+    if strategy.toy and strategy.toy_configs.rounds < job.worker_num:
+        raise StrategyError("strategy.toy_configs: fewer rounds than workers")
+
+
+@settings_class
+class ToyConfigs(Settings):
+    """How the workers play."""
+
+    rounds: int = setting(3, "how many rounds", minimum=1, variable="FLEET_TOY_ROUNDS")
+
+
+@settings_class
+class ToyFeature(Feature):
+    """Play between workers."""
+
+    ALIASES: ClassVar = {"use_toy": "toy"}
+    CONFLICTS: ClassVar[Conflicts] = (
+        Conflict(Chosen("toy"), Chosen("amp_configs.dtype", ("float16",)), "toys need precision"),
+    )
+    CHECKS: ClassVar[Checks] = (_check_rounds,)
+
+    toy: bool = setting(False, "the workers play", effect=_toy)
+    toy_configs: Nested[ToyConfigs, dict[str, Any]] = nested(ToyConfigs, "how they play")
+
+
+@settings_class
+class ToyStrategy(ToyFeature, DistributedStrategy):
+    """The strategy with one feature more."""
+
+
+TWO = JobFacts(worker_num=2)
+
+
+def test_its_fields_follow_those_of_the_other_features() -> None:
+    assert ToyStrategy().keys() == [*DistributedStrategy().keys(), "toy", "toy_configs"]
+    assert repr(ToyStrategy(toy=True, amp=True)) == "ToyStrategy(amp=True, toy=True)"
+
+
+def test_explain_tells_its_effect() -> None:
+    told = ToyStrategy(toy=True).explain(TWO).splitlines()
+    assert " * toy = True: the workers play 3 rounds" in told
+    assert " * toy_configs.rounds = 3: how many rounds" in told
+    assert "   toy_configs (rounds): toy is off" in ToyStrategy().explain(TWO).splitlines()
+    assert ToyStrategy(toy=True).inert(JobFacts()) == [
+        "strategy.toy = True has no effect: one worker has nobody to play with"
+    ]
+
+
+def test_its_conflicts_and_checks_are_checked() -> None:
+    half = {"amp": True, "amp_configs": {"dtype": "float16"}}
+    with pytest.raises(
+        StrategyError,
+        match=r"strategy\.toy and strategy\.amp_configs\.dtype = 'float16' exclude each other: "
+        "toys need precision; leave one out",
+    ):
+        ToyStrategy(toy=True, **half).check(TWO)
+    # a field of a config counts where its switch is on
+    ToyStrategy(toy=True, amp_configs=half["amp_configs"]).check(TWO)
+    with pytest.raises(StrategyError, match="fewer rounds than workers"):
+        ToyStrategy(toy=True).check(JobFacts(worker_num=4))
+    # those of the other features are checked as before
+    with pytest.raises(StrategyError, match="exclude each other"):
+        ToyStrategy(localsgd=True, dgc=True).check(TWO)
+
+
+def test_its_variable_its_alias_and_its_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FLEET_TOY_ROUNDS", "5")
+    strategy = ToyStrategy(use_toy=True)
+    assert (strategy.toy, strategy.toy_configs.rounds) == (True, 5)
+    assert "toy_configs.rounds = 5 (from FLEET_TOY_ROUNDS)" in strategy.explain(TWO)
+    strategy.to_file(tmp_path / "toy.toml")
+    monkeypatch.delenv("FLEET_TOY_ROUNDS")
+    assert ToyStrategy.from_file(tmp_path / "toy.toml") == strategy
+    with pytest.raises(StrategyError, match="did you mean 'toy'"):
+        ToyStrategy(toys=True)
