@@ -17,8 +17,8 @@ from fleetlight.fleet import leaving
 from fleetlight.fleet.context import Context, current_or_none, set_current
 from fleetlight.fleet.jobs.server import ServerJob, Service
 from fleetlight.fleet.joining import join_servers
-from fleetlight.launch.job.layout import Member
-from fleetlight.launch.processes.reason import Exit
+from fleetlight.launch.job.layout import JobProcess
+from fleetlight.launch.processes.failure import ProcessExit
 from fleetlight.launch.status import UNKNOWN, read
 from fleetlight.ps import messages as m
 from fleetlight.ps.journal.folder import Folder
@@ -28,12 +28,12 @@ from fleetlight.ps.worker.crew import Crew
 from fleetlight.roles import Kind, Role
 from fleetlight.strategy import DistributedStrategy
 
-S0 = Member(kind=Kind.SERVER, index=0, of=1, local_rank=0, local_size=1)
+S0 = JobProcess(kind=Kind.SERVER, index=0, of=1, local_rank=0, local_size=1)
 
 
-def killed(error_file: str) -> Exit:
+def killed(error_file: str) -> ProcessExit:
     """What its launcher makes of it when the server is killed now."""
-    return Exit.of(S0, -signal.SIGKILL, read(error_file), seen_at=0.0)
+    return ProcessExit.of(S0, -signal.SIGKILL, read(error_file), seen_at=0.0)
 
 
 def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Context, str]:
@@ -60,7 +60,7 @@ def test_a_server_is_done_before_it_removes_what_it_has_kept(
     for worker in team(context.service.server):
         assert killed(error_file).returns
         worker.leave()
-    amid: list[Exit] = []
+    amid: list[ProcessExit] = []
     real = Folder.clear
 
     def clear(folder: Folder) -> None:
@@ -98,7 +98,7 @@ def test_a_worker_says_that_it_parts_before_it_does(
     monkeypatch.setattr(leaving, "_told", UNKNOWN)
     error_file = str(tmp_path / "error")
     set_current(join_servers(Role(error_file=error_file), DistributedStrategy(), 20.0))
-    amid: list[Exit] = []
+    amid: list[ProcessExit] = []
     real = Crew.leave
 
     def leave(crew: Crew) -> None:

@@ -10,27 +10,27 @@ import hmac
 import pytest
 
 from fleetlight.roles.secret import Secret
-from fleetlight.security.token import CLIENT, NONCE_BYTES, SERVER, Encounter, nonce
+from fleetlight.security.token import CLIENT, NONCE_BYTES, SERVER, ProofTranscript, nonce
 
 TOKEN, OTHER = Secret("a token of this job"), Secret("another job's token")
-MET = Encounter(b"c" * NONCE_BYTES, b"s" * NONCE_BYTES, b"worker 1 to server 0")
+MET = ProofTranscript(b"c" * NONCE_BYTES, b"s" * NONCE_BYTES, b"worker 1 to server 0")
 
 
 @pytest.mark.parametrize("side", [CLIENT, SERVER])
 def test_a_proof_convinces_who_knows_the_token(side: bytes) -> None:
-    assert MET.convinces(TOKEN, side, MET.proof(TOKEN, side))
-    assert not MET.convinces(OTHER, side, MET.proof(TOKEN, side))
-    assert not MET.convinces(TOKEN, side, MET.proof(OTHER, side))
+    assert MET.verifies(TOKEN, side, MET.proof(TOKEN, side))
+    assert not MET.verifies(OTHER, side, MET.proof(TOKEN, side))
+    assert not MET.verifies(TOKEN, side, MET.proof(OTHER, side))
 
 
 @pytest.mark.parametrize("proof", [b"", b"x", bytes(32), bytes(64)])
 def test_anything_else_convinces_nobody(proof: bytes) -> None:
-    assert not MET.convinces(TOKEN, CLIENT, proof)
+    assert not MET.verifies(TOKEN, CLIENT, proof)
 
 
 def test_a_proof_sent_back_is_none() -> None:
-    assert not MET.convinces(TOKEN, CLIENT, MET.proof(TOKEN, SERVER))
-    assert not MET.convinces(TOKEN, SERVER, MET.proof(TOKEN, CLIENT))
+    assert not MET.verifies(TOKEN, CLIENT, MET.proof(TOKEN, SERVER))
+    assert not MET.verifies(TOKEN, SERVER, MET.proof(TOKEN, CLIENT))
 
 
 @pytest.mark.parametrize(
@@ -44,19 +44,19 @@ def test_a_proof_sent_back_is_none() -> None:
 )
 def test_a_proof_of_another_meeting_is_none(changes: dict[str, bytes]) -> None:
     other = dataclasses.replace(MET, **changes)
-    assert not MET.convinces(TOKEN, CLIENT, other.proof(TOKEN, CLIENT))
+    assert not MET.verifies(TOKEN, CLIENT, other.proof(TOKEN, CLIENT))
 
 
 def test_bytes_cannot_be_moved_from_one_part_to_the_next() -> None:
-    one = Encounter(b"a" * NONCE_BYTES, b"b" * NONCE_BYTES, b"bc")
-    other = Encounter(b"a" * NONCE_BYTES, b"b" * (NONCE_BYTES + 1), b"c")
+    one = ProofTranscript(b"a" * NONCE_BYTES, b"b" * NONCE_BYTES, b"bc")
+    other = ProofTranscript(b"a" * NONCE_BYTES, b"b" * (NONCE_BYTES + 1), b"c")
     assert one.proof(TOKEN, CLIENT) != other.proof(TOKEN, CLIENT)
 
 
 def test_a_number_of_another_length_is_not_accepted() -> None:
     """Else a side could leave the choice of what is proved to the other."""
-    short = Encounter(b"", b"s" * NONCE_BYTES, b"")
-    assert not short.convinces(TOKEN, CLIENT, short.proof(TOKEN, CLIENT))
+    short = ProofTranscript(b"", b"s" * NONCE_BYTES, b"")
+    assert not short.verifies(TOKEN, CLIENT, short.proof(TOKEN, CLIENT))
 
 
 def test_numbers_are_not_used_twice() -> None:

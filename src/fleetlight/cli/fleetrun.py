@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from fleetlight.errors import ConfigError, FleetError
 from fleetlight.launch.job.arguments import parse
-from fleetlight.launch.job.options import Options, from_cloud
+from fleetlight.launch.job.options import LaunchOptions, from_cloud
 
 #: exit codes of fleetrun itself; a failed process gives its own
 WRONG_USE, CANNOT_RUN, INTERRUPTED = 2, 1, 130
@@ -33,7 +33,7 @@ def _refuse(error: FleetError, code: int) -> int:
     return code
 
 
-def _run(options: Options) -> int:
+def _run(options: LaunchOptions) -> int:
     # Imported late: `fleetrun --help` has nothing to do with processes and sockets.
     from fleetlight.cli.screen import StandardOutput
     from fleetlight.launch import backend, inventory
@@ -51,7 +51,7 @@ def _run(options: Options) -> int:
     return backend.default().run(job, screen)
 
 
-def _said(options: Options) -> list[tuple[str, object]]:
+def _said(options: LaunchOptions) -> list[tuple[str, object]]:
     """Every argument, so that a log tells how a job was started."""
     pairs = [(field.name, getattr(options, field.name)) for field in dataclasses.fields(options)]
     return [(name, _plain(name, value)) for name, value in pairs if value not in (None, ())]

@@ -18,6 +18,6 @@ class Backend(Protocol):
 
 def default() -> Backend:
     """Processes on this machine."""
-    from fleetlight.launch.local import LocalProcesses
+    from fleetlight.launch.session import LocalProcesses
 
     return LocalProcesses()

@@ -7,9 +7,9 @@ import ssl
 from pathlib import Path
 
 from fleetlight.errors import ConfigError
+from fleetlight.security.certificate_folder import CLIENT, SERVER, CertificateFolder
 from fleetlight.security.context import client_context, server_context
 from fleetlight.security.encryption import Encryption, as_encryption
-from fleetlight.security.folder import CLIENT, SERVER, Folder
 from fleetlight.security.refusals import NO_LIST
 
 
@@ -31,10 +31,12 @@ def check(said: Encryption | str | Path) -> None:
         except ssl.SSLWantReadError:
             continue
         except ssl.SSLError as error:
-            raise _refusal(Folder(folder, SERVER if side == CLIENT else CLIENT), error) from None
+            raise _refusal(
+                CertificateFolder(folder, SERVER if side == CLIENT else CLIENT), error
+            ) from None
 
 
-def _refusal(other: Folder, error: ssl.SSLError) -> ConfigError:
+def _refusal(other: CertificateFolder, error: ssl.SSLError) -> ConfigError:
     """Of who has not taken the other's certificate."""
     why = getattr(error, "verify_message", None) or error.reason
     if getattr(error, "verify_code", 0) in NO_LIST:

@@ -45,7 +45,7 @@ def nonce() -> bytes:
 
 
 @dataclasses.dataclass(frozen=True)
-class Encounter:
+class ProofTranscript:
     """What two sides have said in the open."""
 
     client: bytes
@@ -59,7 +59,7 @@ class Encounter:
         said = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
         return hmac.new(token.reveal().encode(), said, hashlib.sha256).digest()
 
-    def convinces(self, token: Secret, side: bytes, proof: bytes) -> bool:
+    def verifies(self, token: Secret, side: bytes, proof: bytes) -> bool:
         """Whether a proof is that of `side`; takes as long for any wrong one."""
         fits = len(self.client) == len(self.server) == NONCE_BYTES
         return hmac.compare_digest(self.proof(token, side), proof) and fits

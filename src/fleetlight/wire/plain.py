@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from fleetlight.errors import DeadlineError, MembershipError, PeerLostError
-from fleetlight.sockets.descriptors import bound_waits
-from fleetlight.wire.buffers import Buffer, without
+from fleetlight.wire.descriptors import bound_waits
 
 T = TypeVar("T")
+#: what a socket or a file takes
+Buffer = bytes | memoryview
 
 #: how many buffers the kernel takes at once
 _IOV_MAX = 1024
@@ -162,3 +163,12 @@ class Wire:
 
     def _failed(self, error: OSError, operation: str) -> PeerLostError | MembershipError:
         return self.lost(operation, error.strerror or str(error))
+
+
+def without(buffers: list[memoryview], done: int) -> list[memoryview]:
+    """What is left of the buffers after `done` bytes of them."""
+    for number, buffer in enumerate(buffers):
+        if done < len(buffer):
+            return [buffer[done:], *buffers[number + 1 :]]
+        done -= len(buffer)
+    return []

@@ -26,22 +26,22 @@ from fleetlight.launch.doctor.messages import (
     TellFacts,
 )
 from fleetlight.launch.doctor.proving import introduce
-from fleetlight.launch.doctor.service import Service
+from fleetlight.launch.doctor.service import DoctorService
 from fleetlight.launch.doctor.wire import Wire, dial
 from fleetlight.roles.secret import Secret
-from fleetlight.security.token import CLIENT, Encounter, nonce
+from fleetlight.security.token import CLIENT, ProofTranscript, nonce
 
 ASKED = asked(2)
 TOKEN, OTHER = Secret("3f9ac27e51d0b846"), Secret("b846d0513f9ac27e")
 
 
-def serving(token: Secret | None) -> Service:
+def serving(token: Secret | None) -> DoctorService:
     listener = socket.create_server((HOSTS[1], ASKED.port))
-    return Service(listener, ASKED, 1, facts(ASKED), token)
+    return DoctorService(listener, ASKED, 1, facts(ASKED), token)
 
 
 @pytest.fixture
-def service() -> Iterator[Service]:
+def service() -> Iterator[DoctorService]:
     made = serving(TOKEN)
     yield made
     made.close()
@@ -95,10 +95,10 @@ def test_a_doctor_without_a_token_says_so() -> None:
     made.close()
 
 
-def test_a_proof_cannot_be_used_again(service: Service) -> None:
+def test_a_proof_cannot_be_used_again(service: DoctorService) -> None:
     asking, knock = wire(), Knock(nonce())
     challenge = asking.ask(knock, Challenge)
-    met = Encounter(knock.nonce, challenge.nonce, f"doctor {HOSTS[0]} to {HOSTS[1]}".encode())
+    met = ProofTranscript(knock.nonce, challenge.nonce, f"doctor {HOSTS[0]} to {HOSTS[1]}".encode())
     proof = Proof(met.proof(TOKEN, CLIENT))
     asking.ask(proof, Proof)
     asking.close()

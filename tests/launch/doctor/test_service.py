@@ -28,17 +28,17 @@ from fleetlight.launch.doctor.messages import (
     TellTime,
     Time,
 )
-from fleetlight.launch.doctor.service import Service
+from fleetlight.launch.doctor.service import DoctorService
 from fleetlight.launch.doctor.wire import Wire, dial
 
 ASKED = asked(2)
 
 
 @pytest.fixture
-def service() -> Iterator[Service]:
+def service() -> Iterator[DoctorService]:
     """That of the second of two machines."""
     listener = socket.create_server((HOSTS[1], ASKED.port))
-    made = Service(listener, ASKED, 1, facts(ASKED))
+    made = DoctorService(listener, ASKED, 1, facts(ASKED))
     yield made
     made.close()
 
@@ -47,7 +47,7 @@ def wire(own: str = HOSTS[0]) -> Wire:
     return dial(HOSTS[1], ASKED.port, own, 5.0)
 
 
-def test_it_tells_of_its_machine_and_measures(service: Service) -> None:
+def test_it_tells_of_its_machine_and_measures(service: DoctorService) -> None:
     link = Link(sender=0, receiver=1)
     measured = probe.measure(HOSTS[0], HOSTS[1], ASKED.port, link, (), 0.02)
     assert measured.error == ""
@@ -65,7 +65,7 @@ def test_it_tells_of_its_machine_and_measures(service: Service) -> None:
     asking.close()
 
 
-def test_only_the_first_may_command(service: Service) -> None:
+def test_only_the_first_may_command(service: DoctorService) -> None:
     other = wire(HOSTS[1])
     assert other.ask(Echo(), Done) == Done()
     for command in (Finish(Exam(asked=ASKED, facts={})), Measure(0, ())):
@@ -93,7 +93,7 @@ def test_it_is_no_tool_to_probe_others_with(request_: Measure) -> None:
     asking.close()
 
 
-def test_a_machine_outside_the_list_is_not_listened_to(service: Service) -> None:
+def test_a_machine_outside_the_list_is_not_listened_to(service: DoctorService) -> None:
     stranger = wire(HOSTS[2])
     with pytest.raises(FleetError):
         stranger.ask(TellFacts(), Facts)
@@ -153,7 +153,7 @@ def test_too_many_open_files_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
     listener.listen()
     monkeypatch.setattr(service_module, "_LOOK_S", 0.01)
     monkeypatch.setattr(threading, "Event", Counted)
-    service = Service(listener, ASKED, 1, facts(ASKED))
+    service = DoctorService(listener, ASKED, 1, facts(ASKED))
     asking = wire()
     assert asking.ask(Echo(), Done) == Done()
     asking.close()
@@ -161,7 +161,7 @@ def test_too_many_open_files_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
     assert waits.count(0.01) == 1
 
 
-def test_a_port_that_cannot_be_reached_is_named(service: Service) -> None:
+def test_a_port_that_cannot_be_reached_is_named(service: DoctorService) -> None:
     free = ASKED.ports[0]
     with socket.create_server((HOSTS[1], free + 1)):
         closed = probe.unreachable(HOSTS[0], HOSTS[1], (free, free + 1))

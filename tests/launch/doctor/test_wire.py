@@ -11,7 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetlight.errors import DeadlineError, FleetError, PeerLostError, ProtocolError
-from fleetlight.launch.doctor.messages import Asked, Done, Echo, Exam, Facts, Finish, Refused, Time
+from fleetlight.launch.doctor.messages import (
+    Done,
+    Echo,
+    Exam,
+    ExamOptions,
+    Facts,
+    Finish,
+    Refused,
+    Time,
+)
 from fleetlight.launch.doctor.wire import MOST_BYTES, Wire
 
 
@@ -38,7 +47,7 @@ def pair() -> Iterator[Pair]:
 
 def test_what_is_said_is_heard(pair: Pair) -> None:
     other = Wire(pair.other, "10.0.0.1", 5.0)
-    facts = Facts(asked=Asked(hosts=("a", "b")), taken={5: "why"}, listening=(1, 2))
+    facts = Facts(asked=ExamOptions(hosts=("a", "b")), taken={5: "why"}, listening=(1, 2))
     exam = Exam(asked=facts.asked, facts={0: facts}, absent={1: "no"}, clocks={1: 0.5})
     pair.wire.say(Finish(exam))
     pair.wire.say(Echo())
@@ -89,7 +98,7 @@ def test_every_wait_ends() -> None:
         pair.wire.ask(Echo(), Done)
     pair.wire.limit_s = 0.2
     # one that takes nothing, and more than buffers hold
-    exam = Exam(asked=Asked(names=("x" * MOST_BYTES,) * 4), facts={})
+    exam = Exam(asked=ExamOptions(names=("x" * MOST_BYTES,) * 4), facts={})
     with pytest.raises(DeadlineError, match="took no message"):
         pair.wire.say(Finish(exam))
     pair.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags in, Options out."""
+"""Flags in, LaunchOptions out."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import pytest
 
 from fleetlight.errors import ConfigError, NotAvailableError
 from fleetlight.launch.job.arguments import known_flags, parse
-from fleetlight.launch.job.options import Options
+from fleetlight.launch.job.options import LaunchOptions
 
 
 def test_a_script_alone_is_enough() -> None:
-    assert parse(["train.py"]) == Options(script="train.py")
+    assert parse(["train.py"]) == LaunchOptions(script="train.py")
 
 
 @pytest.mark.parametrize("words", [["--nproc_per_node", "4"], ["--nproc_per_node=4"]])

@@ -10,7 +10,7 @@ import pytest
 
 from fleetlight.launch.job import environment
 from fleetlight.launch.job.environment import Run
-from fleetlight.launch.job.layout import Layout, Node
+from fleetlight.launch.job.layout import JobLayout, Node
 from fleetlight.launch.job.spec import JobSpec, Meeting, Resources, RoleSpec
 from fleetlight.roles.role import Kind
 from fleetlight.roles.secret import Secret
@@ -30,7 +30,7 @@ JOB = JobSpec(
     interface="eth0",
 )
 RUN = Run(
-    job=JOB, job_id="7c", layout=Layout(nodes=(NODE,)), log_dir="/l", error_dir="/e", restart=1
+    job=JOB, job_id="7c", layout=JobLayout(nodes=(NODE,)), log_dir="/l", error_dir="/e", restart=1
 )
 SERVER, WORKER_0, WORKER_1 = RUN.layout.members(JOB.worker.devices)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options and a machine become a job."""
+"""LaunchOptions and a machine become a job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fleetlight.errors import ConfigError
 from fleetlight.launch.inventory import Machine
-from fleetlight.launch.job.options import Options
+from fleetlight.launch.job.options import LaunchOptions
 from fleetlight.launch.job.plan import plan
 from fleetlight.launch.job.spec import JobSpec
 from fleetlight.security.certificates import make
@@ -24,7 +24,7 @@ GPU = Machine(cores=8, gpus=4, addresses=ADDRESSES)
 
 
 def job(machine: Machine = CPU, **flags: Any) -> JobSpec:
-    return plan(Options(script="t.py", **flags), machine)
+    return plan(LaunchOptions(script="t.py", **flags), machine)
 
 
 def test_no_flags_on_cpus_is_one_worker() -> None:
@@ -91,11 +91,11 @@ def test_what_is_asked_of_tls_comes_from_flags_else_from_variables(tmp_path: Pat
     make(folder)
     asked = {"server_num": 1, "worker_num": 1, "ssl": folder, "ssl_expiry_warning_days": 7}
     said = {"FLEET_SSL_EXPIRY_WARNING_DAYS": "90"}
-    assert plan(Options(script="t.py", **asked), CPU, said).ssl == Encryption(folder, "", 7)
+    assert plan(LaunchOptions(script="t.py", **asked), CPU, said).ssl == Encryption(folder, "", 7)
     del asked["ssl_expiry_warning_days"]
-    assert plan(Options(script="t.py", **asked), CPU, said).ssl == Encryption(folder, "", 90)
+    assert plan(LaunchOptions(script="t.py", **asked), CPU, said).ssl == Encryption(folder, "", 90)
     with pytest.raises(ConfigError, match=r"WARNING_DAYS: got 'soon', expected 0 to 36500 days"):
-        plan(Options(script="t.py", **asked), CPU, {"FLEET_SSL_EXPIRY_WARNING_DAYS": "soon"})
+        plan(LaunchOptions(script="t.py", **asked), CPU, {"FLEET_SSL_EXPIRY_WARNING_DAYS": "soon"})
 
 
 @pytest.mark.parametrize("asked", [{"ssl_ciphers": "A"}, {"ssl_expiry_warning_days": 0}])

@@ -15,9 +15,9 @@ from tests.launch.workplace import DEADLINE_S, wait_until
 
 from fleetlight.errors import LaunchError
 from fleetlight.launch.job.environment import Run
-from fleetlight.launch.job.layout import Layout, Node
+from fleetlight.launch.job.layout import JobLayout, Node
 from fleetlight.launch.job.spec import JobSpec
-from fleetlight.launch.processes.child import Keeper
+from fleetlight.launch.processes.child import Reaper
 from fleetlight.launch.processes.gang import Gang
 from fleetlight.launch.processes.logs import LogFolder, claim
 from fleetlight.launch.status import read
@@ -55,10 +55,13 @@ def gang(folder: LogFolder, screen: Paper, script: str, *, tee: bool = False) ->
     file.write_text(script)
     job = JobSpec(script=str(file), collective=False, tee=tee)
     run = Run(
-        job=job, layout=Layout(nodes=(NODE,)), log_dir=str(folder.path), error_dir=str(folder.path)
+        job=job,
+        layout=JobLayout(nodes=(NODE,)),
+        log_dir=str(folder.path),
+        error_dir=str(folder.path),
     )
-    with Keeper() as keeper:
-        made = Gang(run, folder=folder, keeper=keeper, screen=screen, outside=os.environ)
+    with Reaper() as reaper:
+        made = Gang(run, folder=folder, reaper=reaper, screen=screen, outside=os.environ)
         try:
             made.start()
             wait_until(lambda: len(made.exits()) == 3, "all to exit")
@@ -191,12 +194,12 @@ def test_one_that_is_started_again_is_shown_as_before(
     file.write_text(DIE_ONCE)
     run = Run(
         job=JobSpec(script=str(file), collective=False, tee=tee),
-        layout=Layout(nodes=(NODE,)),
+        layout=JobLayout(nodes=(NODE,)),
         log_dir=str(folder.path),
         error_dir=str(folder.path),
     )
-    with Keeper() as keeper:
-        made = Gang(run, folder=folder, keeper=keeper, screen=screen, outside=os.environ)
+    with Reaper() as reaper:
+        made = Gang(run, folder=folder, reaper=reaper, screen=screen, outside=os.environ)
         try:
             made.start()
             wait_until(lambda: len(made.exits()) == 3, "all to exit")
@@ -239,10 +242,13 @@ def test_one_that_is_started_again_is_not_asked_to_stop_before_it_can(folder: Lo
     file.write_text(SAVE_AT_SIGTERM)
     job = JobSpec(script=str(file), collective=False)
     run = Run(
-        job=job, layout=Layout(nodes=(NODE,)), log_dir=str(folder.path), error_dir=str(folder.path)
+        job=job,
+        layout=JobLayout(nodes=(NODE,)),
+        log_dir=str(folder.path),
+        error_dir=str(folder.path),
     )
-    with Keeper() as keeper:
-        made = Gang(run, folder=folder, keeper=keeper, screen=Talking(None), outside=os.environ)
+    with Reaper() as reaper:
+        made = Gang(run, folder=folder, reaper=reaper, screen=Talking(None), outside=os.environ)
         try:
             made.start()
             wait_until(lambda: len(made.exits()) == 1, "one to die")

@@ -7,8 +7,8 @@ import dataclasses
 import signal
 from typing import Any
 
-from fleetlight.launch.job.layout import Member
-from fleetlight.launch.processes.reason import Exit, sparing
+from fleetlight.launch.job.layout import JobProcess
+from fleetlight.launch.processes.failure import ProcessExit, sparing
 from fleetlight.launch.processes.watch import (
     EXIT_S,
     HEARD_S,
@@ -25,16 +25,18 @@ from fleetlight.launch.processes.watch import (
 from fleetlight.launch.status import ProcessStatus, Stop
 from fleetlight.roles.role import Kind
 
-W0, W1 = (Member(kind=Kind.WORKER, index=n, of=2, local_rank=n, local_size=2) for n in (0, 1))
-S0 = Member(kind=Kind.SERVER, index=0, of=1, local_rank=0, local_size=1)
+W0, W1 = (JobProcess(kind=Kind.WORKER, index=n, of=2, local_rank=n, local_size=2) for n in (0, 1))
+S0 = JobProcess(kind=Kind.SERVER, index=0, of=1, local_rank=0, local_size=1)
 GRACE_S = 3.0
 
 
-def ended(member: Member, status: int = 0, at: float = 0.0, error: str | None = None) -> Exit:
-    return Exit(member=member, status=status, at=at, told=ProcessStatus(error=error))
+def ended(
+    member: JobProcess, status: int = 0, at: float = 0.0, error: str | None = None
+) -> ProcessExit:
+    return ProcessExit(member=member, status=status, at=at, told=ProcessStatus(error=error))
 
 
-def watch(*members: Member) -> Watch:
+def watch(*members: JobProcess) -> Watch:
     return Watch(members, GRACE_S)
 
 
@@ -177,8 +179,8 @@ def test_the_own_failure_is_told_also_when_others_stopped() -> None:
     assert (one.verdict, one.failure) == (Verdict.FAILED, failed)
 
 
-def returning(member: Member, status: int = -signal.SIGKILL) -> Exit:
-    return Exit(member=member, status=status, at=0.0, told=ProcessStatus(restartable=True))
+def returning(member: JobProcess, status: int = -signal.SIGKILL) -> ProcessExit:
+    return ProcessExit(member=member, status=status, at=0.0, told=ProcessStatus(restartable=True))
 
 
 def test_who_may_return_is_started_again_as_often_as_that_is_allowed() -> None:
@@ -208,7 +210,7 @@ def test_nobody_is_started_again_while_a_job_ends() -> None:
 def test_without_one_that_is_dispensable_the_others_go_on() -> None:
     one = watch(W0, W1, S0)
     told = ProcessStatus(restartable=True, expendable=True)
-    lost = Exit(member=W1, status=-signal.SIGKILL, at=0.0, told=told)
+    lost = ProcessExit(member=W1, status=-signal.SIGKILL, at=0.0, told=told)
     assert one.to_revive(Seen(now=0, exits=[lost])) is None
     assert one.to_spare(Seen(now=0, exits=[lost])) is lost
     assert one.to_spare(Seen(now=1, exits=[lost])) is None
@@ -223,7 +225,7 @@ def test_without_one_that_is_dispensable_the_others_go_on() -> None:
 def test_one_that_is_not_is_the_failure() -> None:
     one = watch(W0, W1, S0)
     told = ProcessStatus(expendable=True, error="ValueError: x")
-    lost = Exit(member=W1, status=1, at=0.0, told=told)
+    lost = ProcessExit(member=W1, status=1, at=0.0, told=told)
     one.to_spare(Seen(now=0, exits=[lost]))
     killed = ended(W0, -signal.SIGKILL, at=1.0)
     assert one.step(Seen(now=1, exits=[lost, killed])) == signal.SIGTERM
@@ -236,11 +238,11 @@ STOP_S = 30.0
 TERM = [signal.SIGTERM]
 
 
-def stopped(member: Member, step: int = 7) -> Exit:
-    return Exit(member=member, status=75, at=0.0, stop=Stop(step, "/ckpt"))
+def stopped(member: JobProcess, step: int = 7) -> ProcessExit:
+    return ProcessExit(member=member, status=75, at=0.0, stop=Stop(step, "/ckpt"))
 
 
-def asked(*members: Member) -> Watch:
+def asked(*members: JobProcess) -> Watch:
     """A watch over processes that save, and have been told to."""
     one = Watch(members, GRACE_S, stop_s=STOP_S)
     assert one.step(Seen(now=0, interrupts=TERM, can_stop=True)) == signal.SIGTERM
@@ -303,7 +305,7 @@ def test_a_job_is_saved_though_a_worker_is_killed_between_its_stop_and_its_goodb
 
 def test_nor_does_it_count_that_servers_miss_its_goodbye() -> None:
     told = ProcessStatus(error="PeerLostError", caused_by_peer=True)
-    missing = Exit(member=S0, status=1, at=0.0, told=told)
+    missing = ProcessExit(member=S0, status=1, at=0.0, told=told)
     orders = ([KILLED], [KILLED, stopped(W1)]), ([KILLED, missing], [missing, KILLED])
     for order in orders:
         one = asked(S0, W0, W1)
@@ -407,7 +409,7 @@ def test_who_ends_at_sigterm_gets_one() -> None:
 def test_one_that_is_killed_behind_the_end_of_its_script_has_done_all() -> None:
     one = watch(W0, W1, S0)
     told = ProcessStatus(left_job=True, exiting=True)
-    killed = Exit(member=W0, status=-signal.SIGKILL, at=0.0, told=told)
+    killed = ProcessExit(member=W0, status=-signal.SIGKILL, at=0.0, told=told)
     assert not killed.has_failed
     assert one.to_spare(Seen(now=0, exits=[killed])) is killed
     assert "had done all" in sparing(killed)
@@ -423,7 +425,7 @@ def test_one_that_is_killed_behind_the_end_of_its_script_has_done_all() -> None:
 
 def test_a_server_that_is_killed_behind_the_last_goodbye_has_done_all() -> None:
     told = ProcessStatus(left_job=True, exiting=True)
-    killed = Exit(member=S0, status=-signal.SIGKILL, at=0.0, told=told)
+    killed = ProcessExit(member=S0, status=-signal.SIGKILL, at=0.0, told=told)
     # the workers may have ended before, or still be about to
     for steps in ([[ended(W0)], [ended(W0), killed]], [[killed], [ended(W0), killed]]):
         one = watch(S0, W0)
@@ -434,11 +436,11 @@ def test_a_server_that_is_killed_behind_the_last_goodbye_has_done_all() -> None:
         assert (one.verdict, one.failure) == (Verdict.SUCCESS, None)
 
 
-def parting(status: int = -signal.SIGKILL, **facts: Any) -> Exit:
+def parting(status: int = -signal.SIGKILL, **facts: Any) -> ProcessExit:
     """Worker 0 was killed amid its goodbye, and its script was over."""
     usual = {"restartable": True, "saying_goodbye": True, "exiting": True}
     told = ProcessStatus(**{**usual, **facts})
-    return Exit(member=W0, status=status, at=0.0, told=told)
+    return ProcessExit(member=W0, status=status, at=0.0, told=told)
 
 
 def test_servers_that_end_have_heard_the_goodbye_of_one_that_was_killed_amid_it() -> None:

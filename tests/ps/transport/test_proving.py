@@ -41,7 +41,7 @@ from fleetlight.ps.transport.frames import Frames
 from fleetlight.ps.transport.proving import _encoder
 from fleetlight.roles.secret import Secret
 from fleetlight.security.context import client_context, server_context
-from fleetlight.security.token import CLIENT, SERVER, Encounter, nonce
+from fleetlight.security.token import CLIENT, SERVER, ProofTranscript, nonce
 from fleetlight.wire.plain import Wire
 
 TOKEN, OTHER = Secret("3f9ac27e51d0b846"), Secret("b846d0513f9ac27e")
@@ -157,7 +157,7 @@ def test_a_proof_that_was_listened_to_does_not_work_again(server: Listener, desk
         frames.send(1, knock, (), "a test")
         challenge = answer(frames)
         assert isinstance(challenge, Challenge)
-        met = Encounter(knock.nonce, challenge.nonce, SAID)
+        met = ProofTranscript(knock.nonce, challenge.nonce, SAID)
         sent = [knock, Proof(met.proof(TOKEN, CLIENT))]
         frames.send(1, sent[1], (), "a test")
         assert answer(frames) == Proof(met.proof(TOKEN, SERVER))
@@ -181,7 +181,7 @@ def test_a_proof_for_another_greeting_does_not_work(server: Listener, desk: Desk
         frames.send(1, knock, (), "a test")
         challenge = answer(frames)
         assert isinstance(challenge, Challenge)
-        proof = Encounter(knock.nonce, challenge.nonce, SAID).proof(TOKEN, CLIENT)
+        proof = ProofTranscript(knock.nonce, challenge.nonce, SAID).proof(TOKEN, CLIENT)
         frames.send(1, Proof(proof), (), "a test")
         assert isinstance(answer(frames), Failure)
     assert desk.seen == []
@@ -196,7 +196,7 @@ def test_a_greeting_that_makes_no_sense_ends_its_connection(
         frames.send(1, knock, (), "a test")
         challenge = answer(frames)
         assert isinstance(challenge, Challenge)
-        proof = Encounter(knock.nonce, challenge.nonce, knock.greeting).proof(TOKEN, CLIENT)
+        proof = ProofTranscript(knock.nonce, challenge.nonce, knock.greeting).proof(TOKEN, CLIENT)
         frames.send(1, Proof(proof), (), "a test")
         answer(frames)
         heard(raw)

@@ -14,9 +14,9 @@ from fleetlight.errors import FleetError, LaunchError
 from fleetlight.launch.doctor import probe
 from fleetlight.launch.doctor.facts import Listening
 from fleetlight.launch.doctor.messages import (
-    Asked,
     Done,
     Exam,
+    ExamOptions,
     Facts,
     Finish,
     Link,
@@ -24,7 +24,7 @@ from fleetlight.launch.doctor.messages import (
     TellFacts,
 )
 from fleetlight.launch.doctor.proving import introduce
-from fleetlight.launch.doctor.service import Service
+from fleetlight.launch.doctor.service import DoctorService
 from fleetlight.launch.doctor.wire import Wire, dial
 from fleetlight.launch.processes import ports
 from fleetlight.roles.role import endpoint_text
@@ -43,7 +43,7 @@ _LONG_S = 30.0
 
 
 def meet(
-    asked: Asked,
+    asked: ExamOptions,
     number: int,
     facts: Facts,
     deadline_s: float,
@@ -62,7 +62,7 @@ def meet(
         held = Listening(own, asked.ports)
         leaving.callback(held.close)
         facts = msgspec.structs.replace(facts, taken=held.taken, listening=held.ports)
-        service = Service(listener, asked, number, facts, token)
+        service = DoctorService(listener, asked, number, facts, token)
         leaving.callback(service.close)
         if number == 0:
             return _Leader(asked, service, facts, say, token).examine(deadline_s)
@@ -73,7 +73,12 @@ class _Leader:
     """The doctor of the first machine."""
 
     def __init__(
-        self, asked: Asked, service: Service, facts: Facts, say: Say, token: Secret | None
+        self,
+        asked: ExamOptions,
+        service: DoctorService,
+        facts: Facts,
+        say: Say,
+        token: Secret | None,
     ) -> None:
         self._asked, self._service, self._say, self._token = asked, service, say, token
         self._facts = {0: facts}
@@ -200,7 +205,9 @@ def _why(error: FleetError | OSError) -> str:
 class _Follower:
     """The doctor of any other machine."""
 
-    def __init__(self, asked: Asked, service: Service, facts: Facts, say: Say, number: int) -> None:
+    def __init__(
+        self, asked: ExamOptions, service: DoctorService, facts: Facts, say: Say, number: int
+    ) -> None:
         self._asked, self._service, self._say = asked, service, say
         self._facts = {number: facts}
         self._first = endpoint_text((asked.hosts[0], asked.port))

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import msgspec
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class ExamOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a doctor was started with; the same on all machines."""
 
     #: the machines as they were written, and the addresses they stand for here
@@ -28,7 +28,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 class Facts(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """One machine."""
 
-    asked: Asked = Asked()
+    asked: ExamOptions = ExamOptions()
     #: its name, and what that stands for on this machine
     name: str = ""
     name_address: str | None = None
@@ -69,7 +69,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Exam(msgspec.Struct, frozen=True, kw_only=True):
     """All that was found, the same on all machines."""
 
-    asked: Asked
+    asked: ExamOptions
     #: by number; who is missing here is in `absent`, with the reason
     facts: dict[int, Facts]
     absent: dict[int, str] = {}

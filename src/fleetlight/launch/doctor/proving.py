@@ -17,9 +17,9 @@ def introduce(wire: Wire, token: Secret, own: str, to: str) -> None:
     """Prove to the doctor at `to` that this one knows the token, and be shown the same."""
     knock = Knock(t.nonce())
     challenge = wire.ask(knock, Challenge)
-    met = t.Encounter(knock.nonce, challenge.nonce, _greeting(own, to))
+    met = t.ProofTranscript(knock.nonce, challenge.nonce, _greeting(own, to))
     proof = wire.ask(Proof(met.proof(token, t.CLIENT)), Proof)
-    if not met.convinces(token, t.SERVER, proof.mac):
+    if not met.verifies(token, t.SERVER, proof.mac):
         raise MembershipError(f"{wire.peer} {t.WRONG}")
 
 
@@ -43,12 +43,12 @@ def _why_not(wire: Wire, knock: Request, token: Secret | None, greeting: bytes) 
         return f"this doctor {t.HAS_NONE_ITSELF}"
     if not isinstance(knock, Knock):
         return f"the caller {t.HAS_NONE}"
-    met = t.Encounter(knock.nonce, t.nonce(), greeting)
+    met = t.ProofTranscript(knock.nonce, t.nonce(), greeting)
     wire.say(Challenge(met.server))
     proof = wire.request(_MOST_BYTES)
     if proof is None:
         raise ProtocolError(f"{wire.peer} hung up when it was asked for a proof")
-    if not isinstance(proof, Proof) or not met.convinces(token, t.CLIENT, proof.mac):
+    if not isinstance(proof, Proof) or not met.verifies(token, t.CLIENT, proof.mac):
         return f"the caller {t.WRONG}"
     wire.say(Proof(met.proof(token, t.SERVER)))
     return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Service`: a doctor's answers to the others."""
+"""`DoctorService`: a doctor's answers to the others."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import time
 from fleetlight.errors import FleetError
 from fleetlight.launch.doctor import probe
 from fleetlight.launch.doctor.messages import (
-    Asked,
     Done,
     Echo,
     Exam,
+    ExamOptions,
     Facts,
     Finish,
     Link,
@@ -37,13 +37,13 @@ _SILENT_S = 30.0
 _LOOK_S = 0.2
 
 
-class Service:
+class DoctorService:
     """Listens until it is closed; only to machines of the list, and only the first may command."""
 
     def __init__(
         self,
         listener: socket.socket,
-        asked: Asked,
+        asked: ExamOptions,
         number: int,
         facts: Facts,
         token: Secret | None = None,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flags of `fleetrun`, read into `Options`."""
+"""The flags of `fleetrun`, read into `LaunchOptions`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from fleetlight.errors import ConfigError, did_you_mean
 from fleetlight.launch.job.encryption import MOST_DAYS
-from fleetlight.launch.job.options import Options
+from fleetlight.launch.job.options import LaunchOptions
 from fleetlight.launch.job.refused import REFUSED, refusal
 
 USAGE = "fleetrun [flags] script.py [arguments of the script]"
@@ -23,14 +23,14 @@ EPILOG = """examples:
 """
 
 
-def parse(argv: Sequence[str]) -> Options:
+def parse(argv: Sequence[str]) -> LaunchOptions:
     """The flags and the script in `argv`; raises ConfigError on anything that is not understood."""
     found, unknown = _parser().parse_known_args(list(argv))
     if unknown:
         raise _unknown_flag(unknown[0])
     values = vars(found)
     values["arguments"] = tuple(values["arguments"])
-    return Options(**values)
+    return LaunchOptions(**values)
 
 
 def known_flags() -> list[str]:

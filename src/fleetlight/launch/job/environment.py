@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from fleetlight.launch.job import encryption
-from fleetlight.launch.job.layout import Layout, Member
+from fleetlight.launch.job.layout import JobLayout, JobProcess
 from fleetlight.launch.job.spec import JobSpec
 from fleetlight.launch.job.token import VARIABLE
 from fleetlight.roles.foreign import is_foreign
@@ -39,12 +39,12 @@ class Run:
     job: JobSpec
     #: the same for all starts of the job, and on all machines
     job_id: str = ""
-    layout: Layout
+    layout: JobLayout
     log_dir: str
     error_dir: str
     restart: int = 0
 
-    def error_file(self, member: Member) -> str:
+    def error_file(self, member: JobProcess) -> str:
         """Where a process leaves its last error."""
         return f"{self.error_dir}/{member.log_name}.{self.restart}.json"
 
@@ -65,7 +65,7 @@ def _is_dropped(name: str) -> bool:
     return is_role and not is_foreign(name)
 
 
-def of_member(run: Run, member: Member, outside: Mapping[str, str]) -> dict[str, str]:
+def of_member(run: Run, member: JobProcess, outside: Mapping[str, str]) -> dict[str, str]:
     """The complete environment of one process."""
     kept = encryption.unread(run.job.ssl, inherited(outside))
     return {
@@ -91,7 +91,7 @@ def _secret(job: JobSpec) -> dict[str, str]:
     return {} if job.token is None else {VARIABLE: job.token.reveal()}
 
 
-def identity(run: Run, member: Member) -> dict[str, str]:
+def identity(run: Run, member: JobProcess) -> dict[str, str]:
     """The FLEET_* variables: all that is shown to the user."""
     layout = run.layout
     device = {} if member.device is None else {"FLEET_DEVICE": str(member.device)}
@@ -123,7 +123,7 @@ def joined(endpoints: Iterable[Endpoint]) -> str:
     return ",".join(map(endpoint_text, endpoints))
 
 
-def _torch_identity(layout: Layout, member: Member) -> dict[str, str]:
+def _torch_identity(layout: JobLayout, member: JobProcess) -> dict[str, str]:
     """torch's own variables, so that a plain torch.distributed script runs too."""
     host, port = layout.master
     gpu = {} if member.device is None else {"FLAGS_selected_gpus": str(member.device)}
@@ -138,7 +138,7 @@ def _torch_identity(layout: Layout, member: Member) -> dict[str, str]:
     }
 
 
-def _defaults(job: JobSpec, member: Member, kept: Mapping[str, str]) -> dict[str, str]:
+def _defaults(job: JobSpec, member: JobProcess, kept: Mapping[str, str]) -> dict[str, str]:
     """What the user may have set otherwise."""
     role = job.worker if member.kind is job.worker.kind else job.server
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if job.meeting and job.interface else ()

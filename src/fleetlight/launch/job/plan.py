@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from fleetlight.errors import ConfigError
 from fleetlight.launch.inventory import Machine
 from fleetlight.launch.job.encryption import said_encryption
-from fleetlight.launch.job.options import Options
-from fleetlight.launch.job.place import Place, find_place
+from fleetlight.launch.job.host_selection import HostSelection, select_hosts
+from fleetlight.launch.job.options import LaunchOptions
 from fleetlight.launch.job.spec import JobSpec, Meeting, Resources, RoleSpec
 from fleetlight.launch.job.token import OPEN, OPEN_COLLECTIVE, said_token
 from fleetlight.roles.role import Kind
@@ -23,11 +23,11 @@ _GRACE_S, _STOP_S = 3.0, 30.0
 
 
 def plan(
-    options: Options, machine: Machine, environment: Mapping[str, str] | None = None
+    options: LaunchOptions, machine: Machine, environment: Mapping[str, str] | None = None
 ) -> JobSpec:
     """The job this machine has to run; the environment may hold its token."""
     notes: list[str] = []
-    place = find_place(options, machine, notes)
+    place = select_hosts(options, machine, notes)
     collective = not asks_for_servers(options)
     worker, server = (
         _collective(options, machine, notes)
@@ -61,7 +61,7 @@ def plan(
     )
 
 
-def asks_for_servers(options: Options) -> bool:
+def asks_for_servers(options: LaunchOptions) -> bool:
     """True for a parameter-server job."""
     counts = (options.server_num, options.worker_num)
     return any(count is not None for count in counts) or bool(options.servers or options.workers)
@@ -71,13 +71,13 @@ def _encrypted(meeting: Meeting | None, encryption: Encryption | None) -> Meetin
     return None if meeting is None else dataclasses.replace(meeting, ssl=encryption)
 
 
-def _folder(options: Options) -> str | None:
+def _folder(options: LaunchOptions) -> str | None:
     """Scripts may change their working directory."""
     return None if options.checkpoint is None else os.path.abspath(options.checkpoint)
 
 
 def _token(
-    options: Options, environment: Mapping[str, str], place: Place, notes: list[str]
+    options: LaunchOptions, environment: Mapping[str, str], place: HostSelection, notes: list[str]
 ) -> Secret | None:
     """What the user has given; said where others can join because nothing keeps them out."""
     token = said_token(options.token_file, environment)
@@ -90,7 +90,7 @@ def _token(
     return token
 
 
-def _has_several(place: Place) -> bool:
+def _has_several(place: HostSelection) -> bool:
     return place.meeting is not None and place.meeting.max_nodes > 1
 
 
@@ -104,7 +104,7 @@ def _with_resources(role: RoleSpec, cpus: int) -> RoleSpec:
     )
 
 
-def _first_port(options: Options, place: Place) -> int | None:
+def _first_port(options: LaunchOptions, place: HostSelection) -> int | None:
     """Where fixed endpoint ports begin; None: any free ports."""
     if options.start_port is None or place.workers:
         return None
@@ -112,7 +112,9 @@ def _first_port(options: Options, place: Place) -> int | None:
     return options.start_port + (place.meeting is not None and bool(place.meeting.hosts))
 
 
-def _collective(options: Options, machine: Machine, notes: list[str]) -> tuple[RoleSpec, RoleSpec]:
+def _collective(
+    options: LaunchOptions, machine: Machine, notes: list[str]
+) -> tuple[RoleSpec, RoleSpec]:
     devices = _devices(options, machine)
     count = options.nproc_per_node
     if devices and count is not None and count != len(devices):
@@ -132,7 +134,7 @@ def _collective(options: Options, machine: Machine, notes: list[str]) -> tuple[R
     return worker, RoleSpec(kind=Kind.SERVER)
 
 
-def _devices(options: Options, machine: Machine) -> tuple[int, ...]:
+def _devices(options: LaunchOptions, machine: Machine) -> tuple[int, ...]:
     if options.gpus is None:
         return ()
     if not machine.gpus:
@@ -158,7 +160,7 @@ def _listed(gpus: list[int] | tuple[int, ...]) -> str:
 
 
 def _with_servers(
-    options: Options, machine: Machine, place: Place, notes: list[str]
+    options: LaunchOptions, machine: Machine, place: HostSelection, notes: list[str]
 ) -> tuple[RoleSpec, RoleSpec]:
     if options.nproc_per_node is not None:
         raise ConfigError(
@@ -175,7 +177,7 @@ def _with_servers(
     )
 
 
-def _counts(options: Options, *, alone: bool) -> tuple[int, int]:
+def _counts(options: LaunchOptions, *, alone: bool) -> tuple[int, int]:
     """Servers and workers of this machine; among several, one may have only servers."""
     workers = options.worker_num
     if workers is None and options.gpus is not None:
@@ -197,7 +199,7 @@ def _counts(options: Options, *, alone: bool) -> tuple[int, int]:
 
 
 def _server_job_devices(
-    options: Options, machine: Machine, workers: int, notes: list[str]
+    options: LaunchOptions, machine: Machine, workers: int, notes: list[str]
 ) -> tuple[int, ...]:
     if options.gpus is None:
         return ()

@@ -120,12 +120,12 @@ def _cannot_bind(host: str, port: int, error: OSError, said: str = "another port
 
 
 @dataclasses.dataclass(frozen=True)
-class _Entry:
+class _TcpEntry:
     state: str
     inode: str
 
 
-def _entries(port: int) -> list[_Entry]:
+def _entries(port: int) -> list[_TcpEntry]:
     """What /proc/net says about a local port; empty where there is no /proc."""
     found = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -133,7 +133,7 @@ def _entries(port: int) -> list[_Entry]:
             for line in pathlib.Path(table).read_text().splitlines()[1:]:
                 words = line.split()
                 if int(words[1].rpartition(":")[2], 16) == port:
-                    found.append(_Entry(state=words[3], inode=words[9]))
+                    found.append(_TcpEntry(state=words[3], inode=words[9]))
     return found
 
 

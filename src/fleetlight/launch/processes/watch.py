@@ -17,8 +17,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from fleetlight.launch.job.layout import Member
-from fleetlight.launch.processes.reason import Exit, first_failure, is_killed
+from fleetlight.launch.job.layout import JobProcess
+from fleetlight.launch.processes.failure import ProcessExit, first_failure, is_killed
 from fleetlight.launch.status import Stop
 from fleetlight.roles.role import Kind
 
@@ -74,7 +74,7 @@ class Seen:
     """Everything `Watch` may base a decision on."""
 
     now: float
-    exits: Sequence[Exit] = ()
+    exits: Sequence[ProcessExit] = ()
     #: True while a process that runs has said that it is about to exit
     leaving: bool = False
     interrupts: Sequence[int] = ()
@@ -88,7 +88,7 @@ class Watch:
 
     def __init__(
         self,
-        members: Sequence[Member],
+        members: Sequence[JobProcess],
         grace_s: float,
         revivals: int = 0,
         stop_s: float = 30.0,
@@ -109,7 +109,7 @@ class Watch:
         self.phase = Phase.RUNNING
         self.verdict = Verdict.SUCCESS
         #: the local failure that the others follow from, or that kept a stop from being one
-        self.failure: Exit | None = None
+        self.failure: ProcessExit | None = None
         #: the interrupt that ended the job
         self.signal = 0
         #: whom the signal that was answered last asks to stop; empty: it is to end all
@@ -121,18 +121,18 @@ class Watch:
         #: True when servers had to be ended after the workers were done
         self.ended_servers = False
         #: when those were seen that were killed amid their goodbye
-        self._parting: dict[Member, float] = {}
+        self._parting: dict[JobProcess, float] = {}
         #: how many processes were started again alone
         self.revived = 0
         #: those without which the others go on
-        self.spared: list[Exit] = []
+        self.spared: list[ProcessExit] = []
 
     @property
     def revivals_left(self) -> int:
         """How many more may be."""
         return self._revivals - self.revived
 
-    def known(self, exits: Sequence[Exit], now: float) -> list[Exit]:
+    def known(self, exits: Sequence[ProcessExit], now: float) -> list[ProcessExit]:
         """What counts of the ends that were seen.
 
         Servers end well when they have heard the goodbyes of all workers. So the end of one that
@@ -149,10 +149,10 @@ class Watch:
             return [_heard(one) if one.is_parting else one for one in exits]
         return [one for one in exits if not one.is_parting or self._is_overdue(one, now)]
 
-    def _is_overdue(self, one: Exit, now: float) -> bool:
+    def _is_overdue(self, one: ProcessExit, now: float) -> bool:
         return now - self._parting.setdefault(one.member, now) >= HEARD_S
 
-    def to_revive(self, seen: Seen) -> Exit | None:
+    def to_revive(self, seen: Seen) -> ProcessExit | None:
         """A process that is to be started again, while the others go on."""
         is_new = len(seen.interrupts) > self._interrupts_taken
         goes_on = self.phase in (Phase.RUNNING, Phase.STOPPING)
@@ -164,7 +164,7 @@ class Watch:
             self._parting.pop(lost.member, None)
         return lost
 
-    def to_spare(self, seen: Seen) -> Exit | None:
+    def to_spare(self, seen: Seen) -> ProcessExit | None:
         """A process that has just ended, and without which the others go on."""
         if self.phase is not Phase.RUNNING:
             return None
@@ -294,13 +294,13 @@ class Watch:
         return len(seen.exits) == len(self._members)
 
 
-def _heard(one: Exit) -> Exit:
+def _heard(one: ProcessExit) -> ProcessExit:
     """It has said goodbye: nobody is there whom another life of it could call."""
     told = msgspec.structs.replace(one.told, left_job=True, restartable=False)
     return dataclasses.replace(one, told=told)
 
 
-def _saved_anyhow(exits: Sequence[Exit]) -> Sequence[Exit]:
+def _saved_anyhow(exits: Sequence[ProcessExit]) -> Sequence[ProcessExit]:
     """Servers miss the goodbye of a worker that was killed behind its stop, and fail: it has saved.
 
     So this is an end of theirs like any other of a job that has stopped.
@@ -313,11 +313,11 @@ def _saved_anyhow(exits: Sequence[Exit]) -> Sequence[Exit]:
     ]
 
 
-def _misses(one: Exit) -> bool:
+def _misses(one: ProcessExit) -> bool:
     return one.member.kind is Kind.SERVER and one.has_failed and one.told.caused_by_peer
 
 
-def _first_stop(exits: Sequence[Exit]) -> Stop | None:
+def _first_stop(exits: Sequence[ProcessExit]) -> Stop | None:
     """What worker 0 has told, or the next one: servers count no steps, and the last save is its."""
     order = sorted(exits, key=lambda one: (one.member.kind is not Kind.WORKER, one.member.index))
     return next((one.stop for one in order if one.stop is not None), None)

@@ -34,14 +34,14 @@ def admit(
         return first
     if token is None:
         raise MembershipError(f"{peer} asks for a proof, but this server {t.HAS_NONE_ITSELF}")
-    met = t.Encounter(knock.nonce, t.nonce(), knock.greeting)
+    met = t.ProofTranscript(knock.nonce, t.nonce(), knock.greeting)
     frames.send(first.request, Challenge(met.server), (), "a challenge")
     answer = next_frame()
     if answer is None:
         raise frames.wire.lost("a proof", "it hung up when it was asked for one")
     if not isinstance(answer.message, Proof):
         raise ProtocolError(f"{peer} sent {type(answer.message).__name__}, expected Proof")
-    if not met.convinces(token, t.CLIENT, answer.message.mac):
+    if not met.verifies(token, t.CLIENT, answer.message.mac):
         raise MembershipError(f"{peer} {t.WRONG}")
     frames.send(first.request, Proof(met.proof(token, t.SERVER)), (), "a proof")
     return Frame(first.request, _greeting_in(knock, peer), [])
@@ -64,10 +64,10 @@ def introduce(
     challenge = next_message()
     if not isinstance(challenge, Challenge):
         raise MembershipError(f"{peer} {t.NOT_ASKED}")
-    met = t.Encounter(own, challenge.nonce, said)
+    met = t.ProofTranscript(own, challenge.nonce, said)
     frames.send(number, Proof(met.proof(token, t.CLIENT)), (), "a proof")
     proof = next_message()
-    if not isinstance(proof, Proof) or not met.convinces(token, t.SERVER, proof.mac):
+    if not isinstance(proof, Proof) or not met.verifies(token, t.SERVER, proof.mac):
         raise MembershipError(f"{peer} {t.WRONG}")
 
 

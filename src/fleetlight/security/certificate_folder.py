@@ -23,7 +23,7 @@ _logger = logging.getLogger("fleetlight")
 
 
 @dataclasses.dataclass(frozen=True)
-class Folder:
+class CertificateFolder:
     """Where the files of one side are."""
 
     path: Path

@@ -17,7 +17,7 @@ TELL_S = 3.0
 _LOOK_S = 0.05
 
 
-class Patience:
+class StartDeadline:
     """Waits for something, tells the user about it, and gives up at the deadline."""
 
     def __init__(self, screen: Screen, interrupts: Interrupts, deadline_s: float) -> None:

@@ -1,25 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How launchers find each other and come to one layout: reach the store, meet, exchange."""
+"""How launchers reach the store, meet, exchange a layout, and leave the store in the end."""
 
 from __future__ import annotations
 
 import json
 import threading
 import time
+from collections.abc import Collection
 
 from fleetlight.errors import LaunchError
-from fleetlight.launch.job.layout import Layout, Node, check, in_order
+from fleetlight.launch.job.layout import JobLayout, Node, check, in_order
 from fleetlight.launch.job.spec import Meeting
 from fleetlight.launch.machines import store
 from fleetlight.launch.machines.heartbeats import Counters, Heartbeats
-from fleetlight.launch.machines.link import Retry
-from fleetlight.launch.machines.patience import Patience
+from fleetlight.launch.machines.start_deadline import StartDeadline
+from fleetlight.launch.machines.store_connection import Retry
 from fleetlight.launch.processes import ports
+from fleetlight.launch.processes.interrupts import Interrupts
 from fleetlight.roles.role import endpoint_text
+
+#: how long to wait for launchers that take part in no start of the job: they cannot know its end
+STRANGERS_S = 5.0
+_LOOK_S = 0.05
 
 
 def reach(
-    meeting: Meeting, patience: Patience, retry: Retry | None = None
+    meeting: Meeting, deadline: StartDeadline, retry: Retry | None = None
 ) -> tuple[store.Store, bool]:
     """The launchers' store, and whether it is served here or was found on node 0."""
     if meeting.is_master:
@@ -27,11 +33,11 @@ def reach(
         if served is not None:
             return served, True
         _check_may_be_served_by_another(meeting)
-    patience.wait(
+    deadline.wait(
         lambda: store.is_served(meeting),
         lambda: f"not ready endpoints: ['{endpoint_text(meeting.master)}']",
     )
-    return store.connect(meeting, patience.left_s, retry), False
+    return store.connect(meeting, deadline.left_s, retry), False
 
 
 def _check_may_be_served_by_another(meeting: Meeting) -> None:
@@ -45,7 +51,7 @@ def _check_may_be_served_by_another(meeting: Meeting) -> None:
         )
 
 
-class Meet:
+class RendezvousThread:
     """Runs torch's rendezvous, which blocks, beside a loop that stays awake."""
 
     def __init__(self, rendezvous: store.Rendezvous) -> None:
@@ -81,8 +87,8 @@ def exchange(
     met: tuple[Counters, int, int],
     heartbeats: Heartbeats,
     meeting: Meeting,
-    patience: Patience,
-) -> tuple[Layout, tuple[int, ...], list[str]]:
+    deadline: StartDeadline,
+) -> tuple[JobLayout, tuple[int, ...], list[str]]:
     """Everybody's node, in order, with their launchers' numbers, and warnings."""
     shared, number, count = met
     shared.set(f"node/{number}", json.dumps([node.to_dict(), heartbeats.number]))
@@ -92,7 +98,7 @@ def exchange(
         heartbeats.beat(time.monotonic())
         return shared.check(keys)
 
-    patience.wait(all_there, lambda: "a machine met the others but did not say what it has")
+    deadline.wait(all_there, lambda: "a machine met the others but did not say what it has")
     told = [json.loads(shared.get(key)) for key in keys]
     pairs = [(Node.from_dict(data), launcher) for data, launcher in told]
     return _arranged([n for n, _ in pairs], [launcher for _, launcher in pairs], number, meeting)
@@ -100,9 +106,36 @@ def exchange(
 
 def _arranged(
     nodes: list[Node], launchers: list[int], number: int, meeting: Meeting
-) -> tuple[Layout, tuple[int, ...], list[str]]:
+) -> tuple[JobLayout, tuple[int, ...], list[str]]:
     warnings = check(nodes)
     ordered = in_order(nodes, meeting)
     places = [next(n for n, one in enumerate(nodes) if one is node) for node in ordered]
-    layout = Layout(nodes=ordered, own=places.index(number))
+    layout = JobLayout(nodes=ordered, own=places.index(number))
     return layout, tuple(launchers[place] for place in places), warnings
+
+
+def serve_until_others_leave(
+    heartbeats: Heartbeats, job_launchers: Collection[int], longest_s: float, interrupts: Interrupts
+) -> None:
+    """Serve the store until every other launcher has left or is silent.
+
+    `job_launchers` took part in the last start of the job: each is about to leave, so it has
+    `longest_s`. A further interrupt ends the wait.
+    """
+    began, interrupts_before = time.monotonic(), len(interrupts.seen)
+    # One may have come since the last beat: the whole job may be shorter than that.
+    heartbeats.listen(began)
+    while len(interrupts.seen) == interrupts_before:
+        now = time.monotonic()
+        heartbeats.beat(now)
+        staying = heartbeats.staying(now)
+        waited_for = {
+            number
+            for number in staying
+            if not heartbeats.is_late(
+                number, began, now, longest_s if number in job_launchers else STRANGERS_S
+            )
+        }
+        if not waited_for:
+            return
+        time.sleep(_LOOK_S)

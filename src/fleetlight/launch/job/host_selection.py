@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from fleetlight.errors import ConfigError
 from fleetlight.launch.inventory import Machine
-from fleetlight.launch.job.options import Options
+from fleetlight.launch.job.options import LaunchOptions
 from fleetlight.launch.job.spec import DEFAULT_PORT, Meeting
 from fleetlight.roles.role import Endpoint, parse_endpoint
 
@@ -16,7 +16,7 @@ LOOPBACK = "127.0.0.1"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Place:
+class HostSelection:
     """This machine's address, how it meets the others, and the endpoints listed for it."""
 
     host: str = LOOPBACK
@@ -25,7 +25,7 @@ class Place:
     workers: tuple[Endpoint, ...] = ()
 
 
-def find_place(options: Options, machine: Machine, notes: list[str]) -> Place:
+def select_hosts(options: LaunchOptions, machine: Machine, notes: list[str]) -> HostSelection:
     """Where this machine stands; what had to be guessed is added to `notes`."""
     _check_combination(options)
     if options.servers or options.workers:
@@ -37,7 +37,7 @@ def find_place(options: Options, machine: Machine, notes: list[str]) -> Place:
     return _alone(options, machine, notes)
 
 
-def _check_combination(options: Options) -> None:
+def _check_combination(options: LaunchOptions) -> None:
     lists = bool(options.servers or options.workers)
     machines = options.nnodes[1] if options.nnodes else 1
     rules = (
@@ -67,13 +67,13 @@ def _check_combination(options: Options) -> None:
             raise ConfigError(message)
 
 
-def _alone(options: Options, machine: Machine, notes: list[str]) -> Place:
+def _alone(options: LaunchOptions, machine: Machine, notes: list[str]) -> HostSelection:
     if options.master is not None:
         notes.append("--master has no effect: this machine is the whole job")
     host = options.host or (options.ips[0] if options.ips else None)
     if host is None:
-        return Place()
-    return Place(host=_own(machine, host, "--host" if options.host else "--ips"))
+        return HostSelection()
+    return HostSelection(host=_own(machine, host, "--host" if options.host else "--ips"))
 
 
 def _own(machine: Machine, host: str, flag: str) -> str:
@@ -89,7 +89,7 @@ def _told(addresses: Sequence[str]) -> str:
     return ", ".join(addresses) or "only loopback addresses"
 
 
-def _by_list(options: Options, machine: Machine, notes: list[str]) -> Place:
+def _by_list(options: LaunchOptions, machine: Machine, notes: list[str]) -> HostSelection:
     hosts = tuple(machine.resolve(host) for host in options.ips)
     _check_different(hosts)
     host = _own_of_list(options, machine, hosts, notes)
@@ -98,7 +98,7 @@ def _by_list(options: Options, machine: Machine, notes: list[str]) -> Place:
             f"rank {options.rank} does not fit: {host} is number {hosts.index(host)} of "
             f"{', '.join(hosts)}"
         )
-    return Place(
+    return HostSelection(
         host=host, meeting=_listed_meeting(hosts, host, options.start_port or DEFAULT_PORT)
     )
 
@@ -120,7 +120,9 @@ def _check_different(hosts: Sequence[str]) -> None:
         raise ConfigError(f"--ips names {twice[0]} twice; list every machine once")
 
 
-def _own_of_list(options: Options, machine: Machine, hosts: Sequence[str], notes: list[str]) -> str:
+def _own_of_list(
+    options: LaunchOptions, machine: Machine, hosts: Sequence[str], notes: list[str]
+) -> str:
     if options.host is not None:
         host = _own(machine, options.host, "--host")
         if host not in hosts:
@@ -140,7 +142,7 @@ def _own_of_list(options: Options, machine: Machine, hosts: Sequence[str], notes
     return own[0]
 
 
-def _by_master(options: Options, machine: Machine, notes: list[str]) -> Place:
+def _by_master(options: LaunchOptions, machine: Machine, notes: list[str]) -> HostSelection:
     assert options.master is not None
     assert options.nnodes is not None
     name, port = options.master
@@ -149,7 +151,7 @@ def _by_master(options: Options, machine: Machine, notes: list[str]) -> Place:
         raise ConfigError(f"--rank {options.rank} is outside 0..{most - 1} of --nnodes {most}")
     address = machine.resolve(name)
     is_master = options.rank == 0 or (options.rank is None and machine.owns(address))
-    return Place(
+    return HostSelection(
         host=_own_by_route(options, machine, address, notes),
         meeting=Meeting(
             master=(address, port),
@@ -161,7 +163,7 @@ def _by_master(options: Options, machine: Machine, notes: list[str]) -> Place:
     )
 
 
-def _own_by_route(options: Options, machine: Machine, master: str, notes: list[str]) -> str:
+def _own_by_route(options: LaunchOptions, machine: Machine, master: str, notes: list[str]) -> str:
     if options.host is not None:
         return _own(machine, options.host, "--host")
     if machine.owns(master):
@@ -172,18 +174,18 @@ def _own_by_route(options: Options, machine: Machine, master: str, notes: list[s
     return host
 
 
-def _by_endpoints(options: Options, machine: Machine, notes: list[str]) -> Place:
+def _by_endpoints(options: LaunchOptions, machine: Machine, notes: list[str]) -> HostSelection:
     servers = _endpoints(options.servers, options, machine, "--servers")
     workers = _endpoints(options.workers, options, machine, "--workers")
     hosts = tuple(dict.fromkeys(host for host, _ in (*servers, *workers)))
     if len(hosts) == 1 or (options.host is None and all(map(machine.owns, hosts))):
         own = _own(machine, hosts[0], "--servers and --workers")
-        return Place(host=own, servers=servers, workers=workers)
+        return HostSelection(host=own, servers=servers, workers=workers)
     host = _own_of_list(options, machine, hosts, notes)
     _warn_if_mixed(servers, hosts, "servers", notes)
     _warn_if_mixed(workers, hosts, "workers", notes)
     used = [port for owner, port in (*servers, *workers) if owner == hosts[0]]
-    return Place(
+    return HostSelection(
         host=host,
         meeting=_listed_meeting(hosts, host, options.start_port or max(used) + 1),
         servers=tuple(endpoint for endpoint in servers if endpoint[0] == host),
@@ -192,7 +194,7 @@ def _by_endpoints(options: Options, machine: Machine, notes: list[str]) -> Place
 
 
 def _endpoints(
-    words: Sequence[str], options: Options, machine: Machine, flag: str
+    words: Sequence[str], options: LaunchOptions, machine: Machine, flag: str
 ) -> tuple[Endpoint, ...]:
     if not words:
         given, missing = (

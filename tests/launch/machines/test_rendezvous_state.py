@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from fleetlight.errors import MembershipError
 from fleetlight.launch.job.spec import Meeting
 from fleetlight.launch.machines import store
-from fleetlight.launch.machines.rounds import PlainBackend, from_json, to_json
+from fleetlight.launch.machines.rendezvous_state import JsonBackend, from_json, to_json
 from fleetlight.launch.machines.store import Rendezvous, Store
 from fleetlight.launch.processes.ports import Reservation
 
@@ -89,7 +89,7 @@ class Trap:
 
 def test_what_is_set_and_got_is_data() -> None:
     memory = Memory()
-    one, other = PlainBackend(memory, dynamic), PlainBackend(memory, dynamic)
+    one, other = JsonBackend(memory, dynamic), JsonBackend(memory, dynamic)
     assert one.name == "memory"
     assert one.get_state() is None
     mine, theirs = fresh(), fresh()
@@ -112,7 +112,7 @@ def test_what_is_set_and_got_is_data() -> None:
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"round": "x"}', b"\x80\x04."])
 def test_anything_else_is_refused(data: bytes) -> None:
     with pytest.raises(dynamic.RendezvousStateError, match="no state of a rendezvous"):
-        PlainBackend(Memory(data), dynamic).get_state()
+        JsonBackend(Memory(data), dynamic).get_state()
 
 
 def met() -> tuple[Store, Meeting]:

@@ -9,9 +9,9 @@ import time
 import pytest
 from tests.launch.machines.doubles import Store
 
-from fleetlight.launch.machines import farewell
-from fleetlight.launch.machines.farewell import see_off
+from fleetlight.launch.machines import rendezvous
 from fleetlight.launch.machines.heartbeats import SILENT_S, Heartbeats
+from fleetlight.launch.machines.rendezvous import serve_until_others_leave
 from fleetlight.launch.processes.interrupts import Interrupts
 
 HOUR_S = 3600.0
@@ -39,7 +39,7 @@ class Visitor(Store):
 
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(farewell, "_LOOK_S", 0.0)
+    monkeypatch.setattr(rendezvous, "_LOOK_S", 0.0)
 
 
 def served(store: Visitor) -> Heartbeats:
@@ -54,7 +54,7 @@ def served(store: Visitor) -> Heartbeats:
 
 def test_a_launcher_that_came_after_the_last_beat_is_waited_for() -> None:
     store = Visitor()
-    see_off(served(store), [1, 2], HOUR_S, store.interrupts)
+    serve_until_others_leave(served(store), [1, 2], HOUR_S, store.interrupts)
     assert store.asked == 3
 
 
@@ -62,7 +62,7 @@ def test_one_goodbye_is_not_counted_for_another() -> None:
     store = Visitor()
     host = served(store)
     Heartbeats(store, "c", time.monotonic()).say_goodbye()
-    see_off(host, [1, 2], HOUR_S, store.interrupts)
+    serve_until_others_leave(host, [1, 2], HOUR_S, store.interrupts)
     assert store.asked == 3
 
 
@@ -70,21 +70,21 @@ def test_who_falls_silent_is_not_waited_for() -> None:
     store = Visitor()
     host = served(store)
     host.listen(time.monotonic() - 2 * SILENT_S)
-    see_off(host, [1, 2], HOUR_S, store.interrupts)
+    serve_until_others_leave(host, [1, 2], HOUR_S, store.interrupts)
     assert store.asked == 0
 
 
 def test_who_is_not_of_the_crew_gets_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(farewell, "STRANGERS_S", 0.0)
+    monkeypatch.setattr(rendezvous, "STRANGERS_S", 0.0)
     for crew, asked in (([1], 1), ([1, 2], 3)):
         store = Visitor()
-        see_off(served(store), crew, HOUR_S, store.interrupts)
+        serve_until_others_leave(served(store), crew, HOUR_S, store.interrupts)
         assert store.asked == asked
 
 
 def test_the_wait_has_an_end() -> None:
     store = Visitor()
-    see_off(served(store), [1, 2], 0.0, store.interrupts)
+    serve_until_others_leave(served(store), [1, 2], 0.0, store.interrupts)
     assert store.asked == 1
 
 
@@ -92,5 +92,5 @@ def test_only_a_further_interrupt_ends_the_wait() -> None:
     store = Visitor()
     store.goodbye_at, store.interrupt_at = 10, 5
     store.interrupts.seen.append(signal.SIGINT)
-    see_off(served(store), [1, 2], HOUR_S, store.interrupts)
+    serve_until_others_leave(served(store), [1, 2], HOUR_S, store.interrupts)
     assert store.asked == 5

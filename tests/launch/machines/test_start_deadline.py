@@ -11,8 +11,8 @@ from tests.launch.machines.doubles import Ears
 
 from fleetlight.errors import MembershipError
 from fleetlight.launch.job.spec import Meeting
-from fleetlight.launch.machines import patience
-from fleetlight.launch.machines.patience import Patience, absent
+from fleetlight.launch.machines import start_deadline
+from fleetlight.launch.machines.start_deadline import StartDeadline, absent
 from fleetlight.launch.processes.interrupts import Interrupted, Interrupts
 
 LISTED = Meeting(
@@ -37,7 +37,7 @@ def test_when_nobody_is_missing_nobody_is_named() -> None:
 
 
 def test_waiting_ends_at_the_deadline_and_names_who_is_missing() -> None:
-    short = Patience(Ears(), Interrupts(), deadline_s=0.01)
+    short = StartDeadline(Ears(), Interrupts(), deadline_s=0.01)
     with pytest.raises(
         MembershipError, match=r"within 0.01 s .*: somebody; start the same command"
     ):
@@ -45,15 +45,15 @@ def test_waiting_ends_at_the_deadline_and_names_who_is_missing() -> None:
 
 
 def test_what_is_left_of_the_deadline() -> None:
-    assert 59 < Patience(Ears(), Interrupts(), deadline_s=60).left_s <= 60
-    assert Patience(Ears(), Interrupts(), deadline_s=0).left_s == 0
+    assert 59 < StartDeadline(Ears(), Interrupts(), deadline_s=60).left_s <= 60
+    assert StartDeadline(Ears(), Interrupts(), deadline_s=0).left_s == 0
 
 
 def test_waiting_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "TELL_S", 0.0)
+    monkeypatch.setattr(start_deadline, "TELL_S", 0.0)
     ears = Ears()
     answers = iter([False, False, True])
-    Patience(ears, Interrupts(), deadline_s=60).wait(lambda: next(answers), lambda: "somebody")
+    StartDeadline(ears, Interrupts(), deadline_s=60).wait(lambda: next(answers), lambda: "somebody")
     assert ears.heard == ["somebody", "somebody"]
 
 
@@ -61,4 +61,4 @@ def test_waiting_can_be_interrupted() -> None:
     interrupts = Interrupts()
     interrupts.seen.append(signal.SIGINT)
     with pytest.raises(Interrupted):
-        Patience(Ears(), interrupts, deadline_s=60).wait(lambda: False, lambda: "")
+        StartDeadline(Ears(), interrupts, deadline_s=60).wait(lambda: False, lambda: "")

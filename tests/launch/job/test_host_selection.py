@@ -9,8 +9,8 @@ import pytest
 
 from fleetlight.errors import ConfigError
 from fleetlight.launch.inventory import Machine
-from fleetlight.launch.job.options import Options
-from fleetlight.launch.job.place import Place, find_place
+from fleetlight.launch.job.host_selection import HostSelection, select_hosts
+from fleetlight.launch.job.options import LaunchOptions
 
 SECOND = Machine(
     addresses=(("lo", "127.0.0.1"), ("eth0", "10.0.0.2")),
@@ -19,17 +19,19 @@ SECOND = Machine(
 )
 
 
-def place(notes: list[str] | None = None, **flags: Any) -> Place:
-    return find_place(Options(script="t.py", **flags), SECOND, [] if notes is None else notes)
+def place(notes: list[str] | None = None, **flags: Any) -> HostSelection:
+    return select_hosts(
+        LaunchOptions(script="t.py", **flags), SECOND, [] if notes is None else notes
+    )
 
 
 def test_one_machine_needs_no_meeting() -> None:
-    assert place() == Place(host="127.0.0.1", meeting=None)
+    assert place() == HostSelection(host="127.0.0.1", meeting=None)
 
 
 def test_one_machine_may_use_an_outside_address() -> None:
     assert place(host="10.0.0.2").host == "10.0.0.2"
-    assert place(ips=("10.0.0.2",)) == Place(host="10.0.0.2")
+    assert place(ips=("10.0.0.2",)) == HostSelection(host="10.0.0.2")
 
 
 def test_a_master_without_machines_to_meet_is_said() -> None:
@@ -86,8 +88,8 @@ def test_listed_processes_of_this_machine_only() -> None:
 
 def test_addresses_are_compared_whole() -> None:
     own = Machine(addresses=(("eth0", "10.0.0.1"),))
-    options = Options(script="t.py", servers=("10.0.0.1:1",), workers=("10.0.0.10:1",))
-    assert find_place(options, own, []).workers == ()
+    options = LaunchOptions(script="t.py", servers=("10.0.0.1:1",), workers=("10.0.0.10:1",))
+    assert select_hosts(options, own, []).workers == ()
 
 
 def test_lists_that_name_only_this_machine() -> None:

@@ -12,7 +12,7 @@ import os
 import socket
 from collections.abc import Iterator
 
-from fleetlight.sockets.descriptors import open_sockets
+from fleetlight.wire.descriptors import open_sockets
 
 _inodes: set[str] = set()
 _ports: set[int] = set()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Noticeboard`: what launchers tell each other during one start of the job."""
+"""`StatusBoard`: what launchers tell each other during one start of the job."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fleetlight.errors import MembershipError
-from fleetlight.launch.job.layout import Layout
+from fleetlight.launch.job.layout import JobLayout
 from fleetlight.launch.job.spec import Meeting
 from fleetlight.launch.machines.heartbeats import Counters, Heartbeats
-from fleetlight.launch.machines.patience import Patience
 from fleetlight.launch.machines.peers import Conclusion, Next, conclusion
-from fleetlight.launch.processes.reason import Failure, first_of_all
+from fleetlight.launch.machines.start_deadline import StartDeadline
+from fleetlight.launch.processes.failure import JobFailure, first_of_all
 from fleetlight.launch.processes.watch import Elsewhere
 
 _LOOK_S = 0.05
@@ -29,19 +29,19 @@ class _End:
     workers_done: bool
     #: which of the failures that were told this one is
     place: int
-    failure: Failure | None
+    failure: JobFailure | None
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> _End:
         failure = data["failure"]
-        return cls(**{**data, "failure": Failure(**failure) if failure else None})
+        return cls(**{**data, "failure": JobFailure(**failure) if failure else None})
 
 
-class Noticeboard:
+class StatusBoard:
     """Notices of the machines that have met, in the store they share until they meet again."""
 
     def __init__(
-        self, store: Counters, heartbeats: Heartbeats, layout: Layout, launchers: Sequence[int]
+        self, store: Counters, heartbeats: Heartbeats, layout: JobLayout, launchers: Sequence[int]
     ) -> None:
         self.layout = layout
         self.launchers = launchers
@@ -54,7 +54,7 @@ class Noticeboard:
         """Node 0 has its logs in place."""
         self._store.set("job", job_id)
 
-    def await_job_id(self, patience: Patience) -> str:
+    def await_job_id(self, deadline: StartDeadline) -> str:
         """Wait until node 0 has."""
 
         def there() -> bool:
@@ -63,7 +63,7 @@ class Noticeboard:
                 raise MembershipError(f"{self.layout.node_name(0)} went away")
             return self._store.check(["job"])
 
-        patience.wait(there, lambda: f"{self.layout.node_name(0)} is not ready")
+        deadline.wait(there, lambda: f"{self.layout.node_name(0)} is not ready")
         return self._store.get("job").decode()
 
     def ask(self, now: float, *, workers_done: bool) -> Elsewhere:
@@ -96,7 +96,7 @@ class Noticeboard:
         """End this start of the job everywhere; how many have called so."""
         return self._store.add("stop", 1)
 
-    def tell_end(self, failure: Failure | None) -> None:
+    def tell_end(self, failure: JobFailure | None) -> None:
         """All processes here have ended, because of `failure` if there is one."""
         place = 0 if failure is None else self.call_stop()
         end = _End(workers_done=self._said_done, place=place, failure=failure)
@@ -104,7 +104,7 @@ class Noticeboard:
 
     def wait_for_ends(
         self, longest_s: float, is_enough: Callable[[], bool] = lambda: False
-    ) -> list[Failure]:
+    ) -> list[JobFailure]:
         """Wait until all machines have ended their processes; those that never said so.
 
         Whoever has heard all ends knows all that is needed to agree: the store may go then. The
@@ -129,13 +129,13 @@ class Noticeboard:
             self._ends[node] = _End.from_dict(json.loads(self._store.get(key)))
         return node in self._ends
 
-    def _silence(self, node: int) -> Failure:
+    def _silence(self, node: int) -> JobFailure:
         is_silent = self._heartbeats.is_silent(self.launchers[node], time.monotonic())
         how = "went away: no sign of life" if is_silent else "did not end its processes in time"
         what = f"{self.layout.node_name(node)} {how}"
-        return Failure(what=what, code=1, killed=True, may_restart=False)
+        return JobFailure(what=what, code=1, killed=True, may_restart=False)
 
-    def failures(self) -> list[Failure]:
+    def failures(self) -> list[JobFailure]:
         """The failures that were told, in the order they were told."""
         told = sorted(self._ends.values(), key=lambda end: end.place)
         return [end.failure for end in told if end.failure is not None]
@@ -148,7 +148,7 @@ class Noticeboard:
 
 
 def agree(
-    board: Noticeboard, silent: Sequence[Failure], meeting: Meeting, restarts_left: int
+    board: StatusBoard, silent: Sequence[JobFailure], meeting: Meeting, restarts_left: int
 ) -> Conclusion:
     """What all machines make of one start of the job, each for itself and all the same."""
     first = first_of_all([*silent, *board.failures()])

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from fleetlight.launch.machines.link import Link, StoreLostError, bounded
+from fleetlight.launch.machines.store_connection import StoreConnection, StoreLostError, bounded
 
 
 def test_what_hangs_is_left_behind() -> None:
@@ -28,7 +28,7 @@ def fail(raw: object) -> None:
 
 
 def test_a_connection_that_failed_is_not_used_again() -> None:
-    link = Link("first", lambda: "second")
+    link = StoreConnection("first", lambda: "second")
     assert link.call(str.upper) == "FIRST"
     with pytest.raises(RuntimeError, match="first failed"):
         link.call(fail)
@@ -36,7 +36,7 @@ def test_a_connection_that_failed_is_not_used_again() -> None:
 
 
 def test_a_connection_within_this_process_is_never_replaced() -> None:
-    link = Link("own")
+    link = StoreConnection("own")
     with pytest.raises(RuntimeError, match="own failed"):
         link.call(fail)
     assert link.raw == "own"

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from fleetlight.errors import ConfigError
-from fleetlight.security import folder as module
+from fleetlight.security import certificate_folder as module
+from fleetlight.security.certificate_folder import CLIENT, SERVER, CertificateFolder
 from fleetlight.security.certificates import make
 from fleetlight.security.context import client_context, server_context
-from fleetlight.security.folder import CLIENT, SERVER, Folder
 
 
 @pytest.fixture
@@ -38,26 +38,26 @@ def test_a_good_folder_has_nothing_to_say(
     certificates: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for side in (SERVER, CLIENT):
-        Folder(certificates, side).check()
+        CertificateFolder(certificates, side).check()
     assert caplog.records == []
 
 
 def test_no_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere is not a folder; `fleetlight cert "):
-        Folder(tmp_path / "nowhere", SERVER).check()
+        CertificateFolder(tmp_path / "nowhere", SERVER).check()
 
 
 @pytest.mark.parametrize("name", ["ca.pem", "server.pem", "server.key"])
 def test_a_missing_file_is_named(certificates: Path, name: str) -> None:
     (certificates / name).unlink()
     with pytest.raises(ConfigError, match=f"certs/{name} is missing; `fleetlight cert"):
-        Folder(certificates, SERVER).check()
+        CertificateFolder(certificates, SERVER).check()
 
 
 def test_a_side_needs_only_its_own_files(certificates: Path) -> None:
     (certificates / "client.pem").unlink()
     (certificates / "client.key").unlink()
-    Folder(certificates, SERVER).check()
+    CertificateFolder(certificates, SERVER).check()
 
 
 def test_a_file_that_cannot_be_read_is_named(certificates: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_file_that_cannot_be_read_is_named(certificates: Path) -> None:
     (certificates / "server.key").unlink()
     (certificates / "server.key").mkdir()
     with pytest.raises(ConfigError, match=r"server.key cannot be read: Is a directory"):
-        Folder(certificates, SERVER).check()
+        CertificateFolder(certificates, SERVER).check()
 
 
 @pytest.mark.parametrize("name", ["ca.pem", "server.pem"])
@@ -75,13 +75,13 @@ def test_a_file_that_cannot_be_read_is_named(certificates: Path) -> None:
 def test_a_file_without_a_certificate_is_named(certificates: Path, name: str, text: str) -> None:
     (certificates / name).write_text(text)
     with pytest.raises(ConfigError, match=f"certs/{name} holds no certificate"):
-        Folder(certificates, SERVER).check()
+        CertificateFolder(certificates, SERVER).check()
 
 
 def test_words_around_a_certificate_do_no_harm(certificates: Path) -> None:
     file = certificates / "ca.pem"
     file.write_text("# our authority\n" + file.read_text() + "# the end\n")
-    Folder(certificates, SERVER).check()
+    CertificateFolder(certificates, SERVER).check()
 
 
 def test_an_expired_certificate_is_named_with_its_date(
@@ -91,7 +91,7 @@ def test_an_expired_certificate_is_named_with_its_date(
     at(monkeypatch, now + datetime.timedelta(days=400))
     expected = f"{now + datetime.timedelta(days=365):%Y-%m-%d}"
     with pytest.raises(ConfigError, match=f"ca.pem expired on {expected}; .*--replace"):
-        Folder(certificates, SERVER).check()
+        CertificateFolder(certificates, SERVER).check()
 
 
 @pytest.mark.parametrize(("days", "warned"), [(29, True), (31, False)])
@@ -101,7 +101,7 @@ def test_a_certificate_that_expires_soon_is_a_warning_of_one_line(
     make(tmp_path / "certs", days=days)
     with caplog.at_level(logging.WARNING, "fleetlight"):
         for side in (SERVER, CLIENT):
-            Folder(tmp_path / "certs", side).check()
+            CertificateFolder(tmp_path / "certs", side).check()
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == warned
     last = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(days=days)
@@ -116,7 +116,7 @@ def test_the_one_that_expires_first_is_named(
     make(tmp_path / "short", days=3)
     (tmp_path / "short" / "client.pem").replace(certificates / "client.pem")
     with caplog.at_level(logging.WARNING, "fleetlight"):
-        Folder(certificates, CLIENT).check()
+        CertificateFolder(certificates, CLIENT).check()
     (record,) = caplog.records
     assert "client.pem expires on" in record.getMessage()
 
@@ -126,7 +126,7 @@ def test_a_clock_that_is_behind_is_named(
 ) -> None:
     at(monkeypatch, datetime.datetime(2001, 2, 3, tzinfo=datetime.timezone.utc))
     with pytest.raises(ConfigError, match="the clock of this machine says 2001-02-03"):
-        Folder(certificates, SERVER).check()
+        CertificateFolder(certificates, SERVER).check()
 
 
 def test_a_key_that_others_can_read_is_a_warning(
@@ -134,7 +134,7 @@ def test_a_key_that_others_can_read_is_a_warning(
 ) -> None:
     os.chmod(certificates / "client.key", 0o644)
     with caplog.at_level(logging.WARNING, "fleetlight"):
-        Folder(certificates, CLIENT).check()
+        CertificateFolder(certificates, CLIENT).check()
     (record,) = caplog.records
     assert "client.key can be read by others (mode 644): chmod 600" in record.getMessage()
 

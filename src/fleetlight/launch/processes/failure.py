@@ -10,7 +10,7 @@ import signal
 from collections.abc import Sequence
 from typing import Any
 
-from fleetlight.launch.job.layout import Member
+from fleetlight.launch.job.layout import JobProcess
 from fleetlight.launch.processes.logs import relative, tail
 from fleetlight.launch.status import RESUME_CODE, UNKNOWN, ProcessStatus, Stop
 
@@ -22,7 +22,9 @@ _OFTEN = {
     signal.SIGILL: "native code for another processor",
 }
 
-_ERROR = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Exit)\b|^Fatal Python error|^terminate ")
+_ERROR = re.compile(
+    r"^[\w.]*(Error|Exception|Interrupt|ProcessExit)\b|^Fatal Python error|^terminate "
+)
 #: of an exception's name: `fleetlight.errors.` in `fleetlight.errors.ConfigError: x`
 _MODULE_PATH = re.compile(r"^([\w<>]+\.)+(?=\w+(:|$))")
 _SEPARATOR = re.compile(r"^--- restart \d+ ---$", re.MULTILINE)
@@ -30,10 +32,10 @@ _LONGEST = 500
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Exit:
+class ProcessExit:
     """The end of one process, as this machine's launcher saw it."""
 
-    member: Member
+    member: JobProcess
     #: exit code, or -N for signal N
     status: int
     #: when its last error was raised, else when its end was seen; by the monotonic clock
@@ -44,7 +46,9 @@ class Exit:
     stop: Stop | None = None
 
     @classmethod
-    def of(cls, member: Member, status: int, told: ProcessStatus, seen_at: float) -> Exit:
+    def of(
+        cls, member: JobProcess, status: int, told: ProcessStatus, seen_at: float
+    ) -> ProcessExit:
         """From the status that a process has left; its end was seen at `seen_at`."""
         raised_at = None if told.error is None else told.at
         # one that was killed after it had told its stop has saved, too
@@ -94,7 +98,7 @@ def is_killed(status: int) -> bool:
     return status < 0 and status != -signal.SIGABRT
 
 
-def first_failure(exits: Sequence[Exit]) -> Exit | None:
+def first_failure(exits: Sequence[ProcessExit]) -> ProcessExit | None:
     """The failure that the others follow from."""
     failed = [one for one in exits if one.has_failed]
     order = sorted(
@@ -104,7 +108,7 @@ def first_failure(exits: Sequence[Exit]) -> Exit | None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Failure:
+class JobFailure:
     """Why a job ended: what travels between launchers and what the user reads."""
 
     #: who and how: `worker 1 of 2 exited with code 3`
@@ -137,9 +141,11 @@ class Failure:
         return f"{where}{self.what}{after}{why}{log}"
 
 
-def failure_of(one: Exit, log: pathlib.Path, *, after_s: float, node: str = "") -> Failure:
+def failure_of(
+    one: ProcessExit, log: pathlib.Path, *, after_s: float, node: str = ""
+) -> JobFailure:
     """The failure of one process, told."""
-    return Failure(
+    return JobFailure(
         what=f"{one.member.title} {how(one.status)}",
         code=exit_code(one.status),
         after_s=after_s,
@@ -152,7 +158,7 @@ def failure_of(one: Exit, log: pathlib.Path, *, after_s: float, node: str = "") 
     )
 
 
-def _why(one: Exit, log: pathlib.Path) -> str:
+def _why(one: ProcessExit, log: pathlib.Path) -> str:
     error = one.told.error
     if error:
         return _short(error) if error != how(one.status) else ""
@@ -160,7 +166,7 @@ def _why(one: Exit, log: pathlib.Path) -> str:
     return last_error(log) or ("" if one.status < 0 else _last_line(log))
 
 
-def first_of_all(failures: Sequence[Failure]) -> Failure | None:
+def first_of_all(failures: Sequence[JobFailure]) -> JobFailure | None:
     """The failure that those of other machines follow from; given in the order they were told."""
     order = sorted(failures, key=lambda one: (one.stopped, one.consequence, not one.killed))
     return order[0] if order else None
@@ -183,7 +189,7 @@ def how(status: int) -> str:
     return f"was killed by {number.name}{often}"
 
 
-def reviving(one: Exit, life: int, left: int) -> str:
+def reviving(one: ProcessExit, life: int, left: int) -> str:
     """Why one process starts again, while the others wait for it."""
     return (
         f"{one.member.title} {how(one.status)}; starting it again (restart {life}, {left} more "
@@ -191,7 +197,7 @@ def reviving(one: Exit, life: int, left: int) -> str:
     )
 
 
-def sparing(one: Exit) -> str:
+def sparing(one: ProcessExit) -> str:
     """Why the others go on alone."""
     if one.is_done:
         return f"{one.member.title} {how(one.status)} behind the end of its script: it had done all"

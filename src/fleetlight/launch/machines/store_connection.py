@@ -52,7 +52,7 @@ class Retry(Protocol):
         """Try until it works, or until that has taken too long."""
 
 
-class Link:
+class StoreConnection:
     """A connection, which is replaced once it has failed."""
 
     def __init__(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Together`: one job on several machines, each with its own fleetrun."""
+"""`ConnectedMachines`: one job on several machines, each with its own fleetrun."""
 
 from __future__ import annotations
 
@@ -8,19 +8,24 @@ import time
 from collections.abc import Iterator
 
 from fleetlight.errors import FleetError, MembershipError
-from fleetlight.launch.job.layout import Layout, Node
+from fleetlight.launch.job.layout import JobLayout, Node
 from fleetlight.launch.job.spec import JobSpec, Meeting
 from fleetlight.launch.machines import store
-from fleetlight.launch.machines.farewell import STRANGERS_S, see_off
-from fleetlight.launch.machines.gathering import Meet, exchange, reach
 from fleetlight.launch.machines.heartbeats import Heartbeats
-from fleetlight.launch.machines.noticeboard import Noticeboard, agree
-from fleetlight.launch.machines.outage import Outage, OutOfReachError, Silences
+from fleetlight.launch.machines.outage import Outage, OutOfReachError, SilenceReport
 from fleetlight.launch.machines.own_node import described
-from fleetlight.launch.machines.patience import Patience, absent
 from fleetlight.launch.machines.peers import Conclusion, Next
+from fleetlight.launch.machines.rendezvous import (
+    STRANGERS_S,
+    RendezvousThread,
+    exchange,
+    reach,
+    serve_until_others_leave,
+)
+from fleetlight.launch.machines.start_deadline import StartDeadline, absent
+from fleetlight.launch.machines.status_board import StatusBoard, agree
+from fleetlight.launch.processes.failure import JobFailure
 from fleetlight.launch.processes.interrupts import Interrupts
-from fleetlight.launch.processes.reason import Failure
 from fleetlight.launch.processes.watch import LEAVE_S, SETTLE_S, UNKILLABLE_S, Elsewhere
 from fleetlight.launch.screen import Screen
 
@@ -30,7 +35,7 @@ _ASK_S = 0.25
 _ADMIT_S = 2.0
 
 
-class Together:
+class ConnectedMachines:
     """The other machines, met through torch's store and rendezvous."""
 
     def __init__(
@@ -40,45 +45,45 @@ class Together:
         self._screen, self._interrupts = screen, interrupts
         store.quiet_torch()
         self._outage = Outage(self._master(), job.deadline_s, screen, interrupts)
-        self._store, self._serves = reach(meeting, self._patience(), self._outage)
+        self._store, self._serves = reach(meeting, self._deadline(), self._outage)
         # The rendezvous blocks on its connection, so it gets one of its own.
         own = store.connect(meeting)
         self._rendezvous = store.Rendezvous(own, meeting, job.host, job.deadline_s)
         now = time.monotonic()
         self._heartbeats = Heartbeats(self._store, job.host, now, job.deadline_s)
-        self._noticeboard: Noticeboard | None = None
-        self._silences = Silences(job.deadline_s, screen)
+        self._status_board: StatusBoard | None = None
+        self._silences = SilenceReport(job.deadline_s, screen)
         self._last = Elsewhere.RUNNING
         self._next_ask = self._next_admission = 0.0
         self._is_gone = self._is_finished = False
 
-    def _patience(self) -> Patience:
-        return Patience(self._screen, self._interrupts, self._job.deadline_s)
+    def _deadline(self) -> StartDeadline:
+        return StartDeadline(self._screen, self._interrupts, self._job.deadline_s)
 
     @property
-    def _board(self) -> Noticeboard:
-        assert self._noticeboard is not None, "gather comes first"
-        return self._noticeboard
+    def _board(self) -> StatusBoard:
+        assert self._status_board is not None, "gather comes first"
+        return self._status_board
 
-    def gather(self, node: Node) -> Layout:
+    def gather(self, node: Node) -> JobLayout:
         """Wait for the other machines and put all in order."""
-        self._noticeboard, self._last = None, Elsewhere.RUNNING
-        self._silences = Silences(self._job.deadline_s, self._screen)
-        patience, meet = self._patience(), Meet(self._rendezvous)
+        self._status_board, self._last = None, Elsewhere.RUNNING
+        self._silences = SilenceReport(self._job.deadline_s, self._screen)
+        deadline, meet = self._deadline(), RendezvousThread(self._rendezvous)
 
         def are_here() -> bool:
             self._heartbeats.beat(time.monotonic())
             return meet.is_done()
 
         with self._naming_the_master():
-            patience.wait(are_here, self._absent)
+            deadline.wait(are_here, self._absent)
             own = described(node, self._job, self._meeting)
             name, number, count = meet.found
             shared = self._store.part(name)
             layout, launchers, warnings = exchange(
-                own, (shared, number, count), self._heartbeats, self._meeting, patience
+                own, (shared, number, count), self._heartbeats, self._meeting, deadline
             )
-        self._noticeboard = Noticeboard(shared, self._heartbeats, layout, launchers)
+        self._status_board = StatusBoard(shared, self._heartbeats, layout, launchers)
         for line in (*warnings, _order(layout)):
             self._screen.say(line)
         return layout
@@ -90,7 +95,7 @@ class Together:
         """The job's id: given by node 0 once its logs are in place, awaited by the others."""
         with self._naming_the_master():
             if job_id is None:
-                return self._board.await_job_id(self._patience())
+                return self._board.await_job_id(self._deadline())
             self._board.give_job_id(job_id)
             return job_id
 
@@ -144,10 +149,11 @@ class Together:
         """How much later than here the processes of another machine may end."""
         return SETTLE_S + LEAVE_S + self._job.grace_s + UNKILLABLE_S
 
-    def conclude(self, failure: Failure | None, *, restarts_left: int) -> Conclusion:
+    def conclude(self, failure: JobFailure | None, *, restarts_left: int) -> Conclusion:
         """Tell the failure, wait until all machines have ended, and choose the first one."""
         agreed = Conclusion(
-            next=Next.FINISH, failure=Failure(what=self._master_gone(), code=1, may_restart=False)
+            next=Next.FINISH,
+            failure=JobFailure(what=self._master_gone(), code=1, may_restart=False),
         )
         interrupts = len(self._interrupts.seen)
 
@@ -167,11 +173,11 @@ class Together:
 
     def give_up(self, why: str) -> None:
         """This machine cannot go on; the others need not wait for its signs of life."""
-        if self._noticeboard is not None and not self._is_finished:
-            node = self._noticeboard.layout.node_name(self._noticeboard.layout.own)
+        if self._status_board is not None and not self._is_finished:
+            node = self._status_board.layout.node_name(self._status_board.layout.own)
             with contextlib.suppress(RuntimeError):
-                told = Failure(what="fleetrun gave up", code=1, error=why, node=node)
-                self._noticeboard.tell_end(told)
+                told = JobFailure(what="fleetrun gave up", code=1, error=why, node=node)
+                self._status_board.tell_end(told)
 
     def close(self) -> None:
         """Say goodbye; node 0 stays until the others have heard everything."""
@@ -183,17 +189,19 @@ class Together:
                 self._rendezvous.close()
             self._heartbeats.say_goodbye()
             if self._serves:
-                self._see_off()
+                self._serve_until_others_leave()
 
-    def _see_off(self) -> None:
-        if self._noticeboard is None:
-            see_off(self._heartbeats, (), STRANGERS_S, self._interrupts)
+    def _serve_until_others_leave(self) -> None:
+        if self._status_board is None:
+            serve_until_others_leave(self._heartbeats, (), STRANGERS_S, self._interrupts)
         else:
             # Others wait as long for a machine that does not end, and may have begun that later.
             longest_s = 2 * self._longest_end_s
-            see_off(self._heartbeats, self._noticeboard.launchers, longest_s, self._interrupts)
+            serve_until_others_leave(
+                self._heartbeats, self._status_board.launchers, longest_s, self._interrupts
+            )
 
 
-def _order(layout: Layout) -> str:
+def _order(layout: JobLayout) -> str:
     names = [layout.node_name(rank) for rank in range(len(layout.nodes))]
     return f"the job's machines: {', '.join(names)}; this is node {layout.own}"

@@ -8,19 +8,19 @@ import time
 import pytest
 from tests.launch.machines.doubles import Store
 
-from fleetlight.launch.job.layout import Layout, Node
+from fleetlight.launch.job.layout import JobLayout, Node
 from fleetlight.launch.job.spec import Meeting
 from fleetlight.launch.machines.heartbeats import SILENT_S, Heartbeats
-from fleetlight.launch.machines.noticeboard import Noticeboard, agree
 from fleetlight.launch.machines.peers import Next
-from fleetlight.launch.processes.reason import Failure
+from fleetlight.launch.machines.status_board import StatusBoard, agree
+from fleetlight.launch.processes.failure import JobFailure
 from fleetlight.launch.processes.watch import Elsewhere
 
 NODES = (Node(host="a"), Node(host="b"))
 FIXED = Meeting(master=("a", 1), min_nodes=2, max_nodes=2)
 ELASTIC = Meeting(master=("a", 1), min_nodes=1, max_nodes=2)
-CAUSE = Failure(what="worker 0 exited with code 3", code=3)
-EFFECT = Failure(what="worker 1 exited with code 1", code=1, consequence=True)
+CAUSE = JobFailure(what="worker 0 exited with code 3", code=3)
+EFFECT = JobFailure(what="worker 1 exited with code 1", code=1, consequence=True)
 
 
 class Pair:
@@ -31,7 +31,7 @@ class Pair:
         self.store = store = Store()
         self.heartbeats = [Heartbeats(store, node.host, self.now, patience_s) for node in NODES]
         self.boards = [
-            Noticeboard(store, heartbeats, Layout(nodes=NODES, own=own), [1, 2])
+            StatusBoard(store, heartbeats, JobLayout(nodes=NODES, own=own), [1, 2])
             for own, heartbeats in enumerate(self.heartbeats)
         ]
         for heartbeats in (*self.heartbeats, *self.heartbeats):

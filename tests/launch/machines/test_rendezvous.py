@@ -11,9 +11,9 @@ from tests.launch.machines.doubles import Ears, Store
 from fleetlight.errors import LaunchError, MembershipError
 from fleetlight.launch.job.layout import Node
 from fleetlight.launch.job.spec import Meeting
-from fleetlight.launch.machines.gathering import Meet, exchange, reach
 from fleetlight.launch.machines.heartbeats import Heartbeats
-from fleetlight.launch.machines.patience import Patience
+from fleetlight.launch.machines.rendezvous import RendezvousThread, exchange, reach
+from fleetlight.launch.machines.start_deadline import StartDeadline
 from fleetlight.launch.processes.interrupts import Interrupts
 
 LISTED = Meeting(
@@ -27,7 +27,7 @@ def test_a_meeting_port_that_somebody_else_uses() -> None:
             master=taken.getsockname(), min_nodes=2, max_nodes=2, rank=0, is_master=True
         )
         with pytest.raises(LaunchError, match="where the machines meet, is taken by process"):
-            reach(meeting, Patience(Ears(), Interrupts(), deadline_s=60))
+            reach(meeting, StartDeadline(Ears(), Interrupts(), deadline_s=60))
 
 
 class Rounds:
@@ -43,12 +43,12 @@ class Rounds:
 
 
 def test_a_rendezvous_beside_the_loop() -> None:
-    meet = Meet(Rounds(("round.0", 1, 2)))  # type: ignore[arg-type]
-    Patience(Ears(), Interrupts(), deadline_s=60).wait(meet.is_done, lambda: "")
+    meet = RendezvousThread(Rounds(("round.0", 1, 2)))  # type: ignore[arg-type]
+    StartDeadline(Ears(), Interrupts(), deadline_s=60).wait(meet.is_done, lambda: "")
     assert meet.found == ("round.0", 1, 2)
-    meet = Meet(Rounds(MembershipError("closed")))  # type: ignore[arg-type]
+    meet = RendezvousThread(Rounds(MembershipError("closed")))  # type: ignore[arg-type]
     with pytest.raises(MembershipError, match="closed"):
-        Patience(Ears(), Interrupts(), deadline_s=60).wait(meet.is_done, lambda: "")
+        StartDeadline(Ears(), Interrupts(), deadline_s=60).wait(meet.is_done, lambda: "")
 
 
 def test_everybody_comes_to_the_same_layout() -> None:
@@ -65,7 +65,7 @@ def test_everybody_comes_to_the_same_layout() -> None:
                 (shared, number, 2),
                 heartbeats[number],
                 LISTED,
-                Patience(Ears(), Interrupts(), deadline_s=0.01),
+                StartDeadline(Ears(), Interrupts(), deadline_s=0.01),
             )
         except MembershipError:
             assert number == 0

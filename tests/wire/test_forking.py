@@ -13,7 +13,7 @@ from tests.workers import run_workers
 from torch.utils.data import DataLoader, Dataset
 
 import fleetlight as fleet
-from fleetlight.sockets.descriptors import open_sockets
+from fleetlight.wire.descriptors import open_sockets
 
 pytestmark = pytest.mark.multiprocess
 

@@ -9,10 +9,10 @@ import signal
 
 import pytest
 
-from fleetlight.launch.job.layout import Member
-from fleetlight.launch.processes.reason import (
-    Exit,
-    Failure,
+from fleetlight.launch.job.layout import JobProcess
+from fleetlight.launch.processes.failure import (
+    JobFailure,
+    ProcessExit,
     exit_code,
     failure_of,
     first_failure,
@@ -24,9 +24,9 @@ from fleetlight.launch.status import RESUME_CODE, ProcessStatus, Stop
 from fleetlight.roles.role import Kind
 
 
-def exit_of(index: int, status: int, at: float, **more: object) -> Exit:
-    member = Member(kind=Kind.WORKER, index=index, of=4, local_rank=index, local_size=4)
-    return Exit(member=member, status=status, at=at, told=ProcessStatus(**more))  # type: ignore[arg-type]
+def exit_of(index: int, status: int, at: float, **more: object) -> ProcessExit:
+    member = JobProcess(kind=Kind.WORKER, index=index, of=4, local_rank=index, local_size=4)
+    return ProcessExit(member=member, status=status, at=at, told=ProcessStatus(**more))  # type: ignore[arg-type]
 
 
 def test_the_earliest_failure_is_the_first() -> None:
@@ -56,17 +56,17 @@ def test_a_stop_is_a_code_and_a_status() -> None:
     told = ProcessStatus(exiting=True, stopped=Stop(7, "/c"))
     # one that was killed after it had told its stop has saved, too
     for status in (RESUME_CODE, -signal.SIGKILL):
-        assert Exit.of(member, status, told, 1.0).stop == Stop(7, "/c")
+        assert ProcessExit.of(member, status, told, 1.0).stop == Stop(7, "/c")
     # a script may have a code 75 of its own
-    assert Exit.of(member, RESUME_CODE, ProcessStatus(exiting=True), 1.0).stop is None
+    assert ProcessExit.of(member, RESUME_CODE, ProcessStatus(exiting=True), 1.0).stop is None
     for status in (1, -signal.SIGABRT):
-        assert Exit.of(member, status, told, 1.0).stop is None
+        assert ProcessExit.of(member, status, told, 1.0).stop is None
 
 
 def test_an_end_is_timed_by_its_error() -> None:
     member = exit_of(0, 0, 0).member
-    assert Exit.of(member, 1, ProcessStatus(at=2.5, error="E: x"), seen_at=3.0).at == 2.5
-    assert Exit.of(member, 1, ProcessStatus(at=2.5), seen_at=3.0).at == 3.0
+    assert ProcessExit.of(member, 1, ProcessStatus(at=2.5, error="E: x"), seen_at=3.0).at == 2.5
+    assert ProcessExit.of(member, 1, ProcessStatus(at=2.5), seen_at=3.0).at == 3.0
 
 
 def test_certainty() -> None:
@@ -173,13 +173,13 @@ def test_one_line_says_it_all(tmp_path: pathlib.Path, monkeypatch: pytest.Monkey
     )
     told = failure_of(exit_of(1, 3, 0, error="E: its own\nwords"), log, after_s=2.04)
     assert "E: its own words" in str(told)
-    assert Failure(**json.loads(json.dumps(told.to_dict()))) == told
+    assert JobFailure(**json.loads(json.dumps(told.to_dict()))) == told
 
 
 def test_failures_of_several_machines() -> None:
-    effect = Failure(what="a", code=1, consequence=True)
-    cause = Failure(what="b", code=1)
-    killed = Failure(what="c", code=137, killed=True)
+    effect = JobFailure(what="a", code=1, consequence=True)
+    cause = JobFailure(what="b", code=1)
+    killed = JobFailure(what="c", code=137, killed=True)
     assert first_of_all([effect, cause]) is cause
     assert first_of_all([effect, cause, killed]) is killed
     assert first_of_all([]) is None

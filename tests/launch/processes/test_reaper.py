@@ -7,8 +7,8 @@ import pathlib
 import subprocess
 import sys
 
-from fleetlight.launch.processes import keeper
-from fleetlight.launch.processes.keeper import keep, kill
+from fleetlight.launch.processes import reaper
+from fleetlight.launch.processes.reaper import keep, kill
 
 
 def test_it_keeps_what_was_added_and_not_dropped() -> None:
@@ -25,7 +25,7 @@ def test_it_removes_the_folder_of_a_run_that_could_not(tmp_path: pathlib.Path) -
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "error.0").write_text("{}")
-    program = [sys.executable, "-I", "-S", keeper.__file__]
+    program = [sys.executable, "-I", "-S", reaper.__file__]
     for _ in range(2):  # the second time it is gone already
         subprocess.run([*program, str(folder)], input=b"", timeout=60, check=True)
         assert not folder.exists()
@@ -40,7 +40,7 @@ def test_when_the_pipe_closes_it_kills_the_groups_left() -> None:
     )
     orders = f"add {stay.pid}\nadd {go.pid}\ndrop {stay.pid}\n"
     subprocess.run(
-        [sys.executable, "-I", "-S", keeper.__file__], input=orders.encode(), timeout=60, check=True
+        [sys.executable, "-I", "-S", reaper.__file__], input=orders.encode(), timeout=60, check=True
     )
     assert go.wait(timeout=60) == -9
     assert stay.poll() is None

@@ -36,7 +36,7 @@ class _Round(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     last_heartbeats: list[tuple[_Node, datetime.datetime]]
 
 
-class Backend(Protocol):
+class RendezvousBackend(Protocol):
     """The part of torch's `RendezvousBackend` that we stand in for; a token is torch's own mark."""
 
     @property
@@ -50,10 +50,10 @@ class Backend(Protocol):
         """Replace the state with that mark; what is there then, and whether it is the new one."""
 
 
-class PlainBackend:
+class JsonBackend:
     """Between torch, which speaks pickle, and a store in which there is none."""
 
-    def __init__(self, inner: Backend, torch: Any) -> None:
+    def __init__(self, inner: RendezvousBackend, torch: Any) -> None:
         """`torch` is the module of the rendezvous, with its classes and errors."""
         self._inner, self._torch = inner, torch
         #: the round of the last state that was read or written

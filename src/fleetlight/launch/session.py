@@ -16,16 +16,16 @@ from fleetlight.errors import FleetError
 from fleetlight.launch import report
 from fleetlight.launch.job import environment
 from fleetlight.launch.job.environment import Run
-from fleetlight.launch.job.layout import Layout
+from fleetlight.launch.job.layout import JobLayout
 from fleetlight.launch.job.spec import JobSpec
 from fleetlight.launch.machines.own_node import offer
 from fleetlight.launch.machines.peers import Next, NoOtherMachines, OtherMachines
-from fleetlight.launch.processes.child import Keeper
+from fleetlight.launch.processes.child import Reaper
+from fleetlight.launch.processes.failure import JobFailure, exit_code, failure_of
 from fleetlight.launch.processes.gang import Gang
 from fleetlight.launch.processes.interrupts import Interrupted, Interrupts
 from fleetlight.launch.processes.logs import LogFolder, claim
 from fleetlight.launch.processes.ports import Reservation
-from fleetlight.launch.processes.reason import Failure, exit_code, failure_of
 from fleetlight.launch.processes.supervise import supervise
 from fleetlight.launch.processes.watch import Verdict, Watch
 from fleetlight.launch.screen import Screen
@@ -52,8 +52,8 @@ class _Ended:
     """How one start of the job went here."""
 
     watch: Watch
-    layout: Layout
-    failure: Failure | None
+    layout: JobLayout
+    failure: JobFailure | None
 
 
 class _Session:
@@ -65,7 +65,7 @@ class _Session:
         self._interrupts = stack.enter_context(Interrupts())
         self._error_dir = tempfile.mkdtemp(prefix="fleetrun-")
         stack.callback(shutil.rmtree, self._error_dir, ignore_errors=True)
-        self._keeper = stack.enter_context(Keeper(self._error_dir))
+        self._reaper = stack.enter_context(Reaper(self._error_dir))
         self._peers = _peers(job, screen, self._interrupts)
         stack.callback(self._peers.close)
         self._own_id = secrets.token_hex(8)
@@ -99,7 +99,7 @@ class _Session:
                 self._peers.give_up(str(error))
                 raise
 
-    def _run_gang(self, layout: Layout, reservations: Sequence[Reservation]) -> _Ended:
+    def _run_gang(self, layout: JobLayout, reservations: Sequence[Reservation]) -> _Ended:
         folder, job_id = self._prepare_logs(layout)
         run = Run(
             job=self._job,
@@ -110,7 +110,7 @@ class _Session:
             restart=layout.restart,
         )
         gang = Gang(
-            run, folder=folder, keeper=self._keeper, screen=self._screen, outside=self._outside
+            run, folder=folder, reaper=self._reaper, screen=self._screen, outside=self._outside
         )
         self._introduce(gang)
         for reservation in reservations:
@@ -120,7 +120,7 @@ class _Session:
         watch = supervise(gang, self._peers.elsewhere, self._interrupts, left)
         return _Ended(watch=watch, layout=layout, failure=self._failure(watch, gang, folder))
 
-    def _prepare_logs(self, layout: Layout) -> tuple[LogFolder, str]:
+    def _prepare_logs(self, layout: JobLayout) -> tuple[LogFolder, str]:
         """Node 0 first: launchers may share the folder, and only it moves old logs away then."""
         job_id = self._peers.share(None) if layout.own else self._own_id
         if self._folder is None:
@@ -147,7 +147,7 @@ class _Session:
             self._screen.show(table.encode())
         self._screen.say(report.started(run, gang.members))
 
-    def _failure(self, watch: Watch, gang: Gang, folder: LogFolder) -> Failure | None:
+    def _failure(self, watch: Watch, gang: Gang, folder: LogFolder) -> JobFailure | None:
         layout = gang.run.layout
         node = layout.node_name(layout.own) if len(layout.nodes) > 1 else ""
         if watch.verdict is Verdict.INTERRUPTED:
@@ -161,7 +161,9 @@ class _Session:
             return report.stopped(watch.stop)
         return self._told(watch, gang, folder, node)
 
-    def _told(self, watch: Watch, gang: Gang, folder: LogFolder, node: str = "") -> Failure | None:
+    def _told(
+        self, watch: Watch, gang: Gang, folder: LogFolder, node: str = ""
+    ) -> JobFailure | None:
         if watch.failure is None:
             return None
         return failure_of(
@@ -171,7 +173,7 @@ class _Session:
             node=node,
         )
 
-    def _finish(self, ended: _Ended, failure: Failure | None) -> int:
+    def _finish(self, ended: _Ended, failure: JobFailure | None) -> int:
         seconds = time.monotonic() - self._began
         self._screen.say(report.end(ended.layout, ended.watch, failure, seconds))
         return failure.code if failure else 0
@@ -187,6 +189,6 @@ def _with_token(job: JobSpec) -> JobSpec:
 def _peers(job: JobSpec, screen: Screen, interrupts: Interrupts) -> OtherMachines:
     if job.meeting is None:
         return NoOtherMachines()
-    from fleetlight.launch.machines.together import Together
+    from fleetlight.launch.machines.connected_machines import ConnectedMachines
 
-    return Together(job, job.meeting, screen, interrupts)
+    return ConnectedMachines(job, job.meeting, screen, interrupts)
