@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The default backend: processes on this machine, alone or together with other launchers."""
+"""Starts and watches this machine's processes of a job, alone or together with other launchers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fleetlight.errors import FleetError
 from fleetlight.launch import report
@@ -19,7 +19,7 @@ from fleetlight.launch.job.environment import Run
 from fleetlight.launch.job.layout import JobLayout
 from fleetlight.launch.job.spec import JobSpec
 from fleetlight.launch.machines.own_node import offer
-from fleetlight.launch.machines.peers import Next, NoOtherMachines, OtherMachines
+from fleetlight.launch.machines.peers import Next, OtherMachines
 from fleetlight.launch.processes.child import Reaper
 from fleetlight.launch.processes.failure import JobFailure, exit_code, failure_of
 from fleetlight.launch.processes.gang import Gang
@@ -29,22 +29,21 @@ from fleetlight.launch.processes.ports import Reservation
 from fleetlight.launch.processes.supervise import supervise
 from fleetlight.launch.processes.watch import Verdict, Watch
 from fleetlight.launch.screen import Screen
-from fleetlight.roles.secret import Secret
+
+#: reaches the other machines; raises `Interrupted` when the user does not want to wait
+Connect = Callable[[Interrupts], OtherMachines]
 
 
-class LocalProcesses:
-    """Starts and watches the processes itself."""
-
-    def run(self, job: JobSpec, screen: Screen) -> int:
-        """Run this machine's part of the job; the exit code of the first failure, else 0."""
-        began = time.monotonic()
-        with contextlib.ExitStack() as stack:
-            try:
-                return _Session(job, screen, stack).run()
-            except Interrupted as interrupt:
-                seconds = time.monotonic() - began
-                screen.say(f"failed: {report.interrupted(interrupt.number, seconds)}")
-                return exit_code(-interrupt.number)
+def run(job: JobSpec, screen: Screen, connect: Connect) -> int:
+    """Run this machine's part of the job; the exit code of the first failure, else 0."""
+    began = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        try:
+            return _Session(job, screen, connect, stack).run()
+        except Interrupted as interrupt:
+            seconds = time.monotonic() - began
+            screen.say(f"failed: {report.interrupted(interrupt.number, seconds)}")
+            return exit_code(-interrupt.number)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,14 +58,16 @@ class _Ended:
 class _Session:
     """One call of fleetrun: all starts of its job."""
 
-    def __init__(self, job: JobSpec, screen: Screen, stack: contextlib.ExitStack) -> None:
-        self._job, self._screen, self._stack = _with_token(job), screen, stack
+    def __init__(
+        self, job: JobSpec, screen: Screen, connect: Connect, stack: contextlib.ExitStack
+    ) -> None:
+        self._job, self._screen, self._stack = job, screen, stack
         self._outside = dict(os.environ)
         self._interrupts = stack.enter_context(Interrupts())
         self._error_dir = tempfile.mkdtemp(prefix="fleetrun-")
         stack.callback(shutil.rmtree, self._error_dir, ignore_errors=True)
         self._reaper = stack.enter_context(Reaper(self._error_dir))
-        self._peers = _peers(job, screen, self._interrupts)
+        self._peers = connect(self._interrupts)
         stack.callback(self._peers.close)
         self._own_id = secrets.token_hex(8)
         self._folder: LogFolder | None = None
@@ -177,18 +178,3 @@ class _Session:
         seconds = time.monotonic() - self._began
         self._screen.say(report.end(ended.layout, ended.watch, failure, seconds))
         return failure.code if failure else 0
-
-
-def _with_token(job: JobSpec) -> JobSpec:
-    """On one machine nobody has to say a token: the job gets one of its own."""
-    if job.token is not None or job.meeting is not None:
-        return job
-    return dataclasses.replace(job, token=Secret(secrets.token_hex(32)))
-
-
-def _peers(job: JobSpec, screen: Screen, interrupts: Interrupts) -> OtherMachines:
-    if job.meeting is None:
-        return NoOtherMachines()
-    from fleetlight.launch.machines.connected_machines import ConnectedMachines
-
-    return ConnectedMachines(job, job.meeting, screen, interrupts)

@@ -42,6 +42,8 @@ class LaunchOptions:
     checkpoint: str | None = None
     resume: bool = False
     token_file: str | None = None
+    #: the backend, by name; None: by the other flags
+    on: str | None = None
 
 
 def from_cloud(options: LaunchOptions, environment: Mapping[str, str]) -> LaunchOptions:

@@ -48,9 +48,9 @@ class ConnectedMachines:
         self._store, self._serves = reach(meeting, self._deadline(), self._outage)
         # The rendezvous blocks on its connection, so it gets one of its own.
         own = store.connect(meeting)
-        self._rendezvous = store.Rendezvous(own, meeting, job.host, job.deadline_s)
+        self._rendezvous = store.Rendezvous(own, meeting, job.machine.host, job.deadline_s)
         now = time.monotonic()
-        self._heartbeats = Heartbeats(self._store, job.host, now, job.deadline_s)
+        self._heartbeats = Heartbeats(self._store, job.machine.host, now, job.deadline_s)
         self._status_board: StatusBoard | None = None
         self._silences = SilenceReport(job.deadline_s, screen)
         self._last = Elsewhere.RUNNING

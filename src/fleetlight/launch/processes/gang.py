@@ -40,7 +40,7 @@ class Gang:
     ) -> None:
         self.run = run
         self.started_at = time.monotonic()
-        self.members = run.layout.members(run.job.worker.devices)
+        self.members = run.layout.members(run.job.machine.devices)
         self._folder, self._reaper, self._screen, self._outside = folder, reaper, screen, outside
         self._children: dict[JobProcess, Child] = {}
         self._exits: dict[JobProcess, ProcessExit] = {}

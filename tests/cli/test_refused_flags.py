@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
+from fleetlight.cli.refused_flags import REFUSED, refusal
 from fleetlight.errors import NotAvailableError
-from fleetlight.launch.job.refused import REFUSED, refusal
 
 
 @pytest.mark.parametrize("flag", sorted(REFUSED))

@@ -9,10 +9,11 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from fleetlight.cli.refused_flags import REFUSED, refusal
 from fleetlight.errors import ConfigError, did_you_mean
+from fleetlight.launch import backends
 from fleetlight.launch.job.encryption import MOST_DAYS
 from fleetlight.launch.job.options import LaunchOptions
-from fleetlight.launch.job.refused import REFUSED, refusal
 
 USAGE = "fleetrun [flags] script.py [arguments of the script]"
 
@@ -194,6 +195,11 @@ def _add_running(group: argparse._ArgumentGroup) -> None:
         type=_days,
         metavar="N",
         help="days before its end that a certificate is warned about (30)",
+    )
+    add(
+        "--on",
+        metavar="NAME",
+        help=f"what runs the job: {' or '.join(backends.names())} (default: by the other flags)",
     )
     add("--token_file", metavar="FILE", help="the job's token (default: FLEET_TOKEN)")
     add("--version", action=_Version, nargs=0, help="show the version and exit")

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
+from fleetlight.cli.arguments import known_flags, parse
 from fleetlight.errors import ConfigError, NotAvailableError
-from fleetlight.launch.job.arguments import known_flags, parse
 from fleetlight.launch.job.options import LaunchOptions
 
 
