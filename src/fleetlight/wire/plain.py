@@ -83,12 +83,19 @@ class Wire:
                 raise self.lost(operation, "it closed the connection in the middle of a frame")
             into = into[count:]
 
-    def write(self, buffers: Sequence[Buffer], operation: str, silence_s: float) -> None:
+    def write(
+        self,
+        buffers: Sequence[Buffer],
+        operation: str,
+        silence_s: float,
+        until: float = math.inf,
+    ) -> None:
         """Send all buffers; `silence_s` counts from the last byte that the peer took."""
-        self._look_every(silence_s, operation)
         rest = [memoryview(buffer) for buffer in buffers]
+        self._look_every(min(silence_s, until - time.monotonic()), operation)
         while rest:
-            rest = without(rest, self._wait(operation, silence_s, self._send, rest))
+            left = min(silence_s, until - time.monotonic())
+            rest = without(rest, self._wait(operation, left, self._send, rest))
 
     def close(self) -> None:
         """Close at once; twice is fine."""

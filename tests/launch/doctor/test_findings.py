@@ -76,6 +76,7 @@ PROBLEMS: dict[str, tuple[Exam, str, str]] = {
     ),
     "another program": (exam(absent={1: "did not answer within 1 s"}), "", "sport = 6170"),
     "gone": (exam(absent={0: "went away"}), "10.0.0.1 did not come", "what its doctor printed"),
+    "lost": (exam(absent={0: "lost it"}), "10.0.0.1 did not come", "what its doctor printed"),
     "untold": (
         exam(untold={1: "no answer"}),
         "10.0.0.2 could not be told what was found: no answer",

@@ -149,8 +149,8 @@ def test_a_first_that_goes_away_is_noticed() -> None:
 
 
 def _ask_once(of: ExamOptions) -> None:
+    from fleetlight.launch.doctor.channel import dial
     from fleetlight.launch.doctor.messages import Facts, TellFacts
-    from fleetlight.launch.doctor.wire import dial
 
     for _ in range(1000):
         try:

@@ -16,8 +16,9 @@ from tests.launch.doctor.doctors import HOSTS, asked, facts
 from fleetlight.errors import FleetError, ProtocolError
 from fleetlight.launch.doctor import probe
 from fleetlight.launch.doctor import service as service_module
+from fleetlight.launch.doctor.channel import DoctorChannel, dial
 from fleetlight.launch.doctor.messages import (
-    Done,
+    Acknowledged,
     Echo,
     Exam,
     Facts,
@@ -29,7 +30,6 @@ from fleetlight.launch.doctor.messages import (
     Time,
 )
 from fleetlight.launch.doctor.service import DoctorService
-from fleetlight.launch.doctor.wire import Wire, dial
 
 ASKED = asked(2)
 
@@ -43,7 +43,7 @@ def service() -> Iterator[DoctorService]:
     made.close()
 
 
-def wire(own: str = HOSTS[0]) -> Wire:
+def wire(own: str = HOSTS[0]) -> DoctorChannel:
     return dial(HOSTS[1], ASKED.port, own, 5.0)
 
 
@@ -59,7 +59,7 @@ def test_it_tells_of_its_machine_and_measures(service: DoctorService) -> None:
     assert abs(probe.clock_ahead(asking)) < 1
     assert not service.told.is_set()
     exam = Exam(asked=ASKED, facts={})
-    asking.ask(Finish(exam), Done)
+    asking.ask(Finish(exam), Acknowledged)
     assert service.told.is_set()
     assert service.exam == exam
     asking.close()
@@ -67,10 +67,10 @@ def test_it_tells_of_its_machine_and_measures(service: DoctorService) -> None:
 
 def test_only_the_first_may_command(service: DoctorService) -> None:
     other = wire(HOSTS[1])
-    assert other.ask(Echo(), Done) == Done()
+    assert other.ask(Echo(), Acknowledged) == Acknowledged()
     for command in (Finish(Exam(asked=ASKED, facts={})), Measure(0, ())):
         with pytest.raises(ProtocolError, match=r"refused: only 127\.0\.0\.1 may ask for that"):
-            other.ask(command, Done)
+            other.ask(command, Acknowledged)
     other.close()
     assert not service.asked.is_set()
     assert not service.told.is_set()
@@ -117,7 +117,7 @@ def test_connections_come_to_an_end_in_number() -> None:
     for _ in range(100):
         # those that were turned away make room as soon as they are noticed
         try:
-            assert last.ask(Echo(), Done) == Done()
+            assert last.ask(Echo(), Acknowledged) == Acknowledged()
             break
         except FleetError:
             last.close()
@@ -155,7 +155,7 @@ def test_too_many_open_files_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(threading, "Event", Counted)
     service = DoctorService(listener, ASKED, 1, facts(ASKED))
     asking = wire()
-    assert asking.ask(Echo(), Done) == Done()
+    assert asking.ask(Echo(), Acknowledged) == Acknowledged()
     asking.close()
     service.close()
     assert waits.count(0.01) == 1

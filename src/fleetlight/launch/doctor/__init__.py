@@ -3,7 +3,7 @@
 
 The doctors of all machines listen (`service.py`); that of the first asks the others in turn, and
 tells all of them what was found (`meeting.py`). `facts.py` looks at one machine, `probe.py`
-measures between two, `wire.py` carries what they say (`messages.py`). `findings.py` makes problems
+measures between two, `channel.py` carries what they say (`messages.py`). `findings.py` makes problems
 and advice of it, `table.py` text; these two are pure. `examination.py` is where the command line
 comes in.
 """

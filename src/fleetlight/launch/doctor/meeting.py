@@ -12,9 +12,10 @@ import msgspec
 
 from fleetlight.errors import FleetError, LaunchError
 from fleetlight.launch.doctor import probe
+from fleetlight.launch.doctor.channel import DoctorChannel, dial
 from fleetlight.launch.doctor.facts import Listening
 from fleetlight.launch.doctor.messages import (
-    Done,
+    Acknowledged,
     Exam,
     ExamOptions,
     Facts,
@@ -23,9 +24,7 @@ from fleetlight.launch.doctor.messages import (
     Measure,
     TellFacts,
 )
-from fleetlight.launch.doctor.proving import introduce
 from fleetlight.launch.doctor.service import DoctorService
-from fleetlight.launch.doctor.wire import Wire, dial
 from fleetlight.launch.processes import ports
 from fleetlight.roles.role import endpoint_text
 from fleetlight.roles.secret import Secret
@@ -148,12 +147,12 @@ class _Leader:
         self._facts[number] = facts
 
     @contextlib.contextmanager
-    def _wire(self, number: int, limit_s: float = probe.LIMIT_S) -> Iterator[Wire]:
+    def _wire(self, number: int, limit_s: float = probe.LIMIT_S) -> Iterator[DoctorChannel]:
         hosts = self._asked.hosts
         wire = dial(hosts[number], self._asked.port, hosts[0], limit_s)
         try:
             if self._token is not None:
-                introduce(wire, self._token, hosts[0], hosts[number])
+                wire.introduce(self._token, hosts[0], hosts[number])
             yield wire
         finally:
             wire.close()
@@ -163,7 +162,7 @@ class _Leader:
         for number in self._others():
             try:
                 with self._wire(number) as wire:
-                    wire.ask(Finish(exam), Done)
+                    wire.ask(Finish(exam), Acknowledged)
             except (FleetError, OSError) as error:
                 yield number, _why(error)
 

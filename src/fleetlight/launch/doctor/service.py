@@ -9,8 +9,9 @@ import time
 
 from fleetlight.errors import FleetError
 from fleetlight.launch.doctor import probe
+from fleetlight.launch.doctor.channel import DoctorChannel
 from fleetlight.launch.doctor.messages import (
-    Done,
+    Acknowledged,
     Echo,
     Exam,
     ExamOptions,
@@ -26,8 +27,6 @@ from fleetlight.launch.doctor.messages import (
     TellTime,
     Time,
 )
-from fleetlight.launch.doctor.proving import admit
-from fleetlight.launch.doctor.wire import Wire
 from fleetlight.roles.secret import Secret
 
 #: connections of others at a time; one is what they need
@@ -87,10 +86,10 @@ class DoctorService:
         threading.Thread(target=self._serve, args=(connected, address), daemon=True).start()
 
     def _serve(self, connected: socket.socket, address: str) -> None:
-        wire = Wire(connected, address, _SILENT_S)
+        wire = DoctorChannel(connected, address, _SILENT_S)
         try:
             own = self._asked.hosts[self._number]
-            request = admit(wire, self._token, address, own)
+            request = wire.admit(self._token, address, own)
             while request is not None:
                 if isinstance(request, Receive):
                     # it is asked for by a doctor that was started with as many seconds
@@ -122,7 +121,9 @@ class DoctorService:
         if isinstance(request, Finish):
             self.exam = request.exam
             self.told.set()
-        return Done() if isinstance(request, (Echo, Finish)) else Refused("not asked this way")
+        return (
+            Acknowledged() if isinstance(request, (Echo, Finish)) else Refused("not asked this way")
+        )
 
     def _measured(self, request: Measure) -> Reply:
         asked = self._asked
