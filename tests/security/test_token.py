@@ -20,8 +20,8 @@ from fleetlight.security.token import (
     SERVER,
     AuthRequest,
     Challenge,
-    Exchange,
     Proof,
+    ProofExchange,
     ProofTranscript,
     nonce,
 )
@@ -90,8 +90,8 @@ class Line:
 
     def __init__(self) -> None:
         there, back = queue.Queue[object](), queue.Queue[object]()
-        self.client = Exchange("the server", there.put, lambda: back.get(timeout=10))
-        self.server = Exchange("worker 1", back.put, lambda: there.get(timeout=10))
+        self.client = ProofExchange("the server", there.put, lambda: back.get(timeout=10))
+        self.server = ProofExchange("worker 1", back.put, lambda: there.get(timeout=10))
 
     def outcome(self, client: Secret | None, server: Secret | None, greeting: bytes) -> list[str]:
         """What the server says, then the client; the client of `greeting` calls server 0."""

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from fleetlight.errors import ConfigError
 from fleetlight.security.encryption import Encryption
-from fleetlight.security.revocation import RevokedList, revoked_list
-from fleetlight.security.validity import number_and_issuer, validity
+from fleetlight.security.x509 import RevokedList, number_and_issuer, revoked_list, validity
 
 SERVER, CLIENT = "server", "client"
 

@@ -10,7 +10,7 @@ connection and one greeting, whoever has listened:
     client   Proof
     server   Proof, and only then the answer to the greeting
 
-A side that has no token meets only others that have none. How messages travel is an `Exchange`.
+A side without a token meets only others without. A `ProofExchange` carries the messages.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Proof(_ProofStep, frozen=True, tag=True):
 
 
 @dataclasses.dataclass(frozen=True)
-class Exchange:
+class ProofExchange:
     """How messages of the proof travel on one connection."""
 
     #: the other side, as errors name it

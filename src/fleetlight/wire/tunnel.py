@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeAlias
 
 from fleetlight.roles.role import Endpoint
-from fleetlight.security.refusals import explain
+from fleetlight.security.tls_errors import explain
 from fleetlight.wire.forking import keep_from_children, keep_port_from_children
 
 _LOOPBACK = "127.0.0.1"

@@ -15,7 +15,7 @@ import msgspec
 from fleetlight.errors import DeadlineError, MembershipError, PeerLostError, ProtocolError
 from fleetlight.launch.doctor.messages import Refused, Reply, Request
 from fleetlight.roles.secret import Secret
-from fleetlight.security.token import AuthRequest, Exchange
+from fleetlight.security.token import AuthRequest, ProofExchange
 from fleetlight.wire.plain import Wire
 
 T = TypeVar("T")
@@ -87,7 +87,7 @@ class DoctorChannel:
 
     def introduce(self, token: Secret, own: str, to: str) -> None:
         """Prove to the doctor at `to` that this one knows the token; it does the same."""
-        Exchange(self.peer, self.say, self.reply).prove(token, _greeting(own, to), sent=b"")
+        ProofExchange(self.peer, self.say, self.reply).prove(token, _greeting(own, to), sent=b"")
 
     def admit(self, token: Secret | None, caller: str, own: str) -> Request | None:
         """The first request of a doctor that belongs here; None when it hangs up or is refused."""
@@ -95,7 +95,7 @@ class DoctorChannel:
         if first is None:
             return None
         try:
-            exchange = Exchange("the caller", self.say, self._request_or_lost)
+            exchange = ProofExchange("the caller", self.say, self._request_or_lost)
             exchange.admit(first, token, "this doctor", _greeting(caller, own))
         except MembershipError as error:
             self.say(Refused(str(error)))

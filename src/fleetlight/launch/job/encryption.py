@@ -19,7 +19,7 @@ def said_encryption(options: LaunchOptions, environment: Mapping[str, str]) -> E
     if options.ssl is None:
         _refuse_without_folder(options)
         return None
-    from fleetlight.security import agreement
+    from fleetlight.security import handshake_check
 
     days = options.ssl_expiry_warning_days
     encryption = Encryption(
@@ -27,7 +27,7 @@ def said_encryption(options: LaunchOptions, environment: Mapping[str, str]) -> E
         options.ssl_ciphers or environment.get(CIPHERS, "").strip(),
         _days(environment) if days is None else days,
     )
-    agreement.check(encryption)
+    handshake_check.check(encryption)
     return encryption
 
 

@@ -11,7 +11,7 @@ from fleetlight.errors import ProtocolError
 from fleetlight.ps.messages import AuthRequest, Challenge, Message, Proof
 from fleetlight.ps.transport.frames import Frame, Frames
 from fleetlight.roles.secret import Secret
-from fleetlight.security.token import Exchange
+from fleetlight.security.token import ProofExchange
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
@@ -52,11 +52,11 @@ def introduce(
     _exchange(frames, number, next_message).prove(token, said, sent=said)
 
 
-def _exchange(frames: Frames, number: int, receive: Callable[[], Message]) -> Exchange:
+def _exchange(frames: Frames, number: int, receive: Callable[[], Message]) -> ProofExchange:
     def send(message: AuthRequest | Challenge | Proof) -> None:
         frames.send(number, message, (), "the proof of the token")
 
-    return Exchange(frames.wire.peer, send, receive)
+    return ProofExchange(frames.wire.peer, send, receive)
 
 
 def _greeting_in(request: AuthRequest, peer: str) -> Message:

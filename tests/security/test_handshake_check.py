@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from fleetlight.errors import ConfigError
-from fleetlight.security.agreement import check
 from fleetlight.security.certificates import make
+from fleetlight.security.handshake_check import check
 
 
 @pytest.fixture(scope="module")

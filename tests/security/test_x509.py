@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetlight.security.certificates import make
-from fleetlight.security.validity import validity
+from fleetlight.security.x509 import validity
 
 x509 = pytest.importorskip("cryptography.x509")
 

@@ -13,11 +13,11 @@ from tests.security.authority import Authority
 from tests.security.handshakes import refused, shaken
 
 from fleetlight.errors import ConfigError
-from fleetlight.security.agreement import check
 from fleetlight.security.certificates import make
 from fleetlight.security.context import client_context, server_context
-from fleetlight.security.refusals import explain
-from fleetlight.security.revocation import revoked_list
+from fleetlight.security.handshake_check import check
+from fleetlight.security.tls_errors import explain
+from fleetlight.security.x509 import revoked_list
 
 
 @pytest.fixture

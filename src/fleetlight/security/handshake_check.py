@@ -10,7 +10,7 @@ from fleetlight.errors import ConfigError
 from fleetlight.security.certificate_folder import CLIENT, SERVER, CertificateFolder
 from fleetlight.security.context import client_context, server_context
 from fleetlight.security.encryption import Encryption, as_encryption
-from fleetlight.security.refusals import NO_LIST
+from fleetlight.security.tls_errors import NO_LIST
 
 
 def check(said: Encryption | str | Path) -> None:

@@ -7,7 +7,7 @@ import ssl
 
 import pytest
 
-from fleetlight.security.refusals import explain
+from fleetlight.security.tls_errors import explain
 
 
 def error(reason: str) -> ssl.SSLError:
