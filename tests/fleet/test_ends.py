@@ -58,7 +58,7 @@ def test_a_server_is_done_before_it_removes_what_it_has_kept(
     context, error_file = serving(tmp_path, monkeypatch)
     assert context.service is not None
     for worker in team(context.service.server):
-        assert killed(error_file).returns
+        assert killed(error_file).may_restart_alone
         worker.leave()
     amid: list[ProcessExit] = []
     real = Folder.clear
@@ -73,7 +73,7 @@ def test_a_server_is_done_before_it_removes_what_it_has_kept(
     [one] = amid
     assert one.is_done
     assert not one.has_failed
-    assert not one.returns
+    assert not one.may_restart_alone
 
 
 def test_a_server_that_somebody_left_in_anger_is_not(
@@ -89,7 +89,7 @@ def test_a_server_that_somebody_left_in_anger_is_not(
     finally:
         set_current(None)
     assert killed(error_file).has_failed
-    assert killed(error_file).returns
+    assert killed(error_file).may_restart_alone
 
 
 def test_a_worker_says_that_it_parts_before_it_does(
@@ -108,4 +108,4 @@ def test_a_worker_says_that_it_parts_before_it_does(
     with mock.patch.object(Crew, "leave", leave):
         fleet.stop_worker()
     assert current_or_none() is None
-    assert [one.is_parting for one in [*amid, killed(error_file)]] == [True, False]
+    assert [one.ended_in_goodbye for one in [*amid, killed(error_file)]] == [True, False]

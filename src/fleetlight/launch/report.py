@@ -126,7 +126,7 @@ def end(layout: JobLayout, watch: Watch, failure: JobFailure | None, seconds: fl
     workers, machines = len(layout.workers), len(layout.nodes)
     count = f"all {workers} workers" if workers > 1 else "the worker"
     where = f" on {machines} machines" if machines > 1 else ""
-    if lost := sorted(one.member.name for one in watch.spared if not one.is_done):
+    if lost := sorted(one.member.name for one in watch.left_behind if not one.is_done):
         count = f"all workers but {', '.join(lost)}"
     done = f"done: {count}{where} exited with code 0 after {seconds:.1f} s"
     if not layout.servers:

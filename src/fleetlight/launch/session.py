@@ -81,7 +81,7 @@ class _Session:
         while True:
             ended = self._start(restart, failures)
             restart = ended.layout.restart + 1
-            failures = ended.layout.failures + ended.watch.revived
+            failures = ended.layout.failures + ended.watch.restarted
             left = self._job.max_restarts - failures
             conclusion = self._peers.conclude(ended.failure, restarts_left=left)
             if conclusion.next is Next.FINISH:

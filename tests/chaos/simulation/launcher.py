@@ -57,8 +57,8 @@ class Launched:
             for kind, of in counts
             for n in range(of)
         ]
-        self.revivals = chance.choice((0, 0, 1, 3))
-        self.watch = Watch([one.member for one in self.processes], _GRACE_S, self.revivals)
+        self.max_restarts = chance.choice((0, 0, 1, 3))
+        self.watch = Watch([one.member for one in self.processes], _GRACE_S, self.max_restarts)
         draws = chance.random()
         self.interrupts = sorted(
             chance.random() * _LATE_S for _ in range(2 if draws < 0.1 else draws < 0.25)
@@ -89,7 +89,7 @@ class Launched:
                 raise broken("waiting", f"the launcher does, in {self.watch.phase}")
             self._live()
             seen = self._seen()
-            if (lost := self.watch.to_revive(seen)) is not None:
+            if (lost := self.watch.to_restart(seen)) is not None:
                 self._revive(lost)
             number = self.watch.step(self._seen())
             if number is not None:
@@ -104,7 +104,7 @@ class Launched:
                     member=one.member,
                     status=one.status,
                     at=one.ends_at,
-                    told=ProcessStatus(restartable=one.returns and not one.asked),
+                    reported=ProcessStatus(restartable=one.returns and not one.asked),
                 )
 
     def _seen(self) -> Seen:
@@ -119,8 +119,10 @@ class Launched:
     def _revive(self, lost: ProcessExit) -> None:
         (process,) = [one for one in self.processes if one.exit is lost]
         self.world.tell(str(process.member), "is started again")
-        if self.watch.revived > self.revivals:
-            raise broken("gang", f"{self.watch.revived} were started again, of {self.revivals}")
+        if self.watch.restarted > self.max_restarts:
+            raise broken(
+                "gang", f"{self.watch.restarted} were started again, of {self.max_restarts}"
+            )
         process.exit = None
         process.ends_at = self.world.now + self.world.chance.random() * 5
         if self.world.chance.random() < 0.5:

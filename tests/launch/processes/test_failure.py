@@ -26,7 +26,7 @@ from fleetlight.roles.role import Kind
 
 def exit_of(index: int, status: int, at: float, **more: object) -> ProcessExit:
     member = JobProcess(kind=Kind.WORKER, index=index, of=4, local_rank=index, local_size=4)
-    return ProcessExit(member=member, status=status, at=at, told=ProcessStatus(**more))  # type: ignore[arg-type]
+    return ProcessExit(member=member, status=status, at=at, reported=ProcessStatus(**more))  # type: ignore[arg-type]
 
 
 def test_the_earliest_failure_is_the_first() -> None:
@@ -53,14 +53,14 @@ def test_who_was_killed_from_outside_is_the_cause() -> None:
 
 def test_a_stop_is_a_code_and_a_status() -> None:
     member = exit_of(0, 0, 0).member
-    told = ProcessStatus(exiting=True, stopped=Stop(7, "/c"))
-    # one that was killed after it had told its stop has saved, too
+    reported = ProcessStatus(exiting=True, stopped=Stop(7, "/c"))
+    # one that was killed after it had reported its stop has saved, too
     for status in (RESUME_CODE, -signal.SIGKILL):
-        assert ProcessExit.of(member, status, told, 1.0).stop == Stop(7, "/c")
+        assert ProcessExit.of(member, status, reported, 1.0).stop == Stop(7, "/c")
     # a script may have a code 75 of its own
     assert ProcessExit.of(member, RESUME_CODE, ProcessStatus(exiting=True), 1.0).stop is None
     for status in (1, -signal.SIGABRT):
-        assert ProcessExit.of(member, status, told, 1.0).stop is None
+        assert ProcessExit.of(member, status, reported, 1.0).stop is None
 
 
 def test_an_end_is_timed_by_its_error() -> None:
@@ -70,11 +70,11 @@ def test_an_end_is_timed_by_its_error() -> None:
 
 
 def test_certainty() -> None:
-    assert exit_of(0, -signal.SIGKILL, 0).is_certain
-    assert exit_of(0, 1, 0, error="ValueError: x").is_certain
-    assert not exit_of(0, 1, 0, error="PeerError: x", caused_by_peer=True).is_certain
-    assert not exit_of(0, 1, 0).is_certain
-    assert not exit_of(0, -signal.SIGABRT, 0).is_certain
+    assert exit_of(0, -signal.SIGKILL, 0).is_root_cause
+    assert exit_of(0, 1, 0, error="ValueError: x").is_root_cause
+    assert not exit_of(0, 1, 0, error="PeerError: x", caused_by_peer=True).is_root_cause
+    assert not exit_of(0, 1, 0).is_root_cause
+    assert not exit_of(0, -signal.SIGABRT, 0).is_root_cause
 
 
 @pytest.mark.parametrize(
@@ -166,14 +166,14 @@ def test_one_line_says_it_all(tmp_path: pathlib.Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     (tmp_path / "workerlog.1").write_text("ValueError: from the log\n")
     log = tmp_path / "workerlog.1"
-    told = failure_of(exit_of(1, 3, 0), log, after_s=2.04, node="node 1 (h)")
-    assert str(told) == (
+    reported = failure_of(exit_of(1, 3, 0), log, after_s=2.04, node="node 1 (h)")
+    assert str(reported) == (
         "node 1 (h): worker 1 of 4 exited with code 3 after 2.0 s: ValueError: from the log "
         "(log: workerlog.1)"
     )
-    told = failure_of(exit_of(1, 3, 0, error="E: its own\nwords"), log, after_s=2.04)
-    assert "E: its own words" in str(told)
-    assert JobFailure(**json.loads(json.dumps(told.to_dict()))) == told
+    reported = failure_of(exit_of(1, 3, 0, error="E: its own\nwords"), log, after_s=2.04)
+    assert "E: its own words" in str(reported)
+    assert JobFailure(**json.loads(json.dumps(reported.to_dict()))) == reported
 
 
 def test_failures_of_several_machines() -> None:

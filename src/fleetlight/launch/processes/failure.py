@@ -40,55 +40,57 @@ class ProcessExit:
     status: int
     #: when its last error was raised, else when its end was seen; by the monotonic clock
     at: float
-    #: what it has told in its file
-    told: ProcessStatus = UNKNOWN
+    #: what it has reported in its file
+    reported: ProcessStatus = UNKNOWN
     #: where the job can resume, of a process that was asked to stop and has
     stop: Stop | None = None
 
     @classmethod
     def of(
-        cls, member: JobProcess, status: int, told: ProcessStatus, seen_at: float
+        cls, member: JobProcess, status: int, reported: ProcessStatus, seen_at: float
     ) -> ProcessExit:
         """From the status that a process has left; its end was seen at `seen_at`."""
-        raised_at = None if told.error is None else told.at
-        # one that was killed after it had told its stop has saved, too
+        raised_at = None if reported.error is None else reported.at
+        # one that was killed after it had reported its stop has saved, too
         has_stopped = status == RESUME_CODE or is_killed(status)
         return cls(
             member=member,
             status=status,
             at=seen_at if raised_at is None else raised_at,
-            told=told,
-            stop=told.stopped if has_stopped else None,
+            reported=reported,
+            stop=reported.stopped if has_stopped else None,
         )
 
     @property
-    def returns(self) -> bool:
+    def may_restart_alone(self) -> bool:
         """True when the launcher may start it again alone.
 
         An exit code is an error, also of a process that could not tell it, as after os._exit.
         """
-        return self.status < 0 and self.told.restartable
+        return self.status < 0 and self.reported.restartable
 
     @property
     def has_failed(self) -> bool:
         """True when the job has failed with it."""
-        is_fine = self.told.expendable or self.is_done or self.stop is not None
+        is_fine = self.reported.expendable or self.is_done or self.stop is not None
         return self.status != 0 and not is_fine
 
     @property
     def is_done(self) -> bool:
         """True when it was killed, and had nothing more to do."""
-        return is_killed(self.status) and self.told.left_job and self.told.exiting
+        return is_killed(self.status) and self.reported.left_job and self.reported.exiting
 
     @property
-    def is_parting(self) -> bool:
+    def ended_in_goodbye(self) -> bool:
         """True when it was killed during its goodbye: only servers know whether they heard it."""
-        return is_killed(self.status) and self.told.saying_goodbye and not self.told.left_job
+        return (
+            is_killed(self.status) and self.reported.saying_goodbye and not self.reported.left_job
+        )
 
     @property
-    def is_certain(self) -> bool:
+    def is_root_cause(self) -> bool:
         """True when no process that is still running can be the cause of this."""
-        has_own_error = self.told.error is not None and not self.told.caused_by_peer
+        has_own_error = self.reported.error is not None and not self.reported.caused_by_peer
         return is_killed(self.status) or has_own_error
 
 
@@ -102,7 +104,7 @@ def first_failure(exits: Sequence[ProcessExit]) -> ProcessExit | None:
     """The failure that the others follow from."""
     failed = [one for one in exits if one.has_failed]
     order = sorted(
-        failed, key=lambda one: (one.told.caused_by_peer, not is_killed(one.status), one.at)
+        failed, key=lambda one: (one.reported.caused_by_peer, not is_killed(one.status), one.at)
     )
     return order[0] if order else None
 
@@ -144,7 +146,7 @@ class JobFailure:
 def failure_of(
     one: ProcessExit, log: pathlib.Path, *, after_s: float, node: str = ""
 ) -> JobFailure:
-    """The failure of one process, told."""
+    """The failure of one process, with its reason."""
     return JobFailure(
         what=f"{one.member.title} {how(one.status)}",
         code=exit_code(one.status),
@@ -152,14 +154,14 @@ def failure_of(
         error=_why(one, log),
         log=relative(log),
         node=node,
-        consequence=one.told.caused_by_peer,
+        consequence=one.reported.caused_by_peer,
         killed=is_killed(one.status),
-        may_restart=not one.told.permanent,
+        may_restart=not one.reported.permanent,
     )
 
 
 def _why(one: ProcessExit, log: pathlib.Path) -> str:
-    error = one.told.error
+    error = one.reported.error
     if error:
         return _short(error) if error != how(one.status) else ""
     # To a signal the process had nothing to say: its last line is not the reason.
@@ -167,7 +169,7 @@ def _why(one: ProcessExit, log: pathlib.Path) -> str:
 
 
 def first_of_all(failures: Sequence[JobFailure]) -> JobFailure | None:
-    """The failure that those of other machines follow from; given in the order they were told."""
+    """The failure that those of other machines follow from; `failures` are in order of report."""
     order = sorted(failures, key=lambda one: (one.stopped, one.consequence, not one.killed))
     return order[0] if order else None
 
@@ -189,7 +191,7 @@ def how(status: int) -> str:
     return f"was killed by {number.name}{often}"
 
 
-def reviving(one: ProcessExit, life: int, left: int) -> str:
+def restarting_alone(one: ProcessExit, life: int, left: int) -> str:
     """Why one process starts again, while the others wait for it."""
     return (
         f"{one.member.title} {how(one.status)}; starting it again (restart {life}, {left} more "
@@ -197,11 +199,11 @@ def reviving(one: ProcessExit, life: int, left: int) -> str:
     )
 
 
-def sparing(one: ProcessExit) -> str:
+def leaving_behind(one: ProcessExit) -> str:
     """Why the others go on alone."""
     if one.is_done:
         return f"{one.member.title} {how(one.status)} behind the end of its script: it had done all"
-    why = f": {one.told.error}" if one.told.error else ""
+    why = f": {one.reported.error}" if one.reported.error else ""
     return f"{one.member.title} {how(one.status)}{why}; the others go on without it"
 
 

@@ -12,7 +12,7 @@ from fleetlight.launch.job import environment
 from fleetlight.launch.job.environment import Run
 from fleetlight.launch.job.layout import JobProcess
 from fleetlight.launch.processes.child import Child, Reaper
-from fleetlight.launch.processes.failure import ProcessExit, reviving, sparing
+from fleetlight.launch.processes.failure import ProcessExit, leaving_behind, restarting_alone
 from fleetlight.launch.processes.logs import FileFollower, LogFolder
 from fleetlight.launch.processes.terminal import PtyFollower
 from fleetlight.launch.screen import Prefixed, Screen
@@ -114,7 +114,7 @@ class Gang:
                 self._exits[member] = self._exit(member, status)
         return list(self._exits.values())
 
-    def somebody_leaves(self) -> bool:
+    def any_exiting(self) -> bool:
         """True while a process whose end was not seen has said that it is about to exit."""
         running = (member for member in self._children if member not in self._exits)
         return any(self._told(member).exiting for member in running)
@@ -125,11 +125,11 @@ class Gang:
     def _told(self, member: JobProcess) -> ProcessStatus:
         return read(self.run.error_file(member))
 
-    def revive(self, one: ProcessExit, left: int) -> None:
+    def restart_alone(self, one: ProcessExit, left: int) -> None:
         """Start a process again that has ended, while the others go on."""
         member = one.member
         self._lives[member] = life = self._lives.get(member, 0) + 1
-        self._screen.say(reviving(one, life, left))
+        self._screen.say(restarting_alone(one, life, left))
         self._children[member].end()
         # this life has still to say it
         forget_saves(self.run.error_file(member))
@@ -137,7 +137,7 @@ class Gang:
         del self._exits[member]
 
     def can_stop(self) -> bool:
-        """True when all that run have said that they save when they are told to end.
+        """True when all that run have said that they save at SIGTERM.
 
         One that comes back has not said so yet; its life before did, or the others.
         """
@@ -158,9 +158,9 @@ class Gang:
             if member.kind in kinds and not self._comes_back(member):
                 child.ask(number)
 
-    def spare(self, one: ProcessExit) -> None:
+    def leave_behind(self, one: ProcessExit) -> None:
         """Say that the job goes on without a process that has ended."""
-        self._screen.say(sparing(one))
+        self._screen.say(leaving_behind(one))
 
     def signal(self, number: int) -> None:
         """Send a signal to every process and what it started."""
