@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import signal
@@ -173,7 +174,7 @@ def test_one_line_says_it_all(tmp_path: pathlib.Path, monkeypatch: pytest.Monkey
     )
     reported = failure_of(exit_of(1, 3, 0, error="E: its own\nwords"), log, after_s=2.04)
     assert "E: its own words" in str(reported)
-    assert JobFailure(**json.loads(json.dumps(reported.to_dict()))) == reported
+    assert JobFailure(**json.loads(json.dumps(dataclasses.asdict(reported)))) == reported
 
 
 def test_failures_of_several_machines() -> None:

@@ -8,7 +8,6 @@ import pathlib
 import re
 import signal
 from collections.abc import Sequence
-from typing import Any
 
 from fleetlight.launch.job.layout import JobProcess
 from fleetlight.launch.processes.logs import relative, tail
@@ -130,10 +129,6 @@ class JobFailure:
     may_restart: bool = True
     #: True when the job has stopped as it was asked to
     stopped: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for the wire."""
-        return dataclasses.asdict(self)
 
     def __str__(self) -> str:
         where = f"{self.node}: " if self.node else ""
