@@ -9,17 +9,20 @@ import socket
 import struct
 from collections.abc import Iterator
 
-_FDS = "/proc/self/fd"
 _TIMEVAL = struct.Struct("ll")
 
 
-def open_sockets() -> dict[int, str]:
-    """The sockets of this process: {descriptor: inode}; none where /proc does not tell."""
+def open_sockets(process: str = "self") -> dict[int, str]:
+    """The sockets of a process, by default this one: {descriptor: `socket:[inode]`}.
+
+    None where /proc does not tell; one that is closed meanwhile is left out.
+    """
+    folder = f"/proc/{process}/fd"
     found: dict[int, str] = {}
     with contextlib.suppress(OSError):
-        for name in os.listdir(_FDS):
+        for name in os.listdir(folder):
             with contextlib.suppress(OSError):
-                target = os.readlink(f"{_FDS}/{name}")
+                target = os.readlink(f"{folder}/{name}")
                 if target.startswith("socket:"):
                     found[int(name)] = target
     return found
