@@ -138,7 +138,7 @@ READS_TIME_OF_DAY = {
     "src/fleetlight/fleet/bootstrap.py": 1,
     # dates in certificates
     "src/fleetlight/security/certificates.py": 1,
-    "src/fleetlight/security/folder.py": 1,
+    "src/fleetlight/security/certificate_folder.py": 1,
 }
 TIME_OF_DAY = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today"}
 

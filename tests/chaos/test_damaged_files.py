@@ -33,8 +33,8 @@ from fleetlight.ps.server.durability import CODEC
 from fleetlight.ps.tables.table_file import TableReader, columns_of
 from fleetlight.ps.transport.protocol import Codec
 from fleetlight.roles.environment import from_environment
-from fleetlight.security.folder import CLIENT, SERVER
-from fleetlight.security.folder import Folder as Certificates
+from fleetlight.security.certificate_folder import CLIENT, SERVER
+from fleetlight.security.certificate_folder import CertificateFolder as Certificates
 from fleetlight.strategy import DistributedStrategy
 
 pytestmark = pytest.mark.timeout(240)

@@ -17,8 +17,8 @@ from fleetlight.fleet.bootstrap import join_servers
 from fleetlight.fleet.exit import exit_status
 from fleetlight.fleet.job import current_or_none, set_current
 from fleetlight.fleet.server.job import ServerJob, ServerProcess
-from fleetlight.launch.job.layout import Member
-from fleetlight.launch.processes.reason import Exit
+from fleetlight.launch.job.layout import JobProcess
+from fleetlight.launch.processes.failure import ProcessExit
 from fleetlight.launch.status import UNKNOWN, read
 from fleetlight.ps import messages as m
 from fleetlight.ps.journal.folder import Folder
@@ -28,12 +28,12 @@ from fleetlight.ps.worker.crew import Crew
 from fleetlight.roles import Kind, Role
 from fleetlight.strategy import DistributedStrategy
 
-S0 = Member(kind=Kind.SERVER, index=0, of=1, local_rank=0, local_size=1)
+S0 = JobProcess(kind=Kind.SERVER, index=0, of=1, local_rank=0, local_size=1)
 
 
-def killed(error_file: str) -> Exit:
+def killed(error_file: str) -> ProcessExit:
     """What its launcher makes of it when the server is killed now."""
-    return Exit.of(S0, -signal.SIGKILL, read(error_file), seen_at=0.0)
+    return ProcessExit.of(S0, -signal.SIGKILL, read(error_file), seen_at=0.0)
 
 
 def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ServerJob, str]:
@@ -57,9 +57,9 @@ def test_a_server_is_done_before_it_removes_what_it_has_kept(
 ) -> None:
     context, error_file = serving(tmp_path, monkeypatch)
     for worker in team(context.process.server):
-        assert killed(error_file).returns
+        assert killed(error_file).may_restart_alone
         worker.leave()
-    amid: list[Exit] = []
+    amid: list[ProcessExit] = []
     real = Folder.clear
 
     def clear(folder: Folder) -> None:
@@ -72,7 +72,7 @@ def test_a_server_is_done_before_it_removes_what_it_has_kept(
     [one] = amid
     assert one.is_done
     assert not one.has_failed
-    assert not one.returns
+    assert not one.may_restart_alone
 
 
 def test_a_server_that_somebody_left_in_anger_is_not(
@@ -87,7 +87,7 @@ def test_a_server_that_somebody_left_in_anger_is_not(
     finally:
         set_current(None)
     assert killed(error_file).has_failed
-    assert killed(error_file).returns
+    assert killed(error_file).may_restart_alone
 
 
 def test_a_worker_says_that_it_parts_before_it_does(
@@ -96,7 +96,7 @@ def test_a_worker_says_that_it_parts_before_it_does(
     monkeypatch.setattr(exit_status, "_told", UNKNOWN)
     error_file = str(tmp_path / "error")
     set_current(join_servers(Role(error_file=error_file), DistributedStrategy(), 20.0))
-    amid: list[Exit] = []
+    amid: list[ProcessExit] = []
     real = Crew.leave
 
     def leave(crew: Crew) -> None:
@@ -106,4 +106,4 @@ def test_a_worker_says_that_it_parts_before_it_does(
     with mock.patch.object(Crew, "leave", leave):
         fleet.stop_worker()
     assert current_or_none() is None
-    assert [one.is_parting for one in [*amid, killed(error_file)]] == [True, False]
+    assert [one.ended_in_goodbye for one in [*amid, killed(error_file)]] == [True, False]

@@ -10,17 +10,17 @@ import pytest
 
 from fleetlight.launch import report
 from fleetlight.launch.job.environment import Run
-from fleetlight.launch.job.layout import Layout, Member, Node
+from fleetlight.launch.job.layout import JobLayout, JobProcess, Node
 from fleetlight.launch.job.spec import JobSpec
 from fleetlight.launch.machines.peers import Conclusion, Next
+from fleetlight.launch.processes.failure import JobFailure, first_of_all
 from fleetlight.launch.processes.logs import LogFolder
-from fleetlight.launch.processes.reason import Failure, first_of_all
 from fleetlight.launch.processes.watch import Watch
 from fleetlight.launch.status import Stop
 
 ONE = Node(host="a", workers=(("a", 1), ("a", 2)), servers=(("a", 3),))
 TWO = Node(host="b", workers=(("b", 1),))
-FAILURE = Failure(what="worker 1 of 2 exited with code 3", code=3, after_s=2.0, error="E: x")
+FAILURE = JobFailure(what="worker 1 of 2 exited with code 3", code=3, after_s=2.0, error="E: x")
 
 
 @pytest.fixture(autouse=True)
@@ -28,19 +28,19 @@ def _here(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def started(layout: Layout) -> str:
+def started(layout: JobLayout) -> str:
     run = Run(job=JobSpec(script="t.py"), layout=layout, log_dir=str(pathlib.Path.cwd() / "log"),
               error_dir="/e")  # fmt: skip
-    members: list[Member] = layout.members()
+    members: list[JobProcess] = layout.members()
     return report.started(run, members)
 
 
 def test_what_is_started_and_where_its_output_is() -> None:
-    assert started(Layout(nodes=(ONE,))) == (
+    assert started(JobLayout(nodes=(ONE,))) == (
         "starting server 0 of 1 and workers 0 to 1 of 2; "
         "logs: log/serverlog.N, log/workerlog.N, log/endpoints.log"
     )
-    assert started(Layout(nodes=(ONE, TWO), own=1)) == (
+    assert started(JobLayout(nodes=(ONE, TWO), own=1)) == (
         "starting worker 2 of 3 on node 1 (b); logs: log/workerlog.N, log/endpoints.log"
     )
 
@@ -61,24 +61,26 @@ def test_a_start_takes_five_lines_at_most_unless_all_are_asked_for() -> None:
 
 
 def test_the_first_server_and_the_first_worker_are_shown() -> None:
-    members = Layout(nodes=(ONE,)).members()
+    members = JobLayout(nodes=(ONE,)).members()
     assert [member.name for member in report.firsts(members)] == ["server 0", "worker 0"]
-    assert [member.name for member in report.firsts(Layout(nodes=(TWO,)).members())] == ["worker 0"]
+    assert [member.name for member in report.firsts(JobLayout(nodes=(TWO,)).members())] == [
+        "worker 0"
+    ]
     assert "Value (server 0)" in report.table(report.firsts(members)[0], {"FLEET_INDEX": "0"})
 
 
 def test_the_end() -> None:
     done = Watch([], grace_s=1)
-    assert report.end(Layout(nodes=(TWO,)), done, None, 1.0) == (
+    assert report.end(JobLayout(nodes=(TWO,)), done, None, 1.0) == (
         "done: the worker exited with code 0 after 1.0 s"
     )
-    assert report.end(Layout(nodes=(ONE, TWO)), done, None, 1.0) == (
+    assert report.end(JobLayout(nodes=(ONE, TWO)), done, None, 1.0) == (
         "done: all 3 workers on 2 machines exited with code 0 after 1.0 s; "
         "servers ended by themselves"
     )
     done.ended_servers = True
-    assert report.end(Layout(nodes=(ONE,)), done, None, 1.0).endswith("; servers ended")
-    assert report.end(Layout(nodes=(ONE,)), done, FAILURE, 9.0) == (
+    assert report.end(JobLayout(nodes=(ONE,)), done, None, 1.0).endswith("; servers ended")
+    assert report.end(JobLayout(nodes=(ONE,)), done, FAILURE, 9.0) == (
         "failed: worker 1 of 2 exited with code 3 after 2.0 s: E: x"
     )
 
@@ -94,7 +96,7 @@ def test_why_it_starts_again() -> None:
     assert report.restarting(failed, 2, 1).endswith(
         "E: x; starting all again (restart 2, 1 more left)"
     )
-    lost = Conclusion(next=Next.REGROUP, failure=Failure(what="node 1 (b) went away", code=1))
+    lost = Conclusion(next=Next.REGROUP, failure=JobFailure(what="node 1 (b) went away", code=1))
     assert report.restarting(lost, 1, 0).startswith("node 1 (b) went away; starting again with")
     assert "another machine has come" in report.restarting(Conclusion(next=Next.REGROUP), 1, 0)
 
@@ -112,7 +114,7 @@ def test_a_stop_is_no_failure_and_says_how_to_go_on() -> None:
     done = Watch([], grace_s=1)
     failure = report.stopped(Stop(7, "/c"))
     assert (failure.code, failure.may_restart) == (75, False)
-    assert report.end(Layout(nodes=(ONE,)), done, failure, 1.0).startswith("stopped at step 7, ")
+    assert report.end(JobLayout(nodes=(ONE,)), done, failure, 1.0).startswith("stopped at step 7, ")
     # of several machines the one with workers knows more, and a real failure comes first
     others = [report.stopped(Stop(0, "/c")), failure]
     assert first_of_all(others) is failure

@@ -26,7 +26,10 @@ COLLECTIVES = {
 }
 #: who may, what, and why that is no stranger's data
 ALLOWED = {
-    ("launch/machines/rounds.py", "pickle"): "torch's own state, pickled by this very process",
+    (
+        "launch/machines/rendezvous_state.py",
+        "pickle",
+    ): "torch's own state, pickled by this very process",
     ("static/coding/python.py", "exec"): "code written here, of operations from a list",
     ("static/coding/examples.py", "exec"): "the same",
     ("checkpoint/archive.py", "torch.export.load"): "behind refuse_pickle, of a trusted author",

@@ -109,12 +109,12 @@ def _cert(found: argparse.Namespace) -> int:
 def _doctor(found: argparse.Namespace) -> int:
     from fleetlight.launch import inventory
     from fleetlight.launch.doctor import table
-    from fleetlight.launch.doctor.examination import Wish, examine
+    from fleetlight.launch.doctor.examination import DoctorOptions, examine
 
     ips = tuple(word.strip() for word in found.ips.split(",") if word.strip())
     if found.ips and not ips:
         raise ConfigError(f"--ips {found.ips!r} names no machine; leave it out for this one alone")
-    wish = Wish(
+    wish = DoctorOptions(
         ips=ips,
         host=found.host,
         port=found.port,

@@ -8,9 +8,9 @@ import os
 import sys
 from collections.abc import Sequence
 
+from fleetlight.cli.arguments import parse
 from fleetlight.errors import ConfigError, FleetError
-from fleetlight.launch.job.arguments import parse
-from fleetlight.launch.job.options import Options, from_cloud
+from fleetlight.launch.job.options import LaunchOptions, from_cloud
 
 #: exit codes of fleetrun itself; a failed process gives its own
 WRONG_USE, CANNOT_RUN, INTERRUPTED = 2, 1, 130
@@ -33,25 +33,28 @@ def _refuse(error: FleetError, code: int) -> int:
     return code
 
 
-def _run(options: Options) -> int:
+def _run(options: LaunchOptions) -> int:
     # Imported late: `fleetrun --help` has nothing to do with processes and sockets.
     from fleetlight.cli.screen import StandardOutput
-    from fleetlight.launch import backend, inventory
+    from fleetlight.launch import backends, inventory
     from fleetlight.launch.job.plan import plan
     from fleetlight.launch.job.script import check_script
     from fleetlight.launch.screen import arguments_block
 
     check_script(options)
-    job = plan(options, inventory.look(os.environ), os.environ)
+    backend = None if options.on is None else backends.named(options.on)
+    is_placed_here = backend is None or not backend.chooses_machines
+    machine = inventory.look(os.environ) if is_placed_here else None
+    job = plan(options, machine, os.environ)
     screen = StandardOutput(options.verbose)
     if screen.verbose:
         screen.show(arguments_block(_said(options)).encode())
     for note in job.notes:
         screen.say(note)
-    return backend.default().run(job, screen)
+    return (backend or backends.default_for(job)).run(job, screen)
 
 
-def _said(options: Options) -> list[tuple[str, object]]:
+def _said(options: LaunchOptions) -> list[tuple[str, object]]:
     """Every argument, so that a log tells how a job was started."""
     pairs = [(field.name, getattr(options, field.name)) for field in dataclasses.fields(options)]
     return [(name, _plain(name, value)) for name, value in pairs if value not in (None, ())]

@@ -11,8 +11,8 @@ import torch.distributed as dist
 # connections. torch's compiler imports it, whenever that is; better now, while there is none.
 import torch.distributed.nn.functional  # noqa: F401
 
-from fleetlight.sockets.descriptors import bounded_connections
 from fleetlight.torch_compat.c10d import Store, keep_groups_in_child
+from fleetlight.wire.descriptors import bounded_connections
 
 #: how long the store may take to answer what it can answer at once
 REPLY_S = 5.0

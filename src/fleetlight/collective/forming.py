@@ -27,8 +27,8 @@ from fleetlight.roles.address import choose_interface, is_own, route_to
 from fleetlight.roles.dialects import torchrun
 from fleetlight.roles.role import Endpoint, Kind, Role, endpoint_text
 from fleetlight.security.context import Contexts
-from fleetlight.sockets.forking import keep_port_from_children, kept_from_children
 from fleetlight.torch_compat.c10d import PrefixStore, Store, default_store
+from fleetlight.wire.forking import keep_port_from_children, kept_from_children
 
 #: how long a process that fails tries to reach the scheduler
 _REPORT_S = 5.0

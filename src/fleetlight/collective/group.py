@@ -28,9 +28,9 @@ from fleetlight.errors import (
     PlanError,
 )
 from fleetlight.observe.log import logger
-from fleetlight.sockets.forking import kept_from_children
 from fleetlight.torch_compat.c10d import broadcast_coalesced
 from fleetlight.torch_compat.views import assign, distinct_elements
+from fleetlight.wire.forking import kept_from_children
 
 #: how long a finished worker keeps its connections for what is on its way
 _LINGER_S = 2.0

@@ -24,8 +24,8 @@ from fleetlight.observe.log import logger
 from fleetlight.roles.address import is_loopback, own_addresses, resolve
 from fleetlight.roles.role import Endpoint
 from fleetlight.security.context import Contexts
-from fleetlight.sockets.descriptors import bounded_connections
 from fleetlight.torch_compat.c10d import Store, TCPStore
+from fleetlight.wire.descriptors import bounded_connections
 from fleetlight.wire.tls import TlsWire
 from fleetlight.wire.tunnel import Tunnel, entrance_to, exit_at
 

@@ -8,10 +8,10 @@ import signal
 from collections.abc import Mapping, Sequence
 
 from fleetlight.launch.job.environment import Run
-from fleetlight.launch.job.layout import Layout, Member
+from fleetlight.launch.job.layout import JobLayout, JobProcess
 from fleetlight.launch.machines.peers import Conclusion, Next
+from fleetlight.launch.processes.failure import JobFailure, exit_code
 from fleetlight.launch.processes.logs import LogFolder, relative
-from fleetlight.launch.processes.reason import Failure, exit_code
 from fleetlight.launch.processes.watch import Watch
 from fleetlight.launch.screen import boxed
 from fleetlight.launch.status import RESUME_CODE, Stop
@@ -22,12 +22,12 @@ _KINDS = (Kind.SERVER, Kind.WORKER)
 _LINES = 5
 
 
-def table(member: Member, variables: Mapping[str, str]) -> str:
+def table(member: JobProcess, variables: Mapping[str, str]) -> str:
     """The environment of one process."""
     return boxed(("Distributed Envs", f"Value ({member.name})"), list(variables.items()))
 
 
-def firsts(members: Sequence[Member]) -> list[Member]:
+def firsts(members: Sequence[JobProcess]) -> list[JobProcess]:
     """The first server and the first worker of this machine."""
     found = (next((m for m in members if m.kind is kind), None) for kind in _KINDS)
     return [member for member in found if member is not None]
@@ -52,7 +52,7 @@ def folder(logs: LogFolder, asked: str) -> list[str]:
     return lines
 
 
-def started(run: Run, members: Sequence[Member]) -> str:
+def started(run: Run, members: Sequence[JobProcess]) -> str:
     """What runs here and where its output is."""
     parts = [_span(kind, members) for kind in _KINDS]
     what = " and ".join(part for part in parts if part) or "nothing"
@@ -63,7 +63,7 @@ def started(run: Run, members: Sequence[Member]) -> str:
     return f"starting {what}{here}; logs: {', '.join([*names, f'{logs}/endpoints.log'])}"
 
 
-def _span(kind: Kind, members: Sequence[Member]) -> str:
+def _span(kind: Kind, members: Sequence[JobProcess]) -> str:
     own = [member for member in members if member.kind is kind]
     if not own:
         return ""
@@ -80,9 +80,9 @@ def restarting(conclusion: Conclusion, restart: int, left: int) -> str:
     return f"failed: {conclusion.failure}; starting all again (restart {restart}, {left} more left)"
 
 
-def stopped(stop: Stop) -> Failure:
+def stopped(stop: Stop) -> JobFailure:
     """The user, or a job scheduler, had the job stop; it can go on."""
-    return Failure(
+    return JobFailure(
         what=(
             f"stopped at step {stop.step}, saved in {stop.folder}; resume with fleetrun "
             f"--checkpoint {stop.folder} --resume and any number of processes"
@@ -95,7 +95,7 @@ def stopped(stop: Stop) -> Failure:
     )
 
 
-def unsaved(failure: Failure | None) -> str:
+def unsaved(failure: JobFailure | None) -> str:
     """What became of a job that was to save before it ends."""
     why = "in time" if failure is None else f"({failure})"
     return f"it did not save {why}, what it had saved before remains"
@@ -106,9 +106,9 @@ def early(checkpoint: str | None) -> str:
     return "" if checkpoint is None else f"it saved nothing, {checkpoint} is as it was"
 
 
-def interrupted(number: int, after_s: float, node: str = "", error: str = "") -> Failure:
+def interrupted(number: int, after_s: float, node: str = "", error: str = "") -> JobFailure:
     """The user, or a job scheduler, ended the job."""
-    return Failure(
+    return JobFailure(
         what=f"fleetrun was interrupted by {signal.Signals(number).name}",
         code=exit_code(-number),
         after_s=after_s,
@@ -119,14 +119,14 @@ def interrupted(number: int, after_s: float, node: str = "", error: str = "") ->
     )
 
 
-def end(layout: Layout, watch: Watch, failure: Failure | None, seconds: float) -> str:
+def end(layout: JobLayout, watch: Watch, failure: JobFailure | None, seconds: float) -> str:
     """The one line that says what happened."""
     if failure is not None:
         return str(failure) if failure.stopped else f"failed: {failure}"
     workers, machines = len(layout.workers), len(layout.nodes)
     count = f"all {workers} workers" if workers > 1 else "the worker"
     where = f" on {machines} machines" if machines > 1 else ""
-    if lost := sorted(one.member.name for one in watch.spared if not one.is_done):
+    if lost := sorted(one.member.name for one in watch.left_behind if not one.is_done):
         count = f"all workers but {', '.join(lost)}"
     done = f"done: {count}{where} exited with code 0 after {seconds:.1f} s"
     if not layout.servers:

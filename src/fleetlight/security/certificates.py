@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from fleetlight.errors import ConfigError
 from fleetlight.roles.address import own_addresses
-from fleetlight.security.folder import CLIENT, SERVER
+from fleetlight.security.certificate_folder import CLIENT, SERVER
 
 if TYPE_CHECKING:
     from cryptography import x509

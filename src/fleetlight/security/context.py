@@ -10,8 +10,8 @@ from pathlib import Path
 
 from fleetlight.errors import ConfigError
 from fleetlight.roles.password import PASSWORD, PASSWORD_FILE, key_password
+from fleetlight.security.certificate_folder import CLIENT, SERVER, CertificateFolder
 from fleetlight.security.encryption import Encryption, as_encryption
-from fleetlight.security.folder import CLIENT, SERVER, Folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ def client_context(encryption: Encryption | str | Path) -> ssl.SSLContext:
 
 def _context(protocol: ssl._SSLMethod, said: Encryption | str | Path, side: str) -> ssl.SSLContext:
     encryption = as_encryption(said)
-    folder = Folder(Path(encryption.folder), side, encryption.expiry_warning_days)
+    folder = CertificateFolder(Path(encryption.folder), side, encryption.expiry_warning_days)
     folder.check()
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -85,7 +85,7 @@ def _suites(context: ssl.SSLContext) -> list[str]:
     return [one["name"] for one in context.get_ciphers() if one["protocol"] == "TLSv1.3"]
 
 
-def _load(context: ssl.SSLContext, folder: Folder) -> None:
+def _load(context: ssl.SSLContext, folder: CertificateFolder) -> None:
     try:
         context.load_verify_locations(folder.ca)
     except ssl.SSLError as error:
@@ -117,7 +117,7 @@ def _load(context: ssl.SSLContext, folder: Folder) -> None:
         ) from None
 
 
-def _load_revoked(context: ssl.SSLContext, folder: Folder) -> None:
+def _load_revoked(context: ssl.SSLContext, folder: CertificateFolder) -> None:
     """From now on nobody gets in whose certificate is on the list."""
     try:
         context.load_verify_locations(folder.crl)

@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from fleetlight.errors import DeadlineError, MembershipError, PeerLostError
-from fleetlight.sockets.descriptors import bound_waits
-from fleetlight.wire.buffers import Buffer, without
+from fleetlight.wire.descriptors import bound_waits
 
 T = TypeVar("T")
+#: what a socket or a file takes
+Buffer = bytes | memoryview
 
 #: how many buffers the kernel takes at once
 _IOV_MAX = 1024
@@ -82,12 +83,19 @@ class Wire:
                 raise self.lost(operation, "it closed the connection in the middle of a frame")
             into = into[count:]
 
-    def write(self, buffers: Sequence[Buffer], operation: str, silence_s: float) -> None:
+    def write(
+        self,
+        buffers: Sequence[Buffer],
+        operation: str,
+        silence_s: float,
+        until: float = math.inf,
+    ) -> None:
         """Send all buffers; `silence_s` counts from the last byte that the peer took."""
-        self._look_every(silence_s, operation)
         rest = [memoryview(buffer) for buffer in buffers]
+        self._look_every(min(silence_s, until - time.monotonic()), operation)
         while rest:
-            rest = without(rest, self._wait(operation, silence_s, self._send, rest))
+            left = min(silence_s, until - time.monotonic())
+            rest = without(rest, self._wait(operation, left, self._send, rest))
 
     def close(self) -> None:
         """Close at once; twice is fine."""
@@ -162,3 +170,12 @@ class Wire:
 
     def _failed(self, error: OSError, operation: str) -> PeerLostError | MembershipError:
         return self.lost(operation, error.strerror or str(error))
+
+
+def without(buffers: list[memoryview], done: int) -> list[memoryview]:
+    """What is left of the buffers after `done` bytes of them."""
+    for number, buffer in enumerate(buffers):
+        if done < len(buffer):
+            return [buffer[done:], *buffers[number + 1 :]]
+        done -= len(buffer)
+    return []

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from fleetlight.errors import DeadlineError, MembershipError, PeerError, PeerLostError
-from fleetlight.security.refusals import explain
+from fleetlight.security.tls_errors import explain
 from fleetlight.wire.plain import Wire
 
 #: how much is encrypted before it is sent, and how much at most is read before it is decrypted

@@ -18,8 +18,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeAlias
 
 from fleetlight.roles.role import Endpoint
-from fleetlight.security.refusals import explain
-from fleetlight.sockets.forking import keep_from_children, keep_port_from_children
+from fleetlight.security.tls_errors import explain
+from fleetlight.wire.forking import keep_from_children, keep_port_from_children
 
 _LOOPBACK = "127.0.0.1"
 _CHUNK_BYTES = 1 << 16

@@ -9,8 +9,8 @@ import signal
 from tests.chaos.simulation.oracle import broken
 from tests.chaos.simulation.world import World
 
-from fleetlight.launch.job.layout import Member
-from fleetlight.launch.processes.reason import Exit
+from fleetlight.launch.job.layout import JobProcess
+from fleetlight.launch.processes.failure import ProcessExit
 from fleetlight.launch.processes.watch import (
     EXIT_S,
     LEAVE_S,
@@ -34,14 +34,14 @@ _NEVER = 1e9
 
 @dataclasses.dataclass
 class _Process:
-    member: Member
+    member: JobProcess
     #: when it ends by itself, and how
     ends_at: float
     status: int
     returns: bool
     #: how long it takes to end once it is asked to; some never do
     obeys_s: float
-    exit: Exit | None = None
+    exit: ProcessExit | None = None
     asked: bool = False
 
 
@@ -53,12 +53,12 @@ class Launched:
         workers, servers = chance.randrange(1, 4), chance.randrange(3)
         counts = ((Kind.SERVER, servers), (Kind.WORKER, workers))
         self.processes = [
-            self._process(Member(kind=kind, index=n, of=of, local_rank=n, local_size=of))
+            self._process(JobProcess(kind=kind, index=n, of=of, local_rank=n, local_size=of))
             for kind, of in counts
             for n in range(of)
         ]
-        self.revivals = chance.choice((0, 0, 1, 3))
-        self.watch = Watch([one.member for one in self.processes], _GRACE_S, self.revivals)
+        self.max_restarts = chance.choice((0, 0, 1, 3))
+        self.watch = Watch([one.member for one in self.processes], _GRACE_S, self.max_restarts)
         draws = chance.random()
         self.interrupts = sorted(
             chance.random() * _LATE_S for _ in range(2 if draws < 0.1 else draws < 0.25)
@@ -66,7 +66,7 @@ class Launched:
         self.stops_at = chance.random() * _LATE_S if chance.random() < 0.1 else _NEVER
         self.signals: list[int] = []
 
-    def _process(self, member: Member) -> _Process:
+    def _process(self, member: JobProcess) -> _Process:
         chance = self.world.chance
         fails = chance.random() < 0.2
         status = chance.choice((1, 3, -9, -6, -11)) if fails else 0
@@ -89,7 +89,7 @@ class Launched:
                 raise broken("waiting", f"the launcher does, in {self.watch.phase}")
             self._live()
             seen = self._seen()
-            if (lost := self.watch.to_revive(seen)) is not None:
+            if (lost := self.watch.to_restart(seen)) is not None:
                 self._revive(lost)
             number = self.watch.step(self._seen())
             if number is not None:
@@ -100,11 +100,11 @@ class Launched:
         for one in self.processes:
             if one.exit is None and one.ends_at <= self.world.now:
                 self.world.tell(str(one.member), f"ends with {one.status}")
-                one.exit = Exit(
+                one.exit = ProcessExit(
                     member=one.member,
                     status=one.status,
                     at=one.ends_at,
-                    told=ProcessStatus(restartable=one.returns and not one.asked),
+                    reported=ProcessStatus(restartable=one.returns and not one.asked),
                 )
 
     def _seen(self) -> Seen:
@@ -116,11 +116,13 @@ class Launched:
             elsewhere=Elsewhere.STOP if self.stops_at <= now else Elsewhere.DONE,
         )
 
-    def _revive(self, lost: Exit) -> None:
+    def _revive(self, lost: ProcessExit) -> None:
         (process,) = [one for one in self.processes if one.exit is lost]
         self.world.tell(str(process.member), "is started again")
-        if self.watch.revived > self.revivals:
-            raise broken("gang", f"{self.watch.revived} were started again, of {self.revivals}")
+        if self.watch.restarted > self.max_restarts:
+            raise broken(
+                "gang", f"{self.watch.restarted} were started again, of {self.max_restarts}"
+            )
         process.exit = None
         process.ends_at = self.world.now + self.world.chance.random() * 5
         if self.world.chance.random() < 0.5:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fleetlight.collective.routes.memory_level import MemoryLevel
 from fleetlight.collective.routes.shared_memory import SharedMemoryError
 from fleetlight.errors import DivergedError
-from fleetlight.sockets.descriptors import bound_waits
+from fleetlight.wire.descriptors import bound_waits
 
 #: indices as they are where workers lie on two hosts in turn
 INDICES = [1, 3, 5, 7]

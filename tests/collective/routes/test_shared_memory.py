@@ -17,7 +17,7 @@ from fleetlight.collective.position import Position, Stamp
 from fleetlight.collective.routes.route import Bucket
 from fleetlight.collective.routes.shared_memory import SharedMemory, SharedMemoryError
 from fleetlight.errors import DivergedError
-from fleetlight.sockets.descriptors import bound_waits
+from fleetlight.wire.descriptors import bound_waits
 
 
 def mesh(size: int, deadline_s: float = 20.0) -> list[SharedMemory]:

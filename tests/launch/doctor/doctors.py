@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 import socket
 
-from fleetlight.launch.doctor.messages import Asked, Facts
+from fleetlight.launch.doctor.messages import ExamOptions, Facts
 
 HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
 
@@ -28,12 +28,12 @@ def _is_free(host: str, port: int) -> bool:
     return True
 
 
-def asked(machines: int = 2, seconds: float = 0.02) -> Asked:
+def asked(machines: int = 2, seconds: float = 0.02) -> ExamOptions:
     """As many machines, with a port and three behind it that are free."""
     hosts = HOSTS[:machines]
-    return Asked(names=hosts, hosts=hosts, port=free_ports(4), workers=2, seconds=seconds)
+    return ExamOptions(names=hosts, hosts=hosts, port=free_ports(4), workers=2, seconds=seconds)
 
 
-def facts(of: Asked) -> Facts:
+def facts(of: ExamOptions) -> Facts:
     """Of a machine where nothing is wrong."""
     return Facts(asked=of, fleetlight="1", torch="2", python="3", shared_memory=1 << 40, cores=64)

@@ -9,7 +9,7 @@ import pytest
 from tests.launch.doctor.doctors import free_ports
 
 from fleetlight.errors import ConfigError
-from fleetlight.launch.doctor.examination import Wish, examine
+from fleetlight.launch.doctor.examination import DoctorOptions, examine
 from fleetlight.launch.inventory import Machine
 
 NAMES = {"here": "127.0.1.1", "there": "192.0.2.7"}
@@ -25,7 +25,7 @@ def unheard(text: str) -> None:
 
 
 def test_this_machine_alone() -> None:
-    result = examine(Wish(port=6170, workers=2), MACHINE, {}, unheard)
+    result = examine(DoctorOptions(port=6170, workers=2), MACHINE, {}, unheard)
     assert result.is_fit
     assert "cores            4" in result.text
     assert "192.0.2.1 (eth0" in result.text
@@ -33,7 +33,7 @@ def test_this_machine_alone() -> None:
 
 def test_a_list_of_one() -> None:
     said: list[str] = []
-    wish = Wish(ips=("127.0.0.1",), port=free_ports(3))
+    wish = DoctorOptions(ips=("127.0.0.1",), port=free_ports(3))
     result = examine(wish, MACHINE, {}, said.append)
     assert result.is_fit
     assert result.text.splitlines()[1].startswith("127.0.0.1  ")
@@ -59,4 +59,4 @@ def test_a_list_of_one() -> None:
 )
 def test_what_cannot_be_examined(wish: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
-        examine(Wish(**{"port": 6170, **wish}), MACHINE, {}, unheard)
+        examine(DoctorOptions(**{"port": 6170, **wish}), MACHINE, {}, unheard)

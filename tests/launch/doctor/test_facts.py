@@ -10,13 +10,13 @@ from pathlib import Path
 from tests.launch.doctor.doctors import free_ports
 
 from fleetlight.launch.doctor.facts import Listening, look, mtu_of, shared_memory
-from fleetlight.launch.doctor.messages import Asked
+from fleetlight.launch.doctor.messages import ExamOptions
 from fleetlight.launch.inventory import Machine
 
 
 def test_the_facts() -> None:
     machine = Machine(cores=3, gpus=1, addresses=(("lo", "127.0.0.1"),))
-    asked = Asked(workers=2)
+    asked = ExamOptions(workers=2)
     facts = look(machine, {"OMP_NUM_THREADS": "4"}, asked, "127.0.0.2")
     assert (facts.asked, facts.cores, facts.gpus, facts.threads) == (asked, 3, 1, "4")
     assert facts.name == socket.gethostname()

@@ -16,10 +16,10 @@ from fleetlight.launch.doctor.findings import (
     seconds,
     seconds_a_step,
 )
-from fleetlight.launch.doctor.messages import Asked, Exam, Facts, Link
+from fleetlight.launch.doctor.messages import Exam, ExamOptions, Facts, Link
 
 HOSTS = ("10.0.0.1", "10.0.0.2")
-ASKED = Asked(names=HOSTS, hosts=HOSTS, port=6170, workers=2)
+ASKED = ExamOptions(names=HOSTS, hosts=HOSTS, port=6170, workers=2)
 #: of a machine that nothing is wrong with
 SOUND = Facts(
     asked=ASKED,
@@ -76,6 +76,7 @@ PROBLEMS: dict[str, tuple[Exam, str, str]] = {
     ),
     "another program": (exam(absent={1: "did not answer within 1 s"}), "", "sport = 6170"),
     "gone": (exam(absent={0: "went away"}), "10.0.0.1 did not come", "what its doctor printed"),
+    "lost": (exam(absent={0: "lost it"}), "10.0.0.1 did not come", "what its doctor printed"),
     "untold": (
         exam(untold={1: "no answer"}),
         "10.0.0.2 could not be told what was found: no answer",
@@ -134,7 +135,7 @@ ADVICE: dict[str, tuple[Exam, str, str]] = {
     "python": (exam(facts=second(python="3.9")), "python is not the same everywhere", "one python"),
     "mtu": (exam(facts=second(mtu=9000)), "MTU is not the same", "large packets may be lost"),
     "options": (
-        exam(facts=second(asked=Asked(names=HOSTS, hosts=HOSTS, port=6170, workers=3))),
+        exam(facts=second(asked=ExamOptions(names=HOSTS, hosts=HOSTS, port=6170, workers=3))),
         "started differently: --nproc 2, --port 6170 on 10.0.0.1; --nproc 3",
         "the same options",
     ),

@@ -13,8 +13,8 @@ from tests.launch.doctor.doctors import HOSTS, asked, facts
 
 from fleetlight.errors import LaunchError
 from fleetlight.launch.doctor import meeting
-from fleetlight.launch.doctor.messages import Asked, Exam
-from fleetlight.launch.doctor.service import Service
+from fleetlight.launch.doctor.messages import Exam, ExamOptions
+from fleetlight.launch.doctor.service import DoctorService
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,9 @@ def talkative(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "TELL_S", 0.0)
 
 
-def doctors(of: Asked, numbers: range, deadline_s: float = 20.0) -> list[tuple[Exam, list[str]]]:
+def doctors(
+    of: ExamOptions, numbers: range, deadline_s: float = 20.0
+) -> list[tuple[Exam, list[str]]]:
     """The doctors of these machines, at the same time: what each found, and what it said."""
     said: dict[int, list[str]] = {number: [] for number in numbers}
     with ThreadPoolExecutor() as threads:
@@ -91,7 +93,7 @@ def test_another_list_is_said_so() -> None:
     of = asked(2)
     other = msgspec.structs.replace(of, hosts=(HOSTS[0], HOSTS[1], HOSTS[2]))
     listener = socket.create_server((HOSTS[1], of.port))
-    service = Service(listener, other, 1, facts(other))
+    service = DoctorService(listener, other, 1, facts(other))
     ((exam, _),) = doctors(of, range(1), deadline_s=0.5)
     service.close()
     assert exam.absent == {
@@ -122,7 +124,7 @@ def _talk(listener: socket.socket) -> None:
 def test_one_that_goes_away_leaves_links_unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     of = asked(2)
     listener = socket.create_server((HOSTS[1], of.port))
-    service = Service(listener, of, 1, facts(of))
+    service = DoctorService(listener, of, 1, facts(of))
     say: Any = lambda text: service.close() if text.startswith("measuring") else None  # noqa: E731
     exam = meeting.meet(of, 0, facts(of), 5.0, say)
     assert [link.error for link in exam.links] == [
@@ -146,9 +148,9 @@ def test_a_first_that_goes_away_is_noticed() -> None:
     assert f"127.0.0.1:{of.port} is here and asks" in said
 
 
-def _ask_once(of: Asked) -> None:
+def _ask_once(of: ExamOptions) -> None:
+    from fleetlight.launch.doctor.channel import dial
     from fleetlight.launch.doctor.messages import Facts, TellFacts
-    from fleetlight.launch.doctor.wire import dial
 
     for _ in range(1000):
         try:

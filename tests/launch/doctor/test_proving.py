@@ -13,48 +13,37 @@ from tests.launch.doctor.doctors import HOSTS, asked, facts
 
 from fleetlight.errors import MembershipError, PeerLostError, ProtocolError
 from fleetlight.launch.doctor import probe
+from fleetlight.launch.doctor.channel import DoctorChannel, dial
 from fleetlight.launch.doctor.meeting import meet
-from fleetlight.launch.doctor.messages import (
-    Challenge,
-    Done,
-    Echo,
-    Exam,
-    Facts,
-    Knock,
-    Link,
-    Proof,
-    TellFacts,
-)
-from fleetlight.launch.doctor.proving import introduce
-from fleetlight.launch.doctor.service import Service
-from fleetlight.launch.doctor.wire import Wire, dial
+from fleetlight.launch.doctor.messages import Acknowledged, Echo, Exam, Facts, Link, TellFacts
+from fleetlight.launch.doctor.service import DoctorService
 from fleetlight.roles.secret import Secret
-from fleetlight.security.token import CLIENT, Encounter, nonce
+from fleetlight.security.token import CLIENT, AuthRequest, Challenge, Proof, ProofTranscript, nonce
 
 ASKED = asked(2)
 TOKEN, OTHER = Secret("3f9ac27e51d0b846"), Secret("b846d0513f9ac27e")
 
 
-def serving(token: Secret | None) -> Service:
+def serving(token: Secret | None) -> DoctorService:
     listener = socket.create_server((HOSTS[1], ASKED.port))
-    return Service(listener, ASKED, 1, facts(ASKED), token)
+    return DoctorService(listener, ASKED, 1, facts(ASKED), token)
 
 
 @pytest.fixture
-def service() -> Iterator[Service]:
+def service() -> Iterator[DoctorService]:
     made = serving(TOKEN)
     yield made
     made.close()
 
 
-def wire() -> Wire:
+def wire() -> DoctorChannel:
     return dial(HOSTS[1], ASKED.port, HOSTS[0], 5.0)
 
 
 @pytest.mark.usefixtures("service")
 def test_who_knows_the_token_is_answered() -> None:
     asking = wire()
-    introduce(asking, TOKEN, HOSTS[0], HOSTS[1])
+    asking.introduce(TOKEN, HOSTS[0], HOSTS[1])
     assert asking.ask(TellFacts(), Facts) == facts(ASKED)
     asking.close()
     link = Link(sender=0, receiver=1)
@@ -78,9 +67,9 @@ def test_anybody_else_is_refused(token: Secret | None, own: str, why: str) -> No
 
     def speak() -> None:
         if token is None:
-            asking.ask(Echo(), Done)
+            asking.ask(Echo(), Acknowledged)
         else:
-            introduce(asking, token, own, HOSTS[1])
+            asking.introduce(token, own, HOSTS[1])
 
     with pytest.raises(ProtocolError, match=f"refused: {why}.* give all processes"):
         speak()
@@ -90,15 +79,15 @@ def test_anybody_else_is_refused(token: Secret | None, own: str, why: str) -> No
 def test_a_doctor_without_a_token_says_so() -> None:
     made, asking = serving(None), wire()
     with pytest.raises(ProtocolError, match="this doctor has no token; give all processes"):
-        introduce(asking, TOKEN, HOSTS[0], HOSTS[1])
+        asking.introduce(TOKEN, HOSTS[0], HOSTS[1])
     asking.close()
     made.close()
 
 
-def test_a_proof_cannot_be_used_again(service: Service) -> None:
-    asking, knock = wire(), Knock(nonce())
+def test_a_proof_cannot_be_used_again(service: DoctorService) -> None:
+    asking, knock = wire(), AuthRequest(nonce())
     challenge = asking.ask(knock, Challenge)
-    met = Encounter(knock.nonce, challenge.nonce, f"doctor {HOSTS[0]} to {HOSTS[1]}".encode())
+    met = ProofTranscript(knock.nonce, challenge.nonce, f"doctor {HOSTS[0]} to {HOSTS[1]}".encode())
     proof = Proof(met.proof(TOKEN, CLIENT))
     asking.ask(proof, Proof)
     asking.close()
@@ -112,7 +101,7 @@ def test_a_proof_cannot_be_used_again(service: Service) -> None:
 
 def test_a_stranger_may_not_say_much() -> None:
     made, asking = serving(TOKEN), wire()
-    asking.socket.sendall((1 << 20).to_bytes(4, "big") + bytes(1 << 12))
+    asking._socket.sendall((1 << 20).to_bytes(4, "big") + bytes(1 << 12))
     with contextlib.suppress(PeerLostError):
         assert asking.request() is None, "it hangs up, and does not wait for the rest"
     asking.close()
@@ -121,11 +110,11 @@ def test_a_stranger_may_not_say_much() -> None:
 
 def test_a_doctor_that_poses_as_another_is_told_nothing() -> None:
     with socket.create_server((HOSTS[1], 0)) as door:
-        caller = Wire(socket.create_connection(door.getsockname()), "10.0.0.2", 5.0)
-        poser = Wire(door.accept()[0], "10.0.0.1", 5.0)
+        caller = DoctorChannel(socket.create_connection(door.getsockname()), "10.0.0.2", 5.0)
+        poser = DoctorChannel(door.accept()[0], "10.0.0.1", 5.0)
 
     def pose() -> None:
-        assert isinstance(poser.request(), Knock)
+        assert isinstance(poser.request(), AuthRequest)
         poser.say(Challenge(nonce()))
         assert isinstance(poser.request(), Proof)
         poser.say(Proof(bytes(32)))
@@ -133,7 +122,7 @@ def test_a_doctor_that_poses_as_another_is_told_nothing() -> None:
     thread = threading.Thread(target=pose)
     thread.start()
     with pytest.raises(MembershipError, match=r"10\.0\.0\.2 does not know the token"):
-        introduce(caller, TOKEN, "10.0.0.1", "10.0.0.2")
+        caller.introduce(TOKEN, "10.0.0.1", "10.0.0.2")
     thread.join(10)
     caller.close(), poser.close()
 

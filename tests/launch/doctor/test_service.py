@@ -16,8 +16,9 @@ from tests.launch.doctor.doctors import HOSTS, asked, facts
 from fleetlight.errors import FleetError, ProtocolError
 from fleetlight.launch.doctor import probe
 from fleetlight.launch.doctor import service as service_module
+from fleetlight.launch.doctor.channel import DoctorChannel, dial
 from fleetlight.launch.doctor.messages import (
-    Done,
+    Acknowledged,
     Echo,
     Exam,
     Facts,
@@ -28,26 +29,25 @@ from fleetlight.launch.doctor.messages import (
     TellTime,
     Time,
 )
-from fleetlight.launch.doctor.service import Service
-from fleetlight.launch.doctor.wire import Wire, dial
+from fleetlight.launch.doctor.service import DoctorService
 
 ASKED = asked(2)
 
 
 @pytest.fixture
-def service() -> Iterator[Service]:
+def service() -> Iterator[DoctorService]:
     """That of the second of two machines."""
     listener = socket.create_server((HOSTS[1], ASKED.port))
-    made = Service(listener, ASKED, 1, facts(ASKED))
+    made = DoctorService(listener, ASKED, 1, facts(ASKED))
     yield made
     made.close()
 
 
-def wire(own: str = HOSTS[0]) -> Wire:
+def wire(own: str = HOSTS[0]) -> DoctorChannel:
     return dial(HOSTS[1], ASKED.port, own, 5.0)
 
 
-def test_it_tells_of_its_machine_and_measures(service: Service) -> None:
+def test_it_tells_of_its_machine_and_measures(service: DoctorService) -> None:
     link = Link(sender=0, receiver=1)
     measured = probe.measure(HOSTS[0], HOSTS[1], ASKED.port, link, (), 0.02)
     assert measured.error == ""
@@ -59,18 +59,18 @@ def test_it_tells_of_its_machine_and_measures(service: Service) -> None:
     assert abs(probe.clock_ahead(asking)) < 1
     assert not service.told.is_set()
     exam = Exam(asked=ASKED, facts={})
-    asking.ask(Finish(exam), Done)
+    asking.ask(Finish(exam), Acknowledged)
     assert service.told.is_set()
     assert service.exam == exam
     asking.close()
 
 
-def test_only_the_first_may_command(service: Service) -> None:
+def test_only_the_first_may_command(service: DoctorService) -> None:
     other = wire(HOSTS[1])
-    assert other.ask(Echo(), Done) == Done()
+    assert other.ask(Echo(), Acknowledged) == Acknowledged()
     for command in (Finish(Exam(asked=ASKED, facts={})), Measure(0, ())):
         with pytest.raises(ProtocolError, match=r"refused: only 127\.0\.0\.1 may ask for that"):
-            other.ask(command, Done)
+            other.ask(command, Acknowledged)
     other.close()
     assert not service.asked.is_set()
     assert not service.told.is_set()
@@ -93,7 +93,7 @@ def test_it_is_no_tool_to_probe_others_with(request_: Measure) -> None:
     asking.close()
 
 
-def test_a_machine_outside_the_list_is_not_listened_to(service: Service) -> None:
+def test_a_machine_outside_the_list_is_not_listened_to(service: DoctorService) -> None:
     stranger = wire(HOSTS[2])
     with pytest.raises(FleetError):
         stranger.ask(TellFacts(), Facts)
@@ -117,7 +117,7 @@ def test_connections_come_to_an_end_in_number() -> None:
     for _ in range(100):
         # those that were turned away make room as soon as they are noticed
         try:
-            assert last.ask(Echo(), Done) == Done()
+            assert last.ask(Echo(), Acknowledged) == Acknowledged()
             break
         except FleetError:
             last.close()
@@ -153,15 +153,15 @@ def test_too_many_open_files_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
     listener.listen()
     monkeypatch.setattr(service_module, "_LOOK_S", 0.01)
     monkeypatch.setattr(threading, "Event", Counted)
-    service = Service(listener, ASKED, 1, facts(ASKED))
+    service = DoctorService(listener, ASKED, 1, facts(ASKED))
     asking = wire()
-    assert asking.ask(Echo(), Done) == Done()
+    assert asking.ask(Echo(), Acknowledged) == Acknowledged()
     asking.close()
     service.close()
     assert waits.count(0.01) == 1
 
 
-def test_a_port_that_cannot_be_reached_is_named(service: Service) -> None:
+def test_a_port_that_cannot_be_reached_is_named(service: DoctorService) -> None:
     free = ASKED.ports[0]
     with socket.create_server((HOSTS[1], free + 1)):
         closed = probe.unreachable(HOSTS[0], HOSTS[1], (free, free + 1))

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from fleetlight.launch.doctor.findings import Finding
-from fleetlight.launch.doctor.messages import Asked, Exam, Facts, Link
+from fleetlight.launch.doctor.messages import Exam, ExamOptions, Facts, Link
 from fleetlight.launch.doctor.table import of_exam, of_findings, of_machine
 
 HOSTS = ("10.0.0.1", "10.0.0.2")
@@ -23,7 +23,7 @@ FACTS = Facts(
 
 def test_machines_and_links() -> None:
     exam = Exam(
-        asked=Asked(names=HOSTS, hosts=HOSTS),
+        asked=ExamOptions(names=HOSTS, hosts=HOSTS),
         facts={0: FACTS, 1: Facts(name="long", mtu=None)},
         links=(
             Link(sender=0, receiver=1, round_trip_s=2e-4, bytes_per_s=25e6),

@@ -10,8 +10,8 @@ import pytest
 
 from fleetlight.launch.job import environment
 from fleetlight.launch.job.environment import Run
-from fleetlight.launch.job.layout import Layout, Node
-from fleetlight.launch.job.spec import JobSpec, Meeting, Resources, RoleSpec
+from fleetlight.launch.job.layout import JobLayout, Node
+from fleetlight.launch.job.spec import JobSpec, MachineSpec, Meeting, Resources, RoleSpec
 from fleetlight.roles.role import Kind
 from fleetlight.roles.secret import Secret
 from fleetlight.security.encryption import Encryption
@@ -25,14 +25,14 @@ NODE = Node(
 JOB = JobSpec(
     script="t.py",
     collective=False,
-    worker=RoleSpec(kind=Kind.WORKER, count=2, devices=(2, 5), resources=Resources(cpus=3)),
+    worker=RoleSpec(kind=Kind.WORKER, count=2, resources=Resources(cpus=3)),
     server=RoleSpec(kind=Kind.SERVER, count=1, resources=Resources(cpus=3)),
-    interface="eth0",
+    machine=MachineSpec(interface="eth0", devices=(2, 5)),
 )
 RUN = Run(
-    job=JOB, job_id="7c", layout=Layout(nodes=(NODE,)), log_dir="/l", error_dir="/e", restart=1
+    job=JOB, job_id="7c", layout=JobLayout(nodes=(NODE,)), log_dir="/l", error_dir="/e", restart=1
 )
-SERVER, WORKER_0, WORKER_1 = RUN.layout.members(JOB.worker.devices)
+SERVER, WORKER_0, WORKER_1 = RUN.layout.members(JOB.machine.devices)
 
 
 def test_a_worker_knows_everything() -> None:
@@ -132,7 +132,8 @@ def test_what_the_user_set_wins_over_defaults() -> None:
 
 def test_several_machines_are_told_the_interface() -> None:
     meeting = Meeting(master=("10.0.0.1", 6170), min_nodes=2, max_nodes=2)
-    run = dataclasses.replace(RUN, job=dataclasses.replace(JOB, meeting=meeting))
+    machine = dataclasses.replace(JOB.machine, meeting=meeting)
+    run = dataclasses.replace(RUN, job=dataclasses.replace(JOB, machine=machine))
     found = environment.of_member(run, WORKER_0, {"NCCL_SOCKET_IFNAME": "ib0"})
     assert (found["GLOO_SOCKET_IFNAME"], found["NCCL_SOCKET_IFNAME"]) == ("eth0", "ib0")
     lines = environment.remarks(run.job, {"NCCL_SOCKET_IFNAME": "ib0", "OMP_NUM_THREADS": "1"})

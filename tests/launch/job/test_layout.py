@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetlight.errors import MembershipError
-from fleetlight.launch.job.layout import Layout, Node, check, in_order
+from fleetlight.launch.job.layout import JobLayout, Node, check, in_order
 from fleetlight.launch.job.spec import Meeting
 from fleetlight.roles.role import Kind
 
@@ -37,7 +37,7 @@ def test_every_index_exists_once_and_machines_are_contiguous(counts: list[tuple[
         Node(host="h", servers=(("h", 1),) * servers, workers=(("h", 2),) * workers)
         for servers, workers in counts
     )
-    layouts = [Layout(nodes=nodes, own=own) for own in range(len(nodes))]
+    layouts = [JobLayout(nodes=nodes, own=own) for own in range(len(nodes))]
     members = [member for layout in layouts for member in layout.members()]
     for kind, total in (
         (Kind.SERVER, sum(s for s, _ in counts)),
@@ -49,7 +49,7 @@ def test_every_index_exists_once_and_machines_are_contiguous(counts: list[tuple[
 
 
 def test_local_ranks_and_devices() -> None:
-    workers = Layout(nodes=(B, A), own=1).members(devices=(3, 5))
+    workers = JobLayout(nodes=(B, A), own=1).members(devices=(3, 5))
     assert [(w.index, w.local_rank, w.local_size, w.device) for w in workers] == [
         (1, 0, 2, 3),
         (2, 1, 2, 5),
@@ -58,7 +58,7 @@ def test_local_ranks_and_devices() -> None:
 
 
 def test_the_master_is_where_worker_0_is() -> None:
-    assert Layout(nodes=(C, A, B)).master == ("10.0.0.1", 9)
+    assert JobLayout(nodes=(C, A, B)).master == ("10.0.0.1", 9)
 
 
 def test_the_order_of_a_list() -> None:
@@ -116,5 +116,5 @@ def test_a_job_needs_workers_and_servers_somewhere() -> None:
 
 
 def test_a_late_machine_counts_starts_like_the_others() -> None:
-    layout = Layout(nodes=(dataclasses.replace(A, restart=3, failures=1), B))
+    layout = JobLayout(nodes=(dataclasses.replace(A, restart=3, failures=1), B))
     assert (layout.restart, layout.failures) == (3, 1)

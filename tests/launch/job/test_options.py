@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cloud launcher's environment as Options."""
+"""A cloud launcher's environment as LaunchOptions."""
 
 from __future__ import annotations
 
 import pytest
 
 from fleetlight.errors import ConfigError
-from fleetlight.launch.job.options import Options, from_cloud
+from fleetlight.launch.job.options import LaunchOptions, from_cloud
 
 CLOUD = {
     "PADDLE_TRAINERS": "10.0.0.1,10.0.0.2",
@@ -17,26 +17,30 @@ CLOUD = {
 
 
 def test_the_cloud_says_the_machines() -> None:
-    found = from_cloud(Options(script="t.py", use_paddlecloud=True), CLOUD)
+    found = from_cloud(LaunchOptions(script="t.py", use_paddlecloud=True), CLOUD)
     assert found.ips == ("10.0.0.1", "10.0.0.2")
     assert (found.host, found.rank, found.start_port) == ("10.0.0.2", 1, 6200)
 
 
 def test_flags_win_over_the_cloud() -> None:
-    options = Options(script="t.py", use_paddlecloud=True, host="10.0.0.9", start_port=1, rank=0)
+    options = LaunchOptions(
+        script="t.py", use_paddlecloud=True, host="10.0.0.9", start_port=1, rank=0
+    )
     found = from_cloud(options, CLOUD)
     assert (found.host, found.start_port, found.rank) == ("10.0.0.9", 1, 0)
 
 
 def test_without_the_flag_the_cloud_is_not_asked() -> None:
-    assert from_cloud(Options(script="t.py"), CLOUD) == Options(script="t.py")
+    assert from_cloud(LaunchOptions(script="t.py"), CLOUD) == LaunchOptions(script="t.py")
 
 
 def test_what_is_missing_is_named() -> None:
     with pytest.raises(ConfigError, match="PADDLE_TRAINERS and POD_IP not set"):
-        from_cloud(Options(script="t.py", use_paddlecloud=True), {})
+        from_cloud(LaunchOptions(script="t.py", use_paddlecloud=True), {})
 
 
 def test_a_port_that_is_no_number() -> None:
     with pytest.raises(ConfigError, match="PADDLE_PORT: got 'x'"):
-        from_cloud(Options(script="t.py", use_paddlecloud=True), {**CLOUD, "PADDLE_PORT": "x"})
+        from_cloud(
+            LaunchOptions(script="t.py", use_paddlecloud=True), {**CLOUD, "PADDLE_PORT": "x"}
+        )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options and a machine become a job."""
+"""LaunchOptions and a machine become a job."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from fleetlight.errors import ConfigError
 from fleetlight.launch.inventory import Machine
-from fleetlight.launch.job.options import Options
+from fleetlight.launch.job.options import LaunchOptions
 from fleetlight.launch.job.plan import plan
 from fleetlight.launch.job.spec import JobSpec
+from fleetlight.roles.role import Kind
 from fleetlight.security.certificates import make
 from fleetlight.security.encryption import Encryption
 
@@ -24,33 +25,33 @@ GPU = Machine(cores=8, gpus=4, addresses=ADDRESSES)
 
 
 def job(machine: Machine = CPU, **flags: Any) -> JobSpec:
-    return plan(Options(script="t.py", **flags), machine)
+    return plan(LaunchOptions(script="t.py", **flags), machine)
 
 
 def test_no_flags_on_cpus_is_one_worker() -> None:
     found = job()
     assert (found.worker.count, found.server.count, found.collective) == (1, 0, True)
-    assert found.worker.devices == ()
+    assert found.machine.devices == ()
 
 
 def test_no_flags_with_gpus_is_one_worker_each() -> None:
     found = job(GPU)
-    assert found.worker.devices == (0, 1, 2, 3)
+    assert found.machine.devices == (0, 1, 2, 3)
     assert (found.worker.count, found.worker.resources.gpus) == (4, 1)
 
 
 def test_chosen_gpus() -> None:
-    assert job(GPU, gpus=(1, 3)).worker.devices == (1, 3)
+    assert job(GPU, gpus=(1, 3)).machine.devices == (1, 3)
     assert job(GPU, gpus=(1, 3), nproc_per_node=2).worker.count == 2
 
 
 def test_fewer_processes_than_gpus_take_the_first() -> None:
-    assert job(GPU, nproc_per_node=2).worker.devices == (0, 1)
+    assert job(GPU, nproc_per_node=2).machine.devices == (0, 1)
 
 
 def test_more_processes_than_gpus_use_cpus_and_say_so() -> None:
     found = job(GPU, nproc_per_node=5)
-    assert found.worker.devices == ()
+    assert found.machine.devices == ()
     assert "5 workers do not fit on 4 GPUs" in found.notes[0]
 
 
@@ -91,11 +92,11 @@ def test_what_is_asked_of_tls_comes_from_flags_else_from_variables(tmp_path: Pat
     make(folder)
     asked = {"server_num": 1, "worker_num": 1, "ssl": folder, "ssl_expiry_warning_days": 7}
     said = {"FLEET_SSL_EXPIRY_WARNING_DAYS": "90"}
-    assert plan(Options(script="t.py", **asked), CPU, said).ssl == Encryption(folder, "", 7)
+    assert plan(LaunchOptions(script="t.py", **asked), CPU, said).ssl == Encryption(folder, "", 7)
     del asked["ssl_expiry_warning_days"]
-    assert plan(Options(script="t.py", **asked), CPU, said).ssl == Encryption(folder, "", 90)
+    assert plan(LaunchOptions(script="t.py", **asked), CPU, said).ssl == Encryption(folder, "", 90)
     with pytest.raises(ConfigError, match=r"WARNING_DAYS: got 'soon', expected 0 to 36500 days"):
-        plan(Options(script="t.py", **asked), CPU, {"FLEET_SSL_EXPIRY_WARNING_DAYS": "soon"})
+        plan(LaunchOptions(script="t.py", **asked), CPU, {"FLEET_SSL_EXPIRY_WARNING_DAYS": "soon"})
 
 
 @pytest.mark.parametrize("asked", [{"ssl_ciphers": "A"}, {"ssl_expiry_warning_days": 0}])
@@ -113,28 +114,28 @@ def test_certificates_are_for_the_launchers_of_several_machines_too(
     several: dict[str, Any] = {"ips": ("10.0.0.1", "10.0.0.2"), **servers}
     encrypted = job(**several, ssl=str(folder))
     assert encrypted.ssl == Encryption(str(folder))
-    assert encrypted.meeting is not None
-    assert encrypted.meeting.ssl == encrypted.ssl
+    assert encrypted.machine.meeting is not None
+    assert encrypted.machine.meeting.ssl == encrypted.ssl
     assert not any("can join" in note for note in encrypted.notes)
     assert any("can join" in note for note in job(**several).notes)
 
 
 def test_workers_of_a_server_job_take_the_named_gpus() -> None:
     found = job(GPU, server_num=1, gpus=(2, 0))
-    assert found.worker.devices == (2, 0)
+    assert found.machine.devices == (2, 0)
     assert found.worker.count == 2
-    assert found.server.devices == ()
+    assert found.server.resources.gpus == 0
 
 
 def test_a_server_job_without_gpus_uses_cpus_and_says_so() -> None:
     found = job(CPU, server_num=1, gpus=(0, 1))
-    assert (found.worker.count, found.worker.devices) == (2, ())
+    assert (found.worker.count, found.machine.devices) == (2, ())
     assert "no GPU, workers use CPUs" in found.notes[0]
 
 
 def test_listed_processes() -> None:
     found = job(servers=("127.0.0.1:5000",), workers=("127.0.0.1:5001", "127.0.0.1:5002"))
-    assert found.server.endpoints == (("127.0.0.1", 5000),)
+    assert found.machine.servers == (("127.0.0.1", 5000),)
     assert found.worker.count == 2
 
 
@@ -147,14 +148,14 @@ def test_cores_are_shared_and_nobody_gets_none(cores: int, workers: int, servers
 
 
 def test_fixed_ports_leave_room_for_the_meeting() -> None:
-    assert job(start_port=7000).start_port == 7000
-    assert job(ips=("10.0.0.1", "10.0.0.2"), start_port=7000).start_port == 7001
-    assert job(nnodes=(2, 2), master=("10.0.0.1", 7000), start_port=7000).start_port == 7000
+    assert job(start_port=7000).machine.start_port == 7000
+    assert job(ips=("10.0.0.1", "10.0.0.2"), start_port=7000).machine.start_port == 7001
+    assert job(nnodes=(2, 2), master=("10.0.0.1", 7000), start_port=7000).machine.start_port == 7000
 
 
 def test_the_interface_of_the_own_address() -> None:
-    assert job().interface == "lo"
-    assert job(ips=("10.0.0.1", "10.0.0.2")).interface == "eth0"
+    assert job().machine.interface == "lo"
+    assert job(ips=("10.0.0.1", "10.0.0.2")).machine.interface == "eth0"
 
 
 def test_among_several_machines_one_may_have_only_servers() -> None:
@@ -185,6 +186,22 @@ def test_among_several_machines_one_may_have_only_servers() -> None:
 def test_what_cannot_run_is_said(machine: Machine, flags: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         job(machine, **flags)
+
+
+def test_a_backend_that_chooses_machines_gets_counts_and_resources() -> None:
+    found = plan(LaunchOptions(script="t.py", on="x", server_num=1, gpus=(0, 2)), None)
+    assert [(role.kind, role.count) for role in found.roles] == [
+        (Kind.SERVER, 1),
+        (Kind.WORKER, 2),
+    ]
+    assert (found.server.resources.gpus, found.worker.resources.gpus) == (0, 1)
+    assert any("can join" in note for note in found.notes)
+
+
+def test_a_backend_that_chooses_machines_takes_no_flags_that_name_them() -> None:
+    options = LaunchOptions(script="t.py", on="x", ips=("10.0.0.1", "10.0.0.2"), start_port=7000)
+    with pytest.raises(ConfigError, match=r"--on x chooses them; leave --ips and --start_port out"):
+        plan(options, None)
 
 
 def test_the_command() -> None:

@@ -9,15 +9,15 @@ import sys
 import pytest
 
 from fleetlight.errors import ConfigError
-from fleetlight.launch.job.options import Options
+from fleetlight.launch.job.options import LaunchOptions
 from fleetlight.launch.job.script import check_script
 
 
 def test_the_script_must_be_a_file(tmp_path: pathlib.Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
-        check_script(Options(script=str(tmp_path / "none.py")))
+        check_script(LaunchOptions(script=str(tmp_path / "none.py")))
     with pytest.raises(ConfigError, match="is a folder"):
-        check_script(Options(script=str(tmp_path)))
+        check_script(LaunchOptions(script=str(tmp_path)))
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def _packages(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ["alone", "outer.inner", "outer.inner.train", "spread.one", "spread.two", "json.tool", "this"],
 )
 def test_a_module_is_found_without_importing_anything(name: str) -> None:
-    check_script(Options(script=name, module=True))
+    check_script(LaunchOptions(script=name, module=True))
     assert "outer" not in sys.modules
 
 
@@ -67,4 +67,4 @@ def test_a_module_is_found_without_importing_anything(name: str) -> None:
 )
 def test_a_module_that_cannot_be_run(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        check_script(Options(script=name, module=True))
+        check_script(LaunchOptions(script=name, module=True))

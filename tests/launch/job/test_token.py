@@ -10,7 +10,7 @@ import pytest
 
 from fleetlight.errors import ConfigError
 from fleetlight.launch.inventory import Machine
-from fleetlight.launch.job.options import Options
+from fleetlight.launch.job.options import LaunchOptions
 from fleetlight.launch.job.plan import plan
 from fleetlight.launch.job.spec import JobSpec
 from fleetlight.launch.job.token import OPEN, OPEN_COLLECTIVE, said_token
@@ -31,7 +31,7 @@ def file(tmp_path: Path) -> Path:
 
 def job(environment: dict[str, str] | None = None, **flags: Any) -> JobSpec:
     machine = Machine(cores=8, addresses=(("lo", "127.0.0.1"), ("eth0", "10.0.0.1")))
-    return plan(Options(script="t.py", **flags), machine, environment)
+    return plan(LaunchOptions(script="t.py", **flags), machine, environment)
 
 
 def test_it_comes_from_the_environment_or_a_file(file: Path) -> None:

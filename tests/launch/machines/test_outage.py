@@ -10,8 +10,8 @@ import pytest
 from tests.launch.machines.doubles import Ears
 
 from fleetlight.launch.machines import outage
-from fleetlight.launch.machines.link import StoreGoneError
-from fleetlight.launch.machines.outage import Outage, OutOfReachError, Silences
+from fleetlight.launch.machines.outage import Outage, OutOfReachError, SilenceReport
+from fleetlight.launch.machines.store_connection import StoreGoneError
 from fleetlight.launch.processes.interrupts import Interrupts
 
 
@@ -112,7 +112,7 @@ def test_only_a_further_interrupt_ends_the_wait(case: Case) -> None:
 
 def test_each_machine_that_falls_silent_or_is_back_gets_one_line() -> None:
     ears = Ears()
-    silences = Silences(300.0, ears)
+    silences = SilenceReport(300.0, ears)
     for silent in ({}, {"node 1": 8.0}, {"node 1": 9.4}, {"node 2": 8.0}):
         silences.tell(silent)
     waiting = "gives no sign of life; waiting for it up to 300 s (--deadline_s)"

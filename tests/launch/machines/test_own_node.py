@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import pathlib
 import socket
 
@@ -12,7 +11,7 @@ import pytest
 
 from fleetlight.errors import LaunchError
 from fleetlight.launch.inventory import version_of
-from fleetlight.launch.job.spec import JobSpec, Meeting, RoleSpec
+from fleetlight.launch.job.spec import JobSpec, MachineSpec, Meeting, RoleSpec
 from fleetlight.launch.machines.own_node import described, offer, script_hash
 from fleetlight.roles.role import Kind
 
@@ -39,19 +38,18 @@ def test_listed_endpoints_are_held_too() -> None:
     with contextlib.ExitStack() as held:
         _, [reservation, *_] = offer(job(), held)
         port = reservation.port
-    listed = RoleSpec(kind=Kind.WORKER, count=1, endpoints=(("127.0.0.1", port),))
+    listed = MachineSpec(workers=(("127.0.0.1", port),))
     with contextlib.ExitStack() as held:
-        node, reservations = offer(JobSpec(script="t.py", worker=listed), held)
+        node, reservations = offer(JobSpec(script="t.py", machine=listed), held)
         assert node.workers == (("127.0.0.1", port),)
         assert port in [one.port for one in reservations]
 
 
 @pytest.mark.parametrize("flag", ["--servers", "--workers"])
 def test_a_listed_port_that_is_taken_is_blamed_on_its_list(flag: str) -> None:
-    kind = Kind.SERVER if flag == "--servers" else Kind.WORKER
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        listed = RoleSpec(kind=kind, count=1, endpoints=(taken.getsockname(),))
-        spec = dataclasses.replace(job(), **{kind.value: listed})
+        listed = MachineSpec(**{flag.removeprefix("--"): (taken.getsockname(),)})
+        spec = job(machine=listed)
         with (
             contextlib.ExitStack() as held,
             pytest.raises(LaunchError, match=f"is taken.* or choose another port in {flag}"),

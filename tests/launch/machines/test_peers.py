@@ -7,10 +7,10 @@ import dataclasses
 
 from fleetlight.launch.job.layout import Node
 from fleetlight.launch.machines.peers import Next, NoOtherMachines, conclusion
-from fleetlight.launch.processes.reason import Failure
+from fleetlight.launch.processes.failure import JobFailure
 from fleetlight.launch.processes.watch import Elsewhere
 
-FAILURE = Failure(what="worker 0 of 1 exited with code 1", code=1)
+FAILURE = JobFailure(what="worker 0 of 1 exited with code 1", code=1)
 
 
 def test_alone_there_is_nobody_to_wait_for() -> None:

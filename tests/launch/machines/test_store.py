@@ -19,8 +19,12 @@ import pytest
 from fleetlight.errors import LaunchError
 from fleetlight.launch.job.spec import Meeting
 from fleetlight.launch.machines import store
-from fleetlight.launch.machines.link import Link, StoreGoneError, StoreLostError
 from fleetlight.launch.machines.store import Store
+from fleetlight.launch.machines.store_connection import (
+    StoreConnection,
+    StoreGoneError,
+    StoreLostError,
+)
 from fleetlight.launch.processes.ports import Reservation
 from fleetlight.security.certificates import make
 from fleetlight.security.encryption import Encryption
@@ -107,7 +111,7 @@ def test_a_store_that_is_gone_is_not_waited_for() -> None:
     away = free_meeting()
     renew = functools.partial(store._again, away, away.master, b"")
     with pytest.raises(StoreGoneError, match="nothing listens"):
-        Store(Link(None, renew, Forever())).check(["key"])
+        Store(StoreConnection(None, renew, Forever())).check(["key"])
 
 
 def test_a_store_inside_tls(tmp_path: Path) -> None:

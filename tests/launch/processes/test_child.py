@@ -13,12 +13,12 @@ import pytest
 from tests.launch.workplace import is_running, wait_until
 
 from fleetlight.errors import LaunchError
-from fleetlight.launch.processes.child import Child, Keeper
+from fleetlight.launch.processes.child import Child, Reaper
 
 
 @pytest.fixture
-def keeper() -> Iterator[Keeper]:
-    with Keeper() as handle:
+def reaper() -> Iterator[Reaper]:
+    with Reaper() as handle:
         yield handle
 
 
@@ -29,8 +29,8 @@ def output(tmp_path: pathlib.Path) -> Iterator[int]:
     os.close(descriptor)
 
 
-def child(code: str, output: int, keeper: Keeper) -> Child:
-    return Child(["-c", code], os.environ, output, keeper)
+def child(code: str, output: int, reaper: Reaper) -> Child:
+    return Child(["-c", code], os.environ, output, reaper)
 
 
 def ended(one: Child) -> int:
@@ -44,24 +44,24 @@ def ended(one: Child) -> int:
     ("code", "status"),
     [("pass", 0), ("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", -9)],
 )
-def test_how_it_ended(code: str, status: int, output: int, keeper: Keeper) -> None:
-    one = child(code, output, keeper)
+def test_how_it_ended(code: str, status: int, output: int, reaper: Reaper) -> None:
+    one = child(code, output, reaper)
     assert ended(one) == status
     one.end()
     assert one.poll() == status
 
 
 def test_it_leads_its_own_group_and_reads_nothing(
-    output: int, keeper: Keeper, tmp_path: pathlib.Path
+    output: int, reaper: Reaper, tmp_path: pathlib.Path
 ) -> None:
-    one = child("import os, sys; print(os.getpgid(0), repr(sys.stdin.read()))", output, keeper)
+    one = child("import os, sys; print(os.getpgid(0), repr(sys.stdin.read()))", output, reaper)
     assert ended(one) == 0
     one.end()
     assert (tmp_path / "out").read_text() == f"{one.pid} ''\n"
 
 
-def test_an_ended_child_keeps_its_number_until_it_is_collected(output: int, keeper: Keeper) -> None:
-    one = child("pass", output, keeper)
+def test_an_ended_child_keeps_its_number_until_it_is_collected(output: int, reaper: Reaper) -> None:
+    one = child("pass", output, reaper)
     ended(one)
     os.kill(one.pid, 0)  # still there, as a zombie
     one.end()
@@ -77,10 +77,10 @@ pathlib.Path("{file}").write_text(f"{{process.pid}}\\n")
 
 
 def test_its_end_includes_what_it_started(
-    output: int, keeper: Keeper, tmp_path: pathlib.Path
+    output: int, reaper: Reaper, tmp_path: pathlib.Path
 ) -> None:
     file = tmp_path / "pid"
-    one = child(GRANDCHILD.format(file=file), output, keeper)
+    one = child(GRANDCHILD.format(file=file), output, reaper)
     ended(one)
     grandchild = int(file.read_text())
     assert is_running(grandchild)
@@ -88,8 +88,8 @@ def test_its_end_includes_what_it_started(
     wait_until(lambda: not is_running(grandchild), "the grandchild to end")
 
 
-def test_signals_reach_it(output: int, keeper: Keeper) -> None:
-    one = child("import time; time.sleep(60)", output, keeper)
+def test_signals_reach_it(output: int, reaper: Reaper) -> None:
+    one = child("import time; time.sleep(60)", output, reaper)
     one.signal(signal.SIGTERM)
     assert ended(one) == -signal.SIGTERM
     one.end()
@@ -97,22 +97,22 @@ def test_signals_reach_it(output: int, keeper: Keeper) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="descriptors are listed in /proc")
 def test_it_inherits_no_descriptor_of_the_launcher(
-    output: int, keeper: Keeper, tmp_path: pathlib.Path
+    output: int, reaper: Reaper, tmp_path: pathlib.Path
 ) -> None:
     code = "import os; print(sorted(map(int, os.listdir('/proc/self/fd')))[:-1])"
-    one = child(code, output, keeper)
+    one = child(code, output, reaper)
     assert ended(one) == 0
     one.end()
     assert (tmp_path / "out").read_text() == "[0, 1, 2]\n"
 
 
-def test_what_cannot_be_started_is_said(output: int, keeper: Keeper) -> None:
+def test_what_cannot_be_started_is_said(output: int, reaper: Reaper) -> None:
     with pytest.raises(LaunchError, match="cannot start"):
-        Child(["x" * 10_000_000], os.environ, output, keeper)
+        Child(["x" * 10_000_000], os.environ, output, reaper)
 
 
 def test_what_it_has_started_is_not_asked(
-    output: int, keeper: Keeper, tmp_path: pathlib.Path
+    output: int, reaper: Reaper, tmp_path: pathlib.Path
 ) -> None:
     code = (
         "import signal, subprocess, sys; "
@@ -120,7 +120,7 @@ def test_what_it_has_started_is_not_asked(
         "inner = subprocess.Popen(['sleep', '600']); "
         "print(inner.pid, flush=True); signal.pause(); print('asked', flush=True); signal.pause()"
     )
-    one = child(code, output, keeper)
+    one = child(code, output, reaper)
     text = tmp_path / "out"
     wait_until(lambda: text.read_text().endswith("\n"), "the child to begin")
     one.ask(signal.SIGTERM)

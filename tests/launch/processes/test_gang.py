@@ -15,9 +15,9 @@ from tests.launch.workplace import DEADLINE_S, wait_until
 
 from fleetlight.errors import LaunchError
 from fleetlight.launch.job.environment import Run
-from fleetlight.launch.job.layout import Layout, Node
+from fleetlight.launch.job.layout import JobLayout, Node
 from fleetlight.launch.job.spec import JobSpec
-from fleetlight.launch.processes.child import Keeper
+from fleetlight.launch.processes.child import Reaper
 from fleetlight.launch.processes.gang import Gang
 from fleetlight.launch.processes.logs import LogFolder, claim
 from fleetlight.launch.status import read
@@ -55,10 +55,13 @@ def gang(folder: LogFolder, screen: Paper, script: str, *, tee: bool = False) ->
     file.write_text(script)
     job = JobSpec(script=str(file), collective=False, tee=tee)
     run = Run(
-        job=job, layout=Layout(nodes=(NODE,)), log_dir=str(folder.path), error_dir=str(folder.path)
+        job=job,
+        layout=JobLayout(nodes=(NODE,)),
+        log_dir=str(folder.path),
+        error_dir=str(folder.path),
     )
-    with Keeper() as keeper:
-        made = Gang(run, folder=folder, keeper=keeper, screen=screen, outside=os.environ)
+    with Reaper() as reaper:
+        made = Gang(run, folder=folder, reaper=reaper, screen=screen, outside=os.environ)
         try:
             made.start()
             wait_until(lambda: len(made.exits()) == 3, "all to exit")
@@ -88,9 +91,9 @@ def test_tee_shows_all_and_ends_open_lines(folder: LogFolder) -> None:
 
 LEAVE = """
 import json, os, sys
-told = {"at": 5.5, "error": "E: x", "caused_by_peer": True}
+reported = {"at": 5.5, "error": "E: x", "caused_by_peer": True}
 with open(os.environ["FLEET_ERROR_FILE"], "w") as file:
-    json.dump(told, file)
+    json.dump(reported, file)
 sys.exit(int(os.environ["FLEET_INDEX"]) + 1)
 """
 
@@ -102,7 +105,7 @@ def test_an_exit_knows_what_the_process_left(folder: LogFolder) -> None:
         ("worker 0", 1),
         ("worker 1", 2),
     ]
-    assert {(one.at, one.told.error, one.told.caused_by_peer) for one in exits} == {
+    assert {(one.at, one.reported.error, one.reported.caused_by_peer) for one in exits} == {
         (5.5, "E: x", True)
     }
 
@@ -129,9 +132,9 @@ os._exit(3 * int(os.environ["FLEET_INDEX"]))
 
 
 def test_one_that_ends_with_a_code_does_not_return(folder: LogFolder) -> None:
-    """No hook has seen it end, and so what it has told before stands."""
+    """No hook has seen it end, and so what it has reported before stands."""
     exits = gang(folder, Paper(), END).exits()
-    assert {(one.member.name, one.status, one.returns) for one in exits} == {
+    assert {(one.member.name, one.status, one.may_restart_alone) for one in exits} == {
         ("server 0", -signal.SIGKILL, True),
         ("worker 0", 0, False),
         ("worker 1", 3, False),
@@ -191,17 +194,17 @@ def test_one_that_is_started_again_is_shown_as_before(
     file.write_text(DIE_ONCE)
     run = Run(
         job=JobSpec(script=str(file), collective=False, tee=tee),
-        layout=Layout(nodes=(NODE,)),
+        layout=JobLayout(nodes=(NODE,)),
         log_dir=str(folder.path),
         error_dir=str(folder.path),
     )
-    with Keeper() as keeper:
-        made = Gang(run, folder=folder, keeper=keeper, screen=screen, outside=os.environ)
+    with Reaper() as reaper:
+        made = Gang(run, folder=folder, reaper=reaper, screen=screen, outside=os.environ)
         try:
             made.start()
             wait_until(lambda: len(made.exits()) == 3, "all to exit")
             (dead,) = [one for one in made.exits() if one.status]
-            made.revive(dead, left=2)
+            made.restart_alone(dead, left=2)
             wait_until(lambda: len(made.exits()) == 3, "all to exit again")
         finally:
             made.close()
@@ -239,15 +242,18 @@ def test_one_that_is_started_again_is_not_asked_to_stop_before_it_can(folder: Lo
     file.write_text(SAVE_AT_SIGTERM)
     job = JobSpec(script=str(file), collective=False)
     run = Run(
-        job=job, layout=Layout(nodes=(NODE,)), log_dir=str(folder.path), error_dir=str(folder.path)
+        job=job,
+        layout=JobLayout(nodes=(NODE,)),
+        log_dir=str(folder.path),
+        error_dir=str(folder.path),
     )
-    with Keeper() as keeper:
-        made = Gang(run, folder=folder, keeper=keeper, screen=Talking(None), outside=os.environ)
+    with Reaper() as reaper:
+        made = Gang(run, folder=folder, reaper=reaper, screen=Talking(None), outside=os.environ)
         try:
             made.start()
             wait_until(lambda: len(made.exits()) == 1, "one to die")
             wait_until(made.can_stop, "the others to say that they save")
-            made.revive(made.exits()[0], left=2)
+            made.restart_alone(made.exits()[0], left=2)
             wait_until((folder.path / "back").exists, "it to be back")
             assert made.can_stop()
             made.ask(signal.SIGTERM, (Kind.WORKER,))

@@ -9,12 +9,12 @@ import pathlib
 import pytest
 
 from fleetlight.errors import LaunchError
-from fleetlight.launch.job.layout import Layout, Member, Node
+from fleetlight.launch.job.layout import JobLayout, JobProcess, Node
 from fleetlight.launch.processes.logs import FileFollower, claim, tail
 from fleetlight.roles.role import Kind
 
-WORKER = Member(kind=Kind.WORKER, index=0, of=1, local_rank=0, local_size=1)
-LAYOUT = Layout(nodes=(Node(host="h", workers=(("h", 1),), servers=(("h", 2),), master_port=3),))
+WORKER = JobProcess(kind=Kind.WORKER, index=0, of=1, local_rank=0, local_size=1)
+LAYOUT = JobLayout(nodes=(Node(host="h", workers=(("h", 1),), servers=(("h", 2),), master_port=3),))
 
 
 def write(path: pathlib.Path, name: str, text: str = "old\n") -> None:

@@ -10,10 +10,10 @@ import pytest
 from tests.launch.processes.test_gang import HERE, Paper
 
 from fleetlight.launch.job.environment import Run
-from fleetlight.launch.job.layout import Layout, Node
+from fleetlight.launch.job.layout import JobLayout, Node
 from fleetlight.launch.job.spec import JobSpec
 from fleetlight.launch.processes import watch
-from fleetlight.launch.processes.child import Keeper
+from fleetlight.launch.processes.child import Reaper
 from fleetlight.launch.processes.gang import Gang
 from fleetlight.launch.processes.interrupts import Interrupts
 from fleetlight.launch.processes.logs import claim
@@ -50,10 +50,12 @@ def test_the_code_of_one_that_is_about_to_exit_is_waited_for(
     (tmp_path / "t.py").write_text(SCRIPT)
     node = Node(host=HERE, workers=((HERE, 1), (HERE, 2)), servers=(), master_port=4)
     job = JobSpec(script=str(tmp_path / "t.py"), collective=True)
-    run = Run(job=job, layout=Layout(nodes=(node,)), log_dir=str(tmp_path), error_dir=str(tmp_path))
+    run = Run(
+        job=job, layout=JobLayout(nodes=(node,)), log_dir=str(tmp_path), error_dir=str(tmp_path)
+    )
     logs = claim(str(tmp_path / "log"), "a")
-    with Keeper() as keeper, Interrupts() as interrupts:
-        gang = Gang(run, folder=logs, keeper=keeper, screen=Paper(), outside=os.environ)
+    with Reaper() as reaper, Interrupts() as interrupts:
+        gang = Gang(run, folder=logs, reaper=reaper, screen=Paper(), outside=os.environ)
         failures: list[bool] = []
 
         def ask(_: bool) -> Elsewhere:

@@ -7,8 +7,8 @@ import dataclasses
 import signal
 from typing import Any
 
-from fleetlight.launch.job.layout import Member
-from fleetlight.launch.processes.reason import Exit, sparing
+from fleetlight.launch.job.layout import JobProcess
+from fleetlight.launch.processes.failure import ProcessExit, leaving_behind
 from fleetlight.launch.processes.watch import (
     EXIT_S,
     HEARD_S,
@@ -25,16 +25,18 @@ from fleetlight.launch.processes.watch import (
 from fleetlight.launch.status import ProcessStatus, Stop
 from fleetlight.roles.role import Kind
 
-W0, W1 = (Member(kind=Kind.WORKER, index=n, of=2, local_rank=n, local_size=2) for n in (0, 1))
-S0 = Member(kind=Kind.SERVER, index=0, of=1, local_rank=0, local_size=1)
+W0, W1 = (JobProcess(kind=Kind.WORKER, index=n, of=2, local_rank=n, local_size=2) for n in (0, 1))
+S0 = JobProcess(kind=Kind.SERVER, index=0, of=1, local_rank=0, local_size=1)
 GRACE_S = 3.0
 
 
-def ended(member: Member, status: int = 0, at: float = 0.0, error: str | None = None) -> Exit:
-    return Exit(member=member, status=status, at=at, told=ProcessStatus(error=error))
+def ended(
+    member: JobProcess, status: int = 0, at: float = 0.0, error: str | None = None
+) -> ProcessExit:
+    return ProcessExit(member=member, status=status, at=at, reported=ProcessStatus(error=error))
 
 
-def watch(*members: Member) -> Watch:
+def watch(*members: JobProcess) -> Watch:
     return Watch(members, GRACE_S)
 
 
@@ -177,54 +179,56 @@ def test_the_own_failure_is_told_also_when_others_stopped() -> None:
     assert (one.verdict, one.failure) == (Verdict.FAILED, failed)
 
 
-def returning(member: Member, status: int = -signal.SIGKILL) -> Exit:
-    return Exit(member=member, status=status, at=0.0, told=ProcessStatus(restartable=True))
+def returning(member: JobProcess, status: int = -signal.SIGKILL) -> ProcessExit:
+    return ProcessExit(
+        member=member, status=status, at=0.0, reported=ProcessStatus(restartable=True)
+    )
 
 
 def test_who_may_return_is_started_again_as_often_as_that_is_allowed() -> None:
-    one = Watch((W0, W1, S0), GRACE_S, revivals=2)
+    one = Watch((W0, W1, S0), GRACE_S, max_restarts=2)
     lost = returning(S0)
     for left in (1, 0):
-        assert one.to_revive(Seen(now=0, exits=[lost])) is lost
-        assert one.revivals_left == left
+        assert one.to_restart(Seen(now=0, exits=[lost])) is lost
+        assert one.restarts_left == left
         assert one.step(Seen(now=0)) is None
-    assert one.to_revive(Seen(now=1, exits=[lost])) is None
+    assert one.to_restart(Seen(now=1, exits=[lost])) is None
     assert one.step(Seen(now=1, exits=[lost])) == signal.SIGTERM
-    assert (one.failure, one.revived) == (lost, 2)
+    assert (one.failure, one.restarted) == (lost, 2)
 
 
 def test_nobody_is_started_again_while_a_job_ends() -> None:
-    one = Watch((W0, S0), GRACE_S, revivals=9)
+    one = Watch((W0, S0), GRACE_S, max_restarts=9)
     seen = Seen(now=0, exits=[returning(S0)], interrupts=[signal.SIGINT])
-    assert one.to_revive(seen) is None
-    one = Watch((W0, W1, S0), GRACE_S, revivals=9)
+    assert one.to_restart(seen) is None
+    one = Watch((W0, W1, S0), GRACE_S, max_restarts=9)
     one.step(Seen(now=0, exits=[ended(W0, 1, error="ValueError")]))
-    assert one.to_revive(Seen(now=0, exits=[returning(S0)])) is None
+    assert one.to_restart(Seen(now=0, exits=[returning(S0)])) is None
     # and nobody who did not say that it may
-    one = Watch((W0, W1, S0), GRACE_S, revivals=9)
-    assert one.to_revive(Seen(now=0, exits=[ended(S0, -signal.SIGKILL)])) is None
+    one = Watch((W0, W1, S0), GRACE_S, max_restarts=9)
+    assert one.to_restart(Seen(now=0, exits=[ended(S0, -signal.SIGKILL)])) is None
 
 
 def test_without_one_that_is_dispensable_the_others_go_on() -> None:
     one = watch(W0, W1, S0)
-    told = ProcessStatus(restartable=True, expendable=True)
-    lost = Exit(member=W1, status=-signal.SIGKILL, at=0.0, told=told)
-    assert one.to_revive(Seen(now=0, exits=[lost])) is None
-    assert one.to_spare(Seen(now=0, exits=[lost])) is lost
-    assert one.to_spare(Seen(now=1, exits=[lost])) is None
+    reported = ProcessStatus(restartable=True, expendable=True)
+    lost = ProcessExit(member=W1, status=-signal.SIGKILL, at=0.0, reported=reported)
+    assert one.to_restart(Seen(now=0, exits=[lost])) is None
+    assert one.to_leave_behind(Seen(now=0, exits=[lost])) is lost
+    assert one.to_leave_behind(Seen(now=1, exits=[lost])) is None
     assert one.step(Seen(now=1, exits=[lost])) is None
     assert one.phase is Phase.RUNNING
     one.step(Seen(now=2, exits=[lost, ended(W0)]))
     assert one.phase is Phase.LEAVING
     one.step(Seen(now=3, exits=[lost, ended(W0), ended(S0)]))
-    assert (one.verdict, one.failure, one.spared) == (Verdict.SUCCESS, None, [lost])
+    assert (one.verdict, one.failure, one.left_behind) == (Verdict.SUCCESS, None, [lost])
 
 
 def test_one_that_is_not_is_the_failure() -> None:
     one = watch(W0, W1, S0)
-    told = ProcessStatus(expendable=True, error="ValueError: x")
-    lost = Exit(member=W1, status=1, at=0.0, told=told)
-    one.to_spare(Seen(now=0, exits=[lost]))
+    reported = ProcessStatus(expendable=True, error="ValueError: x")
+    lost = ProcessExit(member=W1, status=1, at=0.0, reported=reported)
+    one.to_leave_behind(Seen(now=0, exits=[lost]))
     killed = ended(W0, -signal.SIGKILL, at=1.0)
     assert one.step(Seen(now=1, exits=[lost, killed])) == signal.SIGTERM
     assert one.failure is killed
@@ -236,12 +240,12 @@ STOP_S = 30.0
 TERM = [signal.SIGTERM]
 
 
-def stopped(member: Member, step: int = 7) -> Exit:
-    return Exit(member=member, status=75, at=0.0, stop=Stop(step, "/ckpt"))
+def stopped(member: JobProcess, step: int = 7) -> ProcessExit:
+    return ProcessExit(member=member, status=75, at=0.0, stop=Stop(step, "/ckpt"))
 
 
-def asked(*members: Member) -> Watch:
-    """A watch over processes that save, and have been told to."""
+def asked(*members: JobProcess) -> Watch:
+    """A watch over processes that save, at SIGTERM."""
     one = Watch(members, GRACE_S, stop_s=STOP_S)
     assert one.step(Seen(now=0, interrupts=TERM, can_stop=True)) == signal.SIGTERM
     assert one.phase is Phase.STOPPING
@@ -263,16 +267,16 @@ def test_workers_are_asked_to_stop_and_servers_end_when_they_have() -> None:
 
 
 def test_one_that_is_killed_while_the_job_is_saved_is_started_again() -> None:
-    one = Watch((S0, W0, W1), GRACE_S, revivals=9, stop_s=STOP_S)
+    one = Watch((S0, W0, W1), GRACE_S, max_restarts=9, stop_s=STOP_S)
     lost = returning(W1)
     # the signal comes first, and is acted upon
-    assert one.to_revive(Seen(now=0, interrupts=TERM, exits=[lost], can_stop=True)) is None
+    assert one.to_restart(Seen(now=0, interrupts=TERM, exits=[lost], can_stop=True)) is None
     assert one.step(Seen(now=0, interrupts=TERM, exits=[lost], can_stop=True)) == signal.SIGTERM
-    assert one.to_revive(Seen(now=1, interrupts=TERM, exits=[lost])) is lost
+    assert one.to_restart(Seen(now=1, interrupts=TERM, exits=[lost])) is lost
     assert one.step(Seen(now=1, interrupts=TERM)) is None
     assert one.phase is Phase.STOPPING
     twice = [*TERM, signal.SIGINT]
-    assert one.to_revive(Seen(now=2, interrupts=twice, exits=[lost])) is None
+    assert one.to_restart(Seen(now=2, interrupts=twice, exits=[lost])) is None
     assert one.step(Seen(now=2, interrupts=twice, exits=[lost])) == signal.SIGKILL
 
 
@@ -285,7 +289,7 @@ def test_a_server_that_stays_after_a_stop_is_ended() -> None:
 
 
 KILLED = dataclasses.replace(
-    stopped(W0, 9), status=-signal.SIGKILL, told=ProcessStatus(exiting=True)
+    stopped(W0, 9), status=-signal.SIGKILL, reported=ProcessStatus(exiting=True)
 )
 
 
@@ -302,8 +306,8 @@ def test_a_job_is_saved_though_a_worker_is_killed_between_its_stop_and_its_goodb
 
 
 def test_nor_does_it_count_that_servers_miss_its_goodbye() -> None:
-    told = ProcessStatus(error="PeerLostError", caused_by_peer=True)
-    missing = Exit(member=S0, status=1, at=0.0, told=told)
+    reported = ProcessStatus(error="PeerLostError", caused_by_peer=True)
+    missing = ProcessExit(member=S0, status=1, at=0.0, reported=reported)
     orders = ([KILLED], [KILLED, stopped(W1)]), ([KILLED, missing], [missing, KILLED])
     for order in orders:
         one = asked(S0, W0, W1)
@@ -365,7 +369,7 @@ def test_a_stop_that_goes_wrong_is_no_failure_that_a_restart_cures() -> None:
     one = asked(W0, W1)
     exits = [ended(W1, 1, error="CheckpointError")]
     assert one.step(Seen(now=1, interrupts=TERM, exits=exits)) == signal.SIGKILL
-    # but it is told
+    # but it is shown
     assert (one.verdict, one.failure, one.stop_failed) == (Verdict.INTERRUPTED, exits[0], True)
 
 
@@ -373,7 +377,7 @@ def test_workers_may_have_been_asked_elsewhere() -> None:
     one = watch(W0, W1)
     assert one.step(Seen(now=0, exits=[stopped(W0)], elsewhere=Elsewhere.RUNNING)) is None
     assert one.phase is Phase.STOPPING
-    # this machine is told a little later than the first one
+    # this machine hears it a little later than the first one
     late = Seen(now=1, exits=[stopped(W0)], interrupts=TERM, elsewhere=Elsewhere.RUNNING)
     assert one.step(late) is None
     both = [stopped(W0), stopped(W1)]
@@ -406,39 +410,39 @@ def test_who_ends_at_sigterm_gets_one() -> None:
 
 def test_one_that_is_killed_behind_the_end_of_its_script_has_done_all() -> None:
     one = watch(W0, W1, S0)
-    told = ProcessStatus(left_job=True, exiting=True)
-    killed = Exit(member=W0, status=-signal.SIGKILL, at=0.0, told=told)
+    reported = ProcessStatus(left_job=True, exiting=True)
+    killed = ProcessExit(member=W0, status=-signal.SIGKILL, at=0.0, reported=reported)
     assert not killed.has_failed
-    assert one.to_spare(Seen(now=0, exits=[killed])) is killed
-    assert "had done all" in sparing(killed)
+    assert one.to_leave_behind(Seen(now=0, exits=[killed])) is killed
+    assert "had done all" in leaving_behind(killed)
     one.step(Seen(now=1, exits=[killed, ended(W1)]))
     one.step(Seen(now=2, exits=[killed, ended(W1), ended(S0)]))
     assert one.verdict is Verdict.SUCCESS
     # its script may have had something to do, or its end is its own fault
     for less in (ProcessStatus(left_job=True), ProcessStatus(exiting=True)):
-        assert dataclasses.replace(killed, told=less).has_failed
+        assert dataclasses.replace(killed, reported=less).has_failed
     for status in (1, -signal.SIGABRT):
         assert dataclasses.replace(killed, status=status).has_failed
 
 
 def test_a_server_that_is_killed_behind_the_last_goodbye_has_done_all() -> None:
-    told = ProcessStatus(left_job=True, exiting=True)
-    killed = Exit(member=S0, status=-signal.SIGKILL, at=0.0, told=told)
+    reported = ProcessStatus(left_job=True, exiting=True)
+    killed = ProcessExit(member=S0, status=-signal.SIGKILL, at=0.0, reported=reported)
     # the workers may have ended before, or still be about to
     for steps in ([[ended(W0)], [ended(W0), killed]], [[killed], [ended(W0), killed]]):
         one = watch(S0, W0)
         for exits in steps:
-            assert one.to_revive(Seen(now=0, exits=exits)) is None
+            assert one.to_restart(Seen(now=0, exits=exits)) is None
             assert one.step(Seen(now=0, exits=exits)) is None
         assert one.is_over
         assert (one.verdict, one.failure) == (Verdict.SUCCESS, None)
 
 
-def parting(status: int = -signal.SIGKILL, **facts: Any) -> Exit:
+def parting(status: int = -signal.SIGKILL, **facts: Any) -> ProcessExit:
     """Worker 0 was killed amid its goodbye, and its script was over."""
     usual = {"restartable": True, "saying_goodbye": True, "exiting": True}
-    told = ProcessStatus(**{**usual, **facts})
-    return Exit(member=W0, status=status, at=0.0, told=told)
+    reported = ProcessStatus(**{**usual, **facts})
+    return ProcessExit(member=W0, status=status, at=0.0, reported=reported)
 
 
 def test_servers_that_end_have_heard_the_goodbye_of_one_that_was_killed_amid_it() -> None:
@@ -447,15 +451,15 @@ def test_servers_that_end_have_heard_the_goodbye_of_one_that_was_killed_amid_it(
     known = one.known([parting(), ended(S0)], 1.1)
     assert [lost.is_done for lost in known] == [True, False]
     seen = Seen(now=1.1, exits=known)
-    assert one.to_revive(seen) is None
+    assert one.to_restart(seen) is None
     one.step(seen)
     assert one.is_over
-    assert (one.verdict, one.revived) == (Verdict.SUCCESS, 0)
+    assert (one.verdict, one.restarted) == (Verdict.SUCCESS, 0)
     # its script may have had something to do, and another life could not call the servers
     again = Watch([S0, W0], GRACE_S, 1)
     lost = again.known([parting(exiting=False), ended(S0)], 1.1)[0]
     assert not lost.is_done
-    assert not lost.returns
+    assert not lost.may_restart_alone
 
 
 def test_one_that_servers_may_not_have_heard_is_started_again() -> None:
@@ -463,7 +467,7 @@ def test_one_that_servers_may_not_have_heard_is_started_again() -> None:
     for now in (1.0, 10.0):
         assert one.known([parting()], now) == []
         known = one.known([parting()], now + HEARD_S)
-        assert one.to_revive(Seen(now=now + HEARD_S, exits=known)) == parting()
+        assert one.to_restart(Seen(now=now + HEARD_S, exits=known)) == parting()
     # nothing is waited for where nobody could tell, or where the job has failed anyhow
     failed = ended(W1, 3, error="ValueError")
     for members, exits in (([W0, W1], [parting()]), ([S0, W0, W1], [parting(), failed])):

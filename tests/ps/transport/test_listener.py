@@ -34,7 +34,7 @@ from fleetlight.ps.transport.interface import Patience
 from fleetlight.ps.transport.listener import hold
 from fleetlight.ps.transport.protocol import MAGIC, Prefix
 from fleetlight.ps.transport.session import Session
-from fleetlight.sockets.descriptors import open_sockets
+from fleetlight.wire.descriptors import open_sockets
 
 
 @pytest.fixture

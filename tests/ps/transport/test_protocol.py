@@ -31,7 +31,7 @@ from fleetlight.ps.transport.protocol import (
     check_start,
     views,
 )
-from fleetlight.wire.buffers import without
+from fleetlight.wire.plain import without
 
 CODEC: Codec[Message] = Codec(Message)
 PULL = Pull([TablePull(0, True), TablePull(3, False)], dense=True, at_least=5)

@@ -27,11 +27,11 @@ from tests.ps.transport.doubles import (
 from fleetlight.errors import MembershipError, ProtocolError
 from fleetlight.ps.messages import (
     Ask,
+    AuthRequest,
     Beat,
     Challenge,
     Done,
     Failure,
-    Knock,
     Message,
     Proof,
     Pulled,
@@ -41,7 +41,7 @@ from fleetlight.ps.transport.frames import Frames
 from fleetlight.ps.transport.proving import _encoder
 from fleetlight.roles.secret import Secret
 from fleetlight.security.context import client_context, server_context
-from fleetlight.security.token import CLIENT, SERVER, Encounter, nonce
+from fleetlight.security.token import CLIENT, SERVER, ProofTranscript, nonce
 from fleetlight.wire.plain import Wire
 
 TOKEN, OTHER = Secret("3f9ac27e51d0b846"), Secret("b846d0513f9ac27e")
@@ -140,7 +140,7 @@ def test_nothing_is_answered_before_the_proof(
         assert heard(raw) == b""
     with stranger(server.address) as raw:
         frames = frames_to(raw)
-        frames.send(1, Knock(nonce(), SAID), (), "a test")
+        frames.send(1, AuthRequest(nonce(), SAID), (), "a test")
         assert isinstance(answer(frames), Challenge)
         frames.send(1, message, (), "a test")
         assert isinstance(answer(frames), Failure)
@@ -153,11 +153,11 @@ def test_a_proof_that_was_listened_to_does_not_work_again(server: Listener, desk
     sent = []
     with stranger(server.address) as raw:
         frames = frames_to(raw)
-        knock = Knock(nonce(), SAID)
+        knock = AuthRequest(nonce(), SAID)
         frames.send(1, knock, (), "a test")
         challenge = answer(frames)
         assert isinstance(challenge, Challenge)
-        met = Encounter(knock.nonce, challenge.nonce, SAID)
+        met = ProofTranscript(knock.nonce, challenge.nonce, SAID)
         sent = [knock, Proof(met.proof(TOKEN, CLIENT))]
         frames.send(1, sent[1], (), "a test")
         assert answer(frames) == Proof(met.proof(TOKEN, SERVER))
@@ -177,11 +177,11 @@ def test_a_proof_for_another_greeting_does_not_work(server: Listener, desk: Desk
     """Who stands between two sides cannot put himself in the place of another worker."""
     with stranger(server.address) as raw:
         frames = frames_to(raw)
-        knock = Knock(nonce(), _encoder.encode(Beat(8)))
+        knock = AuthRequest(nonce(), _encoder.encode(Beat(8)))
         frames.send(1, knock, (), "a test")
         challenge = answer(frames)
         assert isinstance(challenge, Challenge)
-        proof = Encounter(knock.nonce, challenge.nonce, SAID).proof(TOKEN, CLIENT)
+        proof = ProofTranscript(knock.nonce, challenge.nonce, SAID).proof(TOKEN, CLIENT)
         frames.send(1, Proof(proof), (), "a test")
         assert isinstance(answer(frames), Failure)
     assert desk.seen == []
@@ -192,11 +192,11 @@ def test_a_greeting_that_makes_no_sense_ends_its_connection(
 ) -> None:
     with stranger(server.address) as raw:
         frames = frames_to(raw)
-        knock = Knock(nonce(), b"\xc1")
+        knock = AuthRequest(nonce(), b"\xc1")
         frames.send(1, knock, (), "a test")
         challenge = answer(frames)
         assert isinstance(challenge, Challenge)
-        proof = Encounter(knock.nonce, challenge.nonce, knock.greeting).proof(TOKEN, CLIENT)
+        proof = ProofTranscript(knock.nonce, challenge.nonce, knock.greeting).proof(TOKEN, CLIENT)
         frames.send(1, Proof(proof), (), "a test")
         answer(frames)
         heard(raw)
@@ -221,7 +221,7 @@ def asks_and_does_not_prove(raw: socket.socket, frames: Frames) -> None:
 def sends_the_proof_back(raw: socket.socket, frames: Frames) -> None:
     frame = frames.receive("a test")
     assert frame is not None
-    assert isinstance(frame.message, Knock)
+    assert isinstance(frame.message, AuthRequest)
     frames.send(frame.request, Challenge(frame.message.nonce), (), "a test")
     frame = frames.receive("a test")
     assert frame is not None
@@ -244,7 +244,7 @@ def test_a_worker_gives_nothing_to_a_stranger_that_poses_as_its_server(act: Any,
 def test_who_knocks_and_says_no_more_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
     with listening(Desk(), token=TOKEN, first_s=0.3) as listener, stranger(listener.address) as raw:
         frames = frames_to(raw)
-        frames.send(1, Knock(nonce(), SAID), (), "a test")
+        frames.send(1, AuthRequest(nonce(), SAID), (), "a test")
         answer(frames)
         assert heard(raw) == b""
     assert "was silent for 0." in caplog.text
@@ -256,7 +256,7 @@ def test_who_has_not_proved_counts_as_a_stranger(desk: Desk) -> None:
         stranger(listener.address) as raw,
     ):
         frames = frames_to(raw)
-        frames.send(1, Knock(nonce(), SAID), (), "a test")
+        frames.send(1, AuthRequest(nonce(), SAID), (), "a test")
         assert isinstance(answer(frames), Challenge)
         channel = greeted(listener.address, TOKEN)
         assert heard(raw) == b""

@@ -22,7 +22,7 @@ import msgspec
 
 from fleetlight.errors import FleetError
 from fleetlight.observe.log import logger
-from fleetlight.sockets.forking import keep_from_children
+from fleetlight.wire.forking import keep_from_children
 from fleetlight.wire.tls import TlsWire
 
 #: no introduction is longer

@@ -18,7 +18,7 @@ import msgspec
 from fleetlight.collective.encrypted.door import Door, Introduction, Limits
 from fleetlight.errors import DeadlineError, FleetError
 from fleetlight.roles.role import Endpoint, endpoint_text
-from fleetlight.sockets.forking import keep_from_children, keep_port_from_children
+from fleetlight.wire.forking import keep_from_children, keep_port_from_children
 from fleetlight.wire.tls import TlsWire
 
 #: torch's name for the backend whose groups run over these

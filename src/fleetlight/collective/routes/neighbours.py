@@ -14,8 +14,8 @@ from fleetlight.collective.group import Group
 from fleetlight.collective.routes.levels import hosts_of
 from fleetlight.collective.routes.shared_memory import SharedMemory
 from fleetlight.observe.log import logger
-from fleetlight.sockets.descriptors import bound_waits
-from fleetlight.sockets.forking import kept_from_children
+from fleetlight.wire.descriptors import bound_waits
+from fleetlight.wire.forking import kept_from_children
 
 _HELLO = struct.Struct("<I")
 #: connecting to a neighbour takes no time, or it is not to be had

@@ -11,10 +11,10 @@ from fleetlight.launch.doctor import findings, table
 from fleetlight.launch.doctor.facts import look, mtu_of
 from fleetlight.launch.doctor.findings import Finding
 from fleetlight.launch.doctor.meeting import Say, meet
-from fleetlight.launch.doctor.messages import Asked
+from fleetlight.launch.doctor.messages import ExamOptions
 from fleetlight.launch.inventory import Machine
-from fleetlight.launch.job.options import Options
-from fleetlight.launch.job.place import find_place
+from fleetlight.launch.job.host_selection import select_hosts
+from fleetlight.launch.job.options import LaunchOptions
 from fleetlight.launch.job.token import said_token
 from fleetlight.roles.address import is_loopback
 
@@ -23,7 +23,7 @@ _MOST = 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Wish:
+class DoctorOptions:
     """What the user has asked for."""
 
     ips: tuple[str, ...] = ()
@@ -48,7 +48,9 @@ class Result:
         return not any(finding.is_problem for finding in self.found)
 
 
-def examine(wish: Wish, machine: Machine, environment: Mapping[str, str], say: Say) -> Result:
+def examine(
+    wish: DoctorOptions, machine: Machine, environment: Mapping[str, str], say: Say
+) -> Result:
     """Look at this machine and, with a list of machines, at what is between them."""
     _check(wish)
     workers = wish.workers or max(1, machine.gpus)
@@ -56,12 +58,12 @@ def examine(wish: Wish, machine: Machine, environment: Mapping[str, str], say: S
         return _alone(machine, environment, workers)
     _check_names(wish.ips, machine)
     notes: list[str] = []
-    options = Options(script="", ips=wish.ips, host=wish.host, start_port=wish.port)
-    place = find_place(options, machine, notes)
+    options = LaunchOptions(script="", ips=wish.ips, host=wish.host, start_port=wish.port)
+    place = select_hosts(options, machine, notes)
     for note in notes:
         say(note)
     hosts = place.meeting.hosts if place.meeting else (place.host,)
-    asked = Asked(
+    asked = ExamOptions(
         names=wish.ips, hosts=hosts, port=wish.port, workers=workers, seconds=wish.seconds
     )
     facts = look(machine, environment, asked, place.host)
@@ -71,13 +73,13 @@ def examine(wish: Wish, machine: Machine, environment: Mapping[str, str], say: S
 
 
 def _alone(machine: Machine, environment: Mapping[str, str], workers: int) -> Result:
-    facts = look(machine, environment, Asked(workers=workers))
+    facts = look(machine, environment, ExamOptions(workers=workers))
     mtus = [mtu_of(interface) for interface, _ in machine.addresses]
     text = table.of_machine(facts, machine.addresses, mtus)
     return Result(text, list(findings.of_machine(facts)))
 
 
-def _check(wish: Wish) -> None:
+def _check(wish: DoctorOptions) -> None:
     workers = 1 if wish.workers is None else wish.workers
     if not 1 <= workers <= 1024:
         raise ConfigError(f"--nproc {wish.workers}: expected 1 to 1024 workers")

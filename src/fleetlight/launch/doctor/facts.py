@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from fleetlight.errors import LaunchError
-from fleetlight.launch.doctor.messages import Asked, Facts
+from fleetlight.launch.doctor.messages import ExamOptions, Facts
 from fleetlight.launch.inventory import Machine, version_of
 from fleetlight.launch.processes import ports
 from fleetlight.roles import address
@@ -22,7 +22,7 @@ _SHARED = Path("/dev/shm")
 
 
 def look(
-    machine: Machine, environment: Mapping[str, str], asked: Asked, own: str | None = None
+    machine: Machine, environment: Mapping[str, str], asked: ExamOptions, own: str | None = None
 ) -> Facts:
     """The facts of this machine; `own` is its address among those that were asked about."""
     name = socket.gethostname()

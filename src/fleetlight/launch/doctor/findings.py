@@ -93,7 +93,7 @@ def _of_absent(exam: Exam) -> Iterator[Finding]:
 def _how_to_come(exam: Exam, number: int) -> str:
     asked, why = exam.asked, exam.absent[number]
     command = f"fleetlight doctor --ips {','.join(asked.names)} --port {asked.port}"
-    if "went away" in why:
+    if _is_gone(why):
         return _AGAIN
     if "did not answer" in why:
         return (
@@ -108,6 +108,11 @@ def _how_to_come(exam: Exam, number: int) -> str:
             f"{asked.port}"
         )
     return f"start `{command}` on every machine, with the same list in the same order"
+
+
+def _is_gone(why: str) -> bool:
+    """True when a doctor was there and ended."""
+    return "went away" in why or why.startswith("lost ")
 
 
 def _of_differences(exam: Exam) -> Iterator[Finding]:
@@ -171,7 +176,7 @@ def _of_links(exam: Exam) -> Iterator[Finding]:
         if link.error:
             yield _problem(
                 f"{way} could not be measured: {link.error}",
-                _AGAIN if "went away" in link.error else _FIREWALLS,
+                _AGAIN if _is_gone(link.error) else _FIREWALLS,
             )
         elif not link.bytes_per_s:
             yield _problem(

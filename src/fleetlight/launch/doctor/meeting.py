@@ -12,20 +12,19 @@ import msgspec
 
 from fleetlight.errors import FleetError, LaunchError
 from fleetlight.launch.doctor import probe
+from fleetlight.launch.doctor.channel import DoctorChannel, dial
 from fleetlight.launch.doctor.facts import Listening
 from fleetlight.launch.doctor.messages import (
-    Asked,
-    Done,
+    Acknowledged,
     Exam,
+    ExamOptions,
     Facts,
     Finish,
     Link,
     Measure,
     TellFacts,
 )
-from fleetlight.launch.doctor.proving import introduce
-from fleetlight.launch.doctor.service import Service
-from fleetlight.launch.doctor.wire import Wire, dial
+from fleetlight.launch.doctor.service import DoctorService
 from fleetlight.launch.processes import ports
 from fleetlight.roles.role import endpoint_text
 from fleetlight.roles.secret import Secret
@@ -43,7 +42,7 @@ _LONG_S = 30.0
 
 
 def meet(
-    asked: Asked,
+    asked: ExamOptions,
     number: int,
     facts: Facts,
     deadline_s: float,
@@ -62,7 +61,7 @@ def meet(
         held = Listening(own, asked.ports)
         leaving.callback(held.close)
         facts = msgspec.structs.replace(facts, taken=held.taken, listening=held.ports)
-        service = Service(listener, asked, number, facts, token)
+        service = DoctorService(listener, asked, number, facts, token)
         leaving.callback(service.close)
         if number == 0:
             return _Leader(asked, service, facts, say, token).examine(deadline_s)
@@ -73,7 +72,12 @@ class _Leader:
     """The doctor of the first machine."""
 
     def __init__(
-        self, asked: Asked, service: Service, facts: Facts, say: Say, token: Secret | None
+        self,
+        asked: ExamOptions,
+        service: DoctorService,
+        facts: Facts,
+        say: Say,
+        token: Secret | None,
     ) -> None:
         self._asked, self._service, self._say, self._token = asked, service, say, token
         self._facts = {0: facts}
@@ -143,12 +147,12 @@ class _Leader:
         self._facts[number] = facts
 
     @contextlib.contextmanager
-    def _wire(self, number: int, limit_s: float = probe.LIMIT_S) -> Iterator[Wire]:
+    def _wire(self, number: int, limit_s: float = probe.LIMIT_S) -> Iterator[DoctorChannel]:
         hosts = self._asked.hosts
         wire = dial(hosts[number], self._asked.port, hosts[0], limit_s)
         try:
             if self._token is not None:
-                introduce(wire, self._token, hosts[0], hosts[number])
+                wire.introduce(self._token, hosts[0], hosts[number])
             yield wire
         finally:
             wire.close()
@@ -158,7 +162,7 @@ class _Leader:
         for number in self._others():
             try:
                 with self._wire(number) as wire:
-                    wire.ask(Finish(exam), Done)
+                    wire.ask(Finish(exam), Acknowledged)
             except (FleetError, OSError) as error:
                 yield number, _why(error)
 
@@ -200,7 +204,9 @@ def _why(error: FleetError | OSError) -> str:
 class _Follower:
     """The doctor of any other machine."""
 
-    def __init__(self, asked: Asked, service: Service, facts: Facts, say: Say, number: int) -> None:
+    def __init__(
+        self, asked: ExamOptions, service: DoctorService, facts: Facts, say: Say, number: int
+    ) -> None:
         self._asked, self._service, self._say = asked, service, say
         self._facts = {number: facts}
         self._first = endpoint_text((asked.hosts[0], asked.port))

@@ -7,8 +7,10 @@ from typing import TypeAlias
 
 import msgspec
 
+from fleetlight.security.token import AuthRequest, Challenge, Proof
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+
+class ExamOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a doctor was started with; the same on all machines."""
 
     #: the machines as they were written, and the addresses they stand for here
@@ -28,7 +30,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 class Facts(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """One machine."""
 
-    asked: Asked = Asked()
+    asked: ExamOptions = ExamOptions()
     #: its name, and what that stands for on this machine
     name: str = ""
     name_address: str | None = None
@@ -69,7 +71,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Exam(msgspec.Struct, frozen=True, kw_only=True):
     """All that was found, the same on all machines."""
 
-    asked: Asked
+    asked: ExamOptions
     #: by number; who is missing here is in `absent`, with the reason
     facts: dict[int, Facts]
     absent: dict[int, str] = {}
@@ -111,24 +113,6 @@ class Finish(msgspec.Struct, frozen=True, tag=True):
     exam: Exam
 
 
-class Knock(msgspec.Struct, frozen=True, tag=True):
-    """I know the token; here is a number that was never used before."""
-
-    nonce: bytes
-
-
-class Challenge(msgspec.Struct, frozen=True, tag=True):
-    """Prove it, with this number of mine."""
-
-    nonce: bytes
-
-
-class Proof(msgspec.Struct, frozen=True, tag=True):
-    """That this side knows the token, see `security/token.py`."""
-
-    mac: bytes
-
-
 class Time(msgspec.Struct, frozen=True, tag=True):
     """Seconds since 1970."""
 
@@ -142,7 +126,7 @@ class Received(msgspec.Struct, frozen=True, tag=True):
     seconds: float
 
 
-class Done(msgspec.Struct, frozen=True, tag=True):
+class Acknowledged(msgspec.Struct, frozen=True, tag="Done"):
     """It is done."""
 
 
@@ -152,5 +136,5 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     why: str
 
 
-Request: TypeAlias = TellFacts | TellTime | Measure | Echo | Receive | Finish | Knock | Proof
-Reply: TypeAlias = Facts | Link | Time | Received | Done | Refused | Challenge | Proof
+Request: TypeAlias = TellFacts | TellTime | Measure | Echo | Receive | Finish | AuthRequest | Proof
+Reply: TypeAlias = Facts | Link | Time | Received | Acknowledged | Refused | Challenge | Proof

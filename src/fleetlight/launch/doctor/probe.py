@@ -14,8 +14,9 @@ from typing import Any
 import msgspec
 
 from fleetlight.errors import DeadlineError, FleetError, PeerLostError
+from fleetlight.launch.doctor.channel import DoctorChannel, dial
 from fleetlight.launch.doctor.messages import (
-    Done,
+    Acknowledged,
     Echo,
     Link,
     Receive,
@@ -23,8 +24,6 @@ from fleetlight.launch.doctor.messages import (
     TellTime,
     Time,
 )
-from fleetlight.launch.doctor.proving import introduce
-from fleetlight.launch.doctor.wire import Wire, dial
 from fleetlight.roles.secret import Secret
 
 #: how long one message, or one connection, may take
@@ -53,7 +52,7 @@ def measure(
         return _with(link, error=f"port {port}: {why(error)}")
     try:
         if token is not None:
-            introduce(wire, token, own, to)
+            wire.introduce(token, own, to)
         trip = round_trip(wire)
         received = send_for(wire, seconds)
     except FleetError as error:
@@ -75,17 +74,17 @@ def why(error: OSError) -> str:
     return (error.strerror or str(error)).lower()
 
 
-def round_trip(wire: Wire) -> float:
+def round_trip(wire: DoctorChannel) -> float:
     """Seconds from a small message to its answer, the median."""
     taken = []
     for _ in range(_ECHOES):
         begin = time.perf_counter()
-        wire.ask(Echo(), Done)
+        wire.ask(Echo(), Acknowledged)
         taken.append(time.perf_counter() - begin)
     return statistics.median(taken)
 
 
-def clock_ahead(wire: Wire) -> float:
+def clock_ahead(wire: DoctorChannel) -> float:
     """How far the clock there is ahead of this one, as the quickest answer shows."""
     found = []
     for _ in range(_ECHOES):
@@ -107,49 +106,54 @@ def unreachable(own: str, to: str, ports: Iterable[int]) -> dict[int, str]:
     return closed
 
 
-def send_for(wire: Wire, seconds: float) -> Received:
+def send_for(wire: DoctorChannel, seconds: float) -> Received:
     """Send as much as goes; what the other received until it had enough.
 
     The receiver's clock counts: much of what was sent may still lie in buffers.
     """
     wire.say(Receive(seconds))
-    wire.socket.setblocking(False)
-    end = time.monotonic() + seconds + wire.limit_s
-    while time.monotonic() < end:
-        readable, writable, _ = select.select([wire.socket], [wire.socket], [], 0.1)
+    with wire.raw() as connected:
+        connected.setblocking(False)
+        try:
+            _push_until_reply(connected, time.monotonic() + seconds + wire.limit_s)
+        except TimeoutError:
+            raise DeadlineError(f"{wire.peer} did not say how much it received") from None
+        except OSError as error:
+            raise PeerLostError(f"{wire.peer} went away ({why(error)})") from None
+    return wire.answer(Received)
+
+
+def _push_until_reply(connected: socket.socket, until: float) -> None:
+    while time.monotonic() < until:
+        readable, writable, _ = select.select([connected], [connected], [], 0.1)
         if readable:
-            return wire.answer(Received)
+            return
         if writable:
-            _push(wire)
-    raise DeadlineError(f"{wire.peer} did not say how much it received")
+            with contextlib.suppress(BlockingIOError):
+                connected.send(_CHUNK)
+    raise TimeoutError
 
 
-def _push(wire: Wire) -> None:
-    try:
-        with contextlib.suppress(BlockingIOError):
-            wire.socket.send(_CHUNK)
-    except OSError as error:
-        raise PeerLostError(f"{wire.peer} went away ({why(error)})") from None
-
-
-def receive_for(wire: Wire, seconds: float) -> None:
+def receive_for(wire: DoctorChannel, seconds: float) -> None:
     """Take what comes, say how much it was, and let the rest run out."""
-    count, took = _taken(wire, seconds)
+    with wire.raw() as connected:
+        count, took = _taken(connected, seconds)
     wire.say(Received(count, took))
-    # to hang up on what is on its way would take the answer away with it
-    wire.socket.shutdown(socket.SHUT_WR)
-    _taken(wire, _DRAIN_S)
+    with wire.raw() as connected:
+        # to hang up on what is on its way would take the answer away with it
+        connected.shutdown(socket.SHUT_WR)
+        _taken(connected, _DRAIN_S)
 
 
-def _taken(wire: Wire, seconds: float) -> tuple[int, float]:
+def _taken(connected: socket.socket, seconds: float) -> tuple[int, float]:
     """How many bytes come until the time is up or the sender hangs up; the first begins it."""
     buffer = bytearray(1 << 20)
     count, begin, last = 0, 0.0, 0.0
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
-        wire.socket.settimeout(left)
+        connected.settimeout(left)
         try:
-            got = wire.socket.recv_into(buffer)
+            got = connected.recv_into(buffer)
         except OSError:
             break
         if not got:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Service`: a doctor's answers to the others."""
+"""`DoctorService`: a doctor's answers to the others."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import time
 
 from fleetlight.errors import FleetError
 from fleetlight.launch.doctor import probe
+from fleetlight.launch.doctor.channel import DoctorChannel
 from fleetlight.launch.doctor.messages import (
-    Asked,
-    Done,
+    Acknowledged,
     Echo,
     Exam,
+    ExamOptions,
     Facts,
     Finish,
     Link,
@@ -26,8 +27,6 @@ from fleetlight.launch.doctor.messages import (
     TellTime,
     Time,
 )
-from fleetlight.launch.doctor.proving import admit
-from fleetlight.launch.doctor.wire import Wire
 from fleetlight.roles.secret import Secret
 
 #: connections of others at a time; one is what they need
@@ -37,13 +36,13 @@ _SILENT_S = 30.0
 _LOOK_S = 0.2
 
 
-class Service:
+class DoctorService:
     """Listens until it is closed; only to machines of the list, and only the first may command."""
 
     def __init__(
         self,
         listener: socket.socket,
-        asked: Asked,
+        asked: ExamOptions,
         number: int,
         facts: Facts,
         token: Secret | None = None,
@@ -87,10 +86,10 @@ class Service:
         threading.Thread(target=self._serve, args=(connected, address), daemon=True).start()
 
     def _serve(self, connected: socket.socket, address: str) -> None:
-        wire = Wire(connected, address, _SILENT_S)
+        wire = DoctorChannel(connected, address, _SILENT_S)
         try:
             own = self._asked.hosts[self._number]
-            request = admit(wire, self._token, address, own)
+            request = wire.admit(self._token, address, own)
             while request is not None:
                 if isinstance(request, Receive):
                     # it is asked for by a doctor that was started with as many seconds
@@ -122,7 +121,9 @@ class Service:
         if isinstance(request, Finish):
             self.exam = request.exam
             self.told.set()
-        return Done() if isinstance(request, (Echo, Finish)) else Refused("not asked this way")
+        return (
+            Acknowledged() if isinstance(request, (Echo, Finish)) else Refused("not asked this way")
+        )
 
     def _measured(self, request: Measure) -> Reply:
         asked = self._asked

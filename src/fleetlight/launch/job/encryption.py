@@ -7,19 +7,19 @@ import os
 from collections.abc import Mapping
 
 from fleetlight.errors import ConfigError
-from fleetlight.launch.job.options import Options
+from fleetlight.launch.job.options import LaunchOptions
 from fleetlight.security.encryption import Encryption
 
 MOST_DAYS = 36_500
 CIPHERS, WARNING_DAYS = "FLEET_SSL_CIPHERS", "FLEET_SSL_EXPIRY_WARNING_DAYS"
 
 
-def said_encryption(options: Options, environment: Mapping[str, str]) -> Encryption | None:
+def said_encryption(options: LaunchOptions, environment: Mapping[str, str]) -> Encryption | None:
     """What flags say, else variables, once it is known that the certificates are of use."""
     if options.ssl is None:
         _refuse_without_folder(options)
         return None
-    from fleetlight.security import agreement
+    from fleetlight.security import handshake_check
 
     days = options.ssl_expiry_warning_days
     encryption = Encryption(
@@ -27,7 +27,7 @@ def said_encryption(options: Options, environment: Mapping[str, str]) -> Encrypt
         options.ssl_ciphers or environment.get(CIPHERS, "").strip(),
         _days(environment) if days is None else days,
     )
-    agreement.check(encryption)
+    handshake_check.check(encryption)
     return encryption
 
 
@@ -49,7 +49,7 @@ def unread(encryption: Encryption | None, environment: Mapping[str, str]) -> dic
     return {name: value for name, value in environment.items() if name not in read}
 
 
-def _refuse_without_folder(options: Options) -> None:
+def _refuse_without_folder(options: LaunchOptions) -> None:
     said = {
         "--ssl_ciphers": bool(options.ssl_ciphers),
         "--ssl_expiry_warning_days": options.ssl_expiry_warning_days is not None,

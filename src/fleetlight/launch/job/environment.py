@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from fleetlight.launch.job import encryption
-from fleetlight.launch.job.layout import Layout, Member
+from fleetlight.launch.job.layout import JobLayout, JobProcess
 from fleetlight.launch.job.spec import JobSpec
 from fleetlight.launch.job.token import VARIABLE
 from fleetlight.roles.environment import is_kept_from_children
@@ -34,12 +34,12 @@ class Run:
     job: JobSpec
     #: the same for all starts of the job, and on all machines
     job_id: str = ""
-    layout: Layout
+    layout: JobLayout
     log_dir: str
     error_dir: str
     restart: int = 0
 
-    def error_file(self, member: Member) -> str:
+    def error_file(self, member: JobProcess) -> str:
         """Where a process leaves its last error."""
         return f"{self.error_dir}/{member.log_name}.{self.restart}.json"
 
@@ -60,7 +60,7 @@ def _is_dropped(name: str) -> bool:
     return bool(misleads) and not is_unsupported(name)
 
 
-def of_member(run: Run, member: Member, outside: Mapping[str, str]) -> dict[str, str]:
+def of_member(run: Run, member: JobProcess, outside: Mapping[str, str]) -> dict[str, str]:
     """The complete environment of one process."""
     kept = encryption.unread(run.job.ssl, inherited(outside))
     return {
@@ -70,7 +70,7 @@ def of_member(run: Run, member: Member, outside: Mapping[str, str]) -> dict[str,
         **identity(run, member),
         "FLEET_JOB": run.job_id,
         "FLEET_MAX_RESTARTS": str(run.job.max_restarts),
-        **_secret(run.job),
+        **secret(run.job),
         **(_torch_identity(run.layout, member) if member.kind.value == "worker" else {}),
     }
 
@@ -81,12 +81,12 @@ def _password_file(kept: Mapping[str, str]) -> dict[str, str]:
     return {PASSWORD_FILE: os.path.abspath(file)} if file else {}
 
 
-def _secret(job: JobSpec) -> dict[str, str]:
-    """What processes have to know and nobody is to see."""
+def secret(job: JobSpec) -> dict[str, str]:
+    """The job's token, which is never shown."""
     return {} if job.token is None else {VARIABLE: job.token.reveal()}
 
 
-def identity(run: Run, member: Member) -> dict[str, str]:
+def identity(run: Run, member: JobProcess) -> dict[str, str]:
     """The FLEET_* variables: all that is shown to the user."""
     layout = run.layout
     device = {} if member.device is None else {"FLEET_DEVICE": str(member.device)}
@@ -104,9 +104,7 @@ def identity(run: Run, member: Member) -> dict[str, str]:
         "FLEET_NODE_NUM": str(len(layout.nodes)),
         "FLEET_HOST": layout.node.host,
         **device,
-        **encryption.variables(run.job.ssl),
-        **({} if run.job.checkpoint is None else {"FLEET_CHECKPOINT": run.job.checkpoint}),
-        **({"FLEET_RESUME": "1"} if run.job.resume else {}),
+        **run.job.environment,
         "FLEET_RESTART": str(run.restart),
         "FLEET_ERROR_FILE": run.error_file(member),
         "FLEET_LOG_DIR": run.log_dir,
@@ -118,7 +116,7 @@ def joined(endpoints: Iterable[Endpoint]) -> str:
     return ",".join(map(endpoint_text, endpoints))
 
 
-def _torch_identity(layout: Layout, member: Member) -> dict[str, str]:
+def _torch_identity(layout: JobLayout, member: JobProcess) -> dict[str, str]:
     """torch's own variables, so that a plain torch.distributed script runs too."""
     host, port = layout.master
     gpu = {} if member.device is None else {"FLAGS_selected_gpus": str(member.device)}
@@ -133,17 +131,23 @@ def _torch_identity(layout: Layout, member: Member) -> dict[str, str]:
     }
 
 
-def _defaults(job: JobSpec, member: Member, kept: Mapping[str, str]) -> dict[str, str]:
+def _defaults(job: JobSpec, member: JobProcess, kept: Mapping[str, str]) -> dict[str, str]:
     """What the user may have set otherwise."""
     role = job.worker if member.kind is job.worker.kind else job.server
-    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if job.meeting and job.interface else ()
+    interface = _interface_of_others(job)
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if interface else ()
     return {
         "OMP_NUM_THREADS": str(role.resources.cpus),
         "PYTHONUNBUFFERED": "1",
         # torch's store tells of a lost peer by forty lines of C++ stack; the errors say it in one
         "TORCH_CPP_LOG_LEVEL": "ERROR",
-        **{name: str(job.interface) for name in names if name not in kept},
+        **{name: str(interface) for name in names if name not in kept},
     }
+
+
+def _interface_of_others(job: JobSpec) -> str | None:
+    """The interface through which the other machines of the job are reached, if any."""
+    return job.machine.interface if job.machine.meeting else None
 
 
 def remarks(job: JobSpec, outside: Mapping[str, str]) -> list[str]:
@@ -156,9 +160,9 @@ def remarks(job: JobSpec, outside: Mapping[str, str]) -> list[str]:
             f"OMP_NUM_THREADS={job.worker.resources.cpus}: the cores of this machine {among} "
             "(set it to choose)"
         )
-    if job.meeting and job.interface:
+    if interface := _interface_of_others(job):
         free = [n for n in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if n not in outside]
-        lines += [f"{name}={job.interface}: the interface of {job.host}" for name in free]
+        lines += [f"{name}={interface}: the interface of {job.machine.host}" for name in free]
     if proxies := dropped_proxies(outside):
         lines.append(f"not passed on: {', '.join(proxies)}: processes of a job talk directly")
     return lines

@@ -44,7 +44,7 @@ class Node:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Member:
+class JobProcess:
     """One process of the job."""
 
     kind: Kind
@@ -71,7 +71,7 @@ class Member:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Layout:
+class JobLayout:
     """The whole job. Ranks are contiguous on each machine."""
 
     nodes: tuple[Node, ...]
@@ -112,7 +112,7 @@ class Layout:
         """`node 1 (10.0.0.2)`"""
         return f"node {rank} ({self.nodes[rank].host})"
 
-    def members(self, devices: Sequence[int] = ()) -> list[Member]:
+    def members(self, devices: Sequence[int] = ()) -> list[JobProcess]:
         """The processes of this machine: servers first, because workers wait for them."""
         before = self.nodes[: self.own]
         servers = _members(
@@ -133,9 +133,9 @@ class Layout:
 
 def _members(
     kind: Kind, *, first: int, count: int, of: int, devices: Sequence[int] = ()
-) -> list[Member]:
+) -> list[JobProcess]:
     return [
-        Member(
+        JobProcess(
             kind=kind,
             index=first + local,
             of=of,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Options`: the command line, or a cloud launcher's environment, as data."""
+"""`LaunchOptions`: the command line, or a cloud launcher's environment, as data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fleetlight.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
+class LaunchOptions:
     """What the user wrote, checked word by word but not yet against the machine."""
 
     script: str
@@ -42,9 +42,11 @@ class Options:
     checkpoint: str | None = None
     resume: bool = False
     token_file: str | None = None
+    #: the backend, by name; None: by the other flags
+    on: str | None = None
 
 
-def from_cloud(options: Options, environment: Mapping[str, str]) -> Options:
+def from_cloud(options: LaunchOptions, environment: Mapping[str, str]) -> LaunchOptions:
     """`--use_paddlecloud`: the machines as the cloud launcher's environment names them."""
     if not options.use_paddlecloud:
         return options

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from fleetlight.errors import ConfigError
 from fleetlight.launch.inventory import Machine
 from fleetlight.launch.job.encryption import said_encryption
-from fleetlight.launch.job.options import Options
-from fleetlight.launch.job.place import Place, find_place
-from fleetlight.launch.job.spec import JobSpec, Meeting, Resources, RoleSpec
+from fleetlight.launch.job.host_selection import HostSelection, select_hosts
+from fleetlight.launch.job.options import LaunchOptions
+from fleetlight.launch.job.spec import JobSpec, MachineSpec, Meeting, Resources, RoleSpec
 from fleetlight.launch.job.token import OPEN, OPEN_COLLECTIVE, said_token
 from fleetlight.roles.role import Kind
 from fleetlight.roles.secret import Secret
@@ -23,30 +23,43 @@ _GRACE_S, _STOP_S = 3.0, 30.0
 
 
 def plan(
-    options: Options, machine: Machine, environment: Mapping[str, str] | None = None
+    options: LaunchOptions, machine: Machine | None, environment: Mapping[str, str] | None = None
 ) -> JobSpec:
-    """The job this machine has to run; the environment may hold its token."""
+    """The job, or this machine's part of it; the environment may hold its token.
+
+    `machine` is None where the backend chooses the machines.
+    """
     notes: list[str] = []
-    place = find_place(options, machine, notes)
+    is_placed_elsewhere = machine is None
+    if machine is None:
+        _refuse_machines(options)
+        machine = _machine_for(options)
+    hosts = select_hosts(options, machine, notes)
     collective = not asks_for_servers(options)
-    worker, server = (
+    worker, server, devices = (
         _collective(options, machine, notes)
         if collective
-        else _with_servers(options, machine, place, notes)
+        else _with_servers(options, machine, hosts, notes)
     )
     encryption = said_encryption(options, environment or {})
+    is_open = options.ssl is None and (is_placed_elsewhere or _has_several(hosts))
     cpus = max(1, machine.cores // max(1, worker.count + server.count))
     return JobSpec(
         script=options.script,
         arguments=options.arguments,
         is_module=options.module,
         collective=collective,
-        worker=_with_resources(worker, cpus),
-        server=_with_resources(server, cpus),
-        meeting=_encrypted(place.meeting, encryption),
-        host=place.host,
-        interface=machine.interface(place.host),
-        start_port=_first_port(options, place),
+        worker=_with_resources(worker, cpus, gpus=1 if devices else 0),
+        server=_with_resources(server, cpus, gpus=0),
+        machine=MachineSpec(
+            host=hosts.host,
+            interface=machine.interface(hosts.host),
+            meeting=_encrypted(hosts.meeting, encryption),
+            start_port=_first_port(options, hosts),
+            devices=devices,
+            workers=hosts.workers,
+            servers=hosts.servers,
+        ),
         log_dir=options.log_dir,
         max_restarts=options.max_restarts,
         tee=options.tee,
@@ -56,12 +69,12 @@ def plan(
         ssl=encryption,
         checkpoint=_folder(options),
         resume=options.resume,
-        token=_token(options, environment or {}, place, notes),
+        token=_token(options, environment or {}, is_open, notes),
         notes=tuple(notes),
     )
 
 
-def asks_for_servers(options: Options) -> bool:
+def asks_for_servers(options: LaunchOptions) -> bool:
     """True for a parameter-server job."""
     counts = (options.server_num, options.worker_num)
     return any(count is not None for count in counts) or bool(options.servers or options.workers)
@@ -71,17 +84,17 @@ def _encrypted(meeting: Meeting | None, encryption: Encryption | None) -> Meetin
     return None if meeting is None else dataclasses.replace(meeting, ssl=encryption)
 
 
-def _folder(options: Options) -> str | None:
+def _folder(options: LaunchOptions) -> str | None:
     """Scripts may change their working directory."""
     return None if options.checkpoint is None else os.path.abspath(options.checkpoint)
 
 
 def _token(
-    options: Options, environment: Mapping[str, str], place: Place, notes: list[str]
+    options: LaunchOptions, environment: Mapping[str, str], is_open: bool, notes: list[str]
 ) -> Secret | None:
-    """What the user has given; said where others can join because nothing keeps them out."""
+    """What the user has given; a note where the ports are open to strangers without it."""
     token = said_token(options.token_file, environment)
-    if options.ssl is not None or not _has_several(place):
+    if not is_open:
         return token
     if not asks_for_servers(options):
         notes.append(OPEN_COLLECTIVE)
@@ -90,29 +103,41 @@ def _token(
     return token
 
 
-def _has_several(place: Place) -> bool:
-    return place.meeting is not None and place.meeting.max_nodes > 1
+def _has_several(hosts: HostSelection) -> bool:
+    return hosts.meeting is not None and hosts.meeting.max_nodes > 1
 
 
-def _with_resources(role: RoleSpec, cpus: int) -> RoleSpec:
-    return RoleSpec(
-        kind=role.kind,
-        count=role.count,
-        resources=Resources(cpus=cpus, gpus=1 if role.devices else 0),
-        devices=role.devices,
-        endpoints=role.endpoints,
-    )
+def _refuse_machines(options: LaunchOptions) -> None:
+    """Flags that name machines contradict a backend that chooses them."""
+    names = ("ips", "nnodes", "master", "rank", "servers", "workers", "host", "start_port")
+    said = [name for name in names if getattr(options, name) not in (None, ())]
+    if said:
+        raise ConfigError(
+            f"--{said[0]} names machines or ports, but --on {options.on} chooses them; leave "
+            f"{' and '.join(f'--{name}' for name in said)} out"
+        )
 
 
-def _first_port(options: Options, place: Place) -> int | None:
+def _machine_for(options: LaunchOptions) -> Machine:
+    """A machine that has what the flags ask for: the backend finds one."""
+    return Machine(gpus=1 + max(options.gpus or (), default=-1))
+
+
+def _with_resources(role: RoleSpec, cpus: int, gpus: int) -> RoleSpec:
+    return dataclasses.replace(role, resources=Resources(cpus=cpus, gpus=gpus))
+
+
+def _first_port(options: LaunchOptions, hosts: HostSelection) -> int | None:
     """Where fixed endpoint ports begin; None: any free ports."""
-    if options.start_port is None or place.workers:
+    if options.start_port is None or hosts.workers:
         return None
     # The launchers of listed machines meet at --start_port of the first one.
-    return options.start_port + (place.meeting is not None and bool(place.meeting.hosts))
+    return options.start_port + (hosts.meeting is not None and bool(hosts.meeting.hosts))
 
 
-def _collective(options: Options, machine: Machine, notes: list[str]) -> tuple[RoleSpec, RoleSpec]:
+def _collective(
+    options: LaunchOptions, machine: Machine, notes: list[str]
+) -> tuple[RoleSpec, RoleSpec, tuple[int, ...]]:
     devices = _devices(options, machine)
     count = options.nproc_per_node
     if devices and count is not None and count != len(devices):
@@ -128,11 +153,11 @@ def _collective(options: Options, machine: Machine, notes: list[str]) -> tuple[R
                 f"{count} workers do not fit on {machine.gpus} GPUs, one each: using CPUs "
                 "(--gpus chooses GPUs)"
             )
-    worker = RoleSpec(kind=Kind.WORKER, count=count or len(devices), devices=devices)
-    return worker, RoleSpec(kind=Kind.SERVER)
+    worker = RoleSpec(kind=Kind.WORKER, count=count or len(devices))
+    return worker, RoleSpec(kind=Kind.SERVER), devices
 
 
-def _devices(options: Options, machine: Machine) -> tuple[int, ...]:
+def _devices(options: LaunchOptions, machine: Machine) -> tuple[int, ...]:
     if options.gpus is None:
         return ()
     if not machine.gpus:
@@ -158,24 +183,25 @@ def _listed(gpus: list[int] | tuple[int, ...]) -> str:
 
 
 def _with_servers(
-    options: Options, machine: Machine, place: Place, notes: list[str]
-) -> tuple[RoleSpec, RoleSpec]:
+    options: LaunchOptions, machine: Machine, hosts: HostSelection, notes: list[str]
+) -> tuple[RoleSpec, RoleSpec, tuple[int, ...]]:
     if options.nproc_per_node is not None:
         raise ConfigError(
             "--nproc_per_node counts collective workers; with servers use --worker_num"
         )
     if options.servers or options.workers:
-        servers, workers = len(place.servers), len(place.workers)
+        servers, workers = len(hosts.servers), len(hosts.workers)
     else:
-        servers, workers = _counts(options, alone=place.meeting is None)
+        servers, workers = _counts(options, alone=hosts.meeting is None)
     devices = _server_job_devices(options, machine, workers, notes)
     return (
-        RoleSpec(kind=Kind.WORKER, count=workers, devices=devices, endpoints=place.workers),
-        RoleSpec(kind=Kind.SERVER, count=servers, endpoints=place.servers),
+        RoleSpec(kind=Kind.WORKER, count=workers),
+        RoleSpec(kind=Kind.SERVER, count=servers),
+        devices,
     )
 
 
-def _counts(options: Options, *, alone: bool) -> tuple[int, int]:
+def _counts(options: LaunchOptions, *, alone: bool) -> tuple[int, int]:
     """Servers and workers of this machine; among several, one may have only servers."""
     workers = options.worker_num
     if workers is None and options.gpus is not None:
@@ -197,7 +223,7 @@ def _counts(options: Options, *, alone: bool) -> tuple[int, int]:
 
 
 def _server_job_devices(
-    options: Options, machine: Machine, workers: int, notes: list[str]
+    options: LaunchOptions, machine: Machine, workers: int, notes: list[str]
 ) -> tuple[int, ...]:
     if options.gpus is None:
         return ()

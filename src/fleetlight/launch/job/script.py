@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 
 from fleetlight.errors import ConfigError
-from fleetlight.launch.job.options import Options
+from fleetlight.launch.job.options import LaunchOptions
 
 
-def check_script(options: Options) -> None:
+def check_script(options: LaunchOptions) -> None:
     """ConfigError when the script is not there: better than a traceback from every worker."""
     if options.module:
         _check_module(options.script)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`JobSpec`: what to run, as pure data that any backend can read."""
+"""`JobSpec`: what to run, as pure data that any backend reads."""
 
 from __future__ import annotations
 
 import dataclasses
 
+from fleetlight.launch.job.encryption import variables
 from fleetlight.roles.role import Endpoint, Kind
 from fleetlight.roles.secret import Secret
 from fleetlight.security.encryption import Encryption
@@ -15,7 +16,7 @@ DEFAULT_PORT = 6170
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Resources:
-    """What one process may use."""
+    """What one process uses."""
 
     cpus: int = 1
     gpus: int = 0
@@ -23,15 +24,12 @@ class Resources:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RoleSpec:
-    """The processes of one kind that one machine runs."""
+    """The processes of one kind: of this machine, or of the job where the backend places them."""
 
     kind: Kind
     count: int = 0
+    #: of each process
     resources: Resources = Resources()
-    #: GPU index of each process; empty on CPUs
-    devices: tuple[int, ...] = ()
-    #: where each process is reached, when the user says so; else free ports are found
-    endpoints: tuple[Endpoint, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,8 +56,25 @@ class Meeting:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class MachineSpec:
+    """This machine's part, for backends that start processes here."""
+
+    #: the address other processes reach this machine at, and the interface that owns it
+    host: str = "127.0.0.1"
+    interface: str | None = None
+    #: None when this machine is the whole job
+    meeting: Meeting | None = None
+    start_port: int | None = None
+    #: GPU index of each worker; empty on CPUs
+    devices: tuple[int, ...] = ()
+    #: where each process is reached, when the user says so; else free ports are found
+    workers: tuple[Endpoint, ...] = ()
+    servers: tuple[Endpoint, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """One job as this machine sees it."""
+    """One job: its processes, what they run, and how failures and stops are handled."""
 
     script: str
     arguments: tuple[str, ...] = ()
@@ -68,12 +83,7 @@ class JobSpec:
     collective: bool = True
     worker: RoleSpec = RoleSpec(kind=Kind.WORKER, count=1)
     server: RoleSpec = RoleSpec(kind=Kind.SERVER)
-    #: None when this machine is the whole job
-    meeting: Meeting | None = None
-    #: the address other processes reach this machine at, and the interface that owns it
-    host: str = "127.0.0.1"
-    interface: str | None = None
-    start_port: int | None = None
+    machine: MachineSpec = MachineSpec()
     log_dir: str = "log"
     max_restarts: int = 0
     tee: bool = False
@@ -86,11 +96,11 @@ class JobSpec:
     ssl: Encryption | None = None
     #: the folder that the job saves into by itself
     checkpoint: str | None = None
-    #: what an earlier job has left is taken up
+    #: True when the job resumes what an earlier one has left
     resume: bool = False
-    #: what the processes of the job prove to each other; None: nobody has said one
+    #: what the processes of the job prove to each other; None: the user gives none
     token: Secret | None = None
-    #: every guess that was made, to be shown to the user
+    #: every guess of the plan, for the user to read
     notes: tuple[str, ...] = ()
 
     @property
@@ -99,6 +109,20 @@ class JobSpec:
         return (*(("-m",) if self.is_module else ()), self.script, *self.arguments)
 
     @property
+    def environment(self) -> dict[str, str]:
+        """What every process of the job gets, on any backend; the token goes by a secret way."""
+        return {
+            **variables(self.ssl),
+            **({} if self.checkpoint is None else {"FLEET_CHECKPOINT": self.checkpoint}),
+            **({"FLEET_RESUME": "1"} if self.resume else {}),
+        }
+
+    @property
+    def roles(self) -> tuple[RoleSpec, ...]:
+        """The kinds that have processes; servers first, because workers wait for them."""
+        return tuple(role for role in (self.server, self.worker) if role.count)
+
+    @property
     def processes(self) -> int:
-        """How many processes this machine runs."""
-        return self.worker.count + self.server.count
+        """How many processes there are."""
+        return sum(role.count for role in self.roles)

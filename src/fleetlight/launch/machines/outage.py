@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
-from fleetlight.launch.machines.link import StoreGoneError, StoreLostError
+from fleetlight.launch.machines.store_connection import StoreGoneError, StoreLostError
 from fleetlight.launch.processes.interrupts import Interrupts
 from fleetlight.launch.screen import Screen
 
@@ -77,7 +77,7 @@ class Outage:
         self._since, self._is_told = None, False
 
 
-class Silences:
+class SilenceReport:
     """Tells the user which machines give no sign of life, and which of them are back."""
 
     def __init__(self, longest_s: float, screen: Screen) -> None:

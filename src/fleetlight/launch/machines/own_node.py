@@ -21,20 +21,21 @@ def offer(
     job: JobSpec, held: contextlib.ExitStack, *, restart: int = 0, failures: int = 0
 ) -> tuple[Node, list[Reservation]]:
     """This machine as the others will know it; `held` gives the ports back in the end."""
+    here = job.machine
     listed = [
         Reservation(*endpoint, said=f"another port in {flag}")
-        for flag, role in (("--workers", job.worker), ("--servers", job.server))
-        for endpoint in role.endpoints
+        for flag, endpoints in (("--workers", here.workers), ("--servers", here.servers))
+        for endpoint in endpoints
     ]
-    free = reserve(job.host, job.processes - len(listed) + 1, job.start_port)
+    free = reserve(here.host, job.processes - len(listed) + 1, here.start_port)
     reservations = [*listed, *free]
     for reservation in reservations:
         held.callback(reservation.close)
     ports = iter([reservation.port for reservation in free])
     node = Node(
-        host=job.host,
-        workers=_endpoints(job.worker, job.host, ports),
-        servers=_endpoints(job.server, job.host, ports),
+        host=here.host,
+        workers=here.workers or _endpoints(job.worker, here.host, ports),
+        servers=here.servers or _endpoints(job.server, here.host, ports),
         master_port=next(ports),
         collective=job.collective,
         restart=restart,
@@ -44,7 +45,7 @@ def offer(
 
 
 def _endpoints(role: RoleSpec, host: str, ports: Iterator[int]) -> tuple[Endpoint, ...]:
-    return role.endpoints or tuple((host, next(ports)) for _ in range(role.count))
+    return tuple((host, next(ports)) for _ in range(role.count))
 
 
 def described(node: Node, job: JobSpec, meeting: Meeting) -> Node:

@@ -7,8 +7,8 @@ import dataclasses
 import enum
 from typing import Protocol
 
-from fleetlight.launch.job.layout import Layout, Node
-from fleetlight.launch.processes.reason import Failure
+from fleetlight.launch.job.layout import JobLayout, Node
+from fleetlight.launch.processes.failure import JobFailure
 from fleetlight.launch.processes.watch import Elsewhere
 
 
@@ -27,13 +27,13 @@ class Conclusion:
     """What all machines together made of one start of the job."""
 
     next: Next
-    failure: Failure | None = None
+    failure: JobFailure | None = None
 
 
 class OtherMachines(Protocol):
     """The other machines."""
 
-    def gather(self, node: Node) -> Layout:
+    def gather(self, node: Node) -> JobLayout:
         """Meet the others; who is where."""
 
     def share(self, job_id: str | None) -> str:
@@ -42,7 +42,7 @@ class OtherMachines(Protocol):
     def elsewhere(self, workers_done: bool) -> Elsewhere:
         """Tell the others how it goes here, hear how it goes there."""
 
-    def conclude(self, failure: Failure | None, *, restarts_left: int) -> Conclusion:
+    def conclude(self, failure: JobFailure | None, *, restarts_left: int) -> Conclusion:
         """This machine has ended its processes; wait for the others and agree."""
 
     def give_up(self, why: str) -> None:
@@ -55,9 +55,9 @@ class OtherMachines(Protocol):
 class NoOtherMachines:
     """A job of one machine."""
 
-    def gather(self, node: Node) -> Layout:
+    def gather(self, node: Node) -> JobLayout:
         """There is nobody to wait for."""
-        return Layout(nodes=(node,))
+        return JobLayout(nodes=(node,))
 
     def share(self, job_id: str | None) -> str:
         """The own id."""
@@ -68,7 +68,7 @@ class NoOtherMachines:
         """Nobody else has anything left to do."""
         return Elsewhere.DONE
 
-    def conclude(self, failure: Failure | None, *, restarts_left: int) -> Conclusion:
+    def conclude(self, failure: JobFailure | None, *, restarts_left: int) -> Conclusion:
         """What happened here is what happened."""
         return conclusion(failure, restarts_left)
 
@@ -79,7 +79,7 @@ class NoOtherMachines:
         """Nothing to close."""
 
 
-def conclusion(failure: Failure | None, restarts_left: int) -> Conclusion:
+def conclusion(failure: JobFailure | None, restarts_left: int) -> Conclusion:
     """The rule all machines follow."""
     may_restart = failure is not None and failure.may_restart and restarts_left > 0
     return Conclusion(next=Next.RESTART if may_restart else Next.FINISH, failure=failure)

@@ -15,15 +15,15 @@ from typing import Any, cast
 
 from fleetlight.errors import LaunchError, MembershipError
 from fleetlight.launch.job.spec import Meeting
-from fleetlight.launch.machines.link import (
+from fleetlight.launch.machines.rendezvous_state import JsonBackend
+from fleetlight.launch.machines.store_connection import (
     STORE_DEADLINE_S,
-    Link,
     Retry,
+    StoreConnection,
     StoreGoneError,
     StoreLostError,
     bounded,
 )
-from fleetlight.launch.machines.rounds import PlainBackend
 from fleetlight.launch.processes import ports
 from fleetlight.roles.role import Endpoint
 from fleetlight.security.context import client_context, server_context
@@ -46,7 +46,7 @@ _KEPT: list[object] = []
 class Store:
     """The part of torch's store that answers at once, with an end to every wait."""
 
-    def __init__(self, link: Link, prefix: str = "") -> None:
+    def __init__(self, link: StoreConnection, prefix: str = "") -> None:
         self._link, self._prefix = link, prefix
 
     @property
@@ -104,7 +104,7 @@ def serve(meeting: Meeting) -> Store | None:
         master_listen_fd=listener.detach(),
     )
     served.set(_IDENTITY, secrets.token_hex(8))
-    return Store(Link(served))
+    return Store(StoreConnection(served))
 
 
 def _warn(text: str) -> None:
@@ -141,7 +141,7 @@ def connect(
             f"what answers at {host}:{port} is not a fleetrun{but}: {error}; end it, or choose "
             "another port for all machines (--master host:port, or --start_port with --ips)"
         ) from None
-    return Store(Link(raw, lambda: _again(meeting, (host, port), identity), retry))
+    return Store(StoreConnection(raw, lambda: _again(meeting, (host, port), identity), retry))
 
 
 def _door(meeting: Meeting) -> Endpoint:
@@ -185,7 +185,7 @@ class Rendezvous:
 
         seconds = datetime.timedelta
         logging.getLogger(dynamic.__name__).disabled = True
-        plain = PlainBackend(c10d.C10dRendezvousBackend(store.raw, _RUN), dynamic)
+        plain = JsonBackend(c10d.C10dRendezvousBackend(store.raw, _RUN), dynamic)
         self._backend = plain
         self._handler = dynamic.DynamicRendezvousHandler.from_backend(
             run_id=_RUN,

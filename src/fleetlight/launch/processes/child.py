@@ -14,19 +14,19 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
 from fleetlight.errors import LaunchError
-from fleetlight.launch.processes import keeper as keeper_program
+from fleetlight.launch.processes import reaper as reaper_program
 from fleetlight.roles.password import PASSWORD
 
 _PR_SET_PDEATHSIG = 1
 _KEEPER_DEADLINE_S = 5.0
 
 
-class Keeper:
-    """The handle of the `keeper` program; of fleetrun's own `folder` it leaves nothing."""
+class Reaper:
+    """The handle of the `reaper` program; of fleetrun's own `folder` it leaves nothing."""
 
     def __init__(self, folder: str = "") -> None:
         # Run by path and isolated: importing the package would cost more than the program.
-        program = str(pathlib.Path(keeper_program.__file__).resolve())
+        program = str(pathlib.Path(reaper_program.__file__).resolve())
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", program, *([folder] if folder else [])],
             stdin=subprocess.PIPE,
@@ -49,11 +49,11 @@ class Keeper:
         self._tell(b"drop", group)
 
     def _tell(self, word: bytes, group: int) -> None:
-        # Without the keeper the job still runs; only the guard against SIGKILL is missing.
+        # Without the reaper the job still runs; only the guard against SIGKILL is missing.
         with contextlib.suppress(OSError):
             os.write(self._orders, b"%s %d\n" % (word, group))
 
-    def __enter__(self) -> Keeper:
+    def __enter__(self) -> Reaper:
         return self
 
     def __exit__(
@@ -66,11 +66,11 @@ class Keeper:
             self._process.communicate(timeout=_KEEPER_DEADLINE_S)
 
 
-def _die_with(parent: int, keeper: Keeper) -> Callable[[], None]:
+def _die_with(parent: int, reaper: Reaper) -> Callable[[], None]:
     prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
     def prepare() -> None:
-        keeper.add_self()
+        reaper.add_self()
         if prctl is not None:
             prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died before the line above
@@ -87,9 +87,9 @@ class Child:
         command: Sequence[str],
         environment: Mapping[str, str],
         output: int,
-        keeper: Keeper,
+        reaper: Reaper,
     ) -> None:
-        self._keeper = keeper
+        self._reaper = reaper
         try:
             self._process = subprocess.Popen(
                 [sys.executable, *command],
@@ -98,7 +98,7 @@ class Child:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                preexec_fn=_die_with(os.getpid(), keeper),
+                preexec_fn=_die_with(os.getpid(), reaper),
             )
         except (OSError, subprocess.SubprocessError) as error:
             raise LaunchError(f"cannot start {sys.executable}: {error}") from error
@@ -129,7 +129,7 @@ class Child:
     def end(self) -> None:
         """Kill what is left of the group, grandchildren included, and let the number go."""
         self.signal(signal.SIGKILL)
-        self._keeper.drop(self.pid)
+        self._reaper.drop(self.pid)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=_KEEPER_DEADLINE_S)
 

@@ -10,17 +10,17 @@ from typing import Protocol
 
 from fleetlight.launch.job import environment
 from fleetlight.launch.job.environment import Run
-from fleetlight.launch.job.layout import Member
-from fleetlight.launch.processes.child import Child, Keeper
+from fleetlight.launch.job.layout import JobProcess
+from fleetlight.launch.processes.child import Child, Reaper
+from fleetlight.launch.processes.failure import ProcessExit, leaving_behind, restarting_alone
 from fleetlight.launch.processes.logs import FileFollower, LogFolder
-from fleetlight.launch.processes.reason import Exit, reviving, sparing
 from fleetlight.launch.processes.terminal import PtyFollower
 from fleetlight.launch.screen import Prefixed, Screen
 from fleetlight.launch.status import ProcessStatus, forget_saves, read
 from fleetlight.roles.role import Kind
 
 
-class _Follower(Protocol):
+class _OutputFollower(Protocol):
     def pump(self) -> None: ...
 
     def close(self) -> None: ...
@@ -34,19 +34,19 @@ class Gang:
         run: Run,
         *,
         folder: LogFolder,
-        keeper: Keeper,
+        reaper: Reaper,
         screen: Screen,
         outside: Mapping[str, str],
     ) -> None:
         self.run = run
         self.started_at = time.monotonic()
-        self.members = run.layout.members(run.job.worker.devices)
-        self._folder, self._keeper, self._screen, self._outside = folder, keeper, screen, outside
-        self._children: dict[Member, Child] = {}
-        self._exits: dict[Member, Exit] = {}
+        self.members = run.layout.members(run.job.machine.devices)
+        self._folder, self._reaper, self._screen, self._outside = folder, reaper, screen, outside
+        self._children: dict[JobProcess, Child] = {}
+        self._exits: dict[JobProcess, ProcessExit] = {}
         #: how often each was started again alone
-        self._lives: dict[Member, int] = {}
-        self._followers: list[_Follower] = []
+        self._lives: dict[JobProcess, int] = {}
+        self._followers: list[_OutputFollower] = []
         #: of the first worker, where there is one
         self._terminal: PtyFollower | None = None
         self._prefixed: list[Prefixed] = []
@@ -60,7 +60,7 @@ class Gang:
             self.close()
             raise
 
-    def _start(self, member: Member, life: int = 0) -> Child:
+    def _start(self, member: JobProcess, life: int = 0) -> Child:
         log = self._folder.open(member, self.run.restart + life)
         if self._wants_terminal(member):
             terminal = PtyFollower(log, self._screen.show, lambda: self._screen.size)
@@ -86,10 +86,10 @@ class Gang:
         self._terminal = terminal
         self._followers.append(terminal)
 
-    def _wants_terminal(self, member: Member) -> bool:
+    def _wants_terminal(self, member: JobProcess) -> bool:
         return _is_first(member) and self._screen.size is not None and not self.run.job.tee
 
-    def _follow(self, member: Member) -> None:
+    def _follow(self, member: JobProcess) -> None:
         if self.run.job.tee:
             show = Prefixed(member.name, self._screen.show)
             self._prefixed.append(show)
@@ -97,16 +97,16 @@ class Gang:
         elif _is_first(member):
             self._followers.append(FileFollower(self._folder.file(member), self._screen.show))
 
-    def _spawn(self, member: Member, output: int) -> Child:
+    def _spawn(self, member: JobProcess, output: int) -> Child:
         variables = environment.of_member(self.run, member, self._outside)
-        return Child(self.run.job.command, variables, output, self._keeper)
+        return Child(self.run.job.command, variables, output, self._reaper)
 
     def pump(self) -> None:
         """Show what the processes have written since the last look."""
         for follower in self._followers:
             follower.pump()
 
-    def exits(self) -> list[Exit]:
+    def exits(self) -> list[ProcessExit]:
         """The ends seen so far."""
         for member, child in self._children.items():
             status = child.poll()
@@ -114,22 +114,22 @@ class Gang:
                 self._exits[member] = self._exit(member, status)
         return list(self._exits.values())
 
-    def somebody_leaves(self) -> bool:
+    def any_exiting(self) -> bool:
         """True while a process whose end was not seen has said that it is about to exit."""
         running = (member for member in self._children if member not in self._exits)
         return any(self._told(member).exiting for member in running)
 
-    def _exit(self, member: Member, status: int) -> Exit:
-        return Exit.of(member, status, self._told(member), time.monotonic())
+    def _exit(self, member: JobProcess, status: int) -> ProcessExit:
+        return ProcessExit.of(member, status, self._told(member), time.monotonic())
 
-    def _told(self, member: Member) -> ProcessStatus:
+    def _told(self, member: JobProcess) -> ProcessStatus:
         return read(self.run.error_file(member))
 
-    def revive(self, one: Exit, left: int) -> None:
+    def restart_alone(self, one: ProcessExit, left: int) -> None:
         """Start a process again that has ended, while the others go on."""
         member = one.member
         self._lives[member] = life = self._lives.get(member, 0) + 1
-        self._screen.say(reviving(one, life, left))
+        self._screen.say(restarting_alone(one, life, left))
         self._children[member].end()
         # this life has still to say it
         forget_saves(self.run.error_file(member))
@@ -137,7 +137,7 @@ class Gang:
         del self._exits[member]
 
     def can_stop(self) -> bool:
-        """True when all that run have said that they save when they are told to end.
+        """True when all that run have said that they save at SIGTERM.
 
         One that comes back has not said so yet; its life before did, or the others.
         """
@@ -145,7 +145,7 @@ class Gang:
         said = [member for member in running if not self._comes_back(member)]
         return bool(said) and all(self._told(member).saves_at_sigterm for member in said)
 
-    def _comes_back(self, member: Member) -> bool:
+    def _comes_back(self, member: JobProcess) -> bool:
         """True as long as one that was started again would be ended by a signal."""
         return member in self._lives and not self._told(member).saves_at_sigterm
 
@@ -158,9 +158,9 @@ class Gang:
             if member.kind in kinds and not self._comes_back(member):
                 child.ask(number)
 
-    def spare(self, one: Exit) -> None:
+    def leave_behind(self, one: ProcessExit) -> None:
         """Say that the job goes on without a process that has ended."""
-        self._screen.say(sparing(one))
+        self._screen.say(leaving_behind(one))
 
     def signal(self, number: int) -> None:
         """Send a signal to every process and what it started."""
@@ -179,5 +179,5 @@ class Gang:
         self._followers.clear()
 
 
-def _is_first(member: Member) -> bool:
+def _is_first(member: JobProcess) -> bool:
     return member.kind is Kind.WORKER and member.index == 0

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from fleetlight.errors import LaunchError
-from fleetlight.launch.job.layout import Layout, Member
+from fleetlight.launch.job.layout import JobLayout, JobProcess
 
 #: the file that says whose logs these are
 ENDPOINTS = "endpoints.log"
@@ -38,18 +38,18 @@ class LogFolder:
         self.is_shared = is_shared
         self._lock = lock
 
-    def open(self, member: Member, restart: int) -> int:
+    def open(self, member: JobProcess, restart: int) -> int:
         """A descriptor that appends to the log of one process."""
         descriptor = os.open(self.file(member), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         if restart:
             os.write(descriptor, b"--- restart %d ---\n" % restart)
         return descriptor
 
-    def file(self, member: Member) -> pathlib.Path:
+    def file(self, member: JobProcess) -> pathlib.Path:
         """The log of one process."""
         return self.path / member.log_name
 
-    def write_endpoints(self, job_id: str, layout: Layout) -> None:
+    def write_endpoints(self, job_id: str, layout: JobLayout) -> None:
         """Where every process of the job is reached."""
         rows = [f"job {job_id}"]
         for rank, node in enumerate(layout.nodes):

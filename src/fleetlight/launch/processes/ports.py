@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 
 from fleetlight.errors import LaunchError
+from fleetlight.wire.descriptors import open_sockets
 
 #: states of /proc/net/tcp
 _TIME_WAIT, _LISTEN = "06", "0A"
@@ -120,12 +121,12 @@ def _cannot_bind(host: str, port: int, error: OSError, said: str = "another port
 
 
 @dataclasses.dataclass(frozen=True)
-class _Entry:
+class _TcpEntry:
     state: str
     inode: str
 
 
-def _entries(port: int) -> list[_Entry]:
+def _entries(port: int) -> list[_TcpEntry]:
     """What /proc/net says about a local port; empty where there is no /proc."""
     found = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -133,7 +134,7 @@ def _entries(port: int) -> list[_Entry]:
             for line in pathlib.Path(table).read_text().splitlines()[1:]:
                 words = line.split()
                 if int(words[1].rpartition(":")[2], 16) == port:
-                    found.append(_Entry(state=words[3], inode=words[9]))
+                    found.append(_TcpEntry(state=words[3], inode=words[9]))
     return found
 
 
@@ -150,11 +151,11 @@ def owner(port: int) -> str:
 
 def listener(port: int) -> str:
     """`process 123 (python train.py)`: what listens on a port of this machine; empty: nothing."""
-    inodes = {entry.inode for entry in _entries(port) if entry.state == _LISTEN}
-    for pid in _processes():
-        if inodes and inodes & set(_socket_inodes(pid)):
+    found = {f"socket:[{entry.inode}]" for entry in _entries(port) if entry.state == _LISTEN}
+    for pid in _processes() if found else ():
+        if not found.isdisjoint(open_sockets(pid).values()):
             return f"process {pid} ({_command(pid)})"
-    return "another user's process" if inodes else ""
+    return "another user's process" if found else ""
 
 
 def is_own(host: str) -> bool:
@@ -169,18 +170,6 @@ def is_own(host: str) -> bool:
 def _processes() -> Iterator[str]:
     with contextlib.suppress(OSError):
         yield from (name for name in os.listdir("/proc") if name.isdigit())
-
-
-def _socket_inodes(pid: str) -> Iterator[str]:
-    """Those that are closed meanwhile are left out, as the one is that has listed our own."""
-    descriptors: list[str] = []
-    with contextlib.suppress(OSError):
-        descriptors = os.listdir(f"/proc/{pid}/fd")
-    for descriptor in descriptors:
-        with contextlib.suppress(OSError):
-            target = os.readlink(f"/proc/{pid}/fd/{descriptor}")
-            if target.startswith("socket:["):
-                yield target[8:-1]
 
 
 def _command(pid: str) -> str:

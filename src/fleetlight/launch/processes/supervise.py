@@ -18,19 +18,19 @@ TICK_S = 0.03
 Ask = Callable[[bool], Elsewhere]
 
 
-def supervise(gang: Gang, ask: Ask, interrupts: Interrupts, revivals: int = 0) -> Watch:
+def supervise(gang: Gang, ask: Ask, interrupts: Interrupts, max_restarts: int = 0) -> Watch:
     """Watch over a started gang until nothing of it runs any more."""
     job = gang.run.job
-    watch = Watch(gang.members, job.grace_s, revivals, job.stop_s)
+    watch = Watch(gang.members, job.grace_s, max_restarts, job.stop_s)
     try:
         while not watch.is_over:
             gang.pump()
             seen = _look(gang, ask, interrupts, watch)
-            if (lost := watch.to_revive(seen)) is not None:
-                gang.revive(lost, watch.revivals_left)
+            if (lost := watch.to_restart(seen)) is not None:
+                gang.restart_alone(lost, watch.restarts_left)
                 continue
-            if (lost := watch.to_spare(seen)) is not None:
-                gang.spare(lost)
+            if (lost := watch.to_leave_behind(seen)) is not None:
+                gang.leave_behind(lost)
             number = watch.step(seen)
             if number is not None and watch.asked:
                 gang.ask(number, watch.asked)
@@ -51,7 +51,7 @@ def _look(gang: Gang, ask: Ask, interrupts: Interrupts, watch: Watch) -> Seen:
     return Seen(
         now=now,
         exits=exits,
-        leaving=any(one.has_failed for one in exits) and gang.somebody_leaves(),
+        leaving=any(one.has_failed for one in exits) and gang.any_exiting(),
         interrupts=list(interrupts.seen),
         can_stop=bool(interrupts.seen or watch.phase is Phase.ENDING) and gang.can_stop(),
         elsewhere=ask(ended == workers),

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from fleetlight.launch.job.layout import Member
-from fleetlight.launch.processes.reason import Exit, first_failure, is_killed
+from fleetlight.launch.job.layout import JobProcess
+from fleetlight.launch.processes.failure import ProcessExit, first_failure, is_killed
 from fleetlight.launch.status import Stop
 from fleetlight.roles.role import Kind
 
@@ -74,7 +74,7 @@ class Seen:
     """Everything `Watch` may base a decision on."""
 
     now: float
-    exits: Sequence[Exit] = ()
+    exits: Sequence[ProcessExit] = ()
     #: True while a process that runs has said that it is about to exit
     leaving: bool = False
     interrupts: Sequence[int] = ()
@@ -88,17 +88,17 @@ class Watch:
 
     def __init__(
         self,
-        members: Sequence[Member],
+        members: Sequence[JobProcess],
         grace_s: float,
-        revivals: int = 0,
+        max_restarts: int = 0,
         stop_s: float = 30.0,
     ) -> None:
-        """`revivals` is how many processes may be started again alone.
+        """`max_restarts` is how many processes may be started again alone.
 
         `stop_s` is how long a stop may take for which the job is saved.
         """
         self._members = members
-        self._revivals = revivals
+        self._max_restarts = max_restarts
         self._workers = sum(1 for member in members if member.kind is Kind.WORKER)
         self._grace_s, self._stop_s = grace_s, stop_s
         self._since = 0.0
@@ -109,7 +109,7 @@ class Watch:
         self.phase = Phase.RUNNING
         self.verdict = Verdict.SUCCESS
         #: the local failure that the others follow from, or that kept a stop from being one
-        self.failure: Exit | None = None
+        self.failure: ProcessExit | None = None
         #: the interrupt that ended the job
         self.signal = 0
         #: whom the signal that was answered last asks to stop; empty: it is to end all
@@ -121,57 +121,57 @@ class Watch:
         #: True when servers had to be ended after the workers were done
         self.ended_servers = False
         #: when those were seen that were killed amid their goodbye
-        self._parting: dict[Member, float] = {}
+        self._goodbye_seen_at: dict[JobProcess, float] = {}
         #: how many processes were started again alone
-        self.revived = 0
+        self.restarted = 0
         #: those without which the others go on
-        self.spared: list[Exit] = []
+        self.left_behind: list[ProcessExit] = []
 
     @property
-    def revivals_left(self) -> int:
+    def restarts_left(self) -> int:
         """How many more may be."""
-        return self._revivals - self.revived
+        return self._max_restarts - self.restarted
 
-    def known(self, exits: Sequence[Exit], now: float) -> list[Exit]:
+    def known(self, exits: Sequence[ProcessExit], now: float) -> list[ProcessExit]:
         """What counts of the ends that were seen.
 
         Servers end well when they have heard the goodbyes of all workers. So the end of one that
-        was killed amid its own is told once theirs are, or have not come for a while.
+        was killed amid its own is reported once theirs are, or have not come for a while.
         """
         exits = _saved_anyhow(exits)
         servers = sum(1 for member in self._members if member.kind is Kind.SERVER)
         ended = sum(1 for one in exits if one.member.kind is Kind.SERVER)
-        fails = any(one.has_failed and not one.is_parting for one in exits)
+        fails = any(one.has_failed and not one.ended_in_goodbye for one in exits)
         goes_on = self.phase in (Phase.RUNNING, Phase.STOPPING)
         if not servers or fails or not goes_on:
             return list(exits)
         if ended == servers:
-            return [_heard(one) if one.is_parting else one for one in exits]
-        return [one for one in exits if not one.is_parting or self._is_overdue(one, now)]
+            return [_heard(one) if one.ended_in_goodbye else one for one in exits]
+        return [one for one in exits if not one.ended_in_goodbye or self._is_overdue(one, now)]
 
-    def _is_overdue(self, one: Exit, now: float) -> bool:
-        return now - self._parting.setdefault(one.member, now) >= HEARD_S
+    def _is_overdue(self, one: ProcessExit, now: float) -> bool:
+        return now - self._goodbye_seen_at.setdefault(one.member, now) >= HEARD_S
 
-    def to_revive(self, seen: Seen) -> Exit | None:
+    def to_restart(self, seen: Seen) -> ProcessExit | None:
         """A process that is to be started again, while the others go on."""
         is_new = len(seen.interrupts) > self._interrupts_taken
         goes_on = self.phase in (Phase.RUNNING, Phase.STOPPING)
-        if not goes_on or is_new or not self.revivals_left:
+        if not goes_on or is_new or not self.restarts_left:
             return None
-        lost = next((one for one in seen.exits if one.returns), None)
+        lost = next((one for one in seen.exits if one.may_restart_alone), None)
         if lost is not None:
-            self.revived += 1
-            self._parting.pop(lost.member, None)
+            self.restarted += 1
+            self._goodbye_seen_at.pop(lost.member, None)
         return lost
 
-    def to_spare(self, seen: Seen) -> Exit | None:
+    def to_leave_behind(self, seen: Seen) -> ProcessExit | None:
         """A process that has just ended, and without which the others go on."""
         if self.phase is not Phase.RUNNING:
             return None
-        told = {one.member for one in self.spared}
-        ended = [one for one in seen.exits if one.status and one.member not in told]
-        lost = next((one for one in ended if one.told.expendable or one.is_done), None)
-        self.spared += [] if lost is None else [lost]
+        known = {one.member for one in self.left_behind}
+        ended = [one for one in seen.exits if one.status and one.member not in known]
+        lost = next((one for one in ended if one.reported.expendable or one.is_done), None)
+        self.left_behind += [] if lost is None else [lost]
         return lost
 
     @property
@@ -213,7 +213,7 @@ class Watch:
         first = first_failure(seen.exits)
         assert first is not None
         patience_s = EXIT_S if seen.leaving else SETTLE_S
-        if first.is_certain or self._all_exited(seen) or seen.now - self._since >= patience_s:
+        if first.is_root_cause or self._all_exited(seen) or seen.now - self._since >= patience_s:
             self.failure = first
             return self._begin_end(Verdict.FAILED, seen)
         return None
@@ -294,13 +294,13 @@ class Watch:
         return len(seen.exits) == len(self._members)
 
 
-def _heard(one: Exit) -> Exit:
+def _heard(one: ProcessExit) -> ProcessExit:
     """It has said goodbye: nobody is there whom another life of it could call."""
-    told = msgspec.structs.replace(one.told, left_job=True, restartable=False)
-    return dataclasses.replace(one, told=told)
+    reported = msgspec.structs.replace(one.reported, left_job=True, restartable=False)
+    return dataclasses.replace(one, reported=reported)
 
 
-def _saved_anyhow(exits: Sequence[Exit]) -> Sequence[Exit]:
+def _saved_anyhow(exits: Sequence[ProcessExit]) -> Sequence[ProcessExit]:
     """Servers miss the goodbye of a worker that was killed behind its stop, and fail: it has saved.
 
     So this is an end of theirs like any other of a job that has stopped.
@@ -313,11 +313,11 @@ def _saved_anyhow(exits: Sequence[Exit]) -> Sequence[Exit]:
     ]
 
 
-def _misses(one: Exit) -> bool:
-    return one.member.kind is Kind.SERVER and one.has_failed and one.told.caused_by_peer
+def _misses(one: ProcessExit) -> bool:
+    return one.member.kind is Kind.SERVER and one.has_failed and one.reported.caused_by_peer
 
 
-def _first_stop(exits: Sequence[Exit]) -> Stop | None:
-    """What worker 0 has told, or the next one: servers count no steps, and the last save is its."""
+def _first_stop(exits: Sequence[ProcessExit]) -> Stop | None:
+    """The stop of worker 0, or of the next process: servers count no steps."""
     order = sorted(exits, key=lambda one: (one.member.kind is not Kind.WORKER, one.member.index))
     return next((one.stop for one in order if one.stop is not None), None)

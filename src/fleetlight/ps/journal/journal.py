@@ -18,7 +18,7 @@ from fleetlight.ps.journal.records import Framed, framed
 from fleetlight.ps.journal.room import is_full, once_there_is_room
 from fleetlight.ps.journal.segment import Segment
 from fleetlight.ps.transport.protocol import Array, Codec
-from fleetlight.wire.buffers import Buffer
+from fleetlight.wire.plain import Buffer
 
 M = TypeVar("M")
 T = TypeVar("T")

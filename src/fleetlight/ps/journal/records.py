@@ -27,7 +27,7 @@ from fleetlight.ps.transport.protocol import (
     Codec,
     views,
 )
-from fleetlight.wire.buffers import Buffer
+from fleetlight.wire.plain import Buffer
 
 M = TypeVar("M")
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fleetlight.ps.journal.synced import Marker
-from fleetlight.wire.buffers import Buffer, without
+from fleetlight.wire.plain import Buffer, without
 
 _SUFFIX = ".journal"
 #: of the system: how many buffers one call takes

@@ -9,16 +9,7 @@ from __future__ import annotations
 
 from fleetlight.ps.messages.company import Beat, Beaten, Heard, Leave, Meet, Met
 from fleetlight.ps.messages.dealing import Deal, Dealt, Reached, Remain, Remaining
-from fleetlight.ps.messages.joining import (
-    Challenge,
-    Hello,
-    Join,
-    Knock,
-    Proof,
-    Resume,
-    Resumed,
-    Welcome,
-)
+from fleetlight.ps.messages.joining import Hello, Join, Resume, Resumed, Welcome
 from fleetlight.ps.messages.outcomes import Done, Failure, decode_failure, encode_failure
 from fleetlight.ps.messages.saving import (
     Cut,
@@ -51,10 +42,12 @@ from fleetlight.ps.messages.training import (
     TablePull,
     TablePush,
 )
+from fleetlight.security.token import AuthRequest, Challenge, Proof
 
 __all__ = [
     "Apply",
     "Ask",
+    "AuthRequest",
     "Beat",
     "Beaten",
     "Challenge",
@@ -74,7 +67,6 @@ __all__ = [
     "Heard",
     "Hello",
     "Join",
-    "Knock",
     "Leave",
     "Load",
     "Meet",
@@ -110,6 +102,6 @@ Message = (
     Hello | Welcome | Resume | Resumed | Join | Fill | Pull | Pulled | Push | Apply | Pushed
     | Exchange | Exchanged | EndPhase | Meet | Met | Leave | Heard | Beat | Beaten | Cut | Save
     | Saved | Take | Taken | Put | Drop | Fetch | Fetched | Load | Restore | Shrink | Shrunk | Ask
-    | Counted | Deal | Dealt | Reached | Remain | Remaining | Done | Failure | Knock | Challenge
-    | Proof
+    | Counted | Deal | Dealt | Reached | Remain | Remaining | Done | Failure | AuthRequest
+    | Challenge | Proof
 )  # fmt: skip

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a worker joins a server, and how both prove that they belong to the job."""
+"""How a worker joins a server."""
 
 from __future__ import annotations
 
@@ -8,27 +8,6 @@ from typing import ClassVar
 from fleetlight.ps.messages.base import Words
 from fleetlight.ps.plan import Plan
 from fleetlight.ps.resume import Decision, Remains, Report
-
-
-class Knock(Words, frozen=True):
-    """The first words of a worker that knows a token. Answer: Challenge."""
-
-    #: a number that was never used before
-    nonce: bytes
-    #: the bytes of a Hello, which is answered once both sides have proved that they know the token
-    greeting: bytes
-
-
-class Challenge(Words, frozen=True):
-    """The server's own number. Answer: Proof."""
-
-    nonce: bytes
-
-
-class Proof(Words, frozen=True):
-    """That this side knows the token, see `security/token.py`. Answer: the server's Proof."""
-
-    mac: bytes
 
 
 class Hello(Words, frozen=True):

@@ -10,7 +10,7 @@ import ssl
 from fleetlight.errors import DeadlineError
 from fleetlight.ps.transport.options import is_itself, prepare
 from fleetlight.roles.role import Endpoint
-from fleetlight.sockets.forking import keep_from_children
+from fleetlight.wire.forking import keep_from_children
 from fleetlight.wire.plain import Wire
 from fleetlight.wire.tls import TlsWire
 

@@ -23,7 +23,7 @@ from fleetlight.ps.transport.room import Room, free_memory
 from fleetlight.ps.transport.session import Limits, Session
 from fleetlight.roles.role import Endpoint, endpoint_text
 from fleetlight.roles.secret import Secret
-from fleetlight.sockets.forking import keep_from_children, keep_port_from_children
+from fleetlight.wire.forking import keep_from_children, keep_port_from_children
 
 _BACKLOG = 1024
 #: what accept says when the process or the system has no room for another connection

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetlight.errors import PlanError, ProtocolError
-from fleetlight.wire.buffers import Buffer
+from fleetlight.wire.plain import Buffer
 
 M = TypeVar("M")
 Array = NDArray[Any]

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets both ends of a connection prove that they know the job's token, before the greeting counts.
-
-A side that has no token meets only others that have none: none of them goes on as if all were well.
-"""
+"""Carries the proof of the job's token (`security/token.py`) in frames, before the greeting."""
 
 from __future__ import annotations
 
@@ -10,11 +7,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from fleetlight.errors import MembershipError, ProtocolError
-from fleetlight.ps.messages import Challenge, Knock, Message, Proof
+from fleetlight.errors import ProtocolError
+from fleetlight.ps.messages import AuthRequest, Challenge, Message, Proof
 from fleetlight.ps.transport.frames import Frame, Frames
 from fleetlight.roles.secret import Secret
-from fleetlight.security import token as t
+from fleetlight.security.token import ProofExchange
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
@@ -27,24 +24,17 @@ def admit(
 
     `first` is what it has said, and `next_frame` brings what it says next.
     """
-    peer, knock = frames.wire.peer, first.message
-    if not isinstance(knock, Knock):
-        if token is not None:
-            raise MembershipError(f"{peer} {t.HAS_NONE}")
+
+    def receive() -> Message:
+        frame = next_frame()
+        if frame is None:
+            raise frames.wire.lost("a proof", "it hung up when it was asked for one")
+        return frame.message
+
+    _exchange(frames, first.request, receive).admit(first.message, token, "this server")
+    if not isinstance(first.message, AuthRequest):
         return first
-    if token is None:
-        raise MembershipError(f"{peer} asks for a proof, but this server {t.HAS_NONE_ITSELF}")
-    met = t.Encounter(knock.nonce, t.nonce(), knock.greeting)
-    frames.send(first.request, Challenge(met.server), (), "a challenge")
-    answer = next_frame()
-    if answer is None:
-        raise frames.wire.lost("a proof", "it hung up when it was asked for one")
-    if not isinstance(answer.message, Proof):
-        raise ProtocolError(f"{peer} sent {type(answer.message).__name__}, expected Proof")
-    if not met.convinces(token, t.CLIENT, answer.message.mac):
-        raise MembershipError(f"{peer} {t.WRONG}")
-    frames.send(first.request, Proof(met.proof(token, t.SERVER)), (), "a proof")
-    return Frame(first.request, _greeting_in(knock, peer), [])
+    return Frame(first.request, _greeting_in(first.message, frames.wire.peer), [])
 
 
 def introduce(
@@ -58,21 +48,19 @@ def introduce(
 
     `next_message` brings the server's answers to request `number`.
     """
-    peer = frames.wire.peer
-    own, said = t.nonce(), _encoder.encode(greeting)
-    frames.send(number, Knock(own, said), (), "a greeting")
-    challenge = next_message()
-    if not isinstance(challenge, Challenge):
-        raise MembershipError(f"{peer} {t.NOT_ASKED}")
-    met = t.Encounter(own, challenge.nonce, said)
-    frames.send(number, Proof(met.proof(token, t.CLIENT)), (), "a proof")
-    proof = next_message()
-    if not isinstance(proof, Proof) or not met.convinces(token, t.SERVER, proof.mac):
-        raise MembershipError(f"{peer} {t.WRONG}")
+    said = _encoder.encode(greeting)
+    _exchange(frames, number, next_message).prove(token, said, sent=said)
 
 
-def _greeting_in(knock: Knock, peer: str) -> Message:
+def _exchange(frames: Frames, number: int, receive: Callable[[], Message]) -> ProofExchange:
+    def send(message: AuthRequest | Challenge | Proof) -> None:
+        frames.send(number, message, (), "the proof of the token")
+
+    return ProofExchange(frames.wire.peer, send, receive)
+
+
+def _greeting_in(request: AuthRequest, peer: str) -> Message:
     try:
-        return _decoder.decode(knock.greeting)
+        return _decoder.decode(request.greeting)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise ProtocolError(f"{peer}: the greeting makes no sense: {error}") from None

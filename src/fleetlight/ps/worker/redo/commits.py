@@ -31,7 +31,7 @@ from fleetlight.ps.transport.protocol import (
     Codec,
     views,
 )
-from fleetlight.wire.buffers import Buffer, without
+from fleetlight.wire.plain import Buffer, without
 
 Array = NDArray[Any]
 Request = tuple[Any, Sequence[Array]]

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flags of `fleetrun`, read into `LaunchOptions`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from fleetlight.cli.refused_flags import REFUSED, refusal
+from fleetlight.errors import ConfigError, did_you_mean
+from fleetlight.launch import backends
+from fleetlight.launch.job.encryption import MOST_DAYS
+from fleetlight.launch.job.options import LaunchOptions
+
+USAGE = "fleetrun [flags] script.py [arguments of the script]"
+
+EPILOG = """examples:
+  fleetrun --nproc_per_node 4 train.py            4 workers on the CPUs of this machine
+  fleetrun --gpus 0,1,2,3 train.py                4 workers, one GPU each
+  fleetrun --ips 10.0.0.1,10.0.0.2 train.py       started on both machines
+"""
+
+
+def parse(argv: Sequence[str]) -> LaunchOptions:
+    """The flags and the script in `argv`; raises ConfigError on anything that is not understood."""
+    found, unknown = _parser().parse_known_args(list(argv))
+    if unknown:
+        raise _unknown_flag(unknown[0])
+    values = vars(found)
+    values["arguments"] = tuple(values["arguments"])
+    return LaunchOptions(**values)
+
+
+def known_flags() -> list[str]:
+    """Every flag that may be written, aliases included."""
+    return sorted(flag for flag in _parser()._option_string_actions if flag not in REFUSED)
+
+
+def _unknown_flag(word: str) -> ConfigError:
+    name = word.split("=")[0]
+    hint = did_you_mean(name, known_flags()) if name.startswith("--") else "see fleetrun --help"
+    return ConfigError(f"unknown flag {name}: {hint}")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        if "required: script" in message:
+            raise ConfigError(f"no script given; expected: {USAGE}")
+        message = re.sub("ignored explicit argument (.*)", r"takes no value, got \1", message)
+        raise ConfigError(f"{message} (see fleetrun --help)")
+
+
+class _Refuse(argparse.Action):
+    """Stops at a flag that is known but not taken."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        raise refusal(str(option_string))
+
+
+class _Version(argparse.Action):
+    """Shows the version; looked up only then, because it takes time."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> NoReturn:
+        from fleetlight.launch.inventory import version_of
+
+        sys.stdout.write(f"fleetrun {version_of('fleetlight')}\n")
+        parser.exit()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="fleetrun",
+        usage=USAGE,
+        description="Start a distributed PyTorch job, or this machine's part of it.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    _add_size(parser.add_argument_group("how many processes"))
+    _add_servers(
+        parser.add_argument_group(
+            "parameter servers",
+            "on this machine, or, with the addresses of all, on several",
+        )
+    )
+    _add_machines(parser.add_argument_group("several machines"))
+    _add_running(parser.add_argument_group("running"))
+    for flag in sorted(REFUSED):
+        parser.add_argument(flag, action=_Refuse, nargs="?", help=argparse.SUPPRESS)
+    parser.add_argument("script", help="the training script, or a module name after -m")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed to the script")
+    return parser
+
+
+def _add_size(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--nproc_per_node",
+        type=_positive,
+        metavar="N",
+        help="workers on this machine (default: one per GPU, else 1)",
+    )
+    group.add_argument(
+        "--gpus",
+        "--devices",
+        "--selected_gpus",
+        type=_indices,
+        metavar="0,1",
+        help="one worker on each of these GPUs",
+    )
+
+
+def _add_servers(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--server_num", type=_count, metavar="N", help="servers on this machine")
+    group.add_argument(
+        "--worker_num", "--trainer_num", type=_count, metavar="N", help="workers on this machine"
+    )
+    group.add_argument("--servers", type=_words, metavar="h:p,..", help="all servers of the job")
+    group.add_argument(
+        "--workers", "--trainers", type=_words, metavar="h:p,..", help="all workers of the job"
+    )
+
+
+def _add_machines(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--ips", "--cluster_node_ips", type=_words, metavar="a,b", help="all machines, in order")
+    add("--nnodes", type=_range, metavar="N|MIN:MAX", help="how many machines")
+    add("--master", type=_endpoint, metavar="host:port", help="where the machines meet (node 0)")
+    add("--rank", "--node_rank", type=_count, metavar="R", help="the place of this machine")
+    add("--host", "--node_ip", metavar="ADDRESS", help="the address of this machine")
+    add(
+        "--use_paddlecloud",
+        action="store_true",
+        help="machines from PADDLE_TRAINERS, POD_IP, PADDLE_TRAINER_ID and PADDLE_PORT",
+    )
+
+
+def _add_running(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--start_port",
+        "--started_port",
+        type=_port,
+        metavar="P",
+        help="use ports P, P+1, ... (default: free ports)",
+    )
+    add("--log_dir", metavar="DIR", help="where the logs go (default: log)")
+    add(
+        "--max_restarts", "--max_restart", type=_count, metavar="N", help="restarts after a failure"
+    )
+    add("--tee", action="store_true", help="show the output of all processes, prefixed")
+    add(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="show the arguments, and the variables of the first server and the first worker",
+    )
+    add(
+        "--deadline_s",
+        type=_seconds,
+        metavar="S",
+        help="how long the machines wait for each other (300)",
+    )
+    add(
+        "--grace_s",
+        type=_seconds,
+        metavar="S",
+        help="time between SIGTERM and SIGKILL (3, to save 30)",
+    )
+    add("--checkpoint", metavar="DIR", help="save into DIR now and then, and when stopped")
+    add("--resume", action="store_true", help="go on with what an earlier job has left")
+    add(
+        "--ssl",
+        metavar="DIR",
+        help="TLS between machines and to servers, with the certificates in DIR",
+    )
+    add("--ssl_ciphers", metavar="A:B", help="the suites of TLS 1.3 to choose from")
+    add(
+        "--ssl_expiry_warning_days",
+        type=_days,
+        metavar="N",
+        help="days before its end that a certificate is warned about (30)",
+    )
+    add(
+        "--on",
+        metavar="NAME",
+        help=f"what runs the job: {' or '.join(backends.names())} (default: by the other flags)",
+    )
+    add("--token_file", metavar="FILE", help="the job's token (default: FLEET_TOKEN)")
+    add("--version", action=_Version, nargs=0, help="show the version and exit")
+    add("-m", "--module", action="store_true", help="the script is a module name, as python -m")
+
+
+def _number(least: int, most: int | None, what: str) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        value = int(text) if text.isdigit() else -1
+        if value < least or (most is not None and value > most):
+            raise argparse.ArgumentTypeError(f"got {text!r}, expected {what}")
+        return value
+
+    return read
+
+
+_positive = _number(1, None, "a number of at least 1")
+_count = _number(0, None, "a number of at least 0")
+_days = _number(0, MOST_DAYS, f"0 to {MOST_DAYS} days")
+_port = _number(1, 65535, "a port of 1 to 65535")
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a number of seconds, at least 0")
+    return value
+
+
+def _words(text: str) -> tuple[str, ...]:
+    words = tuple(word.strip() for word in text.split(",") if word.strip())
+    if not words:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a list like a,b")
+    return words
+
+
+def _indices(text: str) -> tuple[int, ...]:
+    words = _words(text)
+    if not all(word.isdigit() for word in words) or len(set(words)) < len(words):
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected different GPU numbers like 0,1")
+    return tuple(int(word) for word in words)
+
+
+def _range(text: str) -> tuple[int, int]:
+    low, _, high = text.partition(":")
+    high = high or low
+    if not (low.isdigit() and high.isdigit() and 1 <= int(low) <= int(high)):
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected N or MIN:MAX")
+    return int(low), int(high)
+
+
+def _endpoint(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected host:port")
+    return host.strip("[]"), int(port)

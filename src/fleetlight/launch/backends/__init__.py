@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs a `JobSpec`: each module of this package holds one backend, a record `BACKEND`."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+from collections.abc import Callable
+
+from fleetlight.errors import ConfigError, did_you_mean
+from fleetlight.launch.job.spec import JobSpec
+from fleetlight.launch.screen import Screen
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Backend:
+    """One way to run a job."""
+
+    #: runs the job to its end; returns the exit code of fleetrun
+    run: Callable[[JobSpec, Screen], int]
+    #: True for an engine that decides where processes run: the job then has no machines of its own,
+    #: its counts are those of the whole job, and flags that name machines are refused
+    chooses_machines: bool = False
+
+
+def names() -> list[str]:
+    """All backends."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def named(name: str) -> Backend:
+    """The backend of that name."""
+    if name not in names():
+        raise ConfigError(f"--on {name}: no such backend; {did_you_mean(name, names())}")
+    found = importlib.import_module(f"{__name__}.{name}").BACKEND
+    assert isinstance(found, Backend)
+    return found
+
+
+def default_for(job: JobSpec) -> Backend:
+    """This machine alone, or together with the hosts that the flags name."""
+    return named("processes" if job.machine.meeting is None else "hosts")

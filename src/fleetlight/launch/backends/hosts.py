@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A few named hosts: the user starts fleetrun on each, and the launchers meet at node 0."""
+
+from __future__ import annotations
+
+from fleetlight.errors import ConfigError
+from fleetlight.launch import session
+from fleetlight.launch.backends import Backend
+from fleetlight.launch.job.spec import JobSpec
+from fleetlight.launch.machines.connected_machines import ConnectedMachines
+from fleetlight.launch.machines.peers import OtherMachines
+from fleetlight.launch.processes.interrupts import Interrupts
+from fleetlight.launch.screen import Screen
+
+
+def _run(job: JobSpec, screen: Screen) -> int:
+    meeting = job.machine.meeting
+    if meeting is None:
+        raise ConfigError(
+            "--on hosts needs to know the hosts: give --ips A,B or --nnodes N --master host:port, "
+            "or leave --on out"
+        )
+
+    def connect(interrupts: Interrupts) -> OtherMachines:
+        return ConnectedMachines(job, meeting, screen, interrupts)
+
+    return session.run(job, screen, connect)
+
+
+BACKEND = Backend(run=_run)

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ConnectedMachines`: one job on several machines, each with its own fleetrun."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+from fleetlight.errors import FleetError, MembershipError
+from fleetlight.launch.job.layout import JobLayout, Node
+from fleetlight.launch.job.spec import JobSpec, Meeting
+from fleetlight.launch.machines import store
+from fleetlight.launch.machines.heartbeats import Heartbeats
+from fleetlight.launch.machines.outage import Outage, OutOfReachError, SilenceReport
+from fleetlight.launch.machines.own_node import described
+from fleetlight.launch.machines.peers import Conclusion, Next
+from fleetlight.launch.machines.rendezvous import (
+    STRANGERS_S,
+    RendezvousThread,
+    exchange,
+    reach,
+    serve_until_others_leave,
+)
+from fleetlight.launch.machines.start_deadline import StartDeadline, absent
+from fleetlight.launch.machines.status_board import StatusBoard, agree
+from fleetlight.launch.processes.failure import JobFailure
+from fleetlight.launch.processes.interrupts import Interrupts
+from fleetlight.launch.processes.watch import LEAVE_S, SETTLE_S, UNKILLABLE_S, Elsewhere
+from fleetlight.launch.screen import Screen
+
+#: how often the others are asked how it goes
+_ASK_S = 0.25
+#: how often node 0 looks whether another machine would like to join
+_ADMIT_S = 2.0
+
+
+class ConnectedMachines:
+    """The other machines, met through torch's store and rendezvous."""
+
+    def __init__(
+        self, job: JobSpec, meeting: Meeting, screen: Screen, interrupts: Interrupts
+    ) -> None:
+        self._job, self._meeting = job, meeting
+        self._screen, self._interrupts = screen, interrupts
+        store.quiet_torch()
+        self._outage = Outage(self._master(), job.deadline_s, screen, interrupts)
+        self._store, self._serves = reach(meeting, self._deadline(), self._outage)
+        # The rendezvous blocks on its connection, so it gets one of its own.
+        own = store.connect(meeting)
+        self._rendezvous = store.Rendezvous(own, meeting, job.machine.host, job.deadline_s)
+        now = time.monotonic()
+        self._heartbeats = Heartbeats(self._store, job.machine.host, now, job.deadline_s)
+        self._status_board: StatusBoard | None = None
+        self._silences = SilenceReport(job.deadline_s, screen)
+        self._last = Elsewhere.RUNNING
+        self._next_ask = self._next_admission = 0.0
+        self._is_gone = self._is_finished = False
+
+    def _deadline(self) -> StartDeadline:
+        return StartDeadline(self._screen, self._interrupts, self._job.deadline_s)
+
+    @property
+    def _board(self) -> StatusBoard:
+        assert self._status_board is not None, "gather comes first"
+        return self._status_board
+
+    def gather(self, node: Node) -> JobLayout:
+        """Wait for the other machines and put all in order."""
+        self._status_board, self._last = None, Elsewhere.RUNNING
+        self._silences = SilenceReport(self._job.deadline_s, self._screen)
+        deadline, meet = self._deadline(), RendezvousThread(self._rendezvous)
+
+        def are_here() -> bool:
+            self._heartbeats.beat(time.monotonic())
+            return meet.is_done()
+
+        with self._naming_the_master():
+            deadline.wait(are_here, self._absent)
+            own = described(node, self._job, self._meeting)
+            name, number, count = meet.found
+            shared = self._store.part(name)
+            layout, launchers, warnings = exchange(
+                own, (shared, number, count), self._heartbeats, self._meeting, deadline
+            )
+        self._status_board = StatusBoard(shared, self._heartbeats, layout, launchers)
+        for line in (*warnings, _order(layout)):
+            self._screen.say(line)
+        return layout
+
+    def _absent(self) -> str:
+        return absent(self._meeting, self._heartbeats.here(time.monotonic()))
+
+    def share(self, job_id: str | None) -> str:
+        """The job's id: given by node 0 once its logs are in place, awaited by the others."""
+        with self._naming_the_master():
+            if job_id is None:
+                return self._board.await_job_id(self._deadline())
+            self._board.give_job_id(job_id)
+            return job_id
+
+    @contextlib.contextmanager
+    def _naming_the_master(self) -> Iterator[None]:
+        """Turn torch's errors about the connection into one that says whose it was."""
+        try:
+            yield
+        except FleetError:
+            raise
+        except RuntimeError as error:
+            self._interrupts.check()
+            raise MembershipError(self._master_gone()) from error
+
+    def _master(self) -> str:
+        host, port = self._meeting.master
+        return f"node 0, which serves {host}:{port},"
+
+    def _master_gone(self) -> str:
+        return f"{self._master()} went away"
+
+    def elsewhere(self, workers_done: bool) -> Elsewhere:
+        """Tell the others how it goes here, hear how it goes there."""
+        now = time.monotonic()
+        if now >= self._next_ask and not self._is_gone:
+            try:
+                with contextlib.suppress(OutOfReachError), self._outage.once():
+                    self._last = self._ask(now, workers_done)
+            except RuntimeError:
+                self._is_gone, self._last = True, Elsewhere.STOP
+            self._next_ask = time.monotonic() + _ASK_S
+        return self._last
+
+    def _ask(self, now: float, workers_done: bool) -> Elsewhere:
+        self._heartbeats.beat(now)
+        self._silences.tell(self._board.silent(now))
+        self._admit(now)
+        return self._board.ask(now, workers_done=workers_done)
+
+    def _admit(self, now: float) -> None:
+        """Node 0 sees a machine that waits and makes everybody meet again."""
+        layout = self._board.layout
+        has_room = len(layout.nodes) < self._meeting.max_nodes
+        if has_room and layout.own == 0 and now >= self._next_admission:
+            self._next_admission = now + _ADMIT_S
+            if self._rendezvous.waiting():
+                self._board.call_stop()
+
+    @property
+    def _longest_end_s(self) -> float:
+        """How much later than here the processes of another machine may end."""
+        return SETTLE_S + LEAVE_S + self._job.grace_s + UNKILLABLE_S
+
+    def conclude(self, failure: JobFailure | None, *, restarts_left: int) -> Conclusion:
+        """Tell the failure, wait until all machines have ended, and choose the first one."""
+        agreed = Conclusion(
+            next=Next.FINISH,
+            failure=JobFailure(what=self._master_gone(), code=1, may_restart=False),
+        )
+        interrupts = len(self._interrupts.seen)
+
+        def is_enough() -> bool:
+            self._silences.tell(self._board.silent(time.monotonic()))
+            return len(self._interrupts.seen) > interrupts
+
+        if not self._is_gone:
+            try:
+                self._board.tell_end(failure)
+                silent = self._board.wait_for_ends(self._longest_end_s, is_enough)
+                agreed = agree(self._board, silent, self._meeting, restarts_left)
+            except RuntimeError:
+                self._is_gone = True
+        self._is_finished = agreed.next is Next.FINISH
+        return agreed
+
+    def give_up(self, why: str) -> None:
+        """This machine cannot go on; the others need not wait for its signs of life."""
+        if self._status_board is not None and not self._is_finished:
+            node = self._status_board.layout.node_name(self._status_board.layout.own)
+            with contextlib.suppress(RuntimeError):
+                told = JobFailure(what="fleetrun gave up", code=1, error=why, node=node)
+                self._status_board.tell_end(told)
+
+    def close(self) -> None:
+        """Say goodbye; node 0 stays until the others have heard everything."""
+        if self._is_gone:
+            return
+        with contextlib.suppress(RuntimeError):
+            # An elastic job goes on without a machine that gave up.
+            if self._is_finished and self._serves:
+                self._rendezvous.close()
+            self._heartbeats.say_goodbye()
+            if self._serves:
+                self._serve_until_others_leave()
+
+    def _serve_until_others_leave(self) -> None:
+        if self._status_board is None:
+            serve_until_others_leave(self._heartbeats, (), STRANGERS_S, self._interrupts)
+        else:
+            # Others wait as long for a machine that does not end, and may have begun that later.
+            longest_s = 2 * self._longest_end_s
+            serve_until_others_leave(
+                self._heartbeats, self._status_board.launchers, longest_s, self._interrupts
+            )
+
+
+def _order(layout: JobLayout) -> str:
+    names = [layout.node_name(rank) for rank in range(len(layout.nodes))]
+    return f"the job's machines: {', '.join(names)}; this is node {layout.own}"

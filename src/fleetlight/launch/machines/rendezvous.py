@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How launchers reach the store, meet, exchange a layout, and leave the store in the end."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Collection
+
+from fleetlight.errors import LaunchError
+from fleetlight.launch.job.layout import JobLayout, Node, check, in_order
+from fleetlight.launch.job.spec import Meeting
+from fleetlight.launch.machines import store
+from fleetlight.launch.machines.heartbeats import Counters, Heartbeats
+from fleetlight.launch.machines.start_deadline import StartDeadline
+from fleetlight.launch.machines.store_connection import Retry
+from fleetlight.launch.processes import ports
+from fleetlight.launch.processes.interrupts import Interrupts
+from fleetlight.roles.role import endpoint_text
+
+#: how long to wait for launchers that take part in no start of the job: they cannot know its end
+STRANGERS_S = 5.0
+_LOOK_S = 0.05
+
+
+def reach(
+    meeting: Meeting, deadline: StartDeadline, retry: Retry | None = None
+) -> tuple[store.Store, bool]:
+    """The launchers' store, and whether it is served here or was found on node 0."""
+    if meeting.is_master:
+        served = store.serve(meeting)
+        if served is not None:
+            return served, True
+        _check_may_be_served_by_another(meeting)
+    deadline.wait(
+        lambda: store.is_served(meeting),
+        lambda: f"not ready endpoints: ['{endpoint_text(meeting.master)}']",
+    )
+    return store.connect(meeting, deadline.left_s, retry), False
+
+
+def _check_may_be_served_by_another(meeting: Meeting) -> None:
+    # Two launchers on one machine without --rank: the first one serves. Else the port is taken.
+    if meeting.hosts or meeting.rank == 0:
+        host, port = meeting.master
+        flag = "--start_port" if meeting.hosts else "--master"
+        raise LaunchError(
+            f"port {port} on {host}, where the machines meet, is taken{ports.owner(port)}; end "
+            f"that process or choose another {flag} on all machines"
+        )
+
+
+class RendezvousThread:
+    """Runs torch's rendezvous, which blocks, beside a loop that stays awake."""
+
+    def __init__(self, rendezvous: store.Rendezvous) -> None:
+        self._found: tuple[str, int, int] | None = None
+        self._error: Exception | None = None
+        self._rendezvous = rendezvous
+        self._thread = threading.Thread(target=self._run, name="rendezvous", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._found = self._rendezvous.next_round()
+        except Exception as error:  # told to the loop, which raises it
+            self._error = error
+
+    def is_done(self) -> bool:
+        """True when the machines are there; raises what the rendezvous raised."""
+        if self._thread.is_alive():
+            return False
+        if self._error is not None:
+            raise self._error
+        return True
+
+    @property
+    def found(self) -> tuple[str, int, int]:
+        """The round's name, a number in 0..n-1, and n."""
+        assert self._found is not None
+        return self._found
+
+
+def exchange(
+    node: Node,
+    met: tuple[Counters, int, int],
+    heartbeats: Heartbeats,
+    meeting: Meeting,
+    deadline: StartDeadline,
+) -> tuple[JobLayout, tuple[int, ...], list[str]]:
+    """Everybody's node, in order, with their launchers' numbers, and warnings."""
+    shared, number, count = met
+    shared.set(f"node/{number}", json.dumps([node.to_dict(), heartbeats.number]))
+    keys = [f"node/{other}" for other in range(count)]
+
+    def all_there() -> bool:
+        heartbeats.beat(time.monotonic())
+        return shared.check(keys)
+
+    deadline.wait(all_there, lambda: "a machine met the others but did not say what it has")
+    told = [json.loads(shared.get(key)) for key in keys]
+    pairs = [(Node.from_dict(data), launcher) for data, launcher in told]
+    return _arranged([n for n, _ in pairs], [launcher for _, launcher in pairs], number, meeting)
+
+
+def _arranged(
+    nodes: list[Node], launchers: list[int], number: int, meeting: Meeting
+) -> tuple[JobLayout, tuple[int, ...], list[str]]:
+    warnings = check(nodes)
+    ordered = in_order(nodes, meeting)
+    places = [next(n for n, one in enumerate(nodes) if one is node) for node in ordered]
+    layout = JobLayout(nodes=ordered, own=places.index(number))
+    return layout, tuple(launchers[place] for place in places), warnings
+
+
+def serve_until_others_leave(
+    heartbeats: Heartbeats, job_launchers: Collection[int], longest_s: float, interrupts: Interrupts
+) -> None:
+    """Serve the store until every other launcher has left or is silent.
+
+    `job_launchers` took part in the last start of the job: each is about to leave, so it has
+    `longest_s`. A further interrupt ends the wait.
+    """
+    began, interrupts_before = time.monotonic(), len(interrupts.seen)
+    # One may have come since the last beat: the whole job may be shorter than that.
+    heartbeats.listen(began)
+    while len(interrupts.seen) == interrupts_before:
+        now = time.monotonic()
+        heartbeats.beat(now)
+        staying = heartbeats.staying(now)
+        waited_for = {
+            number
+            for number in staying
+            if not heartbeats.is_late(
+                number, began, now, longest_s if number in job_launchers else STRANGERS_S
+            )
+        }
+        if not waited_for:
+            return
+        time.sleep(_LOOK_S)

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`StatusBoard`: what launchers tell each other during one start of the job."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fleetlight.errors import MembershipError
+from fleetlight.launch.job.layout import JobLayout
+from fleetlight.launch.job.spec import Meeting
+from fleetlight.launch.machines.heartbeats import Counters, Heartbeats
+from fleetlight.launch.machines.peers import Conclusion, Next, conclusion
+from fleetlight.launch.machines.start_deadline import StartDeadline
+from fleetlight.launch.processes.failure import JobFailure, first_of_all
+from fleetlight.launch.processes.watch import Elsewhere
+
+_LOOK_S = 0.05
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _End:
+    """What a machine tells once its processes have ended: all of it in one value of the store."""
+
+    #: True when its workers had exited with 0
+    workers_done: bool
+    #: which of the failures that were told this one is
+    place: int
+    failure: JobFailure | None
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> _End:
+        failure = data["failure"]
+        return cls(**{**data, "failure": JobFailure(**failure) if failure else None})
+
+
+class StatusBoard:
+    """Notices of the machines that have met, in the store they share until they meet again."""
+
+    def __init__(
+        self, store: Counters, heartbeats: Heartbeats, layout: JobLayout, launchers: Sequence[int]
+    ) -> None:
+        self.layout = layout
+        self.launchers = launchers
+        self._store, self._heartbeats = store, heartbeats
+        self._nodes = range(len(layout.nodes))
+        self._said_done = False
+        self._ends: dict[int, _End] = {}
+
+    def give_job_id(self, job_id: str) -> None:
+        """Node 0 has its logs in place."""
+        self._store.set("job", job_id)
+
+    def await_job_id(self, deadline: StartDeadline) -> str:
+        """Wait until node 0 has."""
+
+        def there() -> bool:
+            self._heartbeats.beat(time.monotonic())
+            if 0 in self.lost(time.monotonic()):
+                raise MembershipError(f"{self.layout.node_name(0)} went away")
+            return self._store.check(["job"])
+
+        deadline.wait(there, lambda: f"{self.layout.node_name(0)} is not ready")
+        return self._store.get("job").decode()
+
+    def ask(self, now: float, *, workers_done: bool) -> Elsewhere:
+        """Say how it goes here, hear how it goes there."""
+        if workers_done and not self._said_done:
+            self._store.set(f"done/{self.layout.own}", "")
+            self._said_done = True
+        if self.all_done():
+            return Elsewhere.DONE
+        stop = self._store.add("stop", 0) or self.lost(now)
+        return Elsewhere.STOP if stop else Elsewhere.RUNNING
+
+    def all_done(self) -> bool:
+        """True when the workers of all machines have exited with 0."""
+        return self._store.check([f"done/{node}" for node in self._nodes])
+
+    def lost(self, now: float) -> list[int]:
+        """The nodes whose launcher has fallen silent."""
+        return [node for node in self._nodes if self._heartbeats.is_lost(self.launchers[node], now)]
+
+    def silent(self, now: float) -> dict[str, float]:
+        """The names of the nodes that are out of reach, and how long they have been silent."""
+        return {
+            self.layout.node_name(node): self._heartbeats.silence_s(number, now)
+            for node, number in enumerate(self.launchers)
+            if self._heartbeats.is_silent(number, now)
+        }
+
+    def call_stop(self) -> int:
+        """End this start of the job everywhere; how many have called so."""
+        return self._store.add("stop", 1)
+
+    def tell_end(self, failure: JobFailure | None) -> None:
+        """All processes here have ended, because of `failure` if there is one."""
+        place = 0 if failure is None else self.call_stop()
+        end = _End(workers_done=self._said_done, place=place, failure=failure)
+        self._store.set(f"ended/{self.layout.own}", json.dumps(dataclasses.asdict(end)))
+
+    def wait_for_ends(
+        self, longest_s: float, is_enough: Callable[[], bool] = lambda: False
+    ) -> list[JobFailure]:
+        """Wait until all machines have ended their processes; those that never said so.
+
+        Whoever has heard all ends knows all that is needed to agree: the store may go then. The
+        wait is over as well when `is_enough()`.
+        """
+        began = time.monotonic()
+        left = set(self._nodes)
+        while True:
+            self._heartbeats.beat(now := time.monotonic())
+            left = {node for node in left if not self._has_told(node)}
+            late = all(self._is_late(node, began, now, longest_s) for node in left)
+            if late or is_enough():
+                return [self._silence(node) for node in sorted(left)]
+            time.sleep(_LOOK_S)
+
+    def _is_late(self, node: int, began: float, now: float, longest_s: float) -> bool:
+        return self._heartbeats.is_late(self.launchers[node], began, now, longest_s)
+
+    def _has_told(self, node: int) -> bool:
+        key = f"ended/{node}"
+        if node not in self._ends and self._store.check([key]):
+            self._ends[node] = _End.from_dict(json.loads(self._store.get(key)))
+        return node in self._ends
+
+    def _silence(self, node: int) -> JobFailure:
+        is_silent = self._heartbeats.is_silent(self.launchers[node], time.monotonic())
+        how = "went away: no sign of life" if is_silent else "did not end its processes in time"
+        what = f"{self.layout.node_name(node)} {how}"
+        return JobFailure(what=what, code=1, killed=True, may_restart=False)
+
+    def failures(self) -> list[JobFailure]:
+        """The failures that were told, in the order they were told."""
+        told = sorted(self._ends.values(), key=lambda end: end.place)
+        return [end.failure for end in told if end.failure is not None]
+
+    def are_done(self) -> bool:
+        """True when all machines ended after the workers of all had exited with 0."""
+        return len(self._ends) == len(self._nodes) and all(
+            end.workers_done for end in self._ends.values()
+        )
+
+
+def agree(
+    board: StatusBoard, silent: Sequence[JobFailure], meeting: Meeting, restarts_left: int
+) -> Conclusion:
+    """What all machines make of one start of the job, each for itself and all the same."""
+    first = first_of_all([*silent, *board.failures()])
+    left = len(board.layout.nodes) - len(silent)
+    if first in silent and meeting.is_elastic and left >= meeting.min_nodes:
+        return Conclusion(next=Next.REGROUP, failure=first)
+    if first is None and not board.are_done():
+        return Conclusion(next=Next.REGROUP)
+    return conclusion(first, restarts_left)

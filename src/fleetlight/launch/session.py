@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts and watches this machine's processes of a job, alone or together with other launchers."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+
+from fleetlight.errors import FleetError
+from fleetlight.launch import report
+from fleetlight.launch.job import environment
+from fleetlight.launch.job.environment import Run
+from fleetlight.launch.job.layout import JobLayout
+from fleetlight.launch.job.spec import JobSpec
+from fleetlight.launch.machines.own_node import offer
+from fleetlight.launch.machines.peers import Next, OtherMachines
+from fleetlight.launch.processes.child import Reaper
+from fleetlight.launch.processes.failure import JobFailure, exit_code, failure_of
+from fleetlight.launch.processes.gang import Gang
+from fleetlight.launch.processes.interrupts import Interrupted, Interrupts
+from fleetlight.launch.processes.logs import LogFolder, claim
+from fleetlight.launch.processes.ports import Reservation
+from fleetlight.launch.processes.supervise import supervise
+from fleetlight.launch.processes.watch import Verdict, Watch
+from fleetlight.launch.screen import Screen
+
+#: reaches the other machines; raises `Interrupted` when the user does not want to wait
+Connect = Callable[[Interrupts], OtherMachines]
+
+
+def run(job: JobSpec, screen: Screen, connect: Connect) -> int:
+    """Run this machine's part of the job; the exit code of the first failure, else 0."""
+    began = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        try:
+            return _Session(job, screen, connect, stack).run()
+        except Interrupted as interrupt:
+            seconds = time.monotonic() - began
+            screen.say(f"failed: {report.interrupted(interrupt.number, seconds)}")
+            return exit_code(-interrupt.number)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Ended:
+    """How one start of the job went here."""
+
+    watch: Watch
+    layout: JobLayout
+    failure: JobFailure | None
+
+
+class _Session:
+    """One call of fleetrun: all starts of its job."""
+
+    def __init__(
+        self, job: JobSpec, screen: Screen, connect: Connect, stack: contextlib.ExitStack
+    ) -> None:
+        self._job, self._screen, self._stack = job, screen, stack
+        self._outside = dict(os.environ)
+        self._interrupts = stack.enter_context(Interrupts())
+        self._error_dir = tempfile.mkdtemp(prefix="fleetrun-")
+        stack.callback(shutil.rmtree, self._error_dir, ignore_errors=True)
+        self._reaper = stack.enter_context(Reaper(self._error_dir))
+        self._peers = connect(self._interrupts)
+        stack.callback(self._peers.close)
+        self._own_id = secrets.token_hex(8)
+        self._folder: LogFolder | None = None
+        self._began = time.monotonic()
+        #: lines about the log folder
+        self._said = 0
+
+    def run(self) -> int:
+        """Start the job, and again as often as that is allowed and needed."""
+        restart = failures = 0
+        while True:
+            ended = self._start(restart, failures)
+            restart = ended.layout.restart + 1
+            failures = ended.layout.failures + ended.watch.restarted
+            left = self._job.max_restarts - failures
+            conclusion = self._peers.conclude(ended.failure, restarts_left=left)
+            if conclusion.next is Next.FINISH:
+                return self._finish(ended, conclusion.failure)
+            failures += conclusion.next is Next.RESTART
+            left = self._job.max_restarts - failures
+            self._screen.say(report.restarting(conclusion, restart, left))
+
+    def _start(self, restart: int, failures: int) -> _Ended:
+        with contextlib.ExitStack() as held:
+            node, reservations = offer(self._job, held, restart=restart, failures=failures)
+            layout = self._peers.gather(node)
+            try:
+                return self._run_gang(layout, reservations)
+            except (FleetError, Interrupted) as error:
+                self._peers.give_up(str(error))
+                raise
+
+    def _run_gang(self, layout: JobLayout, reservations: Sequence[Reservation]) -> _Ended:
+        folder, job_id = self._prepare_logs(layout)
+        run = Run(
+            job=self._job,
+            job_id=job_id,
+            layout=layout,
+            log_dir=str(folder.path),
+            error_dir=self._error_dir,
+            restart=layout.restart,
+        )
+        gang = Gang(
+            run, folder=folder, reaper=self._reaper, screen=self._screen, outside=self._outside
+        )
+        self._introduce(gang)
+        for reservation in reservations:
+            reservation.hand_over()
+        gang.start()
+        left = self._job.max_restarts - layout.failures
+        watch = supervise(gang, self._peers.elsewhere, self._interrupts, left)
+        return _Ended(watch=watch, layout=layout, failure=self._failure(watch, gang, folder))
+
+    def _prepare_logs(self, layout: JobLayout) -> tuple[LogFolder, str]:
+        """Node 0 first: launchers may share the folder, and only it moves old logs away then."""
+        job_id = self._peers.share(None) if layout.own else self._own_id
+        if self._folder is None:
+            self._folder = claim(self._job.log_dir, job_id)
+            self._stack.callback(self._folder.close)
+            for line in report.folder(self._folder, self._job.log_dir):
+                self._screen.say(line)
+                self._said += 1
+        if not self._folder.is_shared:
+            self._folder.write_endpoints(job_id, layout)
+        if not layout.own:
+            self._peers.share(job_id)
+        return self._folder, job_id or ""
+
+    def _introduce(self, gang: Gang) -> None:
+        run = gang.run
+        if run.restart == 0:
+            lines = environment.remarks(self._job, self._outside)
+            said, verbose = len(self._job.notes) + self._said, self._screen.verbose
+            for line in report.remarks(lines, said, verbose=verbose):
+                self._screen.say(line)
+        for first in report.firsts(gang.members) if self._screen.verbose else ():
+            table = report.table(first, environment.identity(run, first))
+            self._screen.show(table.encode())
+        self._screen.say(report.started(run, gang.members))
+
+    def _failure(self, watch: Watch, gang: Gang, folder: LogFolder) -> JobFailure | None:
+        layout = gang.run.layout
+        node = layout.node_name(layout.own) if len(layout.nodes) > 1 else ""
+        if watch.verdict is Verdict.INTERRUPTED:
+            after_s = time.monotonic() - self._began
+            if watch.stop_failed:
+                why = report.unsaved(self._told(watch, gang, folder))
+            else:
+                why = report.early(self._job.checkpoint)
+            return report.interrupted(watch.signal, after_s, node, why)
+        if watch.stop is not None:
+            return report.stopped(watch.stop)
+        return self._told(watch, gang, folder, node)
+
+    def _told(
+        self, watch: Watch, gang: Gang, folder: LogFolder, node: str = ""
+    ) -> JobFailure | None:
+        if watch.failure is None:
+            return None
+        return failure_of(
+            watch.failure,
+            folder.file(watch.failure.member),
+            after_s=max(0.0, watch.failure.at - gang.started_at),
+            node=node,
+        )
+
+    def _finish(self, ended: _Ended, failure: JobFailure | None) -> int:
+        seconds = time.monotonic() - self._began
+        self._screen.say(report.end(ended.layout, ended.watch, failure, seconds))
+        return failure.code if failure else 0

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Known flags that are not taken."""
+
+from __future__ import annotations
+
+import pytest
+
+from fleetlight.cli.refused_flags import REFUSED, refusal
+from fleetlight.errors import NotAvailableError
+
+
+@pytest.mark.parametrize("flag", sorted(REFUSED))
+def test_every_refusal_names_the_flag_and_says_what_to_do(flag: str) -> None:
+    text = str(refusal(flag))
+    assert flag in text
+    assert any(word in text for word in ("use", "leave the flag out", "chooses", "follows", "meet"))
+
+
+def test_later_flags_have_their_own_error() -> None:
+    assert isinstance(refusal("--dashboard"), NotAvailableError)
+    assert not isinstance(refusal("--xpus"), NotAvailableError)

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The recipe for a backend: one file, and `fleetrun --on` finds it."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from fleetlight.cli.arguments import known_flags
+from fleetlight.cli.fleetrun import main
+from fleetlight.errors import ConfigError
+from fleetlight.launch import backends
+
+#: an engine that runs one process after another, each with only what it must know
+TOY = """
+import os, subprocess, sys
+
+from fleetlight.launch.backends import Backend
+from fleetlight.launch.job.environment import secret
+
+
+def run(job, screen):
+    codes = []
+    for role in job.roles:
+        screen.say(f"{role.count} {role.kind.value}, {role.resources.cpus} cpus")
+        for index in range(role.count):
+            who = {"FLEET_ROLE": role.kind.value, "FLEET_INDEX": str(index)}
+            environment = {**os.environ, **job.environment, **secret(job), **who}
+            command = [sys.executable, *job.command]
+            codes.append(subprocess.run(command, env=environment).returncode)
+    return max(codes)
+
+
+BACKEND = Backend(run=run, chooses_machines=True)
+"""
+
+SCRIPT = """
+import os, pathlib, sys
+role, index = os.environ["FLEET_ROLE"], os.environ["FLEET_INDEX"]
+said = " ".join([os.environ["FLEET_CHECKPOINT"], os.environ["FLEET_TOKEN"], *sys.argv[1:]])
+pathlib.Path(f"{role}.{index}").write_text(said)
+sys.exit(3 if (role, index) == ("worker", "1") else 0)
+"""
+TOKEN = "3f9ac27e51d0b8463f9ac27e51d0b846"
+
+
+@pytest.fixture(autouse=True)
+def _toy(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "backends"
+    folder.mkdir()
+    (folder / "toy.py").write_text(TOY)
+    monkeypatch.setattr(backends, "__path__", [*backends.__path__, str(folder)])
+    monkeypatch.setenv("FLEET_TOKEN", TOKEN)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+
+
+def test_a_job_runs_on_a_toy_backend(
+    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    counts = ("--server_num", "1", "--worker_num", "2")
+    code = main(["--on", "toy", *counts, "--checkpoint", "ckpt", "train.py", "--lr", "3"])
+    assert code == 3
+    said = f"{tmp_path / 'ckpt'} {TOKEN} --lr 3"
+    for name in ("server.0", "worker.0", "worker.1"):
+        assert (tmp_path / name).read_text() == said
+    shown = capfd.readouterr().out
+    assert "fleetrun: 1 server, 1 cpus\nfleetrun: 2 worker, 1 cpus\n" in shown
+    # the default backend has not looked at it
+    assert not (tmp_path / "log").exists()
+
+
+def test_the_toy_backend_is_known_by_its_file() -> None:
+    assert backends.names() == ["hosts", "processes", "toy"]
+    assert "--on" in known_flags()
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--on proceses: .* did you mean 'processes'\?"):
+        backends.named("proceses")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--on", "hosts", "train.py"], "--on hosts needs to know the hosts: give --ips"),
+        (
+            ["--on", "processes", "--nnodes", "2", "--master", "127.0.0.1:6170", "train.py"],
+            "--on processes runs the job on this machine alone",
+        ),
+        (["--on", "toy", "--ips", "10.0.0.1", "train.py"], "--on toy chooses them; leave --ips"),
+    ],
+)
+def test_a_backend_that_does_not_fit_the_other_flags_is_refused(
+    words: list[str], message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert message in capfd.readouterr().err

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages over a socket, and what is no message."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleetlight.errors import DeadlineError, FleetError, PeerLostError, ProtocolError
+from fleetlight.launch.doctor.channel import MOST_BYTES, DoctorChannel
+from fleetlight.launch.doctor.messages import (
+    Acknowledged,
+    Echo,
+    Exam,
+    ExamOptions,
+    Facts,
+    Finish,
+    Refused,
+    Time,
+)
+
+
+class Pair:
+    """Both ends of a connection: a doctor's, and one that may send anything."""
+
+    def __init__(self, limit_s: float = 5.0) -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.other = socket.create_connection(listener.getsockname())
+        self.wire = DoctorChannel(listener.accept()[0], "10.0.0.2", limit_s)
+        listener.close()
+
+    def close(self) -> None:
+        self.wire.close()
+        self.other.close()
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair()
+    yield made
+    made.close()
+
+
+def test_what_is_said_is_heard(pair: Pair) -> None:
+    other = DoctorChannel(pair.other, "10.0.0.1", 5.0)
+    facts = Facts(asked=ExamOptions(hosts=("a", "b")), taken={5: "why"}, listening=(1, 2))
+    exam = Exam(asked=facts.asked, facts={0: facts}, absent={1: "no"}, clocks={1: 0.5})
+    pair.wire.say(Finish(exam))
+    pair.wire.say(Echo())
+    assert [other.request(), other.request()] == [Finish(exam), Echo()]
+    other.say(facts)
+    other.say(Acknowledged())
+    assert [pair.wire.answer(Facts), pair.wire.answer(Acknowledged)] == [facts, Acknowledged()]
+    pair.wire.close()
+    assert other.request() is None
+
+
+@pytest.mark.parametrize(
+    ("sent", "error", "complaint"),
+    [
+        pytest.param(b"GET ", ProtocolError, "does another program use this port", id="length"),
+        pytest.param(b"\0\0\0\2no", ProtocolError, "another version of fleetlight", id="no json"),
+        pytest.param(b"\0\0\0\2{}", ProtocolError, "another version", id="no type"),
+        pytest.param(b"\0\0\0\0", ProtocolError, "another version", id="empty"),
+        pytest.param(b"\0\0\0\x0f" + b"[" * 15, ProtocolError, "version", id="deep"),
+        pytest.param(b"\0\0\0\5ab", PeerLostError, "in the middle of a frame", id="half"),
+        pytest.param(b"\0\0", PeerLostError, "in the middle", id="half a length"),
+        pytest.param(b"", ProtocolError, "answered with nothing", id="nothing"),
+    ],
+)
+def test_what_is_no_message_is_an_error_that_names_the_peer(
+    sent: bytes, error: type[FleetError], complaint: str, pair: Pair
+) -> None:
+    pair.other.sendall(sent)
+    pair.other.shutdown(socket.SHUT_WR)
+    with pytest.raises(error, match=complaint) as caught:
+        pair.wire.answer(Acknowledged)
+    assert "10.0.0.2" in str(caught.value)
+
+
+def test_another_answer_than_was_asked_for(pair: Pair) -> None:
+    other = DoctorChannel(pair.other, "10.0.0.1", 5.0)
+    other.say(Time(3.0))
+    with pytest.raises(ProtocolError, match="answered with Time, expected Acknowledged"):
+        pair.wire.answer(Acknowledged)
+    other.say(Refused("only 10.0.0.1 may"))
+    with pytest.raises(ProtocolError, match="refused: only"):
+        pair.wire.answer(Acknowledged)
+
+
+def test_every_wait_ends() -> None:
+    pair = Pair(limit_s=0.05)
+    with pytest.raises(DeadlineError, match=r"10\.0\.0\.2 did not answer within 0\.05 s"):
+        pair.wire.ask(Echo(), Acknowledged)
+    pair.wire.limit_s = 0.2
+    # one that takes nothing, and more than buffers hold
+    exam = Exam(asked=ExamOptions(names=("x" * MOST_BYTES,) * 4), facts={})
+    with pytest.raises(DeadlineError, match="took no message"):
+        pair.wire.say(Finish(exam))
+    pair.close()
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.binary(max_size=80))
+def test_any_bytes_are_a_message_or_an_error_of_ours(sent: bytes) -> None:
+    pair = Pair()
+    pair.other.sendall(sent)
+    pair.other.close()
+    try:
+        while pair.wire.request() is not None:
+            pass
+    except FleetError:
+        pass
+    finally:
+        pair.close()

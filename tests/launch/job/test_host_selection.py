@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which machine is this, and how does it meet the others?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fleetlight.errors import ConfigError
+from fleetlight.launch.inventory import Machine
+from fleetlight.launch.job.host_selection import HostSelection, select_hosts
+from fleetlight.launch.job.options import LaunchOptions
+
+SECOND = Machine(
+    addresses=(("lo", "127.0.0.1"), ("eth0", "10.0.0.2")),
+    resolve=lambda host: {"first": "10.0.0.1", "second": "10.0.0.2"}.get(host, host),
+    route=lambda host: "10.0.0.2",
+)
+
+
+def place(notes: list[str] | None = None, **flags: Any) -> HostSelection:
+    return select_hosts(
+        LaunchOptions(script="t.py", **flags), SECOND, [] if notes is None else notes
+    )
+
+
+def test_one_machine_needs_no_meeting() -> None:
+    assert place() == HostSelection(host="127.0.0.1", meeting=None)
+
+
+def test_one_machine_may_use_an_outside_address() -> None:
+    assert place(host="10.0.0.2").host == "10.0.0.2"
+    assert place(ips=("10.0.0.2",)) == HostSelection(host="10.0.0.2")
+
+
+def test_a_master_without_machines_to_meet_is_said() -> None:
+    notes: list[str] = []
+    assert place(notes, nnodes=(1, 1), master=("first", 1)).meeting is None
+    assert "--master has no effect" in notes[0]
+
+
+def test_the_own_place_in_a_list() -> None:
+    notes: list[str] = []
+    found = place(notes, ips=("10.0.0.1", "10.0.0.2"))
+    assert found.host == "10.0.0.2"
+    assert found.meeting is not None
+    assert found.meeting.master == ("10.0.0.1", 6170)
+    assert (found.meeting.rank, found.meeting.is_master) == (1, False)
+    assert "own address: 10.0.0.2" in notes[0]
+
+
+def test_the_first_of_a_list_is_the_master() -> None:
+    meeting = place(ips=("second", "first"), start_port=7000).meeting
+    assert meeting is not None
+    assert meeting.is_master
+    assert meeting.master == ("10.0.0.2", 7000)
+    assert meeting.hosts == ("10.0.0.2", "10.0.0.1")
+
+
+def test_the_own_address_is_the_one_the_route_takes() -> None:
+    notes: list[str] = []
+    found = place(notes, nnodes=(2, 3), master=("first", 6170))
+    assert found.host == "10.0.0.2"
+    assert found.meeting is not None
+    assert not found.meeting.is_master
+    assert (found.meeting.min_nodes, found.meeting.max_nodes) == (2, 3)
+    assert "by the route to the master" in notes[0]
+
+
+def test_who_owns_the_masters_address_serves_it() -> None:
+    meeting = place(nnodes=(2, 2), master=("second", 6170)).meeting
+    assert meeting is not None
+    assert meeting.is_master
+    meeting = place(nnodes=(2, 2), master=("second", 6170), rank=1).meeting
+    assert meeting is not None
+    assert not meeting.is_master
+
+
+def test_listed_processes_of_this_machine_only() -> None:
+    found = place(servers=("10.0.0.1:5000",), workers=("10.0.0.1:5001", "10.0.0.2:5001"))
+    assert found.servers == ()
+    assert found.workers == (("10.0.0.2", 5001),)
+    assert found.meeting is not None
+    # a port of the first machine that none of its processes uses
+    assert found.meeting.master == ("10.0.0.1", 5002)
+
+
+def test_addresses_are_compared_whole() -> None:
+    own = Machine(addresses=(("eth0", "10.0.0.1"),))
+    options = LaunchOptions(script="t.py", servers=("10.0.0.1:1",), workers=("10.0.0.10:1",))
+    assert select_hosts(options, own, []).workers == ()
+
+
+def test_lists_that_name_only_this_machine() -> None:
+    found = place(servers=("127.0.0.1:1",), workers=("127.0.0.1:2", "127.0.0.1:3"))
+    assert found.meeting is None
+    assert len(found.workers) == 2
+
+
+def test_a_list_in_mixed_order_is_said() -> None:
+    notes: list[str] = []
+    place(
+        notes,
+        servers=("10.0.0.1:1",),
+        workers=("10.0.0.1:2", "10.0.0.2:2", "10.0.0.1:3"),
+    )
+    assert any("workers are numbered machine by machine" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"ips": ("10.0.0.1", "10.0.0.3")}, "none of the machines .* is this one, which has 10.0"),
+        ({"ips": ("127.0.0.1", "127.0.0.2")}, "all addresses of this machine; say --host"),
+        ({"ips": ("10.0.0.2", "second")}, "names 10.0.0.2 twice"),
+        ({"ips": ("10.0.0.1", "10.0.0.2"), "host": "127.0.0.1"}, "is not among the machines"),
+        ({"ips": ("10.0.0.1", "10.0.0.2"), "rank": 0}, "10.0.0.2 is number 1"),
+        ({"ips": ("10.0.0.1", "10.0.0.2"), "nnodes": (3, 3)}, "--ips lists 2 machines"),
+        ({"ips": ("10.0.0.1", "10.0.0.2"), "master": ("a", 1)}, "leave --master out"),
+        ({"host": "10.0.0.9"}, "--host 10.0.0.9: not an address of this machine"),
+        ({"nnodes": (2, 2)}, "--nnodes 2 needs --master"),
+        ({"master": ("first", 1)}, "--master needs --nnodes"),
+        ({"rank": 1}, "--rank needs"),
+        ({"nnodes": (2, 2), "master": ("first", 1), "rank": 2}, "outside 0..1"),
+        ({"servers": ("10.0.0.2:1",)}, "--servers needs --workers too"),
+        ({"workers": ("10.0.0.2:1",)}, "--workers needs --servers too"),
+        ({"servers": ("second:1",), "workers": ("second:2", "second:2")}, "10.0.0.2:2 twice"),
+        ({"servers": ("a:1",), "workers": ("a:2",), "worker_num": 1}, "leave --worker_num out"),
+        ({"servers": ("a:1",), "workers": ("a:2",), "nnodes": (2, 2), "master": ("a", 1)}, "leave"),
+        ({"servers": ("second",), "workers": ("second:1",)}, "expected host:port"),
+    ],
+)
+def test_what_does_not_fit_is_said(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        place(**flags)

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How launchers wait for each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+
+import pytest
+from tests.launch.machines.doubles import Ears
+
+from fleetlight.errors import MembershipError
+from fleetlight.launch.job.spec import Meeting
+from fleetlight.launch.machines import start_deadline
+from fleetlight.launch.machines.start_deadline import StartDeadline, absent
+from fleetlight.launch.processes.interrupts import Interrupted, Interrupts
+
+LISTED = Meeting(
+    master=("10.0.0.1", 6170), min_nodes=2, max_nodes=2, hosts=("10.0.0.1", "10.0.0.2")
+)
+ELASTIC = Meeting(master=("10.0.0.1", 6170), min_nodes=2, max_nodes=3)
+
+
+def test_listed_machines_are_missed_by_address() -> None:
+    assert absent(LISTED, ["10.0.0.1"]) == "not ready endpoints: ['10.0.0.2:6170']"
+
+
+def test_other_machines_are_counted() -> None:
+    assert absent(ELASTIC, ["a"]) == "waiting for 1 of 2 machines (here: a)"
+    assert absent(ELASTIC, ["b", "a"]) == "enough machines are here (a, b); more may come, up to 3"
+
+
+def test_when_nobody_is_missing_nobody_is_named() -> None:
+    both = "all machines are here (10.0.0.1, 10.0.0.2), not all are ready to start"
+    assert absent(LISTED, ["10.0.0.2", "10.0.0.1"]) == both
+    assert absent(dataclasses.replace(LISTED, hosts=()), ["10.0.0.1", "10.0.0.2"]) == both
+
+
+def test_waiting_ends_at_the_deadline_and_names_who_is_missing() -> None:
+    short = StartDeadline(Ears(), Interrupts(), deadline_s=0.01)
+    with pytest.raises(
+        MembershipError, match=r"within 0.01 s .*: somebody; start the same command"
+    ):
+        short.wait(lambda: False, lambda: "somebody")
+
+
+def test_what_is_left_of_the_deadline() -> None:
+    assert 59 < StartDeadline(Ears(), Interrupts(), deadline_s=60).left_s <= 60
+    assert StartDeadline(Ears(), Interrupts(), deadline_s=0).left_s == 0
+
+
+def test_waiting_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start_deadline, "TELL_S", 0.0)
+    ears = Ears()
+    answers = iter([False, False, True])
+    StartDeadline(ears, Interrupts(), deadline_s=60).wait(lambda: next(answers), lambda: "somebody")
+    assert ears.heard == ["somebody", "somebody"]
+
+
+def test_waiting_can_be_interrupted() -> None:
+    interrupts = Interrupts()
+    interrupts.seen.append(signal.SIGINT)
+    with pytest.raises(Interrupted):
+        StartDeadline(Ears(), interrupts, deadline_s=60).wait(lambda: False, lambda: "")

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What launchers agree on, played by two of them in one process."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from tests.launch.machines.doubles import Store
+
+from fleetlight.launch.job.layout import JobLayout, Node
+from fleetlight.launch.job.spec import Meeting
+from fleetlight.launch.machines.heartbeats import SILENT_S, Heartbeats
+from fleetlight.launch.machines.peers import Next
+from fleetlight.launch.machines.status_board import StatusBoard, agree
+from fleetlight.launch.processes.failure import JobFailure
+from fleetlight.launch.processes.watch import Elsewhere
+
+NODES = (Node(host="a"), Node(host="b"))
+FIXED = Meeting(master=("a", 1), min_nodes=2, max_nodes=2)
+ELASTIC = Meeting(master=("a", 1), min_nodes=1, max_nodes=2)
+CAUSE = JobFailure(what="worker 0 exited with code 3", code=3)
+EFFECT = JobFailure(what="worker 1 exited with code 1", code=1, consequence=True)
+
+
+class Pair:
+    """Two machines that have met."""
+
+    def __init__(self, patience_s: float = SILENT_S) -> None:
+        self.now = time.monotonic()
+        self.store = store = Store()
+        self.heartbeats = [Heartbeats(store, node.host, self.now, patience_s) for node in NODES]
+        self.boards = [
+            StatusBoard(store, heartbeats, JobLayout(nodes=NODES, own=own), [1, 2])
+            for own, heartbeats in enumerate(self.heartbeats)
+        ]
+        for heartbeats in (*self.heartbeats, *self.heartbeats):
+            heartbeats._next = 0.0
+            heartbeats.beat(self.now)
+
+    def fall_silent(self, node: int) -> None:
+        """Make one machine be heard last a long time ago."""
+        for heartbeats in self.heartbeats:
+            heartbeats._heard[node + 1] = self.now - 2 * SILENT_S
+            heartbeats._next = self.now + 1000
+
+
+def test_all_machines_hear_that_all_are_done() -> None:
+    pair = Pair()
+    one, two = pair.boards
+    assert one.ask(pair.now, workers_done=True) is Elsewhere.RUNNING
+    assert one.ask(pair.now, workers_done=True) is Elsewhere.RUNNING
+    assert two.ask(pair.now, workers_done=True) is Elsewhere.DONE
+    assert one.ask(pair.now, workers_done=True) is Elsewhere.DONE
+    for board in pair.boards:
+        board.tell_end(None)
+    for board in pair.boards:
+        assert agree(board, board.wait_for_ends(0.1), FIXED, 1).next is Next.FINISH
+
+
+def test_all_machines_choose_the_same_failure() -> None:
+    pair = Pair()
+    one, two = pair.boards
+    one.tell_end(EFFECT)
+    assert two.ask(pair.now, workers_done=False) is Elsewhere.STOP
+    two.tell_end(CAUSE)
+    for board in pair.boards:
+        silent = board.wait_for_ends(0.1)
+        assert silent == []
+        assert agree(board, silent, FIXED, 0).failure == CAUSE
+        assert agree(board, silent, FIXED, 0).next is Next.FINISH
+        assert agree(board, silent, FIXED, 1).next is Next.RESTART
+
+
+def test_a_silent_machine_is_the_cause_and_ends_a_fixed_job() -> None:
+    pair = Pair()
+    pair.fall_silent(1)
+    one = pair.boards[0]
+    assert one.silent(pair.now) == {"node 1 (b)": 2 * SILENT_S}
+    assert one.ask(pair.now, workers_done=False) is Elsewhere.STOP
+    one.tell_end(CAUSE)
+    silent = one.wait_for_ends(60)
+    found = agree(one, silent, FIXED, 1)
+    assert str(found.failure) == "node 1 (b) went away: no sign of life"
+    assert found.next is Next.FINISH
+    assert agree(one, silent, ELASTIC, 0).next is Next.REGROUP
+
+
+def test_a_machine_that_does_not_end_in_time_is_named() -> None:
+    one = Pair().boards[0]
+    one.tell_end(CAUSE)
+    (silent,) = one.wait_for_ends(0.0)
+    assert "node 1 (b) did not end its processes in time" in str(silent)
+
+
+def test_the_wait_for_a_machine_that_is_out_of_reach_can_be_ended() -> None:
+    pair = Pair(patience_s=1000)
+    pair.fall_silent(1)
+    one = pair.boards[0]
+    assert one.ask(pair.now, workers_done=False) is Elsewhere.RUNNING
+    one.tell_end(CAUSE)
+    asked = iter([False, False, True])
+    (silent,) = one.wait_for_ends(0, lambda: next(asked))
+    assert "node 1 (b) went away" in str(silent)
+    assert not list(asked)
+
+
+def test_being_done_is_told_again_when_it_could_not_be_told() -> None:
+    pair = Pair()
+    one, two = pair.boards
+    pair.store.vanish()
+    with pytest.raises(RuntimeError):
+        one.ask(pair.now, workers_done=True)
+    pair.store.vanish(is_gone=False)
+    two.ask(pair.now, workers_done=True)
+    # twice, as by a connection that was cut behind the first time
+    one.ask(pair.now, workers_done=True)
+    assert one.all_done()
+
+
+def test_a_stop_without_a_failure_means_to_meet_again() -> None:
+    pair = Pair()
+    pair.boards[0].call_stop()
+    assert pair.boards[1].ask(pair.now, workers_done=False) is Elsewhere.STOP
+    for board in pair.boards:
+        board.tell_end(None)
+    silent = pair.boards[0].wait_for_ends(0.1)
+    assert agree(pair.boards[0], silent, ELASTIC, 0).next is Next.REGROUP
+
+
+def test_after_all_ends_are_heard_the_store_may_go() -> None:
+    for failure, following in ((None, Next.FINISH), (CAUSE, Next.RESTART)):
+        pair = Pair()
+        for board in (*pair.boards, pair.boards[0]):  # the first one hears the second at last
+            board.ask(pair.now, workers_done=failure is None)
+        pair.boards[0].tell_end(None)
+        pair.boards[1].tell_end(failure)
+        silent = [board.wait_for_ends(60) for board in pair.boards]
+        pair.store.vanish()
+        for board, missing in zip(pair.boards, silent, strict=True):
+            found = agree(board, missing, FIXED, 1)
+            assert (found.failure, found.next) == (failure, following)
+
+
+def test_the_jobs_id_comes_from_node_0() -> None:
+    one, two = Pair().boards
+    one.give_job_id("abc")
+
+    class NoPatience:
+        def wait(self, is_there: object, missing: object) -> None:
+            assert callable(is_there)
+            assert is_there()
+
+    assert two.await_job_id(NoPatience()) == "abc"  # type: ignore[arg-type]

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who serves the store leaves last."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+from tests.launch.machines.doubles import Store
+
+from fleetlight.launch.machines import rendezvous
+from fleetlight.launch.machines.heartbeats import SILENT_S, Heartbeats
+from fleetlight.launch.machines.rendezvous import serve_until_others_leave
+from fleetlight.launch.processes.interrupts import Interrupts
+
+HOUR_S = 3600.0
+
+
+class Visitor(Store):
+    """A store in which launcher 2 takes its time to say goodbye."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+        self.goodbye_at = 3
+        self.interrupt_at = 0
+        self.interrupts = Interrupts()
+
+    def check(self, keys: list[str]) -> bool:
+        if keys == ["goodbye/2"]:
+            self.asked += 1
+            if self.asked == self.goodbye_at:
+                self.set("goodbye/2", "")
+            if self.asked == self.interrupt_at:
+                self.interrupts.seen.append(signal.SIGINT)
+        return super().check(keys)
+
+
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "_LOOK_S", 0.0)
+
+
+def served(store: Visitor) -> Heartbeats:
+    """Node 0, which has given its sign of life before launcher 2 came."""
+    now = time.monotonic()
+    host = Heartbeats(store, "a", now)
+    host.beat(now)
+    Heartbeats(store, "b", now).beat(now)
+    host.say_goodbye()
+    return host
+
+
+def test_a_launcher_that_came_after_the_last_beat_is_waited_for() -> None:
+    store = Visitor()
+    serve_until_others_leave(served(store), [1, 2], HOUR_S, store.interrupts)
+    assert store.asked == 3
+
+
+def test_one_goodbye_is_not_counted_for_another() -> None:
+    store = Visitor()
+    host = served(store)
+    Heartbeats(store, "c", time.monotonic()).say_goodbye()
+    serve_until_others_leave(host, [1, 2], HOUR_S, store.interrupts)
+    assert store.asked == 3
+
+
+def test_who_falls_silent_is_not_waited_for() -> None:
+    store = Visitor()
+    host = served(store)
+    host.listen(time.monotonic() - 2 * SILENT_S)
+    serve_until_others_leave(host, [1, 2], HOUR_S, store.interrupts)
+    assert store.asked == 0
+
+
+def test_who_is_not_of_the_crew_gets_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "STRANGERS_S", 0.0)
+    for crew, asked in (([1], 1), ([1, 2], 3)):
+        store = Visitor()
+        serve_until_others_leave(served(store), crew, HOUR_S, store.interrupts)
+        assert store.asked == asked
+
+
+def test_the_wait_has_an_end() -> None:
+    store = Visitor()
+    serve_until_others_leave(served(store), [1, 2], 0.0, store.interrupts)
+    assert store.asked == 1
+
+
+def test_only_a_further_interrupt_ends_the_wait() -> None:
+    store = Visitor()
+    store.goodbye_at, store.interrupt_at = 10, 5
+    store.interrupts.seen.append(signal.SIGINT)
+    serve_until_others_leave(served(store), [1, 2], HOUR_S, store.interrupts)
+    assert store.asked == 5

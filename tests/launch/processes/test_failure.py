@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The post-mortem."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import signal
+
+import pytest
+
+from fleetlight.launch.job.layout import JobProcess
+from fleetlight.launch.processes.failure import (
+    JobFailure,
+    ProcessExit,
+    exit_code,
+    failure_of,
+    first_failure,
+    first_of_all,
+    how,
+    last_error,
+)
+from fleetlight.launch.status import RESUME_CODE, ProcessStatus, Stop
+from fleetlight.roles.role import Kind
+
+
+def exit_of(index: int, status: int, at: float, **more: object) -> ProcessExit:
+    member = JobProcess(kind=Kind.WORKER, index=index, of=4, local_rank=index, local_size=4)
+    return ProcessExit(member=member, status=status, at=at, reported=ProcessStatus(**more))  # type: ignore[arg-type]
+
+
+def test_the_earliest_failure_is_the_first() -> None:
+    exits = [exit_of(0, 0, 1), exit_of(1, 1, 3), exit_of(2, 5, 2)]
+    found = first_failure(exits)
+    assert found is not None
+    assert found.member.index == 2
+    assert first_failure(exits[:1]) is None
+
+
+def test_a_consequence_is_not_blamed_when_the_cause_is_there() -> None:
+    exits = [exit_of(0, 1, 1, caused_by_peer=True), exit_of(1, 1, 2)]
+    found = first_failure(exits)
+    assert found is not None
+    assert found.member.index == 1
+
+
+def test_who_was_killed_from_outside_is_the_cause() -> None:
+    exits = [exit_of(0, 1, 1), exit_of(1, -signal.SIGKILL, 2), exit_of(2, -signal.SIGABRT, 0)]
+    found = first_failure(exits)
+    assert found is not None
+    assert found.member.index == 1
+
+
+def test_a_stop_is_a_code_and_a_status() -> None:
+    member = exit_of(0, 0, 0).member
+    reported = ProcessStatus(exiting=True, stopped=Stop(7, "/c"))
+    # one that was killed after it had reported its stop has saved, too
+    for status in (RESUME_CODE, -signal.SIGKILL):
+        assert ProcessExit.of(member, status, reported, 1.0).stop == Stop(7, "/c")
+    # a script may have a code 75 of its own
+    assert ProcessExit.of(member, RESUME_CODE, ProcessStatus(exiting=True), 1.0).stop is None
+    for status in (1, -signal.SIGABRT):
+        assert ProcessExit.of(member, status, reported, 1.0).stop is None
+
+
+def test_an_end_is_timed_by_its_error() -> None:
+    member = exit_of(0, 0, 0).member
+    assert ProcessExit.of(member, 1, ProcessStatus(at=2.5, error="E: x"), seen_at=3.0).at == 2.5
+    assert ProcessExit.of(member, 1, ProcessStatus(at=2.5), seen_at=3.0).at == 3.0
+
+
+def test_certainty() -> None:
+    assert exit_of(0, -signal.SIGKILL, 0).is_root_cause
+    assert exit_of(0, 1, 0, error="ValueError: x").is_root_cause
+    assert not exit_of(0, 1, 0, error="PeerError: x", caused_by_peer=True).is_root_cause
+    assert not exit_of(0, 1, 0).is_root_cause
+    assert not exit_of(0, -signal.SIGABRT, 0).is_root_cause
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "text"),
+    [
+        (3, 3, "exited with code 3"),
+        (-9, 137, "was killed by SIGKILL (often: out of memory)"),
+        (-11, 139, "was killed by SIGSEGV (a crash in native code)"),
+        (-15, 143, "was killed by SIGTERM"),
+        (-40, 168, "was killed by signal 40"),
+    ],
+)
+def test_a_status_in_words(status: int, code: int, text: str) -> None:
+    assert exit_code(status) == code
+    assert how(status) == text
+
+
+TRACEBACK = """step 1
+Traceback (most recent call last):
+  File "t.py", line 1, in f
+    g()
+my.module.Broken: no more   data
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "t.py", line 2, in <module>
+    f()
+ValueError: second
+goodbye
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "found"),
+    [
+        (TRACEBACK, "ValueError: second"),
+        (TRACEBACK.partition("During")[0], "Broken: no more data"),
+        ("fleetlight.errors.ConfigError: a.b: c\n", "ConfigError: a.b: c"),
+        ("x\nRuntimeError: a\ny\n", "RuntimeError: a"),
+        ("Fatal Python error: Segmentation fault\n\nThread 1\n", "Fatal Python error: Segmen"),
+        ("step 1\nstep 2\n\n", ""),
+        ("ValueError: old\n--- restart 1 ---\nstep\n", ""),
+        ("", ""),
+    ],
+)
+def test_the_most_telling_line(log: str, found: str, tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "log"
+    file.write_text(log)
+    assert last_error(file).startswith(found)
+    assert bool(last_error(file)) == bool(found)
+
+
+@pytest.mark.parametrize(
+    ("status", "log", "error"),
+    [
+        (3, "step\nno data\n", "last line: no data"),
+        (3, "", ""),
+        (3, "no data\n[fleet worker 0] saved ckpt at step 3\n", ""),
+        (-signal.SIGKILL, "step\nno data\n", ""),
+        (-signal.SIGABRT, "terminate called after x\n  what(): y\n", "terminate called after x"),
+    ],
+)
+def test_a_last_line_is_no_reason_for_a_signal(
+    status: int, log: str, error: str, tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "log").write_text(log)
+    assert failure_of(exit_of(1, status, 0), tmp_path / "log", after_s=1.0).error == error
+
+
+def test_an_exit_code_is_not_told_twice(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "log").write_text("step\n")
+    one = exit_of(1, 3, 0, error="exited with code 3")
+    assert str(failure_of(one, tmp_path / "log", after_s=1.0)).count("exited with code 3") == 1
+
+
+def test_what_would_come_again_is_no_reason_for_a_restart(tmp_path: pathlib.Path) -> None:
+    for permanent in (False, True):
+        one = exit_of(1, 3, 0, error="E: x", permanent=permanent)
+        assert failure_of(one, tmp_path / "log", after_s=1.0).may_restart is not permanent
+
+
+def test_a_long_line_is_cut(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "log").write_text("ValueError: " + "x" * 1000)
+    assert len(last_error(tmp_path / "log")) == 500
+
+
+def test_one_line_says_it_all(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "workerlog.1").write_text("ValueError: from the log\n")
+    log = tmp_path / "workerlog.1"
+    reported = failure_of(exit_of(1, 3, 0), log, after_s=2.04, node="node 1 (h)")
+    assert str(reported) == (
+        "node 1 (h): worker 1 of 4 exited with code 3 after 2.0 s: ValueError: from the log "
+        "(log: workerlog.1)"
+    )
+    reported = failure_of(exit_of(1, 3, 0, error="E: its own\nwords"), log, after_s=2.04)
+    assert "E: its own words" in str(reported)
+    assert JobFailure(**json.loads(json.dumps(dataclasses.asdict(reported)))) == reported
+
+
+def test_failures_of_several_machines() -> None:
+    effect = JobFailure(what="a", code=1, consequence=True)
+    cause = JobFailure(what="b", code=1)
+    killed = JobFailure(what="c", code=137, killed=True)
+    assert first_of_all([effect, cause]) is cause
+    assert first_of_all([effect, cause, killed]) is killed
+    assert first_of_all([]) is None

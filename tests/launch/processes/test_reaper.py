@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program that leaves nothing behind."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+
+from fleetlight.launch.processes import reaper
+from fleetlight.launch.processes.reaper import keep, kill
+
+
+def test_it_keeps_what_was_added_and_not_dropped() -> None:
+    assert keep([b"add 5\n", b"add 6\n", b"drop 5\n", b"drop 9\n"]) == {6}
+
+
+def test_a_group_that_is_gone_is_no_error() -> None:
+    process = subprocess.Popen(["true"], start_new_session=True)
+    process.wait()
+    kill([process.pid])
+
+
+def test_it_removes_the_folder_of_a_run_that_could_not(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "error.0").write_text("{}")
+    program = [sys.executable, "-I", "-S", reaper.__file__]
+    for _ in range(2):  # the second time it is gone already
+        subprocess.run([*program, str(folder)], input=b"", timeout=60, check=True)
+        assert not folder.exists()
+    subprocess.run(program, input=b"", timeout=60, check=True)
+    assert tmp_path.exists()
+
+
+def test_when_the_pipe_closes_it_kills_the_groups_left() -> None:
+    stay, go = (
+        subprocess.Popen(["sleep", "60"], start_new_session=True),
+        subprocess.Popen(["sleep", "60"], start_new_session=True),
+    )
+    orders = f"add {stay.pid}\nadd {go.pid}\ndrop {stay.pid}\n"
+    subprocess.run(
+        [sys.executable, "-I", "-S", reaper.__file__], input=orders.encode(), timeout=60, check=True
+    )
+    assert go.wait(timeout=60) == -9
+    assert stay.poll() is None
+    stay.kill()
+    stay.wait(timeout=60)

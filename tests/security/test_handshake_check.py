@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of a folder belong together, or the one that does not is named."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fleetlight.errors import ConfigError
+from fleetlight.security.certificates import make
+from fleetlight.security.handshake_check import check
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folders = [tmp_path_factory.mktemp("certificates") / name for name in ("ours", "theirs")]
+    for folder in folders:
+        make(folder)
+    return folders
+
+
+@pytest.fixture
+def ours(sets: list[Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(sets[0], tmp_path / "ours"))
+
+
+def test_what_was_made_together_goes_together(ours: Path) -> None:
+    check(ours)
+
+
+@pytest.mark.parametrize(
+    ("others", "named"),
+    [
+        (["ca.pem"], "server.pem is not one that goes with"),
+        (["server.pem", "server.key"], "server.pem is not one that goes with"),
+        (["client.pem", "client.key"], "client.pem is not one that goes with"),
+        (["server.key"], "server.key do not make a pair"),
+        (["client.pem"], "client.key do not make a pair"),
+    ],
+)
+def test_a_file_of_another_set_is_named(
+    ours: Path, sets: list[Path], others: list[str], named: str
+) -> None:
+    for name in others:
+        shutil.copy(sets[1] / name, ours / name)
+    with pytest.raises(ConfigError, match=named):
+        check(ours)
+
+
+def test_a_certificate_for_the_other_side_is_named(ours: Path) -> None:
+    for kind in ("pem", "key"):
+        shutil.copy(ours / f"client.{kind}", ours / f"server.{kind}")
+    with pytest.raises(ConfigError, match=r"server\.pem is not one .* purpose"):
+        check(ours)

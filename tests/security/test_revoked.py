@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is on crl.pem gets in nowhere, and a list that is of no use is an error by its name."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.security.authority import Authority
+from tests.security.handshakes import refused, shaken
+
+from fleetlight.errors import ConfigError
+from fleetlight.security.certificates import make
+from fleetlight.security.context import client_context, server_context
+from fleetlight.security.handshake_check import check
+from fleetlight.security.tls_errors import explain
+from fleetlight.security.x509 import revoked_list
+
+
+@pytest.fixture
+def ours(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "certs")
+
+
+def given_to(authority: Authority, text: str) -> Path:
+    (authority.folder / "crl.pem").write_text(text)
+    return authority.folder
+
+
+def test_a_list_that_names_nobody_keeps_nobody_out(ours: Authority) -> None:
+    folder = given_to(ours, ours.revoke())
+    check(folder)
+    client, server = client_context(folder), server_context(folder)
+    assert client.verify_flags & server.verify_flags & ssl.VERIFY_CRL_CHECK_LEAF
+    assert shaken(client, server)["server"].version() == "TLSv1.3"
+
+
+def test_without_a_list_nothing_is_asked_for(ours: Authority) -> None:
+    assert not client_context(ours.folder).verify_flags & ssl.VERIFY_CRL_CHECK_LEAF
+
+
+@pytest.mark.parametrize(
+    ("revoked", "by", "code"), [("client", "server", 23), ("server", "client", 23)]
+)
+def test_a_revoked_peer_is_refused_and_both_are_told(
+    ours: Authority, revoked: str, by: str, code: int
+) -> None:
+    # the one that is revoked has not got the list yet
+    contexts = {"client": client_context, "server": server_context}
+    theirs = contexts[revoked](ours.folder)
+    folder = given_to(ours, ours.revoke(revoked))
+    ends = {revoked: theirs, by: contexts[by](folder)}
+    said = refused(ends["client"], ends["server"])
+    error = said[by]
+    assert isinstance(error, ssl.SSLCertVerificationError)
+    assert error.verify_code == code
+    assert "is revoked (certificate revoked, by crl.pem); give that process" in explain(error)
+    assert "refuses the certificate of this one: it is revoked" in explain(said[revoked])
+
+
+@pytest.mark.parametrize("side", ["server", "client"])
+def test_an_own_certificate_that_is_revoked_is_named_before_anything_starts(
+    ours: Authority, side: str
+) -> None:
+    folder = given_to(ours, ours.revoke(side))
+    with pytest.raises(ConfigError, match=rf"{side}\.pem is revoked: .*crl\.pem has its number"):
+        check(folder)
+
+
+@pytest.mark.parametrize(
+    ("hours", "text"),
+    [
+        ((-9.0, -1.0), r"crl\.pem was valid until .* keeps everybody out; let the CA make a new"),
+        ((1.0, 9.0), r"crl\.pem is valid from .* on, and the clock of this machine says"),
+    ],
+)
+def test_a_list_that_is_not_valid_now(
+    ours: Authority, hours: tuple[float, float], text: str
+) -> None:
+    folder = given_to(ours, ours.revoke(first_h=hours[0], last_h=hours[1]))
+    with pytest.raises(ConfigError, match=text):
+        server_context(folder)
+
+
+def test_a_list_that_runs_out_later_refuses_with_its_reason(ours: Authority) -> None:
+    client = client_context(ours.folder)
+    client.load_verify_locations(cadata=None, cafile=str(_late(ours)))
+    client.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+    error = refused(client, server_context(ours.folder))["client"]
+    assert "crl.pem of this side is not a valid list" in explain(error)
+    assert "expired" in explain(error)
+
+
+def _late(authority: Authority) -> Path:
+    file = authority.folder / "late.pem"
+    file.write_text(authority.revoke(first_h=-9.0, last_h=-1.0))
+    return file
+
+
+def test_a_list_of_another_ca(ours: Authority, tmp_path: Path) -> None:
+    theirs = Authority(tmp_path / "theirs")
+    folder = given_to(ours, theirs.revoke())
+    # by its name it could be ours: only the signature tells
+    error = refused(client_context(folder), server_context(folder))
+    assert any("crl.pem of this side is not a valid list" in explain(e) for e in error.values())
+    with pytest.raises(ConfigError, match=r"crl\.pem"):
+        check(folder)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "hello", "-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n"]
+)
+def test_a_file_without_a_list(ours: Authority, text: str) -> None:
+    folder = given_to(ours, text)
+    with pytest.raises(ConfigError, match=r"crl\.pem holds no list of revoked .*let the CA make"):
+        server_context(folder)
+
+
+def test_new_certificates_are_not_made_beside_the_list_of_another_ca(ours: Authority) -> None:
+    folder = given_to(ours, ours.revoke())
+    with pytest.raises(ConfigError, match=r"holds crl\.pem, a list of another CA.* remove it"):
+        make(folder, replace=True)
+
+
+def test_the_numbers_are_those_that_the_library_reads(ours: Authority) -> None:
+    text = ours.revoke("server", "client")
+    found = revoked_list(_der(text))
+    x509 = pytest.importorskip("cryptography.x509")
+    read = x509.load_pem_x509_crl(text.encode())
+    assert found.numbers == {one.serial_number for one in read}
+    assert (found.first, found.last) == (read.last_update_utc, read.next_update_utc)
+    assert found.issuer in read.issuer.public_bytes()
+
+
+def _der(text: str) -> bytes:
+    return ssl.PEM_cert_to_DER_cert(text.strip().replace("X509 CRL", "CERTIFICATE"))
+
+
+@given(data=st.binary(max_size=200))
+def test_any_bytes_are_a_list_or_a_value_error(data: bytes) -> None:
+    try:
+        revoked_list(data)
+    except (ValueError, IndexError):
+        return

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What OpenSSL says becomes a sentence with a remedy; real refusals are in the tests of TLS."""
+
+from __future__ import annotations
+
+import ssl
+
+import pytest
+
+from fleetlight.security.tls_errors import explain
+
+
+def error(reason: str) -> ssl.SSLError:
+    found = ssl.SSLError(1, f"[SSL: {reason}] (_ssl.c:1)")
+    found.reason = reason
+    return found
+
+
+def distrust(code: int, message: str) -> ssl.SSLCertVerificationError:
+    found = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    found.verify_code, found.verify_message = code, message
+    return found
+
+
+@pytest.mark.parametrize(
+    ("reason", "sentence"),
+    [
+        ("WRONG_VERSION_NUMBER", "does not speak TLS; give --ssl DIR"),
+        ("PEER_DID_NOT_RETURN_A_CERTIFICATE", "shows no certificate; give every process"),
+        ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "it wants a certificate and got none"),
+        ("TLSV1_ALERT_UNKNOWN_CA", "another CA has signed it"),
+        ("SSLV3_ALERT_CERTIFICATE_EXPIRED", "it has expired"),
+        ("TLSV1_ALERT_INTERNAL_ERROR", "of this one: TLSV1_ALERT_INTERNAL_ERROR"),
+        ("UNSUPPORTED_PROTOCOL", "does not speak TLS 1.3"),
+        ("SOMETHING_NEW", "TLS failed: SOMETHING_NEW"),
+    ],
+)
+def test_reasons(reason: str, sentence: str) -> None:
+    assert sentence in explain(error(reason))
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        (62, "is for other hosts (said); make certificates that name it: fleetlight cert"),
+        (64, "is for other hosts"),
+        (18, "another CA has signed the certificate of the other side (said)"),
+        (10, "is not valid now (said); look at the clocks"),
+        (26, "is not made for that side (said)"),
+        (99, "is not valid: said"),
+    ],
+)
+def test_distrust(code: int, sentence: str) -> None:
+    assert sentence in explain(distrust(code, "said"))
+
+
+def test_an_error_without_a_reason_keeps_its_words() -> None:
+    assert "odd" in explain(ssl.SSLError("odd"))
