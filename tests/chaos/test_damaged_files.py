@@ -37,7 +37,7 @@ from fleetlight.security.folder import CLIENT, SERVER
 from fleetlight.security.folder import Folder as Certificates
 from fleetlight.strategy import DistributedStrategy
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 ANY = settings(
     deadline=None,
     max_examples=200,

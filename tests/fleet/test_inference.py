@@ -22,6 +22,8 @@ from fleetlight.fleet.inference import with_frozen_tables
 from fleetlight.fleet.model import as_plain_module
 from fleetlight.ps.layers.embedding import SparseEmbedding, SparseEmbeddingBag
 
+pytestmark = pytest.mark.slow
+
 IDS, TARGETS = batches(4, 2)
 
 

@@ -78,6 +78,7 @@ def test_they_go_on(schedulers: Schedulers, make: Make) -> None:
     assert stepped(again, other, 9) == stepped(made, first, 9)
 
 
+@pytest.mark.slow
 def test_only_those_of_these_optimizers_that_are_still_there(schedulers: Schedulers) -> None:
     mine, others = optimizer(), optimizer()
     kept, _, gone = (lr_scheduler.StepLR(one, 3) for one in (mine, others, mine))
