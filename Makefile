@@ -7,25 +7,30 @@ PYTHONS ?= $(PYTHON)
 MATRIX ?= $(HOME)/.cache/fleetlight-matrix
 VENV := .venv
 BIN := $(VENV)/bin
+REPORT := log/tests.xml
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 
-.PHONY: demo quick test test-all test-long matrix check chaos bench docs clean
+.PHONY: demo quick test test-all test-long slowest matrix check chaos bench docs clean
 
 demo: $(VENV)/.ready  ## a real distributed run: Wide&Deep on 2 parameter servers and 2 workers
 	$(BIN)/fleetrun --server_num 2 --worker_num 2 --log_dir log/demo \
 	  examples/wide_deep/train_fleet.py --samples 800000
 	@echo "demo: the logs are log/demo/workerlog.0, workerlog.1, serverlog.0 and serverlog.1"
 
-quick: $(VENV)/.ready  ## the tests without real jobs, or those of one room: make quick ROOM=ps/server
-	$(PYTEST) -n 2 --dist worksteal -m 'not multiprocess and not long' $(if $(ROOM),tests/$(ROOM))
+quick: $(VENV)/.ready  ## the fast tests in about a minute, or those of one room: make quick ROOM=ps/server
+	$(PYTEST) -n 2 --dist worksteal --hypothesis-profile quick \
+	  -m 'not multiprocess and not long and not slow' $(if $(ROOM),tests/$(ROOM))
 
 test: $(VENV)/.ready  ## every test but the long ones, two at a time
-	$(PYTEST) -n 2 --dist worksteal -m 'not long'
+	$(PYTEST) -n 2 --dist worksteal -m 'not long' --junit-xml $(REPORT)
 
 test-long: $(VENV)/.ready  ## the long tests only
 	$(PYTEST) -n 2 --dist worksteal -m long
 
 test-all: test test-long  ## the whole suite
+
+slowest: $(VENV)/.ready  ## the slowest tests of the last make test, written to tests/slowest.md
+	$(BIN)/python -m tests.slowest $(REPORT)
 
 matrix:  ## the contract tests on several versions of torch and Python, written to docs/versions.md
 	$(PYTHON) -m tests.matrix --folder '$(MATRIX)' --torch '$(patsubst torch==%,%,$(TORCH))' --pythons '$(PYTHONS)'

@@ -5,9 +5,15 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from pathlib import Path
 
+from hypothesis import settings
+
 CHILDREN = str(Path(__file__).with_name("children"))
+
+# `make quick` tries fewer examples; a test that says its own number keeps it
+settings.register_profile("quick", max_examples=15)
 
 
 def pytest_configure() -> None:
@@ -15,8 +21,10 @@ def pytest_configure() -> None:
     path = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     if CHILDREN not in path:
         os.environ["PYTHONPATH"] = os.pathsep.join([CHILDREN, *path])
-    # or each of hundreds compiles the package anew
+    # without bytecode on disk, hundreds of processes compile the package,
+    # and half of each collection is pytest's rewriting of asserts
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
 
 
 def pytest_collection_finish() -> None:

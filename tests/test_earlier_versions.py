@@ -23,6 +23,7 @@ def unpacked(name: str, folder: Path) -> list[float]:
     return numbers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [job.__name__ for job in JOBS])
 def test_training_goes_on_where_the_version_before_has_saved(
     name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -26,7 +26,7 @@ READS_ENVIRONMENT = {"roles", "strategy", "launch", "cli"}
 READS_CACHE_HOME = "src/fleetlight/kernels/compiled_files.py"
 ENVIRONMENT = re.compile(r"\b(environb?|getenvb?|expandvars)\b")
 #: tests of what lies beside the package
-ELSEWHERE = ("examples/", "multiprocess/", "benchmarks/", "ported/", "rig/", "chaos/")
+ELSEWHERE = ("examples/", "multiprocess/", "benchmarks/", "ported/", "rig/", "chaos/", "tidy/")
 LONG_FUNCTIONS: set[str] = set()
 LONG_FILES: set[str] = set()
 

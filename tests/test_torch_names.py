@@ -96,6 +96,7 @@ def _is_torchs(base: str, name: str, own: set[str]) -> bool:
     return name not in own and (name in SOMETIMES or any(hasattr(thing, name) for thing in OBJECTS))
 
 
+@pytest.mark.slow
 def test_private_names_of_torch_have_one_place() -> None:
     guilty = [
         f"{relative(path)}:{line}: {name}"

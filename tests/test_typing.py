@@ -26,6 +26,7 @@ _EXPECTED = re.compile(r"  # ([a-z]+(?:-[a-z]+)*)$")
 
 
 # types of torch are read anew where nothing has read them yet
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_mypy_flags_the_errors_of_a_script_and_nothing_else(tmp_path: Path) -> None:
     every = tmp_path / "every_setting.py"

@@ -22,6 +22,7 @@ def test_each_program_is_run_as_often_as_is_claimed() -> None:
     assert found["Damaged frames"][2] == "1000000"
 
 
+@pytest.mark.slow
 def test_what_a_program_says_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--schedules", "20", "--only", "simulation", "--no-write"]
     assert chaos.main(small) == 0

@@ -11,6 +11,7 @@ import pytest
 from benchmarks import kernels
 
 
+@pytest.mark.slow
 def test_it_says_what_is_met(capsys: pytest.CaptureFixture[str]) -> None:
     cores = os.sched_getaffinity(0)
     assert kernels.main(["--ids", "30000", "--rounds", "1", "--scale", "--no-write"]) == 0

@@ -13,6 +13,8 @@ import pytest
 
 from benchmarks import jobs, turns
 
+pytestmark = pytest.mark.slow
+
 #: makes steps for ever, and leaves its process id where the test can read it
 STEP = """
 import os, sys

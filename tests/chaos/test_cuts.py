@@ -26,6 +26,8 @@ from fleetlight.security import certificates
 from fleetlight.security.context import client_context, server_context
 from fleetlight.wire import plain
 
+pytestmark = pytest.mark.slow
+
 CLIENT, SERVER = "client", "server"
 
 

@@ -37,7 +37,7 @@ from fleetlight.security.certificate_folder import CLIENT, SERVER
 from fleetlight.security.certificate_folder import CertificateFolder as Certificates
 from fleetlight.strategy import DistributedStrategy
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 ANY = settings(
     deadline=None,
     max_examples=200,

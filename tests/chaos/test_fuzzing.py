@@ -70,6 +70,7 @@ def test_memory_that_grows_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         serve(5, 100, multiprocessing.Value("q", 0))
 
 
+@pytest.mark.slow
 def test_the_program_tells_how_many(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["--frames", "400", "--seed", "2"]) == 0
     assert re.fullmatch(
@@ -83,6 +84,7 @@ def _dies(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_told_with_its_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "_all", _dies)
     well, text = fuzz(3, 100)

@@ -9,7 +9,7 @@ import pytest
 from tests.chaos.simulation.planted import PLANTED, planted
 from tests.chaos.simulation.running import SimulationError, main, simulate
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 #: within so many schedules a bug is found
 ENOUGH = 4000
 

@@ -60,6 +60,7 @@ def test_the_meeting_point_is_open_until_the_last_word() -> None:
         other._asking.check(["left/0"])
 
 
+@pytest.mark.slow
 def test_explain_tells_expired_from_lost() -> None:
     store = dist.HashStore()
     liveness = Liveness(store, 0).among({0: HELLOS[1], 1: HELLOS[1]})

@@ -44,6 +44,7 @@ def test_lines_in_order(files: list[str]) -> None:
     assert next(iter(stream(files))) == (b"0\n", files[0], 2)
 
 
+@pytest.mark.slow
 @in_processes
 @pytest.mark.parametrize("shuffle", [0, 300])
 def test_workers_lose_nothing_and_double_nothing(
@@ -54,6 +55,7 @@ def test_workers_lose_nothing_and_double_nothing(
         assert sorted(counting(workers.epoch())) == list(range(sum(COUNTS)))
 
 
+@pytest.mark.slow
 @in_processes
 def test_going_on_in_mid_epoch(files: list[str], processes: dict[str, Any]) -> None:
     def make() -> DataLoader[Any]:

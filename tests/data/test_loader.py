@@ -30,6 +30,8 @@ from torch.utils.data import (
 from fleetlight.data import ShardLoader
 from fleetlight.errors import CheckpointError, ConfigError
 
+pytestmark = pytest.mark.slow
+
 # --- positions
 
 

@@ -175,6 +175,7 @@ def test_what_a_worker_does_not_finish_is_done_by_others() -> None:
     assert one.loader.epoch == 1
 
 
+@pytest.mark.slow
 @in_processes
 @pytest.mark.parametrize("batches", [2, 3])
 def test_what_was_given_back_is_no_more_in_the_hands_of_a_later_life(

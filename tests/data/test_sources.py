@@ -30,6 +30,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+pytestmark = pytest.mark.slow
+
 # --- records by index
 
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import threading
 import numpy as np
@@ -32,6 +34,7 @@ print(resident() - before < SIZE // 2)
 """
 
 
+@pytest.mark.slow
 def test_it_is_given_back() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True, timeout=100

@@ -17,6 +17,8 @@ import fleetlight
 from fleetlight.kernels import compiled_files
 from fleetlight.kernels.compiled_files import Turn
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 from fleetlight.kernels import compiled_files, hashing
 {}

@@ -51,6 +51,7 @@ def test_what_looks_otherwise_is_left_to_numba(of: Any) -> None:
     assert not loading.is_ready(of)
 
 
+@pytest.mark.slow
 def test_a_kept_kernel_does_not_wake_the_compiler() -> None:
     expected = hashing.splitmix64([5])[0]  # kept from now on
     done = subprocess.run(

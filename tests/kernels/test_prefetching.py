@@ -65,6 +65,7 @@ def test_kernels_without_the_instruction() -> None:
     assert not asks(code_of(adder))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("restored")
 @pytest.mark.parametrize("error", [RuntimeError, TypeError, AttributeError])
 def test_an_instruction_that_cannot_be_built_is_done_without(

@@ -49,6 +49,7 @@ def used(tree: ast.AST) -> Iterator[str]:
                 yield called
 
 
+@pytest.mark.slow
 def test_nothing_unpickles_or_evaluates_but_what_is_listed() -> None:
     found = {
         (str(path.relative_to(PACKAGE)), name)

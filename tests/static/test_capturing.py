@@ -14,6 +14,8 @@ from fleetlight import static
 from fleetlight.errors import ConfigError, PlanError
 from fleetlight.optim import Lamb, Lars
 
+pytestmark = pytest.mark.slow
+
 OPTIMIZERS: list[tuple[Any, dict[str, Any]]] = [
     (torch.optim.SGD, {"lr": 0.1}),
     (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),

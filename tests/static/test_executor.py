@@ -70,6 +70,7 @@ def test_values_are_fetched_by_variable_and_by_name() -> None:
     assert isinstance(array, np.ndarray)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "feed",
     [
@@ -263,6 +264,7 @@ def test_threads_are_those_of_a_run() -> None:
         assert torch.get_num_threads() == before
 
 
+@pytest.mark.slow
 def test_code_and_values_go_with_their_program() -> None:
     executor = static.Executor()
     model = net()

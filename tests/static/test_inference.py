@@ -18,6 +18,8 @@ from fleetlight import static
 from fleetlight.errors import ConfigError, PlanError
 from fleetlight.static.inference import examples_of, inference_module
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def trained() -> static.Program:

@@ -16,6 +16,8 @@ from fleetlight.static.graph.form import code_of, has_effect
 from fleetlight.static.passes import GradientMerge, SplitPS
 from fleetlight.static.running.runners import EVERYTHING
 
+pytestmark = pytest.mark.slow
+
 
 def made() -> static.Program:
     model = net()

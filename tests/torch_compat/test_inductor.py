@@ -20,6 +20,7 @@ def test_a_missing_compiler_is_an_error_that_is_caught() -> None:
         inductor.find_cpp_compiler()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)  # the first compilation with a torch also compiles its headers
 def test_a_graph_is_compiled() -> None:
     try:

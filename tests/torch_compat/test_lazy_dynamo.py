@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fleetlight.torch_compat.lazy_dynamo import late_step, postpone_compiler
 
-pytestmark = pytest.mark.contract
+pytestmark = [pytest.mark.contract, pytest.mark.slow]
 
 START = """
 import importlib.util

@@ -13,7 +13,7 @@ import torch
 from fleetlight.errors import TorchVersionError
 from fleetlight.torch_compat.version import NEWEST, OLDEST, check_torch, untested_torch
 
-pytestmark = pytest.mark.contract
+pytestmark = [pytest.mark.contract, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("version", ["2.8.0", "2.8.0+cu128", "1.13.1"])

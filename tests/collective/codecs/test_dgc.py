@@ -152,6 +152,7 @@ CASES: dict[str, tuple[int, float | None, bool, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_steps_are_those_of_the_paper(case: str) -> None:
     twins = both(*CASES[case])

@@ -104,6 +104,7 @@ def test_every_stretch_of_the_text_is_used(long: Corpus) -> None:
     assert np.array_equal(np.unique(places), words)
 
 
+@pytest.mark.slow
 @in_processes
 def test_shared_by_workers(long: Corpus, processes: dict[str, Any]) -> None:
     def make() -> DataLoader[Any]:
@@ -118,6 +119,7 @@ def test_shared_by_workers(long: Corpus, processes: dict[str, Any]) -> None:
         assert sorted(counting(two.epoch())) == pairs
 
 
+@pytest.mark.slow
 @in_processes
 def test_a_pair_has_the_same_negatives_wherever_it_is_used(
     long: Corpus, processes: dict[str, Any]

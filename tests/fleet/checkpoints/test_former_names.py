@@ -16,6 +16,8 @@ import fleetlight as fleet
 from fleetlight import static
 from fleetlight.errors import CheckpointError
 
+pytestmark = pytest.mark.slow
+
 
 class Net(nn.Module):
     """Its method writes the program, and calls parts in another order than it has them."""

@@ -22,6 +22,8 @@ from fleetlight.fleet.public.inference import with_plain_layers
 from fleetlight.fleet.training.model import as_plain_module
 from fleetlight.ps.layers.embedding import SparseEmbedding, SparseEmbeddingBag
 
+pytestmark = pytest.mark.slow
+
 IDS, TARGETS = batches(4, 2)
 
 

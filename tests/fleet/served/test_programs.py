@@ -27,6 +27,8 @@ from fleetlight.ps.layers.entries import ShowClickEntry
 from fleetlight.roles import Kind, Role
 from fleetlight.strategy import DistributedStrategy
 
+pytestmark = pytest.mark.slow
+
 #: calls of modules are watched in the whole process while one thread writes
 _writing = threading.Lock()
 IDS, TARGETS = batches(6, 2, ids=30)

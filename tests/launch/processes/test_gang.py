@@ -23,6 +23,8 @@ from fleetlight.launch.processes.logs import LogFolder, claim
 from fleetlight.launch.status import read
 from fleetlight.roles import Kind
 
+pytestmark = pytest.mark.slow
+
 HERE = "127.0.0.1"
 NODE = Node(host=HERE, workers=((HERE, 1), (HERE, 2)), servers=((HERE, 3),), master_port=4)
 

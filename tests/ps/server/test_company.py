@@ -409,6 +409,7 @@ def test_rows_pulled_ahead_by_an_earlier_life_are_forgotten() -> None:
     assert (answer.changed, arrays) == ([], [])
 
 
+@pytest.mark.slow
 def test_without_a_lost_worker_the_others_meet_and_make_steps() -> None:
     server = opened(plan("sync", lost_worker="go_on"))
     first, second = team(server)

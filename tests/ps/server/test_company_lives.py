@@ -70,6 +70,7 @@ def test_whoever_has_left_is_not_waited_for(lives: Any, monkeypatch: pytest.Monk
     assert remains(one.folder).state == OVER
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("snapshot", [False, True])
 def test_whoever_was_lost_is_lost_to_the_next_life(lives: Any, snapshot: bool) -> None:
     one = lives(plan("sync", lost_worker="go_on"))

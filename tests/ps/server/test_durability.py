@@ -336,6 +336,7 @@ def test_rows_that_were_only_read_are_there_still(lives: Any) -> None:
     assert one.server.counted().rows == {"users": 3, "items": 0}
 
 
+@pytest.mark.slow
 def test_counts_of_ids_and_days_outlive_a_server(lives: Any) -> None:
     """A click gives an id its score, which a day makes less: who dies must forget neither."""
     entry = EntryPlan("count", 2.0)
@@ -356,6 +357,7 @@ def test_counts_of_ids_and_days_outlive_a_server(lives: Any) -> None:
     assert len({str(one) for one in heard[1]}) > 4
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_was_loaded_is_there_still(lives: Any, tmp_path: Path) -> None:
     one = lives(plan("async"))
     worker = one.workers[0]

@@ -172,6 +172,7 @@ def job(hangs: int, silence_s: float, deadline_s: float) -> Iterator[tuple[Clien
             listener.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hangs", [0, 1])
 def test_a_hung_server_is_named_and_the_other_keeps_its_worker(
     hangs: int, monkeypatch: pytest.MonkeyPatch

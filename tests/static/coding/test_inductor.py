@@ -21,6 +21,8 @@ from fleetlight.static.coding import inductor
 from fleetlight.static.graph.reductions import reducing
 from fleetlight.static.passes import FuseAllReduce, InsertAllReduce, Overlap
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 
 

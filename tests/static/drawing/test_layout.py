@@ -90,6 +90,7 @@ def test_nothing_overlaps_whatever_the_modules_are(
     check(scene_of(form_of(paths, skips, buckets)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_reduced", [False, True])
 def test_real_nets_are_laid_out_well(is_reduced: bool) -> None:
     model = net()

@@ -46,6 +46,7 @@ def test_it_tells_what_the_program_and_its_passes_do() -> None:
     assert {"x", "y", "loss", "∂ loss", "step of SGD", "BatchNorm1d", "batch × 12"} <= set(told)
 
 
+@pytest.mark.slow
 def test_resnet50_is_small_and_the_same_each_time() -> None:
     program = captured_resnet50().apply(InsertAllReduce(), FuseAllReduce(), Overlap())
     svg = program.draw().svg
@@ -84,6 +85,7 @@ def test_what_is_too_long_is_told_to_who_points_at_it() -> None:
     assert any(text.endswith("…" + "name_" * 30) for text in told)
 
 
+@pytest.mark.slow
 def test_it_is_written_where_it_was_asked_for(tmp_path: Path) -> None:
     drawing = made().draw(tmp_path / "program.svg")
     assert (tmp_path / "program.svg").read_text(encoding="utf-8") == drawing.svg

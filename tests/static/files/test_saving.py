@@ -25,6 +25,8 @@ from fleetlight.static.files.document import Document, describe, form_of
 from fleetlight.static.graph.fingerprint import fingerprint
 from fleetlight.static.passes import Amp, GradientMerge, InsertAllReduce
 
+pytestmark = pytest.mark.slow
+
 OPTIMIZERS: list[Callable[..., torch.optim.Optimizer]] = [
     lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
     lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),

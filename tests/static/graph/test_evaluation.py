@@ -18,6 +18,8 @@ from fleetlight import static
 from fleetlight.errors import PlanError
 from fleetlight.static.definition import reset_default_programs
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from fleetlight import static
 from fleetlight.static.graph.fingerprint import entries, fingerprint, first_difference
 
+pytestmark = pytest.mark.slow
+
 ALONE = """
 import torch
 from tests.static.nets import captured, net

@@ -84,6 +84,7 @@ def test_a_captured_size_is_that_of_the_example() -> None:
         static.Executor().run(program, kinds.batch(1))
 
 
+@pytest.mark.slow
 def test_batch_norm_wants_more_than_one_record() -> None:
     """As it does eagerly; the kernels of torch ask too, but are right for all sizes."""
     program = kinds.captured(kinds.of(kinds.Repeats))
@@ -102,6 +103,7 @@ def test_limits_meet() -> None:
     assert str(Limit()) == "any"
 
 
+@pytest.mark.slow
 def test_passes_look_at_nothing() -> None:
     """Else the form would be made anew, and what a pass keeps in its state forgotten."""
     program = kinds.captured(kinds.of(kinds.KINDS["encoder"]))

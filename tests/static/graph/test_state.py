@@ -14,6 +14,8 @@ from torch import nn
 from fleetlight import static
 from fleetlight.errors import PlanError
 
+pytestmark = pytest.mark.slow
+
 
 def ran() -> tuple[Any, static.Program]:
     model = net()

@@ -23,6 +23,8 @@ from fleetlight.static.passes import (
     Recompute,
 )
 
+pytestmark = pytest.mark.slow
+
 
 class Mixed(nn.Module):
     """Convolution, norms and attention."""

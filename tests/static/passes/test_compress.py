@@ -19,6 +19,8 @@ from fleetlight.static.passes import Compress, FuseAllReduce, InsertAllReduce, O
 from fleetlight.static.passes.all_reduces import all_reduces_of, members_of
 from fleetlight.static.passes.gradients import gradients_of, made_by
 
+pytestmark = pytest.mark.slow
+
 INSERT, FUSE = InsertAllReduce(), FuseAllReduce()
 MATRICES = Compress("int8", lambda parameter: parameter.dim() > 1, lambda values: values)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from tests.static.doubling import eager, reductions, rewritten, run
 from tests.static.nets import batch, captured, net
@@ -16,6 +17,8 @@ from fleetlight.static.graph.form import Form
 from fleetlight.static.graph.text import short_name
 from fleetlight.static.passes import FuseAllReduce, InsertAllReduce
 from fleetlight.static.passes.all_reduces import all_reduces_of
+
+pytestmark = pytest.mark.slow
 
 SMALL = BucketLimits(bytes=1000, first_bytes=300)
 

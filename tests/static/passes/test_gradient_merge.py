@@ -19,6 +19,8 @@ from fleetlight.static.graph.marks import GRADIENT
 from fleetlight.static.graph.schedule import MERGED, Schedule
 from fleetlight.static.passes import FuseAllReduce, GradientMerge, InsertAllReduce, Overlap
 
+pytestmark = pytest.mark.slow
+
 
 def merging(
     k: int, avg: bool = True, kind: Any = torch.optim.SGD, **options: Any

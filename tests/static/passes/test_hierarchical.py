@@ -15,6 +15,8 @@ from fleetlight.static.graph.form import Pass
 from fleetlight.static.passes import FuseAllReduce, Hierarchical, InsertAllReduce, Narrow, Overlap
 from fleetlight.static.passes.all_reduces import all_reduces_of
 
+pytestmark = pytest.mark.slow
+
 INSERT, FUSE = InsertAllReduce(), FuseAllReduce(BucketLimits(bytes=1000, first_bytes=300))
 LEVELS = ([[0, 1], [2, 3]], [[0, 2]])
 BY_HOSTS = Hierarchical(0, LEVELS)

@@ -15,6 +15,8 @@ from fleetlight import static
 from fleetlight.static.graph.text import short_name
 from fleetlight.static.passes import InsertAllReduce
 
+pytestmark = pytest.mark.slow
+
 
 def program_of(model: nn.Module, **given: Tensor) -> static.Program:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

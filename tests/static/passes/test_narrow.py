@@ -14,6 +14,8 @@ from fleetlight.static.graph.form import Pass
 from fleetlight.static.passes import FuseAllReduce, InsertAllReduce, Narrow, Overlap
 from fleetlight.static.passes.all_reduces import all_reduces_of
 
+pytestmark = pytest.mark.slow
+
 INSERT, FUSE = InsertAllReduce(), FuseAllReduce(BucketLimits(bytes=1000, first_bytes=300))
 ORDERS: list[tuple[Pass, ...]] = [
     (INSERT, Narrow()),

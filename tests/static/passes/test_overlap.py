@@ -19,6 +19,8 @@ from fleetlight.static.graph.reductions import REDUCE, REDUCED
 from fleetlight.static.passes import FuseAllReduce, InsertAllReduce, Overlap
 from fleetlight.static.passes.all_reduces import all_reduces_of, is_carried
 
+pytestmark = pytest.mark.slow
+
 SMALL = FuseAllReduce(BucketLimits(bytes=1000, first_bytes=300))
 ALONE, FUSED = (InsertAllReduce(), Overlap()), (InsertAllReduce(), SMALL, Overlap())
 both = pytest.mark.parametrize("passes", [ALONE, FUSED], ids=["alone", "fused"])

@@ -15,6 +15,8 @@ from fleetlight.static.graph.form import code_of
 from fleetlight.static.passes import Recompute
 from fleetlight.static.running.runners import EVERYTHING
 
+pytestmark = pytest.mark.slow
+
 BLOCKS = ("1", "2", "3", "4", "5")
 
 

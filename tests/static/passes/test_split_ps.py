@@ -23,6 +23,7 @@ def split(model: nn.Module, **shapes: Any) -> Form:
     return SplitPS()(source_of(written(model, **shapes)).form())
 
 
+@pytest.mark.slow
 def test_a_table_is_pulled_and_pushed_once_for_all_its_lookups() -> None:
     form = split(Fields(26), ids=(5, 26))
     assert form.reports == ("2 tables, 27 lookups; pull 2, push 2",)

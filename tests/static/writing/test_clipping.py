@@ -18,6 +18,8 @@ from fleetlight.errors import ConfigError, PlanError
 from fleetlight.static import passes
 from fleetlight.static.graph.marks import GRADIENT
 
+pytestmark = pytest.mark.slow
+
 Clipper = Callable[[Iterable[Tensor]], Any]
 CLIPS: list[tuple[dict[str, float], Clipper]] = [
     ({"clip_norm": 0.5}, lambda parameters: nn.utils.clip_grad_norm_(parameters, 0.5)),

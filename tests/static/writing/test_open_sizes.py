@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from tests.static import kinds
 from torch import SymInt
@@ -10,6 +11,7 @@ from torch import SymInt
 from fleetlight import static
 
 
+@pytest.mark.slow
 def test_sizes_come_from_feeds() -> None:
     program = kinds.captured(kinds.of(kinds.KINDS["attention, dropout"]))
     sizes = [n for n in program.form.graph.nodes if isinstance(n.meta.get("val"), SymInt)]

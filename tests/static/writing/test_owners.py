@@ -13,6 +13,8 @@ from fleetlight import static
 from fleetlight.static.definition import reset_default_programs
 from fleetlight.static.writing.owners import owner_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:

@@ -20,6 +20,8 @@ from fleetlight import static
 from fleetlight.errors import PlanError
 from fleetlight.static.definition import reset_default_programs
 
+pytestmark = pytest.mark.slow
+
 MORE: dict[str, Callable[[], nn.Module]] = {"buffers": kinds.Remembers, "draws": kinds.Draws}
 
 

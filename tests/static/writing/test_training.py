@@ -15,6 +15,8 @@ from fleetlight import static
 from fleetlight.errors import PlanError
 from fleetlight.static.writing import optimizers
 
+pytestmark = pytest.mark.slow
+
 
 def trained(kind: Any = torch.optim.Adam) -> tuple[nn.Module, Any, static.Program]:
     """A program that has run once."""

@@ -267,6 +267,7 @@ def evaluates(script: Script) -> None:
     look()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", [side_by_side, evaluates])
 @pytest.mark.parametrize("dies", [1, 2, 3, 5, 6, 7, 10, 13])
 def test_loaders_beside_the_one_that_is_trained_on_are_where_they_were(

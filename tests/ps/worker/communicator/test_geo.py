@@ -128,6 +128,7 @@ SEQUENCE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize(("k", "kept"), [(1, 1), (2, 1), (1, 3), (1, 100)])
 def test_it_follows_its_formulas(
