@@ -166,10 +166,14 @@ class Program:
         return text.explanation([rewrite.name for rewrite in self.passes], self.reports)
 
     def draw(self, path: str | os.PathLike[str] | None = None) -> Drawing:
-        """A picture of its modules and of what flows between them; `path` is an .svg to write."""
+        """A picture of its modules and of what flows between them.
+
+        `path`: a file to write. `.dot` and `.mmd` (Mermaid) need no program; Graphviz makes
+        `.svg`, `.png` and `.pdf`.
+        """
         from fleetlight.static import drawing
 
-        where = None if path is None else drawing.place(path)
+        where = None if path is None else drawing.checked_path(path)
         made = drawing.drawing_of(self.form, self.model, self.optimizer)
         if where is not None:
             made.save(where)

@@ -112,14 +112,14 @@ def _by_operations(nodes: Iterable[fx.Node]) -> list[Level]:
     """Where there are no modules: each operation, with what only looks at it."""
     levels: list[Level] = []
     for node in nodes:
-        if levels and (looks(node) or all(map(looks, levels[-1].forward))):
+        if levels and (computes_nothing(node) or all(map(computes_nothing, levels[-1].forward))):
             levels[-1].forward.append(node)
         else:
             levels.append(Level((("", 0),), [node]))
     return levels
 
 
-def looks(node: fx.Node) -> bool:
+def computes_nothing(node: fx.Node) -> bool:
     """Whether an operation computes nothing."""
     return short_name(node) in _VIEWS
 
@@ -161,7 +161,7 @@ def _add_backward(levels: list[Level], backward: Iterable[fx.Node]) -> None:
             level_of = _likely(node, known.get(key_of(node, depth), []), read, now)
         place[node] = level_of
         levels[level_of].backward.append(node)
-        if not looks(node):
+        if not computes_nothing(node):
             now = min(now, level_of)
 
 
@@ -193,7 +193,7 @@ def names_of_operations(nodes: Iterable[fx.Node]) -> dict[str, int]:
     """What is done, and how often, without what only looks."""
     counts: dict[str, int] = {}
     for node in nodes:
-        if not looks(node):
+        if not computes_nothing(node):
             name = plain_name(node)
             counts[name] = counts.get(name, 0) + 1
     return counts

@@ -40,7 +40,7 @@ def _state(form: Form) -> Iterator[tuple[str, str]]:
         if tensors and kind != "weight":
             size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
             counted = f"{len(tensors)} tensor{'s' if len(tensors) > 1 else ''}"
-            yield kind, f"{counted}, {_bytes(size)}"
+            yield kind, f"{counted}, {bytes_text(size)}"
     if names := unused(form):
         yield "unused", f"{_few(names)}: nothing is computed from them, they stay as they are"
     if names := untrained(form):
@@ -147,7 +147,7 @@ def _few(texts: Sequence[str]) -> str:
     return f"{', '.join(texts[:_FEW])} and {len(texts) - _FEW} more"
 
 
-def _bytes(size: int) -> str:
+def bytes_text(size: int) -> str:
     """`1.50 MiB`, `3.00 KiB`, `8 B`."""
     for unit, name in ((20, "MiB"), (10, "KiB")):
         if size >= 1 << unit:
