@@ -16,7 +16,7 @@ from fleetlight.static.graph.feeds import Feed
 from fleetlight.static.graph.variable import Variable
 from fleetlight.static.passes.split_ps import SplitPS
 from fleetlight.static.program import Program
-from fleetlight.static.running.reading import Reading
+from fleetlight.static.running.runners import Reading
 from fleetlight.static.writing import optimizers
 from fleetlight.static.writing.calls import watched
 from fleetlight.static.writing.clipping import Clip

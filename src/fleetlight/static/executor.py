@@ -104,7 +104,7 @@ class Executor:
         program = _checked(default_main_program() if program is None else program)
         fetches = datasets.Fetches(tuple(_listed(program, fetch_list)), fetch_info, print_period)
         datasets.explain("train_from_dataset", scope=scope, thread=thread, debug=debug)
-        return datasets.train(self, program, dataset, fetches)
+        return datasets.train(self.run, program, dataset, fetches)
 
     @names_arguments
     def infer_from_dataset(
@@ -123,7 +123,7 @@ class Executor:
         program = _checked(default_main_program() if program is None else program)
         fetches = datasets.Fetches(tuple(_listed(program, fetch_list)), fetch_info, print_period)
         datasets.explain("infer_from_dataset", scope=scope, thread=thread, debug=debug)
-        return datasets.infer(self, program, dataset, fetches)
+        return datasets.infer(self.run, program, dataset, fetches)
 
     def close(self) -> None:
         """Forget the code that was made; another run makes it again."""

@@ -7,13 +7,14 @@ import dataclasses
 import os
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from fleetlight.checkpoint.store import Directory
 from fleetlight.errors import ConfigError, PlanError
+from fleetlight.static import drawing
 from fleetlight.static.files import saving
 from fleetlight.static.files.document import ON_SERVERS
 from fleetlight.static.graph import text
@@ -25,17 +26,26 @@ from fleetlight.static.graph.reductions import REDUCE
 from fleetlight.static.graph.state import Slot
 from fleetlight.static.graph.variable import Variable
 from fleetlight.static.running.options import Options
-from fleetlight.static.running.reading import Reading, read_tables
-from fleetlight.static.running.runners import Alone, Runner
+from fleetlight.static.running.runners import Alone, Reading, Runner, read_tables
 from fleetlight.static.writing.haste import uncollected
 from fleetlight.static.writing.source import Source
 
-if TYPE_CHECKING:
-    from fleetlight.static.drawing import Drawing
-    from fleetlight.static.loaders import BoundLoader
-
 #: operations that need other workers
 _EXCHANGES = (REDUCE, SYNCED_NORM)
+
+
+class StartedLoader(Protocol):
+    """A loader that gives a program its batches."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and has batches left."""
+
+    def take(self) -> dict[str, Any]:
+        """The next batch, by the names of the feeds."""
+
+    def reset(self) -> None:
+        """Drop the batches that are left."""
 
 
 class Program:
@@ -53,7 +63,7 @@ class Program:
         #: what is done to it before it runs, in this order
         self.passes: tuple[Pass, ...] = ()
         #: how its steps are made, with which other processes
-        self.runner: Runner = Alone()
+        self.runner: Runner[Program] = Alone()
         self.options = Options()
         #: the program that must run before it
         self.startup: Program | None = None
@@ -61,7 +71,7 @@ class Program:
         self.begins: list[Program] = []
         self.has_started = False
         #: the loader that was started for it
-        self.loader: BoundLoader | None = None
+        self.loader: StartedLoader | None = None
         #: the model that it trains, and what its state is called by
         self.model: nn.Module | None = None
         self.optimizer: torch.optim.Optimizer | None = None
@@ -165,14 +175,12 @@ class Program:
         """The passes, one line each."""
         return text.explanation([rewrite.name for rewrite in self.passes], self.reports)
 
-    def draw(self, path: str | os.PathLike[str] | None = None) -> Drawing:
+    def draw(self, path: str | os.PathLike[str] | None = None) -> drawing.Drawing:
         """A picture of its modules and of what flows between them.
 
         `path`: a file to write. `.dot` and `.mmd` (Mermaid) need no program; Graphviz makes
         `.svg`, `.png` and `.pdf`.
         """
-        from fleetlight.static import drawing
-
         where = None if path is None else drawing.checked_path(path)
         made = drawing.drawing_of(self.form, self.model, self.optimizer)
         if where is not None:

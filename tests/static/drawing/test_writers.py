@@ -64,7 +64,9 @@ def labels_of_mermaid(text: str) -> Iterator[str]:
 
 
 def readable(name: str) -> str:
-    return re.sub(r"[^\t\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", name)
+    return re.sub(
+        r"[^\t\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", name
+    )
 
 
 @given(

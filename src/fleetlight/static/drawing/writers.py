@@ -23,7 +23,9 @@ _STYLES: dict[Flow, str] = {"value": "solid", "kept": "dotted", "gradient": "bol
 _ARROWS: dict[Flow, str] = {"value": "-->", "kept": "-.->", "gradient": "==>"}
 #: a title that is longer is cut; the tooltip has all of it
 _LONGEST = 60
-_UNWRITABLE = re.compile("[^\\t\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
+_UNWRITABLE = re.compile(
+    "[^\\t\\x20-\\x7e\\xa0-\\u2027\\u202a-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]"
+)
 #: what HTML or Markdown may take for its own; an underscore inside a word is plain
 _SPECIAL = re.compile(r"[^\w\s.,:·×∂…()/=+>-]|(?<!\w)_|_(?!\w)")
 

@@ -108,6 +108,22 @@ def in_forward(node: fx.Node) -> bool:
     return bool(node.meta.get("part", "forward") == "forward")
 
 
+class RunnableProgram(Protocol):
+    """What the code and the steps of a program are made from; `static.Program` is one."""
+
+    @property
+    def form(self) -> Form:
+        """The program as it will run."""
+
+    @property
+    def state(self) -> tuple[Slot, ...]:
+        """The tensors that it reads and changes."""
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """The optimizer whose steps it makes."""
+
+
 class Pass(Protocol):
     """A pure function from a form to another one, which says in `reports` what it has done."""
 
