@@ -21,9 +21,8 @@ from fleetlight.fleet.registered import has_all_of
 from fleetlight.fleet.registering import distributed_model
 from fleetlight.fleet.worker_seeds import make_distinct
 from fleetlight.ps.layers.table_gradient import TableGradient
-from fleetlight.static.graph.layouts import laid_out
 from fleetlight.static.graph.lookups import Lookup
-from fleetlight.static.graph.marks import GRADIENT
+from fleetlight.static.ops.marks import GRADIENT, laid_out
 from fleetlight.static.running.pulling import Arrived, pull
 from fleetlight.static.running.runners import Coder, run_parts
 

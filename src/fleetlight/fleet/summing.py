@@ -23,8 +23,8 @@ from fleetlight.fleet.context import Context
 from fleetlight.fleet.model import reduction_of
 from fleetlight.fleet.terms import terms_of
 from fleetlight.static.graph.form import Form
-from fleetlight.static.graph.reductions import GroupReductions, NoReductions, Parts, reducing
-from fleetlight.static.passes.all_reduces import all_reduces_of, members_of
+from fleetlight.static.ops.reductions import GroupReductions, NoReductions, Parts, reducing
+from fleetlight.static.rewriting.all_reduces import all_reduces_of, members_of
 from fleetlight.strategy.conflicts import LOCAL
 
 

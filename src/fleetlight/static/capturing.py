@@ -20,8 +20,7 @@ from fleetlight.static.running.runners import Reading
 from fleetlight.static.writing import optimizers
 from fleetlight.static.writing.calls import watched
 from fleetlight.static.writing.clipping import Clip
-from fleetlight.static.writing.haste import uncollected
-from fleetlight.static.writing.source import Source
+from fleetlight.static.writing.source import Source, uncollected
 
 Fetches = Mapping[str, Callable[..., Tensor]]
 

@@ -15,20 +15,19 @@ from torch import nn
 from fleetlight.checkpoint.store import Directory
 from fleetlight.errors import ConfigError, PlanError
 from fleetlight.static import drawing
+from fleetlight.static.drawing import text
 from fleetlight.static.files import saving
 from fleetlight.static.files.document import ON_SERVERS
-from fleetlight.static.graph import text
 from fleetlight.static.graph.evaluation import evaluation
 from fleetlight.static.graph.feeds import Feed
 from fleetlight.static.graph.form import Form, Pass
-from fleetlight.static.graph.norm_ops import SYNCED_NORM
-from fleetlight.static.graph.reductions import REDUCE
 from fleetlight.static.graph.state import Slot
 from fleetlight.static.graph.variable import Variable
+from fleetlight.static.ops.norms import SYNCED_NORM
+from fleetlight.static.ops.reductions import REDUCE
 from fleetlight.static.running.options import Options
 from fleetlight.static.running.runners import Alone, Reading, Runner, read_tables
-from fleetlight.static.writing.haste import uncollected
-from fleetlight.static.writing.source import Source
+from fleetlight.static.writing.source import Source, uncollected
 
 #: operations that need other workers
 _EXCHANGES = (REDUCE, SYNCED_NORM)

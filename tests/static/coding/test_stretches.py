@@ -10,8 +10,8 @@ import torch
 from torch import fx
 
 from fleetlight.static.coding.stretches import Stretch, stays, stretches
-from fleetlight.static.graph.layouts import LAID_OUT
-from fleetlight.static.graph.reductions import REDUCE, REDUCED
+from fleetlight.static.ops.marks import LAID_OUT
+from fleetlight.static.ops.reductions import REDUCE, REDUCED
 
 aten: Any = torch.ops.aten
 

@@ -10,9 +10,9 @@ from torch import fx, nn
 
 from fleetlight.static.graph.feeds import Feed
 from fleetlight.static.graph.form import Form
-from fleetlight.static.graph.marks import GRADIENT
-from fleetlight.static.graph.reductions import REDUCE, REDUCED
 from fleetlight.static.graph.state import Slot
+from fleetlight.static.ops.marks import GRADIENT
+from fleetlight.static.ops.reductions import REDUCE, REDUCED
 
 _aten = torch.ops.aten
 VALUE = torch.empty(4, 3)

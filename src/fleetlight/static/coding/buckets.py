@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from fleetlight.static.graph.aliases import base_of
-from fleetlight.static.graph.reductions import REDUCE
+from fleetlight.static.ops.reductions import REDUCE
 
 
 class Bucket:

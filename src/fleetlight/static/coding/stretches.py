@@ -13,7 +13,7 @@ from torch import fx
 
 from fleetlight.static.coding.buckets import is_bucket
 from fleetlight.static.graph.aliases import is_view
-from fleetlight.static.graph.layouts import LAID_OUT
+from fleetlight.static.ops.marks import LAID_OUT
 from fleetlight.torch_compat.operators import OpOverload
 
 #: fewer operations than these are called faster than compiled code is

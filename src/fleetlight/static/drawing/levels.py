@@ -10,10 +10,10 @@ from itertools import groupby
 import torch
 from torch import fx
 
-from fleetlight.static.graph.marks import GRADIENT
-from fleetlight.static.graph.reductions import REDUCE, REDUCED
-from fleetlight.static.graph.text import short_name
-from fleetlight.static.passes.all_reduces import all_reduces_of, is_carried
+from fleetlight.static.drawing.text import short_name
+from fleetlight.static.ops.marks import GRADIENT
+from fleetlight.static.ops.reductions import REDUCE, REDUCED
+from fleetlight.static.rewriting.all_reduces import all_reduces_of, is_carried
 
 #: as many as one can look at
 MOST = 40

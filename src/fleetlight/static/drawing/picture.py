@@ -18,14 +18,13 @@ from fleetlight.static.drawing.levels import (
     names_of_operations,
     plain_name,
 )
+from fleetlight.static.drawing.text import bytes_text, short_name
 from fleetlight.static.graph.feeds import Feed
-from fleetlight.static.graph.form import Form
-from fleetlight.static.graph.marks import GRADIENT
-from fleetlight.static.graph.reductions import REDUCED
-from fleetlight.static.graph.sizes import Sizes, plain
+from fleetlight.static.graph.form import Form, Sizes, plain
 from fleetlight.static.graph.state import Slot
-from fleetlight.static.graph.text import bytes_text, short_name
-from fleetlight.static.passes.all_reduces import AllReduce, all_reduces_of
+from fleetlight.static.ops.marks import GRADIENT
+from fleetlight.static.ops.reductions import REDUCED
+from fleetlight.static.rewriting.all_reduces import AllReduce, all_reduces_of
 
 Kind = Literal["feed", "table", "forward", "loss", "backward", "overlapped", "bucket", "step"]
 Flow = Literal["value", "kept", "gradient"]

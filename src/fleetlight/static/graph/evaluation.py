@@ -11,10 +11,10 @@ from torch import fx
 
 from fleetlight.errors import PlanError
 from fleetlight.static.graph.aliases import base_of, changed_by
-from fleetlight.static.graph.chance import node_draws
 from fleetlight.static.graph.form import Form, has_effect, in_forward
-from fleetlight.static.graph.marks import LOOKS_AT_TRAINING, UNLESS_TESTING
+from fleetlight.static.graph.rng import node_draws
 from fleetlight.static.graph.schedule import Schedule
+from fleetlight.static.ops.marks import LOOKS_AT_TRAINING, UNLESS_TESTING
 from fleetlight.torch_compat.tracing import was_erased
 
 

@@ -5,9 +5,8 @@ from fleetlight.static.passes.amp import Amp
 from fleetlight.static.passes.compress import Compress
 from fleetlight.static.passes.fuse_all_reduce import FuseAllReduce
 from fleetlight.static.passes.gradient_merge import GradientMerge
-from fleetlight.static.passes.hierarchical import Hierarchical
 from fleetlight.static.passes.insert_all_reduce import InsertAllReduce
-from fleetlight.static.passes.narrow import Narrow
+from fleetlight.static.passes.narrow import Hierarchical, Narrow
 from fleetlight.static.passes.overlap import Overlap
 from fleetlight.static.passes.recompute import Recompute
 from fleetlight.static.passes.split_ps import SplitPS

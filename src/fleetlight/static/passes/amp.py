@@ -17,10 +17,9 @@ from torch import fx
 from fleetlight.errors import PlanError, did_you_mean
 from fleetlight.static.graph.form import Form
 from fleetlight.static.graph.schedule import SCALE, scaling_slots
-from fleetlight.static.passes.gradients import gradients_of
-from fleetlight.static.passes.narrowing import Narrowing
-from fleetlight.static.passes.operations import Pen
-from fleetlight.static.passes.slots import Inputs, gradient_slots, marks_to_keep, weigh
+from fleetlight.static.rewriting.narrowing import Narrowing
+from fleetlight.static.rewriting.nodes import Pen, gradients_of
+from fleetlight.static.rewriting.slots import Inputs, gradient_slots, marks_to_keep, weigh
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 #: good steps before the factor grows, as in torch.amp.GradScaler; and where it is not to grow

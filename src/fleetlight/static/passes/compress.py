@@ -16,9 +16,9 @@ from fleetlight.collective.buckets import MIB
 from fleetlight.errors import PlanError
 from fleetlight.static.graph.aliases import is_view
 from fleetlight.static.graph.form import Form
-from fleetlight.static.passes.all_reduces import AllReduce, all_reduces_of, members_of
-from fleetlight.static.passes.flat import Layout
-from fleetlight.static.passes.operations import Pen
+from fleetlight.static.rewriting.all_reduces import AllReduce, all_reduces_of, members_of
+from fleetlight.static.rewriting.gradient_layout import Layout
+from fleetlight.static.rewriting.nodes import Pen
 
 
 @dataclasses.dataclass(frozen=True)

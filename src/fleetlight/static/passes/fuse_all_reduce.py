@@ -12,9 +12,9 @@ from torch import fx
 
 from fleetlight.collective.buckets import MIB, BucketLimits, assign
 from fleetlight.static.graph.form import Form
-from fleetlight.static.graph.reductions import REDUCE, REDUCED
-from fleetlight.static.passes.all_reduces import AllReduce, all_reduces_of
-from fleetlight.static.passes.operations import Pen
+from fleetlight.static.ops.reductions import REDUCE, REDUCED
+from fleetlight.static.rewriting.all_reduces import AllReduce, all_reduces_of
+from fleetlight.static.rewriting.nodes import Pen
 
 _aten = torch.ops.aten
 

@@ -16,10 +16,9 @@ from torch import fx
 from fleetlight.errors import PlanError
 from fleetlight.static.graph.aliases import base_of
 from fleetlight.static.graph.form import Form
-from fleetlight.static.passes.gradients import made_by
-from fleetlight.static.passes.operations import Pen
-from fleetlight.static.passes.repeatable import changers_of
-from fleetlight.static.passes.slots import Inputs, gradient_slots, marks_to_keep, weigh
+from fleetlight.static.rewriting.nodes import Pen, made_by
+from fleetlight.static.rewriting.repeatable import changers_of
+from fleetlight.static.rewriting.slots import Inputs, gradient_slots, marks_to_keep, weigh
 from fleetlight.static.writing.recorder import Part
 
 

@@ -11,10 +11,9 @@ from torch import fx
 
 from fleetlight.static.graph.aliases import looked_at
 from fleetlight.static.graph.form import Form
-from fleetlight.static.graph.reductions import REDUCE, REDUCED
-from fleetlight.static.passes.flat import Layout
-from fleetlight.static.passes.gradients import gradients_of, made_by
-from fleetlight.static.passes.operations import Pen
+from fleetlight.static.ops.reductions import REDUCE, REDUCED
+from fleetlight.static.rewriting.gradient_layout import Layout
+from fleetlight.static.rewriting.nodes import Pen, gradients_of, made_by
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,8 @@ from torch import fx
 
 from fleetlight.static.graph.aliases import Memory
 from fleetlight.static.graph.form import Form
-from fleetlight.static.graph.reductions import REDUCE, REDUCED
-from fleetlight.static.passes.all_reduces import AllReduce, all_reduces_of, is_carried
+from fleetlight.static.ops.reductions import REDUCE, REDUCED
+from fleetlight.static.rewriting.all_reduces import AllReduce, all_reduces_of, is_carried
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,8 +21,8 @@ from torch import fx
 
 from fleetlight.errors import PlanError, did_you_mean
 from fleetlight.static.graph.form import Form
-from fleetlight.static.graph.marks import UNLESS_TESTING
-from fleetlight.static.passes.repeatable import (
+from fleetlight.static.ops.marks import UNLESS_TESTING
+from fleetlight.static.rewriting.repeatable import (
     Region,
     changers_of,
     is_training_norm,

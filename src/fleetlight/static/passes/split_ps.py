@@ -17,12 +17,18 @@ from torch import Tensor, fx
 
 from fleetlight.errors import PlanError
 from fleetlight.static.graph.form import Form
-from fleetlight.static.graph.lookup_ops import EACH_GRADIENT, LOOK_UP, TABLE_GRADIENT
-from fleetlight.static.graph.lookups import ROWS, Pull, Split
-from fleetlight.static.graph.marks import GRADIENT
-from fleetlight.static.graph.row_ops import GATHER_BAGS, GATHER_ROWS, SUM_BAGS, SUM_ROWS, WEIGH_BAGS
+from fleetlight.static.graph.lookups import (
+    EACH_GRADIENT,
+    LOOK_UP,
+    ROWS,
+    TABLE_GRADIENT,
+    Pull,
+    Split,
+)
 from fleetlight.static.graph.state import Slot
-from fleetlight.static.passes.ids import EACH, IDS, NUMBER, IdsProgram
+from fleetlight.static.ops.marks import GRADIENT
+from fleetlight.static.ops.rows import GATHER_BAGS, GATHER_ROWS, SUM_BAGS, SUM_ROWS, WEIGH_BAGS
+from fleetlight.static.rewriting.table_ids import EACH, IDS, NUMBER, IdsProgram
 from fleetlight.torch_compat.fakes import open_fake
 
 _aten = torch.ops.aten

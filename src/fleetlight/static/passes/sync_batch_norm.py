@@ -12,9 +12,9 @@ from torch import Tensor, fx
 
 from fleetlight.errors import PlanError
 from fleetlight.static.graph.form import Form
-from fleetlight.static.graph.norm_ops import SYNCED_NORM, SYNCED_NORM_BACKWARD
-from fleetlight.static.passes.operations import Pen
-from fleetlight.static.passes.repeatable import is_training_norm
+from fleetlight.static.ops.norms import SYNCED_NORM, SYNCED_NORM_BACKWARD
+from fleetlight.static.rewriting.nodes import Pen
+from fleetlight.static.rewriting.repeatable import is_training_norm
 
 _aten = torch.ops.aten
 #: of torch's backward: where the gradient, the input, the weight and the kept mean are

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, fx, nn
 
 from fleetlight.errors import PlanError
-from fleetlight.static.graph.chance import Chance, draws
 from fleetlight.static.graph.feeds import Feed
-from fleetlight.static.graph.looks import Shapes
 from fleetlight.static.graph.lookups import Lookup
-from fleetlight.static.graph.marks import LOOKS_AT_TRAINING, unless_testing
+from fleetlight.static.graph.rng import Chance, draws
+from fleetlight.static.graph.shape_guards import Shapes
 from fleetlight.static.graph.state import Kind, Slot
 from fleetlight.static.graph.variable import Variable
+from fleetlight.static.ops.marks import LOOKS_AT_TRAINING, unless_testing
 from fleetlight.static.writing import recurrent, refusals
 from fleetlight.static.writing.testing import Twin, twin
 from fleetlight.torch_compat.autograd import (

@@ -12,10 +12,9 @@ from fleetlight.errors import PlanError
 from fleetlight.static.graph.aliases import base_of, changed_by
 from fleetlight.static.graph.feeds import Feed
 from fleetlight.static.graph.form import Form
-from fleetlight.static.graph.lookup_ops import LOOK_UP
-from fleetlight.static.graph.lookups import Pull, Wanted
-from fleetlight.static.graph.marks import without_marks
+from fleetlight.static.graph.lookups import LOOK_UP, Pull, Wanted
 from fleetlight.static.graph.state import Slot
+from fleetlight.static.ops.marks import without_marks
 
 #: where a lookup has its weight, ids, offsets, weights of ids, shows, clicks, and its number
 WEIGHT, IDS, OFFSETS, EACH, SHOW, CLICK, NUMBER = range(7)

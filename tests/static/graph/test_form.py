@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fleetlight import static
-from fleetlight.static.graph.sizes import Sizes
+from fleetlight.static.graph.form import Sizes
 
 
 def written() -> tuple[static.Program, Tensor]:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from fleetlight import static
+from fleetlight.static.drawing.text import short_name
 from fleetlight.static.graph.form import Form, code_of
-from fleetlight.static.graph.text import short_name
 from fleetlight.static.passes import Amp
 
 F = nn.functional

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, fx
 
 from fleetlight.static.graph.aliases import is_view
-from fleetlight.static.graph.reductions import REDUCE, REDUCED
-from fleetlight.static.passes.gradients import gradients_of, made_by
+from fleetlight.static.ops.reductions import REDUCE, REDUCED
+from fleetlight.static.rewriting.nodes import gradients_of, made_by
 from fleetlight.torch_compat.operators import CAST
 
 #: compute nothing

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from fleetlight.static.graph.form import Form
-from fleetlight.static.graph.marks import GRADIENT
-from fleetlight.static.graph.sizes import Sizes
+from fleetlight.static.graph.form import Form, Sizes
 from fleetlight.static.graph.state import KINDS
+from fleetlight.static.ops.marks import GRADIENT
 from fleetlight.torch_compat.operators import OpOverload
 
 #: as many names and values as are told one by one

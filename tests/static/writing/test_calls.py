@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fleetlight import static
 from fleetlight.static.definition import reset_default_programs
-from fleetlight.static.writing.owners import owner_of
+from fleetlight.static.writing.calls import owner_of
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from fleetlight.collective.batch_norm import (
     move_running,
     normalised,
 )
-from fleetlight.static.graph.reductions import reductions
+from fleetlight.static.ops.reductions import reductions
 
 _library: Any = torch.library.Library("fleetlight", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define(

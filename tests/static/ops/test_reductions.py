@@ -28,7 +28,7 @@ from fleetlight.collective.replica import Reduction, reducer_of
 from fleetlight.collective.routes.route import Bucket, Part
 from fleetlight.errors import PlanError
 from fleetlight.fleet.context import current
-from fleetlight.static.graph.reductions import REDUCE, REDUCED, GroupReductions, reducing
+from fleetlight.static.ops.reductions import REDUCE, REDUCED, GroupReductions, reducing
 from fleetlight.static.passes import FuseAllReduce, InsertAllReduce, Overlap
 
 STAMP = Stamp(Position(1, 7), 9)

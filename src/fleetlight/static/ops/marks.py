@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations that do nothing: they stand in a graph where something is to be found again."""
+"""Marks: operations that find places in a graph again; and the layout of gradients in memory."""
 
 from __future__ import annotations
 
@@ -66,3 +66,27 @@ def without_marks(graph: fx.Graph) -> None:
             node.replace_all_uses_with(node.args[0])
         if node.target in _MARKS or node.target is LOOKS_AT_TRAINING:
             graph.erase_node(node)
+
+
+_library.define("laid_out(Tensor gradient, Tensor parameter) -> Tensor")
+
+
+def laid_out(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """The gradient with its numbers in the order of the parameter's: itself, or a copy."""
+    if gradient.stride() == parameter.stride():
+        return gradient
+    if gradient.is_contiguous() and parameter.is_contiguous():
+        # they differ in dimensions of size 1
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)
+
+
+_library.impl("laid_out", laid_out, "CompositeExplicitAutograd")
+
+LAID_OUT = torch.ops.fleetlight.laid_out.default
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether the numbers fill the memory from the first to the last, each once."""
+    dense: bool = torch.ops.aten.is_non_overlapping_and_dense(tensor)
+    return dense

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fleetlight import static
-from fleetlight.static.graph.layouts import is_dense, laid_out
+from fleetlight.static.ops.marks import is_dense, laid_out
 
 
 def test_a_gradient_that_lies_right_is_left_alone() -> None:

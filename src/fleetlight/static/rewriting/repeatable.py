@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from fleetlight.static.graph.aliases import base_of, changed_by
 from fleetlight.static.graph.form import in_forward
-from fleetlight.static.graph.marks import UNLESS_TESTING
+from fleetlight.static.ops.marks import UNLESS_TESTING
 
 _aten = torch.ops.aten
 #: in training they need no statistics, and change them

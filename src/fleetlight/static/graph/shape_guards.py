@@ -18,7 +18,8 @@ from fleetlight.static.graph.feeds import FREE, Feed, Limit
 from fleetlight.torch_compat.fakes import ShapeEnv
 
 #: who asks for nobody, and who for somebody else
-_OURS, _TORCH = str(Path(__file__).parent), str(Path(torch.__file__).parent)
+_STATIC, _TORCH = Path(__file__).parent.parent, str(Path(torch.__file__).parent)
+_OURS = (str(_STATIC / "graph"), str(_STATIC / "ops"))
 _LAYERS = str(Path(torch.__file__).parent / "nn")
 _BETWEEN = ("symbolic_shapes.py", "sym_node.py", "recording.py", "_stats.py", "torch/__init__.py")
 
@@ -36,7 +37,7 @@ def _is_look() -> bool:
     if frame is None or not by_python:
         return False
     file = frame.f_code.co_filename
-    return file.startswith(_LAYERS) or not file.startswith((_TORCH, _OURS))
+    return file.startswith(_LAYERS) or not file.startswith((_TORCH, *_OURS))
 
 
 class Shapes(ShapeEnv):

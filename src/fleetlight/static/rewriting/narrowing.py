@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from fleetlight.static.graph.aliases import base_of, changed_by
-from fleetlight.static.passes.operations import Pen
+from fleetlight.static.rewriting.nodes import Pen
 from fleetlight.torch_compat.operators import CAST, UNSAFE_VIEW, OpOverload, schema
 from fleetlight.torch_compat.tracing import rename
 

@@ -11,7 +11,7 @@ import dataclasses
 import torch
 from torch import SymInt, Tensor, fx
 
-from fleetlight.static.passes.operations import Pen
+from fleetlight.static.rewriting.nodes import Pen
 
 _aten = torch.ops.aten
 

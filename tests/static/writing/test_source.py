@@ -12,7 +12,7 @@ from tests.static.nets import batch
 from torch import Tensor, nn
 
 from fleetlight import static
-from fleetlight.static.writing.haste import uncollected
+from fleetlight.static.writing.source import uncollected
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,9 @@ from torch import Tensor, fx
 
 from fleetlight.errors import PlanError
 from fleetlight.static.graph.form import Form
-from fleetlight.static.graph.reductions import REDUCE
 from fleetlight.static.graph.state import Kind, Slot
-from fleetlight.static.passes.gradients import gradients_of
+from fleetlight.static.ops.reductions import REDUCE
+from fleetlight.static.rewriting.nodes import gradients_of
 from fleetlight.torch_compat.fakes import FakeTensor
 from fleetlight.torch_compat.tracing import rename, root
 

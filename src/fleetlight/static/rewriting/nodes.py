@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""New operations in a graph, with all that passes want to know of a node."""
+"""Nodes for passes: new operations with what is known of a node, and the marks of gradients."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 from torch import fx
+
+from fleetlight.static.graph.aliases import base_of
+from fleetlight.static.ops.marks import GRADIENT
 
 
 class Pen:
@@ -26,3 +29,17 @@ class Pen:
         with torch.no_grad():
             node.meta["val"] = target(*given, **named)
         return node
+
+
+def gradients_of(graph: fx.Graph) -> list[fx.Node]:
+    """The marks, in the order in which backward makes the gradients."""
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    marks = [node for node in graph.nodes if node.target is GRADIENT]
+    return sorted(marks, key=lambda mark: order[base_of(made_by(mark))])
+
+
+def made_by(mark: fx.Node) -> fx.Node:
+    """The node whose value is marked."""
+    made = mark.args[0]
+    assert isinstance(made, fx.Node)
+    return made
