@@ -15,6 +15,7 @@ from fleetlight.static.graph.form import Form
 from fleetlight.static.ops.reductions import REDUCE, REDUCED
 from fleetlight.static.rewriting.all_reduces import AllReduce, all_reduces_of
 from fleetlight.static.rewriting.nodes import Pen
+from fleetlight.static.rewriting.registry import PassRecord, PassRequest
 
 _aten = torch.ops.aten
 
@@ -87,3 +88,12 @@ def _erase(single: AllReduce) -> None:
     row.graph.erase_node(single.begin)
     if _is_copy(row) and not row.users:
         row.graph.erase_node(row)
+
+
+def _wanted(request: PassRequest) -> FuseAllReduce | None:
+    if request.reduction is None or not request.strategy.fuse_all_reduce_ops:
+        return None
+    return FuseAllReduce(request.reduction.limits)
+
+
+PASS = PassRecord(FuseAllReduce.name, _wanted, after=("insert_all_reduce", "compress"))

@@ -17,6 +17,7 @@ from fleetlight.errors import PlanError
 from fleetlight.static.graph.aliases import base_of
 from fleetlight.static.graph.form import Form
 from fleetlight.static.rewriting.nodes import Pen, made_by
+from fleetlight.static.rewriting.registry import PassRecord, PassRequest
 from fleetlight.static.rewriting.repeatable import changers_of
 from fleetlight.static.rewriting.slots import Inputs, gradient_slots, marks_to_keep, weigh
 from fleetlight.static.writing.recorder import Part
@@ -86,3 +87,15 @@ def _postpone(marks: Iterable[fx.Node], part: Part) -> None:
         if node.meta["part"] == "backward":
             node.meta["part"] = part
             pending += node.users
+
+
+def _wanted(request: PassRequest) -> GradientMerge | None:
+    configs = request.strategy.gradient_merge_configs
+    merges = request.strategy.gradient_merge and configs.k_steps > 1
+    # beside servers the live optimizer makes the steps, and merges
+    return (
+        GradientMerge(configs.k_steps, configs.avg) if merges and not request.with_servers else None
+    )
+
+
+PASS = PassRecord(GradientMerge.name, _wanted, after=("amp",))

@@ -14,6 +14,7 @@ from fleetlight.static.graph.form import Form
 from fleetlight.static.ops.reductions import REDUCE, REDUCED
 from fleetlight.static.rewriting.gradient_layout import Layout
 from fleetlight.static.rewriting.nodes import Pen, gradients_of, made_by
+from fleetlight.static.rewriting.registry import PassRecord
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,3 +75,10 @@ def _is_alone(mark: fx.Node, named: Collection[str]) -> bool:
             return node.op != "placeholder" and bool(node.meta["val"].numel() == size)
         reader, node = node, source
     return False
+
+
+PASS = PassRecord(
+    InsertAllReduce.name,
+    lambda request: InsertAllReduce() if request.reduction is not None else None,
+    after=("gradient_merge", "sync_batch_norm"),
+)

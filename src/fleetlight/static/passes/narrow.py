@@ -12,6 +12,7 @@ from fleetlight.collective.routes.levels import Groups, described
 from fleetlight.static.graph.form import Form
 from fleetlight.static.rewriting.all_reduces import AllReduce, all_reduces_of
 from fleetlight.static.rewriting.nodes import Pen
+from fleetlight.static.rewriting.registry import PassRecord, PassRequest
 from fleetlight.torch_compat.operators import CAST
 
 
@@ -78,3 +79,22 @@ class Hierarchical:
         if self.narrow is not None:
             told += f" in {str(self.narrow).removeprefix('torch.')}"
         return form.rewritten(graph, told)
+
+
+def _wanted_narrow(request: PassRequest) -> Narrow | None:
+    narrow = None if request.reduction is None else request.reduction.narrow
+    # a pass would also round the gradients of workers that train alone
+    if narrow is None or request.goes_by_levels or request.trains_alone:
+        return None
+    return Narrow(narrow)
+
+
+def _wanted_levels(request: PassRequest) -> Hierarchical | None:
+    reduction = request.reduction
+    if reduction is None or reduction.inner is None or not request.goes_by_levels:
+        return None
+    return Hierarchical(reduction.inner, request.levels, reduction.narrow)
+
+
+NARROW = PassRecord(Narrow.name, _wanted_narrow, after=("fuse_all_reduce",))
+HIERARCHICAL = PassRecord(Hierarchical.name, _wanted_levels, after=("fuse_all_reduce",))

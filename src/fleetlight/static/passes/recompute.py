@@ -22,6 +22,7 @@ from torch import fx
 from fleetlight.errors import PlanError, did_you_mean
 from fleetlight.static.graph.form import Form
 from fleetlight.static.ops.marks import UNLESS_TESTING
+from fleetlight.static.rewriting.registry import PassRecord, PassRequest
 from fleetlight.static.rewriting.repeatable import (
     Region,
     changers_of,
@@ -111,3 +112,11 @@ def _copy(graph: fx.Graph, node: fx.Node, copies: dict[fx.Node, fx.Node]) -> fx.
     if is_training_norm(copy):
         copy.args = without_statistics(copy.args)
     return copy
+
+
+def _wanted(request: PassRequest) -> Recompute | None:
+    names = request.strategy.recompute_configs.checkpoints
+    return Recompute(tuple(names)) if request.strategy.recompute and names else None
+
+
+PASS = PassRecord(Recompute.name, _wanted)

@@ -28,6 +28,7 @@ from fleetlight.static.graph.lookups import (
 from fleetlight.static.graph.state import Slot
 from fleetlight.static.ops.marks import GRADIENT
 from fleetlight.static.ops.rows import GATHER_BAGS, GATHER_ROWS, SUM_BAGS, SUM_ROWS, WEIGH_BAGS
+from fleetlight.static.rewriting.registry import PassRecord
 from fleetlight.static.rewriting.table_ids import EACH, IDS, NUMBER, IdsProgram
 from fleetlight.torch_compat.fakes import open_fake
 
@@ -240,3 +241,10 @@ def _open(like: Any, shape: Sequence[Any], dtype: torch.dtype) -> Tensor:
 
 def _counted(count: int, word: str) -> str:
     return f"{count} {word}{'' if count == 1 else 's'}"
+
+
+PASS = PassRecord(
+    SplitPS.name,
+    lambda request: SplitPS() if request.with_servers else None,
+    after=("gradient_merge",),
+)

@@ -14,6 +14,7 @@ from fleetlight.errors import PlanError
 from fleetlight.static.graph.form import Form
 from fleetlight.static.ops.norms import SYNCED_NORM, SYNCED_NORM_BACKWARD
 from fleetlight.static.rewriting.nodes import Pen
+from fleetlight.static.rewriting.registry import PassRecord, PassRequest
 from fleetlight.static.rewriting.repeatable import is_training_norm
 
 _aten = torch.ops.aten
@@ -79,3 +80,11 @@ def _become(node: fx.Node, target: Any, *args: Any) -> None:
             place = int(str(user.args[1]))
             if place < len(made):
                 user.meta["val"] = made[place]
+
+
+def _wanted(request: PassRequest) -> SyncBatchNorm | None:
+    has_others = request.reduction is not None
+    return SyncBatchNorm() if has_others and request.strategy.sync_batch_norm else None
+
+
+PASS = PassRecord(SyncBatchNorm.name, _wanted, after=("gradient_merge",))
