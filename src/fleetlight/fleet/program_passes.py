@@ -18,7 +18,7 @@ from fleetlight.fleet.context import Context
 from fleetlight.fleet.model import reduction_of
 from fleetlight.fleet.summing import may_train_alone
 from fleetlight.static import passes
-from fleetlight.static.running.options import Options
+from fleetlight.static.running.options import RunOptions
 
 if TYPE_CHECKING:
     from fleetlight.static.graph.form import Pass
@@ -31,11 +31,11 @@ def passes_of(context: Context, model: nn.Module) -> tuple[Pass, ...]:
     return (*_of_training(context), *_of_reduction(context, model))
 
 
-def options_of(context: Context) -> Options:
+def options_of(context: Context) -> RunOptions:
     """How the programs of a job are run."""
     strategy = context.strategy
     threads = dict(strategy.execution_strategy.changed()).get("num_threads")
-    return Options(strategy.fetch_frequency, threads)
+    return RunOptions(strategy.fetch_frequency, threads)
 
 
 def _of_training(context: Context) -> Iterator[Pass]:

@@ -23,7 +23,7 @@ from fleetlight.fleet.worker_seeds import make_distinct
 from fleetlight.ps.layers.table_gradient import TableGradient
 from fleetlight.static.graph.lookups import Lookup
 from fleetlight.static.ops.marks import GRADIENT, laid_out
-from fleetlight.static.running.pulling import Arrived, pull
+from fleetlight.static.running.pulling import PulledRows, pull
 from fleetlight.static.running.runners import Coder, run_parts
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Served:
                 return model
         raise AssertionError("the model of a program was registered when it was written")
 
-    def _step(self, known: _Known, found: Sequence[Tensor], arrived: Sequence[Arrived]) -> None:
+    def _step(self, known: _Known, found: Sequence[Tensor], arrived: Sequence[PulledRows]) -> None:
         """Let the optimizer see these gradients, and no others; nobody sees them afterwards."""
         before = [parameter.grad for parameter in known.trained]
         for parameter in known.trained:
@@ -150,7 +150,7 @@ class _Known:
         for slot in self._weights:
             slot.tensor.fill_(self._model.weight)
 
-    def put(self, found: Sequence[Tensor], arrived: Sequence[Arrived]) -> None:
+    def put(self, found: Sequence[Tensor], arrived: Sequence[PulledRows]) -> None:
         """Gradients where an optimizer looks for them."""
         seen: set[int] = set()
         for parameter, gradient in zip(self._dense, found, strict=False):

@@ -20,7 +20,7 @@ Run = Callable[..., list[Any]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class DatasetResult:
     """What came of a data set."""
 
     steps: int
@@ -72,12 +72,12 @@ def explain(verb: str, **given: object) -> None:
             logger.info("%s: %s=%r changes nothing: %s", verb, name, value, _EXPLAINED[name])
 
 
-def train(run: Run, program: Program, dataset: Any, fetches: Fetches) -> Outcome:
+def train(run: Run, program: Program, dataset: Any, fetches: Fetches) -> DatasetResult:
     """A step for each batch."""
     return _run(run, program, _bound(dataset, program), fetches, "train")
 
 
-def infer(run: Run, program: Program, dataset: Any, fetches: Fetches) -> Outcome:
+def infer(run: Run, program: Program, dataset: Any, fetches: Fetches) -> DatasetResult:
     """A run for each batch of a program that changes nothing."""
     if program.form.trains:
         raise ConfigError(
@@ -86,7 +86,9 @@ def infer(run: Run, program: Program, dataset: Any, fetches: Fetches) -> Outcome
     return _run(run, program, _bound(dataset, program), fetches, "infer")
 
 
-def _run(run: Run, program: Program, loader: BoundLoader, fetches: Fetches, verb: str) -> Outcome:
+def _run(
+    run: Run, program: Program, loader: BoundLoader, fetches: Fetches, verb: str
+) -> DatasetResult:
     step, fetched = 0, []
     for step, batch in enumerate(loader, 1):
         names = fetches.of(step)
@@ -95,7 +97,7 @@ def _run(run: Run, program: Program, loader: BoundLoader, fetches: Fetches, verb
             fetched = values
             logger.info("%s: step %d, %s", verb, step, fetches.told(values))
     logger.info("%s: %d steps", verb, step)
-    return Outcome(step, fetched)
+    return DatasetResult(step, fetched)
 
 
 def _bound(dataset: Any, program: Program) -> BoundLoader:

@@ -25,9 +25,9 @@ from fleetlight.static.graph.state import Slot
 from fleetlight.static.graph.variable import Variable
 from fleetlight.static.ops.norms import SYNCED_NORM
 from fleetlight.static.ops.reductions import REDUCE
-from fleetlight.static.running.options import Options
-from fleetlight.static.running.runners import Alone, Reading, Runner, read_tables
-from fleetlight.static.writing.source import Source, uncollected
+from fleetlight.static.running.options import RunOptions
+from fleetlight.static.running.runners import LocalRunner, ReadOnlyRunner, Runner, read_tables
+from fleetlight.static.writing.source import ProgramSource, no_gc
 
 #: operations that need other workers
 _EXCHANGES = (REDUCE, SYNCED_NORM)
@@ -55,15 +55,15 @@ class Program:
 
     def __init__(self) -> None:
         #: what is written into it; None for one that is not to be written into
-        self.source: Source | None = Source()
+        self.source: ProgramSource | None = ProgramSource()
         self.source.recorder.owner = weakref.ref(self)
         #: where what it was cloned from is written, and may have been given names since
-        self.origin: Source | None = None
+        self.origin: ProgramSource | None = None
         #: what is done to it before it runs, in this order
         self.passes: tuple[Pass, ...] = ()
         #: how its steps are made, with which other processes
-        self.runner: Runner[Program] = Alone()
-        self.options = Options()
+        self.runner: Runner[Program] = LocalRunner()
+        self.options = RunOptions()
         #: the program that must run before it
         self.startup: Program | None = None
         #: the programs that wait for this one
@@ -102,7 +102,7 @@ class Program:
         key = None if self.source is None else (self.source.version, tuple(self.passes))
         if self._made is None or self._made[0] != key:
             assert self.source is not None
-            with uncollected():
+            with no_gc():
                 form = self.source.form()
                 for rewrite in self.passes:
                     form = rewrite(form)
@@ -145,7 +145,7 @@ class Program:
         source = self.form if self.source is None else self.source.form()
         program = Program.of(read_tables(evaluation(source)))
         if program.form.split is not None:
-            program.runner = Reading()
+            program.runner = ReadOnlyRunner()
         program._begin_with(self)
         program.model = self.model
         program.origin = self.origin or self.source
@@ -224,7 +224,7 @@ class Program:
         state = (slot if slot in self.state else own[slot.kind, slot.name] for slot in form.state)
         return dataclasses.replace(form, state=tuple(state))
 
-    def written(self) -> Source:
+    def written(self) -> ProgramSource:
         """Where to write; a program that was loaded or rewritten is as it is."""
         if self.source is None:
             raise PlanError(

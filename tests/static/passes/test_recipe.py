@@ -26,7 +26,7 @@ import dataclasses
 import torch
 
 from fleetlight.static.graph.form import Form
-from fleetlight.static.rewriting.nodes import Pen, gradients_of, made_by
+from fleetlight.static.rewriting.nodes import NodeWriter, gradients_of, made_by
 from fleetlight.static.rewriting.registry import PassRecord
 
 
@@ -40,7 +40,7 @@ class ZeroNaN:
         for mark in marks:
             made = made_by(mark)
             with graph.inserting_before(mark):
-                clean = Pen(mark).write(torch.ops.aten.nan_to_num.default, made, 0.0)
+                clean = NodeWriter(mark).write(torch.ops.aten.nan_to_num.default, made, 0.0)
             mark.replace_input_with(made, clean)
         return form.rewritten(graph, f"{len(marks)} gradients lose their NaN")
 

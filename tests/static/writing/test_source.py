@@ -12,7 +12,7 @@ from tests.static.nets import batch
 from torch import Tensor, nn
 
 from fleetlight import static
-from fleetlight.static.writing.source import uncollected
+from fleetlight.static.writing.source import no_gc
 
 
 @pytest.fixture(autouse=True)
@@ -23,20 +23,20 @@ def enabled() -> Iterator[None]:
 
 
 def test_it_goes_on_behind_the_block_also_after_an_error() -> None:
-    with uncollected():
+    with no_gc():
         assert not gc.isenabled()
-        with uncollected():
+        with no_gc():
             assert not gc.isenabled()
         assert not gc.isenabled()
     assert gc.isenabled()
-    with pytest.raises(RuntimeError), uncollected():
+    with pytest.raises(RuntimeError), no_gc():
         raise RuntimeError
     assert gc.isenabled()
 
 
 def test_who_has_turned_it_off_finds_it_off() -> None:
     gc.disable()
-    with uncollected():
+    with no_gc():
         assert not gc.isenabled()
     assert not gc.isenabled()
 

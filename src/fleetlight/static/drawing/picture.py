@@ -11,7 +11,7 @@ from typing import Any, Literal
 from torch import fx, nn
 
 from fleetlight.static.drawing.levels import (
-    Level,
+    ModuleLevel,
     computes_nothing,
     is_tensor,
     levels_of,
@@ -173,7 +173,7 @@ class _Sketch:
             self._arrow(f"f{number}", f"b{number}", f"{kept} kept", "kept")
 
     def _called(
-        self, level: Level, slots: Sequence[Slot], fetches: Sequence[str]
+        self, level: ModuleLevel, slots: Sequence[Slot], fetches: Sequence[str]
     ) -> tuple[str, str]:
         """The title of a level, and the class of its module or what its operations are."""
         done = ", ".join(names_of_operations(level.forward)) or plain_name(level.forward[-1])
@@ -190,7 +190,7 @@ class _Sketch:
             return owner.pop() or level.path, level.path
         return level.path, done
 
-    def _is_within(self, level: Level) -> bool:
+    def _is_within(self, level: ModuleLevel) -> bool:
         """Whether it is what a module does itself, between the modules within."""
         path, number = level.keys[0]
         if len(set(level.keys)) > 1:
@@ -200,7 +200,7 @@ class _Sketch:
             o.path.startswith(f"{path}.") or (number and _calls(o) > {number}) for o in others
         )
 
-    def _group(self, level: Level) -> str:
+    def _group(self, level: ModuleLevel) -> str:
         """The module that all of a level is in."""
         if len(set(level.keys)) > 1:
             return ""
@@ -396,7 +396,7 @@ def _bytes_of(slots: Iterable[Slot]) -> str:
     return bytes_text(sum(slot.tensor.numel() * slot.tensor.element_size() for slot in slots))
 
 
-def _calls(level: Level) -> set[int]:
+def _calls(level: ModuleLevel) -> set[int]:
     return {call.number for call in level.forward[0].meta.get("calls") or ()}
 
 

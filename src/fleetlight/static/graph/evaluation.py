@@ -29,7 +29,7 @@ def evaluation(form: Form) -> Form:
         if node.target is operator.getitem and not node.users and has_effect(node.args[0]):
             # what a norm keeps for its backward
             graph.erase_node(node)
-    _refuse_own_ways(graph)
+    _refuse_training_flag(graph)
     _take_tested(graph)
     _drop_changes(graph, form)
     missing = _drop_chance(graph, fetched)
@@ -109,7 +109,7 @@ def _drop_chance(graph: fx.Graph, fetched: set[str]) -> dict[str, str]:
     return missing
 
 
-def _refuse_own_ways(graph: fx.Graph) -> None:
+def _refuse_training_flag(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.target is LOOKS_AT_TRAINING:
             raise PlanError(

@@ -47,7 +47,7 @@ class Lookup:
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
+class LookupInputs:
     """What a lookup is given by the program of the ids: places among its answers."""
 
     #: in `Form.lookups`
@@ -61,11 +61,11 @@ class Wanted:
 
 
 @dataclasses.dataclass(frozen=True)
-class Pull:
+class LookupPull:
     """The rows of one table that a run needs, for all its lookups at once."""
 
     table: str
-    wanted: tuple[Wanted, ...]
+    wanted: tuple[LookupInputs, ...]
     #: the inputs of the graph: the rows, then of each lookup the places of its ids among them and,
     #: of bags, where they begin
     slots: tuple[Slot, ...] = ()
@@ -78,7 +78,7 @@ class Split:
     #: answers what lookups are given; it takes the state and the feeds in `needs`
     ids: fx.GraphModule
     needs: tuple[Slot | Feed, ...]
-    pulls: tuple[Pull, ...]
+    pulls: tuple[LookupPull, ...]
     #: by table, the node with the gradient of its rows
     pushes: Mapping[str, str]
 

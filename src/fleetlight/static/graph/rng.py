@@ -26,7 +26,7 @@ _CLONE = torch.ops.aten.clone.default
 _SWITCHES = ("dropout_p", "train", "training")
 
 
-class Chance:
+class CheckpointRng:
     """What was drawn in the checkpoints of a program."""
 
     def __init__(self) -> None:

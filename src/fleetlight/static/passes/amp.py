@@ -18,7 +18,7 @@ from fleetlight.errors import PlanError, StrategyError, did_you_mean
 from fleetlight.static.graph.form import Form
 from fleetlight.static.graph.schedule import SCALE, scaling_slots
 from fleetlight.static.rewriting.narrowing import Narrowing
-from fleetlight.static.rewriting.nodes import Pen, gradients_of
+from fleetlight.static.rewriting.nodes import NodeWriter, gradients_of
 from fleetlight.static.rewriting.registry import PassRecord, PassRequest
 from fleetlight.static.rewriting.slots import Inputs, gradient_slots, marks_to_keep, weigh
 
@@ -78,7 +78,7 @@ def _hold(mark: fx.Node, slot: fx.Node) -> None:
         mark.meta["part"] = "reduction"
     mark.replace_all_uses_with(slot)
     with mark.graph.inserting_after(mark):
-        Pen(mark).write(torch.ops.aten.copy_.default, slot, mark)
+        NodeWriter(mark).write(torch.ops.aten.copy_.default, slot, mark)
 
 
 def _wanted(request: PassRequest) -> Amp | None:

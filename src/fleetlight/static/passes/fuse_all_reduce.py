@@ -14,7 +14,7 @@ from fleetlight.collective.buckets import MIB, BucketLimits, assign
 from fleetlight.static.graph.form import Form
 from fleetlight.static.ops.reductions import REDUCE, REDUCED
 from fleetlight.static.rewriting.all_reduces import AllReduce, all_reduces_of
-from fleetlight.static.rewriting.nodes import Pen
+from fleetlight.static.rewriting.nodes import NodeWriter
 from fleetlight.static.rewriting.registry import PassRecord, PassRequest
 
 _aten = torch.ops.aten
@@ -52,7 +52,7 @@ class FuseAllReduce:
 def _fuse(singles: Sequence[AllReduce], index: int, first_end: fx.Node) -> None:
     """One reduction in place of several: it begins with the last of them."""
     last = singles[-1].begin
-    pen = Pen(last)
+    pen = NodeWriter(last)
     with last.graph.inserting_before(last):
         rows = [_source(single.bucket) for single in singles]
         bucket = pen.write(_aten.cat.default, rows) if len(rows) > 1 else singles[0].bucket
@@ -74,7 +74,7 @@ def _is_copy(row: fx.Node) -> bool:
     return is_clone and bool(row.all_input_nodes[0].meta["val"].dim() == 1)
 
 
-def _pieces(pen: Pen, bucket: fx.Node, sizes: list[int]) -> list[fx.Node]:
+def _pieces(pen: NodeWriter, bucket: fx.Node, sizes: list[int]) -> list[fx.Node]:
     """What is whose in a bucket."""
     if len(sizes) == 1:
         return [bucket]

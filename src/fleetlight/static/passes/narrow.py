@@ -11,7 +11,7 @@ from fleetlight.collective.buckets import MIB
 from fleetlight.collective.routes.levels import Groups, described
 from fleetlight.static.graph.form import Form
 from fleetlight.static.rewriting.all_reduces import AllReduce, all_reduces_of
-from fleetlight.static.rewriting.nodes import Pen
+from fleetlight.static.rewriting.nodes import NodeWriter
 from fleetlight.static.rewriting.registry import PassRecord, PassRequest
 from fleetlight.torch_compat.operators import CAST
 
@@ -46,7 +46,7 @@ def _is_wide(reduction: AllReduce) -> bool:
 
 
 def _narrow(reduction: AllReduce, dtype: torch.dtype) -> None:
-    graph, pen, wide = reduction.begin.graph, Pen(reduction.begin), reduction.value.dtype
+    graph, pen, wide = reduction.begin.graph, NodeWriter(reduction.begin), reduction.value.dtype
     with graph.inserting_before(reduction.begin):
         narrow = pen.write(CAST, reduction.bucket, dtype=dtype)
     with graph.inserting_after(reduction.end):

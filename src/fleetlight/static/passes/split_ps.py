@@ -22,7 +22,7 @@ from fleetlight.static.graph.lookups import (
     LOOK_UP,
     ROWS,
     TABLE_GRADIENT,
-    Pull,
+    LookupPull,
     Split,
 )
 from fleetlight.static.graph.state import Slot
@@ -81,7 +81,7 @@ class _Writer:
         #: by number of the lookup: from which rows maxima are
         self._chosen: dict[int, fx.Node] = {}
 
-    def take_rows(self, pull: Pull) -> Pull:
+    def take_rows(self, pull: LookupPull) -> LookupPull:
         """Make what a pull brings a part of the state; answers the pull with its slots."""
         looked = {n.args[NUMBER]: n for n in self._graph.nodes if n.target is LOOK_UP}
         first = looked[pull.wanted[0].number].meta["val"]
@@ -138,7 +138,7 @@ class _Writer:
         self._chosen.setdefault(number, chosen)
         return self._call(node, operator.getitem, (both, 0), value)
 
-    def push(self, pull: Pull) -> fx.Node | None:
+    def push(self, pull: LookupPull) -> fx.Node | None:
         """Sum the gradients of a table; answers their mark, or None where nothing learns."""
         numbers = {wanted.number for wanted in pull.wanted}
         found = [

@@ -11,13 +11,13 @@ import dataclasses
 import torch
 from torch import SymInt, Tensor, fx
 
-from fleetlight.static.rewriting.nodes import Pen
+from fleetlight.static.rewriting.nodes import NodeWriter
 
 _aten = torch.ops.aten
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class GradientLayout:
     """How the numbers of a gradient lie in memory."""
 
     shape: tuple[int, ...]
@@ -27,7 +27,7 @@ class Layout:
     dense: bool = True
 
     @classmethod
-    def of(cls, gradient: Tensor) -> Layout:
+    def of(cls, gradient: Tensor) -> GradientLayout:
         """What is not dense, such as one number expanded to many, will be laid out by its shape."""
         shape, straight = tuple(gradient.shape), tuple(range(gradient.dim()))
         if any(isinstance(step, SymInt) for step in gradient.stride()):
@@ -44,7 +44,7 @@ class Layout:
     def _is_straight(self) -> bool:
         return list(self.order) == sorted(self.order)
 
-    def flat(self, pen: Pen, gradient: fx.Node) -> fx.Node:
+    def flat(self, pen: NodeWriter, gradient: fx.Node) -> fx.Node:
         """The numbers in a row: a view, unless they are not dense."""
         row = gradient
         if not self.dense:
@@ -56,7 +56,7 @@ class Layout:
             row = pen.write(_aten.reshape.default, row, [-1])
         return row
 
-    def shaped(self, pen: Pen, row: fx.Node) -> fx.Node:
+    def shaped(self, pen: NodeWriter, row: fx.Node) -> fx.Node:
         """A view of a row, in the shape of the gradient."""
         if len(self.shape) != 1:
             row = pen.write(_aten.view.default, row, [self.shape[dim] for dim in self.order])

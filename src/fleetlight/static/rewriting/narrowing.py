@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from fleetlight.static.graph.aliases import base_of, changed_by
-from fleetlight.static.rewriting.nodes import Pen
+from fleetlight.static.rewriting.nodes import NodeWriter
 from fleetlight.torch_compat.operators import CAST, UNSAFE_VIEW, OpOverload, schema
 from fleetlight.torch_compat.tracing import rename
 
@@ -69,7 +69,7 @@ class Narrowing:
 
     def _compute(self, node: fx.Node) -> None:
         """In the narrow type; the node itself becomes the wide result."""
-        pen = Pen(node)
+        pen = NodeWriter(node)
         target: Any = node.target
         names = [argument.name for argument in schema(target).arguments]
         args = [
@@ -117,9 +117,9 @@ class Narrowing:
         if target in _VIEWS:
             source = self._of(value.args[0], user)
             with self._graph.inserting_before(user):
-                return Pen(user).write(target, source, *value.args[1:], **value.kwargs)
+                return NodeWriter(user).write(target, source, *value.args[1:], **value.kwargs)
         self.casts += 1
-        return Pen(user).write(CAST, value, dtype=self._dtype)
+        return NodeWriter(user).write(CAST, value, dtype=self._dtype)
 
     def _is_exact(self, node: fx.Node) -> bool:
         """Whether a node is a narrow one that has been widened."""

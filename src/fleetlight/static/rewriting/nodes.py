@@ -13,7 +13,7 @@ from fleetlight.static.graph.aliases import base_of
 from fleetlight.static.ops.marks import GRADIENT
 
 
-class Pen:
+class NodeWriter:
     """Writes operations where the graph inserts now, of the same part and module as a node."""
 
     def __init__(self, like: fx.Node) -> None:

@@ -12,7 +12,7 @@ from fleetlight.errors import PlanError
 from fleetlight.static.graph.aliases import base_of, changed_by
 from fleetlight.static.graph.feeds import Feed
 from fleetlight.static.graph.form import Form
-from fleetlight.static.graph.lookups import LOOK_UP, Pull, Wanted
+from fleetlight.static.graph.lookups import LOOK_UP, LookupInputs, LookupPull
 from fleetlight.static.graph.state import Slot
 from fleetlight.static.ops.marks import without_marks
 
@@ -94,7 +94,7 @@ class IdsProgram:
         copies: dict[fx.Node, fx.Node] = {}
         changes = any(node in self._needed for node in self._changing)
         found: list[fx.Node] = []
-        self._wanted: dict[int, Wanted] = {}
+        self._wanted: dict[int, LookupInputs] = {}
         for node in graph.nodes:
             if node in self._needed:
                 copies[node] = cut.node_copy(node, copies.__getitem__)
@@ -124,18 +124,18 @@ class IdsProgram:
             found.append(answer)
         return found.index(answer)
 
-    def _as_wanted(self, node: fx.Node, places: Sequence[int | None]) -> Wanted:
+    def _as_wanted(self, node: fx.Node, places: Sequence[int | None]) -> LookupInputs:
         ids, offsets, show, click = places
         assert ids is not None
-        return Wanted(_number(node), ids, offsets, show, click, node.args[EACH] is not None)
+        return LookupInputs(_number(node), ids, offsets, show, click, node.args[EACH] is not None)
 
-    def pulls(self) -> Iterator[Pull]:
+    def pulls(self) -> Iterator[LookupPull]:
         """One for each table, in the order of their first lookups."""
-        tables: dict[str, list[Wanted]] = {}
+        tables: dict[str, list[LookupInputs]] = {}
         for number, wanted in self._wanted.items():
             tables.setdefault(self._form.lookups[number].table, []).append(wanted)
         for table, of_table in tables.items():
-            yield Pull(table, tuple(of_table))
+            yield LookupPull(table, tuple(of_table))
 
 
 def _given(lookup: fx.Node) -> Iterator[fx.Node]:

@@ -32,7 +32,7 @@ class Runner(Protocol[P]):
         """One run with these feeds, which answers the wanted values."""
 
 
-class Alone:
+class LocalRunner:
     """One process that waits for nobody."""
 
     def start(self, program: RunnableProgram) -> None:
@@ -45,7 +45,7 @@ class Alone:
         return make_step(program, coder, feeds, wanted)[0]
 
 
-class Reading:
+class ReadOnlyRunner:
     """One worker by itself, with the rows that tables have now."""
 
     def start(self, program: RunnableProgram) -> None:

@@ -23,7 +23,7 @@ from fleetlight.torch_compat.modules import buffers, parameters, with_tensors
 _call = nn.Module.__call__
 
 
-class Modules:
+class CalledModules:
     """The modules that a program has called, from the outside."""
 
     def __init__(self, recorder: Recorder) -> None:
@@ -208,7 +208,7 @@ def watch() -> None:
 
 
 def unwatch() -> None:
-    """Modules are called as torch calls them."""
+    """From now on torch calls modules as it always does."""
     if nn.Module.__call__ is not _call:
         # setting it costs tens of microseconds: Python then forgets what it knew of all modules
         nn.Module.__call__ = _call  # type: ignore[method-assign]

@@ -16,17 +16,17 @@ from torch import SymInt, Tensor, fx
 from fleetlight.static.graph.form import Form
 from fleetlight.static.graph.state import KINDS, Slot
 from fleetlight.static.writing import tables
-from fleetlight.static.writing.calls import Modules
+from fleetlight.static.writing.calls import CalledModules
 from fleetlight.static.writing.recorder import Recorder
 from fleetlight.torch_compat.tracing import rename
 
 
-class Source:
+class ProgramSource:
     """A program while it is written."""
 
     def __init__(self) -> None:
         self.recorder = Recorder()
-        self.modules = Modules(self.recorder)
+        self.modules = CalledModules(self.recorder)
 
     @property
     def version(self) -> object:
@@ -60,7 +60,7 @@ def _rename(node: fx.Node, slot: Slot) -> None:
 
 
 @contextlib.contextmanager
-def uncollected() -> Iterator[None]:
+def no_gc() -> Iterator[None]:
     """Inside the block nothing looks for garbage, which costs a capture a quarter of its time."""
     was = gc.isenabled()
     gc.disable()
@@ -77,7 +77,7 @@ _OPERATORS = {sympy.Add: operator.add, sympy.Mul: operator.mul}
 
 def from_feeds(graph: fx.Graph, feeds: Sequence[fx.Node]) -> None:
     """Have all sizes computed from those of the feeds, as far as they are sums and products."""
-    sizes = _Sizes(graph, feeds)
+    sizes = _OpenSizes(graph, feeds)
     for node in list(graph.nodes):
         value = node.meta.get("val")
         if node.op == "call_function" and isinstance(value, SymInt):
@@ -87,7 +87,7 @@ def from_feeds(graph: fx.Graph, feeds: Sequence[fx.Node]) -> None:
                 graph.erase_node(node)
 
 
-class _Sizes:
+class _OpenSizes:
     """The nodes that compute sizes, by what they compute."""
 
     def __init__(self, graph: fx.Graph, feeds: Sequence[fx.Node]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fleetlight.static.coding.stretches import Stretch, stays, stretches
+from fleetlight.static.coding.segments import GraphSegment, segments, stays
 from fleetlight.static.ops.marks import LAID_OUT
 from fleetlight.static.ops.reductions import REDUCE, REDUCED
 
@@ -39,13 +39,13 @@ def step() -> fx.Graph:
     return graph
 
 
-def names(stretch: Stretch) -> list[str]:
-    return [node.name for node in stretch.nodes]
+def names(segment: GraphSegment) -> list[str]:
+    return [node.name for node in segment.nodes]
 
 
 def test_they_end_where_something_stays() -> None:
     graph = step()
-    first, second = stretches(graph)
+    first, second = segments(graph)
     graph.lint()
     assert names(first) == ["mul_tensor", "max_dim", "getitem", "exp_default"]
     assert names(second) == ["mul_tensor_1", "add_tensor"]
@@ -55,7 +55,7 @@ def test_they_end_where_something_stays() -> None:
 
 
 def test_they_know_what_they_take_and_what_is_needed_of_them() -> None:
-    first, second = stretches(step())
+    first, second = segments(step())
     assert [node.name for node in first.inputs] == ["x", "parameter"]
     assert [node.name for node in first.outputs] == ["mul_tensor", "getitem", "exp_default"]
     assert [node.name for node in second.inputs] == ["exp_default", "getitem"]
@@ -66,7 +66,7 @@ def test_they_know_what_they_take_and_what_is_needed_of_them() -> None:
 
 def test_views_that_only_others_need_are_taken_behind() -> None:
     graph = step()
-    first, _ = stretches(graph)
+    first, _ = segments(graph)
     order = [node.name for node in graph.nodes]
     behind = order.index(first.nodes[-1].name)
     assert order[behind + 1 : behind + 4] == ["view_default", "view_default_1", "cat_default"]
@@ -78,4 +78,4 @@ def test_a_lone_operation_is_called() -> None:
     graph.output(
         graph.call_function(aten.exp.default, (graph.call_function(aten.t.default, (x,)),))
     )
-    assert list(stretches(graph)) == []
+    assert list(segments(graph)) == []

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fleetlight.errors import ConfigError
-from fleetlight.static.running.places import place_of
+from fleetlight.static.running.devices import place_of
 
 
 @pytest.mark.parametrize("place", ["cpu", torch.device("cpu")])

@@ -21,7 +21,7 @@ _LEAST = 2
 
 
 @dataclasses.dataclass
-class Stretch:
+class GraphSegment:
     """Nodes that follow each other, what they take from before and what is needed of them."""
 
     nodes: list[fx.Node]
@@ -33,7 +33,7 @@ class Stretch:
         self.outputs = [n for n in self.nodes if any(u not in self.own for u in n.users)]
 
     def graph(self) -> fx.Graph:
-        """The stretch as a graph of its own."""
+        """The segment as a graph of its own."""
         graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
         for node in self.inputs:
             copies[node] = graph.placeholder(node.name)
@@ -43,7 +43,7 @@ class Stretch:
         return graph
 
 
-def stretches(graph: fx.Graph) -> Iterator[Stretch]:
+def segments(graph: fx.Graph) -> Iterator[GraphSegment]:
     """From the first to the last."""
     _bring_together(graph)
     run: list[fx.Node] = []
@@ -82,7 +82,7 @@ def stays(node: fx.Node) -> bool:
     return bool(target.namespace != "prims")
 
 
-def _worth_it(run: list[fx.Node]) -> Iterator[Stretch]:
+def _worth_it(run: list[fx.Node]) -> Iterator[GraphSegment]:
     """Without the views that only others need: these are taken behind it."""
     inside = set(run)
     for node in reversed(run):
@@ -95,4 +95,4 @@ def _worth_it(run: list[fx.Node]) -> Iterator[Stretch]:
             if node not in inside:
                 behind.append(node)
                 behind = node
-        yield Stretch(nodes)
+        yield GraphSegment(nodes)
