@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -61,9 +62,9 @@ def _backward(
             waiting = []
     for index, (bucket, numbers) in enumerate(begun):
         _call(graph, REDUCED, (bucket, index), "backward", "", None)
-        gradients |= {
-            n: _call(graph, _aten.select.int, (bucket, 0, n), "backward", "") for n in numbers
-        }
+        parts = _call(graph, _aten.split.Tensor, (bucket, 1), "backward", "")
+        for place, n in enumerate(numbers):
+            gradients[n] = _call(graph, operator.getitem, (parts, place), "backward", "")
     return gradients
 
 

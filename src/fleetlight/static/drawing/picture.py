@@ -23,8 +23,7 @@ from fleetlight.static.graph.feeds import Feed
 from fleetlight.static.graph.form import Form, Sizes, plain
 from fleetlight.static.graph.state import Slot
 from fleetlight.static.ops.marks import GRADIENT
-from fleetlight.static.ops.reductions import REDUCED
-from fleetlight.static.rewriting.all_reduces import AllReduce, all_reduces_of
+from fleetlight.static.rewriting.all_reduces import AllReduce, all_reduces_of, members_of
 
 Kind = Literal["feed", "table", "forward", "loss", "backward", "overlapped", "bucket", "step"]
 Flow = Literal["value", "kept", "gradient"]
@@ -310,6 +309,7 @@ class _Sketch:
         if not steps or not self._back:
             return
         times, owners = self._times(steps), self._owners(slots)
+        members = members_of(self._form.graph)
         merged: dict[Any, list[AllReduce]] = {}
         for one in all_reduces_of(self._form.graph):
             how = tuple(f"{name}={value}" for name, value in sorted(one.begin.kwargs.items()))
@@ -317,7 +317,7 @@ class _Sketch:
             merged.setdefault(key, []).append(one)
         reduced: set[str] = set()
         for number, ((issued, waited, dtype, how), found) in enumerate(merged.items()):
-            names = sorted({name for one in found for name in _marked(one)})
+            names = sorted(str(m.args[1]) for one in found for m in members.get(one.index, ()))
             reduced.update(names)
             size = bytes_text(sum(one.bytes for one in found))
             after = f"∂ {titles[issued]}" if issued >= 0 else "backward"
@@ -413,17 +413,3 @@ def _parted(update: Sequence[fx.Node]) -> list[list[fx.Node]]:
     if len(parts) > 1 and not any("fused" in short_name(node) for node in parts[-1]):
         parts[-2:] = [[*parts[-2], *parts[-1]]]
     return parts
-
-
-def _marked(one: AllReduce) -> set[str]:
-    """Names on the marks of what a bucket is cut into when it is back."""
-    names: set[str] = set()
-    todo, seen = [one.bucket], {one.bucket}
-    while todo:
-        for user in todo.pop().users:
-            if user.target is GRADIENT:
-                names.add(str(user.args[1]))
-            elif one.end < user and user not in seen and user.target is not REDUCED:
-                seen.add(user)
-                todo.append(user)
-    return names
