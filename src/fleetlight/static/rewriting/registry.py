@@ -51,16 +51,17 @@ class PassRecord:
 
 
 def in_order(records: Iterable[PassRecord]) -> tuple[PassRecord, ...]:
-    """The records so that each stands where it says; ties go by the name."""
+    """The records so that each stands where it says, in one order for all processes."""
     named = {record.name: record for record in sorted(records, key=lambda record: record.name)}
-    graph: dict[str, set[str]] = {name: set() for name in named}
+    # lists, since the order of a set of texts differs between processes
+    graph: dict[str, list[str]] = {name: [] for name in named}
     for record in named.values():
         for other in (*record.after, *record.before):
             if other not in named:
                 raise PlanError(f"pass {record.name!r}: {other!r}: {did_you_mean(other, named)}")
-        graph[record.name].update(record.after)
+        graph[record.name].extend(record.after)
         for other in record.before:
-            graph[other].add(record.name)
+            graph[other].append(record.name)
     try:
         return tuple(named[name] for name in graphlib.TopologicalSorter(graph).static_order())
     except graphlib.CycleError as error:
