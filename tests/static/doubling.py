@@ -8,7 +8,7 @@ from torch import Tensor, fx, nn
 
 from fleetlight import static
 from fleetlight.static.graph.form import Form, Pass
-from fleetlight.static.graph.reductions import REDUCE, REDUCED, reducing
+from fleetlight.static.ops.reductions import REDUCE, REDUCED, reducing
 
 #: which knows the code of a program when it is run again
 _EXECUTOR = static.Executor()

@@ -13,7 +13,7 @@ import fleetlight as fleet
 from fleetlight import static
 from fleetlight.static.graph.form import Form
 from fleetlight.static.writing.recorder import Part
-from fleetlight.static.writing.source import Source
+from fleetlight.static.writing.source import ProgramSource
 
 
 class Fields(nn.Module):
@@ -56,7 +56,7 @@ def calls(form: Form) -> list[str]:
     return [str(n.target).removesuffix(".default") for n in form.graph.nodes]
 
 
-def source_of(program: static.Program) -> Source:
+def source_of(program: static.Program) -> ProgramSource:
     assert program.source is not None
     return program.source
 

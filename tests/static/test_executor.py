@@ -21,7 +21,7 @@ from fleetlight.checkpoint import load_inference, save_inference
 from fleetlight.errors import ConfigError, PlanError
 from fleetlight.static.definition import reset_default_programs
 from fleetlight.static.passes import GradientMerge
-from fleetlight.static.running.options import Options
+from fleetlight.static.running.options import RunOptions
 
 X = [[1.0, 2.0, 3.0, 4.0], [4.0, 3.0, 2.0, 1.0]]
 
@@ -222,7 +222,7 @@ def test_fetched_values_stay_what_they_were() -> None:
 def test_fetches_are_computed_now_and_then() -> None:
     """Every third run computes; those between answer what was computed last, and train as well."""
     made = Written()
-    static.default_main_program().options = Options(fetch_frequency=3)
+    static.default_main_program().options = RunOptions(fetch_frequency=3)
     losses = [float(made.run()[0]) for _ in range(7)]
     assert losses[0] == losses[1] == losses[2] != losses[3] == losses[4] == losses[5] != losses[6]
     # what has never been computed is

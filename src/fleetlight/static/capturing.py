@@ -16,17 +16,16 @@ from fleetlight.static.graph.feeds import Feed
 from fleetlight.static.graph.variable import Variable
 from fleetlight.static.passes.split_ps import SplitPS
 from fleetlight.static.program import Program
-from fleetlight.static.running.reading import Reading
+from fleetlight.static.running.runners import ReadOnlyRunner
 from fleetlight.static.writing import optimizers
 from fleetlight.static.writing.calls import watched
 from fleetlight.static.writing.clipping import Clip
-from fleetlight.static.writing.haste import uncollected
-from fleetlight.static.writing.source import Source
+from fleetlight.static.writing.source import ProgramSource, no_gc
 
 Fetches = Mapping[str, Callable[..., Tensor]]
 
 
-@uncollected()
+@no_gc()
 @names_arguments
 def capture(
     model: nn.Module,
@@ -72,7 +71,7 @@ def capture(
     if optimizer is not None:
         train(program, found["loss"], model, optimizer, clip)
     elif source.recorder.lookups:
-        program.passes, program.runner = (SplitPS(),), Reading()
+        program.passes, program.runner = (SplitPS(),), ReadOnlyRunner()
     return program
 
 
@@ -87,12 +86,14 @@ def _named(output: Any) -> Iterator[tuple[str, Variable]]:
     yield from ((name, value) for name, value in parts.items() if isinstance(value, Variable))
 
 
-def _computed(source: Source, function: Callable[..., Any], output: Any, rest: list[Any]) -> Any:
+def _computed(
+    source: ProgramSource, function: Callable[..., Any], output: Any, rest: list[Any]
+) -> Any:
     with watched(), source.recorder.writing():
         return function(output, *rest)
 
 
-def _feed(source: Source, name: str, value: Tensor) -> Variable:
+def _feed(source: ProgramSource, name: str, value: Tensor) -> Variable:
     if not isinstance(value, Tensor):
         raise ConfigError(
             f"capture: example input {name!r} is a {type(value).__name__}, expected a tensor"
@@ -101,7 +102,7 @@ def _feed(source: Source, name: str, value: Tensor) -> Variable:
     return source.recorder.feed(Feed(name, shape, value.dtype), value)
 
 
-def _node(source: Source, name: str, value: Any) -> torch.fx.Node:
+def _node(source: ProgramSource, name: str, value: Any) -> torch.fx.Node:
     if not isinstance(value, Variable):
         raise ConfigError(
             f"capture: {name} is a {type(value).__name__} that does not depend on the inputs, "

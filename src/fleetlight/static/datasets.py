@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -13,14 +13,14 @@ from fleetlight.data.file_stream import FileStream
 from fleetlight.errors import ConfigError
 from fleetlight.observe.log import logger
 from fleetlight.static.loaders import BoundLoader, bind
+from fleetlight.static.program import Program
 
-if TYPE_CHECKING:
-    from fleetlight.static.executor import Executor
-    from fleetlight.static.program import Program
+#: `Executor.run`
+Run = Callable[..., list[Any]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class DatasetResult:
     """What came of a data set."""
 
     steps: int
@@ -72,32 +72,32 @@ def explain(verb: str, **given: object) -> None:
             logger.info("%s: %s=%r changes nothing: %s", verb, name, value, _EXPLAINED[name])
 
 
-def train(executor: Executor, program: Program, dataset: Any, fetches: Fetches) -> Outcome:
+def train(run: Run, program: Program, dataset: Any, fetches: Fetches) -> DatasetResult:
     """A step for each batch."""
-    return _run(executor, program, _bound(dataset, program), fetches, "train")
+    return _run(run, program, _bound(dataset, program), fetches, "train")
 
 
-def infer(executor: Executor, program: Program, dataset: Any, fetches: Fetches) -> Outcome:
+def infer(run: Run, program: Program, dataset: Any, fetches: Fetches) -> DatasetResult:
     """A run for each batch of a program that changes nothing."""
     if program.form.trains:
         raise ConfigError(
             "infer_from_dataset: got a program that trains; give program.clone(for_test=True)"
         )
-    return _run(executor, program, _bound(dataset, program), fetches, "infer")
+    return _run(run, program, _bound(dataset, program), fetches, "infer")
 
 
 def _run(
-    executor: Executor, program: Program, loader: BoundLoader, fetches: Fetches, verb: str
-) -> Outcome:
+    run: Run, program: Program, loader: BoundLoader, fetches: Fetches, verb: str
+) -> DatasetResult:
     step, fetched = 0, []
     for step, batch in enumerate(loader, 1):
         names = fetches.of(step)
-        values = executor.run(program, feed=batch, fetch_list=names)
+        values = run(program, feed=batch, fetch_list=names)
         if names:
             fetched = values
             logger.info("%s: step %d, %s", verb, step, fetches.told(values))
     logger.info("%s: %d steps", verb, step)
-    return Outcome(step, fetched)
+    return DatasetResult(step, fetched)
 
 
 def _bound(dataset: Any, program: Program) -> BoundLoader:

@@ -17,8 +17,8 @@ from fleetlight.static.program import Program
 from fleetlight.static.running.runners import EVERYTHING
 from fleetlight.static.writing import calls, optimizers, tables
 from fleetlight.static.writing.clipping import UNCLIPPED, Clip
-from fleetlight.static.writing.haste import uncollected
 from fleetlight.static.writing.recorder import Part, Recorder
+from fleetlight.static.writing.source import no_gc
 from fleetlight.static.writing.training import write_backward, write_step
 from fleetlight.strategy.job import note_program
 
@@ -163,7 +163,7 @@ def minimize(
         raise
 
 
-@uncollected()
+@no_gc()
 def train(
     program: Program,
     loss: Variable,

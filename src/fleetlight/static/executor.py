@@ -19,8 +19,8 @@ from fleetlight.static.definition import default_main_program, leave_writing
 from fleetlight.static.graph.feeds import Feed, accept, in_order
 from fleetlight.static.graph.form import Form, changed_feeds, needed_feeds
 from fleetlight.static.program import Program
-from fleetlight.static.running.options import Options, Threads
-from fleetlight.static.running.places import place_of
+from fleetlight.static.running.devices import place_of
+from fleetlight.static.running.options import RunOptions, Threads
 
 #: what is the same on all workers
 _KEPT = ("parameter", "buffer")
@@ -49,10 +49,10 @@ class Executor:
     ) -> None:
         self.place = place_of(place)
         self._frequency, self._threads = fetch_frequency, num_threads
-        Options().changed(fetch_frequency, num_threads)
+        RunOptions().changed(fetch_frequency, num_threads)
         self._compile = compile
         self._coder = Coder(compile)
-        self._known: weakref.WeakKeyDictionary[Program, _Known] = weakref.WeakKeyDictionary()
+        self._known: weakref.WeakKeyDictionary[Program, _ProgramRuns] = weakref.WeakKeyDictionary()
 
     @names_arguments
     def run(
@@ -96,7 +96,7 @@ class Executor:
         scope: Any = None,
         thread: int = 0,
         debug: bool = False,
-    ) -> datasets.Outcome:
+    ) -> datasets.DatasetResult:
         """A run for each batch of the data set; `fetch_list` goes to the log now and then.
 
         `scope`, `thread` and `debug` are Fleet's; when set, the log says why they change nothing.
@@ -104,7 +104,7 @@ class Executor:
         program = _checked(default_main_program() if program is None else program)
         fetches = datasets.Fetches(tuple(_listed(program, fetch_list)), fetch_info, print_period)
         datasets.explain("train_from_dataset", scope=scope, thread=thread, debug=debug)
-        return datasets.train(self, program, dataset, fetches)
+        return datasets.train(self.run, program, dataset, fetches)
 
     @names_arguments
     def infer_from_dataset(
@@ -118,12 +118,12 @@ class Executor:
         scope: Any = None,
         thread: int = 0,
         debug: bool = False,
-    ) -> datasets.Outcome:
+    ) -> datasets.DatasetResult:
         """The same for an evaluation, `program.clone(for_test=True)`, which changes nothing."""
         program = _checked(default_main_program() if program is None else program)
         fetches = datasets.Fetches(tuple(_listed(program, fetch_list)), fetch_info, print_period)
         datasets.explain("infer_from_dataset", scope=scope, thread=thread, debug=debug)
-        return datasets.infer(self, program, dataset, fetches)
+        return datasets.infer(self.run, program, dataset, fetches)
 
     def close(self) -> None:
         """Forget the code that was made; another run makes it again."""
@@ -149,7 +149,7 @@ class Executor:
             )
 
     def _accepted(
-        self, program: Program, known: _Known, feed: Any, wanted: Sequence[str]
+        self, program: Program, known: _ProgramRuns, feed: Any, wanted: Sequence[str]
     ) -> list[Tensor]:
         """The feeds of a run, from its caller or from a loader."""
         needed = known.needs(wanted)
@@ -169,16 +169,16 @@ class Executor:
         named = zip(known.feeds, feeds, strict=True)
         return [value.clone() if name in known.changed else value for name, value in named]
 
-    def _of(self, program: Program) -> _Known:
+    def _of(self, program: Program) -> _ProgramRuns:
         form = program.form
         known = self._known.get(program)
         if known is None or known.form is not form:
-            known = self._known[program] = _Known(form)
+            known = self._known[program] = _ProgramRuns(form)
         return known
 
 
 @dataclasses.dataclass
-class _Known:
+class _ProgramRuns:
     """What an executor knows of a program, as long as nothing rewrites it."""
 
     form: Form

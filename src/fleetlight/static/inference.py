@@ -15,8 +15,7 @@ from fleetlight.errors import ConfigError, PlanError, did_you_mean
 from fleetlight.static.graph.evaluation import evaluation
 from fleetlight.static.graph.feeds import Feed
 from fleetlight.static.graph.form import Form, graph_of
-from fleetlight.static.graph.lookup_ops import LOOK_UP
-from fleetlight.static.graph.lookups import ROWS
+from fleetlight.static.graph.lookups import LOOK_UP, ROWS
 from fleetlight.static.graph.state import Slot
 from fleetlight.static.program import Program, names_of
 from fleetlight.torch_compat.modules import children

@@ -4,16 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from fleetlight.errors import ConfigError, did_you_mean, names_arguments
+from fleetlight.static.definition import default_main_program, program_of
 from fleetlight.static.graph.variable import Variable
-
-if TYPE_CHECKING:
-    from fleetlight.static.program import Program
+from fleetlight.static.program import Program
 
 Batch = dict[str, Any]
 
@@ -52,10 +51,15 @@ class BoundLoader:
         """Whether runs of the program take batches from it."""
         return self._batches is not None
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and has batches left, as far as runs have asked."""
+        return self.is_started and not self._is_at_end
+
     def start(self) -> None:
         """From now on runs of the program without feeds take its batches, from the first one."""
         other = self.program.loader
-        if other is not None and other.is_started and not other._is_at_end:
+        if other is not None and other.is_running:
             which = "this loader" if other is self else "another loader of the program"
             raise ConfigError(
                 f"start: {which} was started and is not at its end; call its reset() before"
@@ -155,8 +159,6 @@ def _holds_values(part: Any) -> bool:
 
 def _program_of(feeds: Sequence[Any]) -> Program:
     """The program in which a variable is written, or the one that is written now."""
-    from fleetlight.static.definition import default_main_program, program_of
-
     variables = [feed for feed in feeds if isinstance(feed, Variable)]
     return program_of(variables[0]) if variables else default_main_program()
 

@@ -7,35 +7,44 @@ import dataclasses
 import os
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from fleetlight.checkpoint.store import Directory
 from fleetlight.errors import ConfigError, PlanError
+from fleetlight.static import drawing
+from fleetlight.static.drawing import text
 from fleetlight.static.files import saving
 from fleetlight.static.files.document import ON_SERVERS
-from fleetlight.static.graph import text
 from fleetlight.static.graph.evaluation import evaluation
 from fleetlight.static.graph.feeds import Feed
 from fleetlight.static.graph.form import Form, Pass
-from fleetlight.static.graph.norm_ops import SYNCED_NORM
-from fleetlight.static.graph.reductions import REDUCE
 from fleetlight.static.graph.state import Slot
 from fleetlight.static.graph.variable import Variable
-from fleetlight.static.running.options import Options
-from fleetlight.static.running.reading import Reading, read_tables
-from fleetlight.static.running.runners import Alone, Runner
-from fleetlight.static.writing.haste import uncollected
-from fleetlight.static.writing.source import Source
-
-if TYPE_CHECKING:
-    from fleetlight.static.drawing import Drawing
-    from fleetlight.static.loaders import BoundLoader
+from fleetlight.static.ops.norms import SYNCED_NORM
+from fleetlight.static.ops.reductions import REDUCE
+from fleetlight.static.running.options import RunOptions
+from fleetlight.static.running.runners import LocalRunner, ReadOnlyRunner, Runner, read_tables
+from fleetlight.static.writing.source import ProgramSource, no_gc
 
 #: operations that need other workers
 _EXCHANGES = (REDUCE, SYNCED_NORM)
+
+
+class StartedLoader(Protocol):
+    """A loader that gives a program its batches."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and has batches left."""
+
+    def take(self) -> dict[str, Any]:
+        """The next batch, by the names of the feeds."""
+
+    def reset(self) -> None:
+        """Drop the batches that are left."""
 
 
 class Program:
@@ -46,22 +55,22 @@ class Program:
 
     def __init__(self) -> None:
         #: what is written into it; None for one that is not to be written into
-        self.source: Source | None = Source()
+        self.source: ProgramSource | None = ProgramSource()
         self.source.recorder.owner = weakref.ref(self)
         #: where what it was cloned from is written, and may have been given names since
-        self.origin: Source | None = None
+        self.origin: ProgramSource | None = None
         #: what is done to it before it runs, in this order
         self.passes: tuple[Pass, ...] = ()
         #: how its steps are made, with which other processes
-        self.runner: Runner = Alone()
-        self.options = Options()
+        self.runner: Runner[Program] = LocalRunner()
+        self.options = RunOptions()
         #: the program that must run before it
         self.startup: Program | None = None
         #: the programs that wait for this one
         self.begins: list[Program] = []
         self.has_started = False
         #: the loader that was started for it
-        self.loader: BoundLoader | None = None
+        self.loader: StartedLoader | None = None
         #: the model that it trains, and what its state is called by
         self.model: nn.Module | None = None
         self.optimizer: torch.optim.Optimizer | None = None
@@ -93,7 +102,7 @@ class Program:
         key = None if self.source is None else (self.source.version, tuple(self.passes))
         if self._made is None or self._made[0] != key:
             assert self.source is not None
-            with uncollected():
+            with no_gc():
                 form = self.source.form()
                 for rewrite in self.passes:
                     form = rewrite(form)
@@ -136,7 +145,7 @@ class Program:
         source = self.form if self.source is None else self.source.form()
         program = Program.of(read_tables(evaluation(source)))
         if program.form.split is not None:
-            program.runner = Reading()
+            program.runner = ReadOnlyRunner()
         program._begin_with(self)
         program.model = self.model
         program.origin = self.origin or self.source
@@ -165,11 +174,13 @@ class Program:
         """The passes, one line each."""
         return text.explanation([rewrite.name for rewrite in self.passes], self.reports)
 
-    def draw(self, path: str | os.PathLike[str] | None = None) -> Drawing:
-        """A picture of its modules and of what flows between them; `path` is an .svg to write."""
-        from fleetlight.static import drawing
+    def draw(self, path: str | os.PathLike[str] | None = None) -> drawing.Drawing:
+        """A picture of its modules and of what flows between them.
 
-        where = None if path is None else drawing.place(path)
+        `path`: a file to write. `.dot` and `.mmd` (Mermaid) need no program; Graphviz makes
+        `.svg`, `.png` and `.pdf`.
+        """
+        where = None if path is None else drawing.checked_path(path)
         made = drawing.drawing_of(self.form, self.model, self.optimizer)
         if where is not None:
             made.save(where)
@@ -213,7 +224,7 @@ class Program:
         state = (slot if slot in self.state else own[slot.kind, slot.name] for slot in form.state)
         return dataclasses.replace(form, state=tuple(state))
 
-    def written(self) -> Source:
+    def written(self) -> ProgramSource:
         """Where to write; a program that was loaded or rewritten is as it is."""
         if self.source is None:
             raise PlanError(

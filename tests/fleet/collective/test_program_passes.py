@@ -13,18 +13,20 @@ from torch.nn import functional as F
 
 from fleetlight import DistributedStrategy, static
 from fleetlight.fleet.training.programs import options_of
-from fleetlight.static.running.options import Options
+from fleetlight.static.running.options import RunOptions
 
 
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({}, Options()),
-        ({"fetch_frequency": 3}, Options(fetch_frequency=3)),
-        ({"execution_strategy": {"num_threads": 2}}, Options(num_threads=2)),
+        ({}, RunOptions()),
+        ({"fetch_frequency": 3}, RunOptions(fetch_frequency=3)),
+        ({"execution_strategy": {"num_threads": 2}}, RunOptions(num_threads=2)),
     ],
 )
-def test_a_strategy_says_how_programs_are_run(settings: dict[str, Any], expected: Options) -> None:
+def test_a_strategy_says_how_programs_are_run(
+    settings: dict[str, Any], expected: RunOptions
+) -> None:
     context: Any = SimpleNamespace(strategy=DistributedStrategy(**settings))
     assert options_of(context) == expected
 

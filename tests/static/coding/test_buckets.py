@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from fleetlight.static.coding.buckets import keep_buckets
 from fleetlight.static.coding.python import function_of
-from fleetlight.static.graph.reductions import REDUCE, reducing
+from fleetlight.static.ops.reductions import REDUCE, reducing
 
 aten: Any = torch.ops.aten
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fleetlight import static
 from fleetlight.static.coding import inductor
-from fleetlight.static.graph.reductions import reducing
+from fleetlight.static.ops.reductions import reducing
 from fleetlight.static.passes import FuseAllReduce, InsertAllReduce, Overlap
 
 pytestmark = pytest.mark.slow

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -10,9 +11,9 @@ from torch import fx, nn
 
 from fleetlight.static.graph.feeds import Feed
 from fleetlight.static.graph.form import Form
-from fleetlight.static.graph.marks import GRADIENT
-from fleetlight.static.graph.reductions import REDUCE, REDUCED
 from fleetlight.static.graph.state import Slot
+from fleetlight.static.ops.marks import GRADIENT
+from fleetlight.static.ops.reductions import REDUCE, REDUCED
 
 _aten = torch.ops.aten
 VALUE = torch.empty(4, 3)
@@ -61,9 +62,9 @@ def _backward(
             waiting = []
     for index, (bucket, numbers) in enumerate(begun):
         _call(graph, REDUCED, (bucket, index), "backward", "", None)
-        gradients |= {
-            n: _call(graph, _aten.select.int, (bucket, 0, n), "backward", "") for n in numbers
-        }
+        parts = _call(graph, _aten.split.Tensor, (bucket, 1), "backward", "")
+        for place, n in enumerate(numbers):
+            gradients[n] = _call(graph, operator.getitem, (parts, place), "backward", "")
     return gradients
 
 

@@ -62,8 +62,8 @@ def test_an_operation_of_another_torch_is_told() -> None:
 
 
 def test_all_operations_of_ours_are_known_but_those_of_tables() -> None:
-    for module in ("lookup_ops", "row_ops", "layouts", "marks", "norm_ops", "reductions"):
-        importlib.import_module(f"fleetlight.static.graph.{module}")
+    for module in ("graph.lookups", "ops.rows", "ops.marks", "ops.norms", "ops.reductions"):
+        importlib.import_module(f"fleetlight.static.{module}")
     importlib.import_module("fleetlight.static.coding")
     names = [n for n in torch._C._dispatch_get_all_op_names() if n.startswith("fleetlight::")]
     unknown = [name for name in names if f"{name.replace('::', '.')}.default" not in _FUNCTIONS]

@@ -10,8 +10,7 @@ import torch
 from torch import fx
 
 from fleetlight.static.graph.aliases import Memory, base_of, changed_by, is_view, looked_at
-from fleetlight.static.graph.layouts import LAID_OUT
-from fleetlight.static.graph.marks import GRADIENT
+from fleetlight.static.ops.marks import GRADIENT, LAID_OUT
 
 aten = torch.ops.aten
 

@@ -14,10 +14,10 @@ from fleetlight import static
 from fleetlight.collective.buckets import BucketLimits
 from fleetlight.errors import PlanError
 from fleetlight.static.graph.form import Form, Pass
-from fleetlight.static.graph.reductions import reducing
+from fleetlight.static.ops.reductions import reducing
 from fleetlight.static.passes import Compress, FuseAllReduce, InsertAllReduce, Overlap
-from fleetlight.static.passes.all_reduces import all_reduces_of, members_of
-from fleetlight.static.passes.gradients import gradients_of, made_by
+from fleetlight.static.rewriting.all_reduces import all_reduces_of, members_of
+from fleetlight.static.rewriting.nodes import gradients_of, made_by
 
 pytestmark = pytest.mark.slow
 

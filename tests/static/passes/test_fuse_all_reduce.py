@@ -13,10 +13,10 @@ from torch import nn
 
 from fleetlight import static
 from fleetlight.collective.buckets import MIB, BucketLimits
+from fleetlight.static.drawing.text import short_name
 from fleetlight.static.graph.form import Form
-from fleetlight.static.graph.text import short_name
 from fleetlight.static.passes import FuseAllReduce, InsertAllReduce
-from fleetlight.static.passes.all_reduces import all_reduces_of
+from fleetlight.static.rewriting.all_reduces import all_reduces_of
 
 pytestmark = pytest.mark.slow
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from fleetlight import static
 from fleetlight.errors import PlanError
 from fleetlight.static.graph.form import Pass
-from fleetlight.static.graph.marks import GRADIENT
 from fleetlight.static.graph.schedule import MERGED, Schedule
+from fleetlight.static.ops.marks import GRADIENT
 from fleetlight.static.passes import FuseAllReduce, GradientMerge, InsertAllReduce, Overlap
 
 pytestmark = pytest.mark.slow

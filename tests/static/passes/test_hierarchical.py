@@ -13,7 +13,7 @@ from fleetlight.collective.buckets import BucketLimits
 from fleetlight.static.graph.fingerprint import fingerprint
 from fleetlight.static.graph.form import Pass
 from fleetlight.static.passes import FuseAllReduce, Hierarchical, InsertAllReduce, Narrow, Overlap
-from fleetlight.static.passes.all_reduces import all_reduces_of
+from fleetlight.static.rewriting.all_reduces import all_reduces_of
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from tests.static.nets import batch, captured, net
 from torch import Tensor, nn
 
 from fleetlight import static
-from fleetlight.static.graph.text import short_name
+from fleetlight.static.drawing.text import short_name
 from fleetlight.static.passes import InsertAllReduce
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ from tests.static.passes.test_insert_all_reduce import program_of
 from fleetlight.collective.buckets import BucketLimits
 from fleetlight.static.graph.form import Pass
 from fleetlight.static.passes import FuseAllReduce, InsertAllReduce, Narrow, Overlap
-from fleetlight.static.passes.all_reduces import all_reduces_of
+from fleetlight.static.rewriting.all_reduces import all_reduces_of
 
 pytestmark = pytest.mark.slow
 

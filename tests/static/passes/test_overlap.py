@@ -15,9 +15,9 @@ from torch import fx
 
 from fleetlight.collective.buckets import BucketLimits
 from fleetlight.static.graph.form import Pass
-from fleetlight.static.graph.reductions import REDUCE, REDUCED
+from fleetlight.static.ops.reductions import REDUCE, REDUCED
 from fleetlight.static.passes import FuseAllReduce, InsertAllReduce, Overlap
-from fleetlight.static.passes.all_reduces import all_reduces_of, is_carried
+from fleetlight.static.rewriting.all_reduces import all_reduces_of, is_carried
 
 pytestmark = pytest.mark.slow
 

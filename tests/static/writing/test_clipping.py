@@ -16,7 +16,7 @@ from fleetlight import static
 from fleetlight.collective.buckets import BucketLimits
 from fleetlight.errors import ConfigError, PlanError
 from fleetlight.static import passes
-from fleetlight.static.graph.marks import GRADIENT
+from fleetlight.static.ops.marks import GRADIENT
 
 pytestmark = pytest.mark.slow
 

@@ -24,8 +24,8 @@ from fleetlight.fleet.training.consistency import terms_of
 from fleetlight.fleet.training.local_training import may_train_alone
 from fleetlight.fleet.training.model import reduction_of
 from fleetlight.static.graph.form import Form
-from fleetlight.static.graph.reductions import GroupReductions, NoReductions, Parts, reducing
-from fleetlight.static.passes.all_reduces import all_reduces_of, members_of
+from fleetlight.static.ops.reductions import GroupReductions, NoReductions, Parts, reducing
+from fleetlight.static.rewriting.all_reduces import all_reduces_of, members_of
 
 
 class ProgramReducer:

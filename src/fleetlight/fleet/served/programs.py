@@ -7,25 +7,23 @@ gradients, in any mode, is done with them too.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 from torch import Tensor, nn
 
-from fleetlight.errors import PlanError, StrategyError
-from fleetlight.fleet.job import Job
+from fleetlight.errors import PlanError
 from fleetlight.fleet.protocols import RegisteredModel
 from fleetlight.fleet.training.optimizer import StepPlan
-from fleetlight.fleet.training.programs import options_of, passes_of_training, remember
+from fleetlight.fleet.training.programs import options_of, remember
 from fleetlight.fleet.training.registering import has_all_of, register_model
 from fleetlight.fleet.training.worker_seeds import make_distinct
 from fleetlight.ps.layers.table_gradient import TableGradient
 from fleetlight.static import passes
-from fleetlight.static.graph.form import Form, Pass
-from fleetlight.static.graph.layouts import laid_out
+from fleetlight.static.graph.form import Form
 from fleetlight.static.graph.lookups import Lookup
-from fleetlight.static.graph.marks import GRADIENT
+from fleetlight.static.ops.marks import GRADIENT, laid_out
 from fleetlight.static.program import Program
-from fleetlight.static.running.pulling import Arrived, pull
+from fleetlight.static.running.pulling import PulledRows, pull
 from fleetlight.static.running.runners import Coder, run_parts
 from fleetlight.static.writing.recorder import Part
 
@@ -49,19 +47,9 @@ def takes(plan: StepPlan, program: Program) -> Collection[Part]:
 def distribute(plan: StepPlan, program: Program) -> None:
     """Rewrite a program as the strategy says, its lookups last."""
     assert program.model is not None
-    program.passes = (*_passes(plan.job), passes.SplitPS())
+    request = passes.PassRequest(plan.job.strategy, program.model, with_servers=True)
+    program.passes = passes.chosen(request)
     program.options = options_of(plan.job)
-
-
-def _passes(job: Job) -> Iterator[Pass]:
-    configs = job.strategy.amp_configs
-    if job.strategy.amp and configs.dtype == "float16":
-        raise StrategyError(
-            "strategy.amp_configs.dtype: got 'float16', which needs a loss scale, and a "
-            "program that trains with parameter servers has none; take 'bfloat16'"
-        )
-    # the live optimizer makes the steps, and merges
-    yield from passes_of_training(job)
 
 
 class ServedRunner:
@@ -109,7 +97,7 @@ class ServedRunner:
         raise AssertionError("the model of a program was registered when it was written")
 
     def _step(
-        self, known: _FormGradients, found: Sequence[Tensor], arrived: Sequence[Arrived]
+        self, known: _FormGradients, found: Sequence[Tensor], arrived: Sequence[PulledRows]
     ) -> None:
         """Let the optimizer see these gradients, and no others; nobody sees them afterwards."""
         before = [parameter.grad for parameter in known.trained]
@@ -161,7 +149,7 @@ class _FormGradients:
         for slot in self._weights:
             slot.tensor.fill_(self._model.weight)
 
-    def put(self, found: Sequence[Tensor], arrived: Sequence[Arrived]) -> None:
+    def put(self, found: Sequence[Tensor], arrived: Sequence[PulledRows]) -> None:
         """Gradients where an optimizer looks for them."""
         seen: set[int] = set()
         for parameter, gradient in zip(self._dense, found, strict=False):

@@ -1,36 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Static programs in every job: their passes, how they run, and which one is the main program."""
+"""Static programs in every job: how they run, and which one is the main program."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from fleetlight.errors import NoProgramError
 from fleetlight.fleet.job import Job
-from fleetlight.static import passes
-from fleetlight.static.graph.form import Pass
 from fleetlight.static.program import Program
-from fleetlight.static.running.options import Options
+from fleetlight.static.running.options import RunOptions
 
 #: the program that was given to a registered optimizer last
 _main: Program | None = None
 
 
-def passes_of_training(job: Job) -> Iterator[Pass]:
-    """Recomputation and narrow types, in this order."""
-    strategy = job.strategy
-    if strategy.recompute and strategy.recompute_configs.checkpoints:
-        yield passes.Recompute(tuple(strategy.recompute_configs.checkpoints))
-    if strategy.amp:
-        configs = strategy.amp_configs
-        yield passes.Amp(configs.dtype, configs.init_loss_scaling, configs.use_dynamic_loss_scaling)
-
-
-def options_of(job: Job) -> Options:
+def options_of(job: Job) -> RunOptions:
     """How the programs of a job are run."""
     strategy = job.strategy
     threads = dict(strategy.execution_strategy.changed()).get("num_threads")
-    return Options(strategy.fetch_frequency, threads)
+    return RunOptions(strategy.fetch_frequency, threads)
 
 
 def main_program() -> Program:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, fx
 
 from fleetlight.static.graph.aliases import base_of
-from fleetlight.static.graph.reductions import REDUCE
+from fleetlight.static.ops.reductions import REDUCE
 
 
-class Bucket:
+class BucketMemory:
     """In place of a `cat`: makes the same tensor, in the same memory each time."""
 
     def __init__(self) -> None:
@@ -41,4 +41,4 @@ def keep_buckets(graph: fx.Graph) -> None:
     answered = {base_of(node) for node in graph.output_node().all_input_nodes}
     for node in graph.nodes:
         if is_bucket(node) and node not in answered:
-            node.target = Bucket()
+            node.target = BucketMemory()

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fleetlight.static.graph.layouts import LAID_OUT, laid_out
+from fleetlight.static.ops.marks import LAID_OUT, laid_out
 from fleetlight.torch_compat.operators import OpOverload, direct_function, direct_method, unboxed
 
 #: operations that torch has as functions of the same arguments, which read these faster

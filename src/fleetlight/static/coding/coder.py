@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from fleetlight.errors import ConfigError
 from fleetlight.static.coding import inductor
@@ -13,10 +12,7 @@ from fleetlight.static.coding.buckets import keep_buckets
 from fleetlight.static.coding.cleanup import clean
 from fleetlight.static.coding.python import function_of
 from fleetlight.static.graph.feeds import Shape
-from fleetlight.static.graph.form import Code, Form, drop_unused, graph_of
-
-if TYPE_CHECKING:
-    from fleetlight.static.program import Program
+from fleetlight.static.graph.form import Code, Form, RunnableProgram, drop_unused, graph_of
 
 BACK_ENDS = ("fx", "inductor")
 #: what a run is for: the wanted values, and the parts that it makes
@@ -33,10 +29,12 @@ class Coder:
         self._compiles = compile == "inductor" and inductor.has_compiler()
         # the form is not kept: one that was rewritten goes, with its code
         self._kept: weakref.WeakKeyDictionary[
-            Program, tuple[weakref.ref[Form], dict[Purpose, Code]]
+            RunnableProgram, tuple[weakref.ref[Form], dict[Purpose, Code]]
         ] = weakref.WeakKeyDictionary()
 
-    def __call__(self, program: Program, wanted: Sequence[str], parts: Sequence[str]) -> Code:
+    def __call__(
+        self, program: RunnableProgram, wanted: Sequence[str], parts: Sequence[str]
+    ) -> Code:
         """The code of a program as it is now."""
         form, purpose = program.form, (tuple(wanted), tuple(parts))
         of, codes = self._kept.get(program, (None, {}))

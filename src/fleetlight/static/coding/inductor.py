@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs compiled to C++ by torch's inductor, stretch by stretch.
+"""Graphs compiled to C++ by torch's inductor, segment by segment.
 
 Communication, random numbers and fused optimizer steps stay calls at their places; what lies
 between is compiled.
@@ -20,7 +20,7 @@ from fleetlight.observe.log import logger
 from fleetlight.static.coding.buckets import keep_buckets
 from fleetlight.static.coding.examples import Examples, Fit
 from fleetlight.static.coding.python import function_of
-from fleetlight.static.coding.stretches import Stretch, stretches
+from fleetlight.static.coding.segments import GraphSegment, segments
 from fleetlight.static.graph.feeds import Shape
 from fleetlight.torch_compat import inductor
 
@@ -77,13 +77,13 @@ def _version(
     graph.output(graph.graph_copy(original, {}))
     with _warning(len(graph.nodes)):
         examples = Examples(graph, inputs, shapes)
-        functions: list[tuple[Stretch, Callable[..., Any]]] = []
-        for stretch in stretches(graph):
-            with _warning(len(stretch.nodes)):
-                functions.append((stretch, _compiled(stretch, examples)))
+        functions: list[tuple[GraphSegment, Callable[..., Any]]] = []
+        for segment in segments(graph):
+            with _warning(len(segment.nodes)):
+                functions.append((segment, _compiled(segment, examples)))
         instead: dict[fx.Node, fx.Node] = {}
-        for stretch, function in functions:
-            _put(graph, stretch, function, instead)
+        for segment, function in functions:
+            _put(graph, segment, function, instead)
         keep_buckets(graph)
         return examples.fit(), function_of(graph)
     return lambda _: True, function_of(original)
@@ -104,25 +104,28 @@ def _warning(count: int) -> Iterator[None]:
         )
 
 
-def _compiled(stretch: Stretch, examples: Examples) -> Callable[..., Any]:
-    module = fx.GraphModule(torch.nn.Module(), stretch.graph())
-    given = [examples.of(node) for node in stretch.inputs]
+def _compiled(segment: GraphSegment, examples: Examples) -> Callable[..., Any]:
+    module = fx.GraphModule(torch.nn.Module(), segment.graph())
+    given = [examples.of(node) for node in segment.inputs]
     with torch.no_grad():
         # the executor has looked at the feeds, and the rest is ours
         return inductor.compiled(module, given, examples.fakes)
 
 
 def _put(
-    graph: fx.Graph, stretch: Stretch, function: Callable[..., Any], instead: dict[fx.Node, fx.Node]
+    graph: fx.Graph,
+    segment: GraphSegment,
+    function: Callable[..., Any],
+    instead: dict[fx.Node, fx.Node],
 ) -> None:
-    """The function in place of the stretch; `instead` knows what stands for earlier nodes."""
-    inputs = tuple(instead.get(node, node) for node in stretch.inputs)
-    with graph.inserting_after(stretch.nodes[-1]):
+    """The function in place of the segment; `instead` knows what stands for earlier nodes."""
+    inputs = tuple(instead.get(node, node) for node in segment.inputs)
+    with graph.inserting_after(segment.nodes[-1]):
         call = graph.call_function(function, inputs)
     behind = call
-    for number, old in enumerate(stretch.outputs):
+    for number, old in enumerate(segment.outputs):
         with graph.inserting_after(behind):
             behind = instead[old] = graph.call_function(operator.getitem, (call, number))
-        old.replace_all_uses_with(behind, lambda user: user not in stretch.own)
-    for node in reversed(stretch.nodes):
+        old.replace_all_uses_with(behind, lambda user: user not in segment.own)
+    for node in reversed(segment.nodes):
         graph.erase_node(node)

@@ -1,55 +1,79 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of programs: blocks of a form, where they stand, and the SVG of it."""
+"""Pictures of programs: what they show, their text, and the files that Graphviz makes of it."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+import shutil
+import subprocess
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from fleetlight.errors import ConfigError
-from fleetlight.static.drawing.around import Heading
-from fleetlight.static.drawing.blocks import Blocks, blocks_of
-from fleetlight.static.drawing.layout import laid_out
-from fleetlight.static.drawing.svg import svg_of
-from fleetlight.static.drawing.words import counted, mib
+from fleetlight.errors import ConfigError, PlanError
+from fleetlight.static.drawing.picture import Picture, picture_of
+from fleetlight.static.drawing.writers import dot_of, mermaid_of
 from fleetlight.static.graph.form import Form
 
-SUFFIX = ".svg"
+#: files of text, and those that Graphviz makes
+_TEXTS = {".dot": dot_of, ".mmd": mermaid_of}
+_LAID_OUT = (".svg", ".png", ".pdf")
 
 
 @dataclasses.dataclass(frozen=True)
 class Drawing:
-    """A picture; notebooks show it."""
+    """A picture; notebooks show it, as SVG where Graphviz is installed, else as Mermaid."""
 
-    svg: str
-    title: str
+    picture: Picture
 
-    def _repr_svg_(self) -> str:
-        return self.svg
+    @property
+    def dot(self) -> str:
+        """The picture in the language of Graphviz."""
+        return dot_of(self.picture)
+
+    @property
+    def mermaid(self) -> str:
+        """The picture as a Mermaid flowchart, which GitHub and many notebooks show."""
+        return mermaid_of(self.picture)
+
+    @property
+    def svg(self) -> str:
+        """The picture as SVG, which Graphviz makes."""
+        return _laid_out(self.dot, ".svg").decode()
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        if shutil.which("dot"):
+            return {"image/svg+xml": self.svg}
+        return {"text/markdown": f"```mermaid\n{self.mermaid}```\n"}
 
     def __repr__(self) -> str:
-        return f"Drawing of {self.title}, {len(self.svg):,} characters of SVG"
+        return f"Drawing of {self.picture.title}, {len(self.picture.boxes)} boxes"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a file that browsers show."""
-        place(path).write_text(self.svg, encoding="utf-8")
+        """Write a file; the end of its name says in which format."""
+        where = checked_path(path)
+        suffix = where.suffix.lower()
+        if suffix in _TEXTS:
+            where.write_text(_TEXTS[suffix](self.picture), encoding="utf-8")
+        else:
+            where.write_bytes(_laid_out(self.dot, suffix))
 
 
-def place(path: str | os.PathLike[str]) -> Path:
-    """Where a picture is to be written; an error where it could not be."""
+def checked_path(path: str | os.PathLike[str]) -> Path:
+    """The path of a picture; an error where it cannot be written."""
     where = Path(path)
-    if where.suffix.lower() != SUFFIX:
+    suffix = where.suffix.lower()
+    if suffix not in (*_TEXTS, *_LAID_OUT):
         raise ConfigError(
-            f"draw: got the path {str(where)!r}, expected one that ends in {SUFFIX}: the picture "
-            "is SVG, which browsers show and can print as PDF"
+            f"draw: got the path {str(where)!r}, expected one that ends in "
+            f"{', '.join((*_TEXTS, *_LAID_OUT))}"
         )
     if not where.parent.is_dir():
         raise ConfigError(f"draw: the folder {str(where.parent)!r} does not exist; make it first")
+    if suffix in _LAID_OUT:
+        _graphviz(suffix)
     return where
 
 
@@ -57,30 +81,24 @@ def drawing_of(
     form: Form, model: nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None
 ) -> Drawing:
     """The picture of a form; a model says of what classes its modules are."""
-    stepped = "" if optimizer is None else type(optimizer).__name__
-    blocks = blocks_of(form, _kinds(model), stepped)
-    title = _title(blocks, model)
-    return Drawing(svg_of(laid_out(blocks, Heading(title, tuple(_lines(form, blocks))))), title)
+    return Drawing(picture_of(form, model, "" if optimizer is None else type(optimizer).__name__))
 
 
-def _kinds(model: nn.Module | None) -> Mapping[str, str]:
-    if model is None:
-        return {}
-    return {path: type(module).__name__ for path, module in model.named_modules() if path}
+def _graphviz(suffix: str) -> str:
+    program = shutil.which("dot")
+    if program is None:
+        raise ConfigError(
+            f"draw: Graphviz makes {suffix} files, and its program `dot` is not installed; install "
+            "it (`apt-get install graphviz`, `brew install graphviz`), or draw to a .dot or .mmd "
+            "file, which need no program"
+        )
+    return program
 
 
-def _title(blocks: Blocks, model: nn.Module | None) -> str:
-    """What it is a picture of."""
-    trains = any(stage.backward for stage in blocks.stages)
-    name = type(model).__name__ if model is not None else "a program"
-    # several modules have a root that nobody has written
-    name = "a program" if name == "Module" else name
-    return f"Training step of {name}" if trains else f"Forward of {name}"
-
-
-def _lines(form: Form, blocks: Blocks) -> Iterator[str]:
-    held = f"{blocks.parameters:,} parameters in {counted(blocks.tensors, 'tensor')}"
-    size = f", {mib(blocks.bytes)}"
-    operations = counted(blocks.operations, "operation")
-    yield f"{operations} · {held}{size}" if blocks.tensors else operations
-    yield from form.reports
+def _laid_out(text: str, suffix: str) -> bytes:
+    command = [_graphviz(suffix), f"-T{suffix.removeprefix('.')}"]
+    done = subprocess.run(command, input=text.encode(), capture_output=True, check=False)
+    if done.returncode:
+        told = done.stderr.decode(errors="replace").strip()
+        raise PlanError(f"draw: {command[0]} ended with {done.returncode}: {told}")
+    return done.stdout

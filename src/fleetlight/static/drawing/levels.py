@@ -10,10 +10,10 @@ from itertools import groupby
 import torch
 from torch import fx
 
-from fleetlight.static.graph.marks import GRADIENT
-from fleetlight.static.graph.reductions import REDUCE, REDUCED
-from fleetlight.static.graph.text import short_name
-from fleetlight.static.passes.all_reduces import all_reduces_of, is_carried
+from fleetlight.static.drawing.text import short_name
+from fleetlight.static.ops.marks import GRADIENT
+from fleetlight.static.ops.reductions import REDUCE, REDUCED
+from fleetlight.static.rewriting.all_reduces import all_reduces_of, is_carried
 
 #: as many as one can look at
 MOST = 40
@@ -33,7 +33,7 @@ Key = tuple[str, int]
 
 
 @dataclasses.dataclass(eq=False)
-class Level:
+class ModuleLevel:
     """Operations of the forward that follow each other, and what backward does about them."""
 
     keys: tuple[Key, ...]
@@ -47,7 +47,7 @@ class Level:
         return first if first == last else f"{first} … {last}"
 
 
-def levels_of(graph: fx.Graph, most: int = MOST) -> list[Level]:
+def levels_of(graph: fx.Graph, most: int = MOST) -> list[ModuleLevel]:
     """From the first operation to the last, with those of backward at the level of theirs."""
     calls = [node for node in graph.nodes if node.op == "call_function"]
     forward = [node for node in calls if node.meta.get("part", "forward") == "forward"]
@@ -74,11 +74,11 @@ def carried_of(graph: fx.Graph) -> set[fx.Node]:
     return found
 
 
-def _few_levels(forward: Sequence[fx.Node], most: int) -> list[Level]:
+def _few_levels(forward: Sequence[fx.Node], most: int) -> list[ModuleLevel]:
     """As deep into the modules as is possible with few levels."""
     if not any(map(path_of, forward)):
         return _folded(_by_operations(forward), most)
-    best: list[Level] = []
+    best: list[ModuleLevel] = []
     for depth in range(1, 1 + max(path_of(node).count(".") + 1 for node in forward)):
         found = _runs(forward, lambda node, depth=depth: key_of(node, depth))  # type: ignore[misc]
         if len(found) > most:
@@ -104,32 +104,32 @@ def _to_depth(path: str, depth: int) -> str:
     return ".".join(path.split(".")[:depth])
 
 
-def _runs(nodes: Iterable[fx.Node], key: Callable[[fx.Node], Key]) -> list[Level]:
-    return [Level((name,), list(run)) for name, run in groupby(nodes, key)]
+def _runs(nodes: Iterable[fx.Node], key: Callable[[fx.Node], Key]) -> list[ModuleLevel]:
+    return [ModuleLevel((name,), list(run)) for name, run in groupby(nodes, key)]
 
 
-def _by_operations(nodes: Iterable[fx.Node]) -> list[Level]:
+def _by_operations(nodes: Iterable[fx.Node]) -> list[ModuleLevel]:
     """Where there are no modules: each operation, with what only looks at it."""
-    levels: list[Level] = []
+    levels: list[ModuleLevel] = []
     for node in nodes:
-        if levels and (looks(node) or all(map(looks, levels[-1].forward))):
+        if levels and (computes_nothing(node) or all(map(computes_nothing, levels[-1].forward))):
             levels[-1].forward.append(node)
         else:
-            levels.append(Level((("", 0),), [node]))
+            levels.append(ModuleLevel((("", 0),), [node]))
     return levels
 
 
-def looks(node: fx.Node) -> bool:
+def computes_nothing(node: fx.Node) -> bool:
     """Whether an operation computes nothing."""
     return short_name(node) in _VIEWS
 
 
-def _folded(levels: list[Level], most: int) -> list[Level]:
+def _folded(levels: list[ModuleLevel], most: int) -> list[ModuleLevel]:
     """As many neighbours together as must be."""
     size = -(-len(levels) // most) if levels else 1
     parts = [levels[start : start + size] for start in range(0, len(levels), size)]
     return [
-        Level(
+        ModuleLevel(
             tuple(key for level in part for key in level.keys),
             [node for level in part for node in level.forward],
         )
@@ -137,7 +137,7 @@ def _folded(levels: list[Level], most: int) -> list[Level]:
     ]
 
 
-def _add_backward(levels: list[Level], backward: Iterable[fx.Node]) -> None:
+def _add_backward(levels: list[ModuleLevel], backward: Iterable[fx.Node]) -> None:
     """Backward goes the same way in the other direction."""
     if not levels:
         return
@@ -161,7 +161,7 @@ def _add_backward(levels: list[Level], backward: Iterable[fx.Node]) -> None:
             level_of = _likely(node, known.get(key_of(node, depth), []), read, now)
         place[node] = level_of
         levels[level_of].backward.append(node)
-        if not looks(node):
+        if not computes_nothing(node):
             now = min(now, level_of)
 
 
@@ -193,7 +193,7 @@ def names_of_operations(nodes: Iterable[fx.Node]) -> dict[str, int]:
     """What is done, and how often, without what only looks."""
     counts: dict[str, int] = {}
     for node in nodes:
-        if not looks(node):
+        if not computes_nothing(node):
             name = plain_name(node)
             counts[name] = counts.get(name, 0) + 1
     return counts

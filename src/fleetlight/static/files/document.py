@@ -16,9 +16,8 @@ from fleetlight.static.files.arguments import named, pack, unpack
 from fleetlight.static.files.operations import name_of, operation
 from fleetlight.static.files.values import fill_in
 from fleetlight.static.graph.feeds import Feed, Limit
-from fleetlight.static.graph.form import Form
+from fleetlight.static.graph.form import Form, Sizes, plain
 from fleetlight.static.graph.schedule import Schedule
-from fleetlight.static.graph.sizes import Sizes, plain
 from fleetlight.static.graph.state import Kind, Slot
 from fleetlight.static.writing.recorder import Part
 from fleetlight.torch_compat.fakes import hint

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 
 from fleetlight.errors import CheckpointError
-from fleetlight.static.graph.layouts import LAID_OUT
-from fleetlight.static.graph.marks import GRADIENT, LOOKS_AT_TRAINING, UNLESS_TESTING
-from fleetlight.static.graph.norm_ops import SYNCED_NORM, SYNCED_NORM_BACKWARD
-from fleetlight.static.graph.reductions import REDUCE, REDUCED
+from fleetlight.static.ops.marks import GRADIENT, LAID_OUT, LOOKS_AT_TRAINING, UNLESS_TESTING
+from fleetlight.static.ops.norms import SYNCED_NORM, SYNCED_NORM_BACKWARD
+from fleetlight.static.ops.reductions import REDUCE, REDUCED
 from fleetlight.torch_compat.operators import SIZE_FUNCTIONS, OpOverload
 
 #: of torch

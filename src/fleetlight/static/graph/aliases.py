@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fleetlight.static.graph.layouts import LAID_OUT
+from fleetlight.static.ops.marks import LAID_OUT
 from fleetlight.torch_compat.operators import UNSAFE_VIEW, OpOverload, schema
 
 _aten = torch.ops.aten

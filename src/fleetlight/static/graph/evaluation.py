@@ -11,10 +11,10 @@ from torch import fx
 
 from fleetlight.errors import PlanError
 from fleetlight.static.graph.aliases import base_of, changed_by
-from fleetlight.static.graph.chance import node_draws
 from fleetlight.static.graph.form import Form, has_effect, in_forward
-from fleetlight.static.graph.marks import LOOKS_AT_TRAINING, UNLESS_TESTING
+from fleetlight.static.graph.rng import node_draws
 from fleetlight.static.graph.schedule import Schedule
+from fleetlight.static.ops.marks import LOOKS_AT_TRAINING, UNLESS_TESTING
 from fleetlight.torch_compat.tracing import was_erased
 
 
@@ -29,7 +29,7 @@ def evaluation(form: Form) -> Form:
         if node.target is operator.getitem and not node.users and has_effect(node.args[0]):
             # what a norm keeps for its backward
             graph.erase_node(node)
-    _refuse_own_ways(graph)
+    _refuse_training_flag(graph)
     _take_tested(graph)
     _drop_changes(graph, form)
     missing = _drop_chance(graph, fetched)
@@ -109,7 +109,7 @@ def _drop_chance(graph: fx.Graph, fetched: set[str]) -> dict[str, str]:
     return missing
 
 
-def _refuse_own_ways(graph: fx.Graph) -> None:
+def _refuse_training_flag(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.target is LOOKS_AT_TRAINING:
             raise PlanError(

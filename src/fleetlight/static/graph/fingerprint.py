@@ -14,8 +14,7 @@ import msgspec
 import torch
 from torch import fx
 
-from fleetlight.static.graph.form import Form
-from fleetlight.static.graph.sizes import Sizes
+from fleetlight.static.graph.form import Form, Sizes
 from fleetlight.torch_compat.operators import OpOverload
 
 #: what it is, and what it says

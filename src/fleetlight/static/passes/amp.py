@@ -14,13 +14,13 @@ import dataclasses
 import torch
 from torch import fx
 
-from fleetlight.errors import PlanError, did_you_mean
+from fleetlight.errors import PlanError, StrategyError, did_you_mean
 from fleetlight.static.graph.form import Form
 from fleetlight.static.graph.schedule import SCALE, scaling_slots
-from fleetlight.static.passes.gradients import gradients_of
-from fleetlight.static.passes.narrowing import Narrowing
-from fleetlight.static.passes.operations import Pen
-from fleetlight.static.passes.slots import Inputs, gradient_slots, marks_to_keep, weigh
+from fleetlight.static.rewriting.narrowing import Narrowing
+from fleetlight.static.rewriting.nodes import NodeWriter, gradients_of
+from fleetlight.static.rewriting.registry import PassRecord, PassRequest
+from fleetlight.static.rewriting.slots import Inputs, gradient_slots, marks_to_keep, weigh
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 #: good steps before the factor grows, as in torch.amp.GradScaler; and where it is not to grow
@@ -78,4 +78,19 @@ def _hold(mark: fx.Node, slot: fx.Node) -> None:
         mark.meta["part"] = "reduction"
     mark.replace_all_uses_with(slot)
     with mark.graph.inserting_after(mark):
-        Pen(mark).write(torch.ops.aten.copy_.default, slot, mark)
+        NodeWriter(mark).write(torch.ops.aten.copy_.default, slot, mark)
+
+
+def _wanted(request: PassRequest) -> Amp | None:
+    if not request.strategy.amp:
+        return None
+    configs = request.strategy.amp_configs
+    if request.with_servers and configs.dtype == "float16":
+        raise StrategyError(
+            "strategy.amp_configs.dtype: got 'float16', which needs a loss scale, and a "
+            "program that trains with parameter servers has none; take 'bfloat16'"
+        )
+    return Amp(configs.dtype, configs.init_loss_scaling, configs.use_dynamic_loss_scaling)
+
+
+PASS = PassRecord(Amp.name, _wanted, after=("recompute",))

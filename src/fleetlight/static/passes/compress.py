@@ -13,12 +13,14 @@ from collections.abc import Callable
 from torch import Tensor, fx
 
 from fleetlight.collective.buckets import MIB
+from fleetlight.collective.coded import coded_in
 from fleetlight.errors import PlanError
 from fleetlight.static.graph.aliases import is_view
 from fleetlight.static.graph.form import Form
-from fleetlight.static.passes.all_reduces import AllReduce, all_reduces_of, members_of
-from fleetlight.static.passes.flat import Layout
-from fleetlight.static.passes.operations import Pen
+from fleetlight.static.rewriting.all_reduces import AllReduce, all_reduces_of, members_of
+from fleetlight.static.rewriting.gradient_layout import GradientLayout
+from fleetlight.static.rewriting.nodes import NodeWriter
+from fleetlight.static.rewriting.registry import PassRecord, PassRequest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Compress:
             if parameter is not None and self.covers(parameter):
                 coded.append(single)
                 single.mark(codec=self.codec)
-                _lay_out(single, mark, Layout.of(parameter))
+                _lay_out(single, mark, GradientLayout.of(parameter))
         return form.rewritten(graph, self._report(singles, coded))
 
     def _report(self, singles: list[AllReduce], coded: list[AllReduce]) -> str:
@@ -65,13 +67,13 @@ class Compress:
         return marks[0]
 
 
-def _lay_out(single: AllReduce, mark: fx.Node, wanted: Layout) -> None:
+def _lay_out(single: AllReduce, mark: fx.Node, wanted: GradientLayout) -> None:
     """Reduce the numbers in another order, as a copy, where they are not in it."""
     (old,) = mark.all_input_nodes
-    found = Layout.of(old.meta["val"])
+    found = GradientLayout.of(old.meta["val"])
     if found.order == wanted.order:
         return
-    graph, pen = single.begin.graph, Pen(single.begin)
+    graph, pen = single.begin.graph, NodeWriter(single.begin)
     with graph.inserting_before(single.begin):
         row = wanted.flat(pen, found.shaped(pen, single.bucket))
     with graph.inserting_before(single.end.next):
@@ -82,3 +84,15 @@ def _lay_out(single: AllReduce, mark: fx.Node, wanted: Layout) -> None:
     while not old.users and is_view(old) and single.end < old:
         unused, old = old, old.all_input_nodes[0]
         graph.erase_node(unused)
+
+
+def _wanted(request: PassRequest) -> Compress | None:
+    compression = None if request.reduction is None else request.reduction.compression
+    if compression is None:
+        return None
+    compression.check(name for name, _ in request.model.named_parameters())
+    coded: set[Tensor] = set(coded_in(request.model, compression).values())
+    return Compress(compression.codec.name, coded.__contains__, compression.message_bytes)
+
+
+PASS = PassRecord(Compress.name, _wanted, after=("insert_all_reduce",))

@@ -12,9 +12,10 @@ from torch import fx
 
 from fleetlight.collective.buckets import MIB, BucketLimits, assign
 from fleetlight.static.graph.form import Form
-from fleetlight.static.graph.reductions import REDUCE, REDUCED
-from fleetlight.static.passes.all_reduces import AllReduce, all_reduces_of
-from fleetlight.static.passes.operations import Pen
+from fleetlight.static.ops.reductions import REDUCE, REDUCED
+from fleetlight.static.rewriting.all_reduces import AllReduce, all_reduces_of
+from fleetlight.static.rewriting.nodes import NodeWriter
+from fleetlight.static.rewriting.registry import PassRecord, PassRequest
 
 _aten = torch.ops.aten
 
@@ -51,7 +52,7 @@ class FuseAllReduce:
 def _fuse(singles: Sequence[AllReduce], index: int, first_end: fx.Node) -> None:
     """One reduction in place of several: it begins with the last of them."""
     last = singles[-1].begin
-    pen = Pen(last)
+    pen = NodeWriter(last)
     with last.graph.inserting_before(last):
         rows = [_source(single.bucket) for single in singles]
         bucket = pen.write(_aten.cat.default, rows) if len(rows) > 1 else singles[0].bucket
@@ -73,7 +74,7 @@ def _is_copy(row: fx.Node) -> bool:
     return is_clone and bool(row.all_input_nodes[0].meta["val"].dim() == 1)
 
 
-def _pieces(pen: Pen, bucket: fx.Node, sizes: list[int]) -> list[fx.Node]:
+def _pieces(pen: NodeWriter, bucket: fx.Node, sizes: list[int]) -> list[fx.Node]:
     """What is whose in a bucket."""
     if len(sizes) == 1:
         return [bucket]
@@ -87,3 +88,12 @@ def _erase(single: AllReduce) -> None:
     row.graph.erase_node(single.begin)
     if _is_copy(row) and not row.users:
         row.graph.erase_node(row)
+
+
+def _wanted(request: PassRequest) -> FuseAllReduce | None:
+    if request.reduction is None or not request.strategy.fuse_all_reduce_ops:
+        return None
+    return FuseAllReduce(request.reduction.limits)
+
+
+PASS = PassRecord(FuseAllReduce.name, _wanted, after=("insert_all_reduce", "compress"))

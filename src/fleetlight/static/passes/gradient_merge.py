@@ -16,10 +16,10 @@ from torch import fx
 from fleetlight.errors import PlanError
 from fleetlight.static.graph.aliases import base_of
 from fleetlight.static.graph.form import Form
-from fleetlight.static.passes.gradients import made_by
-from fleetlight.static.passes.operations import Pen
-from fleetlight.static.passes.repeatable import changers_of
-from fleetlight.static.passes.slots import Inputs, gradient_slots, marks_to_keep, weigh
+from fleetlight.static.rewriting.nodes import NodeWriter, made_by
+from fleetlight.static.rewriting.regions import changers_of
+from fleetlight.static.rewriting.registry import PassRecord, PassRequest
+from fleetlight.static.rewriting.slots import Inputs, gradient_slots, marks_to_keep, weigh
 from fleetlight.static.writing.recorder import Part
 
 
@@ -72,7 +72,7 @@ class GradientMerge:
 
 def _accumulate(mark: fx.Node, slot: fx.Node, last: fx.Node) -> None:
     """Add the gradient to the slot as soon as it is whole; the mark stands at the slot."""
-    pen, made = Pen(mark), made_by(mark)
+    pen, made = NodeWriter(mark), made_by(mark)
     with mark.graph.inserting_before(mark if last.op == "placeholder" else last.next):
         pen.write(torch.ops.aten.add_.Tensor, slot, made)
     mark.args = (slot, *mark.args[1:])
@@ -87,3 +87,15 @@ def _postpone(marks: Iterable[fx.Node], part: Part) -> None:
         if node.meta["part"] == "backward":
             node.meta["part"] = part
             pending += node.users
+
+
+def _wanted(request: PassRequest) -> GradientMerge | None:
+    configs = request.strategy.gradient_merge_configs
+    merges = request.strategy.gradient_merge and configs.k_steps > 1
+    # beside servers the live optimizer makes the steps, and merges
+    return (
+        GradientMerge(configs.k_steps, configs.avg) if merges and not request.with_servers else None
+    )
+
+
+PASS = PassRecord(GradientMerge.name, _wanted, after=("amp",))

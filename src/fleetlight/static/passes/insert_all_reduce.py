@@ -11,10 +11,10 @@ from torch import fx
 
 from fleetlight.static.graph.aliases import looked_at
 from fleetlight.static.graph.form import Form
-from fleetlight.static.graph.reductions import REDUCE, REDUCED
-from fleetlight.static.passes.flat import Layout
-from fleetlight.static.passes.gradients import gradients_of, made_by
-from fleetlight.static.passes.operations import Pen
+from fleetlight.static.ops.reductions import REDUCE, REDUCED
+from fleetlight.static.rewriting.gradient_layout import GradientLayout
+from fleetlight.static.rewriting.nodes import NodeWriter, gradients_of, made_by
+from fleetlight.static.rewriting.registry import PassRecord
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,8 +47,8 @@ def _behind_backward(marks: list[fx.Node]) -> fx.Node:
 
 def _begin(mark: fx.Node, index: int, named: Collection[str]) -> fx.Node:
     """Reduce a gradient where it is, or, where somebody else looks at it, a copy."""
-    pen, gradient = Pen(mark), made_by(mark)
-    layout, is_alone = Layout.of(gradient.meta["val"]), _is_alone(mark, named)
+    pen, gradient = NodeWriter(mark), made_by(mark)
+    layout, is_alone = GradientLayout.of(gradient.meta["val"]), _is_alone(mark, named)
     row = layout.flat(pen, gradient)
     if layout.dense and not is_alone:
         row = pen.write(torch.ops.aten.clone.default, row)
@@ -58,9 +58,9 @@ def _begin(mark: fx.Node, index: int, named: Collection[str]) -> fx.Node:
 
 def _end(mark: fx.Node, index: int, row: fx.Node) -> None:
     """Wait for it, and have the mark stand behind it."""
-    pen, gradient = Pen(mark), made_by(mark)
+    pen, gradient = NodeWriter(mark), made_by(mark)
     back = pen.write(REDUCED, row, index)
-    means = Layout.of(gradient.meta["val"]).shaped(pen, row)
+    means = GradientLayout.of(gradient.meta["val"]).shaped(pen, row)
     mark.replace_input_with(gradient, means)
     max(back, means).append(mark)
 
@@ -75,3 +75,10 @@ def _is_alone(mark: fx.Node, named: Collection[str]) -> bool:
             return node.op != "placeholder" and bool(node.meta["val"].numel() == size)
         reader, node = node, source
     return False
+
+
+PASS = PassRecord(
+    InsertAllReduce.name,
+    lambda request: InsertAllReduce() if request.reduction is not None else None,
+    after=("gradient_merge", "sync_batch_norm"),
+)

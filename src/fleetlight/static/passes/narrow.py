@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Buckets travel in a narrower type: half the bytes, and fewer digits."""
+"""How buckets travel: in a narrower type (half the bytes, fewer digits), or level by level."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import dataclasses
 import torch
 
 from fleetlight.collective.buckets import MIB
+from fleetlight.collective.routes.levels import Groups, described
 from fleetlight.static.graph.form import Form
-from fleetlight.static.passes.all_reduces import AllReduce, all_reduces_of
-from fleetlight.static.passes.operations import Pen
+from fleetlight.static.rewriting.all_reduces import AllReduce, all_reduces_of
+from fleetlight.static.rewriting.nodes import NodeWriter
+from fleetlight.static.rewriting.registry import PassRecord, PassRequest
 from fleetlight.torch_compat.operators import CAST
 
 
@@ -44,7 +46,7 @@ def _is_wide(reduction: AllReduce) -> bool:
 
 
 def _narrow(reduction: AllReduce, dtype: torch.dtype) -> None:
-    graph, pen, wide = reduction.begin.graph, Pen(reduction.begin), reduction.value.dtype
+    graph, pen, wide = reduction.begin.graph, NodeWriter(reduction.begin), reduction.value.dtype
     with graph.inserting_before(reduction.begin):
         narrow = pen.write(CAST, reduction.bucket, dtype=dtype)
     with graph.inserting_after(reduction.end):
@@ -52,3 +54,47 @@ def _narrow(reduction: AllReduce, dtype: torch.dtype) -> None:
     reduction.give(means)
     for node in (reduction.begin, reduction.end):
         node.args = (narrow, *node.args[1:])
+
+
+@dataclasses.dataclass(frozen=True)
+class Hierarchical:
+    """`strategy.use_hierarchical_allreduce` in a program: buckets are summed level by level.
+
+    `inner` workers sum first among themselves, 0: those of a host; `levels` are told.
+    The leaders' sums may be `narrow`, those inside a host are as wide as the gradients.
+    """
+
+    inner: int
+    levels: tuple[Groups, ...]
+    narrow: torch.dtype | None = None
+    name = "hierarchical"
+
+    def __call__(self, form: Form) -> Form:
+        """The form, whose buckets say that they go by levels."""
+        graph, _ = form.copied()
+        reductions = all_reduces_of(graph)
+        for reduction in reductions:
+            reduction.mark(inner=self.inner)
+        told = f"{len(reductions)} all-reduces go by levels: {described(self.levels)}"
+        if self.narrow is not None:
+            told += f" in {str(self.narrow).removeprefix('torch.')}"
+        return form.rewritten(graph, told)
+
+
+def _wanted_narrow(request: PassRequest) -> Narrow | None:
+    narrow = None if request.reduction is None else request.reduction.narrow
+    # a pass would also round the gradients of workers that train alone
+    if narrow is None or request.goes_by_levels or request.trains_alone:
+        return None
+    return Narrow(narrow)
+
+
+def _wanted_levels(request: PassRequest) -> Hierarchical | None:
+    reduction = request.reduction
+    if reduction is None or reduction.inner is None or not request.goes_by_levels:
+        return None
+    return Hierarchical(reduction.inner, request.levels, reduction.narrow)
+
+
+NARROW = PassRecord(Narrow.name, _wanted_narrow, after=("fuse_all_reduce",))
+HIERARCHICAL = PassRecord(Hierarchical.name, _wanted_levels, after=("fuse_all_reduce",))

@@ -11,8 +11,9 @@ from torch import fx
 
 from fleetlight.static.graph.aliases import Memory
 from fleetlight.static.graph.form import Form
-from fleetlight.static.graph.reductions import REDUCE, REDUCED
-from fleetlight.static.passes.all_reduces import AllReduce, all_reduces_of, is_carried
+from fleetlight.static.ops.reductions import REDUCE, REDUCED
+from fleetlight.static.rewriting.all_reduces import AllReduce, all_reduces_of, is_carried
+from fleetlight.static.rewriting.registry import PassRecord
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,3 +99,10 @@ def _is_derivative(node: fx.Node) -> bool:
 
 def _part(node: fx.Node) -> str:
     return str(node.meta.get("part", "forward"))
+
+
+PASS = PassRecord(
+    Overlap.name,
+    lambda request: Overlap() if request.reduction is not None else None,
+    after=("fuse_all_reduce", "hierarchical", "narrow"),
+)

@@ -21,14 +21,15 @@ from torch import fx
 
 from fleetlight.errors import PlanError, did_you_mean
 from fleetlight.static.graph.form import Form
-from fleetlight.static.graph.marks import UNLESS_TESTING
-from fleetlight.static.passes.repeatable import (
+from fleetlight.static.ops.marks import UNLESS_TESTING
+from fleetlight.static.rewriting.regions import (
     Region,
     changers_of,
     is_training_norm,
     without_statistics,
 )
-from fleetlight.static.writing.recorder import Call
+from fleetlight.static.rewriting.registry import PassRecord, PassRequest
+from fleetlight.static.writing.recorder import ModuleCall
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Recompute:
         """The form, whose named modules keep fewer activations."""
         _check_names(form.graph, self.checkpoints)
         graph, _ = form.copied()
-        calls: dict[Call, list[fx.Node]] = defaultdict(list)
+        calls: dict[ModuleCall, list[fx.Node]] = defaultdict(list)
         for node in graph.nodes:
             call = _call_of(node, self.checkpoints)
             if call is not None:
@@ -76,15 +77,15 @@ def _check_names(graph: fx.Graph, names: Iterable[str]) -> None:
             )
 
 
-def _call_of(node: fx.Node, names: Iterable[str]) -> Call | None:
+def _call_of(node: fx.Node, names: Iterable[str]) -> ModuleCall | None:
     """The outermost call of one of the modules that a node belongs to."""
     # a program that was loaded knows modules only
-    calls = node.meta.get("calls") or (Call(node.meta.get("module") or "", 0),)
+    calls = node.meta.get("calls") or (ModuleCall(node.meta.get("module") or "", 0),)
     for path, number in calls:
         for name in names:
             # "" is the whole model
             if path and (not name or path == name or path.startswith(f"{name}.")):
-                return Call(name, number)
+                return ModuleCall(name, number)
     return None
 
 
@@ -111,3 +112,11 @@ def _copy(graph: fx.Graph, node: fx.Node, copies: dict[fx.Node, fx.Node]) -> fx.
     if is_training_norm(copy):
         copy.args = without_statistics(copy.args)
     return copy
+
+
+def _wanted(request: PassRequest) -> Recompute | None:
+    names = request.strategy.recompute_configs.checkpoints
+    return Recompute(tuple(names)) if request.strategy.recompute and names else None
+
+
+PASS = PassRecord(Recompute.name, _wanted)

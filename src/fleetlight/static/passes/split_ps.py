@@ -17,12 +17,19 @@ from torch import Tensor, fx
 
 from fleetlight.errors import PlanError
 from fleetlight.static.graph.form import Form
-from fleetlight.static.graph.lookup_ops import EACH_GRADIENT, LOOK_UP, TABLE_GRADIENT
-from fleetlight.static.graph.lookups import ROWS, Pull, Split
-from fleetlight.static.graph.marks import GRADIENT
-from fleetlight.static.graph.row_ops import GATHER_BAGS, GATHER_ROWS, SUM_BAGS, SUM_ROWS, WEIGH_BAGS
+from fleetlight.static.graph.lookups import (
+    EACH_GRADIENT,
+    LOOK_UP,
+    ROWS,
+    TABLE_GRADIENT,
+    LookupPull,
+    Split,
+)
 from fleetlight.static.graph.state import Slot
-from fleetlight.static.passes.ids import EACH, IDS, NUMBER, IdsProgram
+from fleetlight.static.ops.marks import GRADIENT
+from fleetlight.static.ops.rows import GATHER_BAGS, GATHER_ROWS, SUM_BAGS, SUM_ROWS, WEIGH_BAGS
+from fleetlight.static.rewriting.registry import PassRecord
+from fleetlight.static.rewriting.table_ids import EACH, IDS, NUMBER, IdsProgram
 from fleetlight.torch_compat.fakes import open_fake
 
 _aten = torch.ops.aten
@@ -74,7 +81,7 @@ class _Writer:
         #: by number of the lookup: from which rows maxima are
         self._chosen: dict[int, fx.Node] = {}
 
-    def take_rows(self, pull: Pull) -> Pull:
+    def take_rows(self, pull: LookupPull) -> LookupPull:
         """Make what a pull brings a part of the state; answers the pull with its slots."""
         looked = {n.args[NUMBER]: n for n in self._graph.nodes if n.target is LOOK_UP}
         first = looked[pull.wanted[0].number].meta["val"]
@@ -131,7 +138,7 @@ class _Writer:
         self._chosen.setdefault(number, chosen)
         return self._call(node, operator.getitem, (both, 0), value)
 
-    def push(self, pull: Pull) -> fx.Node | None:
+    def push(self, pull: LookupPull) -> fx.Node | None:
         """Sum the gradients of a table; answers their mark, or None where nothing learns."""
         numbers = {wanted.number for wanted in pull.wanted}
         found = [
@@ -234,3 +241,10 @@ def _open(like: Any, shape: Sequence[Any], dtype: torch.dtype) -> Tensor:
 
 def _counted(count: int, word: str) -> str:
     return f"{count} {word}{'' if count == 1 else 's'}"
+
+
+PASS = PassRecord(
+    SplitPS.name,
+    lambda request: SplitPS() if request.with_servers else None,
+    after=("gradient_merge",),
+)

@@ -12,9 +12,10 @@ from torch import Tensor, fx
 
 from fleetlight.errors import PlanError
 from fleetlight.static.graph.form import Form
-from fleetlight.static.graph.norm_ops import SYNCED_NORM, SYNCED_NORM_BACKWARD
-from fleetlight.static.passes.operations import Pen
-from fleetlight.static.passes.repeatable import is_training_norm
+from fleetlight.static.ops.norms import SYNCED_NORM, SYNCED_NORM_BACKWARD
+from fleetlight.static.rewriting.nodes import NodeWriter
+from fleetlight.static.rewriting.regions import is_training_norm
+from fleetlight.static.rewriting.registry import PassRecord, PassRequest
 
 _aten = torch.ops.aten
 #: of torch's backward: where the gradient, the input, the weight and the kept mean are
@@ -51,7 +52,7 @@ def _synchronise(norm: fx.Node) -> fx.Node:
     x, weight, bias, mean, var, _, momentum, eps = norm.args[:8]
     _become(norm, SYNCED_NORM, x, weight, bias, mean, var, momentum, eps)
     with norm.graph.inserting_after(norm):
-        return Pen(norm).write(operator.getitem, norm, _COUNT)
+        return NodeWriter(norm).write(operator.getitem, norm, _COUNT)
 
 
 def _synchronise_backward(node: fx.Node, counts: dict[fx.Node, fx.Node]) -> None:
@@ -64,7 +65,7 @@ def _synchronise_backward(node: fx.Node, counts: dict[fx.Node, fx.Node]) -> None
         )
     results = {int(str(user.args[1])): user for user in norm.users}
     with node.graph.inserting_before(node):
-        inverse = results.get(2) or Pen(norm).write(operator.getitem, norm, 2)
+        inverse = results.get(2) or NodeWriter(norm).write(operator.getitem, norm, 2)
     _become(node, SYNCED_NORM_BACKWARD, gradient, x, weight, kept, inverse, counts[norm])
 
 
@@ -79,3 +80,11 @@ def _become(node: fx.Node, target: Any, *args: Any) -> None:
             place = int(str(user.args[1]))
             if place < len(made):
                 user.meta["val"] = made[place]
+
+
+def _wanted(request: PassRequest) -> SyncBatchNorm | None:
+    has_others = request.reduction is not None
+    return SyncBatchNorm() if has_others and request.strategy.sync_batch_norm else None
+
+
+PASS = PassRecord(SyncBatchNorm.name, _wanted, after=("gradient_merge",))

@@ -11,7 +11,7 @@ from fleetlight.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class RunOptions:
     """A program has some, which its executor may change."""
 
     #: fetches of a training program are computed at every n-th run
@@ -25,7 +25,7 @@ class Options:
             if value is not None and not (is_number and value >= 1):
                 raise ConfigError(f"{name}: got {value!r}, expected a whole number above 0")
 
-    def changed(self, fetch_frequency: int | None, num_threads: int | None) -> Options:
+    def changed(self, fetch_frequency: int | None, num_threads: int | None) -> RunOptions:
         """The same, but for what is not None."""
         if fetch_frequency is None and num_threads is None:
             return self

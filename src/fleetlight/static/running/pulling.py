@@ -30,14 +30,14 @@ from fleetlight.ps.layers.handle import TableHandle, Visit
 from fleetlight.ps.update import Floats, Ids, TableGradients
 from fleetlight.static.graph.feeds import Feed
 from fleetlight.static.graph.form import Form
-from fleetlight.static.graph.lookups import ROWS, Lookup, Pull, Wanted
+from fleetlight.static.graph.lookups import ROWS, Lookup, LookupInputs, LookupPull
 from fleetlight.static.graph.state import Slot
 
 Places = NDArray[np.int32]
 
 
 @dataclasses.dataclass
-class Arrived:
+class PulledRows:
     """The rows of one table for one run."""
 
     visit: Visit
@@ -55,7 +55,7 @@ class Arrived:
         return part if self.learning is None else part.only(self.learning)
 
 
-def pull(form: Form, feeds: Sequence[Tensor], *, insert: bool) -> list[Arrived]:
+def pull(form: Form, feeds: Sequence[Tensor], *, insert: bool) -> list[PulledRows]:
     """Bring the rows that a run needs into the state of a program, in the order of its pulls."""
     if form.split is None or not form.split.pulls:
         return []
@@ -72,8 +72,8 @@ def pull(form: Form, feeds: Sequence[Tensor], *, insert: bool) -> list[Arrived]:
 
 
 def _pulled(
-    lookups: Sequence[Lookup], pull: Pull, answers: Sequence[Tensor], insert: bool
-) -> Arrived:
+    lookups: Sequence[Lookup], pull: LookupPull, answers: Sequence[Tensor], insert: bool
+) -> PulledRows:
     asked = [_Asked(lookups[wanted.number], wanted, answers) for wanted in pull.wanted]
     handle = handle_of(asked[0].lookup)
     for one in asked:
@@ -88,7 +88,7 @@ def _pulled(
 class _Asked:
     """One lookup of a run."""
 
-    def __init__(self, lookup: Lookup, wanted: Wanted, answers: Sequence[Tensor]) -> None:
+    def __init__(self, lookup: Lookup, wanted: LookupInputs, answers: Sequence[Tensor]) -> None:
         self.lookup = lookup
         name = type(lookup.layer).__name__
         ids = answers[wanted.ids]
@@ -126,7 +126,7 @@ class _Asked:
         return places
 
 
-def _laid_out(pull: Pull, asked: Sequence[_Asked], visit: Visit) -> Arrived:
+def _laid_out(pull: LookupPull, asked: Sequence[_Asked], visit: Visit) -> PulledRows:
     """Put rows and places into the slots of the program."""
     rows, extra = visit.rows, []
     parts = _parts(visit.inverse, asked)
@@ -146,7 +146,7 @@ def _laid_out(pull: Pull, asked: Sequence[_Asked], visit: Visit) -> Arrived:
         # torch warns of arrays that it could write to and must not
         rows = rows.copy()
     _put(of_rows, torch.from_numpy(rows))
-    return Arrived(visit, _counts(asked, visit), _learning(asked, parts, visit))
+    return PulledRows(visit, _counts(asked, visit), _learning(asked, parts, visit))
 
 
 def _parts(inverse: Places, asked: Sequence[_Asked]) -> list[Places]:
@@ -212,19 +212,20 @@ def handle_of(lookup: Lookup) -> TableHandle | _Here:
     return _Here(lookup)
 
 
+@dataclasses.dataclass
+class _LayerPlan:
+    """What is asked of the plan of a table."""
+
+    name: str
+    rows: int
+
+
 class _Here:
     """Rows that have not moved: those of the layer's own weight."""
 
     def __init__(self, lookup: Lookup) -> None:
         self._weight: nn.Parameter = lookup.layer.weight  # type: ignore[assignment]
-        self.plan = _Here.Plan(lookup.table, len(self._weight))
-
-    @dataclasses.dataclass
-    class Plan:
-        """What is asked of the plan of a table."""
-
-        name: str
-        rows: int
+        self.plan = _LayerPlan(lookup.table, len(self._weight))
 
     def reached(self, ids: Ids) -> None:
         """Nobody wants to know."""

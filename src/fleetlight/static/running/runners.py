@@ -1,54 +1,74 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who makes the steps of a program: one process alone, or together with others."""
+"""Runners make the steps of programs: here those of one process, which needs no others."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from fleetlight.static.graph.form import Code, Form, RunnableProgram
+from fleetlight.static.passes.split_ps import SplitPS
+from fleetlight.static.running.pulling import pull
+from fleetlight.static.writing.recorder import Part
 from fleetlight.torch_compat.optimizers import count_as_stepped
 
-if TYPE_CHECKING:
-    from fleetlight.static.program import Program
-    from fleetlight.static.writing.recorder import Part
-
 #: makes the code of a program for some values and parts
-Coder = Callable[["Program", Sequence[str], Sequence[str]], Callable[..., list[Tensor]]]
+Coder = Callable[[RunnableProgram, Sequence[str], Sequence[str]], Code]
+P = TypeVar("P", bound=RunnableProgram, contravariant=True)
 
 
-class Runner(Protocol):
+class Runner(Protocol[P]):
     """How the steps of a program are made."""
 
-    def start(self, program: Program) -> None:
+    def start(self, program: P) -> None:
         """Before the first run: bring the first values to where they belong. Twice is fine."""
 
     def run(
-        self, program: Program, coder: Coder, feeds: Sequence[Tensor], wanted: Sequence[str]
+        self, program: P, coder: Coder, feeds: Sequence[Tensor], wanted: Sequence[str]
     ) -> list[Tensor]:
         """One run with these feeds, which answers the wanted values."""
 
 
-class Alone:
+class LocalRunner:
     """One process that waits for nobody."""
 
-    def start(self, program: Program) -> None:
+    def start(self, program: RunnableProgram) -> None:
         """The first values are those of the modules as they were made."""
 
     def run(
-        self, program: Program, coder: Coder, feeds: Sequence[Tensor], wanted: Sequence[str]
+        self, program: RunnableProgram, coder: Coder, feeds: Sequence[Tensor], wanted: Sequence[str]
     ) -> list[Tensor]:
         """A step, or what its schedule makes of a run."""
         return make_step(program, coder, feeds, wanted)[0]
+
+
+class ReadOnlyRunner:
+    """One worker by itself, with the rows that tables have now."""
+
+    def start(self, program: RunnableProgram) -> None:
+        """The values are there, or will be."""
+
+    def run(
+        self, program: RunnableProgram, coder: Coder, feeds: Sequence[Tensor], wanted: Sequence[str]
+    ) -> list[Tensor]:
+        """Pull and compute."""
+        pull(program.form, feeds, insert=False)
+        return run_parts(program, coder, feeds, wanted, ("forward",))
+
+
+def read_tables(form: Form) -> Form:
+    """The form of an evaluation with the rows of its lookups as inputs."""
+    return form if form.split is not None or not form.lookups else SplitPS()(form)
 
 
 EVERYTHING: tuple[Part, ...] = ("forward", "backward", "update")
 
 
 def make_step(
-    program: Program, coder: Coder, feeds: Sequence[Tensor], wanted: Sequence[str]
+    program: RunnableProgram, coder: Coder, feeds: Sequence[Tensor], wanted: Sequence[str]
 ) -> tuple[list[Tensor], bool]:
     """A run as the program's schedule wants it; the wanted values, and whether it made a step.
 
@@ -75,7 +95,7 @@ def make_step(
 
 
 def run_parts(
-    program: Program,
+    program: RunnableProgram,
     coder: Coder,
     feeds: Sequence[Tensor],
     wanted: Sequence[str],

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,15 +16,14 @@ from torch.nn.parameter import is_lazy
 from fleetlight.errors import PlanError
 from fleetlight.static.graph.variable import has_variable, writer_of
 from fleetlight.static.writing import tables
-from fleetlight.static.writing.own_ways import watched_training
-from fleetlight.static.writing.owners import NamelessRoot, owner_of
 from fleetlight.static.writing.recorder import Recorder
+from fleetlight.static.writing.training_flag import watched_training
 from fleetlight.torch_compat.modules import buffers, parameters, with_tensors
 
 _call = nn.Module.__call__
 
 
-class Modules:
+class CalledModules:
     """The modules that a program has called, from the outside."""
 
     def __init__(self, recorder: Recorder) -> None:
@@ -208,7 +208,7 @@ def watch() -> None:
 
 
 def unwatch() -> None:
-    """Modules are called as torch calls them."""
+    """From now on torch calls modules as it always does."""
     if nn.Module.__call__ is not _call:
         # setting it costs tens of microseconds: Python then forgets what it knew of all modules
         nn.Module.__call__ = _call  # type: ignore[method-assign]
@@ -221,3 +221,36 @@ def _watching(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     writer = writer_of((args, kwargs))
     assert isinstance(writer, Recorder)
     return writer.calls(module, lambda: _call(module, *args, **kwargs))
+
+
+class NamelessRoot(nn.Module):
+    """Holds the modules of a program that no module of the script holds."""
+
+
+def owner_of(modules: Sequence[nn.Module], parameters: Sequence[Tensor]) -> nn.Module | None:
+    """The smallest module that holds all of these; None where none does, or no one is smallest."""
+    holders = [one for one in _live_modules() if _holds(one, modules, parameters)]
+    for one in holders:
+        if all(_holds(other, [one], ()) for other in holders):
+            return one
+    return None
+
+
+def _live_modules() -> list[nn.Module]:
+    """All modules of the process. The type is asked, since an object may compute `__class__`."""
+    return [
+        one
+        for one in gc.get_objects()
+        if issubclass(type(one), nn.Module) and not issubclass(type(one), NamelessRoot)
+    ]
+
+
+def _holds(holder: nn.Module, modules: Sequence[nn.Module], parameters: Sequence[Tensor]) -> bool:
+    # a module that is still being built, or was torn down, has no children to ask for
+    if not holder.__dict__.get("_modules") and holder not in modules:
+        return False
+    inside = {id(module) for module in holder.modules()}
+    if not all(id(module) in inside for module in modules):
+        return False
+    own = {id(parameter) for parameter in holder.parameters()} if parameters else set()
+    return all(id(parameter) in own for parameter in parameters)

@@ -15,7 +15,7 @@ from torch import Tensor
 from fleetlight.errors import PlanError
 from fleetlight.optim import Lamb, Lars
 from fleetlight.optim.layerwise import user_class
-from fleetlight.static.graph.layouts import LAID_OUT, is_dense
+from fleetlight.static.ops.marks import LAID_OUT, is_dense
 from fleetlight.torch_compat.optimizers import traced_as_compiled
 
 #: those whose step as a graph is known to equal the eager one

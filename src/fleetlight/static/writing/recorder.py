@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, fx, nn
 
 from fleetlight.errors import PlanError
-from fleetlight.static.graph.chance import Chance, draws
 from fleetlight.static.graph.feeds import Feed
-from fleetlight.static.graph.looks import Shapes
 from fleetlight.static.graph.lookups import Lookup
-from fleetlight.static.graph.marks import LOOKS_AT_TRAINING, unless_testing
+from fleetlight.static.graph.rng import CheckpointRng, draws
+from fleetlight.static.graph.shape_guards import Shapes
 from fleetlight.static.graph.state import Kind, Slot
 from fleetlight.static.graph.variable import Variable
-from fleetlight.static.writing import recurrent, refusals
-from fleetlight.static.writing.testing import Twin, twin
+from fleetlight.static.ops.marks import LOOKS_AT_TRAINING, unless_testing
+from fleetlight.static.writing import recurrent, unsupported
+from fleetlight.static.writing.eval_twins import Twin, twin
 from fleetlight.torch_compat.autograd import (
     current_derivative,
     current_sequence_number,
@@ -54,7 +54,7 @@ _VIEWS = ("t", "transpose", "swapaxes", "swapdims", "squeeze", "unsqueeze", "det
 
 
 @dataclasses.dataclass
-class Entry:
+class StateEntry:
     """A tensor that has come into the program, and what stands for it there."""
 
     slot: Slot
@@ -62,7 +62,7 @@ class Entry:
     node: fx.Node
 
 
-class Call(NamedTuple):
+class ModuleCall(NamedTuple):
     """One call of a module; several of the same one have different numbers."""
 
     path: str
@@ -80,7 +80,7 @@ class Recorder:
         self.graph = self._tracer.graph = fx.Graph(tracer_cls=PythonKeyTracer)
         self._proxies = ProxyTorchDispatchMode(self._tracer, "symbolic")
         #: by the identity of the live tensor, which the slot keeps alive
-        self.entries: dict[int, Entry] = {}
+        self.entries: dict[int, StateEntry] = {}
         self.feeds: dict[str, tuple[Feed, Variable, fx.Node]] = {}
         #: calls of layers whose rows are in tables
         self.lookups: list[Lookup] = []
@@ -91,12 +91,12 @@ class Recorder:
         self._given: dict[fx.Node, str] = {}
         self.part: Part = "forward"
         #: the modules that are being called, the innermost last
-        self.modules: list[Call] = []
+        self.modules: list[ModuleCall] = []
         self._calls = 0
-        self._calls_of: dict[int, tuple[Call, ...]] = {}
+        self._calls_of: dict[int, tuple[ModuleCall, ...]] = {}
         #: the program that it writes, as long as there is one
         self.owner: Callable[[], object] = lambda: None
-        self.chance = Chance()
+        self.chance = CheckpointRng()
         #: the module that has asked whether it trains, and has done nothing since
         self._looking: str | None = None
         #: how often something has been added
@@ -125,7 +125,7 @@ class Recorder:
                 fake = self._fakes.from_tensor(tensor.detach(), static_shapes=True)
             trains = kind == "parameter" and tensor.requires_grad
             variable = self._placeholder(f"{kind}_{len(self.entries)}", fake, trains)
-            found = Entry(slot or Slot(kind, name, tensor), variable, self.node_of(variable))
+            found = StateEntry(slot or Slot(kind, name, tensor), variable, self.node_of(variable))
             self.entries[id(tensor)] = found
         return found.variable
 
@@ -140,7 +140,7 @@ class Recorder:
 
     def call(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A function of torch, above autograd."""
-        refusals.function(func)
+        unsupported.function(func)
         args, kwargs = tree_map(self._owned, (args, kwargs))
         if func in recurrent.WRITTEN_OUT:
             func = recurrent.written_out(func, args)
@@ -148,7 +148,7 @@ class Recorder:
             return self._either_way(func, args, kwargs)
         with (
             without_functions(),
-            refusals.of(func),
+            unsupported.of(func),
         ):
             return self._either_way(func, args, kwargs)
 
@@ -204,7 +204,7 @@ class Recorder:
         """An operation of torch, below autograd."""
         if torch.Tag.inplace_view in func.tags:
             return self._look_otherwise(func, args, kwargs)
-        refusals.changes(func, args, self.entries)
+        unsupported.changes(func, args, self.entries)
         is_again = self.part == "backward"
         if (is_again or self.chance.is_watched) and draws(func, args, kwargs):
             return self.chance.drawn(self._written, func, args, kwargs, is_again)
@@ -213,7 +213,7 @@ class Recorder:
     def _written(self, func: Any, args: Any, kwargs: Any) -> Any:
         last = root(self.graph).prev
         given, named = tree_map(self._without_values, (args, kwargs))
-        with self._fakes, self._proxies, refusals.of(func):
+        with self._fakes, self._proxies, unsupported.of(func):
             out = func(*given, **named)
         out = tree_map(lambda v: Variable(v, self) if isinstance(v, Tensor) else v, out)
         self._sign(last)
@@ -265,7 +265,7 @@ class Recorder:
             return current_sequence_number()
         return current_derivative()
 
-    def _calls_now(self, derivative: int | None) -> tuple[Call, ...]:
+    def _calls_now(self, derivative: int | None) -> tuple[ModuleCall, ...]:
         """The modules whose forward, or whose derivative, is computed, the innermost last."""
         if derivative is None:
             return ()
@@ -280,7 +280,7 @@ class Recorder:
     def calling(self, path: str) -> Iterator[None]:
         """Inside the block, this module is called."""
         self._calls += 1
-        self.modules.append(Call(path, self._calls))
+        self.modules.append(ModuleCall(path, self._calls))
         try:
             yield
         finally:
@@ -290,7 +290,7 @@ class Recorder:
     def writing(self) -> Iterator[None]:
         """Inside the block, tensors made by sizes of variables are variables, too."""
         # what oneDNN computes by itself, a recurrent net as a whole, has no graph
-        with without_mkldnn(), _Sizes(self):
+        with without_mkldnn(), _SizeRecorder(self):
             yield
 
     @contextlib.contextmanager
@@ -350,7 +350,7 @@ def _either(both: Twin) -> Any:
     return out if both.changes is None else both.changes.copy_(out)
 
 
-class _Sizes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _SizeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes down operations that have no variables among their arguments, and belong to a program.
 
     Those with a size of a variable; those that draw random numbers, which would be the same in

@@ -1,25 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program is made of before any pass: the recorder's graph, put in order."""
+"""What a program is made of before any pass: the recorder's graph in order, sizes from feeds."""
 
 from __future__ import annotations
 
-from torch import fx
+import contextlib
+import gc
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch import SymInt, Tensor, fx
 
 from fleetlight.static.graph.form import Form
 from fleetlight.static.graph.state import KINDS, Slot
 from fleetlight.static.writing import tables
-from fleetlight.static.writing.calls import Modules
-from fleetlight.static.writing.open_sizes import from_feeds
+from fleetlight.static.writing.calls import CalledModules
 from fleetlight.static.writing.recorder import Recorder
 from fleetlight.torch_compat.tracing import rename
 
 
-class Source:
+class ProgramSource:
     """A program while it is written."""
 
     def __init__(self) -> None:
         self.recorder = Recorder()
-        self.modules = Modules(self.recorder)
+        self.modules = CalledModules(self.recorder)
 
     @property
     def version(self) -> object:
@@ -50,3 +57,81 @@ def _rename(node: fx.Node, slot: Slot) -> None:
     """A name that says what the input is."""
     plain = f"{slot.name}_{slot.kind}" if slot.kind in ("rate", "weight") else slot.name
     rename(node, "".join(c if c.isalnum() else "_" for c in f"p_{plain}"))
+
+
+@contextlib.contextmanager
+def no_gc() -> Iterator[None]:
+    """Inside the block nothing looks for garbage, which costs a capture a quarter of its time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+_SIZE = torch.ops.aten.sym_size.int
+_OPERATORS = {sympy.Add: operator.add, sympy.Mul: operator.mul}
+
+
+def from_feeds(graph: fx.Graph, feeds: Sequence[fx.Node]) -> None:
+    """Have all sizes computed from those of the feeds, as far as they are sums and products."""
+    sizes = _OpenSizes(graph, feeds)
+    for node in list(graph.nodes):
+        value = node.meta.get("val")
+        if node.op == "call_function" and isinstance(value, SymInt):
+            same = sizes.node_of(value.node.expr, node)
+            if isinstance(same, fx.Node):
+                node.replace_all_uses_with(same)
+                graph.erase_node(node)
+
+
+class _OpenSizes:
+    """The nodes that compute sizes, by what they compute."""
+
+    def __init__(self, graph: fx.Graph, feeds: Sequence[fx.Node]) -> None:
+        self._graph = graph
+        #: where the sizes of feeds are, and the nodes that are there for sizes
+        self._origins: dict[Any, tuple[fx.Node, int]] = {}
+        self._nodes: dict[Any, fx.Node] = {}
+        for feed in feeds:
+            value = feed.meta.get("val")
+            for dim, size in enumerate(value.shape if isinstance(value, Tensor) else ()):
+                if isinstance(size, SymInt):
+                    self._origins.setdefault(size.node.expr, (feed, dim))
+
+    def node_of(self, expression: Any, like: fx.Node) -> fx.Node | int | None:
+        """The node that computes a size; a new one stands before `like`, for which it is."""
+        if expression.is_Integer:
+            return int(expression)
+        if expression not in self._nodes:
+            with self._graph.inserting_before(like):
+                found = self._made(expression, like)
+            if found is None:
+                return None
+            self._nodes[expression] = found
+        return self._nodes[expression]
+
+    def _made(self, expression: Any, like: fx.Node) -> fx.Node | None:
+        if expression in self._origins:
+            feed, dim = self._origins[expression]
+            return self._node(_SIZE, (feed, dim), feed.meta["val"].shape[dim], like)
+        operation = _OPERATORS.get(expression.func)
+        parts = [self.node_of(part, like) for part in expression.args] if operation else [None]
+        if operation is None or None in parts:
+            return None
+        node = parts[0]
+        for part in parts[1:]:
+            value = operation(_value(node), _value(part))
+            node = self._node(operation, (node, part), value, like)
+        return node if isinstance(node, fx.Node) else None
+
+    def _node(self, target: Any, args: Any, value: Any, like: fx.Node) -> fx.Node:
+        node = self._graph.call_function(target, args)
+        node.meta.update({**like.meta, "val": value})
+        return node
+
+
+def _value(part: Any) -> Any:
+    return part.meta["val"] if isinstance(part, fx.Node) else part

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from fleetlight.errors import ConfigError, PlanError
 from fleetlight.ps.layers.embedding import SparseEmbeddingBag, TableLayer
-from fleetlight.static.graph.lookup_ops import look_up
-from fleetlight.static.graph.lookups import ROWS, Lookup
+from fleetlight.static.graph.lookups import ROWS, Lookup, look_up
 
 _IDS = (torch.int64, torch.int32)
 

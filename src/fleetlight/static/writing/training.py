@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fleetlight.errors import PlanError
-from fleetlight.static.graph.marks import GRADIENT
 from fleetlight.static.graph.state import Slot, rate
 from fleetlight.static.graph.variable import Variable
+from fleetlight.static.ops.marks import GRADIENT
 from fleetlight.static.writing import optimizers
 from fleetlight.static.writing.recorder import Recorder
 

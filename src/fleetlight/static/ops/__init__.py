@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operations of our own that stand in the graphs of programs."""

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is compiled at once, and what stays a call at its place."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from fleetlight.static.coding.segments import GraphSegment, segments, stays
+from fleetlight.static.ops.marks import LAID_OUT
+from fleetlight.static.ops.reductions import REDUCE, REDUCED
+
+aten: Any = torch.ops.aten
+
+
+def step() -> fx.Graph:
+    """Two gradients that are reduced together, and a fused step."""
+    graph = fx.Graph()
+    x, parameter, rate = (graph.placeholder(name) for name in ("x", "parameter", "rate"))
+    first = graph.call_function(aten.mul.Tensor, (x, parameter))
+    pair = graph.call_function(aten.max.dim, (first, 0))
+    flat = graph.call_function(aten.view.default, (first, [-1]))
+    second = graph.call_function(aten.exp.default, (first,))
+    largest = graph.call_function(operator.getitem, (pair, 0))
+    rows = [flat, graph.call_function(aten.view.default, (second, [-1]))]
+    bucket = graph.call_function(aten.cat.default, (rows,))
+    graph.call_function(REDUCE, (bucket, 0))
+    graph.call_function(REDUCED, (bucket, 0))
+    half = graph.call_function(aten.mul.Tensor, (second, 0.5))
+    laid = graph.call_function(LAID_OUT, (half, parameter))
+    more = graph.call_function(aten.add.Tensor, (half, largest))
+    options = {"lr": rate, "weight_decay": 0.0, "momentum": 0.0, "dampening": 0.0}
+    options |= {"nesterov": False, "maximize": False, "is_first_step": False}
+    graph.call_function(aten._fused_sgd_.tensor_lr, ([parameter], [laid], []), options)
+    graph.output([more, bucket])
+    return graph
+
+
+def names(segment: GraphSegment) -> list[str]:
+    return [node.name for node in segment.nodes]
+
+
+def test_they_end_where_something_stays() -> None:
+    graph = step()
+    first, second = segments(graph)
+    graph.lint()
+    assert names(first) == ["mul_tensor", "max_dim", "getitem", "exp_default"]
+    assert names(second) == ["mul_tensor_1", "add_tensor"]
+    staying = {node.name for node in graph.nodes if node.op == "call_function" and stays(node)}
+    assert staying >= {"cat_default", "reduce_default", "reduced_default", "laid_out_default"}
+    assert any("fused_sgd" in name for name in staying)
+
+
+def test_they_know_what_they_take_and_what_is_needed_of_them() -> None:
+    first, second = segments(step())
+    assert [node.name for node in first.inputs] == ["x", "parameter"]
+    assert [node.name for node in first.outputs] == ["mul_tensor", "getitem", "exp_default"]
+    assert [node.name for node in second.inputs] == ["exp_default", "getitem"]
+    own = second.graph()
+    own.lint()
+    assert [node.op for node in own.nodes].count("placeholder") == 2
+
+
+def test_views_that_only_others_need_are_taken_behind() -> None:
+    graph = step()
+    first, _ = segments(graph)
+    order = [node.name for node in graph.nodes]
+    behind = order.index(first.nodes[-1].name)
+    assert order[behind + 1 : behind + 4] == ["view_default", "view_default_1", "cat_default"]
+
+
+def test_a_lone_operation_is_called() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    graph.output(
+        graph.call_function(aten.exp.default, (graph.call_function(aten.t.default, (x,)),))
+    )
+    assert list(segments(graph)) == []

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The text of a picture can be read back, whatever the names in it are."""
+
+from __future__ import annotations
+
+import html
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.static.nets import captured, net
+from tests.static.resnet import captured_resnet50
+
+from fleetlight import static
+from fleetlight.errors import ConfigError
+from fleetlight.static.drawing.picture import Picture, PictureArrow, PictureBox, PictureFrame
+from fleetlight.static.drawing.writers import dot_of, mermaid_of
+from fleetlight.static.passes import FuseAllReduce, InsertAllReduce, Overlap
+
+needs_graphviz = pytest.mark.skipif(shutil.which("dot") is None, reason="Graphviz is not installed")
+TOKEN = re.compile(r'\s*(?:"((?:[^"\\]|\\.)*)"|(->|[\w.]+|[{}\[\];,=]))')
+MERMAID = re.compile(
+    r'\s*(?:flowchart TB|heading\["[^"]*"\]|\w+\["([^"]*)"\]:::\w+|subgraph \w+\["([^"]*)"\]|\w+'
+    r'|\w+ (?:-->|-\.->|==>)(?:\|"([^"]*)"\|)? \w+|classDef \w+ fill:#\w+,stroke:#\w+,color:#\w+)'
+)
+
+
+def made() -> static.Program:
+    model = net()
+    return captured(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def picture_with(name: str) -> Picture:
+    boxes = (PictureBox("f0", "forward", (name,)), PictureBox("b0", "backward", ("∂",), name))
+    arrows = (PictureArrow("f0", "b0", name),)
+    frames = (PictureFrame(name, ("f0", "b0")),)
+    return Picture(name, (name,), boxes, arrows, frames, (("f0", "b0"),))
+
+
+def strings_of_dot(text: str) -> list[str]:
+    """Quoted strings of a text of which nothing else is left, as a reader understands them."""
+    found, at = [], 0
+    while at < len(text.rstrip()):
+        token = TOKEN.match(text, at)
+        assert token, text[at : at + 40]
+        if token[1] is not None:
+            found.append(html.unescape(re.sub(r"\\(.)", r"\1", re.sub(r"\\[ln]$", "", token[1]))))
+        at = token.end()
+    return found
+
+
+def labels_of_mermaid(text: str) -> Iterator[str]:
+    for line in text.splitlines():
+        read = MERMAID.fullmatch(line)
+        assert read, line
+        for label in filter(None, read.groups()):
+            yield re.sub(r"#(\d+);", lambda found: chr(int(found[1])), label)
+
+
+def readable(name: str) -> str:
+    return re.sub(
+        r"[^\t\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", name
+    )
+
+
+@given(
+    st.text(min_size=1, max_size=50)
+    | st.sampled_from(['a "b"', "<&amp;>", "層.0", "back\\slash", "x]", "`"])
+)
+def test_every_name_can_be_read_back(name: str) -> None:
+    picture = picture_with(name)
+    dot = strings_of_dot(dot_of(picture))
+    assert dot.count(readable(name)) >= 3  # a box, a frame and an arrow
+    labels = list(labels_of_mermaid(mermaid_of(picture)))
+    assert labels.count(readable(name)) >= 3
+
+
+def test_both_texts_say_what_the_program_does_and_are_the_same_each_time() -> None:
+    program = captured_resnet50().apply(InsertAllReduce(), FuseAllReduce(), Overlap())
+    drawing = program.draw()
+    assert strings_of_dot(drawing.dot)
+    labels = "\n".join(labels_of_mermaid(drawing.mermaid))
+    for told in ("stage4.1", "Bottleneck", "begins after ∂ stage4.1", "step of SGD", "17 kept"):
+        assert told in drawing.dot
+        assert told in labels
+    model = net()
+    again = captured(model, torch.optim.SGD(model.parameters(), lr=0.1)).draw()
+    assert (again.dot, again.mermaid) == (made().draw().dot, made().draw().mermaid)
+
+
+def test_what_is_too_long_is_in_the_tooltip() -> None:
+    name = "name_" * 30
+    dot = dot_of(picture_with(name))
+    assert f'label="{name[:59]}…", tooltip="{name}' in dot
+
+
+def test_text_is_written_without_any_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    drawing = made().draw(tmp_path / "program.dot")
+    drawing.save(tmp_path / "program.mmd")
+    assert (tmp_path / "program.dot").read_text(encoding="utf-8") == drawing.dot
+    assert (tmp_path / "program.mmd").read_text(encoding="utf-8") == drawing.mermaid
+    assert "Drawing of Training step of Sequential" in repr(drawing)
+    assert list(drawing._repr_mimebundle_()) == ["text/markdown"]
+    with pytest.raises(ConfigError, match=r"install .*graphviz.* or draw to a \.dot or \.mmd"):
+        made().draw(tmp_path / "program.svg")
+    with pytest.raises(ConfigError, match=r"got the path .*program\.gif.*\.dot, \.mmd, \.svg"):
+        made().draw(tmp_path / "program.gif")
+    with pytest.raises(ConfigError, match="does not exist"):
+        made().draw(str(tmp_path / "missing" / "program.dot"))
+
+
+@needs_graphviz
+def test_graphviz_makes_files_of_it(tmp_path: Path) -> None:
+    program = static.Program()
+    with static.program_guard(program):
+        static.data('<x & "y\\">', [None, 4]).mean().name = "層"
+    drawing = program.draw(tmp_path / "program.svg")
+    root = ElementTree.parse(tmp_path / "program.svg").getroot()
+    told = ["".join(e.itertext()) for e in root.iter() if e.tag.endswith("}text")]
+    assert {'<x & "y\\">', "fetch 層"} <= set(told)
+    assert list(drawing._repr_mimebundle_()) == ["image/svg+xml"]
+    program.draw(tmp_path / "program.png")
+    assert (tmp_path / "program.png").read_bytes().startswith(b"\x89PNG")
+
+
+@needs_graphviz
+def test_graphviz_places_backward_beside_its_forward() -> None:
+    program = captured_resnet50().apply(InsertAllReduce(), FuseAllReduce(), Overlap())
+    root = ElementTree.fromstring(program.draw().svg)
+    kind = {e.findtext("{*}title"): e.get("class") for e in root.iter() if e.get("class")}
+    clusters = [name for name in kind if kind[name] == "cluster"]
+    assert len(clusters) == 6
+    places = {}
+    for element in root.iter():
+        if element.get("class") == "node":
+            text = element.find(".//{*}text")
+            assert text is not None
+            path = element.find(".//{*}path")
+            assert path is not None
+            ys = [float(y) for y in re.findall(r",(-?[\d.]+)", str(path.get("d")))]
+            places[element.findtext("{*}title")] = (min(ys) + max(ys)) / 2
+    forward = [places[f"f{n}"] for n in range(24)]
+    assert forward == sorted(forward)
+    assert all(abs(places[f"b{n}"] - places[f"f{n}"]) < 30 for n in range(24))
+    assert places["s0"] < places["r4"] < places["r0"]

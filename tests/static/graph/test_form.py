@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Open sizes have names that people can read, the same in every process."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fleetlight import static
+from fleetlight.static.graph.form import Sizes
+
+
+def written() -> tuple[static.Program, Tensor]:
+    program = static.Program()
+    with static.program_guard(program):
+        x = static.data("x", [None, None, 4])
+        other = static.data("other", [None, 2])
+        flat = x.reshape(-1, 4)
+        joined = torch.cat([other, other])
+        made = flat.sum(0) + joined.sum()
+    return program, made
+
+
+def test_the_batch_has_its_name_and_others_that_of_their_feed() -> None:
+    program, _ = written()
+    lines = str(program).splitlines()
+    assert any(line.startswith("x ") and "float32[batch, x_1, 4]" in line for line in lines)
+    assert any("float32[other_0, 2]" in line for line in lines)
+    assert any("float32[batch*x_1, 4]" in line for line in lines)
+    assert any("float32[2*other_0, 2]" in line for line in lines)
+
+
+def test_they_do_not_depend_on_what_was_written_before() -> None:
+    assert str(written()[0]) == str(written()[0])
+
+
+def test_values_of_all_kinds_have_a_text() -> None:
+    sizes = Sizes(written()[0].form)
+    tensor = torch.zeros(2, 3, dtype=torch.bool)
+    assert sizes.value(tensor) == "bool[2, 3]"
+    assert sizes.value((tensor, [torch.ones(())])) == "(bool[2, 3], (float32[]))"
+    assert sizes.value(3) == "3"
+    assert sizes.value(None) == ""

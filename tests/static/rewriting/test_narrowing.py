@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which operations of a graph become narrow, and which casts are needed for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, fx, nn
+
+from fleetlight import static
+from fleetlight.static.drawing.text import short_name
+from fleetlight.static.graph.form import Form, code_of
+from fleetlight.static.passes import Amp
+
+F = nn.functional
+
+
+class Made(nn.Module):
+    def __init__(self, forward: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.made = forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.made(self, x)
+
+
+def narrowed(forward: Callable[[nn.Module, Tensor], Tensor]) -> tuple[Form, Tensor, Tensor]:
+    """The narrow form, what it computes, and what autocast does."""
+    model = Made(forward)
+    given = {"x": torch.randn(4, 6)}
+    program = static.capture(model, None, None, given).apply(Amp())
+    (found,) = static.Executor().run(program, given, ["output"])
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        expected = model(given["x"])
+    return program.form, found, expected.float()
+
+
+def counted(form: Form) -> Counter[str]:
+    graph = code_of(form, ["output"], ("forward",)).graph
+    return Counter(short_name(node) for node in graph.nodes if node.op == "call_function")
+
+
+def narrow_nodes(form: Form) -> set[str]:
+    return {
+        short_name(node)
+        for node in form.graph.nodes
+        if isinstance(node.meta.get("val"), Tensor) and node.meta["val"].dtype == torch.bfloat16
+    }
+
+
+def test_a_product_takes_the_narrow_result_of_another() -> None:
+    """Weights, biases and the input are cast; between the two nothing is, and behind the last."""
+    form, found, expected = narrowed(lambda m, x: m.two(F.relu(m.one(x))))
+    assert counted(form)["_to_copy"] == 5 + 1
+    assert found.dtype == torch.float32
+    assert torch.equal(found, expected)
+    assert "2 operations compute in bfloat16, 5 tensors are cast" in form.reports[0]
+
+
+def test_a_tensor_is_cast_once() -> None:
+    """Also where it is seen from several sides."""
+    form, found, expected = narrowed(lambda m, x: m.one(x) + m.one(x.view(4, 6)) + x @ m.one.weight)
+    assert counted(form)["_to_copy"] == 3 + 3
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
+
+
+def test_what_is_changed_in_place_is_cast_anew() -> None:
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        y = m.one(x)
+        before = m.two(y)
+        y.view(-1).mul_(-3)
+        return before + m.two(y.t().t())
+
+    _, found, expected = narrowed(forward)
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
+
+
+def test_what_autocast_keeps_wide_stays_wide() -> None:
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        y = F.layer_norm(m.one(x), (6,))
+        return F.softmax(F.gelu(y), dim=1).sum(1).exp()
+
+    form, _, _ = narrowed(forward)
+    assert narrow_nodes(form) == {"addmm", "t", "_to_copy"}
+
+
+def test_double_precision_stays_what_it_is() -> None:
+    model = nn.Linear(3, 3).double()
+    program = static.capture(model, None, None, {"x": torch.randn(2, 3).double()})
+    form = program.apply(Amp()).form
+    assert "0 operations compute in bfloat16, 0 tensors are cast" in form.reports[0]
+    assert len(form.graph.nodes) == len(program.form.graph.nodes)
+
+
+def test_every_value_has_its_name_and_type_as_before() -> None:
+    model = Made(lambda m, x: F.scaled_dot_product_attention(m.one(x), m.two(x), x[None])[0])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    program = static.capture(model, lambda y: y.sum(), optimizer, {"x": torch.randn(4, 6)})
+
+    def kinds(form: Form) -> dict[str, tuple[torch.dtype, str]]:
+        nodes: list[fx.Node] = [*form.graph.nodes]
+        made = {node.name: node.meta.get("val") for node in nodes}
+        return {n: (v.dtype, str(v.shape)) for n, v in made.items() if isinstance(v, Tensor)}
+
+    before, after = kinds(program.form), kinds(program.apply(Amp()).form)
+    assert before.items() <= after.items()

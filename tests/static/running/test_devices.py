@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Places are said in many ways; one that this machine does not have is an error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fleetlight.errors import ConfigError
+from fleetlight.static.running.devices import place_of
+
+
+@pytest.mark.parametrize("place", ["cpu", torch.device("cpu")])
+def test_the_processor(place: Any) -> None:
+    assert place_of(place) == torch.device("cpu")
+
+
+@pytest.mark.parametrize("place", ["gpu", "cuda", 0, "gpu:1", 1, torch.device("cuda:1")])
+def test_a_gpu(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert place_of(place).type == "cuda"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"^Executor: got the place .*, but torch sees no GPU on"):
+        place_of(place)
+
+
+def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(
+        ConfigError, match=r"^Executor: got the place 2, expected a GPU from 0 to 1:"
+    ):
+        place_of(2)
+
+
+def test_what_was_typed_is_quoted() -> None:
+    with pytest.raises(ConfigError, match="got the place 'gpuu', expected"):
+        place_of("gpuu")
+
+
+@pytest.mark.parametrize("place", [None, "moon", True, -1, 1.5, object()])
+def test_no_place(place: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^Executor: got the place .*, expected 'cpu', 'cuda', "):
+        place_of(place)
