@@ -14,14 +14,10 @@ from tests.security.authority import Authority
 from tests.workers import WorkerFailedError, reserved_port, run_processes
 
 import fleetlight as fleet
-from fleetlight.collective.group import Group
 from fleetlight.errors import MembershipError
-from fleetlight.fleet.collective.job import CollectiveJob
 from fleetlight.ps.messages import Ask
 from fleetlight.ps.transport import SocketChannel
-from fleetlight.roles import Role
 from fleetlight.security.certificates import make
-from fleetlight.security.encryption import Encryption
 
 pytestmark = pytest.mark.multiprocess
 
@@ -55,13 +51,6 @@ def train(kind: str, port: int, folder: str, more: dict[str, str] = {}) -> Any: 
     moved = not torch.equal(before, model.weight)
     fleet.stop_worker()
     return moved, told
-
-
-def test_connections_stay_encrypted_whatever_strategy_comes_later(tmp_path: Path) -> None:
-    first = fleet.DistributedStrategy(ssl=str(tmp_path), ssl_configs={"ciphers": "A"})
-    context = CollectiveJob(role=Role(), group=Group(), strategy=first)
-    context.strategy = fleet.DistributedStrategy()
-    assert context.encryption == Encryption(str(tmp_path), "A")
 
 
 def refusal(port: int) -> str:

@@ -13,7 +13,7 @@ from tests.ps.serving import closed_server, open_up, plan, team
 import fleetlight as fleet
 from fleetlight.collective.group import Group
 from fleetlight.errors import PeerLostError
-from fleetlight.fleet.bootstrap import join_servers
+from fleetlight.fleet.bootstrap import Start, join_servers
 from fleetlight.fleet.exit import exit_status
 from fleetlight.fleet.job import current_or_none, set_current
 from fleetlight.fleet.server.job import ServerJob, ServerProcess
@@ -95,7 +95,7 @@ def test_a_worker_says_that_it_parts_before_it_does(
 ) -> None:
     monkeypatch.setattr(exit_status, "_told", UNKNOWN)
     error_file = str(tmp_path / "error")
-    set_current(join_servers(Role(error_file=error_file), DistributedStrategy(), 20.0))
+    set_current(join_servers(Start(Role(error_file=error_file), DistributedStrategy(), 20.0)))
     amid: list[ProcessExit] = []
     real = Crew.leave
 

@@ -10,6 +10,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -38,8 +39,7 @@ from fleetlight.ps.worker.lanes import CONTROL, PULL, PUSH
 from fleetlight.ps.worker.redo.redo import Redo
 from fleetlight.roles import Role, endpoint_text
 from fleetlight.roles.address import is_loopback
-from fleetlight.security.context import Contexts, both_contexts, client_context, server_context
-from fleetlight.security.encryption import encryption_of
+from fleetlight.security.context import Contexts
 from fleetlight.security.token import OPEN
 from fleetlight.strategy import DistributedStrategy
 from fleetlight.version import VERSION
@@ -52,10 +52,21 @@ _GRACE_S = 5.0
 _AWAY_S = 5.0
 
 
-def join_servers(role: Role, strategy: DistributedStrategy, deadline_s: float) -> Job:
-    """The context of this process in a job with parameter servers, or of one process alone."""
+class Start(NamedTuple):
+    """What this process joins a job with."""
+
+    role: Role
+    strategy: DistributedStrategy
+    deadline_s: float
+    #: what connections are opened with; None: plain ones
+    tls: Contexts | None = None
+
+
+def join_servers(start: Start) -> Job:
+    """What this process is in a job with parameter servers, or as one process alone."""
+    role = start.role
     if role.is_server:
-        return _serve(role, strategy, deadline_s)
+        return _serve(start)
     if role.worker_num > 1 and not role.server_num:
         raise RoleError(
             f"fleet.init(): the job has {role.worker_num} workers and no parameter servers "
@@ -63,22 +74,20 @@ def join_servers(role: Role, strategy: DistributedStrategy, deadline_s: float) -
             f"{role.worker_num}), or call fleet.init(is_collective=True)"
         )
     if role.index is None and role.master is not None:
-        return _enrolled(role, strategy, deadline_s)
-    return _train(role, strategy, deadline_s)
+        return _enrolled(start)
+    return _train(start)
 
 
-def _train(role: Role, strategy: DistributedStrategy, deadline_s: float) -> ServedJob:
-    work = _work if role.server_num else _alone
-    return work(role, strategy, deadline_s)
+def _train(start: Start) -> ServedJob:
+    return _work(start) if start.role.server_num else _alone(start)
 
 
-def _enrolled(role: Role, strategy: DistributedStrategy, deadline_s: float) -> ServedJob:
+def _enrolled(start: Start) -> ServedJob:
     """A worker whose index, and the way to the servers, a scheduler tells."""
-    tls = both_contexts(encryption_of(strategy))
-    role, signs = enrol(role, VERSION, deadline_s, tls=tls)
+    role, signs = enrol(start.role, VERSION, start.deadline_s, tls=start.tls)
     assert signs is not None
     try:
-        job = _train(role, strategy, deadline_s)
+        job = _train(start._replace(role=role))
     except Exception as error:
         signs.depart(f"{type(error).__name__}: {error}")
         signs.farewell()
@@ -87,33 +96,29 @@ def _enrolled(role: Role, strategy: DistributedStrategy, deadline_s: float) -> S
     return job
 
 
-def _serve(role: Role, strategy: DistributedStrategy, deadline_s: float) -> ServerJob:
+def _serve(start: Start) -> ServerJob:
     """Listen from now on: workers can meet before the server knows what is trained."""
     give_back_freed()
-    if role.index is not None or role.master is None:
-        return _listening(role, strategy, deadline_s, None)
-    contexts = both_contexts(encryption_of(strategy))
-    role, held = _enrolled_server(role, deadline_s, contexts)
+    if start.role.index is not None or start.role.master is None:
+        return _listening(start, None)
+    role, held = _enrolled_server(start)
     try:
-        return _listening(role, strategy, deadline_s, held)
+        return _listening(start._replace(role=role), held)
     except BaseException as error:
         held.close()
-        report_failure(role, f"{type(error).__name__}: {error}", contexts)
+        report_failure(role, f"{type(error).__name__}: {error}", start.tls)
         raise
 
 
-def _listening(
-    role: Role, strategy: DistributedStrategy, deadline_s: float, held: socket.socket | None
-) -> ServerJob:
+def _listening(start: Start, held: socket.socket | None) -> ServerJob:
+    role, strategy, deadline_s, tls = start
     index = _index(role)
     server = _server(role, index, role.server_num, deadline_s)
     server.resuming.remains = remains_of(role, strategy)
-    encryption = encryption_of(strategy)
-    tls = server_context(encryption) if encryption else None
     listener = Listener(
         _endpoints(role)[index],
         server,
-        tls=tls,
+        tls=None if tls is None else tls.as_server,
         token=role.token,
         limits=Limits(silence_s=deadline_s),
         name=f"server {index}",
@@ -121,30 +126,28 @@ def _listening(
     )
     where = endpoint_text(listener.address)
     logger.info("server %d of %d listens at %s", index, role.server_num, where)
-    if not (encryption or role.token or is_loopback(listener.address[0])):
+    if not (tls or role.token or is_loopback(listener.address[0])):
         logger.warning("%s", OPEN.format(where=where))
     process = ServerProcess(server, listener)
-    return ServerJob(
-        role=role, group=Group(deadline_s=deadline_s), strategy=strategy, process=process
-    )
+    group = Group(deadline_s=deadline_s)
+    return ServerJob(role=role, group=group, strategy=strategy, tls=tls, process=process)
 
 
-def _enrolled_server(
-    role: Role, deadline_s: float, tls: Contexts | None
-) -> tuple[Role, socket.socket]:
+def _enrolled_server(start: Start) -> tuple[Role, socket.socket]:
     """The index comes from a scheduler, which is told the port; the socket is bound to it."""
-    held = hold((own_address(role), 0))
+    held = hold((own_address(start.role), 0))
     try:
-        role, _ = enrol(role, VERSION, deadline_s, held.getsockname()[1], tls)
+        role, _ = enrol(start.role, VERSION, start.deadline_s, held.getsockname()[1], start.tls)
     except BaseException:
         held.close()
         raise
     return role, held
 
 
-def _work(role: Role, strategy: DistributedStrategy, deadline_s: float) -> ServedJob:
+def _work(start: Start) -> ServedJob:
+    role, strategy, deadline_s, tls = start
     redo = redo_of(role, strategy, _index(role), _incarnation())
-    connector = _Connector(role, strategy, deadline_s, redo)
+    connector = _Connector(start, redo)
     client = Client(_index(role), role.worker_num, role.server_num, connector.connect, redo)
     connector.has_joined = lambda: client.has_joined
     if strategy.durability == "log":
@@ -154,11 +157,12 @@ def _work(role: Role, strategy: DistributedStrategy, deadline_s: float) -> Serve
     replay = None if redo is None else WorkerReplay(redo, functools.partial(report_returning, role))
     crew = Crew(client, deadline_s)
     session = ServerSession(client, None, replay)
-    return ServedJob(role=role, group=crew, strategy=strategy, session=session)
+    return ServedJob(role=role, group=crew, strategy=strategy, tls=tls, session=session)
 
 
-def _alone(role: Role, strategy: DistributedStrategy, deadline_s: float) -> ServedJob:
+def _alone(start: Start) -> ServedJob:
     """One process: its server is an object, reached by calls in place of a network."""
+    role, strategy, deadline_s, tls = start
     server = _server(role, 0, 1, deadline_s)
     server.resuming.remains = remains_of(role, strategy)
     redo = redo_of(role, strategy, 0, _incarnation())
@@ -176,20 +180,18 @@ def _alone(role: Role, strategy: DistributedStrategy, deadline_s: float) -> Serv
     replay = None if redo is None else WorkerReplay(redo, lambda returns: None)
     crew = Crew(client, deadline_s)
     session = ServerSession(client, server, replay)
-    return ServedJob(role=role, group=crew, strategy=strategy, session=session)
+    return ServedJob(role=role, group=crew, strategy=strategy, tls=tls, session=session)
 
 
 class _Connector:
     """Opens lanes to the servers of a job."""
 
-    def __init__(
-        self, role: Role, strategy: DistributedStrategy, deadline_s: float, redo: Redo | None
-    ) -> None:
+    def __init__(self, start: Start, redo: Redo | None) -> None:
+        role, strategy, deadline_s, tls = start
         self._role = role
         self._deadline_s = deadline_s
         self._endpoints = _endpoints(role)
-        encryption = encryption_of(strategy)
-        self._tls: ssl.SSLContext | None = client_context(encryption) if encryption else None
+        self._tls: ssl.SSLContext | None = None if tls is None else tls.as_client
         self._incarnation = _incarnation() if redo is None else redo.identity.incarnation
         self._life = 1 if redo is None else redo.identity.life
         #: how long the servers wait for it, should it die, and it for them

@@ -36,7 +36,7 @@ from fleetlight.fleet.protocols import (
     ServerCut,
 )
 from fleetlight.roles import Role
-from fleetlight.security.encryption import Encryption, encryption_of
+from fleetlight.security.context import Contexts
 from fleetlight.strategy import DistributedStrategy
 
 #: returns the ids that a batch brings to tables, by name
@@ -64,6 +64,8 @@ class Job(abc.ABC):
     role: Role
     group: Peers
     strategy: DistributedStrategy
+    #: what connections are opened with, whatever strategy comes later; None: plain ones
+    tls: Contexts | None = None
     #: the call of the script that gave the strategy; empty: none did
     strategy_from: str = ""
     models: list[RegisteredModel] = dataclasses.field(default_factory=list)
@@ -91,11 +93,8 @@ class Job(abc.ABC):
     closers: contextlib.ExitStack = dataclasses.field(
         init=False, default_factory=contextlib.ExitStack
     )
-    #: what connections are opened with, whatever strategy comes later
-    encryption: Encryption | None = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        self.encryption = encryption_of(self.strategy)
         self.durability_dir = durability_dir(self.strategy)
 
     # -- what the script registers

@@ -14,7 +14,7 @@ from pathlib import Path
 from fleetlight.collective.forming import form
 from fleetlight.collective.registration import Scheduler
 from fleetlight.errors import ConfigError, FleetError, RoleError, names_arguments
-from fleetlight.fleet.bootstrap import join_servers
+from fleetlight.fleet.bootstrap import Start, join_servers
 from fleetlight.fleet.collective.job import CollectiveJob
 from fleetlight.fleet.exit.exit_status import (
     end_badly,
@@ -66,8 +66,9 @@ def init(
     # before the others wait for this process
     strategy.check(JobFacts(deadline_s=deadline_s))
     _configure_log(role)
+    tls = both_contexts(encryption_of(strategy))
     if role.kind is Kind.SCHEDULER:
-        sys.exit(Scheduler(role, deadline_s, both_contexts(encryption_of(strategy))).run())
+        sys.exit(Scheduler(role, deadline_s, tls).run())
     for remark in maker.remarks:
         logger.info("%s", remark)
     if role.kind is Kind.WORKER and not role.index:
@@ -78,10 +79,10 @@ def init(
     _check_mode(role, is_collective)
     _check_resume(role, strategy, is_collective)
     if is_collective:
-        role, group = form(role, VERSION, deadline_s, tls=both_contexts(encryption_of(strategy)))
-        job: Job = CollectiveJob(role=role, group=group, strategy=strategy)
+        role, group = form(role, VERSION, deadline_s, tls=tls)
+        job: Job = CollectiveJob(role=role, group=group, strategy=strategy, tls=tls)
     else:
-        job = join_servers(role, strategy, deadline_s)
+        job = join_servers(Start(role, strategy, deadline_s, tls))
         role = job.role
     _configure_log(role)
     _warn_of_unsupported_variables(role)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import platform
 import ssl
 from pathlib import Path
@@ -14,19 +14,26 @@ from fleetlight.security.certificate_folder import CLIENT, SERVER, CertificateFo
 from fleetlight.security.encryption import Encryption, as_encryption
 
 
-@dataclasses.dataclass(frozen=True)
 class Contexts:
-    """Both sides, for a process that listens and connects."""
+    """Both sides, for a process that listens and connects; each is read when it is used first."""
 
-    as_server: ssl.SSLContext
-    as_client: ssl.SSLContext
+    def __init__(self, encryption: Encryption | str | Path) -> None:
+        self._encryption = encryption
+
+    @functools.cached_property
+    def as_server(self) -> ssl.SSLContext:
+        """For the side that listens."""
+        return server_context(self._encryption)
+
+    @functools.cached_property
+    def as_client(self) -> ssl.SSLContext:
+        """For the side that connects."""
+        return client_context(self._encryption)
 
 
 def both_contexts(encryption: Encryption | str | Path | None) -> Contexts | None:
     """Both sides of one folder; None without a folder."""
-    if not encryption:
-        return None
-    return Contexts(server_context(encryption), client_context(encryption))
+    return Contexts(encryption) if encryption else None
 
 
 def server_context(encryption: Encryption | str | Path) -> ssl.SSLContext:

@@ -42,7 +42,6 @@ from fleetlight.ps.worker.communicator import Communicator, open_communicator
 from fleetlight.ps.worker.communicator.base import norm_of
 from fleetlight.ps.worker.live import Live
 from fleetlight.ps.worker.redo.commits import Moment
-from fleetlight.security.context import both_contexts
 from fleetlight.strategy import ASyncConfigs
 from fleetlight.version import VERSION
 
@@ -133,7 +132,7 @@ class ServerSession:
                 VERSION,
                 limit_s,
                 self.signs,
-                both_contexts(job.encryption),
+                job.tls,
             )[1]
             if self.dense_group.liveness is self.signs:
                 # told by whoever averages from now on
