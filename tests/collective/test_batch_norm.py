@@ -12,7 +12,7 @@ from torch import nn
 
 import fleetlight as fleet
 from fleetlight.fleet.job import current
-from fleetlight.fleet.training.model import Entry
+from fleetlight.fleet.training.model import ForwardEntry
 
 pytestmark = pytest.mark.multiprocess
 
@@ -84,7 +84,7 @@ def alone() -> Any:
     optimizer = fleet.distributed_optimizer(optimizer, strategy)
     model = fleet.distributed_model(model)
     result = normalise(model, optimizer, rows().chunk(fleet.worker_num())[fleet.worker_index()])
-    assert isinstance(model.forward, Entry)  # still, so that gradients are reduced in backward
+    assert isinstance(model.forward, ForwardEntry)  # still, so that gradients are reduced in backward
     return result
 
 

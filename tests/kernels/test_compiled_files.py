@@ -41,7 +41,7 @@ def package(tmp_path: Path) -> Path:
     """A copy of the package with nothing compiled, in a folder of its own."""
     source = Path(fleetlight.__file__).parent
     ignore = shutil.ignore_patterns("__pycache__")
-    for name in ("__init__.py", "errors.py"):
+    for name in ("__init__.py", "errors.py", "version.py"):
         (tmp_path / "site" / "fleetlight").mkdir(parents=True, exist_ok=True)
         shutil.copy(source / name, tmp_path / "site" / "fleetlight" / name)
     kernels = tmp_path / "site" / "fleetlight" / "kernels"

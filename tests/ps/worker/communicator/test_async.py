@@ -229,6 +229,7 @@ def test_a_skipped_step_is_a_step(staleness: int | None) -> None:
 
     def train(worker: Member) -> Any:
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        worker.context.scalers.append(scaler)
         gate = Gate(worker.session.client, PUSH, "send")
         if staleness is not None:
             gate.open()

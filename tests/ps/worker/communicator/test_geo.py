@@ -306,6 +306,7 @@ def test_a_refused_difference_is_an_error_of_a_later_call() -> None:
 def test_an_infinity_skips_the_step_of_this_worker() -> None:
     def train(worker: Member) -> Any:
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        worker.context.scalers.append(scaler)
         before = worker.model.bias.detach().clone()  # type: ignore[operator,union-attr]
         for factor in (float("inf"), 1.0):
             worker.optimizer.zero_grad()

@@ -236,6 +236,7 @@ def test_an_infinity_on_one_worker_skips_the_step_of_all() -> None:
 
     def train(worker: Member) -> Any:
         scaler, scales = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=100), []
+        worker.context.scalers.append(scaler)
         for t in range(12):
             for optimizer in worker.optimizers:
                 optimizer.zero_grad()
