@@ -84,7 +84,8 @@ def alone() -> Any:
     optimizer = fleet.distributed_optimizer(optimizer, strategy)
     model = fleet.distributed_model(model)
     result = normalise(model, optimizer, rows().chunk(fleet.worker_num())[fleet.worker_index()])
-    assert isinstance(model.forward, ForwardEntry)  # still, so that gradients are reduced in backward
+    # still, so that gradients are reduced in backward
+    assert isinstance(model.forward, ForwardEntry)
     return result
 
 
