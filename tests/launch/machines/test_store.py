@@ -109,7 +109,7 @@ def test_a_store_that_is_gone_is_not_waited_for() -> None:
     with pytest.raises(StoreGoneError, match="another store has taken its place"):
         found.check(["key"])
     away = free_meeting()
-    renew = functools.partial(store._again, away, away.master, b"")
+    renew = functools.partial(store._reconnect, away, away.master, b"")
     with pytest.raises(StoreGoneError, match="nothing listens"):
         Store(StoreConnection(None, renew, Forever())).check(["key"])
 

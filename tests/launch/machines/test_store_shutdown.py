@@ -69,7 +69,7 @@ def test_one_goodbye_is_not_counted_for_another() -> None:
 def test_who_falls_silent_is_not_waited_for() -> None:
     store = Visitor()
     host = served(store)
-    host.listen(time.monotonic() - 2 * SILENT_S)
+    host.poll(time.monotonic() - 2 * SILENT_S)
     serve_until_others_leave(host, [1, 2], HOUR_S, store.interrupts)
     assert store.asked == 0
 
