@@ -32,7 +32,7 @@ def test_a_container_limit_counts(tmp_path: pathlib.Path) -> None:
 
 @LINUX_ONLY
 def test_the_loopback_interface_is_found() -> None:
-    assert inventory.look({}).interface("127.0.0.2") == "lo"
+    assert inventory.this_machine({}).interface("127.0.0.2") == "lo"
 
 
 def test_gpus_are_counted_by_their_device_files(

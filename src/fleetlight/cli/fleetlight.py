@@ -123,7 +123,7 @@ def _doctor(found: argparse.Namespace) -> int:
         deadline_s=found.deadline_s,
         token_file=found.token_file,
     )
-    result = examine(wish, inventory.look(os.environ), os.environ, _say)
+    result = examine(wish, inventory.this_machine(os.environ), os.environ, _say)
     print(f"\n{result.text}\n")
     if result.found:
         print(f"{table.of_findings(result.found)}\n")

@@ -44,7 +44,7 @@ def _run(options: LaunchOptions) -> int:
     check_script(options)
     backend = None if options.on is None else backends.named(options.on)
     is_placed_here = backend is None or not backend.chooses_machines
-    machine = inventory.look(os.environ) if is_placed_here else None
+    machine = inventory.this_machine(os.environ) if is_placed_here else None
     job = plan(options, machine, os.environ)
     screen = StandardOutput(options.verbose)
     if screen.verbose:
