@@ -125,7 +125,7 @@ def _wait(folder: Path, job: subprocess.Popen[bytes], kills: int) -> list[float]
     """Until they have killed themselves often enough; how long they were away is not known."""
     seen, end = 0, time.monotonic() + PATIENCE_S
     while seen < kills and job.poll() is None:
-        now = (folder / "output").read_text().count("; starting it again (restart ")
+        now = (folder / "output").read_text().count("; restarting it (restart ")
         if now > seen:
             seen, end = now, time.monotonic() + PATIENCE_S
         elif time.monotonic() > end:

@@ -95,7 +95,7 @@ def test_no_route_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unknown_name_is_said() -> None:
-    with pytest.raises(ConfigError, match=r"cannot find the address of host 'no\.such\.invalid'"):
+    with pytest.raises(ConfigError, match=r"cannot resolve host 'no\.such\.invalid'"):
         inventory.resolve("no.such.invalid")
 
 

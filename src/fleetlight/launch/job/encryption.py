@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from fleetlight.errors import ConfigError
 from fleetlight.launch.job.options import LaunchOptions
-from fleetlight.security.certificate_folder import Encryption
+from fleetlight.strategy.features.ssl import Encryption
 
 MOST_DAYS = 36_500
 CIPHERS, WARNING_DAYS = "FLEET_SSL_CIPHERS", "FLEET_SSL_EXPIRY_WARNING_DAYS"

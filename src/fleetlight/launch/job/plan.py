@@ -16,7 +16,7 @@ from fleetlight.launch.job.spec import JobSpec, MachineSpec, Meeting, Resources,
 from fleetlight.launch.job.token import OPEN, OPEN_COLLECTIVE, read_token
 from fleetlight.roles.role import Kind
 from fleetlight.roles.secret import Secret
-from fleetlight.security.certificate_folder import Encryption
+from fleetlight.strategy.features.ssl import Encryption
 
 #: defaults of the time between SIGTERM and SIGKILL, without and with a save
 _GRACE_S, _STOP_S = 3.0, 30.0

@@ -8,7 +8,7 @@ import dataclasses
 from fleetlight.launch.job.encryption import variables
 from fleetlight.roles.role import Endpoint, Kind
 from fleetlight.roles.secret import Secret
-from fleetlight.security.certificate_folder import Encryption
+from fleetlight.strategy.features.ssl import Encryption
 
 #: the default port at which launchers of several machines meet
 DEFAULT_PORT = 6170
