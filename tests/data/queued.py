@@ -88,13 +88,13 @@ class Worker:
             **more,
         )
 
-    def begins(self) -> None:
-        """As in `Follow`."""
+    def start_iteration(self) -> None:
+        """As in `LoaderObserver`."""
 
-    def hands_out(self, before: Any) -> None:
-        """As in `Follow`."""
-        self.states.append(dict(before))
-        self.behind.append(self.loader.records_behind(before))
+    def before_batch(self, position: Any) -> None:
+        """As in `LoaderObserver`."""
+        self.states.append(dict(position))
+        self.behind.append(self.loader.records_behind(position))
 
     def epoch(self, *, steps: bool = True) -> Iterator[list[int]]:
         """An epoch, batch by batch; the step of each is made when the next is asked for."""

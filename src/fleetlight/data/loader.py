@@ -154,10 +154,10 @@ class ShardLoader(DataLoader[Any], Generic[B]):
             raise ComebackError(_ASK.format(epoch=self._epoch))
         if self._iteration is not None:
             self._enter(self._epoch + 1)
-        self._observer.begins()
+        self._observer.start_iteration()
         is_resumed = self._source.hides_its_end and any(self._position.values())
         # a loop inside another one's, such as a validation, leaves the outer batch its weight
-        before = self._observer.shares(None)
+        before = self._observer.set_share(None)
         try:
             is_empty = True
             for batch in self._deal():
@@ -170,7 +170,7 @@ class ShardLoader(DataLoader[Any], Generic[B]):
                 self._enter(self._epoch + 1)
                 yield from self._deal()
         finally:
-            self._observer.shares(before)
+            self._observer.set_share(before)
         self._enter(self._epoch + 1)
 
     def _deal(self) -> Iterator[Any]:
@@ -192,12 +192,12 @@ class ShardLoader(DataLoader[Any], Generic[B]):
                 # now it is known that the epoch goes on
                 self._pause()
             is_first = False
-            self._observer.hands_out(self._state())
+            self._observer.before_batch(self._state())
             self._source.handed_out(self._position, position)
             self._before = self._position
             self.counted, self._position = mine, position
             self.share = BatchShare(mine, total, self._epoch, self.consumed)
-            self._observer.shares(self.share)
+            self._observer.set_share(self.share)
             try:
                 yield batch
             except GeneratorExit:
@@ -216,7 +216,7 @@ class ShardLoader(DataLoader[Any], Generic[B]):
                 self._pause()
 
     def _pause(self) -> None:
-        self._observer.between(self)
+        self._observer.between_batches()
 
     def _loaded(self) -> Iterator[_Loaded]:
         for dealt in self._source.deal(self._torch_iterator()):
@@ -234,7 +234,7 @@ class ShardLoader(DataLoader[Any], Generic[B]):
 
     def _announced(self, loaded: Iterator[_Loaded]) -> Iterator[_Loaded]:
         """The same; where that is wanted the next one is loaded before each is handed out."""
-        if not self._observer.wants_next():
+        if not self._observer.wants_lookahead():
             yield from loaded
             return
         now = next(loaded, None)
@@ -245,7 +245,7 @@ class ShardLoader(DataLoader[Any], Generic[B]):
             except Exception as problem:
                 # it belongs to the next batch
                 error = problem
-            self._observer.announces([now.batch] if coming is None else [now.batch, coming.batch])
+            self._observer.announce([now.batch] if coming is None else [now.batch, coming.batch])
             yield now
             if error is not None:
                 raise error
