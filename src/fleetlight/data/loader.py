@@ -8,11 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 
 from fleetlight.data.observer import BatchShare, LoaderObserver, NoObserver
-from fleetlight.data.ranges import Queue, RangeSource
-from fleetlight.data.sources import MapSource, Share, Source, StreamSource, source_of
+from fleetlight.data.queue.client import QueueOptions
+from fleetlight.data.queue.source import RangeSource
+from fleetlight.data.sources.indexed import BatchSource, MapSource
+from fleetlight.data.sources.source import RecordSource, Shard, refuse_unbatched
+from fleetlight.data.sources.stream import StreamSource
 from fleetlight.errors import CheckpointError, ComebackError, ConfigError, PeerError
 
 #: a batch
@@ -62,10 +65,10 @@ class ShardLoader(DataLoader[Any], Generic[B]):
         seed: int,
         tail: str,
         observer: LoaderObserver | None = None,
-        queue: Queue | None = None,
+        queue: QueueOptions | None = None,
     ) -> None:
         _refuse_sharded(loader)
-        self._share = Share(worker, workers, tail)
+        self._share = Shard(worker, workers, tail)
         self._seed = seed
         self._observer = observer or NoObserver()
         #: of the batch handed out last
@@ -79,11 +82,7 @@ class ShardLoader(DataLoader[Any], Generic[B]):
         self._iteration: object = None
         #: the one whose loop goes on
         self._reading: object = None
-        self._source: Source = (
-            source_of(loader, self._share)
-            if queue is None
-            else RangeSource(loader, self._share, queue)
-        )
+        self._source = source_of(loader, self._share, queue)
         #: behind the batch handed out last; the source may be further
         self._position = self._source.position
         #: before that batch
@@ -315,6 +314,20 @@ class ShardLoader(DataLoader[Any], Generic[B]):
         if self._source.is_at_end(self._position):
             # saved after the last batch: the epoch is done
             self._enter(self._epoch + 1)
+
+
+def source_of(
+    loader: DataLoader[Any], shard: Shard, queue: QueueOptions | None = None
+) -> RecordSource:
+    """How the records of this loader are dealt out."""
+    if queue is not None:
+        return RangeSource(loader, shard, queue)
+    if isinstance(loader.dataset, IterableDataset):
+        return StreamSource(loader, shard)
+    refuse_unbatched(loader)
+    if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
+        return BatchSource(loader.batch_sampler, shard)
+    return MapSource(loader, shard)
 
 
 def _refuse_sharded(loader: DataLoader[Any]) -> None:

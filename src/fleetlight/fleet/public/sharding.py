@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from fleetlight.collective.position import UNKNOWN, Position
 from fleetlight.data.loader import ShardLoader
 from fleetlight.data.observer import BatchShare, NoObserver
-from fleetlight.data.ranges import Queue
+from fleetlight.data.queue.client import QueueOptions
 from fleetlight.errors import ConfigError, did_you_mean, names_arguments
 from fleetlight.fleet.job import IdsOf, Job, current
 from fleetlight.fleet.protocols import BatchWeights
@@ -88,7 +88,7 @@ def shard(
     return sharded
 
 
-def _queue(job: Job, deal: str, range_batches: int) -> Queue | None:
+def _queue(job: Job, deal: str, range_batches: int) -> QueueOptions | None:
     """How the next loader is dealt out on demand, if it is."""
     if deal not in DEALS:
         raise ConfigError(f"fleet.shard: got {deal=}; {did_you_mean(deal, DEALS)}")
