@@ -70,7 +70,7 @@ def write(path: str, status: ProcessStatus) -> None:
     replace_file(pathlib.Path(path), msgspec.json.encode(stamped), durable=False)
 
 
-def forget_saves(path: str) -> None:
+def clear_saves_at_sigterm(path: str) -> None:
     """A new process is about to write this file, and has yet to tell that it saves."""
     status = read(path)
     if status.saves_at_sigterm:

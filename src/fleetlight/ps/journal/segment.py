@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fleetlight.files.atomic import sync_folder
 from fleetlight.ps.journal.fsync_marker import FsyncMarker
-from fleetlight.wire.plain import Buffer, without
+from fleetlight.wire.plain import Buffer, unsent
 
 _SUFFIX = ".journal"
 #: of the system: how many buffers one call takes
@@ -66,7 +66,7 @@ class Segment:
             while rest:
                 done = os.pwritev(self._fd, rest[:_BUFFERS], end)
                 end += done
-                rest = without(rest, done)
+                rest = unsent(rest, done)
         except BaseException:
             # if that fails, too, the next record is written over it, or its beginning is read
             # as what it is: not whole
