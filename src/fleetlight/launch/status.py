@@ -7,11 +7,12 @@ its status. The launcher reads it when the process has exited, or before it send
 
 from __future__ import annotations
 
-import os
 import pathlib
 import time
 
 import msgspec
+
+from fleetlight.files.atomic import replace_file
 
 #: the exit code of a process that saved what the job needs to resume; sysexits.h: EX_TEMPFAIL
 RESUME_CODE = 75
@@ -66,9 +67,7 @@ def read(path: str) -> ProcessStatus:
 def write(path: str, status: ProcessStatus) -> None:
     """Write a status and its time atomically."""
     stamped = msgspec.structs.replace(status, at=time.monotonic())
-    # a process may be killed while it writes
-    pathlib.Path(f"{path}.new").write_bytes(msgspec.json.encode(stamped))
-    os.replace(f"{path}.new", path)
+    replace_file(pathlib.Path(path), msgspec.json.encode(stamped), durable=False)
 
 
 def clear_saves_at_sigterm(path: str) -> None:

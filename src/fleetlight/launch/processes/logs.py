@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import pathlib
 import re
@@ -12,6 +11,8 @@ import time
 from collections.abc import Callable
 
 from fleetlight.errors import LaunchError
+from fleetlight.files.atomic import replace_file
+from fleetlight.files.lock import FileLock
 from fleetlight.launch.job.layout import JobLayout, JobProcess
 
 #: the file that names the job of these logs
@@ -28,7 +29,7 @@ class LogFolder:
         path: pathlib.Path,
         *,
         moved_to: pathlib.Path | None = None,
-        lock: int | None = None,
+        lock: FileLock | None = None,
         is_shared: bool = False,
     ) -> None:
         self.path = path
@@ -57,15 +58,13 @@ class LogFolder:
         for kind, endpoints in (("server", layout.servers), ("worker", layout.workers)):
             rows += [f"{kind} {n} {host}:{port}" for n, (host, port) in enumerate(endpoints)]
         # atomic, since another launcher of the job may be reading
-        fresh = self.path / f".{ENDPOINTS}.{os.getpid()}"
-        fresh.write_text("\n".join(rows) + "\n")
-        fresh.replace(self.path / ENDPOINTS)
+        data = ("\n".join(rows) + "\n").encode()
+        replace_file(self.path / ENDPOINTS, data, unique=True, durable=False)
 
     def close(self) -> None:
         """Unlock the folder."""
         if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+            self._lock.release()
 
 
 def claim(log_dir: str, job_id: str) -> LogFolder:
@@ -79,8 +78,8 @@ def claim(log_dir: str, job_id: str) -> LogFolder:
         _make(path)
         if _is_of_job(path, job_id):
             return LogFolder(path, is_shared=True)
-        lock, is_free = _lock(path)
-        if is_free:
+        lock = _lock(path)
+        if lock is not None:
             return LogFolder(path, moved_to=_move_old(path), lock=lock)
     raise LaunchError(
         f"the log folders {log_dir} to {log_dir}-999 are all in use; pass another --log_dir"
@@ -105,18 +104,15 @@ def _is_of_job(path: pathlib.Path, job_id: str) -> bool:
     return False
 
 
-def _lock(path: pathlib.Path) -> tuple[int | None, bool]:
-    """An exclusive lock that ends with this process, and whether the folder is free."""
-    import fcntl
-
-    descriptor = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        # on a file system without locks, the job runs without one
-        return None, error.errno not in (errno.EWOULDBLOCK, errno.EACCES)
-    return descriptor, True
+def _lock(path: pathlib.Path) -> FileLock | None:
+    """Lock the folder; None while another run has the lock."""
+    lock = FileLock(path / ".lock", 0o644)
+    # on a file system without locks, the job runs without one
+    with contextlib.suppress(OSError):
+        if not lock.acquire():
+            lock.release()
+            return None
+    return lock
 
 
 def _move_old(path: pathlib.Path) -> pathlib.Path | None:
