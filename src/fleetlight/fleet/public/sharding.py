@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, overload
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from fleetlight.collective.position import UNKNOWN, Position
+from fleetlight.collective.stamp import UNKNOWN, Position
 from fleetlight.data.loader import ShardLoader
 from fleetlight.data.observer import BatchShare, NoObserver
 from fleetlight.data.queue.client import QueueOptions
