@@ -294,7 +294,7 @@ def test_restarts_end(place: Workplace) -> None:
     script = place.script("raise SystemExit(5)")
     code, output = place.run("--max_restarts", "1", script)
     assert code == 5
-    assert output.count("starting all again") == 1
+    assert output.count("restarting all processes") == 1
 
 
 def test_what_would_come_again_is_not_tried_again(place: Workplace) -> None:
@@ -308,7 +308,7 @@ def test_what_would_come_again_is_not_tried_again(place: Workplace) -> None:
     flags = ("--server_num", "1", "--worker_num", "1", "--max_restarts", "3")
     code, output = place.run(*flags, script)
     assert code == 1
-    assert "starting all again" not in output
+    assert "restarting all processes" not in output
     assert "StrategyError: " in output.splitlines()[-1]
 
 

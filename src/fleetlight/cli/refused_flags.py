@@ -11,8 +11,8 @@ _FOREIGN = {
     "servers, else it is collective",
     "--backend": "fleet.init chooses NCCL for GPUs and Gloo for CPUs; use --gpus or "
     "--nproc_per_node",
-    "--http_port": "launchers meet at --master host:port; no other port is needed",
-    "--gloo_port": "launchers meet at --master host:port; no other port is needed",
+    "--http_port": "launchers meet at --master host:port; omit the flag",
+    "--gloo_port": "launchers meet at --master host:port; omit the flag",
     "--xpus": "use --gpus for NVIDIA GPUs or --nproc_per_node for CPUs",
     "--npus": "use --gpus for NVIDIA GPUs or --nproc_per_node for CPUs",
     "--heter_workers": "all workers are alike; use --workers or --worker_num",
