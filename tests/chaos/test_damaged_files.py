@@ -19,8 +19,8 @@ from tests.checkpoint.test_manifest import manifest
 from tests.ps.made_tables import ALL, LR, make, ones, saved, some_ids
 from tests.ps.serving import plan
 
-from fleetlight.checkpoint.manifest import Manifest, decode, encode
-from fleetlight.checkpoint.worker import WorkerState
+from fleetlight.checkpoint.state.worker import WorkerState
+from fleetlight.checkpoint.storage.manifest import Manifest, decode, encode
 from fleetlight.errors import FleetError
 from fleetlight.kernels import RULES
 from fleetlight.ps.changes import Change

@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fleetlight as fleet
 from fleetlight import checkpoint
-from fleetlight.checkpoint import store
-from fleetlight.checkpoint.manifest import VERSION, encode
+from fleetlight.checkpoint.storage import generations
+from fleetlight.checkpoint.storage.manifest import VERSION, encode
 from fleetlight.errors import MembershipError, StoppedError
 from fleetlight.fleet.checkpoints.stopping import RESUME_CODE, Stopped, Stopping
 from fleetlight.fleet.job import current
@@ -263,7 +263,7 @@ def end_early(dirname: str) -> None:
     def behind(steps: int) -> None:
         if steps == 5:
             current().saving.finish()
-            store.sync_folder_if_supported = lambda path: os._exit(9)
+            generations.sync_folder_if_supported = lambda path: os._exit(9)
             os.kill(os.getpid(), signal.SIGTERM)
 
     job.train(behind)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import WorkerState
-from fleetlight.checkpoint.rng import RngWatch
+from fleetlight.checkpoint.state.rng import RngStateCache
 from fleetlight.errors import CheckpointError, ComebackError
 from fleetlight.fleet.checkpoints.worker_state import parts, saved_values
 from fleetlight.fleet.job import Job
@@ -128,7 +128,7 @@ class WorkerReplay:
         self._job: Job | None = None
         self._served: Callable[[], Sequence[Tensor]] = lambda: ()
         self._returns = False
-        self._rng = RngWatch()
+        self._rng = RngStateCache()
         self._own = UnservedTensors()
         self._mark: _BatchMark | None = None
         #: a step was made since the mark

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import (
     HighWaterEntry,
+    JobSnapshot,
     ModelState,
     OptimizerState,
     SavedTables,
-    Snapshot,
     TableEntry,
     TableFileEntry,
 )
@@ -46,7 +46,7 @@ class ServerCheckpoint:
         self._lives: list[int] = []
         self._dense = WholeState({}, {})
 
-    def completed(self, snapshot: Snapshot) -> Snapshot:
+    def completed(self, snapshot: JobSnapshot) -> JobSnapshot:
         """Make the cut; a worker's snapshot with what the servers have."""
         self._files.everywhere(m.Cut(), self._files.table_bytes())
         self._lives = self._client.lives(LANE)

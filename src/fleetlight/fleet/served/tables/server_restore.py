@@ -17,7 +17,7 @@ from torch import Tensor
 # not `from fleetlight import`, which asks for the API, and that may be being imported
 import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import Checkpoint, OptimizerState, TableEntry
-from fleetlight.checkpoint.values import unpack
+from fleetlight.checkpoint.formats.values import unpack
 from fleetlight.errors import CheckpointError
 from fleetlight.fleet.plan.bound_plan import BoundPlan
 from fleetlight.kernels import servers_of

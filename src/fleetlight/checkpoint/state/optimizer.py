@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fleetlight.checkpoint.differences import compare, refuse_differences
-from fleetlight.checkpoint.manifest import GroupEntry, OptimizerEntry
-from fleetlight.checkpoint.values import Json, pack, unpack
+from fleetlight.checkpoint.formats.values import Json, pack, unpack
+from fleetlight.checkpoint.state.model import compare, refuse_differences
+from fleetlight.checkpoint.storage.manifest import GroupEntry, OptimizerEntry
 from fleetlight.errors import CheckpointError
 
 Names = Mapping[nn.Parameter, str]
@@ -58,10 +58,10 @@ def load_optimizer_state(
     optimizer: torch.optim.Optimizer, names: Names, state: OptimizerState
 ) -> None:
     """Put `state` into the optimizer, or raise and change nothing."""
-    fitted_optimizer_state(optimizer, names, state)()
+    prepare_optimizer_load(optimizer, names, state)()
 
 
-def fitted_optimizer_state(
+def prepare_optimizer_load(
     optimizer: torch.optim.Optimizer,
     names: Names,
     state: OptimizerState,

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fleetlight.checkpoint.manifest import TableEntry
-from fleetlight.checkpoint.tensors import Streamed, read_tensors
+from fleetlight.checkpoint.formats.tensors import StreamedTensor, read_tensors
+from fleetlight.checkpoint.storage.manifest import TableEntry
 from fleetlight.errors import CorruptCheckpointError
 
 IDS, WEIGHTS = "ids", "weights"
@@ -38,12 +38,12 @@ class TableOnDisk:
                 f"{entry.rows}; load another checkpoint"
             )
 
-    def weight(self) -> Streamed:
+    def weight(self) -> StreamedTensor:
         """The rows, in the order of `ids`."""
-        return Streamed(torch.float32, (len(self.ids), self.entry.dim), self._pieces)
+        return StreamedTensor(torch.float32, (len(self.ids), self.entry.dim), self._pieces)
 
-    def dense(self) -> Streamed:
-        """The whole weight of a layer of torch that was moved onto the table."""
+    def dense(self) -> StreamedTensor:
+        """The materialize weight of a layer of torch that was moved onto the table."""
         expected = torch.arange(self.entry.ids)
         if not torch.equal(self.ids, expected):
             raise CorruptCheckpointError(
@@ -52,7 +52,7 @@ class TableOnDisk:
             )
         return self.weight()
 
-    def exported(self) -> dict[str, Tensor | Streamed]:
+    def exported(self) -> dict[str, Tensor | StreamedTensor]:
         """As in a state of plain PyTorch: ids and rows, or the whole weight under its names."""
         if self.entry.ids:
             return dict.fromkeys(self.entry.weights, self.dense())
@@ -69,7 +69,7 @@ class TableOnDisk:
             yield piece
 
 
-def whole(streamed: Streamed) -> Tensor:
+def materialize(streamed: StreamedTensor) -> Tensor:
     """A streamed tensor, in memory."""
     out, done = torch.empty(streamed.shape), 0
     for piece in streamed.pieces():
@@ -78,11 +78,11 @@ def whole(streamed: Streamed) -> Tensor:
     return out
 
 
-def tables_in(folder: Path, entries: Sequence[TableEntry]) -> dict[str, Tensor]:
+def read_tables(folder: Path, entries: Sequence[TableEntry]) -> dict[str, Tensor]:
     """All rows of tables whose files are in a folder, in memory."""
     found: dict[str, Tensor] = {}
     for entry in entries:
         table = TableOnDisk(entry, [read_tensors(folder / file.name) for file in entry.files])
         for name, value in table.exported().items():
-            found[name] = value if isinstance(value, Tensor) else whole(value)
+            found[name] = value if isinstance(value, Tensor) else materialize(value)
     return found

@@ -104,7 +104,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
 
 
-class Stamp(Head, frozen=True, kw_only=True):
+class BaseManifest(Head, frozen=True, kw_only=True):
     """Who wrote this generation, when, and its files."""
 
     created: datetime
@@ -113,7 +113,7 @@ class Stamp(Head, frozen=True, kw_only=True):
     files: list[FileEntry]
 
 
-class Manifest(Stamp, frozen=True, kw_only=True):
+class Manifest(BaseManifest, frozen=True, kw_only=True):
     """The manifest of a training checkpoint."""
 
     workers: int
@@ -131,10 +131,10 @@ class Manifest(Stamp, frozen=True, kw_only=True):
 
 
 AnyHead = TypeVar("AnyHead", bound=Head)
-AnyManifest = TypeVar("AnyManifest", bound=Stamp)
+AnyManifest = TypeVar("AnyManifest", bound=BaseManifest)
 
 
-def encode(manifest: Stamp) -> bytes:
+def encode(manifest: BaseManifest) -> bytes:
     """The bytes of a manifest, sealed with a checksum over themselves."""
     blank = msgspec.structs.replace(manifest, checksum=_BLANK)
     body = msgspec.json.format(msgspec.json.encode(blank), indent=1) + b"\n"

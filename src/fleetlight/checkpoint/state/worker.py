@@ -14,11 +14,11 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from fleetlight.checkpoint.manifest import TensorEntry
-from fleetlight.checkpoint.rng import RngState
-from fleetlight.checkpoint.store import Generation
-from fleetlight.checkpoint.tensors import describe_tensors, write_tensors
-from fleetlight.checkpoint.values import Json, pack, unpack
+from fleetlight.checkpoint.formats.tensors import describe_tensors, write_tensors
+from fleetlight.checkpoint.formats.values import Json, pack, unpack
+from fleetlight.checkpoint.state.rng import RngState
+from fleetlight.checkpoint.storage.generations import Generation
+from fleetlight.checkpoint.storage.manifest import TensorEntry
 from fleetlight.errors import CorruptCheckpointError
 
 #: what comes of reading values that nobody wrote like that

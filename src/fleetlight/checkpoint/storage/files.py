@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from fleetlight.checkpoint.manifest import FileEntry
+from fleetlight.checkpoint.storage.manifest import FileEntry
 from fleetlight.errors import CorruptCheckpointError
 from fleetlight.files import atomic
 
@@ -66,16 +66,6 @@ def replacing(path: Path) -> Iterator[Sink]:
         yield sink
         sink.flush()
     atomic.sync_folder_if_supported(path.parent)
-
-
-def describe(path: Path) -> FileEntry:
-    """Checksum a file that somebody else wrote, and flush it to disk."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    return FileEntry(path.name, path.stat().st_size, _checksum(path))
 
 
 def verify(path: Path, expected: FileEntry) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fleetlight.checkpoint.values import Json, pack, unpack
+from fleetlight.checkpoint.formats.values import Json, pack, unpack
 
 #: 624 words and a position
 _MT19937_BYTES = 4 * 625
@@ -33,7 +33,7 @@ def rng_state() -> RngState:
     return _with_torch(python, pack(np.random.get_state(legacy=False), "numpy", {}))
 
 
-class RngWatch:
+class RngStateCache:
     """The same again and again, to be encoded: generators that have not moved cost little."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ import msgspec
 import torch
 from torch.export import ExportedProgram
 
-from fleetlight.checkpoint.files import Sink
+from fleetlight.checkpoint.storage.files import Sink
 from fleetlight.errors import CheckpointError, CorruptCheckpointError
 
 _TENSOR_FOLDERS = ("data/weights", "data/constants")

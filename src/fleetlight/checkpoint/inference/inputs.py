@@ -10,7 +10,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from fleetlight.checkpoint.tensors import dtype_name
+from fleetlight.checkpoint.formats.tensors import dtype_name
 from fleetlight.errors import ConfigError, did_you_mean
 
 Inputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]

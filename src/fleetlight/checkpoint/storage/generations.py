@@ -13,17 +13,30 @@ one, and in both cases a folder that no manifest names, which the next save remo
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import logging
 import os
 import re
 import shutil
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import torch
 
-from fleetlight.checkpoint import files
-from fleetlight.checkpoint.manifest import MANIFEST, AnyManifest, FileEntry, Head, decode
+from fleetlight.checkpoint.storage import files
+from fleetlight.checkpoint.storage.manifest import (
+    MANIFEST,
+    VERSION,
+    AnyManifest,
+    BaseManifest,
+    FileEntry,
+    Head,
+    decode,
+    encode,
+)
 from fleetlight.errors import CheckpointError, CorruptCheckpointError, PeerError
 from fleetlight.files.atomic import sync_folder_if_supported
 from fleetlight.files.lock import NO_LOCKS, FileLock
@@ -38,7 +51,8 @@ _log = logging.getLogger(__name__)
 class Generation:
     """A folder being filled. Nobody sees it before `publish`."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, format_name: str) -> None:
+        self.format = format_name
         self.number = max(_folders(root), default=0) + 1
         self.path = generation_folder(root, self.number)
         self.files: list[FileEntry] = []
@@ -52,19 +66,35 @@ class Generation:
             yield sink
             self.files.append(sink.flush())
 
-    def adopt(self, name: str) -> None:
-        """Take in a file that a library wrote into the folder."""
-        self.files.append(files.describe(self.path / name))
+    def header(self) -> dict[str, Any]:
+        """The fields of a `BaseManifest`, once all files are written."""
+        return {
+            "format": self.format,
+            "version": VERSION,
+            "checksum": "",
+            "generation": self.number,
+            "created": datetime.now(timezone.utc),
+            "fleetlight": _package_version(),
+            "torch": str(torch.__version__),
+            "files": self.files,
+        }
 
-    def publish(self, manifest: bytes) -> None:
+    def publish(self, manifest: BaseManifest) -> None:
         """Make this the generation that counts, for good, and remove the others."""
         root = self.path.parent
         sync_folder_if_supported(self.path)
         with files.replacing(root / MANIFEST) as sink:
-            sink.write(manifest)
+            sink.write(encode(manifest))
             # From here on the folder stays: if the move fails half way, either may be named.
             self.published = True
         _remove_leftovers(root, keep=self.number)
+
+
+def _package_version() -> str:
+    try:
+        return importlib.metadata.version("fleetlight")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown (not installed)"
 
 
 @contextlib.contextmanager
@@ -75,7 +105,7 @@ def new_generation(dirname: Directory, format_name: str) -> Iterator[Generation]
         _make_directory(root)
         with _locked(root):
             _prepare(root, format_name)
-            generation = Generation(root)
+            generation = Generation(root, format_name)
             try:
                 yield generation
             finally:

@@ -19,8 +19,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fleetlight.checkpoint.files import Writable
-from fleetlight.checkpoint.manifest import TensorEntry
+from fleetlight.checkpoint.storage.files import Writable
+from fleetlight.checkpoint.storage.manifest import TensorEntry
 from fleetlight.errors import CheckpointError, CorruptCheckpointError
 
 CODES: Mapping[torch.dtype, str] = {
@@ -44,7 +44,7 @@ CODES: Mapping[torch.dtype, str] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Streamed:
+class StreamedTensor:
     """A tensor that never is in memory as a whole: its values come in pieces."""
 
     dtype: torch.dtype
@@ -62,7 +62,7 @@ class Streamed:
 
 def write_tensors(
     out: Writable,
-    tensors: Mapping[str, Tensor | Streamed],
+    tensors: Mapping[str, Tensor | StreamedTensor],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Write a safetensors file; tensors may share memory, be on any device and have any strides."""
@@ -120,7 +120,7 @@ def refuse_unstorable(name: str, tensor: Tensor) -> None:
 
 
 def _header(
-    names: list[str], tensors: Mapping[str, Tensor | Streamed], metadata: Mapping[str, str]
+    names: list[str], tensors: Mapping[str, Tensor | StreamedTensor], metadata: Mapping[str, str]
 ) -> bytes:
     """The length-prefixed JSON header, padded so that the data starts aligned."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)}

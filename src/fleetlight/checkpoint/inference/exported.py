@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Collection, Iterator, Mapping
-from datetime import datetime, timezone
 from typing import Any
 
 import torch
@@ -14,8 +13,8 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.export.passes import move_to_device_pass
 
-from fleetlight.checkpoint import archive
-from fleetlight.checkpoint.inputs import (
+from fleetlight.checkpoint.inference import archive
+from fleetlight.checkpoint.inference.inputs import (
     InputEntry,
     Inputs,
     bind_inputs,
@@ -23,15 +22,13 @@ from fleetlight.checkpoint.inputs import (
     name_examples,
     sizes_text,
 )
-from fleetlight.checkpoint.manifest import VERSION, Stamp, encode
-from fleetlight.checkpoint.snapshot import package_version
-from fleetlight.checkpoint.store import (
+from fleetlight.checkpoint.storage.generations import (
     Directory,
-    Generation,
     new_generation,
     read_manifest,
     verified,
 )
+from fleetlight.checkpoint.storage.manifest import BaseManifest
 from fleetlight.errors import CheckpointError, ConfigError, CorruptCheckpointError, did_you_mean
 
 FORMAT = "fleetlight-inference"
@@ -40,7 +37,7 @@ PROGRAM_FILE = "program.pt2"
 _log = logging.getLogger(__name__)
 
 
-class InferenceManifest(Stamp, frozen=True, kw_only=True):
+class InferenceManifest(BaseManifest, frozen=True, kw_only=True):
     """The manifest of a saved inference model."""
 
     inputs: list[InputEntry]
@@ -126,8 +123,10 @@ def save_inference(
         with generation.create(PROGRAM_FILE) as sink:
             archive.write_program(sink, program)
         archive.refuse_pickle(generation.path / PROGRAM_FILE)
-        manifest = _manifest(generation, entries, positional, reason)
-        generation.publish(encode(manifest))
+        manifest = InferenceManifest(
+            **generation.header(), inputs=entries, positional=positional, static_because=reason
+        )
+        generation.publish(manifest)
     return manifest
 
 
@@ -232,24 +231,6 @@ def _on(program: ExportedProgram, device: torch.device) -> ExportedProgram:
     held = [*program.state_dict.values(), *program.constants.values()]
     devices = {tensor.device for tensor in held if isinstance(tensor, Tensor)}
     return program if devices <= {device} else move_to_device_pass(program, device)
-
-
-def _manifest(
-    generation: Generation, inputs: list[InputEntry], positional: bool, reason: str | None
-) -> InferenceManifest:
-    return InferenceManifest(
-        format=FORMAT,
-        version=VERSION,
-        checksum="",
-        generation=generation.number,
-        created=datetime.now(timezone.utc),
-        fleetlight=package_version(),
-        torch=str(torch.__version__),
-        files=generation.files,
-        inputs=inputs,
-        positional=positional,
-        static_because=reason,
-    )
 
 
 def _first_line(error: Exception) -> str:

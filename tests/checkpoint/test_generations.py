@@ -25,7 +25,7 @@ from tests.checkpoint.states import (
 )
 
 from fleetlight import checkpoint
-from fleetlight.checkpoint import store
+from fleetlight.checkpoint.storage import generations
 from fleetlight.errors import CheckpointError, CorruptCheckpointError
 
 ROOT = Path(__file__).parents[2]
@@ -159,7 +159,7 @@ def test_leftovers_of_a_crash_are_gone_before_the_next_save_needs_the_space(
     checkpoint.write(tmp_path, snapshot(1))
     (tmp_path / "generation-000002").mkdir()
     (tmp_path / ".manifest.json.0123abcd.new").touch()
-    with store.new_generation(tmp_path, "fleetlight-checkpoint") as generation:
+    with generations.new_generation(tmp_path, "fleetlight-checkpoint") as generation:
         assert folders(tmp_path) == ["generation-000001", "generation-000002", "manifest.json"]
         assert generation.number == 2
 
@@ -191,7 +191,7 @@ def test_a_damaged_manifest_keeps_its_files_until_it_is_replaced(tmp_path: Path)
     checkpoint.write(tmp_path, snapshot(1))
     manifest = tmp_path / "manifest.json"
     manifest.write_bytes(manifest.read_bytes()[:200])
-    with store.new_generation(tmp_path, "fleetlight-checkpoint"):
+    with generations.new_generation(tmp_path, "fleetlight-checkpoint"):
         assert (tmp_path / "generation-000001").is_dir()
     assert (tmp_path / "generation-000001" / "model.safetensors").is_file()
     checkpoint.write(tmp_path, snapshot(2))
@@ -268,7 +268,7 @@ def test_dirname_is_a_file(tmp_path: Path) -> None:
 
 
 def test_a_second_saver_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
-    with store.new_generation(tmp_path, "f") as generation:
+    with generations.new_generation(tmp_path, "f") as generation:
         expected = f"process {os.getpid()} on .* is saving into this directory right now"
         with pytest.raises(CheckpointError, match=expected):
             checkpoint.write(tmp_path, snapshot(1))
@@ -278,7 +278,7 @@ def test_a_second_saver_is_refused_and_the_first_goes_on(tmp_path: Path) -> None
 
 
 def test_a_forked_reader_of_data_does_not_keep_the_lock(tmp_path: Path) -> None:
-    with store.new_generation(tmp_path, "f"):
+    with generations.new_generation(tmp_path, "f"):
         (lock,) = (fd for fd in open_files() if open_files()[fd].endswith(".lock"))
         inherited = os.dup(lock)
     checkpoint.write(tmp_path, snapshot(1))
@@ -297,8 +297,8 @@ def open_files() -> dict[int, str]:
 @pytest.mark.multiprocess
 def test_the_lock_of_a_killed_saver_is_free(tmp_path: Path) -> None:
     script = (
-        "import sys; from fleetlight.checkpoint import store\n"
-        "with store.new_generation(sys.argv[1], 'fleetlight-checkpoint'):\n"
+        "import sys; from fleetlight.checkpoint.storage import generations\n"
+        "with generations.new_generation(sys.argv[1], 'fleetlight-checkpoint'):\n"
         "    print('saving', flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", script, str(tmp_path)]
@@ -321,7 +321,7 @@ def test_a_file_system_without_locks_is_warned_about(
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with caplog.at_level(logging.WARNING, logger="fleetlight.checkpoint.store"):
+    with caplog.at_level(logging.WARNING, logger="fleetlight.checkpoint.storage.generations"):
         checkpoint.write(tmp_path, snapshot(1))
     assert "has no locks; let only one job save here" in caplog.text
     assert whole_step(tmp_path) == 1

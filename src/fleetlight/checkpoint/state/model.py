@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from fleetlight.checkpoint.differences import compare, refuse_differences
-from fleetlight.checkpoint.tensors import dtype_name
-from fleetlight.checkpoint.values import Json, pack, unpack
+from fleetlight.checkpoint.formats.tensors import dtype_name
+from fleetlight.checkpoint.formats.values import Json, pack, unpack
+from fleetlight.errors import CheckpointError
 from fleetlight.torch_compat.modules import with_versions_of
 from fleetlight.torch_compat.tensors import assign, distinct_elements, without_functions
+
+Fact = TypeVar("Fact")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,10 +67,10 @@ def load_model_state(module: nn.Module, state: ModelState) -> None:
     Module objects, Parameter objects and their storage stay the same, so optimizers and reducers
     that hold them go on working.
     """
-    fitted_model_state(module, state)()
+    prepare_model_load(module, state)()
 
 
-def fitted_model_state(module: nn.Module, state: ModelState) -> Callable[[], None]:
+def prepare_model_load(module: nn.Module, state: ModelState) -> Callable[[], None]:
     """Compare `state` with the module; answers what copies it in, or raises."""
     live = module.state_dict(keep_vars=True)
     saved = state.state_dict()
@@ -121,3 +123,26 @@ def _untied(live: Mapping[str, Any], saved: Mapping[str, Any]) -> Iterator[str]:
         one, other = saved[name], saved[first]
         if one is not other and not torch.equal(one, other):
             yield f"{name!r} and {first!r} are one tensor here, but differ in the checkpoint"
+
+
+def refuse_differences(what: str, differences: Sequence[str]) -> None:
+    """Raise when there is any difference, before anything was changed."""
+    if not differences:
+        return
+    more = f" (and {len(differences) - 1} more differences)" if len(differences) > 1 else ""
+    raise CheckpointError(
+        f"the checkpoint does not fit {what}: {differences[0]}{more}; nothing was loaded. "
+        f"Build the same {what} as when it was saved"
+    )
+
+
+def compare(got: Mapping[str, Fact], saved: Mapping[str, Fact], noun: str) -> Iterator[str]:
+    """The differences between what is here and what was saved, in the order of what is here."""
+    for name, fact in got.items():
+        if name not in saved:
+            yield f"{noun} {name!r} is not in the checkpoint"
+        elif fact != saved[name]:
+            yield f"{noun} {name!r} is {fact} here, but {saved[name]} in the checkpoint"
+    for name in saved:
+        if name not in got:
+            yield f"{noun} {name!r} of the checkpoint does not exist here"
