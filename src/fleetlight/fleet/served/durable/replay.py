@@ -29,8 +29,8 @@ from fleetlight.fleet.job import Job
 from fleetlight.fleet.protocols import NoReplay, Purpose, Replay, SavedPart
 from fleetlight.fleet.served.durable.unserved_tensors import UnservedTensors
 from fleetlight.observe.log import logger
-from fleetlight.ps.worker.redo.commits import Moment
-from fleetlight.ps.worker.redo.redo import Redo
+from fleetlight.ps.worker.replay.commit_log import ResumePoint
+from fleetlight.ps.worker.replay.worker_journal import WorkerJournal
 from fleetlight.torch_compat.autograd import version
 from fleetlight.torch_compat.views import assign
 
@@ -92,7 +92,7 @@ class StepReplay(Replay, Protocol):
     def passed(self, optimizer: int) -> None:
         """After a step that was left out."""
 
-    def moment(self, optimizer: int) -> Moment | None:
+    def moment(self, optimizer: int) -> ResumePoint | None:
         """Where this worker is, in the middle of a step."""
 
 
@@ -122,7 +122,7 @@ class NoStepReplay(NoReplay):
 class WorkerReplay:
     """Used by the thread that trains."""
 
-    def __init__(self, redo: Redo, tell: Callable[[bool], None]) -> None:
+    def __init__(self, redo: WorkerJournal, tell: Callable[[bool], None]) -> None:
         """`tell` is told whether this worker may be started again alone, when that changes."""
         self._redo, self._answers = redo, redo.answers
         self._tell = tell
@@ -290,7 +290,7 @@ class WorkerReplay:
     def _own_tensors(self) -> dict[str, Tensor]:
         return self._own.tensors([plan.module for plan in self.job.models], self._served())
 
-    def moment(self, optimizer: int) -> Moment:
+    def moment(self, optimizer: int) -> ResumePoint:
         """Where this worker is, in the middle of a step, or why nothing tells."""
         mark = self._mark
         self._is_stale = True
@@ -304,7 +304,7 @@ class WorkerReplay:
         self._say(not found.why_not)
         return found
 
-    def _moment_at(self, mark: _BatchMark) -> Moment:
+    def _moment_at(self, mark: _BatchMark) -> ResumePoint:
         number, own = self._redo.shelf.next_moment(), self._own_tensors()
         kept = {n: self._kept(n, t) for n, t in own.items() if t.nbytes >= _LARGE}
         state = WorkerState(
@@ -320,7 +320,7 @@ class WorkerReplay:
             },
             tensors={name: tensor for name, tensor in own.items() if name not in kept},
         )
-        return Moment(
+        return ResumePoint(
             mark.answers,
             mark.meetings,
             self._preludes[mark.loader],
@@ -363,8 +363,8 @@ class WorkerReplay:
             self._tell(returns)
 
 
-def _none(why: str) -> Moment:
-    return Moment(0, 0, 0, b"", why_not=why)
+def _none(why: str) -> ResumePoint:
+    return ResumePoint(0, 0, 0, b"", why_not=why)
 
 
 def _checksum(records: Sequence[Any] | None) -> int:
