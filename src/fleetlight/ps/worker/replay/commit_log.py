@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetlight.errors import JournalError
-from fleetlight.ps.journal.room import once_there_is_room, written
+from fleetlight.ps.journal.disk_full_retry import once_there_is_room, written
 from fleetlight.ps.messages import Apply, GeoExchange, Push
 from fleetlight.ps.messages.base import NO_SIGNAL, ControlSignal
 from fleetlight.ps.transport.protocol import (
