@@ -14,6 +14,7 @@ from tests.data.simulated import numbers_in, plain
 
 from fleetlight.data import ShardLoader
 from fleetlight.data.queue.client import QueueOptions, RangePosition, RangeRequest
+from fleetlight.ps.messages import LeaseProgress, LeaseRequest
 from fleetlight.ps.server.work import Interval, Work
 
 
