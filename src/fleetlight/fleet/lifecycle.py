@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from fleetlight.collective.forming import form
-from fleetlight.collective.registration import Scheduler
+from fleetlight.collective.membership.scheduler import Scheduler
 from fleetlight.errors import ConfigError, FleetError, RoleError, names_arguments
 from fleetlight.fleet.bootstrap import Start, join_servers
 from fleetlight.fleet.collective.job import CollectiveJob
@@ -29,8 +29,8 @@ from fleetlight.fleet.training import compression, local_training
 from fleetlight.observe import log
 from fleetlight.observe.log import logger
 from fleetlight.roles import Kind, Role, RoleMaker, unsupported_variables
+from fleetlight.security.certificate_folder import encryption_of
 from fleetlight.security.context import both_contexts
-from fleetlight.security.encryption import encryption_of
 from fleetlight.strategy import DistributedStrategy, JobFacts, set_current_job
 from fleetlight.torch_compat.lazy_dynamo import postpone_compiler
 from fleetlight.torch_compat.version import untested_torch

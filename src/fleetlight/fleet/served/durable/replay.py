@@ -31,8 +31,7 @@ from fleetlight.fleet.served.durable.unserved_tensors import UnservedTensors
 from fleetlight.observe.log import logger
 from fleetlight.ps.worker.redo.commits import Moment
 from fleetlight.ps.worker.redo.redo import Redo
-from fleetlight.torch_compat.autograd import version
-from fleetlight.torch_compat.views import assign
+from fleetlight.torch_compat.tensors import assign, version
 
 Position = Mapping[str, Any]
 
