@@ -24,7 +24,7 @@ class WordVectors(nn.Module):
         self.output = fleet.nn.SparseEmbedding(dim, initializer="zeros")
 
     def forward(self, centre: Tensor, context: Tensor, negatives: Tensor) -> Tensor:
-        """The loss of a batch: words of the window should fit the centre, random words should not."""
+        """The loss of a batch: words of the window should fit the centre, others should not."""
         words = torch.cat([context.unsqueeze(1), negatives], dim=1)
         fits = (self.output(words) @ self.centre(centre).unsqueeze(2)).squeeze(2)
         is_real = torch.zeros_like(fits)
