@@ -449,7 +449,11 @@ class Left:
         crew: Any = SimpleNamespace(client=client)
         one._calls = ServedCalls(SimpleNamespace(), session, crew)  # type: ignore[arg-type]
         one.seen, one.is_over, one._has_stepped = False, False, stepped
-        one._trained = [SimpleNamespace(is_being_read=True, put_back=self.note("put back"))]
+        one._trained = [
+            SimpleNamespace(
+                cursor=SimpleNamespace(is_being_read=True, put_back=self.note("put back"))
+            )
+        ]
         one._stop = self.note("stop")
         self.stopping = one
 
