@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fleetlight.errors import CheckpointError, JournalError
-from fleetlight.ps.journal.room import once_there_is_room, written
+from fleetlight.ps.journal.disk_full_retry import once_there_is_room, written
 
 HERE = Path("/kept/file")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Synced`: how much of a journal's newest file is on the disk for sure.
+"""`SyncedBytes`: how much of a journal's newest file is on the disk for sure.
 
 It is written down behind each sync, and is not synced itself: what a machine that has stopped
 leaves of it may be old, but was true. What lies before is damaged if it cannot be read; what lies
@@ -30,7 +30,7 @@ def _boot() -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class Synced:
+class SyncedBytes:
     """What is known when a journal is read."""
 
     #: of the file it speaks of
@@ -40,7 +40,7 @@ class Synced:
     is_all_there: bool = False
 
     @classmethod
-    def read(cls, folder: Path) -> Synced:
+    def read(cls, folder: Path) -> SyncedBytes:
         """What the writer has left; nothing is known where that makes no sense."""
         try:
             data = (folder / _NAME).read_bytes()
@@ -57,7 +57,7 @@ class Synced:
         return self.size if first == self.first else 0
 
 
-class Marker:
+class FsyncMarker:
     """Writes it down."""
 
     def __init__(self, folder: Path, first: int) -> None:
