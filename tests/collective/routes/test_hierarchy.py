@@ -159,7 +159,7 @@ class CodedShot:
     def __init__(self, by: Coded, tensor: Tensor) -> None:
         self._by, self._tensor = by, tensor
 
-    def go_on(self) -> None:
+    def advance(self) -> None:
         self._by.said.append("go on")
 
     def wait(self) -> None:
