@@ -28,7 +28,7 @@ from fleetlight.errors import MembershipError, StoppedError
 from fleetlight.fleet.checkpoints.stopping import RESUME_CODE, Stopped, Stopping
 from fleetlight.fleet.job import current
 from fleetlight.fleet.served.stop_calls import ServedCalls
-from fleetlight.ps.calls import Call
+from fleetlight.ps.messages.base import ControlSignal
 
 pytestmark = pytest.mark.multiprocess
 
@@ -444,12 +444,16 @@ class Left:
         self.done: list[str] = []
         one: Any = object.__new__(Stopping)
         plan = SimpleNamespace(mode="sync" if lockstep else "async", serves_dense=True)
-        client = SimpleNamespace(heard=Call(stop=heard))
+        client = SimpleNamespace(heard=ControlSignal(stop=heard))
         session: Any = SimpleNamespace(is_open=True, drawn=SimpleNamespace(plan=plan))
         crew: Any = SimpleNamespace(client=client)
         one._calls = ServedCalls(SimpleNamespace(), session, crew)  # type: ignore[arg-type]
         one.seen, one.is_over, one._has_stepped = False, False, stepped
-        one._trained = [SimpleNamespace(is_being_read=True, put_back=self.note("put back"))]
+        one._trained = [
+            SimpleNamespace(
+                cursor=SimpleNamespace(is_being_read=True, put_back=self.note("put back"))
+            )
+        ]
         one._stop = self.note("stop")
         self.stopping = one
 

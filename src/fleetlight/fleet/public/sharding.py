@@ -84,7 +84,7 @@ def shard(
     position = job.replay.position_of(number)
     if position is not None:
         # a script asks the loader that it trains on where to begin
-        sharded.go_on(position, must_be_asked=job.replay.is_trained_on(number))
+        sharded.cursor.resume(position, must_be_asked=job.replay.is_trained_on(number))
     return sharded
 
 

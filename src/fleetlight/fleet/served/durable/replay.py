@@ -29,8 +29,8 @@ from fleetlight.fleet.job import Job
 from fleetlight.fleet.protocols import NoReplay, Purpose, Replay, SavedPart
 from fleetlight.fleet.served.durable.unserved_tensors import UnservedTensors
 from fleetlight.observe.log import logger
-from fleetlight.ps.worker.redo.commits import Moment
-from fleetlight.ps.worker.redo.redo import Redo
+from fleetlight.ps.worker.replay.commit_log import ResumePoint
+from fleetlight.ps.worker.replay.worker_journal import WorkerJournal
 from fleetlight.torch_compat.tensors import assign, version
 
 Position = Mapping[str, Any]
@@ -91,7 +91,7 @@ class StepReplay(Replay, Protocol):
     def passed(self, optimizer: int) -> None:
         """After a step that was left out."""
 
-    def moment(self, optimizer: int) -> Moment | None:
+    def moment(self, optimizer: int) -> ResumePoint | None:
         """Where this worker is, in the middle of a step."""
 
 
@@ -121,7 +121,7 @@ class NoStepReplay(NoReplay):
 class WorkerReplay:
     """Used by the thread that trains."""
 
-    def __init__(self, redo: Redo, tell: Callable[[bool], None]) -> None:
+    def __init__(self, redo: WorkerJournal, tell: Callable[[bool], None]) -> None:
         """`tell` is told whether this worker may be started again alone, when that changes."""
         self._redo, self._answers = redo, redo.answers
         self._tell = tell
@@ -210,15 +210,15 @@ class WorkerReplay:
             self._mark = None
             return
         # an evaluation since the last step, which is read no more, is behind the worker
-        has_ended = self._mark and not self.job.loaders[self._mark.loader].is_being_read
+        has_ended = self._mark and not self.job.loaders[self._mark.loader].cursor.is_being_read
         if self._is_stale or has_ended:
-            positions: list[Position] = [one.standing() for one in self.job.loaders]
+            positions: list[Position] = [one.cursor.resume_state() for one in self.job.loaders]
             positions[loader] = before
             self._mark = _BatchMark(loader, positions, self._answers.made, self._answers.meetings)
             self._is_stale = False
             self._made.clear()
             self._hand.clear()
-        self._hand[loader] = _checksum(self.job.loaders[loader].records_behind(before))
+        self._hand[loader] = _checksum(self.job.loaders[loader].source.records_after(before))
 
     def passes(self, optimizer: int) -> bool:
         """True for a step that the servers have already: to be left out."""
@@ -238,7 +238,10 @@ class WorkerReplay:
         values = self._there.values
         before = {n: _place(values["loaders"][n], records) for n, records in values["hand"].items()}
         hand = self._in_hand()
-        now = {n: _place(self.job.loaders[n].standing(), records) for n, records in hand.items()}
+        now = {
+            n: _place(self.job.loaders[n].cursor.resume_state(), records)
+            for n, records in hand.items()
+        }
         if now != before:
             told = _ANOTHER.format(now=_told(now), before=_told(before))
             raise ComebackError(_ELSEWHERE.format(step=told))
@@ -248,7 +251,7 @@ class WorkerReplay:
         return {
             number: self._hand.get(number, 0)
             for number, loader in enumerate(self.job.loaders)
-            if number in self._hand or loader.is_being_read
+            if number in self._hand or loader.cursor.is_being_read
         }
 
     def passed(self, optimizer: int) -> None:
@@ -289,7 +292,7 @@ class WorkerReplay:
     def _own_tensors(self) -> dict[str, Tensor]:
         return self._own.tensors([plan.module for plan in self.job.models], self._served())
 
-    def moment(self, optimizer: int) -> Moment:
+    def moment(self, optimizer: int) -> ResumePoint:
         """Where this worker is, in the middle of a step, or why nothing tells."""
         mark = self._mark
         self._is_stale = True
@@ -303,7 +306,7 @@ class WorkerReplay:
         self._say(not found.why_not)
         return found
 
-    def _moment_at(self, mark: _BatchMark) -> Moment:
+    def _moment_at(self, mark: _BatchMark) -> ResumePoint:
         number, own = self._redo.shelf.next_moment(), self._own_tensors()
         kept = {n: self._kept(n, t) for n, t in own.items() if t.nbytes >= _LARGE}
         state = WorkerState(
@@ -319,7 +322,7 @@ class WorkerReplay:
             },
             tensors={name: tensor for name, tensor in own.items() if name not in kept},
         )
-        return Moment(
+        return ResumePoint(
             mark.answers,
             mark.meetings,
             self._preludes[mark.loader],
@@ -362,8 +365,8 @@ class WorkerReplay:
             self._tell(returns)
 
 
-def _none(why: str) -> Moment:
-    return Moment(0, 0, 0, b"", why_not=why)
+def _none(why: str) -> ResumePoint:
+    return ResumePoint(0, 0, 0, b"", why_not=why)
 
 
 def _checksum(records: Sequence[Any] | None) -> int:
