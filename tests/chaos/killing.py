@@ -27,7 +27,7 @@ from tests.chaos.harms import HARMS
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("counting.py")
 #: what is said of a job that begins to count anew
-AGAIN = "starting all again"
+AGAIN = "restarting all processes"
 #: how long a server may take to come back, and a job to end
 PATIENCE_S = 100.0
 #: of the moments between two kills

@@ -56,7 +56,7 @@ def test_sync_learns_the_same_bits(tmp_path: Path, quiet: tuple[set[str], set[st
     )
     assert (died, its) == quiet
     assert text.count("of 2 was killed by SIGKILL") == 6
-    assert "starting all again" not in text
+    assert "restarting all processes" not in text
 
 
 def test_the_others_go_on_without_a_worker_that_is_lost(tmp_path: Path) -> None:
