@@ -24,7 +24,7 @@ class WordVectors(nn.Module):
         self.neighbour = fleet.nn.SparseEmbedding(dim, initializer="zeros")
 
     def forward(self, centre: Tensor, context: Tensor, negatives: Tensor) -> Tensor:
-        """The loss of a batch: real neighbours should fit the centre, drawn words should not."""
+        """The loss of a batch: real neighbours should match the centre, drawn words should not."""
         words = torch.cat([context.unsqueeze(1), negatives], dim=1)
         fits = (self.neighbour(words) @ self.centre(centre).unsqueeze(2)).squeeze(2)
         is_real = torch.zeros_like(fits)
@@ -44,7 +44,7 @@ def main() -> None:
     strategy = fleet.DistributedStrategy(a_sync=True, a_sync_configs={"k_steps": args.k_steps})
     torch.manual_seed(0)
     model = WordVectors(args.dim)
-    # the gradient is a mean: as many times word2vec's rate as there are pairs in a batch
+    # the gradient is a mean over the batch: multiply word2vec's rate of one pair
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr * args.batch)
     model = fleet.distributed_model(model)
     optimizer = fleet.distributed_optimizer(optimizer, strategy)
@@ -83,7 +83,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, args: argparse.Nam
 
 @torch.no_grad()
 def show_neighbours(model: nn.Module, corpus: Corpus, words: list[str]) -> None:
-    """The words whose vectors point most nearly the same way."""
+    """Print the words with the most similar vectors."""
     vectors = F.normalize(model.centre(torch.arange(len(corpus.vocabulary))), dim=1)
     for word in words:
         if word in corpus.vocabulary:
@@ -101,9 +101,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--negatives", type=int, default=5)
     parser.add_argument("--min_count", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=0, help="of each epoch at most (0: all)")
+    parser.add_argument("--steps", type=int, default=0, help="steps per epoch (0: all)")
     parser.add_argument("--batch", type=int, default=512)
-    parser.add_argument("--lr", type=float, default=0.025, help="of one pair, as in word2vec")
+    parser.add_argument("--lr", type=float, default=0.025, help="rate of one pair, as in word2vec")
     parser.add_argument("--ask", default="topic0_0,topic7_3", metavar="WORD,WORD")
     parser.add_argument("--show_every", type=int, default=500, metavar="STEPS")
     return parser.parse_args()

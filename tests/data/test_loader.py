@@ -125,7 +125,7 @@ def test_a_stream_needs_the_same_number_of_loading_processes() -> None:
     before = Workers(lambda: streamed(num_workers=2), 1)
     before.epoch(1)
     state = before.loaders[0].state_dict()
-    with pytest.raises(CheckpointError, match=r"reached with 2 loading processes, .* has 1"):
+    with pytest.raises(CheckpointError, match=r"saved with 2 loading processes, .* has 1"):
         single(streamed()).load_state_dict(state)
     unused = Workers(lambda: streamed(num_workers=2), 1).loaders[0].state_dict()
     single(streamed()).load_state_dict(unused)

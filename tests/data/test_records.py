@@ -37,7 +37,7 @@ def test_records() -> None:
     assert equal(data[2], Point(torch.tensor([4, 5]), torch.tensor(2)))
     assert equal(data[-1], data[5])
     assert [point.colour.item() for point in list(data)] == [*range(6)]  # type: ignore[call-overload]
-    with pytest.raises(IndexError, match="points: no record 6, there are 6"):
+    with pytest.raises(IndexError, match="points: got record 6, expected one of 6"):
         data[6]
 
 

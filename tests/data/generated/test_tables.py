@@ -126,7 +126,7 @@ def test_wrong_settings(wrong: dict[str, int]) -> None:
 
 @pytest.mark.parametrize("index", [-1, 10])
 def test_a_batch_ends_where_the_log_ends(index: int) -> None:
-    with pytest.raises(IndexError, match=f"got the indices {index} to {index}"):
+    with pytest.raises(IndexError, match=f"got indices from {index} to {index}, expected 0 to"):
         ClickLog(10).batch([index])
 
 

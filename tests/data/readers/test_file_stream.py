@@ -126,7 +126,7 @@ def test_patterns_and_absent_files(files: list[str], tmp_path: Path) -> None:
     assert FileStream(Path(files[0]), numbers).files == files[:1]
     with pytest.raises(DataError, match=r"no such file .*nothing is downloaded"):
         FileStream(f"{tmp_path}/nothing*", numbers)
-    with pytest.raises(DataError, match=r"gone: is not a file"):
+    with pytest.raises(DataError, match=r"gone: not a file"):
         FileStream([files[0], "gone"], numbers)
     with pytest.raises(ConfigError, match="shuffle=-1"):
         FileStream(files, numbers, shuffle=-1)

@@ -62,7 +62,7 @@ def test_long_files_are_put_together(tmp_path: Path) -> None:
 
 def test_empty_files(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("head\n")
-    with pytest.raises(DataError, match=r"x: has no records"):
+    with pytest.raises(DataError, match=r"x: got no records"):
         table_of(tmp_path / "x", parse, lambda line: line == b"head\n")
 
 

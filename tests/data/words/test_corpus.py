@@ -61,7 +61,7 @@ def test_bytes_that_are_no_text(path: Path) -> None:
 
 
 def test_nothing_left(path: Path) -> None:
-    with pytest.raises(DataError, match=r"no word of .* is seen 9 times or more"):
+    with pytest.raises(DataError, match=r"no word of .* is seen 9 times"):
         Corpus(path, min_count=9)
 
 

@@ -72,7 +72,7 @@ def test_label_out_of_range(root: Path) -> None:
 
 def test_a_batch_lost_in_the_middle(root: Path) -> None:
     (root / "data_batch_2.bin").rename(root / "data_batch_3.bin")
-    with pytest.raises(DataError, match=r"data_batch_3\.bin is there but data_batch_2\.bin"):
+    with pytest.raises(DataError, match=r"data_batch_3\.bin exists but data_batch_2\.bin"):
         CIFAR10(root)
 
 

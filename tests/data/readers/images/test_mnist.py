@@ -82,7 +82,7 @@ def test_real_files_win_over_the_stand_in(root: Path) -> None:
 @pytest.mark.parametrize("absent", [IMAGES, LABELS])
 def test_half_of_the_files_is_an_error_even_with_stand_in(root: Path, absent: str) -> None:
     (root / absent).unlink()
-    with pytest.raises(DataError, match=rf"is there but {absent}\.gz is not"):
+    with pytest.raises(DataError, match=rf"exists but {absent}\.gz does not"):
         MNIST(root, stand_in=True)
 
 

@@ -61,7 +61,7 @@ def test_streamed_it_is_the_same(root: Path) -> None:
     ("bad", "message"),
     [
         (line()[:-10], "got 39 fields between .*, expected 40: label to C26"),
-        (line("2"), "got another label than 0 or 1"),
+        (line("2"), "got the label 2, expected 0 or 1"),
         (line(counts=["1", "x", *["0"] * 11]), "got 'x' as I2, expected a number"),
         (line(""), "got '' as label, expected a number"),
     ],

@@ -86,7 +86,7 @@ def test_long_files(tmp_path: Path) -> None:
         ("1 x:4", ".*x.*; expected a whole number as index"),
         ("1 3:nan", "got 'nan', expected a number as value"),
         ("1 qid:x 3:4", ".*x.*; expected a whole number as query"),
-        ("# only", "got a comment only"),
+        ("# only", "got only a comment"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, bad: str, message: str) -> None:
