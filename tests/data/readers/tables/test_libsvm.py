@@ -66,7 +66,7 @@ def test_a_batch_suits_embedding_bags(data: LibSVM) -> None:
     assert sums.squeeze(1).tolist() == pytest.approx([11.5, 0, 1 - 2 + 0.004])
 
 
-def test_streamed_it_is_the_same(data: LibSVM, tmp_path: Path) -> None:
+def test_streamed_records_are_the_same(data: LibSVM, tmp_path: Path) -> None:
     (batch,) = FileStream(tmp_path / "x.svm", LibSVM.parse).loader(10)
     assert as_lists(batch) == as_lists(data.batch(range(4)))
 
