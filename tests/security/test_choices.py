@@ -108,7 +108,7 @@ def asked(folder: Path, ciphers: str) -> Encryption:
 
 @pytest.mark.skipif(CHOOSES, reason="this Python can")
 def test_a_python_that_cannot_choose_suites_says_so_and_what_to_do(certificates: Path) -> None:
-    text = r"ciphers .* = 'TLS_.*': Python 3\.\d+\.\d+ cannot .* 3\.15 .* OPENSSL_CONF, Ciphersui"
+    text = r"ciphers .* = 'TLS_.*': Python 3\.\d+\.\d+ cannot .* 3\.15 .*OPENSSL_CONF, Ciphersui"
     with pytest.raises(ConfigError, match=text):
         server_context(asked(certificates, SUITE))
 
