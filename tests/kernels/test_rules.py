@@ -77,7 +77,7 @@ def test_equals_the_twin(name: str, dim: int, decay: float) -> None:
     table.load(np.arange(9), before)
     grads, hyper = numbers(4, 9, dim), table.rule.hyper(options, 5)
     table.push(np.arange(9), grads, hyper)
-    weights, state = twins.update(name, before[:, :dim], before[:, dim:end], grads, hyper)
+    weights, state = twins.update(table.rule, before[:, :dim], before[:, dim:end], grads, hyper)
     expected = np.hstack([weights, state, before[:, end:]])
     np.testing.assert_allclose(table.rows, expected, rtol=1e-5, atol=1e-6)
 

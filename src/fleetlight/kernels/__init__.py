@@ -16,7 +16,8 @@ from fleetlight.kernels.gathering import gather, gather_visited, sum_by, sum_vis
 from fleetlight.kernels.hashing import BUCKETS, buckets, servers_of, splitmix64
 from fleetlight.kernels.largest import add_at, largest, take_out
 from fleetlight.kernels.row_access import copy_rows
-from fleetlight.kernels.rules import RULES, Rule, rule_named
+from fleetlight.kernels.rows.rule import Rule
+from fleetlight.kernels.rows.updates import RULES, rule_named
 from fleetlight.kernels.sweeping import Batch, Untaken
 from fleetlight.kernels.table import RowTable
 

@@ -16,7 +16,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -132,6 +132,11 @@ def keep(dispatcher: Any, prefetch: bool, turn: Turn) -> None:
     dispatcher._cache = Cache(dispatcher.py_func)  # type: ignore[no-untyped-call]
 
 
+def is_own(function: Callable[..., Any]) -> bool:
+    """Whether a change of this function's source changes the folder's name."""
+    return Path(function.__code__.co_filename).is_relative_to(_SOURCES)
+
+
 @functools.cache
 def place() -> Path | None:
     """The first folder that can be used: beside the sources, the user's cache, a temporary one."""
@@ -179,6 +184,6 @@ def _stamp() -> str:
     import numba
 
     digest = hashlib.sha256(f"{numba.__version__} {sys.version}".encode())
-    for source in sorted(_SOURCES.glob("*.py")):
-        digest.update(source.name.encode() + source.read_bytes())
+    for source in sorted(_SOURCES.rglob("*.py")):
+        digest.update(str(source.relative_to(_SOURCES)).encode() + source.read_bytes())
     return digest.hexdigest()[:16]

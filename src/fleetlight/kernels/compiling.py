@@ -76,7 +76,8 @@ class Kernel(Generic[P, R]):
         returns = arrays.numba_type(told["return"], numba.types)
         dispatcher = numba.njit(**_OPTIONS)(_linked(self._function, self._name, self._bound))
         with compiled_files.Turn() as turn:
-            compiled_files.keep(dispatcher, prefetching.wanted(), turn)
+            if all(map(compiled_files.is_own, (self._function, *self._bound.values()))):
+                compiled_files.keep(dispatcher, prefetching.wanted(), turn)
             dispatcher.compile(returns(*takes))
         dispatcher.disable_compile()
         return cast("Callable[P, R]", dispatcher)

@@ -25,9 +25,9 @@ from fleetlight.kernels.dedup import collect
 from fleetlight.kernels.first_values import Initializer, as_int64
 from fleetlight.kernels.gathering import sum_by
 from fleetlight.kernels.index import Index
-from fleetlight.kernels.rules import HYPER, Rule, rule_named
+from fleetlight.kernels.rows.rule import HYPER, Rule
+from fleetlight.kernels.rows.updates import rule_named, update_by
 from fleetlight.kernels.slab import FREED, FRESH, LIVE, TOP, Slab
-from fleetlight.kernels.updates import UPDATES
 
 
 class RowTable:
@@ -57,7 +57,7 @@ class RowTable:
         self.width = dim + self.state_width + meta_width
         self._slab = Slab(self.width)
         self._index = Index(capacity_hint)
-        self._update = UPDATES[self.rule.name]
+        self._update = update_by(self.rule.name, self.rule.step)
 
     def __len__(self) -> int:
         return int(self._slab.counters[LIVE])

@@ -33,7 +33,7 @@ from fleetlight.kernels.first_values import Initializer
 from fleetlight.ps.plan import EntryPlan, RulePlan
 from fleetlight.ps.tables import snapshot as snapshot_module
 from fleetlight.ps.tables import table as table_module
-from fleetlight.ps.tables.rules import own_rule, push_options, rule_of
+from fleetlight.ps.tables.optimizers import own_rule, push_options, rule_of
 from fleetlight.ps.tables.snapshot import Snapshot
 from fleetlight.ps.tables.sweep import Sweep
 from fleetlight.ps.tables.table import Table

@@ -25,8 +25,8 @@ from fleetlight.kernels import (
 from fleetlight.ps.messages import TableFile
 from fleetlight.ps.plan import TablePlan
 from fleetlight.ps.tables import admission
+from fleetlight.ps.tables.optimizers import rule_options
 from fleetlight.ps.tables.pace import Between, at_once
-from fleetlight.ps.tables.rules import rule_options
 from fleetlight.ps.tables.snapshot import Lock, Snapshot
 from fleetlight.ps.tables.sweep import Sweep
 from fleetlight.ps.tables.table_file import (

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fleetlight.kernels import Deduped, RowTable, copies, dedup, rule_named
 from fleetlight.ps.plan import TablePlan
-from fleetlight.ps.tables.rules import rule_options
+from fleetlight.ps.tables.optimizers import rule_options
 from fleetlight.ps.update import Floats, Ids, TableGradients
 from fleetlight.ps.worker.lookahead import part_of
 

@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from fleetlight.errors import PlanError
+from fleetlight.kernels import RULES
 from fleetlight.ps.plan import RulePlan
-from fleetlight.ps.tables.rules import (
-    OWN_RULES,
+from fleetlight.ps.tables.optimizers import (
     PushOptions,
+    layer_rules,
     optimizer_plan,
     own_rule,
     push_options,
@@ -85,11 +86,13 @@ def test_other_options_are_refused(kind: Any, options: dict[str, Any], key: str)
 
 def test_a_layers_own_rule_takes_only_the_learning_rate_of_its_group() -> None:
     group = {"lr": 0.1, "eps": 7.0, "weight_decay": 0.5, "betas": [0.1, 0.2], "maximize": True}
-    for name, fixed in OWN_RULES.items():
-        options = rule_options(own_rule(name, "emb"), group)
+    for name in layer_rules():
+        plan = own_rule(name, "emb")
+        options = rule_options(plan, group)
         assert options["lr"] == 0.1
-        assert {key: options[key] for key in fixed} == fixed
-    assert rule_options(own_rule("adam", "emb"), group)["betas"] == (0.9, 0.999)
+        assert {key: options[key] for key in plan.options} == plan.options
+    adam = rule_options(own_rule("adam", "emb"), group)
+    assert RULES["adam"].hyper(adam, 3).tolist() == RULES["adam"].hyper({"lr": 0.1}, 3).tolist()
     with pytest.raises(PlanError, match=r"'emb': got optimizer='adagard', did you mean 'adagrad'"):
         own_rule("adagard", "emb")
 
@@ -140,7 +143,7 @@ def test_others_are_kept_whole() -> None:
     assert not optimizer_plan(torch.optim.Adafactor(weights())).elementwise
     mine = optimizer_plan(Mine(weights()))
     assert not mine.elementwise
-    assert mine.class_name.endswith("test_rules.Mine")
+    assert mine.class_name.endswith("test_optimizers.Mine")
 
 
 class Wrapper(torch.optim.SGD):

@@ -9,38 +9,17 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fleetlight.errors import PlanError, did_you_mean
+from fleetlight.kernels import RULES
 from fleetlight.optim.layerwise import user_class
 from fleetlight.ps.plan import OptimizerPlan, RulePlan
 
-#: rules that a layer may name itself, with what torch sets where the user says nothing
-OWN_RULES: Mapping[str, Mapping[str, float]] = {
-    "sgd": {"weight_decay": 0.0},
-    "momentum": {"momentum": 0.9, "nesterov": 0.0, "weight_decay": 0.0},
-    "adagrad": {
-        "eps": 1e-10,
-        "lr_decay": 0.0,
-        "initial_accumulator_value": 0.0,
-        "weight_decay": 0.0,
-    },
-    "rowwise_adagrad": {
-        "eps": 1e-10,
-        "lr_decay": 0.0,
-        "initial_accumulator_value": 0.0,
-        "weight_decay": 0.0,
-    },
-    "adam": {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0},
-}
-WHAT_WORKS = (
-    "a table works with torch.optim.SGD, Adagrad, SparseAdam or Adam, or with its layer's own "
-    f"optimizer=, one of {', '.join(OWN_RULES)}"
-)
 #: options that a rule has no place for, and what each must be
 _PLAIN = {
     "maximize": False,
@@ -63,20 +42,41 @@ _NOT_OPTIONS = frozenset({"params", "param_names"})
 def rule_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], table: str) -> RulePlan:
     """The rule of a table whose `weight` is in that param group."""
     kind = user_class(optimizer)
-    read = _READERS.get(kind)
-    if read is None:
-        raise PlanError(f"table {table!r} is in the optimizer {class_path(kind)}; {WHAT_WORKS}")
+    readers = {
+        rule.name: read
+        for rule in RULES.values()
+        for name, read in rule.optimizers.items()
+        if getattr(torch.optim, name, None) is kind
+    }
+    if not readers:
+        raise PlanError(f"table {table!r} is in the optimizer {class_path(kind)}; {what_works()}")
     _refuse_options(f"table {table!r} in {class_path(kind)}", group)
-    return read(group)
+    fixed = ((name, read(group)) for name, read in readers.items())
+    return next(RulePlan(name, options) for name, options in fixed if options is not None)
 
 
 def own_rule(name: str, table: str) -> RulePlan:
     """The rule that a layer names itself; of the param group it takes the learning rate only."""
-    if name not in OWN_RULES:
+    options = RULES[name].layer_options if name in RULES else None
+    if options is None:
         raise PlanError(
-            f"table {table!r}: got optimizer={name!r}, {did_you_mean(str(name), OWN_RULES)}"
+            f"table {table!r}: got optimizer={name!r}, {did_you_mean(str(name), layer_rules())}"
         )
-    return RulePlan(name, dict(OWN_RULES[name]))
+    return RulePlan(name, dict(options))
+
+
+def layer_rules() -> list[str]:
+    """The rules that a layer may name."""
+    return [rule.name for rule in RULES.values() if rule.layer_options is not None]
+
+
+def what_works() -> str:
+    """What a table may be trained with, for error texts."""
+    *others, last = sorted({name for rule in RULES.values() for name in rule.optimizers})
+    return (
+        f"a table works with torch.optim.{', '.join(others)} or {last}, or with its layer's own "
+        f"optimizer=, one of {', '.join(layer_rules())}"
+    )
 
 
 def push_options(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,13 +124,12 @@ def rule_options(rule: RulePlan, group: Mapping[str, Any]) -> dict[str, Any]:
         )
     if "weight_decay" not in rule.options:  # else it is a layer's own, which goes by itself
         _refuse_options(f"a push for the rule {rule.name!r}", group)
-        if rule.name == "sgd" and group.get("momentum"):
-            raise PlanError(
-                f"a push has momentum={group['momentum']!r}, but the table was planned with 0 and "
-                "keeps no momentum; set it before init_server and init_worker"
-            )
-    if "beta1" in rule.options:
-        options["betas"] = rule.options["beta1"], rule.options["beta2"]
+        for key in RULES[rule.name].zero_options:
+            if group.get(key):
+                raise PlanError(
+                    f"a push has {key}={group[key]!r}, but the table was planned with 0 and keeps "
+                    f"no {key}; set it before init_server and init_worker"
+                )
     return options
 
 
@@ -151,35 +150,12 @@ def class_path(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _sgd(group: Mapping[str, Any]) -> RulePlan:
-    if not group["momentum"]:
-        return RulePlan("sgd", {})
-    return RulePlan("momentum", {"nesterov": float(group["nesterov"])})
-
-
-def _adagrad(group: Mapping[str, Any]) -> RulePlan:
-    start = float(group["initial_accumulator_value"])
-    return RulePlan("adagrad", {"initial_accumulator_value": start})
-
-
-def _adam(group: Mapping[str, Any]) -> RulePlan:
-    return RulePlan("adam", {})
-
-
-_READERS: dict[type, Callable[[Mapping[str, Any]], RulePlan]] = {
-    torch.optim.SGD: _sgd,
-    torch.optim.Adagrad: _adagrad,
-    torch.optim.SparseAdam: _adam,
-    torch.optim.Adam: _adam,
-}
-
-
 def _refuse_options(who: str, group: Mapping[str, Any]) -> None:
     for key, plain in _PLAIN.items():
         if group.get(key, plain) != plain:
             raise PlanError(
                 f"{who} has {key}={group[key]!r}, expected {plain!r}: the rules of tables do not "
-                f"know it; {WHAT_WORKS}"
+                f"know it; {what_works()}"
             )
 
 
