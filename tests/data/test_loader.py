@@ -312,7 +312,7 @@ def test_a_record_that_cannot_be_read_spoils_its_own_batch_only() -> None:
 def paused(loader: DataLoader[Any], **settings: Any) -> tuple[Any, list[dict[str, Any]]]:
     """A loader, and its position each time it says that training may be interrupted."""
     places: list[dict[str, Any]] = []
-    sharded = single(loader, between=lambda one: places.append(one.state_dict()), **settings)
+    sharded = single(loader, between=lambda: places.append(sharded.state_dict()), **settings)
     return sharded, places
 
 
@@ -357,11 +357,11 @@ class Followed:
     def __init__(self) -> None:
         self.told: list[Any] = []
 
-    def begins(self) -> None:
+    def start_iteration(self) -> None:
         self.told.append("begins")
 
-    def hands_out(self, before: Any) -> None:
-        self.told.append((before["epoch"], before["consumed"]))
+    def before_batch(self, position: Any) -> None:
+        self.told.append((position["epoch"], position["consumed"]))
 
 
 def followed(follow: Followed) -> ShardLoader:

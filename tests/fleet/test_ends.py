@@ -106,4 +106,4 @@ def test_a_worker_says_that_it_parts_before_it_does(
     with mock.patch.object(Crew, "leave", leave):
         fleet.stop_worker()
     assert current_or_none() is None
-    assert [one.ended_in_goodbye for one in [*amid, killed(error_file)]] == [True, False]
+    assert [one.killed_while_leaving for one in [*amid, killed(error_file)]] == [True, False]

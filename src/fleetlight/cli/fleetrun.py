@@ -48,19 +48,19 @@ def _run(options: LaunchOptions) -> int:
     job = plan(options, machine, os.environ)
     screen = StandardOutput(options.verbose)
     if screen.verbose:
-        screen.show(arguments_block(_said(options)).encode())
+        screen.show(arguments_block(_argument_pairs(options)).encode())
     for note in job.notes:
         screen.say(note)
     return (backend or backends.default_for(job)).run(job, screen)
 
 
-def _said(options: LaunchOptions) -> list[tuple[str, object]]:
+def _argument_pairs(options: LaunchOptions) -> list[tuple[str, object]]:
     """Every argument, so that a log tells how a job was started."""
     pairs = [(field.name, getattr(options, field.name)) for field in dataclasses.fields(options)]
-    return [(name, _plain(name, value)) for name, value in pairs if value not in (None, ())]
+    return [(name, _as_text(name, value)) for name, value in pairs if value not in (None, ())]
 
 
-def _plain(name: str, value: object) -> object:
+def _as_text(name: str, value: object) -> object:
     between = {"arguments": " ", "nnodes": ":", "master": ":"}.get(name, ",")
     return between.join(map(str, value)) if isinstance(value, tuple) else value
 

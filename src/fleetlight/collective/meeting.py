@@ -111,7 +111,7 @@ def join(
 def _through_tunnel(way: Endpoint, tls: Contexts, host_name: str) -> Endpoint:
     """Where this process reaches the meeting point inside TLS, once a handshake has succeeded."""
     with socket.create_connection(way, timeout=REPLY_S) as probe:
-        TlsWire(probe, host_name).shake_hands(tls.as_client, REPLY_S, way[0])
+        TlsWire(probe, host_name).handshake(tls.as_client, REPLY_S, way[0])
     _tunnels.append(entrance_to(way, tls.as_client, logger.warning))
     return _tunnels[-1].address
 

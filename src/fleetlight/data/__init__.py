@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from fleetlight.data.click_log import ClickLog
-from fleetlight.data.file_stream import FileStream
+from fleetlight.data.generated.tables import ClickLog
 from fleetlight.data.hashing import hash_column, stable_hash
 from fleetlight.data.loader import ShardLoader
 from fleetlight.data.readers import (
@@ -21,7 +20,8 @@ from fleetlight.data.readers import (
     Rating,
     SparseRows,
 )
-from fleetlight.data.record import Record
+from fleetlight.data.readers.file_stream import FileStream
+from fleetlight.data.records import Record
 from fleetlight.data.words import Corpus, Pairs, SkipGram, Vocabulary
 
 __all__ = [

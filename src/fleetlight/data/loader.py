@@ -8,11 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 
 from fleetlight.data.observer import BatchShare, LoaderObserver, NoObserver
-from fleetlight.data.ranges import Queue, RangeSource
-from fleetlight.data.sources import MapSource, Share, Source, StreamSource, source_of
+from fleetlight.data.queue.client import QueueOptions
+from fleetlight.data.queue.source import RangeSource
+from fleetlight.data.sources.indexed import BatchSource, MapSource
+from fleetlight.data.sources.source import RecordSource, Shard, refuse_unbatched
+from fleetlight.data.sources.stream import StreamSource
 from fleetlight.errors import CheckpointError, ComebackError, ConfigError, PeerError
 
 #: a batch
@@ -62,10 +65,10 @@ class ShardLoader(DataLoader[Any], Generic[B]):
         seed: int,
         tail: str,
         observer: LoaderObserver | None = None,
-        queue: Queue | None = None,
+        queue: QueueOptions | None = None,
     ) -> None:
         _refuse_sharded(loader)
-        self._share = Share(worker, workers, tail)
+        self._share = Shard(worker, workers, tail)
         self._seed = seed
         self._observer = observer or NoObserver()
         #: of the batch handed out last
@@ -79,11 +82,7 @@ class ShardLoader(DataLoader[Any], Generic[B]):
         self._iteration: object = None
         #: the one whose loop goes on
         self._reading: object = None
-        self._source: Source = (
-            source_of(loader, self._share)
-            if queue is None
-            else RangeSource(loader, self._share, queue)
-        )
+        self._source = source_of(loader, self._share, queue)
         #: behind the batch handed out last; the source may be further
         self._position = self._source.position
         #: before that batch
@@ -154,10 +153,10 @@ class ShardLoader(DataLoader[Any], Generic[B]):
             raise ComebackError(_ASK.format(epoch=self._epoch))
         if self._iteration is not None:
             self._enter(self._epoch + 1)
-        self._observer.begins()
+        self._observer.start_iteration()
         is_resumed = self._source.hides_its_end and any(self._position.values())
         # a loop inside another one's, such as a validation, leaves the outer batch its weight
-        before = self._observer.shares(None)
+        before = self._observer.set_share(None)
         try:
             is_empty = True
             for batch in self._deal():
@@ -170,7 +169,7 @@ class ShardLoader(DataLoader[Any], Generic[B]):
                 self._enter(self._epoch + 1)
                 yield from self._deal()
         finally:
-            self._observer.shares(before)
+            self._observer.set_share(before)
         self._enter(self._epoch + 1)
 
     def _deal(self) -> Iterator[Any]:
@@ -192,12 +191,12 @@ class ShardLoader(DataLoader[Any], Generic[B]):
                 # now it is known that the epoch goes on
                 self._pause()
             is_first = False
-            self._observer.hands_out(self._state())
+            self._observer.before_batch(self._state())
             self._source.handed_out(self._position, position)
             self._before = self._position
             self.counted, self._position = mine, position
             self.share = BatchShare(mine, total, self._epoch, self.consumed)
-            self._observer.shares(self.share)
+            self._observer.set_share(self.share)
             try:
                 yield batch
             except GeneratorExit:
@@ -216,7 +215,7 @@ class ShardLoader(DataLoader[Any], Generic[B]):
                 self._pause()
 
     def _pause(self) -> None:
-        self._observer.between(self)
+        self._observer.between_batches()
 
     def _loaded(self) -> Iterator[_Loaded]:
         for dealt in self._source.deal(self._torch_iterator()):
@@ -234,7 +233,7 @@ class ShardLoader(DataLoader[Any], Generic[B]):
 
     def _announced(self, loaded: Iterator[_Loaded]) -> Iterator[_Loaded]:
         """The same; where that is wanted the next one is loaded before each is handed out."""
-        if not self._observer.wants_next():
+        if not self._observer.wants_lookahead():
             yield from loaded
             return
         now = next(loaded, None)
@@ -245,7 +244,7 @@ class ShardLoader(DataLoader[Any], Generic[B]):
             except Exception as problem:
                 # it belongs to the next batch
                 error = problem
-            self._observer.announces([now.batch] if coming is None else [now.batch, coming.batch])
+            self._observer.announce([now.batch] if coming is None else [now.batch, coming.batch])
             yield now
             if error is not None:
                 raise error
@@ -315,6 +314,20 @@ class ShardLoader(DataLoader[Any], Generic[B]):
         if self._source.is_at_end(self._position):
             # saved after the last batch: the epoch is done
             self._enter(self._epoch + 1)
+
+
+def source_of(
+    loader: DataLoader[Any], shard: Shard, queue: QueueOptions | None = None
+) -> RecordSource:
+    """How the records of this loader are dealt out."""
+    if queue is not None:
+        return RangeSource(loader, shard, queue)
+    if isinstance(loader.dataset, IterableDataset):
+        return StreamSource(loader, shard)
+    refuse_unbatched(loader)
+    if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
+        return BatchSource(loader.batch_sampler, shard)
+    return MapSource(loader, shard)
 
 
 def _refuse_sharded(loader: DataLoader[Any]) -> None:

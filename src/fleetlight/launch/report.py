@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from fleetlight.launch.job.environment import Run
 from fleetlight.launch.job.layout import JobLayout, JobProcess
-from fleetlight.launch.machines.peers import Conclusion, Next
+from fleetlight.launch.machines.peers import Conclusion, NextAction
 from fleetlight.launch.processes.failure import JobFailure, exit_code
 from fleetlight.launch.processes.logs import LogFolder, relative
 from fleetlight.launch.processes.watch import Watch
@@ -27,7 +27,7 @@ def table(member: JobProcess, variables: Mapping[str, str]) -> str:
     return boxed(("Distributed Envs", f"Value ({member.name})"), list(variables.items()))
 
 
-def firsts(members: Sequence[JobProcess]) -> list[JobProcess]:
+def first_of_each_kind(members: Sequence[JobProcess]) -> list[JobProcess]:
     """The first server and the first worker of this machine."""
     found = (next((m for m in members if m.kind is kind), None) for kind in _KINDS)
     return [member for member in found if member is not None]
@@ -74,7 +74,7 @@ def _span(kind: Kind, members: Sequence[JobProcess]) -> str:
 
 def restarting(conclusion: Conclusion, restart: int, left: int) -> str:
     """Why everything starts again."""
-    if conclusion.next is Next.REGROUP:
+    if conclusion.next is NextAction.REGROUP:
         reason = f"{conclusion.failure}; " if conclusion.failure else "another machine has come; "
         return f"{reason}starting again with the machines that are there (restart {restart})"
     return f"failed: {conclusion.failure}; starting all again (restart {restart}, {left} more left)"
@@ -95,13 +95,13 @@ def stopped(stop: Stop) -> JobFailure:
     )
 
 
-def unsaved(failure: JobFailure | None) -> str:
+def not_saved(failure: JobFailure | None) -> str:
     """What became of a job that was to save before it ends."""
     why = "in time" if failure is None else f"({failure})"
     return f"it did not save {why}, what it had saved before remains"
 
 
-def early(checkpoint: str | None) -> str:
+def stopped_early(checkpoint: str | None) -> str:
     """What a job leaves that was ended before it could save."""
     return "" if checkpoint is None else f"it saved nothing, {checkpoint} is as it was"
 
@@ -126,7 +126,7 @@ def end(layout: JobLayout, watch: Watch, failure: JobFailure | None, seconds: fl
     workers, machines = len(layout.workers), len(layout.nodes)
     count = f"all {workers} workers" if workers > 1 else "the worker"
     where = f" on {machines} machines" if machines > 1 else ""
-    if lost := sorted(one.member.name for one in watch.left_behind if not one.is_done):
+    if lost := sorted(one.member.name for one in watch.continued_without if not one.is_done):
         count = f"all workers but {', '.join(lost)}"
     done = f"done: {count}{where} exited with code 0 after {seconds:.1f} s"
     if not layout.servers:

@@ -18,8 +18,8 @@ from fleetlight.launch.job import environment
 from fleetlight.launch.job.environment import Run
 from fleetlight.launch.job.layout import JobLayout
 from fleetlight.launch.job.spec import JobSpec
-from fleetlight.launch.machines.own_node import offer
-from fleetlight.launch.machines.peers import Next, OtherMachines
+from fleetlight.launch.machines.own_node import reserve_node
+from fleetlight.launch.machines.peers import NextAction, OtherMachines
 from fleetlight.launch.processes.child import Reaper
 from fleetlight.launch.processes.failure import JobFailure, exit_code, failure_of
 from fleetlight.launch.processes.gang import Gang
@@ -73,7 +73,7 @@ class _Session:
         self._folder: LogFolder | None = None
         self._began = time.monotonic()
         #: lines about the log folder
-        self._said = 0
+        self._lines_shown = 0
 
     def run(self) -> int:
         """Start the job, and again as often as that is allowed and needed."""
@@ -84,15 +84,15 @@ class _Session:
             failures = ended.layout.failures + ended.watch.restarted
             left = self._job.max_restarts - failures
             conclusion = self._peers.conclude(ended.failure, restarts_left=left)
-            if conclusion.next is Next.FINISH:
+            if conclusion.next is NextAction.FINISH:
                 return self._finish(ended, conclusion.failure)
-            failures += conclusion.next is Next.RESTART
+            failures += conclusion.next is NextAction.RESTART
             left = self._job.max_restarts - failures
             self._screen.say(report.restarting(conclusion, restart, left))
 
     def _start(self, restart: int, failures: int) -> _Ended:
         with contextlib.ExitStack() as held:
-            node, reservations = offer(self._job, held, restart=restart, failures=failures)
+            node, reservations = reserve_node(self._job, held, restart=restart, failures=failures)
             layout = self._peers.gather(node)
             try:
                 return self._run_gang(layout, reservations)
@@ -113,7 +113,7 @@ class _Session:
         gang = Gang(
             run, folder=folder, reaper=self._reaper, screen=self._screen, outside=self._outside
         )
-        self._introduce(gang)
+        self._announce(gang)
         for reservation in reservations:
             reservation.hand_over()
         gang.start()
@@ -129,21 +129,21 @@ class _Session:
             self._stack.callback(self._folder.close)
             for line in report.folder(self._folder, self._job.log_dir):
                 self._screen.say(line)
-                self._said += 1
+                self._lines_shown += 1
         if not self._folder.is_shared:
             self._folder.write_endpoints(job_id, layout)
         if not layout.own:
             self._peers.share(job_id)
         return self._folder, job_id or ""
 
-    def _introduce(self, gang: Gang) -> None:
+    def _announce(self, gang: Gang) -> None:
         run = gang.run
         if run.restart == 0:
             lines = environment.remarks(self._job, self._outside)
-            said, verbose = len(self._job.notes) + self._said, self._screen.verbose
+            said, verbose = len(self._job.notes) + self._lines_shown, self._screen.verbose
             for line in report.remarks(lines, said, verbose=verbose):
                 self._screen.say(line)
-        for first in report.firsts(gang.members) if self._screen.verbose else ():
+        for first in report.first_of_each_kind(gang.members) if self._screen.verbose else ():
             table = report.table(first, environment.identity(run, first))
             self._screen.show(table.encode())
         self._screen.say(report.started(run, gang.members))
@@ -154,15 +154,15 @@ class _Session:
         if watch.verdict is Verdict.INTERRUPTED:
             after_s = time.monotonic() - self._began
             if watch.stop_failed:
-                why = report.unsaved(self._told(watch, gang, folder))
+                why = report.not_saved(self._process_failure(watch, gang, folder))
             else:
-                why = report.early(self._job.checkpoint)
+                why = report.stopped_early(self._job.checkpoint)
             return report.interrupted(watch.signal, after_s, node, why)
         if watch.stop is not None:
             return report.stopped(watch.stop)
-        return self._told(watch, gang, folder, node)
+        return self._process_failure(watch, gang, folder, node)
 
-    def _told(
+    def _process_failure(
         self, watch: Watch, gang: Gang, folder: LogFolder, node: str = ""
     ) -> JobFailure | None:
         if watch.failure is None:

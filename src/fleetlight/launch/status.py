@@ -71,7 +71,7 @@ def write(path: str, status: ProcessStatus) -> None:
     os.replace(f"{path}.new", path)
 
 
-def forget_saves(path: str) -> None:
+def clear_saves_at_sigterm(path: str) -> None:
     """A new process is about to write this file, and has yet to tell that it saves."""
     status = read(path)
     if status.saves_at_sigterm:

@@ -10,8 +10,13 @@ from pathlib import Path
 
 from fleetlight.errors import ConfigError
 from fleetlight.roles.password import PASSWORD, PASSWORD_FILE, key_password
-from fleetlight.security.certificate_folder import CLIENT, SERVER, CertificateFolder
-from fleetlight.security.encryption import Encryption, as_encryption
+from fleetlight.security.certificate_folder import (
+    CLIENT,
+    SERVER,
+    CertificateFolder,
+    Encryption,
+    as_encryption,
+)
 
 
 class Contexts:

@@ -265,7 +265,7 @@ class Worker:
 
     def _read(self, update: Update) -> Thread:
         ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead[1] == self._lives():
+        if ahead is not None and ahead[1] == self._incarnations():
             for server, rows in ahead[2].items():
                 ids = update.ids[server]
                 self.oracle.read(server, ids, rows, self.oracle.floors(ids), f"{self} ahead")
@@ -302,7 +302,7 @@ class Worker:
             box[2][server] = arrays[0].copy()
             box[1].append(self._lanes[AHEAD, server].life)
 
-    def _lives(self) -> list[int]:
+    def _incarnations(self) -> list[int]:
         return [
             max(lane.life for key, lane in self._lanes.items() if key[1] == server)
             for server in range(self.script.servers)

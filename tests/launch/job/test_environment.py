@@ -14,7 +14,7 @@ from fleetlight.launch.job.layout import JobLayout, Node
 from fleetlight.launch.job.spec import JobSpec, MachineSpec, Meeting, Resources, RoleSpec
 from fleetlight.roles.role import Kind
 from fleetlight.roles.secret import Secret
-from fleetlight.security.encryption import Encryption
+from fleetlight.security.certificate_folder import Encryption
 
 NODE = Node(
     host="10.0.0.1",

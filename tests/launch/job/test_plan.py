@@ -16,8 +16,8 @@ from fleetlight.launch.job.options import LaunchOptions
 from fleetlight.launch.job.plan import plan
 from fleetlight.launch.job.spec import JobSpec
 from fleetlight.roles.role import Kind
+from fleetlight.security.certificate_folder import Encryption
 from fleetlight.security.certificates import make
-from fleetlight.security.encryption import Encryption
 
 ADDRESSES = (("lo", "127.0.0.1"), ("eth0", "10.0.0.1"))
 CPU = Machine(cores=8, addresses=ADDRESSES)

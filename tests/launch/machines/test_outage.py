@@ -78,11 +78,11 @@ def test_a_cut_that_lasts_longer_than_the_deadline_is_an_error(case: Case) -> No
 def test_single_attempts_have_the_same_deadline(case: Case) -> None:
     attempt = case.cut_until(1000.0)
     while case.clock.now < 60.0:
-        with pytest.raises(OutOfReachError, match="timed out"), case.outage.once():
+        with pytest.raises(OutOfReachError, match="timed out"), case.outage.single_attempt():
             case.outage.outlast(attempt)
         case.clock.sleep(1.0)
     assert case.attempts == 60
-    with pytest.raises(RuntimeError) as error, case.outage.once():
+    with pytest.raises(RuntimeError) as error, case.outage.single_attempt():
         case.outage.outlast(attempt)
     assert error.type is RuntimeError
 

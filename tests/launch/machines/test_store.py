@@ -26,8 +26,8 @@ from fleetlight.launch.machines.store_connection import (
     StoreLostError,
 )
 from fleetlight.launch.processes.ports import Reservation
+from fleetlight.security.certificate_folder import Encryption
 from fleetlight.security.certificates import make
-from fleetlight.security.encryption import Encryption
 
 HOST = "127.0.0.1"
 
@@ -54,7 +54,7 @@ def test_a_store_served_here_and_found_from_elsewhere() -> None:
 def test_parts_of_a_store_have_keys_of_their_own() -> None:
     served = store.serve(free_meeting())
     assert served is not None
-    one, two = served.part("round.1"), served.part("round.2")
+    one, two = served.prefixed("round.1"), served.prefixed("round.2")
     one.set("key", "value")
     assert one.check(["key"])
     assert not two.check(["key"])
@@ -109,7 +109,7 @@ def test_a_store_that_is_gone_is_not_waited_for() -> None:
     with pytest.raises(StoreGoneError, match="another store has taken its place"):
         found.check(["key"])
     away = free_meeting()
-    renew = functools.partial(store._again, away, away.master, b"")
+    renew = functools.partial(store._reconnect, away, away.master, b"")
     with pytest.raises(StoreGoneError, match="nothing listens"):
         Store(StoreConnection(None, renew, Forever())).check(["key"])
 

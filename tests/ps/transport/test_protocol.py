@@ -31,7 +31,7 @@ from fleetlight.ps.transport.protocol import (
     check_start,
     views,
 )
-from fleetlight.wire.plain import without
+from fleetlight.wire.plain import unsent
 
 CODEC: Codec[Message] = Codec(Message)
 PULL = Pull([TablePull(0, True), TablePull(3, False)], dense=True, at_least=5)
@@ -254,4 +254,4 @@ def test_the_layout_is_the_one_of_version_1() -> None:
 @pytest.mark.parametrize("sent", range(8))
 def test_what_is_left_to_send(sent: int) -> None:
     buffers = [memoryview(b"ab"), memoryview(b""), memoryview(b"cdefg")]
-    assert b"".join(without(buffers, sent)) == b"abcdefg"[sent:]
+    assert b"".join(unsent(buffers, sent)) == b"abcdefg"[sent:]

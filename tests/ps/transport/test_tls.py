@@ -310,7 +310,7 @@ def test_a_stranger_has_one_time_for_all_that_makes_it_known(
         handshakes.append(limit_s)
         raise MembershipError("not you")
 
-    monkeypatch.setattr(TlsWire, "shake_hands", refuse)
+    monkeypatch.setattr(TlsWire, "handshake", refuse)
     clock = itertools.count(100.0, 5.0)
     monkeypatch.setattr(session, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
     with socket.create_server(("127.0.0.1", 0)) as door, stranger(door.getsockname()) as raw:

@@ -61,7 +61,7 @@ class _Caller:
     def __init__(self, accepted: socket.socket, host: str, tls: ssl.SSLContext) -> None:
         self.socket, self.host = accepted, host
         self.wire = TlsWire(accepted, f"a process on {host}")
-        self.wire.begin(tls)
+        self.wire.begin_handshake(tls)
         self.began = time.monotonic()
         self.has_spoken = False
         self._is_secure = False
@@ -69,10 +69,10 @@ class _Caller:
 
     def advance(self) -> Introduction | None:
         """Go on by what has come; who it is, once it has said so."""
-        self.has_spoken = self.wire.hear() or self.has_spoken
-        self._is_secure = self._is_secure or self.wire.advance()
+        self.has_spoken = self.wire.read_handshake() or self.has_spoken
+        self._is_secure = self._is_secure or self.wire.advance_handshake()
         while self._is_secure and (missing := self._missing()) > 0:
-            some = self.wire.take(missing)
+            some = self.wire.read_some(missing)
             if not some:
                 return None
             self._said += some

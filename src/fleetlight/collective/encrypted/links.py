@@ -70,7 +70,7 @@ class Links:
         wire = TlsWire(connected, peer)
         said = msgspec.msgpack.encode(Introduction(group, self.index))
         try:
-            wire.shake_hands(self._as_client, limit_s, endpoint[0])
+            wire.handshake(self._as_client, limit_s, endpoint[0])
             wire.write([len(said).to_bytes(2, "big") + said], "an introduction", limit_s)
         except FleetError as error:
             wire.close()

@@ -8,16 +8,16 @@ sets of named tuples, held in memory; their `parse` works on the lines of a `Fil
 
 from __future__ import annotations
 
-from fleetlight.data.readers.adult import Adult
-from fleetlight.data.readers.cifar10 import CIFAR10
-from fleetlight.data.readers.criteo import Criteo
-from fleetlight.data.readers.dataset import ImageDataset
-from fleetlight.data.readers.flowers import Flowers102
-from fleetlight.data.readers.folder import ImageFolder
-from fleetlight.data.readers.libsvm import LibSVM, SparseRows
-from fleetlight.data.readers.mnist import MNIST
-from fleetlight.data.readers.movielens import MovieLens, Rating
-from fleetlight.data.readers.random_table import RandomTable
+from fleetlight.data.generated.tables import RandomTable
+from fleetlight.data.readers.images.cifar10 import CIFAR10
+from fleetlight.data.readers.images.dataset import ImageDataset
+from fleetlight.data.readers.images.flowers import Flowers102
+from fleetlight.data.readers.images.folder import ImageFolder
+from fleetlight.data.readers.images.mnist import MNIST
+from fleetlight.data.readers.tables.adult import Adult
+from fleetlight.data.readers.tables.criteo import Criteo
+from fleetlight.data.readers.tables.libsvm import LibSVM, SparseRows
+from fleetlight.data.readers.tables.movielens import MovieLens, Rating
 
 __all__ = [
     "CIFAR10",

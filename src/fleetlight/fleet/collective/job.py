@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fleetlight.checkpoint import Checkpoint
 from fleetlight.collective.group import Group
-from fleetlight.data.ranges import Queue
+from fleetlight.data.queue.client import QueueOptions
 from fleetlight.errors import ConfigError, PlanError
 from fleetlight.fleet.checkpoints import stopping
 from fleetlight.fleet.checkpoints.loading import LocalLoading
@@ -120,7 +120,7 @@ class CollectiveJob(Job):
     def prefetch_hints(self, ids_of_batch: IdsOf | None) -> None:
         """Workers have all rows."""
 
-    def shard_queue(self, range_batches: int) -> Queue:
+    def shard_queue(self, range_batches: int) -> QueueOptions:
         """Refuse."""
         raise ConfigError(
             "fleet.shard: deal='queue' is for jobs with parameter servers and a_sync=True; in a "

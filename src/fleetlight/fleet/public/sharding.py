@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from fleetlight.collective.position import UNKNOWN, Position
 from fleetlight.data.loader import ShardLoader
 from fleetlight.data.observer import BatchShare, NoObserver
-from fleetlight.data.ranges import Queue
+from fleetlight.data.queue.client import QueueOptions
 from fleetlight.errors import ConfigError, did_you_mean, names_arguments
 from fleetlight.fleet.job import IdsOf, Job, current
 from fleetlight.fleet.protocols import BatchWeights
@@ -88,7 +88,7 @@ def shard(
     return sharded
 
 
-def _queue(job: Job, deal: str, range_batches: int) -> Queue | None:
+def _queue(job: Job, deal: str, range_batches: int) -> QueueOptions | None:
     """How the next loader is dealt out on demand, if it is."""
     if deal not in DEALS:
         raise ConfigError(f"fleet.shard: got {deal=}; {did_you_mean(deal, DEALS)}")
@@ -147,33 +147,33 @@ class JobObserver:
 
     def __init__(self, job: Job, lookahead: IdsOf | Literal[False] | None) -> None:
         self._weights, self._replay = _weights(job), job.replay
-        self._number = len(job.loaders)
+        self._loaders, self._number = job.loaders, len(job.loaders)
         self._hints = None if lookahead is False else job.prefetch_hints(lookahead)
         self._stopping = job.stopping
 
-    def begins(self) -> None:
+    def start_iteration(self) -> None:
         """As in `LoaderObserver`."""
         self._replay.begins(self._number)
 
-    def shares(self, share: BatchShare | None) -> BatchShare | None:
+    def set_share(self, share: BatchShare | None) -> BatchShare | None:
         """As in `LoaderObserver`."""
         return self._weights.set(share)
 
-    def hands_out(self, before: Mapping[str, Any]) -> None:
+    def before_batch(self, position: Mapping[str, Any]) -> None:
         """As in `LoaderObserver`."""
-        self._replay.hands_out(self._number, before)
+        self._replay.hands_out(self._number, position)
 
-    def between(self, loader: ShardLoader[Any]) -> None:
+    def between_batches(self) -> None:
         """No step is half made now; a thread that reads ahead cannot say so."""
         is_here = threading.current_thread() is threading.main_thread()
         if self._stopping is not None and is_here:
-            self._stopping.between(loader)
+            self._stopping.between(self._loaders[self._number])
 
-    def wants_next(self) -> bool:
+    def wants_lookahead(self) -> bool:
         """As in `LoaderObserver`."""
         return self._hints is not None and self._hints.wanted()
 
-    def announces(self, batches: Sequence[Any]) -> None:
+    def announce(self, batches: Sequence[Any]) -> None:
         """As in `LoaderObserver`."""
         if self._hints is not None:
             self._hints.announce(batches)

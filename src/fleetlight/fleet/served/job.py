@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fleetlight.checkpoint import Checkpoint
 from fleetlight.collective.group import Group
-from fleetlight.data.ranges import Queue
+from fleetlight.data.queue.client import QueueOptions
 from fleetlight.errors import PeerError, PeerLostError, PlanError
 from fleetlight.fleet.checkpoints import stopping
 from fleetlight.fleet.exit.exit_status import report_left, report_parting
@@ -219,9 +219,9 @@ class ServedJob(Job):
         """As in `Job`."""
         return IdHints(self, self.session, ids_of_batch)
 
-    def shard_queue(self, range_batches: int) -> Queue:
+    def shard_queue(self, range_batches: int) -> QueueOptions:
         """As in `Job`."""
-        return Queue(ShardQueueClient(self, self.session, len(self.loaders)), range_batches)
+        return QueueOptions(ShardQueueClient(self, self.session, len(self.loaders)), range_batches)
 
     @property
     def replay(self) -> StepReplay:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fleetlight.data.order import Interval
-from fleetlight.data.ranges import Ask, Place
+from fleetlight.data.order.blocks import Interval
+from fleetlight.data.queue.client import RangePosition, RangeRequest
 from fleetlight.errors import ConfigError
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.served.session import ServerSession
@@ -28,8 +28,8 @@ class ShardQueueClient:
     def __init__(self, job: Job, session: ServerSession, loader: int) -> None:
         self._job, self._opened, self._loader = job, session, loader
 
-    def deal(self, ask: Ask) -> Interval | None:
-        """As in `Dealer`."""
+    def deal(self, ask: RangeRequest) -> Interval | None:
+        """As in `QueueClient`."""
         message = m.Deal(
             self._loader,
             ask.turn,
@@ -45,36 +45,36 @@ class ShardQueueClient:
         told = self._told(message)
         return (told.start, told.stop) if isinstance(told, m.Dealt) else None
 
-    def reached(self, turn: int, place: Place, *, gives_back: bool) -> None:
-        """As in `Dealer`."""
+    def reached(self, turn: int, place: RangePosition, *, gives_back: bool) -> None:
+        """As in `QueueClient`."""
         if self._is_here():
             self._told(m.Reached(self._loader, turn, place, gives_back))
 
     def remaining(self, turn: int) -> list[Interval] | None:
-        """As in `Dealer`."""
+        """As in `QueueClient`."""
         told = self._told(m.Remain(self._loader, turn))
         assert isinstance(told, m.Remaining), told
         return told.ranges
 
     def steps(self) -> tuple[int, int]:
-        """As in `Dealer`."""
+        """As in `QueueClient`."""
         session = self._opened
         if not session.is_open:
             return 0, 0
         return session.communicator.made, session.communicator.acknowledged
 
     def settle(self) -> None:
-        """As in `Dealer`."""
+        """As in `QueueClient`."""
         if self._is_here():
             self._session().communicator.settle()
 
     def resume(self) -> None:
-        """As in `Dealer`."""
+        """As in `QueueClient`."""
         if self._is_here():
             self._session().communicator.resume()
 
     def reopen(self) -> None:
-        """As in `Dealer`."""
+        """As in `QueueClient`."""
         if self._is_here():
             self._session().communicator.reopen()
 
@@ -98,11 +98,11 @@ class ShardQueueClient:
 class NoDealer:
     """The dealer of a loader in a parameter server, where no loop is to read it."""
 
-    def deal(self, ask: Ask) -> None:
+    def deal(self, ask: RangeRequest) -> None:
         """Refuse."""
         self._refuse()
 
-    def reached(self, turn: int, place: Place, *, gives_back: bool) -> None:
+    def reached(self, turn: int, place: RangePosition, *, gives_back: bool) -> None:
         """Nothing is done here."""
 
     def remaining(self, turn: int) -> None:
@@ -110,7 +110,7 @@ class NoDealer:
         self._refuse()
 
     def steps(self) -> tuple[int, int]:
-        """As in `Dealer`."""
+        """As in `QueueClient`."""
         return 0, 0
 
     def settle(self) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fleetlight.checkpoint import Checkpoint
-from fleetlight.data.ranges import Queue
+from fleetlight.data.queue.client import QueueOptions
 from fleetlight.errors import ConfigError, RoleError
 from fleetlight.fleet.checkpoints.former_names import read_named
 from fleetlight.fleet.checkpoints.stopping import Stopped, Terminations
@@ -181,9 +181,9 @@ class ServerJob(Job):
     def prefetch_hints(self, ids_of_batch: IdsOf | None) -> None:
         """A server reads no batch."""
 
-    def shard_queue(self, range_batches: int) -> Queue:
+    def shard_queue(self, range_batches: int) -> QueueOptions:
         """As in `Job`; reading the loader is an error."""
-        return Queue(NoDealer(), range_batches)
+        return QueueOptions(NoDealer(), range_batches)
 
     @property
     def replay(self) -> NoReplay:

@@ -15,7 +15,7 @@ from fleetlight.launch.doctor.messages import ExamOptions
 from fleetlight.launch.inventory import Machine
 from fleetlight.launch.job.host_selection import select_hosts
 from fleetlight.launch.job.options import LaunchOptions
-from fleetlight.launch.job.token import said_token
+from fleetlight.launch.job.token import read_token
 from fleetlight.roles.address import is_loopback
 
 #: longest list of machines: each two measure each other
@@ -67,7 +67,7 @@ def examine(
         names=wish.ips, hosts=hosts, port=wish.port, workers=workers, seconds=wish.seconds
     )
     facts = look(machine, environment, asked, place.host)
-    token = said_token(wish.token_file, environment)
+    token = read_token(wish.token_file, environment)
     exam = meet(asked, hosts.index(place.host), facts, wish.deadline_s, say, token)
     return Result(table.of_exam(exam), findings.of_exam(exam))
 

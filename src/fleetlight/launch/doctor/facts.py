@@ -82,7 +82,7 @@ def mtu_of(interface: str | None) -> int | None:
     return None
 
 
-class Listening:
+class PortListeners:
     """The ports of a job on this machine, held open while the doctor runs."""
 
     def __init__(self, own: str, wanted: range) -> None:

@@ -13,7 +13,7 @@ import msgspec
 from fleetlight.errors import FleetError, LaunchError
 from fleetlight.launch.doctor import probe
 from fleetlight.launch.doctor.channel import DoctorChannel, dial
-from fleetlight.launch.doctor.facts import Listening
+from fleetlight.launch.doctor.facts import PortListeners
 from fleetlight.launch.doctor.messages import (
     Acknowledged,
     Exam,
@@ -58,7 +58,7 @@ def meet(
                 f"port {asked.port} on {own}, where doctors meet, is taken"
                 f"{ports.owner(asked.port)}; end that process or choose another --port everywhere"
             )
-        held = Listening(own, asked.ports)
+        held = PortListeners(own, asked.ports)
         leaving.callback(held.close)
         facts = msgspec.structs.replace(facts, taken=held.taken, listening=held.ports)
         service = DoctorService(listener, asked, number, facts, token)
@@ -216,12 +216,12 @@ class _Follower:
     def await_exam(self, deadline_s: float) -> Exam:
         """What the first doctor tells; if it does not, that is what was found."""
         if not self._wait(self._service.asked.is_set, deadline_s, lost=False):
-            return self._without(self._state())
+            return self._exam_without(self._state())
         self._say(f"{self._first} is here and asks")
         if self._wait(self._service.told.is_set, self._longest_s(deadline_s), lost=True):
             assert self._service.exam is not None
             return self._service.exam
-        return self._without("went away before it told what was found")
+        return self._exam_without("went away before it told what was found")
 
     def _longest_s(self, deadline_s: float) -> float:
         """The first may wait for others as long, and then has every link measured."""
@@ -257,5 +257,5 @@ class _Follower:
         self._strikes = 0
         return f"listens, but has not asked {self._own}: can it be reached from there?"
 
-    def _without(self, why: str) -> Exam:
+    def _exam_without(self, why: str) -> Exam:
         return Exam(asked=self._asked, facts=self._facts, absent={0: why})

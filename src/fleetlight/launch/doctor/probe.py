@@ -137,15 +137,15 @@ def _push_until_reply(connected: socket.socket, until: float) -> None:
 def receive_for(wire: DoctorChannel, seconds: float) -> None:
     """Take what comes, say how much it was, and let the rest run out."""
     with wire.raw() as connected:
-        count, took = _taken(connected, seconds)
+        count, took = _received_bytes(connected, seconds)
     wire.say(Received(count, took))
     with wire.raw() as connected:
         # to hang up on what is on its way would take the answer away with it
         connected.shutdown(socket.SHUT_WR)
-        _taken(connected, _DRAIN_S)
+        _received_bytes(connected, _DRAIN_S)
 
 
-def _taken(connected: socket.socket, seconds: float) -> tuple[int, float]:
+def _received_bytes(connected: socket.socket, seconds: float) -> tuple[int, float]:
     """How many bytes come until the time is up or the sender hangs up; the first begins it."""
     buffer = bytearray(1 << 20)
     count, begin, last = 0, 0.0, 0.0

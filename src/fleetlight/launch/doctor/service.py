@@ -95,7 +95,7 @@ class DoctorService:
                     # it is asked for by a doctor that was started with as many seconds
                     probe.receive_for(wire, min(request.seconds, self._asked.seconds))
                     return
-                wire.say(self._checked_answer(request, address))
+                wire.say(self._reply_to(request, address))
                 request = wire.request()
         except (FleetError, OSError):
             pass  # whoever asked finds out by itself
@@ -103,7 +103,7 @@ class DoctorService:
             wire.close()
             self._room.release()
 
-    def _checked_answer(self, request: Request, address: str) -> Reply:
+    def _reply_to(self, request: Request, address: str) -> Reply:
         if address == self._asked.hosts[0]:
             self.asked.set()
         elif isinstance(request, (Measure, Finish)):

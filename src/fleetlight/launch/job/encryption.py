@@ -8,13 +8,13 @@ from collections.abc import Mapping
 
 from fleetlight.errors import ConfigError
 from fleetlight.launch.job.options import LaunchOptions
-from fleetlight.security.encryption import Encryption
+from fleetlight.security.certificate_folder import Encryption
 
 MOST_DAYS = 36_500
 CIPHERS, WARNING_DAYS = "FLEET_SSL_CIPHERS", "FLEET_SSL_EXPIRY_WARNING_DAYS"
 
 
-def said_encryption(options: LaunchOptions, environment: Mapping[str, str]) -> Encryption | None:
+def read_encryption(options: LaunchOptions, environment: Mapping[str, str]) -> Encryption | None:
     """What flags say, else variables, once it is known that the certificates are of use."""
     if options.ssl is None:
         _refuse_without_folder(options)
@@ -43,7 +43,7 @@ def variables(encryption: Encryption | None) -> dict[str, str]:
     return chosen
 
 
-def unread(encryption: Encryption | None, environment: Mapping[str, str]) -> dict[str, str]:
+def without_read(encryption: Encryption | None, environment: Mapping[str, str]) -> dict[str, str]:
     """The variables but for those that the launcher has read, and tells as it understood them."""
     read = () if encryption is None else (CIPHERS, WARNING_DAYS)
     return {name: value for name, value in environment.items() if name not in read}

@@ -62,7 +62,7 @@ def _is_dropped(name: str) -> bool:
 
 def of_member(run: Run, member: JobProcess, outside: Mapping[str, str]) -> dict[str, str]:
     """The complete environment of one process."""
-    kept = encryption.unread(run.job.ssl, inherited(outside))
+    kept = encryption.without_read(run.job.ssl, inherited(outside))
     return {
         **_defaults(run.job, member, kept),
         **kept,

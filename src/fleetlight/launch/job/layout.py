@@ -173,7 +173,7 @@ def _differences(nodes: Sequence[Node]) -> list[str]:
     return warnings
 
 
-def in_order(nodes: Sequence[Node], meeting: Meeting) -> tuple[Node, ...]:
+def ordered(nodes: Sequence[Node], meeting: Meeting) -> tuple[Node, ...]:
     """As listed; else by the rank they ask for; else the master's first, then by address."""
     if meeting.hosts:
         hosts = [node.host for node in nodes]

@@ -9,14 +9,14 @@ from collections.abc import Mapping
 
 from fleetlight.errors import ConfigError
 from fleetlight.launch.inventory import Machine
-from fleetlight.launch.job.encryption import said_encryption
+from fleetlight.launch.job.encryption import read_encryption
 from fleetlight.launch.job.host_selection import HostSelection, select_hosts
 from fleetlight.launch.job.options import LaunchOptions
 from fleetlight.launch.job.spec import JobSpec, MachineSpec, Meeting, Resources, RoleSpec
-from fleetlight.launch.job.token import OPEN, OPEN_COLLECTIVE, said_token
+from fleetlight.launch.job.token import OPEN, OPEN_COLLECTIVE, read_token
 from fleetlight.roles.role import Kind
 from fleetlight.roles.secret import Secret
-from fleetlight.security.encryption import Encryption
+from fleetlight.security.certificate_folder import Encryption
 
 #: between SIGTERM and SIGKILL: to end, and to save before that
 _GRACE_S, _STOP_S = 3.0, 30.0
@@ -41,7 +41,7 @@ def plan(
         if collective
         else _with_servers(options, machine, hosts, notes)
     )
-    encryption = said_encryption(options, environment or {})
+    encryption = read_encryption(options, environment or {})
     is_open = options.ssl is None and (is_placed_elsewhere or _has_several(hosts))
     cpus = max(1, machine.cores // max(1, worker.count + server.count))
     return JobSpec(
@@ -93,7 +93,7 @@ def _token(
     options: LaunchOptions, environment: Mapping[str, str], is_open: bool, notes: list[str]
 ) -> Secret | None:
     """What the user has given; a note where the ports are open to strangers without it."""
-    token = said_token(options.token_file, environment)
+    token = read_token(options.token_file, environment)
     if not is_open:
         return token
     if not asks_for_servers(options):

@@ -8,7 +8,7 @@ import dataclasses
 from fleetlight.launch.job.encryption import variables
 from fleetlight.roles.role import Endpoint, Kind
 from fleetlight.roles.secret import Secret
-from fleetlight.security.encryption import Encryption
+from fleetlight.security.certificate_folder import Encryption
 
 #: where launchers of several machines meet, when nothing else is said
 DEFAULT_PORT = 6170

@@ -23,7 +23,7 @@ OPEN_COLLECTIVE = (
 )
 
 
-def said_token(file: str | None, environment: Mapping[str, str]) -> Secret | None:
+def read_token(file: str | None, environment: Mapping[str, str]) -> Secret | None:
     """What the user has given, None if nothing."""
     text = environment.get(VARIABLE, "").strip()
     told = parse_token(text, VARIABLE) if text else None

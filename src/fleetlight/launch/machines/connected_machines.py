@@ -13,8 +13,8 @@ from fleetlight.launch.job.spec import JobSpec, Meeting
 from fleetlight.launch.machines import store
 from fleetlight.launch.machines.heartbeats import Heartbeats
 from fleetlight.launch.machines.outage import Outage, OutOfReachError, SilenceReport
-from fleetlight.launch.machines.own_node import described
-from fleetlight.launch.machines.peers import Conclusion, Next
+from fleetlight.launch.machines.own_node import with_shared_facts
+from fleetlight.launch.machines.peers import Conclusion, NextAction
 from fleetlight.launch.machines.rendezvous import (
     STRANGERS_S,
     RendezvousThread,
@@ -22,11 +22,11 @@ from fleetlight.launch.machines.rendezvous import (
     reach,
     serve_until_others_leave,
 )
-from fleetlight.launch.machines.start_deadline import StartDeadline, absent
+from fleetlight.launch.machines.start_deadline import StartDeadline, describe_missing
 from fleetlight.launch.machines.status_board import StatusBoard, agree
 from fleetlight.launch.processes.failure import JobFailure
 from fleetlight.launch.processes.interrupts import Interrupts
-from fleetlight.launch.processes.watch import LEAVE_S, SETTLE_S, UNKILLABLE_S, Elsewhere
+from fleetlight.launch.processes.watch import LEAVE_S, SETTLE_S, UNKILLABLE_S, RemoteState
 from fleetlight.launch.screen import Screen
 
 #: how often the others are asked how it goes
@@ -53,7 +53,7 @@ class ConnectedMachines:
         self._heartbeats = Heartbeats(self._store, job.machine.host, now, job.deadline_s)
         self._status_board: StatusBoard | None = None
         self._silences = SilenceReport(job.deadline_s, screen)
-        self._last = Elsewhere.RUNNING
+        self._last = RemoteState.RUNNING
         self._next_ask = self._next_admission = 0.0
         self._is_gone = self._is_finished = False
 
@@ -67,7 +67,7 @@ class ConnectedMachines:
 
     def gather(self, node: Node) -> JobLayout:
         """Wait for the other machines and put all in order."""
-        self._status_board, self._last = None, Elsewhere.RUNNING
+        self._status_board, self._last = None, RemoteState.RUNNING
         self._silences = SilenceReport(self._job.deadline_s, self._screen)
         deadline, meet = self._deadline(), RendezvousThread(self._rendezvous)
 
@@ -75,11 +75,11 @@ class ConnectedMachines:
             self._heartbeats.beat(time.monotonic())
             return meet.is_done()
 
-        with self._naming_the_master():
+        with self._store_errors():
             deadline.wait(are_here, self._absent)
-            own = described(node, self._job, self._meeting)
+            own = with_shared_facts(node, self._job, self._meeting)
             name, number, count = meet.found
-            shared = self._store.part(name)
+            shared = self._store.prefixed(name)
             layout, launchers, warnings = exchange(
                 own, (shared, number, count), self._heartbeats, self._meeting, deadline
             )
@@ -89,18 +89,18 @@ class ConnectedMachines:
         return layout
 
     def _absent(self) -> str:
-        return absent(self._meeting, self._heartbeats.here(time.monotonic()))
+        return describe_missing(self._meeting, self._heartbeats.reachable_hosts(time.monotonic()))
 
     def share(self, job_id: str | None) -> str:
         """The job's id: given by node 0 once its logs are in place, awaited by the others."""
-        with self._naming_the_master():
+        with self._store_errors():
             if job_id is None:
                 return self._board.await_job_id(self._deadline())
-            self._board.give_job_id(job_id)
+            self._board.publish_job_id(job_id)
             return job_id
 
     @contextlib.contextmanager
-    def _naming_the_master(self) -> Iterator[None]:
+    def _store_errors(self) -> Iterator[None]:
         """Turn torch's errors about the connection into one that says whose it was."""
         try:
             yield
@@ -117,19 +117,19 @@ class ConnectedMachines:
     def _master_gone(self) -> str:
         return f"{self._master()} went away"
 
-    def elsewhere(self, workers_done: bool) -> Elsewhere:
+    def elsewhere(self, workers_done: bool) -> RemoteState:
         """Tell the others how it goes here, hear how it goes there."""
         now = time.monotonic()
         if now >= self._next_ask and not self._is_gone:
             try:
-                with contextlib.suppress(OutOfReachError), self._outage.once():
+                with contextlib.suppress(OutOfReachError), self._outage.single_attempt():
                     self._last = self._ask(now, workers_done)
             except RuntimeError:
-                self._is_gone, self._last = True, Elsewhere.STOP
+                self._is_gone, self._last = True, RemoteState.STOP
             self._next_ask = time.monotonic() + _ASK_S
         return self._last
 
-    def _ask(self, now: float, workers_done: bool) -> Elsewhere:
+    def _ask(self, now: float, workers_done: bool) -> RemoteState:
         self._heartbeats.beat(now)
         self._silences.tell(self._board.silent(now))
         self._admit(now)
@@ -142,7 +142,7 @@ class ConnectedMachines:
         if has_room and layout.own == 0 and now >= self._next_admission:
             self._next_admission = now + _ADMIT_S
             if self._rendezvous.waiting():
-                self._board.call_stop()
+                self._board.request_stop()
 
     @property
     def _longest_end_s(self) -> float:
@@ -152,7 +152,7 @@ class ConnectedMachines:
     def conclude(self, failure: JobFailure | None, *, restarts_left: int) -> Conclusion:
         """Tell the failure, wait until all machines have ended, and choose the first one."""
         agreed = Conclusion(
-            next=Next.FINISH,
+            next=NextAction.FINISH,
             failure=JobFailure(what=self._master_gone(), code=1, may_restart=False),
         )
         interrupts = len(self._interrupts.seen)
@@ -163,12 +163,12 @@ class ConnectedMachines:
 
         if not self._is_gone:
             try:
-                self._board.tell_end(failure)
+                self._board.report_end(failure)
                 silent = self._board.wait_for_ends(self._longest_end_s, is_enough)
                 agreed = agree(self._board, silent, self._meeting, restarts_left)
             except RuntimeError:
                 self._is_gone = True
-        self._is_finished = agreed.next is Next.FINISH
+        self._is_finished = agreed.next is NextAction.FINISH
         return agreed
 
     def give_up(self, why: str) -> None:
@@ -177,7 +177,7 @@ class ConnectedMachines:
             node = self._status_board.layout.node_name(self._status_board.layout.own)
             with contextlib.suppress(RuntimeError):
                 told = JobFailure(what="fleetrun gave up", code=1, error=why, node=node)
-                self._status_board.tell_end(told)
+                self._status_board.report_end(told)
 
     def close(self) -> None:
         """Say goodbye; node 0 stays until the others have heard everything."""
@@ -187,7 +187,7 @@ class ConnectedMachines:
             # An elastic job goes on without a machine that gave up.
             if self._is_finished and self._serves:
                 self._rendezvous.close()
-            self._heartbeats.say_goodbye()
+            self._heartbeats.leave()
             if self._serves:
                 self._serve_until_others_leave()
 

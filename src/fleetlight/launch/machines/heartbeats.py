@@ -36,9 +36,9 @@ class Heartbeats:
         store.set(f"launcher/{self.number}", host)
         self._hosts: dict[int, str] = {}
         self._beats: dict[int, int] = {}
-        self._heard: dict[int, float] = {}
+        self._beat_seen_at: dict[int, float] = {}
         #: when a silence ended
-        self._back: dict[int, float] = {}
+        self._reachable_since: dict[int, float] = {}
         self._next = now
 
     def beat(self, now: float) -> None:
@@ -47,14 +47,14 @@ class Heartbeats:
             return
         self._next = now + BEAT_S
         self._store.add(f"beat/{self.number}", 1)
-        self.listen(now)
+        self.poll(now)
 
-    def listen(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Hear all launchers that have come so far."""
         for number in range(1, self._store.add("launchers", 0) + 1):
-            self._hear(number, now)
+            self._poll_launcher(number, now)
 
-    def _hear(self, number: int, now: float) -> None:
+    def _poll_launcher(self, number: int, now: float) -> None:
         if number not in self._hosts:
             if not self._store.check([f"launcher/{number}"]):
                 return  # counted itself a moment ago, its name follows
@@ -62,26 +62,26 @@ class Heartbeats:
         beats = self._store.add(f"beat/{number}", 0)
         if beats != self._beats.get(number):
             if self.is_silent(number, now):
-                self._back[number] = now
+                self._reachable_since[number] = now
             self._beats[number] = beats
-            self._heard[number] = now
+            self._beat_seen_at[number] = now
 
-    def here(self, now: float) -> list[str]:
+    def reachable_hosts(self, now: float) -> list[str]:
         """The hosts of all launchers that give signs of life."""
         return [host for number, host in self._hosts.items() if not self.is_silent(number, now)]
 
-    def say_goodbye(self) -> None:
+    def leave(self) -> None:
         """This launcher has heard everything and needs the store no more."""
         self._store.set(f"goodbye/{self.number}", "")
 
-    def staying(self, now: float) -> set[int]:
+    def remaining(self, now: float) -> set[int]:
         """The launchers that have neither said goodbye nor are lost."""
         here = {number for number in self._hosts if not self.is_lost(number, now)}
         return {number for number in here if not self._store.check([f"goodbye/{number}"])}
 
     def silence_s(self, number: int, now: float) -> float:
         """How long a launcher has given no sign of life."""
-        return now - self._heard.get(number, now)
+        return now - self._beat_seen_at.get(number, now)
 
     def is_silent(self, number: int, now: float) -> bool:
         """True when a launcher is out of reach; it may come back."""
@@ -95,4 +95,4 @@ class Heartbeats:
         """True when a launcher is lost, or had `longest_s` within reach since then."""
         if self.is_silent(number, now):
             return self.is_lost(number, now)
-        return now - max(since, self._back.get(number, since)) >= longest_s
+        return now - max(since, self._reachable_since.get(number, since)) >= longest_s

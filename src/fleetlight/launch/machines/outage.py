@@ -32,7 +32,7 @@ class Outage:
         self._is_told = self._once = False
 
     @contextlib.contextmanager
-    def once(self) -> Iterator[None]:
+    def single_attempt(self) -> Iterator[None]:
         """Inside, one attempt is enough: OutOfReachError when it fails."""
         self._once = True
         try:

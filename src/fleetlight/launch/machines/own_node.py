@@ -17,7 +17,7 @@ from fleetlight.launch.processes.ports import Reservation, reserve
 from fleetlight.roles.role import Endpoint
 
 
-def offer(
+def reserve_node(
     job: JobSpec, held: contextlib.ExitStack, *, restart: int = 0, failures: int = 0
 ) -> tuple[Node, list[Reservation]]:
     """This machine as the others will know it; `held` gives the ports back in the end."""
@@ -48,7 +48,7 @@ def _endpoints(role: RoleSpec, host: str, ports: Iterator[int]) -> tuple[Endpoin
     return tuple((host, next(ports)) for _ in range(role.count))
 
 
-def described(node: Node, job: JobSpec, meeting: Meeting) -> Node:
+def with_shared_facts(node: Node, job: JobSpec, meeting: Meeting) -> Node:
     """The same node, with everything the launchers compare when they meet."""
     return dataclasses.replace(
         node,

@@ -9,10 +9,10 @@ from typing import Protocol
 
 from fleetlight.launch.job.layout import JobLayout, Node
 from fleetlight.launch.processes.failure import JobFailure
-from fleetlight.launch.processes.watch import Elsewhere
+from fleetlight.launch.processes.watch import RemoteState
 
 
-class Next(enum.Enum):
+class NextAction(enum.Enum):
     """What happens after all machines have ended one start of the job."""
 
     FINISH = enum.auto()
@@ -26,7 +26,7 @@ class Next(enum.Enum):
 class Conclusion:
     """What all machines together made of one start of the job."""
 
-    next: Next
+    next: NextAction
     failure: JobFailure | None = None
 
 
@@ -39,7 +39,7 @@ class OtherMachines(Protocol):
     def share(self, job_id: str | None) -> str:
         """The job's id: given by node 0 once its logs are in place, awaited by the others."""
 
-    def elsewhere(self, workers_done: bool) -> Elsewhere:
+    def elsewhere(self, workers_done: bool) -> RemoteState:
         """Tell the others how it goes here, hear how it goes there."""
 
     def conclude(self, failure: JobFailure | None, *, restarts_left: int) -> Conclusion:
@@ -64,9 +64,9 @@ class NoOtherMachines:
         assert job_id is not None
         return job_id
 
-    def elsewhere(self, workers_done: bool) -> Elsewhere:
+    def elsewhere(self, workers_done: bool) -> RemoteState:
         """Nobody else has anything left to do."""
-        return Elsewhere.DONE
+        return RemoteState.DONE
 
     def conclude(self, failure: JobFailure | None, *, restarts_left: int) -> Conclusion:
         """What happened here is what happened."""
@@ -82,4 +82,6 @@ class NoOtherMachines:
 def conclusion(failure: JobFailure | None, restarts_left: int) -> Conclusion:
     """The rule all machines follow."""
     may_restart = failure is not None and failure.may_restart and restarts_left > 0
-    return Conclusion(next=Next.RESTART if may_restart else Next.FINISH, failure=failure)
+    return Conclusion(
+        next=NextAction.RESTART if may_restart else NextAction.FINISH, failure=failure
+    )

@@ -9,7 +9,7 @@ import time
 from collections.abc import Collection
 
 from fleetlight.errors import LaunchError
-from fleetlight.launch.job.layout import JobLayout, Node, check, in_order
+from fleetlight.launch.job.layout import JobLayout, Node, check, ordered
 from fleetlight.launch.job.spec import Meeting
 from fleetlight.launch.machines import store
 from fleetlight.launch.machines.heartbeats import Counters, Heartbeats
@@ -101,16 +101,16 @@ def exchange(
     deadline.wait(all_there, lambda: "a machine met the others but did not say what it has")
     told = [json.loads(shared.get(key)) for key in keys]
     pairs = [(Node.from_dict(data), launcher) for data, launcher in told]
-    return _arranged([n for n, _ in pairs], [launcher for _, launcher in pairs], number, meeting)
+    return _layout_of([n for n, _ in pairs], [launcher for _, launcher in pairs], number, meeting)
 
 
-def _arranged(
+def _layout_of(
     nodes: list[Node], launchers: list[int], number: int, meeting: Meeting
 ) -> tuple[JobLayout, tuple[int, ...], list[str]]:
     warnings = check(nodes)
-    ordered = in_order(nodes, meeting)
-    places = [next(n for n, one in enumerate(nodes) if one is node) for node in ordered]
-    layout = JobLayout(nodes=ordered, own=places.index(number))
+    in_order = ordered(nodes, meeting)
+    places = [next(n for n, one in enumerate(nodes) if one is node) for node in in_order]
+    layout = JobLayout(nodes=in_order, own=places.index(number))
     return layout, tuple(launchers[place] for place in places), warnings
 
 
@@ -124,11 +124,11 @@ def serve_until_others_leave(
     """
     began, interrupts_before = time.monotonic(), len(interrupts.seen)
     # One may have come since the last beat: the whole job may be shorter than that.
-    heartbeats.listen(began)
+    heartbeats.poll(began)
     while len(interrupts.seen) == interrupts_before:
         now = time.monotonic()
         heartbeats.beat(now)
-        staying = heartbeats.staying(now)
+        staying = heartbeats.remaining(now)
         waited_for = {
             number
             for number in staying

@@ -47,7 +47,7 @@ class StartDeadline:
             time.sleep(_LOOK_S)
 
 
-def absent(meeting: Meeting, here: Sequence[str]) -> str:
+def describe_missing(meeting: Meeting, here: Sequence[str]) -> str:
     """Who has not come yet, in words."""
     least, most = meeting.min_nodes, meeting.max_nodes
     missing = [host for host in meeting.hosts if host not in here]

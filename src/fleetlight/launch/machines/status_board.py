@@ -13,10 +13,10 @@ from fleetlight.errors import MembershipError
 from fleetlight.launch.job.layout import JobLayout
 from fleetlight.launch.job.spec import Meeting
 from fleetlight.launch.machines.heartbeats import Counters, Heartbeats
-from fleetlight.launch.machines.peers import Conclusion, Next, conclusion
+from fleetlight.launch.machines.peers import Conclusion, NextAction, conclusion
 from fleetlight.launch.machines.start_deadline import StartDeadline
 from fleetlight.launch.processes.failure import JobFailure, first_of_all
-from fleetlight.launch.processes.watch import Elsewhere
+from fleetlight.launch.processes.watch import RemoteState
 
 _LOOK_S = 0.05
 
@@ -50,7 +50,7 @@ class StatusBoard:
         self._said_done = False
         self._ends: dict[int, _End] = {}
 
-    def give_job_id(self, job_id: str) -> None:
+    def publish_job_id(self, job_id: str) -> None:
         """Node 0 has its logs in place."""
         self._store.set("job", job_id)
 
@@ -66,15 +66,15 @@ class StatusBoard:
         deadline.wait(there, lambda: f"{self.layout.node_name(0)} is not ready")
         return self._store.get("job").decode()
 
-    def ask(self, now: float, *, workers_done: bool) -> Elsewhere:
+    def ask(self, now: float, *, workers_done: bool) -> RemoteState:
         """Say how it goes here, hear how it goes there."""
         if workers_done and not self._said_done:
             self._store.set(f"done/{self.layout.own}", "")
             self._said_done = True
         if self.all_done():
-            return Elsewhere.DONE
+            return RemoteState.DONE
         stop = self._store.add("stop", 0) or self.lost(now)
-        return Elsewhere.STOP if stop else Elsewhere.RUNNING
+        return RemoteState.STOP if stop else RemoteState.RUNNING
 
     def all_done(self) -> bool:
         """True when the workers of all machines have exited with 0."""
@@ -92,13 +92,13 @@ class StatusBoard:
             if self._heartbeats.is_silent(number, now)
         }
 
-    def call_stop(self) -> int:
+    def request_stop(self) -> int:
         """End this start of the job everywhere; how many have called so."""
         return self._store.add("stop", 1)
 
-    def tell_end(self, failure: JobFailure | None) -> None:
+    def report_end(self, failure: JobFailure | None) -> None:
         """All processes here have ended, because of `failure` if there is one."""
-        place = 0 if failure is None else self.call_stop()
+        place = 0 if failure is None else self.request_stop()
         end = _End(workers_done=self._said_done, place=place, failure=failure)
         self._store.set(f"ended/{self.layout.own}", json.dumps(dataclasses.asdict(end)))
 
@@ -114,22 +114,22 @@ class StatusBoard:
         left = set(self._nodes)
         while True:
             self._heartbeats.beat(now := time.monotonic())
-            left = {node for node in left if not self._has_told(node)}
+            left = {node for node in left if not self._has_reported(node)}
             late = all(self._is_late(node, began, now, longest_s) for node in left)
             if late or is_enough():
-                return [self._silence(node) for node in sorted(left)]
+                return [self._missing_report(node) for node in sorted(left)]
             time.sleep(_LOOK_S)
 
     def _is_late(self, node: int, began: float, now: float, longest_s: float) -> bool:
         return self._heartbeats.is_late(self.launchers[node], began, now, longest_s)
 
-    def _has_told(self, node: int) -> bool:
+    def _has_reported(self, node: int) -> bool:
         key = f"ended/{node}"
         if node not in self._ends and self._store.check([key]):
             self._ends[node] = _End.from_dict(json.loads(self._store.get(key)))
         return node in self._ends
 
-    def _silence(self, node: int) -> JobFailure:
+    def _missing_report(self, node: int) -> JobFailure:
         is_silent = self._heartbeats.is_silent(self.launchers[node], time.monotonic())
         how = "went away: no sign of life" if is_silent else "did not end its processes in time"
         what = f"{self.layout.node_name(node)} {how}"
@@ -140,7 +140,7 @@ class StatusBoard:
         told = sorted(self._ends.values(), key=lambda end: end.place)
         return [end.failure for end in told if end.failure is not None]
 
-    def are_done(self) -> bool:
+    def all_succeeded(self) -> bool:
         """True when all machines ended after the workers of all had exited with 0."""
         return len(self._ends) == len(self._nodes) and all(
             end.workers_done for end in self._ends.values()
@@ -154,7 +154,7 @@ def agree(
     first = first_of_all([*silent, *board.failures()])
     left = len(board.layout.nodes) - len(silent)
     if first in silent and meeting.is_elastic and left >= meeting.min_nodes:
-        return Conclusion(next=Next.REGROUP, failure=first)
-    if first is None and not board.are_done():
-        return Conclusion(next=Next.REGROUP)
+        return Conclusion(next=NextAction.REGROUP, failure=first)
+    if first is None and not board.all_succeeded():
+        return Conclusion(next=NextAction.REGROUP)
     return conclusion(first, restarts_left)

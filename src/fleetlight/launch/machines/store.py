@@ -25,6 +25,7 @@ from fleetlight.launch.machines.store_connection import (
     bounded,
 )
 from fleetlight.launch.processes import ports
+from fleetlight.roles.address import is_own
 from fleetlight.roles.role import Endpoint
 from fleetlight.security.context import client_context, server_context
 from fleetlight.wire import tunnel
@@ -40,7 +41,7 @@ _IDENTITY = "store"
 _LOOPBACK = "127.0.0.1"
 #: Collecting a handler joins its heartbeat thread, which may hang on a dead connection: never done.
 #: Tunnels last as long as the launcher.
-_KEPT: list[object] = []
+_NEVER_COLLECTED: list[object] = []
 
 
 class Store:
@@ -54,7 +55,7 @@ class Store:
         """torch's store itself."""
         return self._link.raw
 
-    def part(self, name: str) -> Store:
+    def prefixed(self, name: str) -> Store:
         """Keys of their own in the same store."""
         return Store(self._link, f"{self._prefix}{name}/")
 
@@ -94,7 +95,9 @@ def serve(meeting: Meeting) -> Store | None:
     if meeting.ssl is not None:
         outside, listener = listener, socket.create_server((_LOOPBACK, 0))
         host, port = listener.getsockname()
-        _KEPT.append(tunnel.exit_at(outside, (host, port), server_context(meeting.ssl), _warn))
+        _NEVER_COLLECTED.append(
+            tunnel.exit_at(outside, (host, port), server_context(meeting.ssl), _warn)
+        )
     served = TCPStore(
         host,
         port,
@@ -129,31 +132,31 @@ def connect(
     """
     import torch.distributed  # noqa: F401  # takes seconds, which are not the store's
 
-    host, port = _door(meeting)
+    host, port = _client_endpoint(meeting)
     deadline_s = min(STORE_DEADLINE_S, max(_LEAST_S, left_s))
     try:
         raw, identity = bounded(lambda: _client(host, port, deadline_s), deadline_s)
     except RuntimeError as error:
         host, port = meeting.master
-        listener = ports.listener(port) if ports.is_own(host) else ""
+        listener = ports.listener(port) if is_own(host) else ""
         but = f" but {listener}" if listener else ""
         raise LaunchError(
             f"what answers at {host}:{port} is not a fleetrun{but}: {error}; end it, or choose "
             "another port for all machines (--master host:port, or --start_port with --ips)"
         ) from None
-    return Store(StoreConnection(raw, lambda: _again(meeting, (host, port), identity), retry))
+    return Store(StoreConnection(raw, lambda: _reconnect(meeting, (host, port), identity), retry))
 
 
-def _door(meeting: Meeting) -> Endpoint:
+def _client_endpoint(meeting: Meeting) -> Endpoint:
     """Where torch's client connects to: the master, or a tunnel that leads there inside TLS."""
     if meeting.ssl is None:
         return meeting.master
     entrance = tunnel.entrance_to(meeting.master, client_context(meeting.ssl), _warn)
-    _KEPT.append(entrance)
+    _NEVER_COLLECTED.append(entrance)
     return entrance.address
 
 
-def _again(meeting: Meeting, door: Endpoint, identity: bytes) -> Any:
+def _reconnect(meeting: Meeting, door: Endpoint, identity: bytes) -> Any:
     """Another connection to the same store."""
     try:
         socket.create_connection(meeting.master, timeout=1.0).close()
@@ -198,7 +201,7 @@ class Rendezvous:
                 join=seconds(seconds=deadline_s), last_call=seconds(seconds=LAST_CALL_S)
             ),
         )
-        _KEPT.append(self._handler)
+        _NEVER_COLLECTED.append(self._handler)
 
     def next_round(self) -> tuple[str, int, int]:
         """Blocks until the machines are there: the round's name, a number and how many."""

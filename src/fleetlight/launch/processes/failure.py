@@ -80,7 +80,7 @@ class ProcessExit:
         return is_killed(self.status) and self.reported.left_job and self.reported.exiting
 
     @property
-    def ended_in_goodbye(self) -> bool:
+    def killed_while_leaving(self) -> bool:
         """True when it was killed during its goodbye: only servers know whether they heard it."""
         return (
             is_killed(self.status) and self.reported.saying_goodbye and not self.reported.left_job
@@ -186,7 +186,7 @@ def how(status: int) -> str:
     return f"was killed by {number.name}{often}"
 
 
-def restarting_alone(one: ProcessExit, life: int, left: int) -> str:
+def restarting_process(one: ProcessExit, life: int, left: int) -> str:
     """Why one process starts again, while the others wait for it."""
     return (
         f"{one.member.title} {how(one.status)}; starting it again (restart {life}, {left} more "
@@ -194,7 +194,7 @@ def restarting_alone(one: ProcessExit, life: int, left: int) -> str:
     )
 
 
-def leaving_behind(one: ProcessExit) -> str:
+def continuing_without(one: ProcessExit) -> str:
     """Why the others go on alone."""
     if one.is_done:
         return f"{one.member.title} {how(one.status)} behind the end of its script: it had done all"

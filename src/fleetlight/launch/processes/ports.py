@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import os
 import pathlib
@@ -13,7 +12,7 @@ import sys
 from collections.abc import Iterator
 
 from fleetlight.errors import LaunchError
-from fleetlight.wire.descriptors import open_sockets
+from fleetlight.wire.descriptors import open_sockets, tcp_entries
 
 #: states of /proc/net/tcp
 _TIME_WAIT, _LISTEN = "06", "0A"
@@ -120,26 +119,8 @@ def _cannot_bind(host: str, port: int, error: OSError, said: str = "another port
     return LaunchError(f"cannot use port {port} on {host}: {error.strerror}")
 
 
-@dataclasses.dataclass(frozen=True)
-class _TcpEntry:
-    state: str
-    inode: str
-
-
-def _entries(port: int) -> list[_TcpEntry]:
-    """What /proc/net says about a local port; empty where there is no /proc."""
-    found = []
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with contextlib.suppress(OSError):
-            for line in pathlib.Path(table).read_text().splitlines()[1:]:
-                words = line.split()
-                if int(words[1].rpartition(":")[2], 16) == port:
-                    found.append(_TcpEntry(state=words[3], inode=words[9]))
-    return found
-
-
 def _only_time_wait(port: int) -> bool:
-    states = {entry.state for entry in _entries(port)}
+    states = {entry.state for entry in tcp_entries(port)}
     return states == {_TIME_WAIT}
 
 
@@ -151,20 +132,11 @@ def owner(port: int) -> str:
 
 def listener(port: int) -> str:
     """`process 123 (python train.py)`: what listens on a port of this machine; empty: nothing."""
-    found = {f"socket:[{entry.inode}]" for entry in _entries(port) if entry.state == _LISTEN}
+    found = {f"socket:[{entry.inode}]" for entry in tcp_entries(port) if entry.state == _LISTEN}
     for pid in _processes() if found else ():
         if not found.isdisjoint(open_sockets(pid).values()):
             return f"process {pid} ({_command(pid)})"
     return "another user's process" if found else ""
-
-
-def is_own(host: str) -> bool:
-    """True when `host` is an address of this machine."""
-    try:
-        Reservation(host).close()
-    except (LaunchError, OSError):
-        return False
-    return True
 
 
 def _processes() -> Iterator[str]:

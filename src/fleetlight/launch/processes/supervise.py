@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 from fleetlight.launch.processes.gang import Gang
 from fleetlight.launch.processes.interrupts import Interrupts
-from fleetlight.launch.processes.watch import Elsewhere, Phase, Seen, Watch
+from fleetlight.launch.processes.watch import Observation, Phase, RemoteState, Watch
 from fleetlight.roles.role import Kind
 
 #: how often to look; output reaches the terminal and an end is noticed within this time
 TICK_S = 0.03
 
 #: called with whether all workers here are done; how it goes on the other machines
-Ask = Callable[[bool], Elsewhere]
+Ask = Callable[[bool], RemoteState]
 
 
 def supervise(gang: Gang, ask: Ask, interrupts: Interrupts, max_restarts: int = 0) -> Watch:
@@ -29,8 +29,8 @@ def supervise(gang: Gang, ask: Ask, interrupts: Interrupts, max_restarts: int = 
             if (lost := watch.to_restart(seen)) is not None:
                 gang.restart_alone(lost, watch.restarts_left)
                 continue
-            if (lost := watch.to_leave_behind(seen)) is not None:
-                gang.leave_behind(lost)
+            if (lost := watch.to_continue_without(seen)) is not None:
+                gang.continue_without(lost)
             number = watch.step(seen)
             if number is not None and watch.asked:
                 gang.ask(number, watch.asked)
@@ -43,12 +43,12 @@ def supervise(gang: Gang, ask: Ask, interrupts: Interrupts, max_restarts: int = 
     return watch
 
 
-def _look(gang: Gang, ask: Ask, interrupts: Interrupts, watch: Watch) -> Seen:
+def _look(gang: Gang, ask: Ask, interrupts: Interrupts, watch: Watch) -> Observation:
     now = time.monotonic()
-    exits = watch.known(gang.exits(), now)
+    exits = watch.confirmed_exits(gang.exits(), now)
     ended = sum(1 for one in exits if one.member.kind is Kind.WORKER and not one.has_failed)
     workers = sum(1 for member in gang.members if member.kind is Kind.WORKER)
-    return Seen(
+    return Observation(
         now=now,
         exits=exits,
         leaving=any(one.has_failed for one in exits) and gang.any_exiting(),

@@ -30,9 +30,9 @@ EXIT_S = 4.0
 LEAVE_S = 5.0
 #: how long the ends of the servers may tell whether a worker was heard that was killed amid its
 #: goodbye; then it is started again
-HEARD_S = 5.0
+GOODBYE_S = 5.0
 #: how long a process that only notes the first SIGTERM may take to do so; the second one ends it
-NOTE_S = 0.3
+FIRST_SIGTERM_S = 0.3
 #: how long the system may take to end a killed process; beyond that it is left to it
 UNKILLABLE_S = 5.0
 
@@ -48,7 +48,7 @@ class Phase(enum.Enum):
     OVER = enum.auto()
 
 
-class Elsewhere(enum.Enum):
+class RemoteState(enum.Enum):
     """What the launchers of the other machines say."""
 
     RUNNING = enum.auto()
@@ -70,7 +70,7 @@ class Verdict(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Seen:
+class Observation:
     """Everything `Watch` may base a decision on."""
 
     now: float
@@ -80,7 +80,7 @@ class Seen:
     interrupts: Sequence[int] = ()
     #: True when all processes that run save before they end
     can_stop: bool = False
-    elsewhere: Elsewhere = Elsewhere.DONE
+    elsewhere: RemoteState = RemoteState.DONE
 
 
 class Watch:
@@ -125,34 +125,34 @@ class Watch:
         #: how many processes were started again alone
         self.restarted = 0
         #: those without which the others go on
-        self.left_behind: list[ProcessExit] = []
+        self.continued_without: list[ProcessExit] = []
 
     @property
     def restarts_left(self) -> int:
         """How many more may be."""
         return self._max_restarts - self.restarted
 
-    def known(self, exits: Sequence[ProcessExit], now: float) -> list[ProcessExit]:
+    def confirmed_exits(self, exits: Sequence[ProcessExit], now: float) -> list[ProcessExit]:
         """What counts of the ends that were seen.
 
         Servers end well when they have heard the goodbyes of all workers. So the end of one that
         was killed amid its own is reported once theirs are, or have not come for a while.
         """
-        exits = _saved_anyhow(exits)
+        exits = _with_saved_stop(exits)
         servers = sum(1 for member in self._members if member.kind is Kind.SERVER)
         ended = sum(1 for one in exits if one.member.kind is Kind.SERVER)
-        fails = any(one.has_failed and not one.ended_in_goodbye for one in exits)
+        fails = any(one.has_failed and not one.killed_while_leaving for one in exits)
         goes_on = self.phase in (Phase.RUNNING, Phase.STOPPING)
         if not servers or fails or not goes_on:
             return list(exits)
         if ended == servers:
-            return [_heard(one) if one.ended_in_goodbye else one for one in exits]
-        return [one for one in exits if not one.ended_in_goodbye or self._is_overdue(one, now)]
+            return [_as_departed(one) if one.killed_while_leaving else one for one in exits]
+        return [one for one in exits if not one.killed_while_leaving or self._is_overdue(one, now)]
 
     def _is_overdue(self, one: ProcessExit, now: float) -> bool:
-        return now - self._goodbye_seen_at.setdefault(one.member, now) >= HEARD_S
+        return now - self._goodbye_seen_at.setdefault(one.member, now) >= GOODBYE_S
 
-    def to_restart(self, seen: Seen) -> ProcessExit | None:
+    def to_restart(self, seen: Observation) -> ProcessExit | None:
         """A process that is to be started again, while the others go on."""
         is_new = len(seen.interrupts) > self._interrupts_taken
         goes_on = self.phase in (Phase.RUNNING, Phase.STOPPING)
@@ -164,14 +164,14 @@ class Watch:
             self._goodbye_seen_at.pop(lost.member, None)
         return lost
 
-    def to_leave_behind(self, seen: Seen) -> ProcessExit | None:
+    def to_continue_without(self, seen: Observation) -> ProcessExit | None:
         """A process that has just ended, and without which the others go on."""
         if self.phase is not Phase.RUNNING:
             return None
-        known = {one.member for one in self.left_behind}
+        known = {one.member for one in self.continued_without}
         ended = [one for one in seen.exits if one.status and one.member not in known]
         lost = next((one for one in ended if one.reported.expendable or one.is_done), None)
-        self.left_behind += [] if lost is None else [lost]
+        self.continued_without += [] if lost is None else [lost]
         return lost
 
     @property
@@ -179,7 +179,7 @@ class Watch:
         """True when nothing of the gang runs any more."""
         return self.phase is Phase.OVER
 
-    def step(self, seen: Seen) -> int | None:
+    def step(self, seen: Observation) -> int | None:
         """The signal to send now, if any, to all or to those who are `asked`."""
         self.asked = ()
         is_new = len(seen.interrupts) > self._interrupts_taken
@@ -194,7 +194,7 @@ class Watch:
         }
         return decide[self.phase](seen) if self.phase in decide else None
 
-    def _run(self, seen: Seen) -> int | None:
+    def _run(self, seen: Observation) -> int | None:
         if any(one.has_failed for one in seen.exits):
             self._enter(Phase.SETTLING, seen)
             return self._settle(seen)
@@ -202,14 +202,14 @@ class Watch:
             # workers tell each other: somebody else was asked to stop
             self._enter(Phase.STOPPING, seen)
             return self._stop(seen)
-        if seen.elsewhere is Elsewhere.STOP:
+        if seen.elsewhere is RemoteState.STOP:
             return self._begin_end(Verdict.STOPPED, seen)
-        if self._workers_done(seen) and seen.elsewhere is Elsewhere.DONE:
+        if self._workers_done(seen) and seen.elsewhere is RemoteState.DONE:
             self._enter(Phase.LEAVING, seen)
             return self._leave(seen)
         return None
 
-    def _settle(self, seen: Seen) -> int | None:
+    def _settle(self, seen: Observation) -> int | None:
         first = first_failure(seen.exits)
         assert first is not None
         patience_s = EXIT_S if seen.leaving else SETTLE_S
@@ -218,7 +218,7 @@ class Watch:
             return self._begin_end(Verdict.FAILED, seen)
         return None
 
-    def _leave(self, seen: Seen) -> int | None:
+    def _leave(self, seen: Observation) -> int | None:
         if any(one.has_failed for one in seen.exits):
             self._enter(Phase.SETTLING, seen)
             return self._settle(seen)
@@ -229,7 +229,7 @@ class Watch:
             return self._begin_end(self.verdict, seen)
         return None
 
-    def _stop(self, seen: Seen) -> int | None:
+    def _stop(self, seen: Observation) -> int | None:
         """Workers save and end; servers, which hold what is saved, end behind them."""
         if not self.signal and seen.interrupts:
             # they know it already, from those of another machine
@@ -248,7 +248,7 @@ class Watch:
             return self._leave(seen)
         return None
 
-    def _end(self, seen: Seen) -> int | None:
+    def _end(self, seen: Observation) -> int | None:
         waited = seen.now - self._since
         again = len(seen.interrupts) > self._interrupts_taken
         if self._all_exited(seen) or waited >= self._grace_s + UNKILLABLE_S:
@@ -256,12 +256,12 @@ class Watch:
         elif not self._killed and (again or waited >= self._grace_s):
             self._killed = True
             return signal.SIGKILL
-        elif self._may_be_noted and seen.can_stop and waited >= NOTE_S:
+        elif self._may_be_noted and seen.can_stop and waited >= FIRST_SIGTERM_S:
             self._may_be_noted = False
             return signal.SIGTERM
         return None
 
-    def _interrupt(self, seen: Seen) -> int | None:
+    def _interrupt(self, seen: Observation) -> int | None:
         self.signal = seen.interrupts[self._interrupts_taken]
         if self.verdict is Verdict.SAVED:
             return self._begin_end(self.verdict, seen, self.signal)
@@ -272,7 +272,9 @@ class Watch:
             return signal.SIGTERM
         return self._begin_end(Verdict.INTERRUPTED, seen, self.signal)
 
-    def _begin_end(self, verdict: Verdict, seen: Seen, number: int = signal.SIGTERM) -> int | None:
+    def _begin_end(
+        self, verdict: Verdict, seen: Observation, number: int = signal.SIGTERM
+    ) -> int | None:
         self.verdict = verdict
         self._interrupts_taken = len(seen.interrupts)
         if self._all_exited(seen):
@@ -282,25 +284,25 @@ class Watch:
         self._may_be_noted = number == signal.SIGTERM
         return number
 
-    def _enter(self, phase: Phase, seen: Seen) -> None:
+    def _enter(self, phase: Phase, seen: Observation) -> None:
         self.phase = phase
         self._since = seen.now
 
-    def _workers_done(self, seen: Seen) -> bool:
+    def _workers_done(self, seen: Observation) -> bool:
         ended = sum(1 for one in seen.exits if one.member.kind is Kind.WORKER)
         return ended == self._workers
 
-    def _all_exited(self, seen: Seen) -> bool:
+    def _all_exited(self, seen: Observation) -> bool:
         return len(seen.exits) == len(self._members)
 
 
-def _heard(one: ProcessExit) -> ProcessExit:
+def _as_departed(one: ProcessExit) -> ProcessExit:
     """It has said goodbye: nobody is there whom another life of it could call."""
     reported = msgspec.structs.replace(one.reported, left_job=True, restartable=False)
     return dataclasses.replace(one, reported=reported)
 
 
-def _saved_anyhow(exits: Sequence[ProcessExit]) -> Sequence[ProcessExit]:
+def _with_saved_stop(exits: Sequence[ProcessExit]) -> Sequence[ProcessExit]:
     """Servers miss the goodbye of a worker that was killed behind its stop, and fail: it has saved.
 
     So this is an end of theirs like any other of a job that has stopped.
@@ -308,12 +310,14 @@ def _saved_anyhow(exits: Sequence[ProcessExit]) -> Sequence[ProcessExit]:
     killed = (one.stop for one in exits if one.stop is not None and is_killed(one.status))
     stop = next(killed, None)
     return [
-        dataclasses.replace(one, stop=stop) if stop is not None and _misses(one) else one
+        dataclasses.replace(one, stop=stop)
+        if stop is not None and _failed_without_goodbye(one)
+        else one
         for one in exits
     ]
 
 
-def _misses(one: ProcessExit) -> bool:
+def _failed_without_goodbye(one: ProcessExit) -> bool:
     return one.member.kind is Kind.SERVER and one.has_failed and one.reported.caused_by_peer
 
 

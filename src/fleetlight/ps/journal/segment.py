@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fleetlight.ps.journal.synced import Marker
-from fleetlight.wire.plain import Buffer, without
+from fleetlight.wire.plain import Buffer, unsent
 
 _SUFFIX = ".journal"
 #: of the system: how many buffers one call takes
@@ -65,7 +65,7 @@ class Segment:
             while rest:
                 done = os.pwritev(self._fd, rest[:_BUFFERS], end)
                 end += done
-                rest = without(rest, done)
+                rest = unsent(rest, done)
         except BaseException:
             # if that fails, too, the next record is written over it, or its beginning is read
             # as what it is: not whole

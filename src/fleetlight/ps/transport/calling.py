@@ -48,7 +48,7 @@ def call_up(
 
 def _secure(wire: TlsWire, tls: ssl.SSLContext, limit_s: float, host: str) -> None:
     try:
-        wire.shake_hands(tls, limit_s, host)
+        wire.handshake(tls, limit_s, host)
     except DeadlineError as error:
         # the kernel takes connections in for a server that is too busy to look at them
         raise NotReadyError(str(error)) from None

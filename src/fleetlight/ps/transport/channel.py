@@ -140,12 +140,12 @@ class SocketChannel:
         if frames is not None:
             limit_s = self._deadline_s if deadline_s is None else deadline_s
             with self._broken_by_errors():
-                frames.wire.expect(request.operation, limit_s)
+                frames.wire.wait_readable(request.operation, limit_s)
 
     def answered(self, within_s: float) -> bool:
         """Whether `receive` has something to say by then, be it that the connection broke."""
         frames = self._frames
-        return frames is None or frames.wire.has_more(within_s)
+        return frames is None or frames.wire.is_readable(within_s)
 
     def receive(self, deadline_s: float | None = None) -> Answer:
         """The answer to what was sent; a `Failure` is raised as the error it names."""

@@ -88,7 +88,7 @@ class Session(threading.Thread):
     def finish(self) -> None:
         """From another thread: take no further request; an answer under way still goes out."""
         self._is_interrupted = True
-        self._wire.hear_no_more()
+        self._wire.stop_reading()
 
     def run(self) -> None:
         """Serve until the peer hangs up."""
@@ -183,7 +183,7 @@ class Session(threading.Thread):
             raise error
         self._wire = wire = TlsWire(self._accepted, self._caller)
         try:
-            wire.shake_hands(tls, until - time.monotonic())
+            wire.handshake(tls, until - time.monotonic())
         except MembershipError:
             # the client has been told why, and shall have time to read it
             wire.linger()

@@ -31,7 +31,7 @@ from fleetlight.ps.transport.protocol import (
     Codec,
     views,
 )
-from fleetlight.wire.plain import Buffer, without
+from fleetlight.wire.plain import Buffer, unsent
 
 Array = NDArray[Any]
 Request = tuple[Any, Sequence[Array]]
@@ -196,4 +196,4 @@ def _overwrite(fd: int, buffers: Sequence[Buffer], at: int) -> None:
     rest = [memoryview(part).cast("B") for part in buffers if len(part)]
     while rest:
         done = os.pwritev(fd, rest[:_BUFFERS], at)
-        at, rest = at + done, without(rest, done)
+        at, rest = at + done, unsent(rest, done)
