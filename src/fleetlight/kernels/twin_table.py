@@ -7,9 +7,9 @@ import numpy as np
 
 from fleetlight.kernels import twins
 from fleetlight.kernels.arrays import Doubles, Grid, Ids, Int64s, Matrix
-from fleetlight.kernels.first_values import Initializer
-from fleetlight.kernels.rows.rule import Rule
+from fleetlight.kernels.rows.first_values import Initializer
 from fleetlight.kernels.rows.updates import rule_named
+from fleetlight.kernels.rule import Rule
 
 
 class TwinTable:

@@ -20,10 +20,10 @@ from fleetlight.kernels.arrays import (
     Uint64s,
     Values,
 )
-from fleetlight.kernels.dedup import Deduped
-from fleetlight.kernels.first_values import NORMAL_BITS, NORMAL_MEAN, UNIFORM_BITS, Initializer
-from fleetlight.kernels.rows.rule import Rule
-from fleetlight.kernels.sweeping import Batch
+from fleetlight.kernels.copy_on_write.pending_rows import Batch
+from fleetlight.kernels.ids.dedup import Deduped
+from fleetlight.kernels.rows.first_values import NORMAL_BITS, NORMAL_MEAN, UNIFORM_BITS, Initializer
+from fleetlight.kernels.rule import Rule
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 

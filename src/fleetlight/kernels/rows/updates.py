@@ -14,9 +14,9 @@ import numpy as np
 from fleetlight.errors import ConfigError, did_you_mean
 from fleetlight.kernels import rules
 from fleetlight.kernels.arrays import Doubles, Floats, Ids, Values
-from fleetlight.kernels.compiling import Kernel, kernel, part
-from fleetlight.kernels.row_access import ahead, ask
-from fleetlight.kernels.rows.rule import Numbers, Options, Rule, Step
+from fleetlight.kernels.compiling.kernel import Kernel, kernel, part
+from fleetlight.kernels.rows.row_access import ahead, ask
+from fleetlight.kernels.rule import Numbers, Options, Rule, Step
 
 Update: TypeAlias = Kernel[[Floats, int, Ids, Values, int, Doubles], None]
 

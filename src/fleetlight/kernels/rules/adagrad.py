@@ -8,8 +8,8 @@ import math
 import numpy as np
 
 from fleetlight.kernels.arrays import Floats, Values
-from fleetlight.kernels.compiling import part
-from fleetlight.kernels.rows.rule import Array, Numbers, Options, Rule, lr_and_decay
+from fleetlight.kernels.compiling.kernel import part
+from fleetlight.kernels.rule import Array, Numbers, Options, Rule, lr_and_decay
 
 INITIAL = "initial_accumulator_value"
 LAYER_OPTIONS = {"eps": 1e-10, "lr_decay": 0.0, INITIAL: 0.0, "weight_decay": 0.0}

@@ -8,8 +8,8 @@ import math
 import numpy as np
 
 from fleetlight.kernels.arrays import Floats, Values
-from fleetlight.kernels.compiling import part
-from fleetlight.kernels.rows.rule import Array, Numbers, Rule
+from fleetlight.kernels.compiling.kernel import part
+from fleetlight.kernels.rule import Array, Numbers, Rule
 from fleetlight.kernels.rules.adagrad import INITIAL, LAYER_OPTIONS, hyper_parameters
 
 

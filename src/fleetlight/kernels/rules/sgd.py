@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 
 from fleetlight.kernels.arrays import Floats, Values
-from fleetlight.kernels.compiling import part
-from fleetlight.kernels.rows.rule import Array, Numbers, Options, Rule, lr_and_decay
+from fleetlight.kernels.compiling.kernel import part
+from fleetlight.kernels.rule import Array, Numbers, Options, Rule, lr_and_decay
 
 
 @part
