@@ -24,7 +24,7 @@ from fleetlight.checkpoint.worker import WorkerState
 from fleetlight.errors import FleetError
 from fleetlight.kernels import RULES
 from fleetlight.ps.changes import Change
-from fleetlight.ps.journal.folder import Folder, Identity
+from fleetlight.ps.journal.folder import Folder, FolderIdentity
 from fleetlight.ps.journal.history import history
 from fleetlight.ps.journal.records import framed
 from fleetlight.ps.journal.segment import Segment, segments
@@ -273,7 +273,7 @@ def test_the_word_of_what_is_on_the_disk(
     assert len(list(history(folder, RECORDS, 1, lambda text: None))) == 4
 
 
-IDENTITY = Identity(server=0, server_num=2, job="j", plan=plan())
+IDENTITY = FolderIdentity(server=0, server_num=2, job="j", plan=plan())
 
 
 @ANY

@@ -13,8 +13,10 @@ import torch
 
 from fleetlight import checkpoint
 from fleetlight.checkpoint import files, store
+from fleetlight.files import atomic, lock
 
-#: the calls that change a disk, in the two modules that make them
+#: the modules that change a disk, and the calls that do so
+_CHANGERS = (files, store, atomic, lock)
 CHANGES = ("open", "write", "pwrite", "ftruncate", "fsync", "mkdir", "replace", "unlink")
 
 
@@ -78,11 +80,13 @@ class WatchedOs:
         return watched
 
     def install(self) -> None:
-        files.os = store.os = self  # type: ignore[assignment, attr-defined]
+        for module in _CHANGERS:
+            module.os = self  # type: ignore[attr-defined]
 
 
 def uninstall() -> None:
-    files.os = store.os = os  # type: ignore[attr-defined]
+    for module in _CHANGERS:
+        module.os = os  # type: ignore[attr-defined]
 
 
 def full_disk_at(call: int) -> Callable[[int, str, tuple[Any, ...]], None]:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 from pathlib import Path
@@ -81,17 +80,3 @@ def test_replacing_leaves_the_old_file_when_it_fails(
         sink.write(b"new")
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["a"]
-
-
-def test_a_file_system_that_cannot_flush_names_is_accepted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(fd: int) -> None:
-        raise OSError(error, os.strerror(error))
-
-    monkeypatch.setattr(os, "fsync", refuse)
-    error = errno.EINVAL
-    files.sync_directory(tmp_path)
-    error = errno.EIO
-    with pytest.raises(OSError, match="Input/output"):
-        files.sync_directory(tmp_path)

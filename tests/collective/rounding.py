@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fleetlight.collective.codecs.codec import Span, Stretch
+from fleetlight.collective.codecs.codec import CodecSegment, Span
 from fleetlight.collective.codecs.compression import Compression
 
 
@@ -25,7 +25,7 @@ class Rounding:
         assert spans[0].start == 0
         return 2 * spans[-1].stop
 
-    def encode(self, values: Tensor, stretch: Stretch, message: Tensor) -> None:
+    def encode(self, values: Tensor, stretch: CodecSegment, message: Tensor) -> None:
         assert message.numel() == self.message_bytes(stretch.spans) == 2 * values.numel()
         if stretch.owed is not None:
             values.add_(stretch.owed)

@@ -34,16 +34,16 @@ class Desk:
     #: lets another worker go on; False when nobody can
     others: Callable[[], bool] = lambda: False
 
-    def deal(self, ask: RangeRequest) -> Interval | None:
-        self.said.append(f"deal {ask.number}")
-        dealt = self.work.deal(self.worker, Deal(loader=0, **vars(ask)))
-        if dealt is None and ask.waits and not self.others():
+    def deal(self, request: RangeRequest) -> Interval | None:
+        self.said.append(f"deal {request.number}")
+        dealt = self.work.deal(self.worker, Deal(loader=0, **vars(request)))
+        if dealt is None and request.waits and not self.others():
             raise WaitsError
         return dealt
 
-    def reached(self, turn: int, place: RangePosition, *, gives_back: bool) -> None:
+    def reached(self, turn: int, position: RangePosition, *, gives_back: bool) -> None:
         self.said.append("give back" if gives_back else "tell")
-        self.work.reach(self.worker, Reached(0, turn, place, gives_back))
+        self.work.reach(self.worker, Reached(0, turn, position, gives_back))
 
     def remaining(self, turn: int) -> list[Interval] | None:
         return self.work.remaining(0, turn)
@@ -94,7 +94,7 @@ class Worker:
     def before_batch(self, position: Any) -> None:
         """As in `LoaderObserver`."""
         self.states.append(dict(position))
-        self.behind.append(self.loader.records_behind(position))
+        self.behind.append(self.loader.source.records_after(position))
 
     def epoch(self, *, steps: bool = True) -> Iterator[list[int]]:
         """An epoch, batch by batch; the step of each is made when the next is asked for."""

@@ -14,7 +14,7 @@ import pytest
 from tests.workers import reserved_port
 
 from fleetlight.collective.forming import enrol
-from fleetlight.collective.registration import Scheduler
+from fleetlight.collective.membership.scheduler import Scheduler
 from fleetlight.errors import DeadlineError, PeerError, PlanError, RoleError
 from fleetlight.fleet import bootstrap
 from fleetlight.fleet import job as jobs

@@ -4,16 +4,15 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
 from fleetlight.checkpoint.manifest import FileEntry
 from fleetlight.errors import CorruptCheckpointError
+from fleetlight.files import atomic
 
 # Small enough to be still in the cache when it is hashed, large enough to make calls cheap.
 _CHUNK = 4 << 20
@@ -62,31 +61,11 @@ class Sink:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Sink]:
-    """Write a file beside `path` and move it there at the end: readers see the old or the new."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
-    try:
-        with Sink(beside) as sink:
-            yield sink
-            sink.flush()
-        os.replace(beside, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(beside)
-        raise
-    sync_directory(path.parent)
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable, where the file system can."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        # Some network file systems flush names by themselves and refuse the call.
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(fd)
+    """Write the new content of a file; readers see the old content or the new."""
+    with atomic.replacing(path, unique=True) as temporary, Sink(temporary) as sink:
+        yield sink
+        sink.flush()
+    atomic.sync_folder_if_supported(path.parent)
 
 
 def describe(path: Path) -> FileEntry:

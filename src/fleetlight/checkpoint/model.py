@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from fleetlight.checkpoint.differences import compare, refuse_differences
 from fleetlight.checkpoint.tensors import dtype_name
 from fleetlight.checkpoint.values import Json, pack, unpack
-from fleetlight.torch_compat.autograd import without_functions
 from fleetlight.torch_compat.modules import with_versions_of
-from fleetlight.torch_compat.views import assign, distinct_elements
+from fleetlight.torch_compat.tensors import assign, distinct_elements, without_functions
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,13 +13,10 @@ one, and in both cases a folder that no manifest names, which the next save remo
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import logging
 import os
 import re
 import shutil
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,12 +25,13 @@ import msgspec
 from fleetlight.checkpoint import files
 from fleetlight.checkpoint.manifest import MANIFEST, AnyManifest, FileEntry, Head, decode
 from fleetlight.errors import CheckpointError, CorruptCheckpointError, PeerError
+from fleetlight.files.atomic import sync_folder_if_supported
+from fleetlight.files.lock import NO_LOCKS, FileLock
 
 Directory = str | os.PathLike[str]
 
 _LOCK = ".lock"
 _FOLDER = re.compile(r"generation-(\d{6,})")
-_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 _log = logging.getLogger(__name__)
 
 
@@ -61,7 +59,7 @@ class Generation:
     def publish(self, manifest: bytes) -> None:
         """Make this the generation that counts, for good, and remove the others."""
         root = self.path.parent
-        files.sync_directory(self.path)
+        sync_folder_if_supported(self.path)
         with files.replacing(root / MANIFEST) as sink:
             sink.write(manifest)
             # From here on the folder stays: if the move fails half way, either may be named.
@@ -139,7 +137,7 @@ def _make_directory(root: Path) -> None:
     new = [path for path in (root, *root.parents) if not path.exists()]
     root.mkdir(parents=True, exist_ok=True)
     for path in new:
-        files.sync_directory(path.parent)
+        sync_folder_if_supported(path.parent)
 
 
 @contextlib.contextmanager
@@ -163,34 +161,20 @@ def _explained(root: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _locked(root: Path) -> Iterator[None]:
     """Keep a second saver out. The kernel frees the lock of a process that dies."""
-    fd = os.open(root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        _take_lock(fd, root)
+    with FileLock(root / _LOCK) as lock:
         try:
-            yield
-        finally:
-            # Closing is not enough: a forked DataLoader worker may hold a copy of `fd`.
-            with contextlib.suppress(OSError):
-                fcntl.flock(fd, fcntl.LOCK_UN)
-    finally:
-        os.close(fd)
-
-
-def _take_lock(fd: int, root: Path) -> None:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(fd, 200, 0).decode(errors="replace").strip() or "another process"
-        raise CheckpointError(
-            f"{root}: {holder} is saving into this directory right now; "
-            f"wait for it, or save into another directory"
-        ) from None
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-        _log.warning("%s: this file system has no locks; let only one job save here", root)
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+            is_ours = lock.acquire()
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            _log.warning("%s: this file system has no locks; let only one job save here", root)
+            is_ours = True
+        if not is_ours:
+            raise CheckpointError(
+                f"{root}: {lock.holder() or 'another process'} is saving into this directory "
+                f"right now; wait for it, or save into another directory"
+            )
+        yield
 
 
 def _prepare(root: Path, format_name: str) -> None:

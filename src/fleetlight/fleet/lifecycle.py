@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from fleetlight.collective.forming import form
-from fleetlight.collective.registration import Scheduler
+from fleetlight.collective.membership.scheduler import Scheduler
 from fleetlight.errors import ConfigError, FleetError, RoleError, names_arguments
 from fleetlight.fleet.bootstrap import Start, join_servers
 from fleetlight.fleet.collective.job import CollectiveJob

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from fleetlight.checkpoint import Snapshot
-from fleetlight.collective.averaging.engine import Averaging
-from fleetlight.collective.averaging.means import Means
-from fleetlight.collective.membership import Hello
-from fleetlight.collective.position import Position
-from fleetlight.collective.replica import Replica
+from fleetlight.collective.data_parallel.replica import Replica
+from fleetlight.collective.local_training.engine import LocalTrainingEngine
+from fleetlight.collective.local_training.outer import Means
+from fleetlight.collective.membership.members import MemberHello
+from fleetlight.collective.stamp import Position
 from fleetlight.data.loader import ShardLoader
 from fleetlight.data.observer import BatchShare
 from fleetlight.errors import MembershipError
@@ -34,7 +34,7 @@ class Peers(Protocol):
     device: torch.device
     backend: str
     #: by worker: how it introduced itself; empty where workers meet through servers
-    hellos: Mapping[int, Hello]
+    hellos: Mapping[int, MemberHello]
 
     @property
     def alone(self) -> bool:
@@ -186,7 +186,7 @@ class MergedSteps(Protocol):
 class LocalSteps(Protocol):
     """Steps that a worker makes alone; `training.local_training.LocalTraining`."""
 
-    engine: Averaging
+    engine: LocalTrainingEngine
 
     @property
     def now(self) -> bool:
@@ -224,7 +224,7 @@ class RegisteredOptimizer(Protocol):
     def freeze(self) -> None:
         """Apply the strategy as it is when training begins; once."""
 
-    def go_on(self, there: Callable[[Averaging], None]) -> None:
+    def go_on(self, there: Callable[[LocalTrainingEngine], None]) -> None:
         """Values of a checkpoint were loaded: what trains alone goes on from there."""
 
     def notice_changes(self, model: RegisteredModel) -> None:

@@ -7,11 +7,12 @@ change; a launcher reads it when the process has ended, or before it sends a sig
 
 from __future__ import annotations
 
-import os
 import pathlib
 import time
 
 import msgspec
+
+from fleetlight.files.atomic import replace_file
 
 #: the exit code of a process that has saved what the job needs to resume: "try again later"
 RESUME_CODE = 75
@@ -66,9 +67,7 @@ def read(path: str) -> ProcessStatus:
 def write(path: str, status: ProcessStatus) -> None:
     """Put a status, with the time, into a file; a reader sees this one or the one before."""
     stamped = msgspec.structs.replace(status, at=time.monotonic())
-    # a process may be killed while it writes
-    pathlib.Path(f"{path}.new").write_bytes(msgspec.json.encode(stamped))
-    os.replace(f"{path}.new", path)
+    replace_file(pathlib.Path(path), msgspec.json.encode(stamped), durable=False)
 
 
 def clear_saves_at_sigterm(path: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fleetlight.collective.codecs.compression import Compression
-from fleetlight.collective.codecs.int8 import Int8
+from fleetlight.collective.codecs.forms.int8 import Int8
 from fleetlight.errors import StrategyError
 
 NAMES = ["body.0.weight", "body.0.bias", "body.10.weight", "head.weight"]

@@ -14,12 +14,11 @@ import torch
 from tests.collective.codecs.paper import Paper
 from torch import Tensor
 
-from fleetlight.collective.codecs.codec import Span, Stretch
+from fleetlight.collective.buckets import ParameterSlice, flat_of, spread
+from fleetlight.collective.codecs.codec import CodecSegment, Span
 from fleetlight.collective.codecs.compression import Compression
 from fleetlight.collective.codecs.dgc import DGC, Momentum, handed_over
-from fleetlight.collective.flattening import flat_of, spread
-from fleetlight.collective.routes.route import Part
-from fleetlight.collective.routes.stretches import Place, Stretches
+from fleetlight.collective.routes.route_segments import SegmentPlace, SegmentStates
 
 #: the first is cut by the end of a piece
 SHAPES = {"a": (6, 7), "b": (5, 4)}
@@ -52,11 +51,11 @@ class Job:
     ) -> None:
         self.parameters = parameters
         self.optimizer = torch.optim.SGD(parameters.values(), LR, **{"momentum": 0.9, **options})
-        self.parts = tuple(Part(name, p.numel()) for name, p in parameters.items())
+        self.parts = tuple(ParameterSlice(name, p.numel()) for name, p in parameters.items())
         find = functools.partial(momentum_of, like=parameters, optimizer=self.optimizer)
         self.momentum_of = find
         self.codecs = [DGC(find, **how) for _ in range(senders)]
-        self.ledgers = [Stretches(Compression(codec)) for codec in self.codecs]
+        self.ledgers = [SegmentStates(Compression(codec)) for codec in self.codecs]
         for codec in self.codecs:
             codec.senders = senders
 
@@ -89,11 +88,15 @@ class Job:
 
 
 def travel(
-    codec: DGC, stretches: Stretches, flat: Tensor, parts: tuple[Part, ...], total: Tensor
+    codec: DGC,
+    stretches: SegmentStates,
+    flat: Tensor,
+    parts: tuple[ParameterSlice, ...],
+    total: Tensor,
 ) -> None:
     """Piece by piece, as `Hierarchy` cuts a bucket."""
     sizes = PIECES if sum(PIECES) == len(flat) else (len(flat),)
-    place = Place(parts)
+    place = SegmentPlace(parts)
     for values, sums in zip(flat.split(list(sizes)), total.split(list(sizes)), strict=True):
         stretch = stretches.at(place, len(values))
         message = torch.zeros(codec.message_bytes(stretch.spans), dtype=torch.uint8)
@@ -230,7 +233,7 @@ def test_what_is_not_finite_arrives_and_nothing_gathers(bad: float) -> None:
     codec = DGC(lambda name: Momentum(torch.zeros(8), 0.9, weight_decay=1.0))
     codec.sparsity = 0.75
     owed, velocity = torch.arange(8.0), torch.ones(8)
-    stretch = Stretch((Span("a", 0, 0, 8),), owed, velocity)
+    stretch = CodecSegment((Span("a", 0, 0, 8),), owed, velocity)
     message = torch.zeros(codec.message_bytes(stretch.spans), dtype=torch.uint8)
     values = torch.tensor([1, 2, bad, bad, bad, 6, 7, 8])
     codec.encode(values, stretch, message)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fleetlight.collective.codecs.codec import Span, Stretch
-from fleetlight.collective.codecs.int8 import Int8
+from fleetlight.collective.codecs.codec import CodecSegment, Span
+from fleetlight.collective.codecs.forms.int8 import Int8
 
 CODEC = Int8()
 
@@ -26,7 +26,7 @@ def sent(values: Tensor, owed: Tensor | None = None) -> Tensor:
     spans = spans_of(len(values))
     length = CODEC.message_bytes(spans)
     messages = torch.zeros(2, length, dtype=torch.uint8)
-    CODEC.encode(values.clone(), Stretch(spans, owed), messages[1])
+    CODEC.encode(values.clone(), CodecSegment(spans, owed), messages[1])
     return messages[1]
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fleetlight.collective.codecs.codec import Span, Stretch
-from fleetlight.collective.codecs.topk import TopK, sent_of
+from fleetlight.collective.codecs.codec import CodecSegment, Span
+from fleetlight.collective.codecs.forms.topk import TopK, sent_of
 
 SPANS = (Span("a", 0, 0, 4), Span("b", 100, 4, 5), Span("c", 7, 5, 10))
 VALUES = [1.0, -4, 2, 3, 0.1, 10, 20, -30, 40, 50]
@@ -21,7 +21,7 @@ def sent(values: list[float], owed: Tensor | None, ratio: float = 0.5) -> Tensor
     codec = TopK(ratio)
     length = codec.message_bytes(SPANS)
     messages = torch.zeros(3, length, dtype=torch.uint8)
-    codec.encode(torch.tensor(values), Stretch(SPANS, owed), messages[1])
+    codec.encode(torch.tensor(values), CodecSegment(SPANS, owed), messages[1])
     total = torch.zeros(len(values))
     for message in messages[1:2]:
         codec.add(message, SPANS, total)

@@ -95,7 +95,7 @@ def test_nothing_is_told_to_be_done_that_a_later_life_needs() -> None:
     begun = []
     for state in worker.states[2:]:
         later = Worker(worker.desk.work, 0, 2, lambda: plain(length=80))
-        later.loader.go_on(pickle.loads(pickle.dumps(state)))
+        later.loader.cursor.resume(pickle.loads(pickle.dumps(state)))
         begun.append(later.epoch())
         assert next(begun[-1]) == worker.read[state["consumed"] // 4]
 
@@ -136,7 +136,7 @@ def test_a_worker_that_was_killed_goes_on_in_its_own_ranges(merged: int, announc
                 worker.desk.made = worker.desk.acknowledged = worker.desk.made + 1
         # the batches of its last step are read once more; a step that was not made had no batch
         later = Worker(work, 0, 2, lambda: plain(length=60), announce=announce)
-        later.loader.go_on(mark)
+        later.loader.cursor.resume(mark)
         assert later.loader.epoch == 0
         again = later.epoch()
         assert [next(again) for _ in range(died - kept)] == worker.read[kept:died]
@@ -155,7 +155,7 @@ def test_a_worker_that_died_between_two_epochs_has_its_last_batches_still() -> N
         next(epoch)
     for state, batch in zip(one.states[:-1], one.read[:-1], strict=True):
         later = Worker(work, 0, 2, lambda: plain(length=16))
-        later.loader.go_on(state)
+        later.loader.cursor.resume(state)
         assert later.loader.epoch == 0
         begun.append(later.epoch())
         assert next(begun[-1]) == batch
@@ -197,7 +197,7 @@ def test_what_was_given_back_is_no_more_in_the_hands_of_a_later_life(
     next(rest)
     # the batch of its last step is read once more, and what is done in this life has no break
     later = Worker(work, 0, 2, lambda: plain(length=60, **processes), range_batches=4)
-    later.loader.go_on(pickle.loads(pickle.dumps(one.states[-1])))
+    later.loader.cursor.resume(pickle.loads(pickle.dumps(one.states[-1])))
     again = later.epoch()
     assert next(again) == one.read.pop()
     go_on([rest, again], [other, later])
@@ -212,7 +212,7 @@ def test_a_loader_that_is_started_anew_gives_back() -> None:
     next(second)
     list(other.epoch())
     assert records(other) == list(range(4, 60))
-    with pytest.raises(ConfigError, match="started anew while it was being iterated"):
+    with pytest.raises(ConfigError, match="restarted while it was being iterated"):
         next(first)
 
 
@@ -253,15 +253,15 @@ def test_a_batch_that_is_put_back_is_of_whoever_goes_on() -> None:
     batches = iter(one.loader)
     next(batches)
     again = numbers_in(next(batches))
-    one.loader.put_back()
-    one.loader.give_back()
+    one.loader.cursor.put_back()
+    one.loader.source.give_back()
     list(other.epoch())
     assert set(again) < set(records(other))
     blocks = single(plain(length=40))
     batches = iter(blocks)
     next(batches)
     again = numbers_in(next(batches))
-    blocks.put_back()
+    blocks.cursor.put_back()
     later = single(plain(length=40))
     later.load_state_dict(blocks.state_dict())
     assert numbers_in(next(iter(later))) == again
@@ -306,8 +306,8 @@ def test_a_checkpoint_has_all_that_is_not_done(
 def saved(workers: list[Worker]) -> dict[str, Any]:
     """As `save_persistables` does it."""
     for worker in workers:
-        worker.loader.tell()
-    return pickle.loads(pickle.dumps(workers[0].loader.shared_state()))  # type: ignore[no-any-return]
+        worker.loader.source.report()
+    return pickle.loads(pickle.dumps(workers[0].loader.cursor.shared_state()))  # type: ignore[no-any-return]
 
 
 def test_between_epochs_a_checkpoint_has_the_next_one() -> None:
@@ -354,10 +354,10 @@ def test_pieces_do_not_become_blocks() -> None:
     assert (blocks.epoch, blocks.consumed) == (0, 0)
     next(workers[1].epoch())
     next(workers[0].epoch())
-    with pytest.raises(CheckpointError, match=r"in several pieces; load it .*deal='queue'"):
+    with pytest.raises(CheckpointError, match=r"in several ranges; load it .*deal='queue'"):
         blocks.load_state_dict(saved(workers))
     stream = single(DataLoader(Stream(30), batch_size=4))
-    with pytest.raises(CheckpointError, match="a position in a stream"):
+    with pytest.raises(CheckpointError, match="got the position of a stream"):
         workers[0].loader.load_state_dict(stream.state_dict())
 
 
@@ -401,4 +401,4 @@ def test_a_sampler_that_is_another_one_each_time_is_told(caplog: Any) -> None:
 
     one, _ = crew(2, lambda: DataLoader(Numbers(30), batch_sampler=Restless()))
     next(one.epoch())
-    assert "gives another order each time it is asked" in caplog.text
+    assert "gives a different order each time it is iterated" in caplog.text

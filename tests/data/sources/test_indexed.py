@@ -189,7 +189,7 @@ def test_a_sampler_that_differs_between_workers_is_warned_about(
     loader = Workers(lambda: plain(sampler=Unrepeatable()), 2).loaders[0]
     for _ in range(2):
         next(iter(loader))
-    assert caplog.text.count("Unrepeatable gives another order each time") == 1
+    assert caplog.text.count("Unrepeatable gives a different order each time") == 1
     assert "two workers may read the same records" in caplog.text
 
 

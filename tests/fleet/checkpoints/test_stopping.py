@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fleetlight as fleet
 from fleetlight import checkpoint
-from fleetlight.checkpoint import files
+from fleetlight.checkpoint import store
 from fleetlight.checkpoint.manifest import VERSION, encode
 from fleetlight.errors import MembershipError, StoppedError
 from fleetlight.fleet.checkpoints.stopping import RESUME_CODE, Stopped, Stopping
@@ -263,7 +263,7 @@ def end_early(dirname: str) -> None:
     def behind(steps: int) -> None:
         if steps == 5:
             current().saving.finish()
-            files.sync_directory = lambda path: os._exit(9)
+            store.sync_folder_if_supported = lambda path: os._exit(9)
             os.kill(os.getpid(), signal.SIGTERM)
 
     job.train(behind)
@@ -449,7 +449,11 @@ class Left:
         crew: Any = SimpleNamespace(client=client)
         one._calls = ServedCalls(SimpleNamespace(), session, crew)  # type: ignore[arg-type]
         one.seen, one.is_over, one._has_stepped = False, False, stepped
-        one._trained = [SimpleNamespace(is_being_read=True, put_back=self.note("put back"))]
+        one._trained = [
+            SimpleNamespace(
+                cursor=SimpleNamespace(is_being_read=True, put_back=self.note("put back"))
+            )
+        ]
         one._stop = self.note("stop")
         self.stopping = one
 

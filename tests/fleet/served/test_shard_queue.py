@@ -325,7 +325,7 @@ def alone() -> Any:
 def test_the_words_of_shard() -> None:
     with pytest.raises(ConfigError, match="got deal='queues'; did you mean 'queue'"):
         fleet.shard(DataLoader([1, 2]), deal="queues")
-    assert not isinstance(fleet.shard(DataLoader([1, 2]), deal="queue")._source, type(None))
+    assert not isinstance(fleet.shard(DataLoader([1, 2]), deal="queue").source, type(None))
 
 
 def test_a_collective_job_has_no_queue() -> None:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fleetlight as fleet
-from fleetlight.collective.codecs.topk import TopK
+from fleetlight.collective.codecs.forms.topk import TopK
 from fleetlight.errors import PlanError, StrategyError
 from fleetlight.fleet.job import current
 from fleetlight.fleet.training import compression

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fleetlight as fleet
+from fleetlight.collective.buckets import ParameterSlice
 from fleetlight.collective.codecs.dgc import DGC as Codec
-from fleetlight.collective.routes.route import Part
-from fleetlight.collective.routes.stretches import VELOCITY
+from fleetlight.collective.routes.route_segments import VELOCITY
 from fleetlight.errors import PlanError
 from fleetlight.fleet.job import current
 from fleetlight.fleet.training.dgc import DeepCompression, check_optimizer
@@ -256,7 +256,7 @@ def test_momentum_is_taken_over_when_none_has_gathered(step: int) -> None:
     assert compression.prepare()
     assert codec.begins
     # it is asked once a step, whatever the first bucket leaves
-    compression.ledger.of(VELOCITY, (Part("0.weight", 72),))
+    compression.ledger.of(VELOCITY, (ParameterSlice("0.weight", 72),))
     assert codec.begins
     assert compression.prepare()
     assert not codec.begins

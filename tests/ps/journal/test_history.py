@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from fleetlight.errors import JournalError
+from fleetlight.ps.journal import fsync_marker as synced_module
 from fleetlight.ps.journal import history as history_module
-from fleetlight.ps.journal import synced as synced_module
 from fleetlight.ps.journal.history import history
 from fleetlight.ps.journal.records import framed
 from fleetlight.ps.journal.segment import Segment, segments

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetlight.ps.changes import Met
-from fleetlight.ps.journal.records import MAGIC, Gap, Reader, Record, framed
+from fleetlight.ps.journal.records import MAGIC, Gap, LogRecord, Reader, framed
 from fleetlight.ps.messages import Ask, EndPhase, Fill, Message
 from fleetlight.ps.server import durability
 from fleetlight.ps.transport.protocol import HEADER_LIMIT, Array, Codec
@@ -35,7 +35,7 @@ def written(count: int = 4, first: int = FIRST) -> tuple[bytes, list[int]]:
     return data, starts
 
 
-def read(data: bytes, first: int = FIRST) -> tuple[list[Record[Message]], Gap | None]:
+def read(data: bytes, first: int = FIRST) -> tuple[list[LogRecord[Message]], Gap | None]:
     reader = Reader(CODEC, np.frombuffer(data, np.uint8), first)
     return list(reader), reader.gap
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from torch import Tensor
 
 from fleetlight.collective.codecs.codec import Codec, Span
-from fleetlight.collective.codecs.ledger import Ledger
+from fleetlight.collective.codecs.error_feedback import ErrorFeedback
 from fleetlight.errors import StrategyError, did_you_mean
 
 
@@ -25,7 +25,7 @@ class Compression:
     ) -> None:
         self.codec = codec
         self.error_feedback = error_feedback
-        self.ledger = Ledger()
+        self.ledger = ErrorFeedback()
         self._min_size = min_size
         self._exclude = tuple(exclude)
 

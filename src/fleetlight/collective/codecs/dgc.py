@@ -13,6 +13,7 @@ optimizer takes for a gradient and turns back into that movement.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -22,10 +23,36 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleetlight.collective.codecs.codec import Span, Stretch
-from fleetlight.collective.codecs.topk import fields_of, find_largest, sent_of
-from fleetlight.collective.flattening import as_it_lies
+from fleetlight.collective.buckets import as_it_lies
+from fleetlight.collective.codecs.codec import CodecSegment, Span
+from fleetlight.collective.codecs.forms.topk import fields_of, find_largest, sent_of
+from fleetlight.errors import StrategyError
 from fleetlight.kernels import add_at, all_finite, take_out
+
+
+@dataclasses.dataclass(frozen=True)
+class Sparsity:
+    """Dense up to `begin` steps, then each of `levels` for an equal part of `steps`."""
+
+    begin: int
+    steps: int
+    levels: Sequence[float]
+
+    def __post_init__(self) -> None:
+        """A step must not be denser than the one before it."""
+        levels = list(self.levels)
+        if not levels or levels != sorted(levels) or not 0 <= levels[0] <= levels[-1] < 1:
+            raise StrategyError(
+                f"strategy.dgc_configs.sparsity: got {levels}, expected at least one number from 0 "
+                "to below 1, none smaller than the one before it, such as [0.75, 0.9375, 0.999]"
+            )
+
+    def at(self, step: int) -> float | None:
+        """The part of the values that is not sent in a step, counted from 0; None: all are."""
+        behind = step - self.begin
+        if behind < 0:
+            return None
+        return self.levels[min(behind * len(self.levels) // self.steps, len(self.levels) - 1)]
 
 
 class Momentum(NamedTuple):
@@ -67,7 +94,7 @@ class DGC:
         """As in `Codec`."""
         return bytes_at(self.sparsity, spans)
 
-    def encode(self, values: Tensor, stretch: Stretch, message: Tensor) -> None:
+    def encode(self, values: Tensor, stretch: CodecSegment, message: Tensor) -> None:
         """As in `Codec`. Where values are not finite, these are sent and nothing gathers."""
         velocity, gathered = stretch.velocity, stretch.owed
         assert velocity is not None

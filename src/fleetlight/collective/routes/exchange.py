@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How senders sum a piece of a bucket: as it is, narrower, or as messages of a codec.
 
-Sums of narrow numbers are narrow numbers, so those go through an all-reduce. Messages of a codec
+Sums of narrow numbers are narrow numbers, so those go through an all-reduce. MessagePool of a codec
 are no numbers: everybody sends its own to all, and all add them up in the same order. With more
 than two senders that is too much where a message can be divided: then each sender gets one chunk
 from all, and sends on the sum, encoded again. What either encoding leaves out is kept.
@@ -22,17 +22,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fleetlight.collective.codecs.codec import Span, Stretch
+from fleetlight.collective.codecs.codec import CodecSegment, Span, narrowed
 from fleetlight.collective.codecs.compression import Compression
-from fleetlight.collective.codecs.narrow import narrowed
-from fleetlight.collective.routes.stretches import Place, Stretches, chunk_size, spans_of
+from fleetlight.collective.routes.route_segments import (
+    SegmentPlace,
+    SegmentStates,
+    chunk_size,
+    spans_of,
+)
 from fleetlight.torch_compat.c10d import all_gather_single
 
 #: chunks are multiples of so many values, which codecs may treat together
 _GRAIN = 256
 
 
-class Shot(Protocol):
+class PendingSum(Protocol):
     """A piece on its way."""
 
     def go_on(self) -> None:
@@ -45,14 +49,14 @@ class Shot(Protocol):
 class Exchange(Protocol):
     """A way for senders to sum pieces."""
 
-    def start(self, tensor: Tensor, place: Place) -> Shot:
+    def start(self, tensor: Tensor, place: SegmentPlace) -> PendingSum:
         """Send a flat piece, which nobody touches until its total is there."""
 
     def close(self) -> None:
         """Let go of the process groups."""
 
 
-class Turns:
+class GroupRotation:
     """Process groups that take turns at the pieces."""
 
     def __init__(self, groups: Sequence[dist.ProcessGroup]) -> None:
@@ -69,14 +73,14 @@ class Turns:
         self._groups.clear()
 
 
-class Plain:
+class PlainExchange:
     """Pieces are summed as they are, or in a narrower type."""
 
-    def __init__(self, turns: Turns, narrow: torch.dtype | None = None) -> None:
+    def __init__(self, turns: GroupRotation, narrow: torch.dtype | None = None) -> None:
         self._turns = turns
         self._narrow = narrow
 
-    def start(self, tensor: Tensor, place: Place) -> Shot:
+    def start(self, tensor: Tensor, place: SegmentPlace) -> PendingSum:
         """As in `Exchange`."""
         sent = narrowed(tensor, None if place.is_exact else self._narrow)
         return _Summed(self._turns.take().allreduce([sent]), sent, tensor)
@@ -101,16 +105,16 @@ class _Summed:
             self.tensor.copy_(self.sent)
 
 
-class Gathered:
+class AllGatherExchange:
     """Everybody's message goes to all."""
 
-    def __init__(self, turns: Turns, compression: Compression) -> None:
+    def __init__(self, turns: GroupRotation, compression: Compression) -> None:
         self._turns = turns
-        self._stretches = Stretches(compression)
+        self._stretches = SegmentStates(compression)
         self.codec = compression.codec
-        self.messages = Messages()
+        self.messages = MessagePool()
 
-    def start(self, tensor: Tensor, place: Place) -> Shot:
+    def start(self, tensor: Tensor, place: SegmentPlace) -> PendingSum:
         """As in `Exchange`."""
         group, stretch = self._turns.take(), self._stretches.at(place, tensor.numel())
         length = self.codec.message_bytes(stretch.spans)
@@ -125,11 +129,11 @@ class Gathered:
 
 @dataclasses.dataclass
 class _Gathering:
-    by: Gathered
+    by: AllGatherExchange
     work: Any
     mine: Tensor
     all: Tensor
-    place: Place
+    place: SegmentPlace
     tensor: Tensor
 
     def go_on(self) -> None:
@@ -144,18 +148,20 @@ class _Gathering:
         self.by.messages.give_back(self.mine, self.all)
 
 
-class TwoShots:
+class TwoShotExchange:
     """Each sender sums one chunk of all messages, and sends the sum on to all."""
 
-    def __init__(self, turns: Turns, second: Turns, compression: Compression) -> None:
+    def __init__(
+        self, turns: GroupRotation, second: GroupRotation, compression: Compression
+    ) -> None:
         """The second shots have process groups of their own, for they leave from another thread."""
         self._turns = turns
         self.second = second
-        self._stretches = Stretches(compression)
+        self._stretches = SegmentStates(compression)
         self.codec = compression.codec
-        self.messages = Messages()
+        self.messages = MessagePool()
 
-    def start(self, tensor: Tensor, place: Place) -> Shot:
+    def start(self, tensor: Tensor, place: SegmentPlace) -> PendingSum:
         """As in `Exchange`."""
         group = self._turns.take()
         chunks = self._chunks(tensor, place, group.size())
@@ -171,7 +177,7 @@ class TwoShots:
         stretch = self._stretches.of_sums(mine.place, mine.values.numel())
         return _Shots(self, work, sent, came, chunks, mine, stretch)
 
-    def _chunks(self, tensor: Tensor, place: Place, among: int) -> list[_Chunk]:
+    def _chunks(self, tensor: Tensor, place: SegmentPlace, among: int) -> list[_Chunk]:
         values = torch.split(tensor, chunk_size(tensor.numel(), among, _GRAIN))
         chunks, behind = [], place
         for part in (*values, *[tensor[:0]] * (among - len(values))):
@@ -189,7 +195,7 @@ class TwoShots:
 
 class _Chunk(NamedTuple):
     values: Tensor
-    place: Place
+    place: SegmentPlace
     spans: Sequence[Span]
     #: of its message, 0 where it has no values
     length: int
@@ -197,13 +203,13 @@ class _Chunk(NamedTuple):
 
 @dataclasses.dataclass
 class _Shots:
-    by: TwoShots
+    by: TwoShotExchange
     work: Any
     sent: Tensor
     came: Tensor
     chunks: Sequence[_Chunk]
     mine: _Chunk
-    stretch: Stretch
+    stretch: CodecSegment
 
     def go_on(self) -> None:
         self.work.wait()
@@ -224,7 +230,7 @@ class _Shots:
         self.by.messages.give_back(self.sent, self.came)
 
 
-class Messages:
+class MessagePool:
     """Memory of messages, which is used again, also for shorter ones."""
 
     def __init__(self) -> None:

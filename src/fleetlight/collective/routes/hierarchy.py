@@ -23,11 +23,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from fleetlight.collective.position import Stamp
-from fleetlight.collective.routes.exchange import Exchange, Shot
+from fleetlight.collective.routes.exchange import Exchange, PendingSum
 from fleetlight.collective.routes.process_groups import packed_stamps, unpacked_stamps
 from fleetlight.collective.routes.route import Bucket
-from fleetlight.collective.routes.stretches import Place
+from fleetlight.collective.routes.route_segments import SegmentPlace
+from fleetlight.collective.stamp import GradientStamp
 
 #: so much goes up at a time; smaller pieces overlap more, larger ones have fewer waits
 PIECE_BYTES = 4 << 20
@@ -88,7 +88,7 @@ class _Piece:
 
     tensor: Tensor
     #: where it lies in its bucket
-    place: Place
+    place: SegmentPlace
     #: what this worker had at each of its levels
     sums: list[Tensor] = dataclasses.field(default_factory=list)
     #: done when it is up; its result is on its way among the leaders, where this worker is one
@@ -126,18 +126,18 @@ class Hierarchy:
         self._thread = threading.Thread(target=self._bring_up, name="fleet-hierarchy", daemon=True)
         self._thread.start()
 
-    def start(self, bucket: Bucket, stamp: Stamp) -> Future[Tensor]:
+    def start(self, bucket: Bucket, stamp: GradientStamp) -> Future[Tensor]:
         """Send a bucket on its way up; its future is done by `finish`."""
         if not self._started:
             # the sum of the stamps has all of them, and takes the way of the others
             self._stamps = packed_stamps(stamp, self._index, self._size, torch.uint8)
-            self._send_up(self._stamps, Place((), is_exact=True))
-        self._send_up(bucket.buffer, Place(bucket.parts, is_exact=bucket.is_exact))
+            self._send_up(self._stamps, SegmentPlace((), is_exact=True))
+        self._send_up(bucket.buffer, SegmentPlace(bucket.parts, is_exact=bucket.is_exact))
         future: Future[Tensor] = Future()
         self._started.append((bucket.buffer, future))
         return future
 
-    def _send_up(self, tensor: Tensor, place: Place) -> None:
+    def _send_up(self, tensor: Tensor, place: SegmentPlace) -> None:
         if not tensor.numel():
             return
         for part in torch.split(tensor.view(-1), PIECE_BYTES // tensor.element_size()):
@@ -162,14 +162,14 @@ class Hierarchy:
             for tensor, future in started:
                 future.set_result(tensor)
 
-    def _gone_up(self, piece: _Piece) -> Shot | None:
+    def _gone_up(self, piece: _Piece) -> PendingSum | None:
         """Wait until a piece is up; the waits of the thread are bounded, so this is."""
-        shot: Shot | None = piece.up.result()
+        shot: PendingSum | None = piece.up.result()
         if shot is not None:
             shot.go_on()
         return shot
 
-    def stamps(self) -> Mapping[int, Stamp]:
+    def stamps(self) -> Mapping[int, GradientStamp]:
         """What the workers told of themselves in the round that has ended."""
         stamps, self._stamps = self._stamps, None
         return {} if stamps is None else unpacked_stamps(stamps)
@@ -202,7 +202,7 @@ class Hierarchy:
             # not to be kept until the next one comes
             del piece
 
-    def _carry(self, piece: _Piece) -> Shot | None:
+    def _carry(self, piece: _Piece) -> PendingSum | None:
         """Through the levels, as far as this worker leads, and then on to the network."""
         tensor = piece.tensor
         for level in self._levels:
@@ -214,7 +214,7 @@ class Hierarchy:
         coded = self._coded if piece.place.parts else None
         return (coded or self._plain).start(tensor, piece.place)
 
-    def _bring_down(self, piece: _Piece, shot: Shot | None) -> None:
+    def _bring_down(self, piece: _Piece, shot: PendingSum | None) -> None:
         if shot is not None:
             shot.wait()
         for level, tensor in reversed(list(zip(self._levels, piece.sums, strict=True))):

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from fleetlight.data.order.blocks import Interval
 from fleetlight.errors import ConfigError
 
-#: where nothing is left of a turn
+#: the reply when a turn is over
 NOTHING: Interval = (0, 0)
 
 
@@ -23,55 +23,59 @@ class RangePosition(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RangeRequest:
-    """Which range a worker wants, and what it has done."""
+    """Which range a worker requests, and what it has done."""
 
     turn: int
     epoch: int
+    #: counts the worker's ranges in the turn; a repeated request gets the same range
     number: int
     reached: RangePosition
-    #: the first turn that a later life of this worker may ask for
+    #: the first turn that a later incarnation of this worker may request
     back: int
+    #: all that the turn deals out
     whole: Sequence[Interval]
+    #: records in a batch, and batches in a range at most
     unit: int
     batches: int
+    #: the worker has no other batch: reply when there is one, or none is left
     waits: bool
 
 
 class QueueClient(Protocol):
-    """Deals out the records of one loader to all workers."""
+    """Gets the records of one loader from a queue that all workers share."""
 
-    def deal(self, ask: RangeRequest) -> Interval | None:
-        """The range of that number; `NOTHING`: all is done, None: others may give some back."""
+    def deal(self, request: RangeRequest) -> Interval | None:
+        """The requested range; `NOTHING`: all is done, None: others may give some back."""
 
-    def reached(self, turn: int, place: RangePosition, *, gives_back: bool) -> None:
-        """All before is done; `gives_back`: and this worker does no more of the turn."""
+    def reached(self, turn: int, position: RangePosition, *, gives_back: bool) -> None:
+        """Report all before as done; `gives_back`: this worker leaves the rest to others."""
 
     def remaining(self, turn: int) -> list[Interval] | None:
-        """What is not done yet of a turn, whoever has it in hand; None: nobody has begun it."""
+        """What is not done yet of a turn, in any worker's hands; None: it has not begun."""
 
     def steps(self) -> tuple[int, int]:
-        """Steps of optimizers this worker has made, and those that are with the servers."""
+        """Optimizer steps of this worker: those made, and those that the servers have."""
 
     def settle(self) -> None:
-        """All steps are with the servers when it returns, and for now no others come."""
+        """Wait until the servers have all steps, and make no other one for now."""
 
     def resume(self) -> None:
-        """A turn is over: other steps may come."""
+        """The turn is over: allow steps again."""
 
     def reopen(self) -> None:
-        """It goes on after all: others have given something back."""
+        """The turn continues, since others gave records back: allow steps again."""
 
 
 @dataclasses.dataclass(frozen=True)
 class QueueOptions:
-    """How a loader is dealt out on demand."""
+    """The queue of a loader, and the batches of a range at most."""
 
-    dealer: QueueClient
-    #: batches of a range, at most
-    batches: int
+    client: QueueClient
+    range_batches: int
 
     def __post_init__(self) -> None:
-        if isinstance(self.batches, bool) or not isinstance(self.batches, int) or self.batches < 1:
+        batches = self.range_batches
+        if isinstance(batches, bool) or not isinstance(batches, int) or batches < 1:
             raise ConfigError(
-                f"fleet.shard: got range_batches={self.batches!r}, expected a whole number from 1"
+                f"fleet.shard: got range_batches={batches!r}, expected a whole number from 1"
             )

@@ -19,7 +19,7 @@ Dealt = tuple[Any, int, int]
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """Whose part of the records is wanted."""
+    """Which part of the records a worker gets."""
 
     worker: int
     workers: int
@@ -34,14 +34,16 @@ class Shard:
 
 
 class RecordSource(abc.ABC):
-    """The records of one loader, and how far they have been dealt out."""
+    """The records of one loader. A position says how far all workers together are."""
 
-    #: a position may be behind the last batch, and nobody knows
-    hides_its_end = False
+    #: False where only the next load shows whether the epoch has another batch
+    knows_its_end = True
+    #: True where a saved position may be after the last batch without saying so
+    may_resume_at_end = False
 
     @abc.abstractmethod
     def arguments(self) -> dict[str, Any]:
-        """What the DataLoader is to be made with."""
+        """Arguments for the DataLoader that loads the batches."""
 
     @abc.abstractmethod
     def steps(self) -> int:
@@ -49,82 +51,75 @@ class RecordSource(abc.ABC):
 
     @abc.abstractmethod
     def settings(self) -> dict[str, object]:
-        """What it deals out and how: the same on all workers."""
-
-    #: True when it is known of a position whether a batch follows
-    knows_its_end = True
-
-    def is_at_end(self, position: Mapping[str, Any]) -> bool:
-        """True when a position is known to be behind the last batch of an epoch."""
-        return False
-
-    @abc.abstractmethod
-    def begin(self, epoch: int, seed: int) -> None:
-        """Get ready to deal out the rest of an epoch."""
-
-    @abc.abstractmethod
-    def deal(self, loaded: Iterator[Any]) -> Iterator[Dealt]:
-        """What the DataLoader has loaded, with what it counts; moves the position."""
-
-    def handed_out(self, before: Mapping[str, Any], behind: Mapping[str, Any]) -> None:
-        """A batch is about to be handed out: the positions on both sides of it."""
-        return
-
-    def has_more(self) -> bool:
-        """True when there is more to deal out, where all that was dealt out is trained on."""
-        return False
-
-    def put_back(self, before: Mapping[str, Any]) -> None:
-        """The batch handed out last is not trained on: a position is before it, as it was."""
-        return
-
-    def give_back(self) -> None:
-        """The iteration ends here, before the end of the epoch."""
-        return
-
-    def records_behind(self, position: Mapping[str, Any]) -> Sequence[Any] | None:
-        """Which records come next, in the order of the epoch begun last; None: nobody knows."""
-        return None
-
-    def tell(self) -> None:
-        """Say how far this worker is, to whoever deals out the records."""
-        return
-
-    def shared(self, position: Mapping[str, Any]) -> dict[str, Any]:
-        """What of a position is otherwise for all workers than for this one."""
-        return {}
-
-    def adapted(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A position that was saved with records dealt out in another way, if that can be."""
-        if state.get("left") is None:
-            return state
-        raise CheckpointError(
-            "this position was saved amid an epoch by a loader with deal='queue', and what is left "
-            "of it is in several pieces; load it with fleet.shard(loader, deal='queue')"
-        )
+        """Settings that must be the same on all workers."""
 
     @property
     @abc.abstractmethod
     def position(self) -> dict[str, Any]:
-        """How far into the epoch all workers together are. `{}` set is its beginning."""
+        """The position in the epoch; set to `{}` for its start."""
 
     @position.setter
     @abc.abstractmethod
     def position(self, position: Mapping[str, Any]) -> None: ...
 
+    def is_at_end(self, position: Mapping[str, Any]) -> bool:
+        """True when a position is known to be after the last batch of an epoch."""
+        return False
+
+    @abc.abstractmethod
+    def begin(self, epoch: int, seed: int) -> None:
+        """Prepare to deal out the rest of an epoch."""
+
+    @abc.abstractmethod
+    def counted(self, loaded: Iterator[Any]) -> Iterator[Dealt]:
+        """The loaded batches with their counts; moves the position."""
+
+    def records_after(self, position: Mapping[str, Any]) -> Sequence[Any] | None:
+        """The records of the batch after a position in the current epoch; None: unknown."""
+        return None
+
+    # -- for records that a queue deals out
+
+    def handed_out(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        """A batch is about to be handed out, between these positions."""
+        return
+
+    def put_back(self, before: Mapping[str, Any]) -> None:
+        """The batch handed out last is not trained on; `before` is the position before it."""
+        return
+
+    def has_more(self) -> bool:
+        """True when there are more records, after all batches were trained on."""
+        return False
+
+    def give_back(self) -> None:
+        """The loop ends before the end of the epoch."""
+        return
+
+    def report(self) -> None:
+        """Report the position of this worker to the queue."""
+        return
+
+    # -- for checkpoints
+
+    def shared(self, position: Mapping[str, Any]) -> dict[str, Any]:
+        """The entries of a position that differ for the job and for this worker."""
+        return {}
+
+    def adapted(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A state that was saved with another kind of source, where it can be converted."""
+        if state.get("left") is None:
+            return state
+        raise CheckpointError(
+            "got a position that a loader with deal='queue' saved within an epoch: the records "
+            "left are in several ranges; load it with fleet.shard(loader, deal='queue')"
+        )
+
 
 def refuse_unbatched(loader: DataLoader[Any]) -> None:
-    """Records by index are dealt out in batches."""
+    """ConfigError for a loader of records by number that makes no batches."""
     if loader.batch_sampler is None:
         raise ConfigError(
             "fleet.shard: this loader has no automatic batching (batch_size=None); give it a "
             "batch_size or a batch_sampler"
         )
-
-
-def length_of(records: Any) -> int | None:
-    """How many there are, if that is known."""
-    try:
-        return len(records)
-    except (TypeError, NotImplementedError):
-        return None

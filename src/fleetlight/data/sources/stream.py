@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from fleetlight.data.order.blocks import Blocks
 from fleetlight.data.order.epoch_order import epoch_seed
 from fleetlight.data.order.seeded_rng import SeededRng
-from fleetlight.data.sources.source import Dealt, RecordSource, Shard, length_of
+from fleetlight.data.sources.sampler import length_of
+from fleetlight.data.sources.source import Dealt, RecordSource, Shard
 from fleetlight.errors import CheckpointError, ConfigError
 
 
@@ -106,21 +107,21 @@ class StreamSource(RecordSource):
     """
 
     knows_its_end = False
-    hides_its_end = True
+    may_resume_at_end = True
 
-    def __init__(self, loader: DataLoader[Any], share: Shard) -> None:
+    def __init__(self, loader: DataLoader[Any], shard: Shard) -> None:
         if loader.batch_size is None:
             raise ConfigError(
                 "fleet.shard: this loader's dataset yields ready batches (batch_size=None), whose "
                 "records cannot be dealt out; give the DataLoader a batch_size, or shard the "
                 "dataset yourself with fleet.worker_index() and fleet.worker_num()"
             )
-        self._blocks = share.cut(0, loader.batch_size, drop=loader.drop_last)
+        self._blocks = shard.cut(0, loader.batch_size, drop=loader.drop_last)
         self._dataset = cast("IterableDataset[Any]", loader.dataset)
         self._processes = max(1, loader.num_workers)
         self._taken, self._turn = [0] * self._processes, 0
         self._stream = ShardedStream(
-            self._dataset, self._blocks, share.worker, loader.collate_fn, self._processes
+            self._dataset, self._blocks, shard.worker, loader.collate_fn, self._processes
         )
 
     def arguments(self) -> dict[str, Any]:
@@ -140,7 +141,7 @@ class StreamSource(RecordSource):
     def begin(self, epoch: int, seed: int) -> None:
         self._stream.start_at(epoch, seed, self._turn, self._taken)
 
-    def deal(self, loaded: Iterator[SharedBatch]) -> Iterator[Dealt]:
+    def counted(self, loaded: Iterator[SharedBatch]) -> Iterator[Dealt]:
         for shared in loaded:
             if shared.taken:
                 self._taken[shared.process] += shared.taken

@@ -194,8 +194,8 @@ class Stopping(Terminations):
             # in a `finally` of the script
             raise Stopped
         for loader in self._trained:
-            if loader.is_being_read and not self._has_stepped:
-                loader.put_back()
+            if loader.cursor.is_being_read and not self._has_stepped:
+                loader.cursor.put_back()
         self._stop()
 
     def _stop(self) -> None:

@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 import msgspec
 from torch import Tensor, nn
 
-from fleetlight.collective import agreement
-from fleetlight.collective.averaging.means import Means
+from fleetlight.collective.data_parallel import consistency
 from fleetlight.collective.group import Group
+from fleetlight.collective.local_training.outer import Means
 from fleetlight.errors import PlanError
 from fleetlight.fleet.collective.program_passes import passes_of
 from fleetlight.fleet.collective.program_reducer import ProgramReducer
@@ -58,7 +58,7 @@ class ProgramPolicy:
             return
         plan.warn_of_other_device()
         with saying_who_meets(_AT_FIRST_RUN):
-            agreement.check_same_module(plan.module, group, settings_of(plan.job))
+            consistency.check_same_module(plan.module, group, settings_of(plan.job))
             _broadcast(_tensors(plan), group, "first values of the model")
             self._summing = ProgramReducer(plan.job, group, plan.module)
 

@@ -15,7 +15,7 @@ from fleetlight.fleet.training.local_training import LocalTraining, alone_of
 from fleetlight.fleet.training.optimizer import StepPlan, closure_in
 
 if TYPE_CHECKING:
-    from fleetlight.collective.averaging.engine import Averaging
+    from fleetlight.collective.local_training.engine import LocalTrainingEngine
     from fleetlight.static.program import Program
     from fleetlight.static.writing.recorder import Part
 
@@ -41,7 +41,7 @@ class ReducedSteps:
         self.alone: LocalTraining | None = None
         self._has_asked_alone = False
         #: takes the engine of that to where a checkpoint was
-        self._go_on: Callable[[Averaging], None] | None = None
+        self._go_on: Callable[[LocalTrainingEngine], None] | None = None
         #: those that it steps, known at its first step
         self.models: list[RegisteredModel] = []
         #: True when the workers are to agree anew on these when they meet
@@ -95,7 +95,7 @@ class ReducedSteps:
             self._go_on(self.alone.engine)
             self._go_on = None
 
-    def go_on(self, there: Callable[[Averaging], None]) -> None:
+    def go_on(self, there: Callable[[LocalTrainingEngine], None]) -> None:
         """Values of a checkpoint were loaded: what trains alone goes on from there."""
         if self.alone is not None:
             there(self.alone.engine)

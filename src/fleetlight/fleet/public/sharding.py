@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, overload
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from fleetlight.collective.position import UNKNOWN, Position
+from fleetlight.collective.stamp import UNKNOWN, Position
 from fleetlight.data.loader import ShardLoader
 from fleetlight.data.observer import BatchShare, NoObserver
 from fleetlight.data.queue.client import QueueOptions
@@ -84,7 +84,7 @@ def shard(
     position = job.replay.position_of(number)
     if position is not None:
         # a script asks the loader that it trains on where to begin
-        sharded.go_on(position, must_be_asked=job.replay.is_trained_on(number))
+        sharded.cursor.resume(position, must_be_asked=job.replay.is_trained_on(number))
     return sharded
 
 

@@ -194,7 +194,7 @@ class ServedJob(Job):
         """The last pushes; when they fail, the others are told, and no goodbye follows."""
         try:
             for loader in self.loaders:
-                loader.give_back()
+                loader.source.give_back()
             self.session.stop()
         except BaseException as error:
             text = f"{type(error).__name__}: {error}"

@@ -21,7 +21,7 @@ from fleetlight.fleet.served.session import ServerSession
 from fleetlight.ps.layers.embedding import ids_of
 from fleetlight.ps.plan import GEO
 from fleetlight.ps.update import Ids
-from fleetlight.torch_compat.trees import tree_flatten_with_path
+from fleetlight.torch_compat.tensors import tree_flatten_with_path
 
 #: where the elements of a tensor are in memory: only views of all of them are in the same place
 _Place = tuple[int, int]

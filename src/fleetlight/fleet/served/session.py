@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from fleetlight.collective.forming import form
 from fleetlight.collective.group import Group
-from fleetlight.collective.liveness import Liveness
-from fleetlight.collective.membership import several
+from fleetlight.collective.membership.liveness import Liveness
+from fleetlight.collective.membership.members import several
 from fleetlight.errors import PlanError
 from fleetlight.fleet.exit.exit_status import report_dispensable
 from fleetlight.fleet.job import Job

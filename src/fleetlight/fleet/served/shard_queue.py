@@ -28,27 +28,27 @@ class ShardQueueClient:
     def __init__(self, job: Job, session: ServerSession, loader: int) -> None:
         self._job, self._opened, self._loader = job, session, loader
 
-    def deal(self, ask: RangeRequest) -> Interval | None:
+    def deal(self, request: RangeRequest) -> Interval | None:
         """As in `QueueClient`."""
         message = m.Deal(
             self._loader,
-            ask.turn,
-            ask.epoch,
-            ask.number,
-            ask.reached,
-            ask.back,
-            list(ask.whole),
-            ask.unit,
-            ask.batches,
-            ask.waits,
+            request.turn,
+            request.epoch,
+            request.number,
+            request.reached,
+            request.back,
+            list(request.whole),
+            request.unit,
+            request.batches,
+            request.waits,
         )
         told = self._told(message)
         return (told.start, told.stop) if isinstance(told, m.Dealt) else None
 
-    def reached(self, turn: int, place: RangePosition, *, gives_back: bool) -> None:
+    def reached(self, turn: int, position: RangePosition, *, gives_back: bool) -> None:
         """As in `QueueClient`."""
         if self._is_here():
-            self._told(m.Reached(self._loader, turn, place, gives_back))
+            self._told(m.Reached(self._loader, turn, position, gives_back))
 
     def remaining(self, turn: int) -> list[Interval] | None:
         """As in `QueueClient`."""
@@ -98,11 +98,11 @@ class ShardQueueClient:
 class NoDealer:
     """The dealer of a loader in a parameter server, where no loop is to read it."""
 
-    def deal(self, ask: RangeRequest) -> None:
+    def deal(self, request: RangeRequest) -> None:
         """Refuse."""
         self._refuse()
 
-    def reached(self, turn: int, place: RangePosition, *, gives_back: bool) -> None:
+    def reached(self, turn: int, position: RangePosition, *, gives_back: bool) -> None:
         """Nothing is done here."""
 
     def remaining(self, turn: int) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from fleetlight.collective.averaging.means import Means
-from fleetlight.collective.sink import weighed
+from fleetlight.collective.data_parallel.sink import weighed
+from fleetlight.collective.local_training.outer import Means
 from fleetlight.errors import PlanError
 from fleetlight.fleet.collective.replicating import Replicating
 from fleetlight.fleet.plan.bound_plan import mode_of
@@ -26,8 +26,8 @@ from fleetlight.observe.log import logger
 from fleetlight.ps.layers.table_gradient import TableGradient
 from fleetlight.ps.plan import GEO
 from fleetlight.ps.worker.redo.commits import Moment
-from fleetlight.torch_compat import foreach
 from fleetlight.torch_compat.optimizers import (
+    foreach_unscale_,
     is_scaled_by,
     leave_scaling_to_step,
     tell_infinity,
@@ -36,7 +36,7 @@ from fleetlight.torch_compat.optimizers import (
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from fleetlight.collective.averaging.engine import Averaging
+    from fleetlight.collective.local_training.engine import LocalTrainingEngine
     from fleetlight.static.program import Program
     from fleetlight.static.writing.recorder import Part
 
@@ -133,7 +133,7 @@ class ServedSteps:
     def begin(self) -> None:
         """The session opens at the first forward or step."""
 
-    def go_on(self, there: Callable[[Averaging], None]) -> None:
+    def go_on(self, there: Callable[[LocalTrainingEngine], None]) -> None:
         """Nothing trains alone."""
 
     def notice_changes(self, model: RegisteredModel) -> None:
@@ -290,7 +290,7 @@ class ServedSteps:
         self._scaling = self._attached_scaler()
         if scale is not None:
             grads = [p.grad for p in self._parameters() if p.grad is not None]
-            foreach.unscale_(grads, found, 1.0 / scale)
+            foreach_unscale_(grads, found, 1.0 / scale)
         dense_group = self._session().dense_group
         if dense_group is not None:
             # their own steps must be left out together, too

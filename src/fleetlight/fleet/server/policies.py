@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fleetlight.collective.averaging.engine import Averaging
+from fleetlight.collective.local_training.engine import LocalTrainingEngine
 from fleetlight.errors import PlanError
 from fleetlight.fleet.protocols import LocalSteps, RegisteredModel
 from fleetlight.fleet.served.steps import ServedPrograms
@@ -59,7 +59,7 @@ class IdleSteps:
     def begin(self) -> None:
         """A server learns the strategy with its plan."""
 
-    def go_on(self, there: Callable[[Averaging], None]) -> None:
+    def go_on(self, there: Callable[[LocalTrainingEngine], None]) -> None:
         """Nothing trains alone."""
 
     def notice_changes(self, model: RegisteredModel) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from torch import Tensor, nn
 
 from fleetlight.collective.codecs.compression import Compression
-from fleetlight.collective.codecs.int8 import Int8
-from fleetlight.collective.codecs.topk import TopK
+from fleetlight.collective.codecs.forms.int8 import Int8
+from fleetlight.collective.codecs.forms.topk import TopK
 from fleetlight.collective.routes.routing import senders
 from fleetlight.errors import PlanError
 from fleetlight.fleet.job import Job

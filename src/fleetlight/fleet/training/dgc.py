@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from fleetlight.collective.codecs.codec import Span
 from fleetlight.collective.codecs.compression import Compression
-from fleetlight.collective.codecs.dgc import DGC, Momentum, bytes_at, handed_over
-from fleetlight.collective.codecs.sparsity import Sparsity
+from fleetlight.collective.codecs.dgc import DGC, Momentum, Sparsity, bytes_at, handed_over
+from fleetlight.collective.routes.route_segments import VELOCITY
 from fleetlight.collective.routes.routing import crosses_a_link, senders
-from fleetlight.collective.routes.stretches import VELOCITY
 from fleetlight.errors import PlanError
 from fleetlight.fleet.job import Job
 from fleetlight.observe.log import logger

@@ -11,10 +11,14 @@ import msgspec
 import torch
 from torch import nn
 
-from fleetlight.collective.averaging.engine import Averaging
-from fleetlight.collective.averaging.means import Member
-from fleetlight.collective.averaging.outer import Mean, Nesterov, Outer
-from fleetlight.collective.averaging.schedule import Adaptive, Every
+from fleetlight.collective.local_training.engine import LocalTrainingEngine
+from fleetlight.collective.local_training.outer import (
+    Member,
+    NesterovMomentum,
+    OuterOptimizer,
+    PlainMean,
+)
+from fleetlight.collective.local_training.schedule import AdaptiveInterval, FixedInterval
 from fleetlight.errors import DivergedError, PlanError
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.parts.loss import LossProbe, scaler_at_work
@@ -51,7 +55,7 @@ class LocalTraining:
     all, such as an evaluation, `fleet.barrier_worker()` lets them meet.
     """
 
-    def __init__(self, steps: AloneOrTogether, mode: str, engine: Averaging) -> None:
+    def __init__(self, steps: AloneOrTogether, mode: str, engine: LocalTrainingEngine) -> None:
         self.engine = engine
         self.steps, self._mode = steps, mode
         #: how many losses had been seen at the last meeting
@@ -88,7 +92,7 @@ class LocalTraining:
         new = seen is not None and seen.number > self._seen
         schedule = self.engine.schedule
         # what is called in parts only comes here unseen before its first step
-        late = isinstance(schedule, Adaptive) and schedule.meets_next and schedule.step > 0
+        late = isinstance(schedule, AdaptiveInterval) and schedule.meets_next and schedule.step > 0
         if late and not new:
             raise PlanError(
                 f"{self._mode}: no loss was seen since the workers met last, and how often they "
@@ -165,7 +169,7 @@ class LocalTraining:
                 self._mode,
                 schedule.step + 1,
                 schedule.k,
-                " at first" if isinstance(schedule, Adaptive) else "",
+                " at first" if isinstance(schedule, AdaptiveInterval) else "",
             )
 
 
@@ -179,9 +183,9 @@ def alone_of(steps: AloneOrTogether) -> LocalTraining | None:
     if found is None:
         return None
     mode, configs, schedule, outer = found
-    if isinstance(schedule, Adaptive) and job.loss_probe is None:
+    if isinstance(schedule, AdaptiveInterval) and job.loss_probe is None:
         job.loss_probe = LossProbe()
-    engine = Averaging(
+    engine = LocalTrainingEngine(
         steps.optimizer,
         group,
         schedule=schedule,
@@ -192,7 +196,9 @@ def alone_of(steps: AloneOrTogether) -> LocalTraining | None:
     return LocalTraining(steps, mode, engine)
 
 
-def chosen(strategy: DistributedStrategy) -> tuple[str, AveragingConfigs, Every, Outer] | None:
+def chosen(
+    strategy: DistributedStrategy,
+) -> tuple[str, AveragingConfigs, FixedInterval, OuterOptimizer] | None:
     """The setting by which workers train alone. To average at each step is to train together."""
     local, adaptive, diloco = (
         strategy.localsgd_configs,
@@ -200,13 +206,18 @@ def chosen(strategy: DistributedStrategy) -> tuple[str, AveragingConfigs, Every,
         strategy.diloco_configs,
     )
     if strategy.localsgd and local.k_steps > 1:
-        return "localsgd", local, Every(local.k_steps, local.begin_step), Mean()
+        return "localsgd", local, FixedInterval(local.k_steps, local.begin_step), PlainMean()
     if strategy.adaptive_localsgd and adaptive.max_k_steps > 1:
         k, max_k = adaptive.init_k_steps, adaptive.max_k_steps
-        return "adaptive_localsgd", adaptive, Adaptive(k, max_k, adaptive.begin_step), Mean()
+        return (
+            "adaptive_localsgd",
+            adaptive,
+            AdaptiveInterval(k, max_k, adaptive.begin_step),
+            PlainMean(),
+        )
     if strategy.diloco:
-        outer = Nesterov(diloco.outer_lr, diloco.outer_momentum)
-        return "diloco", diloco, Every(diloco.k_steps, diloco.begin_step), outer
+        outer = NesterovMomentum(diloco.outer_lr, diloco.outer_momentum)
+        return "diloco", diloco, FixedInterval(diloco.k_steps, diloco.begin_step), outer
     return None
 
 
@@ -309,11 +320,11 @@ def begin_anew(job: Job, names: Names) -> None:
         alone.engine.begin_anew(alone.engine.schedule.step, names)
 
 
-def _load(engine: Averaging, *, state: Mapping[str, Any], names: Names) -> None:
+def _load(engine: LocalTrainingEngine, *, state: Mapping[str, Any], names: Names) -> None:
     engine.load(state, names)
 
 
-def _begin_anew(engine: Averaging, *, step: int, names: Names) -> None:
+def _begin_anew(engine: LocalTrainingEngine, *, step: int, names: Names) -> None:
     engine.begin_anew(step, names)
 
 

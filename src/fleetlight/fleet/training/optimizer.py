@@ -17,8 +17,8 @@ from fleetlight.fleet.job import Job
 from fleetlight.fleet.protocols import LocalSteps, RegisteredModel
 from fleetlight.fleet.training.gradient_merge import StepMerge
 from fleetlight.static.graph.variable import is_variable
-from fleetlight.torch_compat.autograd import version
 from fleetlight.torch_compat.lazy_dynamo import late_step
+from fleetlight.torch_compat.tensors import version
 from fleetlight.torch_compat.used_graphs import (
     backwards_so_far,
     has_gone_backward,
@@ -31,7 +31,7 @@ from fleetlight.torch_compat.used_graphs import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from fleetlight.collective.averaging.engine import Averaging
+    from fleetlight.collective.local_training.engine import LocalTrainingEngine
     from fleetlight.static.program import Program
     from fleetlight.static.writing.recorder import Part
 
@@ -50,7 +50,7 @@ class StepPolicy(Protocol):
     def count_on_servers(self, steps: int) -> None:
         """So many steps were made on the servers before."""
 
-    def go_on(self, there: Callable[[Averaging], None]) -> None:
+    def go_on(self, there: Callable[[LocalTrainingEngine], None]) -> None:
         """Values of a checkpoint were loaded: what trains alone goes on from there."""
 
     def notice_changes(self, model: RegisteredModel) -> None:
@@ -124,7 +124,7 @@ class StepPlan:
         """As in `RegisteredOptimizer`."""
         return self.policy.alone
 
-    def go_on(self, there: Callable[[Averaging], None]) -> None:
+    def go_on(self, there: Callable[[LocalTrainingEngine], None]) -> None:
         """As in `RegisteredOptimizer`."""
         self.policy.go_on(there)
 

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from fleetlight.torch_compat import rendezvous
-
 
 class _Node(NamedTuple):
     addr: str
@@ -112,14 +110,17 @@ def to_json(state: Any) -> bytes:
 
 def from_json(data: bytes, torch: Any) -> Any:
     """The way back, into torch's own classes."""
+    # loads torch, which a job of one machine has no use for
+    from fleetlight.torch_compat.c10d import empty_rendezvous_state, rendezvous_node
+
     read = msgspec.json.decode(data, type=_Round)
-    state = rendezvous.empty_state(torch)
+    state = empty_rendezvous_state(torch)
     state.round, state.complete, state.closed = read.round, read.complete, read.closed
     state.deadline = read.deadline
-    state.participants = {rendezvous.node(torch, *one): rank for one, rank in read.participants}
-    state.wait_list = {rendezvous.node(torch, *one) for one in read.wait_list}
-    state.redundancy_list = {rendezvous.node(torch, *one) for one in read.redundancy_list}
-    state.last_heartbeats = {rendezvous.node(torch, *one): at for one, at in read.last_heartbeats}
+    state.participants = {rendezvous_node(torch, *one): rank for one, rank in read.participants}
+    state.wait_list = {rendezvous_node(torch, *one) for one in read.wait_list}
+    state.redundancy_list = {rendezvous_node(torch, *one) for one in read.redundancy_list}
+    state.last_heartbeats = {rendezvous_node(torch, *one): at for one, at in read.last_heartbeats}
     return state
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import pathlib
 import re
@@ -12,6 +11,8 @@ import time
 from collections.abc import Callable
 
 from fleetlight.errors import LaunchError
+from fleetlight.files.atomic import replace_file
+from fleetlight.files.lock import FileLock
 from fleetlight.launch.job.layout import JobLayout, JobProcess
 
 #: the file that says whose logs these are
@@ -28,7 +29,7 @@ class LogFolder:
         path: pathlib.Path,
         *,
         moved_to: pathlib.Path | None = None,
-        lock: int | None = None,
+        lock: FileLock | None = None,
         is_shared: bool = False,
     ) -> None:
         self.path = path
@@ -56,16 +57,14 @@ class LogFolder:
             rows.append(f"node {rank} {node.host}")
         for kind, endpoints in (("server", layout.servers), ("worker", layout.workers)):
             rows += [f"{kind} {n} {host}:{port}" for n, (host, port) in enumerate(endpoints)]
-        # Another launcher of the job may be reading: it sees the old file or the new one.
-        fresh = self.path / f".{ENDPOINTS}.{os.getpid()}"
-        fresh.write_text("\n".join(rows) + "\n")
-        fresh.replace(self.path / ENDPOINTS)
+        # another launcher of the job may be reading
+        data = ("\n".join(rows) + "\n").encode()
+        replace_file(self.path / ENDPOINTS, data, unique=True, durable=False)
 
     def close(self) -> None:
         """Let another run have the folder."""
         if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+            self._lock.release()
 
 
 def claim(log_dir: str, job_id: str) -> LogFolder:
@@ -79,8 +78,8 @@ def claim(log_dir: str, job_id: str) -> LogFolder:
         _make(path)
         if _is_of_job(path, job_id):
             return LogFolder(path, is_shared=True)
-        lock, is_free = _lock(path)
-        if is_free:
+        lock = _lock(path)
+        if lock is not None:
             return LogFolder(path, moved_to=_move_old(path), lock=lock)
     raise LaunchError(f"every log folder from {log_dir} to {log_dir}-999 is in use; say --log_dir")
 
@@ -103,18 +102,15 @@ def _is_of_job(path: pathlib.Path, job_id: str) -> bool:
     return False
 
 
-def _lock(path: pathlib.Path) -> tuple[int | None, bool]:
-    """An exclusive lock that dies with this process, and whether it was to be had."""
-    import fcntl
-
-    descriptor = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        # A file system without locks must not stop the job.
-        return None, error.errno not in (errno.EWOULDBLOCK, errno.EACCES)
-    return descriptor, True
+def _lock(path: pathlib.Path) -> FileLock | None:
+    """The lock of the folder; None while another run holds it."""
+    lock = FileLock(path / ".lock", 0o644)
+    # a file system without locks must not stop the job
+    with contextlib.suppress(OSError):
+        if not lock.acquire():
+            lock.release()
+            return None
+    return lock
 
 
 def _move_old(path: pathlib.Path) -> pathlib.Path | None:

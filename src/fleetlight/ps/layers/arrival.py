@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fleetlight.ps.layers.table_gradient import TableGradient
 from fleetlight.ps.update import TableGradients
-from fleetlight.torch_compat.autograd import has_gradient_hooks, runs_in_backward, without_functions
+from fleetlight.torch_compat.tensors import has_gradient_hooks, runs_in_backward, without_functions
 
 #: scripts may call backward in several threads
 _lock = threading.Lock()

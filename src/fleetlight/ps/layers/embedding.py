@@ -24,7 +24,7 @@ from fleetlight.ps.layers.rowless_state import warn_of_no_rows
 from fleetlight.ps.layers.table_weight import TableWeight
 from fleetlight.ps.plan import InitializerPlan
 from fleetlight.ps.update import Floats, Ids
-from fleetlight.torch_compat.autograd import without_functions
+from fleetlight.torch_compat.tensors import without_functions
 
 #: ("uniform", low, high), ("normal", mean, std), ("constant", value) or "zeros"
 Initializer = str | tuple[str, float] | tuple[str, float, float]

@@ -16,7 +16,7 @@ from fleetlight.kernels.ids.bags import Mode
 from fleetlight.ps.layers.arrival import arrived
 from fleetlight.ps.layers.handle import Visit
 from fleetlight.ps.update import Floats, TableGradients
-from fleetlight.torch_compat.autograd import without_functions
+from fleetlight.torch_compat.tensors import without_functions
 
 Counts = tuple[Floats, Floats] | None
 

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from fleetlight.errors import DeadlineError
 from fleetlight.observe.log import logger
 from fleetlight.ps.changes import Change, Standing
-from fleetlight.ps.journal.folder import Folder, Identity
+from fleetlight.ps.journal.disk_full_retry import once_there_is_room
+from fleetlight.ps.journal.folder import Folder, FolderIdentity
 from fleetlight.ps.journal.history import history
 from fleetlight.ps.journal.journal import Journal, Policy
-from fleetlight.ps.journal.room import once_there_is_room
 from fleetlight.ps.messages import TableFile
 from fleetlight.ps.resume import Decision
 from fleetlight.ps.server.chronicle import Chronicle
@@ -128,7 +128,7 @@ class Durability:
     #: the snapshot before has given way to a checkpoint
     _gave_way = False
 
-    def __init__(self, durable: Durable, identity: Identity) -> None:
+    def __init__(self, durable: Durable, identity: FolderIdentity) -> None:
         self._durable = durable
         self._folder = Folder.open(
             durable.path,

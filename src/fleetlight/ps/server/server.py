@@ -24,7 +24,7 @@ from fleetlight.errors import (
     ProtocolError,
 )
 from fleetlight.ps import messages as m
-from fleetlight.ps.journal.folder import Identity
+from fleetlight.ps.journal.folder import FolderIdentity
 from fleetlight.ps.plan import Plan, first_difference
 from fleetlight.ps.resume import FINISHED, KEPT, REFUSED, check_beginning
 from fleetlight.ps.server.ahead_lists import AheadList
@@ -161,7 +161,7 @@ class Server:
         return dataclasses.replace(durable, decision=decision, must_exist=False)
 
     def _opened(self, durable: Durable, plan: Plan, loading: bool) -> Durability:
-        identity = Identity(
+        identity = FolderIdentity(
             self.index, self._server_num, durable.job, plan, durable.start, loading=loading
         )
         return Durability(durable, identity)

@@ -28,7 +28,7 @@ from fleetlight.ps import messages as m
 from fleetlight.ps.transport.failures import error_of, failure_of
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.lanes import BEAT, CONTROL
-from fleetlight.torch_compat.views import assign
+from fleetlight.torch_compat.tensors import assign
 
 _OPS: dict[str, Callable[[Tensor], Tensor]] = {
     "sum": lambda stacked: stacked.sum(0, dtype=stacked.dtype),

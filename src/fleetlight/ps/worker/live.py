@@ -13,7 +13,7 @@ from torch import Tensor
 from fleetlight.errors import PlanError
 from fleetlight.ps.dtypes import as_tensor, flat_array, numpy_dtype
 from fleetlight.ps.placement import Block
-from fleetlight.torch_compat.autograd import version
+from fleetlight.torch_compat.tensors import version
 
 
 class Live:

@@ -14,7 +14,7 @@ from fleetlight.errors import JournalError
 from fleetlight.fleet.served.durable.durability_dir import durable_of, redo_of, remains_of
 from fleetlight.fleet.server.job import ServerJob
 from fleetlight.ps import messages as m
-from fleetlight.ps.journal.folder import Folder, Identity
+from fleetlight.ps.journal.folder import Folder, FolderIdentity
 from fleetlight.ps.resume import KEPT, NOTHING
 from fleetlight.ps.worker.redo.commits import Moment
 from fleetlight.roles import Kind, Role
@@ -49,7 +49,7 @@ def test_a_server_tells_what_an_earlier_launch_has_left(tmp_path: Path) -> None:
     strategy = DistributedStrategy(durability="log", durability_configs={"folder": str(tmp_path)})
     role = Role(kind=Kind.SERVER, index=0, server_num=1, worker_num=2, job="a job", resume=True)
     assert remains_of(role, strategy).state == NOTHING  # type: ignore[union-attr]
-    Folder.open(tmp_path / "server-0-of-1", Identity(0, 1, "a job", plan())).close()
+    Folder.open(tmp_path / "server-0-of-1", FolderIdentity(0, 1, "a job", plan())).close()
     # it alone was started again
     assert remains_of(role, strategy) is None
     later = role.replace(job="another launch")

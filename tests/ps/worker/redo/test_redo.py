@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 from typing import Any
@@ -277,7 +278,7 @@ def test_a_life_that_finds_no_room_says_what_to_do(
 
 def test_what_is_large_waits_for_room_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     redo = opened(tmp_path)
-    full = NoRoom(monkeypatch, "kept.new", 4)
+    full = NoRoom(monkeypatch, f"kept.{hashlib.sha256(bytes(range(9))).hexdigest()}.new", 4)
     full.only_open = True
     name = redo.shelf.put(np.arange(9, dtype=np.uint8))
     assert full.left == 0

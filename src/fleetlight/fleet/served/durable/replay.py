@@ -31,8 +31,7 @@ from fleetlight.fleet.served.durable.unserved_tensors import UnservedTensors
 from fleetlight.observe.log import logger
 from fleetlight.ps.worker.redo.commits import Moment
 from fleetlight.ps.worker.redo.redo import Redo
-from fleetlight.torch_compat.autograd import version
-from fleetlight.torch_compat.views import assign
+from fleetlight.torch_compat.tensors import assign, version
 
 Position = Mapping[str, Any]
 
@@ -211,15 +210,15 @@ class WorkerReplay:
             self._mark = None
             return
         # an evaluation since the last step, which is read no more, is behind the worker
-        has_ended = self._mark and not self.job.loaders[self._mark.loader].is_being_read
+        has_ended = self._mark and not self.job.loaders[self._mark.loader].cursor.is_being_read
         if self._is_stale or has_ended:
-            positions: list[Position] = [one.standing() for one in self.job.loaders]
+            positions: list[Position] = [one.cursor.resume_state() for one in self.job.loaders]
             positions[loader] = before
             self._mark = _BatchMark(loader, positions, self._answers.made, self._answers.meetings)
             self._is_stale = False
             self._made.clear()
             self._hand.clear()
-        self._hand[loader] = _checksum(self.job.loaders[loader].records_behind(before))
+        self._hand[loader] = _checksum(self.job.loaders[loader].source.records_after(before))
 
     def passes(self, optimizer: int) -> bool:
         """True for a step that the servers have already: to be left out."""
@@ -239,7 +238,10 @@ class WorkerReplay:
         values = self._there.values
         before = {n: _place(values["loaders"][n], records) for n, records in values["hand"].items()}
         hand = self._in_hand()
-        now = {n: _place(self.job.loaders[n].standing(), records) for n, records in hand.items()}
+        now = {
+            n: _place(self.job.loaders[n].cursor.resume_state(), records)
+            for n, records in hand.items()
+        }
         if now != before:
             told = _ANOTHER.format(now=_told(now), before=_told(before))
             raise ComebackError(_ELSEWHERE.format(step=told))
@@ -249,7 +251,7 @@ class WorkerReplay:
         return {
             number: self._hand.get(number, 0)
             for number, loader in enumerate(self.job.loaders)
-            if number in self._hand or loader.is_being_read
+            if number in self._hand or loader.cursor.is_being_read
         }
 
     def passed(self, optimizer: int) -> None:

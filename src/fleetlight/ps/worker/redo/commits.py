@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from fleetlight.errors import JournalError
 from fleetlight.ps.calls import NONE, Call
-from fleetlight.ps.journal.room import once_there_is_room, written
+from fleetlight.ps.journal.disk_full_retry import once_there_is_room, written
 from fleetlight.ps.messages import Apply, Exchange, Push
 from fleetlight.ps.transport.protocol import (
     FILE_HEADER_LIMIT,

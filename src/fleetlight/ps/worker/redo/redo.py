@@ -8,6 +8,7 @@ place, where the answers to calls come from what was written down, too; and goes
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,11 +17,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from fleetlight.files.atomic import replace_file
 from fleetlight.ps.calls import NONE, Call
+from fleetlight.ps.journal.disk_full_retry import once_there_is_room, written
 from fleetlight.ps.journal.folder import launch_of
-from fleetlight.ps.journal.place import claim, release, replace
-from fleetlight.ps.journal.records import Reader, Record, framed
-from fleetlight.ps.journal.room import once_there_is_room, written
+from fleetlight.ps.journal.locked_dir import lock_folder
+from fleetlight.ps.journal.records import LogRecord, Reader, framed
 from fleetlight.ps.resume import LEFT, NOTHING, STARTED, STEPPED, UNABLE, Decision, Remains
 from fleetlight.ps.transport.protocol import Codec
 from fleetlight.ps.worker.redo import shelf
@@ -80,7 +82,7 @@ class Redo:
         outlives the machine, too.
         """
         self._path, self._patience_s, self._sync = path, patience_s, sync
-        self._lock = once_there_is_room(path, lambda: claim(path), patience_s)
+        self._lock = once_there_is_room(path, lambda: lock_folder(path), patience_s)
         self._commits: Commits | None = None
         self._file, self._size = -1, 0
         #: how large it was once it had been written anew
@@ -159,7 +161,7 @@ class Redo:
 
     def _identify(self) -> None:
         file, data = self._path / _IDENTITY, msgspec.json.encode(self.identity)
-        written(file, lambda: replace(file, data), self._patience_s)
+        written(file, lambda: replace_file(file, data, mode=0o600), self._patience_s)
 
     @property
     def last(self) -> Committed | None:
@@ -217,7 +219,7 @@ class Redo:
             self._identify()
         if not is_needed:
             _clear(self._path, identity=not ended)
-        release(self._lock)
+        self._lock.release()
 
     def _write_answer(self, one: Answered, answer: Sequence[bytes]) -> None:
         arrays = [np.frombuffer(part, np.uint8) for part in answer]
@@ -239,7 +241,7 @@ class Redo:
         )
         self._size += len(record)
 
-    def _recorded(self) -> Iterable[Record[Answered]]:
+    def _recorded(self) -> Iterable[LogRecord[Answered]]:
         """The answers in the file; what its writer died over is cut off."""
         path, records = self._path / _ANSWERS, []
         data = np.fromfile(path, np.uint8) if path.exists() else np.empty(0, np.uint8)
@@ -258,17 +260,13 @@ class Redo:
             if may_be_made_again(record.message.number, moment.prelude, moment.answers)
             for part in framed(_CODEC, record.message, record.arrays).sealed(1)
         ]
-        beside = self._path / f"{_ANSWERS}.new"
-        try:
-            beside.write_bytes(b"".join(parts))
-        except OSError:
-            # no room: the file that is there will do
-            self._compacted = self._size
-            return
-        beside.replace(self._path / _ANSWERS)
+        path = self._path / _ANSWERS
+        # where the disk has no room, the old file continues
+        with contextlib.suppress(OSError):
+            replace_file(path, b"".join(parts), mode=0o600, durable=self._sync)
         os.close(self._file)
-        self._file = os.open(self._path / _ANSWERS, os.O_RDWR | os.O_CLOEXEC)
-        self._size = self._compacted = sum(map(len, parts))
+        self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._size = self._compacted = os.fstat(self._file).st_size
 
 
 def _is_same(before: Identity, wanted: Identity) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetlight.errors import ComebackError
-from fleetlight.ps.journal.segment import sync_folder
+from fleetlight.files.atomic import replacing, sync_folder
 from fleetlight.ps.worker.redo.commits import opened, patiently
 
 _NAME = "kept."
@@ -91,13 +91,12 @@ class Shelf:
 
     def _write(self, name: str, data: NDArray[np.uint8]) -> None:
         """Its name says that it is whole."""
-        beside = self._folder / f"{_NAME}new"
-        fd = opened(beside, self._patience_s, os.O_TRUNC)
-        try:
-            patiently(beside, fd, [data.data], 0, self._patience_s, sync=self._sync)
-        finally:
-            os.close(fd)
-        beside.replace(self._folder / f"{_NAME}{name}")
+        with replacing(self._folder / f"{_NAME}{name}") as temporary:
+            fd = opened(temporary, self._patience_s)
+            try:
+                patiently(temporary, fd, [data.data], 0, self._patience_s, sync=self._sync)
+            finally:
+                os.close(fd)
         if self._sync:
             sync_folder(self._folder)
 
