@@ -60,7 +60,7 @@ def test_a_save_that_a_server_dies_over_begins_anew(
     for at_the_call, loaded in job.run(work):
         equal(at_the_call, loaded, atol=0)
     assert lost.calls == 2
-    assert f"the save into {tmp_path} begins anew: " in caplog.text
+    assert f"restarting the save into {tmp_path}: " in caplog.text
     assert str(error) in caplog.text
     checkpoint.read(tmp_path).verify()
     assert len(list(tmp_path.glob("generation-*"))) == 1

@@ -54,11 +54,11 @@ def train(member: Member, ids: Tensor, steps: int = 2) -> None:
 
 
 def taken(member: Member, **options: Any) -> dict[str, Any]:
-    return whole_state._taken_in(member.context, member.model, **options)
+    return whole_state._state_dict(member.context, member.model, **options)
 
 
 def put(member: Member, state: dict[str, Any]) -> None:
-    whole_state._put_into(member.context, member.model, state)
+    whole_state._load_state_dict(member.context, member.model, state)
 
 
 def said(member: Member) -> Tensor:

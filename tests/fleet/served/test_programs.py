@@ -144,7 +144,7 @@ def eagerly(worker: Member) -> Any:
 
 def told(worker: Member, losses: list[Tensor]) -> Any:
     worker.barrier()
-    tables = len(worker.session.drawn.plan.tables)
+    tables = len(worker.session.bound.plan.tables)
     return (
         torch.stack(losses),
         {n: p.detach().clone() for n, p in worker.model.named_parameters() if p.numel()},
@@ -466,8 +466,8 @@ def test_servers_write_no_gradients_and_run_nothing() -> None:
         strategy=DistributedStrategy(),
         process=SimpleNamespace(stop=lambda: None),  # type: ignore[arg-type]
     )
-    context.models.append(context.plan_model(model))
-    context.optimizers.append(context.plan_optimizer(optimizer))
+    context.models.append(context.manage_model(model))
+    context.optimizers.append(context.manage_optimizer(optimizer))
     member = Member(0, context, model, [optimizer])
     program = capture(member)
     assert main_program() is program

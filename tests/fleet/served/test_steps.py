@@ -105,7 +105,7 @@ def test_a_closure_is_called_once_before_the_gradients_are_taken(mode: dict[str,
 def test_what_weighs_less_has_smaller_gradients() -> None:
     def train(worker: Member) -> Any:
         [plan] = worker.context.models
-        plan.weigh(0.5 + worker.index)
+        plan.set_batch_weight(0.5 + worker.index)
         worker.model(ONE).sum().backward()
         worker.optimizer.step()
         return worker.model.linear.bias.detach().clone()  # type: ignore[union-attr]
@@ -152,8 +152,8 @@ def test_servers_do_not_train() -> None:
         strategy=DistributedStrategy(),
         process=SimpleNamespace(stop=lambda: None),  # type: ignore[arg-type]
     )
-    context.models.append(context.plan_model(model))
-    context.optimizers.append(context.plan_optimizer(optimizer))
+    context.models.append(context.manage_model(model))
+    context.optimizers.append(context.manage_optimizer(optimizer))
     with pytest.raises(PlanError, match="the model was called in a parameter server"):
         model(ONE)
     with pytest.raises(PlanError, match=r"optimizer\.step was called in a parameter server"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fleet.shard`: each worker its own part of the records; `fleet.progress` shows how far it is."""
+"""`fleet.shard`, which gives each worker its part of the records, and `fleet.progress`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fleetlight.data.ranges import Queue
 from fleetlight.errors import ConfigError, did_you_mean, names_arguments
 from fleetlight.fleet.job import IdsOf, Job, current
 from fleetlight.fleet.protocols import BatchWeights
-from fleetlight.fleet.training.worker_seeds import make_distinct
+from fleetlight.fleet.training.worker_seeds import derive_worker_seeds
 from fleetlight.observe.log import logger
 from fleetlight.observe.progress import Progress
 
-#: how records can be dealt out
+#: values of `deal`
 DEALS = ("blocks", "queue")
-#: records of such a type are stacked into batches of the same one; torch has no word for others
+#: batches of these types have the type of their records; torch has no type for others
 T = TypeVar("T")
 Batch = TypeVar("Batch", bound="Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]")
 
@@ -52,18 +52,18 @@ def shard(
     deal: str = "blocks",
     range_batches: int = 16,
 ) -> ShardLoader[Any]:
-    """The same loader for this worker's part; its batch size is per worker.
+    """Return a loader of this worker's part of the records; its batch size is per worker.
 
-    At step i the workers together hold block i (workers x batch size) of the epoch's order.
-    The last, short block: `tail="join"` splits it (gradients are weighed by the samples),
-    `"drop"` leaves it out, `"pad"` fills it from the beginning.
+    At step i the workers together train on block i (workers x batch size) of the epoch's order.
+    The last block may be short: `tail="join"` splits it (gradients are weighed by the number of
+    samples), `"drop"` omits it, `"pad"` fills it from the first records.
 
-    With parameter servers (sync or async) the rows of the batch after the one in hand are pulled
-    ahead: `lookahead(batch)` answers its `{table name: ids}`; without it they are learned for
-    tensors of int64 that come to a table unchanged. `lookahead=False` loads no batch ahead.
+    With parameter servers (sync or async), rows of the next batch are prefetched:
+    `lookahead(batch)` returns its `{table name: ids}`. Without it, they are learned for int64
+    tensors that reach a table unchanged. `lookahead=False` reads no batch ahead.
 
-    With `deal="queue"` (async, staleness, GeoSGD) workers ask for the records range by range, of
-    `range_batches` batches at most: who is faster does more, and an epoch ends for all once every
+    With `deal="queue"` (async, staleness, GeoSGD), workers fetch ranges of at most `range_batches`
+    batches on demand: a faster worker fetches more. The epoch ends for all workers once every
     record is trained on.
     """
     job = current()
@@ -77,19 +77,19 @@ def shard(
         observer=JobObserver(job, lookahead),
         queue=_queue(job, deal, range_batches),
     )
-    if job.stopping is not None:
-        job.stopping.place(sharded, len(job.loaders))
+    if job.autosave is not None:
+        job.autosave.position_loader(sharded, len(job.loaders))
     number = len(job.loaders)
     job.loaders.append(sharded)
     position = job.replay.position_of(number)
     if position is not None:
-        # a script asks the loader that it trains on where to begin
+        # the script must ask the loader that it trains on for its position
         sharded.go_on(position, must_be_asked=job.replay.is_trained_on(number))
     return sharded
 
 
 def _queue(job: Job, deal: str, range_batches: int) -> Queue | None:
-    """How the next loader is dealt out on demand, if it is."""
+    """The queue of the next loader; None for blocks."""
     if deal not in DEALS:
         raise ConfigError(f"fleet.shard: got {deal=}; {did_you_mean(deal, DEALS)}")
     return job.shard_queue(range_batches) if deal == "queue" else None
@@ -103,10 +103,10 @@ def _check_lookahead(lookahead: IdsOf | Literal[False] | None) -> None:
         )
 
 
-class Weights:
-    """Tells the reducers what this worker's next gradients weigh, and where they come from.
+class LoaderWeights:
+    """Sets the weight and position of this worker's next gradients from the current batch.
 
-    It is told the share of each batch handed out; of None, every worker weighs the same.
+    Without a batch (None) all workers have the same weight.
     """
 
     def __init__(self, job: Job) -> None:
@@ -115,15 +115,15 @@ class Weights:
         self._has_warned = False
 
     def set(self, share: BatchShare | None) -> BatchShare | None:
-        """Set the share of the batch handed out now; answers the one before."""
+        """Set the share of the current batch; returns the previous one."""
         before, self.now = self.now, share
         if share is None:
-            # a loop begins: loading processes get their seeds from this one's random numbers
-            make_distinct(self._job)
+            # a loop begins, and its loading processes get seeds from this process
+            derive_worker_seeds(self._job)
         if share is not None and not self._job.models:
             self._warn_once()
-        for plan in self._job.models:
-            plan.weigh(self._weight_of(share), _position_of(share))
+        for managed in self._job.models:
+            managed.set_batch_weight(self._weight_of(share), _position_of(share))
         return before
 
     def _weight_of(self, share: BatchShare | None) -> float:
@@ -136,45 +136,40 @@ class Weights:
     def _warn_once(self) -> None:
         if not self._has_warned and not self._job.group.alone:
             logger.warning(
-                "a sharded loader is read, but no model is registered: without "
-                "model = fleet.distributed_model(model) each worker trains its own"
+                "a sharded loader is read, but no model is registered, so each worker trains its "
+                "own; add model = fleet.distributed_model(model)"
             )
         self._has_warned = True
 
 
 class JobObserver:
-    """What a job does with the batches of one loader."""
+    """Passes the events of one loader to the job."""
 
     def __init__(self, job: Job, lookahead: IdsOf | Literal[False] | None) -> None:
         self._weights, self._replay = _weights(job), job.replay
         self._number = len(job.loaders)
         self._hints = None if lookahead is False else job.prefetch_hints(lookahead)
-        self._stopping = job.stopping
+        self._autosave = job.autosave
 
     def begins(self) -> None:
-        """As in `LoaderObserver`."""
         self._replay.begins(self._number)
 
     def shares(self, share: BatchShare | None) -> BatchShare | None:
-        """As in `LoaderObserver`."""
         return self._weights.set(share)
 
     def hands_out(self, before: Mapping[str, Any]) -> None:
-        """As in `LoaderObserver`."""
         self._replay.hands_out(self._number, before)
 
     def between(self, loader: ShardLoader[Any]) -> None:
-        """No step is half made now; a thread that reads ahead cannot say so."""
+        # only the main thread is between two steps; another one may read ahead
         is_here = threading.current_thread() is threading.main_thread()
-        if self._stopping is not None and is_here:
-            self._stopping.between(loader)
+        if self._autosave is not None and is_here:
+            self._autosave.between(loader)
 
     def wants_next(self) -> bool:
-        """As in `LoaderObserver`."""
         return self._hints is not None and self._hints.wanted()
 
     def announces(self, batches: Sequence[Any]) -> None:
-        """As in `LoaderObserver`."""
         if self._hints is not None:
             self._hints.announce(batches)
 
@@ -184,21 +179,20 @@ class JobObserver:
 
 
 def _position_of(share: BatchShare | None) -> Position:
-    """Where the worker is; nobody knows when a thread reads ahead of the training."""
+    """The position of the worker; unknown where another thread reads ahead of the training."""
     if share is None or threading.current_thread() is not threading.main_thread():
         return UNKNOWN
     return Position(share.epoch, share.consumed)
 
 
 def _weights(job: Job) -> BatchWeights:
-    """One for all loaders of a job: the batch handed out last is the one that is trained on."""
-    if job.weights is None:
-        job.weights = Weights(job)
-    return job.weights
+    """The weights of a job, shared by its loaders: the script trains on the last batch."""
+    if job.batch_weights is None:
+        job.batch_weights = LoaderWeights(job)
+    return job.batch_weights
 
 
 def progress(loader: Iterable[T], total: int | None = None) -> Progress[T]:
-    """Wrap a loader; worker 0 shows how far it is. `.show(loss=loss)` adds values."""
-    # worker 0 speaks for the whole job
+    """Wrap a loader; worker 0 shows a progress bar. `.show(loss=loss)` adds values to it."""
     samples = loader.samples_per_step if isinstance(loader, ShardLoader) else None
     return Progress(loader, total=total, rank0=current().group.index == 0, samples_per_step=samples)
