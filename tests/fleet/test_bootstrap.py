@@ -56,7 +56,7 @@ def test_workers_without_servers_are_told_what_to_do() -> None:
 
 
 def test_servers_must_have_an_address() -> None:
-    with pytest.raises(RoleError, match="nothing says where they listen; give their host:port"):
+    with pytest.raises(RoleError, match="no variable says where they listen; give their host:port"):
         joined(Role(worker_num=1, server_num=1))
 
 

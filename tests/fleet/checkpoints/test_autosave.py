@@ -219,7 +219,7 @@ def save_now_and_then(dirname: str, configs: dict[str, Any]) -> Any:
     job, saved = Job(dirname, **configs), []
 
     def behind(_: int) -> None:
-        current().saving.finish()
+        current().background_save.finish()
         with contextlib.suppress(fleet.errors.CheckpointError):
             saved.append(checkpoint.read(dirname).manifest.step)
 
@@ -262,7 +262,7 @@ def end_early(dirname: str) -> None:
 
     def behind(steps: int) -> None:
         if steps == 5:
-            current().saving.finish()
+            current().background_save.finish()
             files.sync_directory = lambda path: os._exit(9)
             os.kill(os.getpid(), signal.SIGTERM)
 

@@ -262,7 +262,7 @@ def test_a_pickled_model_says_that_its_rows_stayed(caplog: Any) -> None:
         with pytest.raises(PlanError, match=words):
             layer(IDS)
     with pytest.raises(PlanError, match="rows of table moved stayed"):
-        registering._refuse_of_earlier_job(model)
+        registering._refuse_model_of_earlier_job(model)
 
 
 def test_a_state_without_rows_is_warned_of_before_the_next_job(caplog: Any) -> None:

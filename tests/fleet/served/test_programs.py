@@ -19,7 +19,7 @@ import fleetlight as fleet
 from fleetlight import static
 from fleetlight.data.observer import BatchShare
 from fleetlight.errors import ConfigError, PlanError, StrategyError
-from fleetlight.fleet.public.sharding import Weights
+from fleetlight.fleet.public.sharding import LoaderWeights
 from fleetlight.fleet.server.job import ServerJob
 from fleetlight.fleet.training.programs import main_program
 from fleetlight.ps.layers.embedding import SparseEmbedding, SparseEmbeddingBag
@@ -240,7 +240,7 @@ def test_async_brings_every_gradient() -> None:
 
 def test_what_weighs_less_has_smaller_gradients() -> None:
     def train(worker: Member) -> Any:
-        weights = Weights(worker.context)
+        weights = LoaderWeights(worker.context)
         program = capture(worker)
         # the first worker has none left, then both have
         executor = static.Executor()

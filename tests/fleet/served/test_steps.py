@@ -17,7 +17,7 @@ from torch import nn
 from fleetlight.collective.group import Group
 from fleetlight.data.observer import BatchShare
 from fleetlight.errors import PlanError
-from fleetlight.fleet.public.sharding import Weights
+from fleetlight.fleet.public.sharding import LoaderWeights
 from fleetlight.fleet.server.job import ServerJob
 from fleetlight.fleet.training.model import reduction_of
 from fleetlight.roles import Kind, Role
@@ -267,7 +267,7 @@ def test_a_sum_of_gradients_is_not_made_with_servers(mode: dict[str, Any]) -> No
     """Of a batch of 4, worker 0 has 3 and worker 1 has 1; each weighs by what it has."""
 
     def train(worker: Member) -> Any:
-        weights = Weights(worker.context)
+        weights = LoaderWeights(worker.context)
         weights.set(BatchShare(mine=3 - 2 * worker.index, total=4, epoch=0, consumed=0))
         (worker.model(ONE).sum() * (1 + worker.index)).backward()
         worker.barrier()  # both have read what neither has changed yet

@@ -16,7 +16,7 @@ from fleetlight.fleet.parts.loss import scaler_at_work
 from fleetlight.torch_compat.optimizers import count_as_stepped
 
 
-class GradientMerge:
+class MergedGradients:
     """Turns k steps into one.
 
     Each step moves the gradients into a sum that `zero_grad` does not reach. The last one puts the

@@ -15,7 +15,7 @@ from torch import Tensor
 from fleetlight.errors import PlanError
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.protocols import LocalSteps, RegisteredModel
-from fleetlight.fleet.training.gradient_merge import GradientMerge
+from fleetlight.fleet.training.gradient_merge import MergedGradients
 from fleetlight.static.graph.variable import is_variable
 from fleetlight.torch_compat.autograd import version
 from fleetlight.torch_compat.lazy_dynamo import late_step
@@ -95,7 +95,7 @@ class ManagedOptimizer:
         self.job = job
         self._scaler: torch.amp.GradScaler | None = None
         self._frozen = False
-        self.merge: GradientMerge | None = None
+        self.merge: MergedGradients | None = None
         #: the last program that makes its steps, if one does
         self.program: Program | None = None
         #: all such programs that still exist
@@ -156,7 +156,7 @@ class ManagedOptimizer:
         self._frozen = True
         strategy = self.job.strategy
         if strategy.gradient_merge and strategy.gradient_merge_configs.k_steps > 1:
-            self.merge = GradientMerge(self.optimizer, self.job)
+            self.merge = MergedGradients(self.optimizer, self.job)
         self.policy.begin()
 
     def _wrap_step(self) -> None:

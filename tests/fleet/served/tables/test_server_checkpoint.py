@@ -100,7 +100,7 @@ def saved_job(path: Path, strategy: dict[str, Any] = SYNC, build: Any = adam, **
         save(member, path, **how)
         train(member, range(4, 8))
         # as stop_worker does
-        member.context.saving.finish()
+        member.context.background_save.finish()
         return state(member)
 
     return Job(build, strategy, workers=2, servers=2).run(work)
@@ -283,7 +283,7 @@ def test_another_rule_takes_the_weights(tmp_path: Path, caplog: Any) -> None:
     same, kept = loaded_by(tmp_path, lambda: adam(optimizer="adagrad"))
     assert text == same == "loaded"
     equal(after, kept, atol=0)
-    told = [r.getMessage() for r in caplog.records if "begins anew" in r.getMessage()]
+    told = [r.getMessage() for r in caplog.records if "is reset" in r.getMessage()]
     assert ["table open: it was saved with adagrad" in text for text in told] == [True]
 
 
