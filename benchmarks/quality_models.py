@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from benchmarks.jobs import BenchmarkError
 from fleetlight.data import Adult, ClickLog, MovieLens, Record
-from fleetlight.data.rows import Batched, Table
+from fleetlight.data.records import BatchedDataset, TableDataset
 
 DIM, WIDTH = 8, 64
 #: the generated click log: the rarest ids of 20,000 are seen some times
@@ -78,8 +78,8 @@ def open_rows(dim: int, wide: bool) -> nn.Module:
 class Task:
     """Records to train and to test on; `rows` ids there are, None for an open number."""
 
-    train: Batched[Record]
-    test: Batched[Record]
+    train: BatchedDataset[Record]
+    test: BatchedDataset[Record]
     rows: int | None
     best_auc: float | None = None
 
@@ -99,12 +99,12 @@ def task(name: str, data: str, seed: int, samples: int) -> Task:
     return split(compact({"adult": adult, "movielens": movielens}[name](data)), seed)
 
 
-def adult(data: str) -> Table[Record]:
+def adult(data: str) -> TableDataset[Record]:
     """The census."""
     return Adult(_file(data, "adult"), stand_in=not data)
 
 
-def movielens(data: str) -> Table[Record]:
+def movielens(data: str) -> TableDataset[Record]:
     """Who likes which film, and when that was said."""
     ratings = MovieLens(_file(data, "movielens"), stand_in=not data)
     user, film, stars, time = ratings.columns
@@ -112,22 +112,24 @@ def movielens(data: str) -> Table[Record]:
     ids = torch.stack([2 * user, 2 * film + 1], dim=1)
     when = (time - time.min()).double() / max(1, int(time.max() - time.min()))
     label = (stars >= LIKED).float()
-    return Table(ratings.name, Record(when[:, None].float(), ids, label))
+    return TableDataset(ratings.name, Record(when[:, None].float(), ids, label))
 
 
-def compact(records: Table[Record]) -> Table[Record]:
+def compact(records: TableDataset[Record]) -> TableDataset[Record]:
     """The same records with ids from 0 on, which torch's own layers need."""
     columns = records.columns
     places = np.unique(columns.ids.numpy(), return_inverse=True)[1]
     ids = torch.from_numpy(places).view(columns.ids.shape)
-    return Table(records.name, Record(columns.dense, ids, columns.label))
+    return TableDataset(records.name, Record(columns.dense, ids, columns.label))
 
 
-def split(records: Table[Record], seed: int) -> Task:
+def split(records: TableDataset[Record], seed: int) -> Task:
     """Another part for the test with every seed."""
     order = torch.randperm(len(records), generator=torch.Generator().manual_seed(seed))
     cut = int(len(records) * HELD_BACK)
-    test, train = (Table(records.name, records.batch(part)) for part in (order[:cut], order[cut:]))
+    test, train = (
+        TableDataset(records.name, records.batch(part)) for part in (order[:cut], order[cut:])
+    )
     return Task(train, test, int(records.columns.ids.max()) + 1)
 
 

@@ -19,7 +19,7 @@ from torch.utils.data import Subset
 from benchmarks import jobs
 from benchmarks.quality_models import Task, task
 from fleetlight.data import Record, ShardLoader
-from fleetlight.data.rows import Batched
+from fleetlight.data.records import BatchedDataset
 from fleetlight.observe import metrics
 
 OPTIMIZERS = {"adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}
@@ -98,7 +98,7 @@ def train(
 
 @torch.no_grad()
 def predictions(
-    model: nn.Module, test: Batched[Record], worker: int, workers: int
+    model: nn.Module, test: BatchedDataset[Record], worker: int, workers: int
 ) -> tuple[Tensor, Tensor]:
     """Scores and labels of this worker's share of the test."""
     model.eval()

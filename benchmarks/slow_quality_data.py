@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.jobs import BenchmarkError
 from fleetlight.data import MNIST
-from fleetlight.data.rows import Table
+from fleetlight.data.records import TableDataset
 
 #: names of modes
 SYNC, AGAIN, DGC = "synchronous", "synchronous again", "DGC, 0.1 %"
@@ -209,10 +209,10 @@ TASKS = {
 }
 
 
-def tables(task: str, folder: Path) -> tuple[Table[Example], Table[Example]]:
+def tables(task: str, folder: Path) -> tuple[TableDataset[Example], TableDataset[Example]]:
     """The records that `put` has left in a folder."""
     one = torch.load(folder / f"{task}.pt", weights_only=True)
-    train, test = (Table(task, Example(*one[split])) for split in ("train", "test"))
+    train, test = (TableDataset(task, Example(*one[split])) for split in ("train", "test"))
     return train, test
 
 

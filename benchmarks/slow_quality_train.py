@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import fleetlight as fleet
 from benchmarks.slow_quality_data import TASKS, Example, loss_of, tables
-from fleetlight.data.rows import Table
+from fleetlight.data.records import TableDataset
 
 #: of the first learning rate, what is left at the end
 LAST_RATE = 0.01
@@ -57,7 +57,7 @@ def work(options: Mapping[str, Any]) -> dict[str, Any]:
 def trained(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    train: Table[Example],
+    train: TableDataset[Example],
     options: Mapping[str, Any],
 ) -> list[float]:
     """The loss of every step; the learning rate falls along a cosine."""
@@ -89,7 +89,7 @@ def binned(losses: list[float]) -> list[float]:
 
 
 @torch.no_grad()
-def tested(model: nn.Module, test: Table[Example]) -> tuple[float, float]:
+def tested(model: nn.Module, test: TableDataset[Example]) -> tuple[float, float]:
     """Accuracy and loss on records that nobody has trained on."""
     model.eval()
     outputs = [(model(x), y) for x, y in test.loader(500)]

@@ -63,7 +63,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, args: argparse.Nam
 
 
 def data(args: argparse.Namespace) -> tuple[Dataset, Dataset, str]:
-    """Records to train and to test on, and what is known of the best AUC."""
+    """Records to train and to test on, and the best possible AUC if it is known."""
     if args.data:
         found = Criteo(args.data)
         cut = len(found) * 9 // 10

@@ -48,7 +48,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, args: argparse.Nam
 
 
 def data(args: argparse.Namespace) -> tuple[Dataset, Dataset, str]:
-    """Records to train and to test on, and what is known of the best AUC."""
+    """Records to train and to test on, and the best possible AUC if it is known."""
     if args.data:
         found = Criteo(args.data)
         cut = len(found) * 9 // 10
@@ -68,7 +68,7 @@ def predictions(model: nn.Module, test: Dataset) -> tuple[Tensor, Tensor]:
 
 
 def auc(scores: Tensor, labels: Tensor) -> float:
-    """The chance that a click has a higher score than a record without one."""
+    """The probability that a click has a higher score than a record without one."""
     ranks = torch.empty(len(scores), dtype=torch.float64)
     ranks[scores.argsort()] = torch.arange(1, len(scores) + 1, dtype=torch.float64)
     clicks = labels.sum().double()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An MLP (784-128-128-10, tanh) on MNIST with Adam, kept by parameter servers."""
+"""An MLP (784-128-128-10, tanh) on MNIST with Adam, on parameter servers."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def first(dataset: Dataset, count: int) -> Dataset:
 
 def mlp() -> nn.Sequential:
     return nn.Sequential(
-        # gradients come late here: images around 0 make a model that bears it
+        # values are stale here: images around 0 make a model that tolerates it
         nn.LayerNorm((1, 28, 28), elementwise_affine=False),
         nn.Flatten(),
         *(nn.Linear(784, 128), nn.Tanh()),
@@ -102,7 +102,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--data", default="", help="folder of the idx files (default: generated)")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--limit", type=int, default=0, help="use so many records (0: all)")
+    parser.add_argument("--limit", type=int, default=0, help="number of records (0: all)")
     parser.add_argument("--show_every", type=int, default=100, metavar="STEPS")
     parser.add_argument("--out", type=Path, default=Path("output/mnist_mlp"))
     return parser.parse_args()

@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def tuning() -> fleet.DistributedStrategy:
-    """Five settings that people tune."""
+    """Five tuning settings."""
     strategy = fleet.DistributedStrategy()
     strategy.nccl_comm_num = 2
     strategy.fuse_all_reduce_ops = True

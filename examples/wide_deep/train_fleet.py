@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 import fleetlight as fleet
 from fleetlight.data import ClickLog, Criteo
 
-#: one field of the strategy is what the modes differ in
+#: the modes differ in one field of the strategy
 MODES = {
     "sync": {"a_sync": False},
     "async": {"a_sync": True},
@@ -91,7 +91,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, args: argparse.Nam
 
 
 def data(args: argparse.Namespace) -> tuple[Dataset, Dataset, str]:
-    """Records to train and to test on, and what is known of the best AUC."""
+    """Records to train and to test on, and the best possible AUC if it is known."""
     if args.data:
         found = Criteo(args.data)
         cut = len(found) * 9 // 10

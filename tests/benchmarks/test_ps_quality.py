@@ -11,11 +11,11 @@ from benchmarks.ps_quality import SYNC, Difference, servers_job, torch_job
 
 from benchmarks import jobs, ps_quality, quality_models
 from fleetlight.data import Record
-from fleetlight.data.rows import Table
+from fleetlight.data.records import TableDataset
 
 pytestmark = pytest.mark.long
 
-RECORDS = Table(
+RECORDS = TableDataset(
     "tiny",
     Record(
         torch.arange(10.0)[:, None],

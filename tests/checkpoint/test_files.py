@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.checkpoint.states import full_disk_at
+from tests.checkpoint.states import described, full_disk_at
 
-from fleetlight.checkpoint import files
-from fleetlight.checkpoint.manifest import FileEntry
+from fleetlight.checkpoint.storage import files
+from fleetlight.checkpoint.storage.manifest import FileEntry
 from fleetlight.errors import CorruptCheckpointError
 
 
@@ -26,7 +25,7 @@ def test_a_sink_knows_size_and_checksum(tmp_path: Path) -> None:
         entry = sink.flush()
     assert (tmp_path / "a").read_bytes() == data
     assert entry == FileEntry("a", 3000, hashlib.sha256(data).hexdigest())
-    assert files.describe(tmp_path / "a") == entry
+    assert described(tmp_path / "a") == entry
     files.verify(tmp_path / "a", entry)
 
 
@@ -51,7 +50,7 @@ def test_writes_that_take_only_a_part_are_continued(
 def test_verify_tells_truncated_from_changed(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"12345678")
-    entry = files.describe(path)
+    entry = described(path)
     path.write_bytes(b"1234")
     with pytest.raises(CorruptCheckpointError, match=r"a was truncated .* 4 bytes, expected 8"):
         files.verify(path, entry)
@@ -81,17 +80,3 @@ def test_replacing_leaves_the_old_file_when_it_fails(
         sink.write(b"new")
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["a"]
-
-
-def test_a_file_system_that_cannot_flush_names_is_accepted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(fd: int) -> None:
-        raise OSError(error, os.strerror(error))
-
-    monkeypatch.setattr(os, "fsync", refuse)
-    error = errno.EINVAL
-    files.sync_directory(tmp_path)
-    error = errno.EIO
-    with pytest.raises(OSError, match="Input/output"):
-        files.sync_directory(tmp_path)

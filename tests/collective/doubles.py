@@ -8,20 +8,20 @@ from typing import Any
 
 from torch.futures import Future
 
-from fleetlight.collective.position import Stamp
 from fleetlight.collective.routes.route import Bucket
+from fleetlight.collective.stamp import GradientStamp
 
 
 class Slow:
     """Nothing that is started comes to an end."""
 
-    def start(self, bucket: Bucket, stamp: Stamp) -> Future[Any]:
+    def start(self, bucket: Bucket, stamp: GradientStamp) -> Future[Any]:
         return Future()
 
     def finish(self) -> None:
         pass
 
-    def stamps(self) -> Mapping[int, Stamp]:
+    def stamps(self) -> Mapping[int, GradientStamp]:
         return {}
 
     def close(self) -> None:

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetlight.collective.buckets import MIB, BucketLimits, assign
+from fleetlight.collective.buckets import MIB, BucketLimits, assign, flat_of, spread
 
 gradients = st.lists(st.tuples(st.integers(0, 5000), st.sampled_from("ab")), max_size=60)
 limits = st.builds(
@@ -53,3 +55,33 @@ def test_without_fusion_every_gradient_travels_alone() -> None:
 def test_limits_of_a_strategy() -> None:
     assert BucketLimits.of(fuse=True, mib=0.5, count=3) == BucketLimits(MIB // 2, MIB // 2, 3)
     assert BucketLimits.of(fuse=True, mib=16, count=0) == BucketLimits(16 * MIB, MIB, 0)
+
+
+WAYS = {
+    "contiguous": lambda: torch.randn(2, 3, 4, 5),
+    "channels_last": lambda: torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "transposed": lambda: torch.randn(4, 3).t(),
+    "scalar": lambda: torch.randn(()),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_values_lie_as_in_memory_and_come_back(way: str) -> None:
+    tensor, other = WAYS[way](), torch.randn(3)
+    flat = flat_of([tensor, other], [tensor, other])
+    memory = torch.as_strided(tensor, (tensor.numel(),), (1,))
+    assert torch.equal(flat[:-3], memory)
+    assert torch.equal(flat[-3:], other)
+    expected = (tensor * 2, other * 2)
+    spread(flat.mul(2), [tensor, other], [tensor, other])
+    assert torch.equal(tensor, expected[0])
+    assert torch.equal(other, expected[1])
+
+
+def test_a_gradient_lies_as_its_parameter_does() -> None:
+    parameter = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    gradient = parameter.contiguous()
+    flat = flat_of([gradient], [parameter])
+    assert torch.equal(flat, torch.as_strided(parameter, (parameter.numel(),), (1,)))
+    spread(flat.mul(2), [gradient], [parameter])
+    assert torch.equal(gradient, parameter * 2)

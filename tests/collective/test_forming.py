@@ -14,9 +14,10 @@ import torch.distributed as dist
 from tests.workers import WorkerFailedError, reserved_port, run_processes
 
 import fleetlight as fleet
-from fleetlight.collective import forming, liveness, meeting
+from fleetlight.collective import forming
 from fleetlight.collective.forming import form, located
-from fleetlight.collective.membership import Hello
+from fleetlight.collective.membership import liveness, rendezvous
+from fleetlight.collective.membership.members import MemberHello
 from fleetlight.errors import MembershipError, RoleError, StrategyError
 from fleetlight.fleet.job import current
 from fleetlight.roles import Role, from_environment
@@ -24,14 +25,14 @@ from fleetlight.security.certificates import make
 from fleetlight.security.context import both_contexts
 
 
-def hello(index: int, address: str) -> Hello:
-    return Hello(kind="worker", index=index, address=address, hostname="h", pid=1)
+def hello(index: int, address: str) -> MemberHello:
+    return MemberHello(kind="worker", index=index, address=address, hostname="h", pid=1)
 
 
 def test_a_master_whose_name_nobody_knows_is_told() -> None:
     unknown = "x" * 64  # too long for a name: no server is asked
     with pytest.raises(MembershipError, match="worker 0 is to be met, cannot be res"):
-        meeting.join((unknown, 1), meeting.Patience(0.1), "worker 0")
+        rendezvous.join((unknown, 1), rendezvous.RendezvousDeadline(0.1), "worker 0")
 
 
 def test_place_on_the_hosts_is_found_out() -> None:

@@ -16,29 +16,29 @@ class Observing(NoObserver):
         self,
         shares: Callable[[BatchShare | None], Any] = lambda share: None,
         announce: Any = None,
-        between: Callable[[Any], Any] = lambda loader: None,
+        between: Callable[[], Any] = lambda: None,
         follow: Any = None,
     ) -> None:
         self._shares, self._announce = shares, announce
         self._between, self._follow = between, follow
 
-    def begins(self) -> None:
+    def start_iteration(self) -> None:
         if self._follow is not None:
-            self._follow.begins()
+            self._follow.start_iteration()
 
-    def shares(self, share: BatchShare | None) -> Any:
+    def set_share(self, share: BatchShare | None) -> Any:
         return self._shares(share)
 
-    def hands_out(self, before: Mapping[str, Any]) -> None:
+    def before_batch(self, position: Mapping[str, Any]) -> None:
         if self._follow is not None:
-            self._follow.hands_out(before)
+            self._follow.before_batch(position)
 
-    def between(self, loader: Any) -> None:
-        self._between(loader)
+    def between_batches(self) -> None:
+        self._between()
 
-    def wants_next(self) -> bool:
+    def wants_lookahead(self) -> bool:
         return self._announce is not None and self._announce.wanted()
 
-    def announces(self, batches: Sequence[Any]) -> None:
+    def announce(self, batches: Sequence[Any]) -> None:
         hints = getattr(self._announce, "announce", self._announce)
         hints(batches)

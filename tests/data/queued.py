@@ -13,8 +13,8 @@ from tests.data.observing import Observing
 from tests.data.simulated import numbers_in, plain
 
 from fleetlight.data import ShardLoader
-from fleetlight.data.ranges import Ask, Place, Queue
-from fleetlight.ps.messages import Deal, Reached
+from fleetlight.data.queue.client import QueueOptions, RangePosition, RangeRequest
+from fleetlight.ps.messages import LeaseProgress, LeaseRequest
 from fleetlight.ps.server.work import Interval, Work
 
 
@@ -34,16 +34,16 @@ class Desk:
     #: lets another worker go on; False when nobody can
     others: Callable[[], bool] = lambda: False
 
-    def deal(self, ask: Ask) -> Interval | None:
-        self.said.append(f"deal {ask.number}")
-        dealt = self.work.deal(self.worker, Deal(loader=0, **vars(ask)))
-        if dealt is None and ask.waits and not self.others():
+    def deal(self, request: RangeRequest) -> Interval | None:
+        self.said.append(f"deal {request.number}")
+        dealt = self.work.deal(self.worker, LeaseRequest(loader=0, **vars(request)))
+        if dealt is None and request.waits and not self.others():
             raise WaitsError
         return dealt
 
-    def reached(self, turn: int, place: Place, *, gives_back: bool) -> None:
+    def reached(self, turn: int, position: RangePosition, *, gives_back: bool) -> None:
         self.said.append("give back" if gives_back else "tell")
-        self.work.reach(self.worker, Reached(0, turn, place, gives_back))
+        self.work.reach(self.worker, LeaseProgress(0, turn, position, gives_back))
 
     def remaining(self, turn: int) -> list[Interval] | None:
         return self.work.remaining(0, turn)
@@ -84,17 +84,17 @@ class Worker:
             seed=0,
             tail="join",
             observer=Observing(self.shares.append, more.pop("announce", None), follow=self),
-            queue=Queue(self.desk, batches),
+            queue=QueueOptions(self.desk, batches),
             **more,
         )
 
-    def begins(self) -> None:
-        """As in `Follow`."""
+    def start_iteration(self) -> None:
+        """As in `LoaderObserver`."""
 
-    def hands_out(self, before: Any) -> None:
-        """As in `Follow`."""
-        self.states.append(dict(before))
-        self.behind.append(self.loader.records_behind(before))
+    def before_batch(self, position: Any) -> None:
+        """As in `LoaderObserver`."""
+        self.states.append(dict(position))
+        self.behind.append(self.loader.source.records_after(position))
 
     def epoch(self, *, steps: bool = True) -> Iterator[list[int]]:
         """An epoch, batch by batch; the step of each is made when the next is asked for."""

@@ -167,7 +167,7 @@ def test_an_older_iteration_does_not_go_on(restart: Any) -> None:
     next(old)
     restart(loader)
     consumed = loader.consumed
-    with pytest.raises(ConfigError, match="started anew while it was being iterated; for two"):
+    with pytest.raises(ConfigError, match="restarted while it was being iterated; for two"):
         next(old)
     assert loader.consumed == consumed
 
@@ -264,7 +264,7 @@ def test_what_cannot_be_shared_is_refused(number: int) -> None:
     refused(DataLoader(Numbers(8), batch_size=None), "no automatic batching")
     refused(DataLoader(Stream(8), batch_size=None), "yields ready batches")
     refused([1, 2], "got a list, expected a torch DataLoader")
-    refused(single(plain()), "made itself")
+    refused(single(plain()), "fleet.shard returned")
     refused(plain(), "tail='cut', expected one of join, drop, pad", tail="cut")
 
 
@@ -312,7 +312,7 @@ def test_a_record_that_cannot_be_read_spoils_its_own_batch_only() -> None:
 def paused(loader: DataLoader[Any], **settings: Any) -> tuple[Any, list[dict[str, Any]]]:
     """A loader, and its position each time it says that training may be interrupted."""
     places: list[dict[str, Any]] = []
-    sharded = single(loader, between=lambda one: places.append(one.state_dict()), **settings)
+    sharded = single(loader, between=lambda: places.append(sharded.state_dict()), **settings)
     return sharded, places
 
 
@@ -357,11 +357,11 @@ class Followed:
     def __init__(self) -> None:
         self.told: list[Any] = []
 
-    def begins(self) -> None:
+    def start_iteration(self) -> None:
         self.told.append("begins")
 
-    def hands_out(self, before: Any) -> None:
-        self.told.append((before["epoch"], before["consumed"]))
+    def before_batch(self, position: Any) -> None:
+        self.told.append((position["epoch"], position["consumed"]))
 
 
 def followed(follow: Followed) -> ShardLoader:
@@ -382,7 +382,7 @@ def test_a_follower_knows_where_the_loader_was_before_each_batch() -> None:
         list(loader)
     assert follow.told == ["begins", (0, 0), (0, 4), "begins", (1, 0), (1, 4)]
     later = followed(Followed())
-    later.go_on({**loader.state_dict(), "epoch": 0, "consumed": 4})
+    later.cursor.resume({**loader.state_dict(), "epoch": 0, "consumed": 4})
     assert later.epoch == 0
     assert numbers_in(next(iter(later))) == [4, 5]
 
@@ -390,8 +390,8 @@ def test_a_follower_knows_where_the_loader_was_before_each_batch() -> None:
 @pytest.mark.parametrize("begin", [list, lambda loader: loader.set_epoch(0)])
 def test_a_script_that_begins_with_the_first_epoch_is_told(begin: Any) -> None:
     loader = followed(Followed())
-    loader.go_on({**loader.state_dict(), "epoch": 2, "consumed": 4})
-    with pytest.raises(ConfigError, match=r"goes on in epoch 2, .*range\(loader\.epoch, epochs\)"):
+    loader.cursor.resume({**loader.state_dict(), "epoch": 2, "consumed": 4})
+    with pytest.raises(ConfigError, match=r"resumes in epoch 2, .*range\(loader\.epoch, epochs\)"):
         begin(loader)
     assert loader.epoch == 2
     assert [numbers_in(batch) for batch in loader] == [[4, 5]]
@@ -399,7 +399,7 @@ def test_a_script_that_begins_with_the_first_epoch_is_told(begin: Any) -> None:
 
 def test_a_script_whose_epochs_are_set_goes_on_in_the_right_one() -> None:
     loader = followed(Followed())
-    loader.go_on({**loader.state_dict(), "epoch": 2, "consumed": 4})
+    loader.cursor.resume({**loader.state_dict(), "epoch": 2, "consumed": 4})
     loader.set_epoch(2)
     assert loader.epoch == 2
     assert [numbers_in(batch) for batch in loader] == [[4, 5]]
@@ -412,15 +412,15 @@ def test_a_later_life_begins_what_was_broken_off_anew_and_goes_on_with_what_was_
     loader = followed(Followed())
     standing = []
     for _, _batch in zip(range(read), loader, strict=False):
-        assert loader.is_being_read
-        standing.append(loader.standing())
-    assert not loader.is_being_read
+        assert loader.cursor.is_being_read
+        standing.append(loader.cursor.resume_state())
+    assert not loader.cursor.is_being_read
     later = followed(Followed())
-    later.go_on(loader.standing(), must_be_asked=False)
+    later.cursor.resume(loader.cursor.resume_state(), must_be_asked=False)
     assert list(map(numbers_in, later)) == list(map(numbers_in, loader))
     assert later.epoch == loader.epoch
     for number, state in enumerate(standing):
-        later.go_on(state, must_be_asked=False)
+        later.cursor.resume(state, must_be_asked=False)
         rest = [[0, 1], [4, 5]][number + 1 :] or [[0, 1], [4, 5]]
         assert [numbers_in(batch) for batch in later] == rest
 
@@ -429,4 +429,4 @@ def test_the_records_of_the_coming_batch_are_known() -> None:
     loader = followed(Followed())
     for batch in loader:
         before = {"consumed": loader.consumed - 4}
-        assert loader.records_behind(before) == numbers_in(batch)
+        assert loader.source.records_after(before) == numbers_in(batch)

@@ -44,8 +44,8 @@ def package(tmp_path: Path) -> Path:
     for name in ("__init__.py", "errors.py", "version.py"):
         (tmp_path / "site" / "fleetlight").mkdir(parents=True, exist_ok=True)
         shutil.copy(source / name, tmp_path / "site" / "fleetlight" / name)
-    kernels = tmp_path / "site" / "fleetlight" / "kernels"
-    shutil.copytree(source / "kernels", kernels, ignore=ignore)
+    for name in ("files", "kernels"):
+        shutil.copytree(source / name, tmp_path / "site" / "fleetlight" / name, ignore=ignore)
     return tmp_path / "site"
 
 

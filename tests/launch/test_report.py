@@ -12,7 +12,7 @@ from fleetlight.launch import report
 from fleetlight.launch.job.environment import Run
 from fleetlight.launch.job.layout import JobLayout, JobProcess, Node
 from fleetlight.launch.job.spec import JobSpec
-from fleetlight.launch.machines.peers import Conclusion, Next
+from fleetlight.launch.machines.peers import Conclusion, NextAction
 from fleetlight.launch.processes.failure import JobFailure, first_of_all
 from fleetlight.launch.processes.logs import LogFolder
 from fleetlight.launch.processes.watch import Watch
@@ -62,11 +62,16 @@ def test_a_start_takes_five_lines_at_most_unless_all_are_asked_for() -> None:
 
 def test_the_first_server_and_the_first_worker_are_shown() -> None:
     members = JobLayout(nodes=(ONE,)).members()
-    assert [member.name for member in report.firsts(members)] == ["server 0", "worker 0"]
-    assert [member.name for member in report.firsts(JobLayout(nodes=(TWO,)).members())] == [
-        "worker 0"
+    assert [member.name for member in report.first_of_each_kind(members)] == [
+        "server 0",
+        "worker 0",
     ]
-    assert "Value (server 0)" in report.table(report.firsts(members)[0], {"FLEET_INDEX": "0"})
+    assert [
+        member.name for member in report.first_of_each_kind(JobLayout(nodes=(TWO,)).members())
+    ] == ["worker 0"]
+    assert "Value (server 0)" in report.table(
+        report.first_of_each_kind(members)[0], {"FLEET_INDEX": "0"}
+    )
 
 
 def test_the_end() -> None:
@@ -92,20 +97,22 @@ def test_an_interrupt_is_never_restarted() -> None:
 
 
 def test_why_it_starts_again() -> None:
-    failed = Conclusion(next=Next.RESTART, failure=FAILURE)
+    failed = Conclusion(next=NextAction.RESTART, failure=FAILURE)
     assert report.restarting(failed, 2, 1).endswith(
-        "E: x; starting all again (restart 2, 1 more left)"
+        "E: x; restarting all processes (restart 2, 1 left)"
     )
-    lost = Conclusion(next=Next.REGROUP, failure=JobFailure(what="node 1 (b) went away", code=1))
-    assert report.restarting(lost, 1, 0).startswith("node 1 (b) went away; starting again with")
-    assert "another machine has come" in report.restarting(Conclusion(next=Next.REGROUP), 1, 0)
+    lost = Conclusion(
+        next=NextAction.REGROUP, failure=JobFailure(what="node 1 (b) went away", code=1)
+    )
+    assert report.restarting(lost, 1, 0).startswith("node 1 (b) went away; restarting with")
+    assert "another machine joined" in report.restarting(Conclusion(next=NextAction.REGROUP), 1, 0)
 
 
 def test_surprises_about_the_log_folder() -> None:
     here = pathlib.Path.cwd()
     assert report.folder(LogFolder(here / "log"), "log") == []
     moved = LogFolder(here / "log", moved_to=here / "log/old/1")
-    assert report.folder(moved, "log") == ["logs of an earlier run moved to log/old/1"]
+    assert report.folder(moved, "log") == ["moved the logs of an earlier run to log/old/1"]
     (line,) = report.folder(LogFolder(here / "log-2"), "log")
     assert line == "log is in use by another fleetrun: logs of this run go to log-2"
 
@@ -122,11 +129,15 @@ def test_a_stop_is_no_failure_and_says_how_to_go_on() -> None:
 
 
 def test_a_stop_that_was_none_says_what_remains() -> None:
-    late = report.interrupted(signal.SIGTERM, 30.0, error=report.unsaved(None))
+    late = report.interrupted(signal.SIGTERM, 30.0, error=report.not_saved(None))
     assert str(late).endswith(
-        "by SIGTERM after 30.0 s: it did not save in time, what it had saved before remains"
+        "by SIGTERM after 30.0 s: the job did not save in time; earlier saves remain"
     )
-    assert "it did not save (worker 1 of 2 exited with code 3" in report.unsaved(FAILURE)
-    early = report.interrupted(signal.SIGTERM, 3.0, error=report.early("/there"))
-    assert str(early).endswith("by SIGTERM after 3.0 s: it saved nothing, /there is as it was")
-    assert str(report.interrupted(signal.SIGTERM, 3.0, error=report.early(None))).endswith("3.0 s")
+    assert "the job did not save (worker 1 of 2 exited with code 3" in report.not_saved(FAILURE)
+    stopped_early = report.interrupted(signal.SIGTERM, 3.0, error=report.stopped_early("/there"))
+    assert str(stopped_early).endswith(
+        "by SIGTERM after 3.0 s: the job saved nothing; /there is unchanged"
+    )
+    assert str(report.interrupted(signal.SIGTERM, 3.0, error=report.stopped_early(None))).endswith(
+        "3.0 s"
+    )

@@ -8,7 +8,14 @@ import time
 
 import pytest
 
-from fleetlight.launch.status import UNKNOWN, ProcessStatus, Stop, forget_saves, read, write
+from fleetlight.launch.status import (
+    UNKNOWN,
+    ProcessStatus,
+    Stop,
+    clear_saves_at_sigterm,
+    read,
+    write,
+)
 
 
 def test_a_status_is_read_as_it_was_written(tmp_path: pathlib.Path) -> None:
@@ -42,9 +49,9 @@ def test_a_file_that_cannot_be_read_tells_nothing(tmp_path: pathlib.Path, text: 
 
 def test_a_new_process_has_yet_to_tell_that_it_saves(tmp_path: pathlib.Path) -> None:
     file = str(tmp_path / "w")
-    forget_saves(file)
+    clear_saves_at_sigterm(file)
     assert read(file) is UNKNOWN
     write(file, ProcessStatus(restartable=True, saves_at_sigterm=True))
-    forget_saves(file)
+    clear_saves_at_sigterm(file)
     found = read(file)
     assert (found.restartable, found.saves_at_sigterm) == (True, False)

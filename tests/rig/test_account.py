@@ -8,14 +8,14 @@ from rig.hosts import hosts
 from tests.rig.needed import NEEDED, run_on
 
 import fleetlight as fleet
-from fleetlight.collective.account import Figures
+from fleetlight.collective.communication_cost import CommunicationCost
 
 pytestmark = NEEDED
 
 STEPS, SIDE = 12, 500
 
 
-def trained() -> Figures:
+def trained() -> CommunicationCost:
     model = fleet.distributed_model(torch.nn.Linear(SIDE, SIDE, bias=False))
     optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), 0.1))
     for _ in range(STEPS):

@@ -72,6 +72,7 @@ def test_the_route_to_this_machine_is_the_loopback() -> None:
 def test_the_route_to_another_machine_is_an_address_of_this_one() -> None:
     # documentation addresses: no packet is sent to them
     assert address.is_own(address.route_to("198.51.100.1"))
+    assert not address.is_own("198.51.100.1")
 
 
 def test_a_hostname_of_the_loopback_is_understood(own_name: str) -> None:

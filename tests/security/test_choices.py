@@ -19,8 +19,8 @@ from fleetlight.roles.password import PASSWORD, PASSWORD_FILE
 from fleetlight.security import context as module
 from fleetlight.security.certificates import make
 from fleetlight.security.context import client_context, server_context
-from fleetlight.security.encryption import Encryption, encryption_of
 from fleetlight.strategy import DistributedStrategy
+from fleetlight.strategy.features.ssl import Encryption, encryption_of
 
 SUITE, OTHER = "TLS_CHACHA20_POLY1305_SHA256", "TLS_AES_128_GCM_SHA256"
 CHOOSES = hasattr(ssl.SSLContext, "set_ciphersuites")

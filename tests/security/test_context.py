@@ -19,7 +19,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def shake_hands(client: ssl.SSLContext, server: ssl.SSLContext, host: str) -> ssl.SSLObject:
+def handshake(client: ssl.SSLContext, server: ssl.SSLContext, host: str) -> ssl.SSLObject:
     """A handshake in memory; the server's end of it."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     calling = client.wrap_bio(to_client, to_server, server_hostname=host)
@@ -38,7 +38,7 @@ def shake_hands(client: ssl.SSLContext, server: ssl.SSLContext, host: str) -> ss
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "::1"])
 def test_both_know_each_other(certificates: Path, host: str) -> None:
-    called = shake_hands(client_context(certificates), server_context(certificates), host)
+    called = handshake(client_context(certificates), server_context(certificates), host)
     assert called.version() == "TLSv1.3"
     subject = (called.getpeercert() or {})["subject"]
     assert subject == ((("commonName", "fleetlight client"),),)
@@ -46,7 +46,7 @@ def test_both_know_each_other(certificates: Path, host: str) -> None:
 
 def test_another_host_is_not_the_one_called(certificates: Path) -> None:
     with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
-        shake_hands(client_context(certificates), server_context(certificates), "other.host")
+        handshake(client_context(certificates), server_context(certificates), "other.host")
 
 
 @pytest.mark.parametrize("make_context", [client_context, server_context])

@@ -15,7 +15,7 @@ from tests.static.test_loaders import loader
 from torch import Tensor
 
 from fleetlight import static
-from fleetlight.data.file_stream import FileStream
+from fleetlight.data.readers.file_stream import FileStream
 from fleetlight.errors import ConfigError
 from fleetlight.static.definition import reset_default_programs
 

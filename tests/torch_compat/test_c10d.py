@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.distributed beside its reducer, which tests/collective/test_ddp.py is about."""
+"""torch.distributed beside its reducer, which tests/collective/reduction/test_ddp.py is about."""
 
 from __future__ import annotations
 

@@ -13,28 +13,18 @@ from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.checkpoint import checkpoint
 
-from fleetlight.torch_compat import (
-    autograd,
-    fakes,
-    foreach,
-    modules,
-    operators,
-    optimizers,
-    rendezvous,
-    tracing,
-    trees,
-)
+from fleetlight.torch_compat import c10d, fakes, modules, operators, optimizers, tensors, tracing
 
 pytestmark = pytest.mark.contract
 
 
 def test_trees_come_apart_and_together() -> None:
     tree = {"a": [1, (2, 3)], "b": 4}
-    leaves, spec = trees.tree_flatten(tree)
-    assert leaves == trees.tree_leaves(tree) == [1, 2, 3, 4]
-    assert trees.tree_unflatten(leaves, spec) == tree
-    assert trees.tree_map(lambda x: 2 * x, tree) == {"a": [2, (4, 6)], "b": 8}
-    assert len(trees.tree_flatten_with_path(tree)[0]) == 4
+    leaves, spec = tensors.tree_flatten(tree)
+    assert leaves == tensors.tree_leaves(tree) == [1, 2, 3, 4]
+    assert tensors.tree_unflatten(leaves, spec) == tree
+    assert tensors.tree_map(lambda x: 2 * x, tree) == {"a": [2, (4, 6)], "b": 8}
+    assert len(tensors.tree_flatten_with_path(tree)[0]) == 4
 
 
 def pair(a: float, b: float) -> list[Tensor]:
@@ -46,30 +36,32 @@ def values(tensors: Any) -> list[float]:
 
 
 def test_lists_of_tensors_are_computed_at_once() -> None:
-    assert values(foreach.sub(pair(3, 4), pair(1, 1))) == [2, 3]
-    assert values(foreach.mul(pair(3, 4), torch.tensor(2.0))) == [6, 8]
-    assert values(foreach.norm(pair(-3, 4), 2.0)) == [3, 4]
-    assert values(foreach.clamp_max(foreach.clamp_min(pair(-3, 4), -1), 1)) == [-1, 1]
+    assert values(optimizers.foreach_sub(pair(3, 4), pair(1, 1))) == [2, 3]
+    assert values(optimizers.foreach_mul(pair(3, 4), torch.tensor(2.0))) == [6, 8]
+    assert values(optimizers.foreach_norm(pair(-3, 4), 2.0)) == [3, 4]
+    assert values(
+        optimizers.foreach_clamp_max(optimizers.foreach_clamp_min(pair(-3, 4), -1), 1)
+    ) == [-1, 1]
     changed = pair(1, 2)
-    foreach.add_(changed, pair(1, 1), alpha=2)
-    foreach.mul_(changed, 2)
-    foreach.sub_(changed, pair(1, 1))
+    optimizers.foreach_add_(changed, pair(1, 1), alpha=2)
+    optimizers.foreach_mul_(changed, 2)
+    optimizers.foreach_sub_(changed, pair(1, 1))
     assert values(changed) == [5, 7]
-    foreach.copy_(changed, pair(8, 9))
+    optimizers.foreach_copy_(changed, pair(8, 9))
     assert values(changed) == [8, 9]
-    foreach.zero_(changed)
+    optimizers.foreach_zero_(changed)
     assert values(changed) == [0, 0]
 
 
 def test_scales_are_taken_out_and_infinities_found() -> None:
     gradients, found = pair(8, 4), torch.zeros(1)
-    foreach.unscale_(gradients, found, torch.tensor(0.25))
+    optimizers.foreach_unscale_(gradients, found, torch.tensor(0.25))
     assert values(gradients) == [2, 1]
     assert not found.item()
-    foreach.unscale_(pair(float("inf"), 1), found, torch.tensor(1.0))
+    optimizers.foreach_unscale_(pair(float("inf"), 1), found, torch.tensor(1.0))
     assert found.item()
     scale, growth = torch.tensor(4.0), torch.tensor(0, dtype=torch.int32)
-    foreach.update_scale_(scale, growth, found, 2.0, 0.5, 1)
+    optimizers.foreach_update_scale_(scale, growth, found, 2.0, 0.5, 1)
     assert scale.item() == 2
 
 
@@ -78,7 +70,7 @@ class Shaped(Tensor):
 
     @staticmethod
     def __new__(cls, like: Tensor) -> Shaped:
-        return autograd.wrapper(cls, like.shape, dtype=like.dtype, device=like.device)
+        return tensors.wrapper(cls, like.shape, dtype=like.dtype, device=like.device)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
@@ -97,14 +89,14 @@ class Called(nn.Parameter):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         Called.seen.append(func)
-        with autograd.without_functions():
+        with tensors.without_functions():
             return func(*args, **(kwargs or {}))
 
 
 def test_functions_of_a_class_are_left_out() -> None:
     Called.seen = []
     tensor = Called(torch.ones(2))
-    with autograd.without_functions():
+    with tensors.without_functions():
         assert tensor.sum().item() == 2
     assert Called.seen == []
     tensor.sum()
@@ -116,26 +108,26 @@ def test_a_module_asks_a_parameter_before_it_is_moved() -> None:
     module.weight = Called(torch.ones(1, 1))
     Called.seen = []
     module.to(torch.float64)
-    asked = [func for func in Called.seen if autograd.is_swappable(func)]
+    asked = [func for func in Called.seen if tensors.is_swappable(func)]
     assert len(asked) == 1
-    assert not autograd.is_swappable(torch.ones)
+    assert not tensors.is_swappable(torch.ones)
 
 
 def test_writes_are_counted() -> None:
     tensor = torch.zeros(2)
-    before = autograd.version(tensor)
+    before = tensors.version(tensor)
     tensor.add_(1)
-    assert autograd.version(tensor) > before
+    assert tensors.version(tensor) > before
 
 
 def test_hooks_of_a_leaf_are_seen() -> None:
     leaf = nn.Parameter(torch.ones(1))
-    assert not autograd.has_gradient_hooks(leaf)
+    assert not tensors.has_gradient_hooks(leaf)
     for register in (leaf.register_hook, leaf.register_post_accumulate_grad_hook):
         handle = register(lambda _: None)
-        assert autograd.has_gradient_hooks(leaf)
+        assert tensors.has_gradient_hooks(leaf)
         handle.remove()
-        assert not autograd.has_gradient_hooks(leaf)
+        assert not tensors.has_gradient_hooks(leaf)
 
 
 class Asking(torch.autograd.Function):
@@ -149,7 +141,7 @@ class Asking(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        Asking.answers.append(autograd.runs_in_backward(ctx.next_functions[0][0]))
+        Asking.answers.append(tensors.runs_in_backward(ctx.next_functions[0][0]))
         return gradient
 
 
@@ -164,24 +156,24 @@ def test_a_backward_tells_whether_it_will_accumulate() -> None:
 def test_a_derivative_has_the_number_of_its_operation() -> None:
     x = torch.ones(1, requires_grad=True)
     y = x * 2
-    number, seen = autograd.current_sequence_number(), []
-    x.register_hook(lambda _: seen.append(autograd.current_derivative()))
-    y.grad_fn.register_prehook(lambda _: seen.append(autograd.current_derivative()))  # type: ignore[union-attr]
+    number, seen = tensors.current_sequence_number(), []
+    x.register_hook(lambda _: seen.append(tensors.current_derivative()))
+    y.grad_fn.register_prehook(lambda _: seen.append(tensors.current_derivative()))  # type: ignore[union-attr]
     y.backward()
     assert number in seen
-    assert autograd.current_derivative() is None
+    assert tensors.current_derivative() is None
 
 
 def test_a_checkpoint_is_seen() -> None:
     seen = []
 
     def forward(x: Tensor) -> Tensor:
-        seen.append(autograd.has_saved_tensor_hooks())
+        seen.append(tensors.has_saved_tensor_hooks())
         return x * x
 
     checkpoint(forward, torch.ones(1, requires_grad=True), use_reentrant=False)
     assert seen == [True]
-    assert not autograd.has_saved_tensor_hooks()
+    assert not tensors.has_saved_tensor_hooks()
 
 
 def test_tables_of_a_module_are_live() -> None:
@@ -296,8 +288,8 @@ def test_modes_come_back() -> None:
 
 
 def test_a_rendezvous_is_made_of_nodes() -> None:
-    state = rendezvous.empty_state(dynamic_rendezvous)
-    one = rendezvous.node(dynamic_rendezvous, "host", 7, 0)
+    state = c10d.empty_rendezvous_state(dynamic_rendezvous)
+    one = c10d.rendezvous_node(dynamic_rendezvous, "host", 7, 0)
     state.participants[one] = 0
     assert (one.addr, one.pid, one.local_id) == ("host", 7, 0)
     assert not state.complete

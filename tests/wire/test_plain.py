@@ -104,16 +104,16 @@ def test_an_answer_is_expected_until_its_first_byte(
     mine, theirs = pair
     wire = Wire(mine, "the peer")
     with pytest.raises(DeadlineError, match=r"the peer was silent for 0\.0 s during an exchange"):
-        wire.expect("an exchange", 0.02)
+        wire.wait_readable("an exchange", 0.02)
     theirs.sendall(b"xy")
-    wire.expect("an exchange", LIMIT_S)
+    wire.wait_readable("an exchange", LIMIT_S)
     into = bytearray(2)
     wire.read_all(memoryview(into), "an exchange", LIMIT_S)
     assert into == b"xy"
     theirs.close()
-    wire.expect("an exchange", LIMIT_S)  # the end is something to read
+    wire.wait_readable("an exchange", LIMIT_S)  # the end is something to read
     wire.close()
-    wire.expect("an exchange", LIMIT_S)
+    wire.wait_readable("an exchange", LIMIT_S)
 
 
 def test_the_end_is_known_before_all_is_read(pair: tuple[socket.socket, socket.socket]) -> None:

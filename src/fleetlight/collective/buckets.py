@@ -5,8 +5,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fleetlight.torch_compat.optimizers import foreach_copy_
 
 MIB = 1 << 20
+
+
+class ParameterSlice(NamedTuple):
+    """A parameter's values in a bucket."""
+
+    name: str
+    size: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,3 +62,24 @@ def assign(
     closed += open_buckets.values()
     # ready when its last gradient is: that is the order in which buckets are issued
     return sorted(closed, key=lambda bucket: bucket[-1])
+
+
+def flat_of(tensors: Sequence[Tensor], like: Sequence[Tensor]) -> Tensor:
+    """A copy of the values of all, in the order of those that they are `like`."""
+    lying = zip(tensors, like, strict=True)
+    return torch.cat([as_it_lies(tensor, other).reshape(-1) for tensor, other in lying])
+
+
+def spread(flat: Tensor, tensors: Sequence[Tensor], like: Sequence[Tensor]) -> None:
+    """Put the values of a flat buffer where `flat_of` has found them."""
+    lying = [as_it_lies(tensor, other) for tensor, other in zip(tensors, like, strict=True)]
+    parts = torch.split(flat, [tensor.numel() for tensor in tensors])
+    foreach_copy_(lying, [part.view(t.shape) for part, t in zip(parts, lying, strict=True)])
+
+
+def as_it_lies(tensor: Tensor, other: Tensor) -> Tensor:
+    """A view of a tensor; its last dimension is where values of another are closest in memory."""
+    if other.is_contiguous() or other.dim() != tensor.dim():
+        return tensor
+    strides = other.stride()
+    return tensor.permute(sorted(range(other.dim()), key=lambda d: -strides[d]))

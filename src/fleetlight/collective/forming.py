@@ -13,14 +13,20 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from fleetlight.collective import membership
-from fleetlight.collective.diagnosis import first_sentence
 from fleetlight.collective.encrypted.links import ENCRYPTED, Links
 from fleetlight.collective.group import Group
-from fleetlight.collective.liveness import Liveness
-from fleetlight.collective.meeting import Patience, gather, join, serve, surviving_store
-from fleetlight.collective.membership import Hello
-from fleetlight.collective.registration import register, tell_failure
+from fleetlight.collective.membership import members
+from fleetlight.collective.membership.diagnosis import first_sentence
+from fleetlight.collective.membership.liveness import Liveness
+from fleetlight.collective.membership.members import MemberHello
+from fleetlight.collective.membership.rendezvous import (
+    RendezvousDeadline,
+    gather,
+    join,
+    serve,
+    surviving_store,
+)
+from fleetlight.collective.membership.scheduler import register, tell_failure
 from fleetlight.errors import FleetError, MembershipError, RoleError, StrategyError
 from fleetlight.observe.log import logger
 from fleetlight.roles.address import choose_interface, is_own, route_to
@@ -51,7 +57,7 @@ def form(
     if role.worker_num == 1 and not role.master_is_outside:
         device = _device(role)
         return role, Group(deadline_s=deadline_s, device=device)
-    patience = Patience(deadline_s)
+    patience = RendezvousDeadline(deadline_s)
     with kept_from_children():
         is_plain = tls is not None and _keeps_plain_store(role)
         if is_plain:
@@ -100,7 +106,7 @@ def enrol(
     Answers the role with its index and the servers' endpoints, and a worker's signs of life, for
     the scheduler stays as long as the workers. `port` is where a server is going to listen.
     """
-    patience = Patience(deadline_s)
+    patience = RendezvousDeadline(deadline_s)
     with kept_from_children():
         store = _meet(role, patience, tls)
         hello = msgspec.structs.replace(_hello(role, version), port=port)
@@ -114,7 +120,7 @@ def enrol(
 def report_failure(role: Role, error: str, tls: Contexts | None = None) -> None:
     """Tell the scheduler why a server it has counted does not serve, if it is still there."""
     with contextlib.suppress(FleetError, RuntimeError), kept_from_children():
-        tell_failure(_meet(role, Patience(_REPORT_S), tls), role, error)
+        tell_failure(_meet(role, RendezvousDeadline(_REPORT_S), tls), role, error)
 
 
 def own_address(role: Role) -> str:
@@ -122,7 +128,7 @@ def own_address(role: Role) -> str:
     return role.address or route_to(_master(role)[0])
 
 
-def located(role: Role, hellos: Mapping[int, Hello]) -> Role:
+def located(role: Role, hellos: Mapping[int, MemberHello]) -> Role:
     """Fill in place and number of hosts from the addresses, where the dialect did not say."""
     hosts = [hellos[i].address for i in sorted(hellos)]
     order = list(dict.fromkeys(hosts))
@@ -137,7 +143,7 @@ def located(role: Role, hellos: Mapping[int, Hello]) -> Role:
     return role.replace(**{k: v for k, v in found.items() if getattr(role, k) is None})
 
 
-def _meet(role: Role, patience: Patience, tls: Contexts | None) -> Store:
+def _meet(role: Role, patience: RendezvousDeadline, tls: Contexts | None) -> Store:
     master = _master(role)
     keep_port_from_children(master[1])
     if role.index == 0 and not role.master_is_outside:
@@ -175,8 +181,8 @@ def _master(role: Role) -> Endpoint:
     return role.master
 
 
-def _hello(role: Role, version: str) -> Hello:
-    return Hello(
+def _hello(role: Role, version: str) -> MemberHello:
+    return MemberHello(
         kind=role.kind.value,
         index=role.index,
         address=own_address(role),
@@ -189,22 +195,26 @@ def _hello(role: Role, version: str) -> Hello:
     )
 
 
-def _introduce(store: Store, role: Role, hello: Hello, patience: Patience) -> dict[int, Hello]:
-    mine = membership.encode(hello)
+def _introduce(
+    store: Store, role: Role, hello: MemberHello, patience: RendezvousDeadline
+) -> dict[int, MemberHello]:
+    mine = members.encode(hello)
     with surviving_store():
         held = store.compare_set(f"hello/{role.index}", "", mine.decode())
     if held != mine:
         raise MembershipError(
-            f"two workers say they are worker {role.index}: {membership.decode(held).where()} "
+            f"two workers say they are worker {role.index}: {members.decode(held).where()} "
             f"and {hello.where()}; give each its own index"
         )
     endpoints = [f"{host}:{port}" for host, port in role.worker_endpoints]
     hellos = gather(store, role.worker_num, endpoints, patience)
-    membership.check_alike(hellos)
+    members.check_alike(hellos)
     return hellos
 
 
-def _refuse_in_the_clear(hellos: Mapping[int, Hello], hello: Hello, tls: Contexts | None) -> None:
+def _refuse_in_the_clear(
+    hellos: Mapping[int, MemberHello], hello: MemberHello, tls: Contexts | None
+) -> None:
     """NCCL sends between hosts what it has, and cannot encrypt."""
     if tls is not None and hello.backend == "nccl" and len(_hosts(hellos)) > 1:
         raise StrategyError(
@@ -214,17 +224,17 @@ def _refuse_in_the_clear(hellos: Mapping[int, Hello], hello: Hello, tls: Context
         )
 
 
-def _hosts(hellos: Mapping[int, Hello]) -> set[tuple[str, str]]:
+def _hosts(hellos: Mapping[int, MemberHello]) -> set[tuple[str, str]]:
     return {(hello.address, hello.hostname) for hello in hellos.values()}
 
 
 def _links(
-    store: Store, role: Role, hellos: Mapping[int, Hello], tls: Contexts | None
+    store: Store, role: Role, hellos: Mapping[int, MemberHello], tls: Contexts | None
 ) -> Links | None:
     """Connections inside TLS, where workers of several hosts are to have them."""
     if tls is None or len(_hosts(hellos)) == 1:
         return None
-    from fleetlight.collective.encrypted.backend import open_links
+    from fleetlight.collective.encrypted.process_group import open_links
 
     index = _index(role)
     try:
@@ -241,7 +251,7 @@ def _links(
 
 
 def _open_process_group(
-    store: Store, role: Role, hello: Hello, patience: Patience, links: Links | None
+    store: Store, role: Role, hello: MemberHello, patience: RendezvousDeadline, links: Links | None
 ) -> None:
     interface = choose_interface(hello.address)
     backend = "cpu:gloo,cuda:nccl" if hello.backend == "nccl" else "gloo"
@@ -278,7 +288,7 @@ def _adopt(role: Role, version: str, deadline_s: float, tls: Contexts | None) ->
         store = PrefixStore("fleet", outside)
         hello = _hello(role.replace(address=role.address or _own_address(role, outside)), version)
         liveness = Liveness(store, index)
-        hellos = _introduce(store, role, hello, Patience(deadline_s))
+        hellos = _introduce(store, role, hello, RendezvousDeadline(deadline_s))
         if tls is not None and len(_hosts(hellos)) > 1:
             raise StrategyError(
                 "strategy.ssl: the script opened torch's process group itself, and what its "
@@ -310,7 +320,7 @@ def _own_address(role: Role, store: Store | None) -> str:
     return route_to(host)
 
 
-def _control(hello: Hello, deadline_s: float) -> dist.ProcessGroup | None:
+def _control(hello: MemberHello, deadline_s: float) -> dist.ProcessGroup | None:
     """A process group for what is in main memory, where the script's own takes none of it."""
     if _carries("cpu", "gloo"):
         return None
@@ -344,7 +354,7 @@ def _index(role: Role) -> int:
     return role.index
 
 
-def _formed(role: Role, hellos: Mapping[int, Hello], carrier: str) -> str:
+def _formed(role: Role, hellos: Mapping[int, MemberHello], carrier: str) -> str:
     interface = choose_interface(role.address or "127.0.0.1")
     return (
         f"worker {role.index} of {len(hellos)} on {role.node_num} host(s), {carrier}, "

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,15 +12,18 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+
+# Defaults of its functions hold the process group there is when it is imported, and with it all
+# connections. torch's compiler imports it, whenever that is; better now, while there is none.
+import torch.distributed.nn.functional
 from torch import Tensor
 
-from fleetlight.collective.account import account_of
-from fleetlight.collective.c10d import world
-from fleetlight.collective.encrypted.links import ENCRYPTED, LinkError, Links
-from fleetlight.collective.liveness import Liveness
-from fleetlight.collective.meeting import close_tunnels
-from fleetlight.collective.membership import Hello
-from fleetlight.collective.routes.shared_memory import SharedMemoryError
+from fleetlight.collective.communication_cost import account_of
+from fleetlight.collective.encrypted.links import ENCRYPTED, Links
+from fleetlight.collective.membership.diagnosis import PeerConnectionError
+from fleetlight.collective.membership.liveness import Liveness
+from fleetlight.collective.membership.members import MemberHello
+from fleetlight.collective.membership.rendezvous import close_tunnels
 from fleetlight.errors import (
     CheckpointError,
     ConfigError,
@@ -28,8 +32,8 @@ from fleetlight.errors import (
     PlanError,
 )
 from fleetlight.observe.log import logger
-from fleetlight.torch_compat.c10d import broadcast_coalesced
-from fleetlight.torch_compat.views import assign, distinct_elements
+from fleetlight.torch_compat.c10d import broadcast_coalesced, keep_groups_in_child
+from fleetlight.torch_compat.tensors import assign, distinct_elements
 from fleetlight.wire.forking import kept_from_children
 
 #: how long a finished worker keeps its connections for what is on its way
@@ -69,7 +73,7 @@ class Group:
         self,
         *,
         index: int = 0,
-        hellos: Mapping[int, Hello] | None = None,
+        hellos: Mapping[int, MemberHello] | None = None,
         liveness: Liveness | None = None,
         deadline_s: float = 300.0,
         device: torch.device | None = None,
@@ -370,6 +374,13 @@ class Group:
                 time.sleep(_ASK_EVERY_S)
 
 
+def world() -> dist.ProcessGroup:
+    """The process group of all workers."""
+    group = dist.group.WORLD
+    assert group is not None, "the process group is formed before anything is sent"
+    return group
+
+
 def _told(failure: Exception | None) -> bytes:
     return f"{type(failure).__name__}:{failure}".encode() if failure is not None else b""
 
@@ -385,6 +396,9 @@ def is_network_error(error: BaseException) -> bool:
     """True for what gloo, NCCL and the store raise when a peer or the network fails."""
     # NCCL and the store have types. Gloo raises plain RuntimeErrors without an errno; what sets
     # them apart from torch's own about wrong arguments is the place in gloo's sources.
-    if isinstance(error, (dist.DistError, SharedMemoryError, LinkError)):
+    if isinstance(error, (dist.DistError, PeerConnectionError)):
         return True
     return _OF_THE_NETWORK.search(str(error)) is not None
+
+
+os.register_at_fork(after_in_child=keep_groups_in_child)

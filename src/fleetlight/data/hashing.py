@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleetlight.data.mixing import Bits, key_of, mixed, only
+from fleetlight.data.random_bits import Bits, key_of, mixed, only
 from fleetlight.errors import ConfigError
 
 _WORD = 8

@@ -1,22 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`LoaderObserver`: what a sharded loader tells the job that trains on its batches."""
+"""`LoaderObserver`: what a job does while a sharded loader is read."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-
-if TYPE_CHECKING:
-    from fleetlight.data.loader import ShardLoader
+from typing import Any, NamedTuple, Protocol
 
 
 class BatchShare(NamedTuple):
-    """What is told of each batch before it is handed out."""
+    """How much a batch counts, and the position after it."""
 
-    #: how many of its samples count, and how many do on all workers
+    #: samples of the batch that count, and those of the batches of all workers
     mine: int
     total: int
-    #: the position after it
     epoch: int
     consumed: int
 
@@ -24,44 +20,44 @@ class BatchShare(NamedTuple):
 class LoaderObserver(Protocol):
     """Called by the thread that reads the loader."""
 
-    def begins(self) -> None:
-        """An iteration begins."""
+    def start_iteration(self) -> None:
+        """An iteration starts."""
 
-    def shares(self, share: BatchShare | None) -> BatchShare | None:
-        """A batch is handed out; None: none is in hand. Returns what was told before."""
+    def set_share(self, share: BatchShare | None) -> BatchShare | None:
+        """Set the share of the batch handed out now, None outside a loop; returns the last one."""
 
-    def hands_out(self, before: Mapping[str, Any]) -> None:
-        """A batch is about to be handed out, and that was the position before it."""
+    def before_batch(self, position: Mapping[str, Any]) -> None:
+        """A batch is about to be handed out; `position` is the one before it."""
 
-    def between(self, loader: ShardLoader[Any]) -> None:
-        """Between two batches, before the next one is made: training may be interrupted."""
+    def between_batches(self) -> None:
+        """The last batch is done and the next one is not made: training may be interrupted."""
 
-    def wants_next(self) -> bool:
-        """True when batches are to be loaded one ahead; asked when an epoch begins."""
+    def wants_lookahead(self) -> bool:
+        """True when each batch is to be loaded one step early; called when an epoch starts."""
 
-    def announces(self, batches: Sequence[Any]) -> None:
-        """The batch that is handed out now, and the next one unless it is the last."""
+    def announce(self, batches: Sequence[Any]) -> None:
+        """The batch handed out now, and the next one unless it is the last."""
 
 
 class NoObserver:
-    """A loader outside any job tells nothing."""
+    """The observer of a loader outside any job."""
 
-    def begins(self) -> None:
-        """As in `LoaderObserver`."""
+    def start_iteration(self) -> None:
+        """Do nothing."""
 
-    def shares(self, share: BatchShare | None) -> BatchShare | None:
-        """As in `LoaderObserver`."""
+    def set_share(self, share: BatchShare | None) -> BatchShare | None:
+        """Do nothing."""
         return None
 
-    def hands_out(self, before: Mapping[str, Any]) -> None:
-        """As in `LoaderObserver`."""
+    def before_batch(self, position: Mapping[str, Any]) -> None:
+        """Do nothing."""
 
-    def between(self, loader: ShardLoader[Any]) -> None:
-        """As in `LoaderObserver`."""
+    def between_batches(self) -> None:
+        """Do nothing."""
 
-    def wants_next(self) -> bool:
-        """As in `LoaderObserver`."""
+    def wants_lookahead(self) -> bool:
+        """Load no batch early."""
         return False
 
-    def announces(self, batches: Sequence[Any]) -> None:
-        """As in `LoaderObserver`."""
+    def announce(self, batches: Sequence[Any]) -> None:
+        """Do nothing."""

@@ -18,7 +18,7 @@ from fleetlight.collective.group import Group
 from fleetlight.errors import PlanError, RoleError
 from fleetlight.fleet.exit.exit_status import report_restartable
 from fleetlight.fleet.job import Job
-from fleetlight.fleet.served.durable.durability_dir import redo_of, remains_of
+from fleetlight.fleet.served.durable.durability_dir import remains_of, worker_journal_of
 from fleetlight.fleet.served.durable.replay import WorkerReplay
 from fleetlight.fleet.served.durable.whole_resume import resume_with_all
 from fleetlight.fleet.served.job import ServedJob
@@ -28,14 +28,13 @@ from fleetlight.observe.log import logger
 from fleetlight.ps import messages as m
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.transport.channel import SocketChannel, connect_all
-from fleetlight.ps.transport.interface import Channel, MemoryChannel, Patience
+from fleetlight.ps.transport.interface import Channel, MemoryChannel, RetryPolicy
 from fleetlight.ps.transport.listener import Listener, hold
-from fleetlight.ps.transport.session import Limits
+from fleetlight.ps.transport.session import ConnectionLimits
 from fleetlight.ps.worker.client import Client
-from fleetlight.ps.worker.crew import Crew
-from fleetlight.ps.worker.fence import Fence
-from fleetlight.ps.worker.lanes import CONTROL, PULL, PUSH
-from fleetlight.ps.worker.redo.redo import Redo
+from fleetlight.ps.worker.connections import CONTROL, PULL, PUSH, IncarnationFence
+from fleetlight.ps.worker.replay.worker_journal import WorkerJournal
+from fleetlight.ps.worker.served_group import ServedGroup
 from fleetlight.roles import Role, endpoint_text
 from fleetlight.roles.address import is_loopback
 from fleetlight.security.context import Contexts
@@ -121,7 +120,7 @@ def _listen(
         server,
         tls=None if tls is None else tls.as_server,
         token=role.token,
-        limits=Limits(silence_s=deadline_s),
+        limits=ConnectionLimits(silence_s=deadline_s),
         name=f"server {index}",
         held=held,
     )
@@ -150,7 +149,7 @@ def _enrolled_server(
 def _worker(
     role: Role, strategy: DistributedStrategy, deadline_s: float, tls: Contexts | None
 ) -> ServedJob:
-    redo = redo_of(role, strategy, _index(role), _incarnation())
+    redo = worker_journal_of(role, strategy, _index(role), _incarnation())
     connector = _Connector(role, strategy, deadline_s, tls, redo)
     client = Client(_index(role), role.worker_num, role.server_num, connector.connect, redo)
     connector.has_joined = lambda: client.has_joined
@@ -161,7 +160,7 @@ def _worker(
     report = functools.partial(report_restartable, role)
     replay = None if redo is None else WorkerReplay(redo, report)
     session = ServerSession(client, None, replay)
-    group = Crew(client, deadline_s)
+    group = ServedGroup(client, deadline_s)
     return ServedJob(role=role, group=group, strategy=strategy, tls=tls, session=session)
 
 
@@ -171,7 +170,7 @@ def _single_process(
     """One process, whose server is an object that the worker calls without a network."""
     server = _server(role, 0, 1, deadline_s)
     server.resuming.remains = remains_of(role, strategy)
-    redo = redo_of(role, strategy, 0, _incarnation())
+    redo = worker_journal_of(role, strategy, 0, _incarnation())
     incarnation = _incarnation() if redo is None else redo.identity.incarnation
     life = 1 if redo is None else redo.identity.life
 
@@ -185,7 +184,7 @@ def _single_process(
     resume_with_all(client, role, strategy, waits=False)
     replay = None if redo is None else WorkerReplay(redo, lambda restartable: None)
     session = ServerSession(client, server, replay)
-    group = Crew(client, deadline_s)
+    group = ServedGroup(client, deadline_s)
     return ServedJob(role=role, group=group, strategy=strategy, tls=tls, session=session)
 
 
@@ -198,7 +197,7 @@ class _Connector:
         strategy: DistributedStrategy,
         deadline_s: float,
         tls: Contexts | None,
-        redo: Redo | None,
+        redo: WorkerJournal | None,
     ) -> None:
         self._role = role
         self._deadline_s = deadline_s
@@ -211,7 +210,7 @@ class _Connector:
         if redo is not None and role.job and role.max_restarts != 0:
             self._away_s = strategy.durability_configs.away_within(deadline_s)
         #: for all lanes
-        self._fence = Fence()
+        self._fence = IncarnationFence()
         #: True once the servers have this worker's plan
         self.has_joined: Callable[[], bool] = lambda: False
         #: the last push that a server has acknowledged and must still have
@@ -227,7 +226,7 @@ class _Connector:
                 f"server {server}",
                 # the server needs time to name the worker that it waits for
                 deadline_s=self._deadline_s + _GRACE_S,
-                patience=Patience(max(least_s, self._away_s)),
+                patience=RetryPolicy(max(least_s, self._away_s)),
                 tls=self._tls,
                 token=self._role.token,
                 greeting=lambda server=server: self._greeting(server, lane),  # type: ignore[misc]
@@ -238,7 +237,7 @@ class _Connector:
         connect_all(channels, self._deadline_s, _report_not_ready)
         return channels
 
-    def _greeting(self, server: int, lane: str) -> m.Hello:
+    def _greeting(self, server: int, lane: str) -> m.Greeting:
         hello = _hello(self._role, server, len(self._endpoints), lane, self._incarnation)
         return msgspec.structs.replace(
             hello,
@@ -258,8 +257,8 @@ def _report_not_ready(missing: list[str]) -> None:
     logger.info("not ready endpoints: %s", missing)
 
 
-def _hello(role: Role, server: int, server_num: int, lane: str, incarnation: int) -> m.Hello:
-    return m.Hello(
+def _hello(role: Role, server: int, server_num: int, lane: str, incarnation: int) -> m.Greeting:
+    return m.Greeting(
         fleetlight=VERSION,
         worker=_index(role),
         worker_num=role.worker_num,

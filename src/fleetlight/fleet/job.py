@@ -18,7 +18,7 @@ from fleetlight.checkpoint import Checkpoint
 from fleetlight.collective.codecs.compression import Compression
 from fleetlight.collective.group import Group
 from fleetlight.data.loader import ShardLoader
-from fleetlight.data.ranges import Queue
+from fleetlight.data.queue.client import QueueOptions
 from fleetlight.errors import ConfigError, RoleError
 from fleetlight.fleet.parts.background import BackgroundSave
 from fleetlight.fleet.parts.loss import LossProbe
@@ -189,7 +189,7 @@ class Job(abc.ABC):
         return None
 
     @abc.abstractmethod
-    def shard_queue(self, range_batches: int) -> Queue:
+    def shard_queue(self, range_batches: int) -> QueueOptions:
         """Where the next loader asks for its records, range by range."""
 
     # -- state

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fleetlight.collective.forming import form
-from fleetlight.collective.registration import Scheduler
+from fleetlight.collective.membership.scheduler import Scheduler
 from fleetlight.errors import ConfigError, FleetError, RoleError, names_arguments
 from fleetlight.fleet.bootstrap import join_servers
 from fleetlight.fleet.collective.job import CollectiveJob
@@ -32,8 +32,8 @@ from fleetlight.observe import log
 from fleetlight.observe.log import logger
 from fleetlight.roles import Kind, Role, RoleMaker, unsupported_variables
 from fleetlight.security.context import both_contexts
-from fleetlight.security.encryption import encryption_of
 from fleetlight.strategy import DistributedStrategy, JobFacts, set_current_job
+from fleetlight.strategy.features.ssl import encryption_of
 from fleetlight.torch_compat.lazy_dynamo import postpone_compiler
 from fleetlight.torch_compat.version import untested_torch
 from fleetlight.version import VERSION

@@ -11,12 +11,12 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from fleetlight.checkpoint import Snapshot
-from fleetlight.collective.averaging.engine import Averaging
-from fleetlight.collective.averaging.means import Means
-from fleetlight.collective.membership import Hello
-from fleetlight.collective.position import Position
-from fleetlight.collective.replica import Replica
+from fleetlight.checkpoint import JobSnapshot
+from fleetlight.collective.data_parallel.replica import Replica
+from fleetlight.collective.local_training.engine import LocalTrainingEngine
+from fleetlight.collective.local_training.outer import Means
+from fleetlight.collective.membership.members import MemberHello
+from fleetlight.collective.stamp import Position
 from fleetlight.data.loader import ShardLoader
 from fleetlight.data.observer import BatchShare
 from fleetlight.errors import MembershipError
@@ -25,8 +25,8 @@ from fleetlight.errors import MembershipError
 class Peers(Protocol):
     """The workers of a job and what they do together; every wait has a deadline.
 
-    In a `collective.group.Group` workers talk to each other, in a `ps.worker.crew.Crew` through the
-    servers.
+    In a `collective.group.Group` workers talk to each other, in a
+    `ps.worker.served_group.ServedGroup` through the servers.
     """
 
     index: int
@@ -35,7 +35,7 @@ class Peers(Protocol):
     device: torch.device
     backend: str
     #: by worker: how it introduced itself; empty where workers meet through servers
-    hellos: Mapping[int, Hello]
+    hellos: Mapping[int, MemberHello]
 
     @property
     def alone(self) -> bool:
@@ -187,7 +187,7 @@ class MergedSteps(Protocol):
 class LocalSteps(Protocol):
     """Steps that a worker makes alone; implemented by `training.local_training`."""
 
-    engine: Averaging
+    engine: LocalTrainingEngine
 
     @property
     def next_is_local(self) -> bool:
@@ -225,7 +225,7 @@ class RegisteredOptimizer(Protocol):
     def freeze(self) -> None:
         """Apply the strategy as it is when training begins; once."""
 
-    def resume_local(self, load: Callable[[Averaging], None]) -> None:
+    def resume_local(self, load: Callable[[LocalTrainingEngine], None]) -> None:
         """Let local training continue from the values of a checkpoint."""
 
     def update_trained(self, model: RegisteredModel) -> None:
@@ -360,7 +360,7 @@ class PrefetchHints(Protocol):
 class ServerSnapshot(Protocol):
     """The values of all servers at one moment; implemented by `served.tables.server_checkpoint`."""
 
-    def complete(self, snapshot: Snapshot) -> Snapshot:
+    def complete(self, snapshot: JobSnapshot) -> JobSnapshot:
         """Add the values of the servers to a worker's snapshot."""
 
     @property

@@ -8,7 +8,6 @@ variables; this one is ours alone. The folder's name says what it was compiled f
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import hashlib
 import os
@@ -18,8 +17,9 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from fleetlight.files.lock import FileLock
 from fleetlight.kernels import loading
 
 _SOURCES = Path(__file__).parent
@@ -37,7 +37,7 @@ class Turn:
     _has_given_up = False
 
     def __init__(self) -> None:
-        self._lock: IO[str] | None = None
+        self._lock: FileLock | None = None
         self._deadline = 0.0
         self._has_come = False
 
@@ -51,30 +51,26 @@ class Turn:
         if self._lock is None or self._has_come:
             return False
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= self._deadline:
-                Turn._has_given_up = self._has_come = True
-                return False
-            time.sleep(0.02)
+            self._has_come = self._lock.acquire()
         except OSError:  # a file system without locks
             self._has_come = True
-        else:
-            self._has_come = True
+        if self._has_come:
+            return True
+        if time.monotonic() >= self._deadline:
+            Turn._has_given_up = self._has_come = True
+            return False
+        time.sleep(0.02)
         return True
 
     def _open(self) -> None:
         folder = place()
         with contextlib.suppress(OSError):  # another user's, say
-            self._lock = None if folder is None else open(folder / "lock", "w")  # noqa: SIM115
+            self._lock = None if folder is None else FileLock(folder / "lock")
         self._deadline = time.monotonic() + (0 if Turn._has_given_up else LOCK_WAIT_S)
 
     def __exit__(self, *_: object) -> None:
         if self._lock is not None:
-            # a child that was forked meanwhile has the file, too
-            with contextlib.suppress(OSError):
-                fcntl.flock(self._lock, fcntl.LOCK_UN)
-            self._lock.close()
+            self._lock.release()
 
 
 def keep(dispatcher: Any, prefetch: bool, turn: Turn) -> None:

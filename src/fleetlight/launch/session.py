@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts and watches this machine's processes of a job, alone or together with other launchers."""
+"""Start and supervise this machine's processes of a job."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fleetlight.launch.job import environment
 from fleetlight.launch.job.environment import Run
 from fleetlight.launch.job.layout import JobLayout
 from fleetlight.launch.job.spec import JobSpec
-from fleetlight.launch.machines.own_node import offer
-from fleetlight.launch.machines.peers import Next, OtherMachines
+from fleetlight.launch.machines.own_node import reserve_node
+from fleetlight.launch.machines.peers import NextAction, OtherMachines
 from fleetlight.launch.processes.child import Reaper
 from fleetlight.launch.processes.failure import JobFailure, exit_code, failure_of
 from fleetlight.launch.processes.gang import Gang
@@ -30,12 +30,12 @@ from fleetlight.launch.processes.supervise import supervise
 from fleetlight.launch.processes.watch import Verdict, Watch
 from fleetlight.launch.screen import Screen
 
-#: reaches the other machines; raises `Interrupted` when the user does not want to wait
+#: connects to the other machines; raises `Interrupted` when the user interrupts the wait
 Connect = Callable[[Interrupts], OtherMachines]
 
 
 def run(job: JobSpec, screen: Screen, connect: Connect) -> int:
-    """Run this machine's part of the job; the exit code of the first failure, else 0."""
+    """Run this machine's part of the job; return the exit code of the first failure, else 0."""
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
         try:
@@ -47,8 +47,8 @@ def run(job: JobSpec, screen: Screen, connect: Connect) -> int:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Ended:
-    """How one start of the job went here."""
+class _Attempt:
+    """The result of one start of the job on this machine."""
 
     watch: Watch
     layout: JobLayout
@@ -72,11 +72,11 @@ class _Session:
         self._own_id = secrets.token_hex(8)
         self._folder: LogFolder | None = None
         self._began = time.monotonic()
-        #: lines about the log folder
-        self._said = 0
+        #: lines printed about the log folder
+        self._lines_shown = 0
 
     def run(self) -> int:
-        """Start the job, and again as often as that is allowed and needed."""
+        """Start the job, and restart it after failures up to `max_restarts` times."""
         restart = failures = 0
         while True:
             ended = self._start(restart, failures)
@@ -84,15 +84,15 @@ class _Session:
             failures = ended.layout.failures + ended.watch.restarted
             left = self._job.max_restarts - failures
             conclusion = self._peers.conclude(ended.failure, restarts_left=left)
-            if conclusion.next is Next.FINISH:
+            if conclusion.next is NextAction.FINISH:
                 return self._finish(ended, conclusion.failure)
-            failures += conclusion.next is Next.RESTART
+            failures += conclusion.next is NextAction.RESTART
             left = self._job.max_restarts - failures
             self._screen.say(report.restarting(conclusion, restart, left))
 
-    def _start(self, restart: int, failures: int) -> _Ended:
+    def _start(self, restart: int, failures: int) -> _Attempt:
         with contextlib.ExitStack() as held:
-            node, reservations = offer(self._job, held, restart=restart, failures=failures)
+            node, reservations = reserve_node(self._job, held, restart=restart, failures=failures)
             layout = self._peers.gather(node)
             try:
                 return self._run_gang(layout, reservations)
@@ -100,7 +100,7 @@ class _Session:
                 self._peers.give_up(str(error))
                 raise
 
-    def _run_gang(self, layout: JobLayout, reservations: Sequence[Reservation]) -> _Ended:
+    def _run_gang(self, layout: JobLayout, reservations: Sequence[Reservation]) -> _Attempt:
         folder, job_id = self._prepare_logs(layout)
         run = Run(
             job=self._job,
@@ -113,37 +113,37 @@ class _Session:
         gang = Gang(
             run, folder=folder, reaper=self._reaper, screen=self._screen, outside=self._outside
         )
-        self._introduce(gang)
+        self._announce(gang)
         for reservation in reservations:
             reservation.hand_over()
         gang.start()
         left = self._job.max_restarts - layout.failures
-        watch = supervise(gang, self._peers.elsewhere, self._interrupts, left)
-        return _Ended(watch=watch, layout=layout, failure=self._failure(watch, gang, folder))
+        watch = supervise(gang, self._peers.exchange_state, self._interrupts, left)
+        return _Attempt(watch=watch, layout=layout, failure=self._failure(watch, gang, folder))
 
     def _prepare_logs(self, layout: JobLayout) -> tuple[LogFolder, str]:
-        """Node 0 first: launchers may share the folder, and only it moves old logs away then."""
+        """Claim the log folder: node 0 first, since it moves old logs out of a shared folder."""
         job_id = self._peers.share(None) if layout.own else self._own_id
         if self._folder is None:
             self._folder = claim(self._job.log_dir, job_id)
             self._stack.callback(self._folder.close)
             for line in report.folder(self._folder, self._job.log_dir):
                 self._screen.say(line)
-                self._said += 1
+                self._lines_shown += 1
         if not self._folder.is_shared:
             self._folder.write_endpoints(job_id, layout)
         if not layout.own:
             self._peers.share(job_id)
         return self._folder, job_id or ""
 
-    def _introduce(self, gang: Gang) -> None:
+    def _announce(self, gang: Gang) -> None:
         run = gang.run
         if run.restart == 0:
             lines = environment.remarks(self._job, self._outside)
-            said, verbose = len(self._job.notes) + self._said, self._screen.verbose
+            said, verbose = len(self._job.notes) + self._lines_shown, self._screen.verbose
             for line in report.remarks(lines, said, verbose=verbose):
                 self._screen.say(line)
-        for first in report.firsts(gang.members) if self._screen.verbose else ():
+        for first in report.first_of_each_kind(gang.members) if self._screen.verbose else ():
             table = report.table(first, environment.identity(run, first))
             self._screen.show(table.encode())
         self._screen.say(report.started(run, gang.members))
@@ -154,15 +154,15 @@ class _Session:
         if watch.verdict is Verdict.INTERRUPTED:
             after_s = time.monotonic() - self._began
             if watch.stop_failed:
-                why = report.unsaved(self._told(watch, gang, folder))
+                why = report.not_saved(self._process_failure(watch, gang, folder))
             else:
-                why = report.early(self._job.checkpoint)
+                why = report.stopped_early(self._job.checkpoint)
             return report.interrupted(watch.signal, after_s, node, why)
         if watch.stop is not None:
             return report.stopped(watch.stop)
-        return self._told(watch, gang, folder, node)
+        return self._process_failure(watch, gang, folder, node)
 
-    def _told(
+    def _process_failure(
         self, watch: Watch, gang: Gang, folder: LogFolder, node: str = ""
     ) -> JobFailure | None:
         if watch.failure is None:
@@ -174,7 +174,7 @@ class _Session:
             node=node,
         )
 
-    def _finish(self, ended: _Ended, failure: JobFailure | None) -> int:
+    def _finish(self, ended: _Attempt, failure: JobFailure | None) -> int:
         seconds = time.monotonic() - self._began
         self._screen.say(report.end(ended.layout, ended.watch, failure, seconds))
         return failure.code if failure else 0

@@ -12,8 +12,8 @@ import ssl
 from pathlib import Path
 
 from fleetlight.errors import ConfigError
-from fleetlight.security.encryption import Encryption
 from fleetlight.security.x509 import RevokedList, number_and_issuer, revoked_list, validity
+from fleetlight.strategy.features.ssl import Encryption
 
 SERVER, CLIENT = "server", "client"
 

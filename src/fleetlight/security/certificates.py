@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
 import platform
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fleetlight.errors import ConfigError
+from fleetlight.files.atomic import replace_file
 from fleetlight.roles.address import own_addresses
 from fleetlight.security.certificate_folder import CLIENT, SERVER
 
@@ -63,7 +63,8 @@ def make(
         )
     target.mkdir(mode=_FOLDER, parents=True, exist_ok=True)
     for name, data in files.items():
-        _write(target / name, data, _KEY if name.endswith(".key") else _FILE)
+        mode = _KEY if name.endswith(".key") else _FILE
+        replace_file(target / name, data, mode=mode, durable=False)
     return [target / name for name in files]
 
 
@@ -195,12 +196,3 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
-
-
-def _write(path: Path, data: bytes, mode: int) -> None:
-    """A file that is never there with wider permissions or half its content."""
-    fresh = path.with_name(path.name + ".new")
-    fresh.unlink(missing_ok=True)
-    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        file.write(data)
-    os.replace(fresh, path)

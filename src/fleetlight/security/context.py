@@ -11,7 +11,7 @@ from pathlib import Path
 from fleetlight.errors import ConfigError
 from fleetlight.roles.password import PASSWORD, PASSWORD_FILE, key_password
 from fleetlight.security.certificate_folder import CLIENT, SERVER, CertificateFolder
-from fleetlight.security.encryption import Encryption, as_encryption
+from fleetlight.strategy.features.ssl import Encryption, as_encryption
 
 
 class Contexts:

@@ -9,8 +9,8 @@ from pathlib import Path
 from fleetlight.errors import ConfigError
 from fleetlight.security.certificate_folder import CLIENT, SERVER, CertificateFolder
 from fleetlight.security.context import client_context, server_context
-from fleetlight.security.encryption import Encryption, as_encryption
-from fleetlight.security.tls_errors import NO_LIST
+from fleetlight.security.tls_errors import BAD_LIST
+from fleetlight.strategy.features.ssl import Encryption, as_encryption
 
 
 def check(said: Encryption | str | Path) -> None:
@@ -39,7 +39,7 @@ def check(said: Encryption | str | Path) -> None:
 def _refusal(other: CertificateFolder, error: ssl.SSLError) -> ConfigError:
     """Of who has not taken the other's certificate."""
     why = getattr(error, "verify_message", None) or error.reason
-    if getattr(error, "verify_code", 0) in NO_LIST:
+    if getattr(error, "verify_code", 0) in BAD_LIST:
         return ConfigError(
             f"ssl: {other.crl} is not a valid list of {other.ca}: {why}; {other.list_remedy}"
         )

@@ -12,7 +12,7 @@ _WRONG_PURPOSE = 26
 _WRONG_HOST, _WRONG_ADDRESS = 62, 64
 _REVOKED = 23
 #: of the list of revoked certificates: there is none of this CA, a false one, one past its time
-NO_LIST = (3, 5, 8, 11, 12)
+BAD_LIST = (3, 5, 8, 11, 12)
 
 #: part of the reason of an alert -> why the other side refuses what this one has shown
 _ALERTS = {
@@ -62,7 +62,7 @@ def _distrust(error: ssl.SSLCertVerificationError) -> str:
             f"the certificate of the other side is revoked ({said}, by crl.pem); give that process "
             "one that is not"
         )
-    if code in NO_LIST:
+    if code in BAD_LIST:
         return (
             f"crl.pem of this side is not a valid list of the CA that has signed the certificate "
             f"of the other ({said}); let that CA make a new list"

@@ -23,7 +23,7 @@ def validity(certificate: bytes) -> tuple[datetime.datetime, datetime.datetime]:
 def number_and_issuer(certificate: bytes) -> tuple[int, bytes]:
     """By which a list of revoked certificates names a certificate in DER form."""
     fields = _fields(certificate)
-    return _whole(fields[0][1]), fields[2][1]
+    return _integer(fields[0][1]), fields[2][1]
 
 
 def _fields(certificate: bytes) -> list[tuple[int, bytes]]:
@@ -36,7 +36,7 @@ def _fields(certificate: bytes) -> list[tuple[int, bytes]]:
     return fields
 
 
-def _whole(data: bytes) -> int:
+def _integer(data: bytes) -> int:
     """A number."""
     return int.from_bytes(data, "big", signed=True)
 
@@ -101,5 +101,5 @@ def revoked_list(data: bytes) -> RevokedList:
     (_, (_, issuer), first, *rest) = fields
     last = _moment(*rest.pop(0)) if rest and rest[0][0] in _TIMES else None
     entries = _parts(rest[0][1]) if rest and rest[0][0] == _SEQUENCE else []
-    numbers = frozenset(_whole(_parts(entry)[0][1]) for _, entry in entries)
+    numbers = frozenset(_integer(_parts(entry)[0][1]) for _, entry in entries)
     return RevokedList(issuer, _moment(*first), last, numbers)

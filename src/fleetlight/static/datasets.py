@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fleetlight.data.file_stream import FileStream
+from fleetlight.data.readers.file_stream import FileStream
 from fleetlight.errors import ConfigError
 from fleetlight.observe.log import logger
 from fleetlight.static.loaders import BoundLoader, bind

@@ -31,11 +31,13 @@ __all__ = [
     "broadcast_coalesced",
     "check_finalized",
     "default_store",
+    "empty_rendezvous_state",
     "keep_groups_in_child",
     "queue_callback",
     "rebuild_buckets",
     "reduce_scatter_single",
     "register_comm_hook",
+    "rendezvous_node",
 ]
 
 
@@ -81,3 +83,18 @@ def keep_groups_in_child() -> None:
     """
     for group in dist.distributed_c10d._world.pg_map:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+
+def rendezvous_node(dynamic: Any, addr: str, pid: int, local_id: int) -> Any:
+    """The description of one launcher in torch's elastic rendezvous.
+
+    Why: torch reads and writes the state of a rendezvous as a pickle. Fleetlight stores JSON, so it
+    makes the objects of the state itself; there is no public way. `dynamic` is the module
+    `torch.distributed.elastic.rendezvous.dynamic_rendezvous`.
+    """
+    return dynamic._NodeDesc(addr, pid, local_id)
+
+
+def empty_rendezvous_state(dynamic: Any) -> Any:
+    """The state of a rendezvous without any launcher."""
+    return dynamic._RendezvousState()

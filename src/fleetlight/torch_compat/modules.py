@@ -7,8 +7,9 @@ where a tensor is put back. They have been the same since the first versions of 
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 # the common base of all kinds of dropout
 from torch.nn.modules.dropout import _DropoutNd as Dropout
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.stateless import _reparametrize_module
 
 __all__ = [
@@ -30,6 +32,8 @@ __all__ = [
     "parameters",
     "with_tensors",
     "with_versions_of",
+    "wrappers_in",
+    "wrappers_of",
 ]
 
 
@@ -67,3 +71,27 @@ def with_versions_of(live: Mapping[str, Any], values: OrderedDict[str, Any]) -> 
     Without this record torch takes it for one of an old version and converts it.
     """
     values._metadata = live._metadata  # type: ignore[attr-defined]
+
+
+def wrappers_of(module: nn.Module) -> Iterator[str]:
+    """Names of what else distributes a module that runs now, or a part of it.
+
+    Why: torch's own ways leave no public mark on the module that they wrap. Where torch lacks a
+    mark, such a wrapper is not found; the classes themselves are public.
+    """
+    running = getattr(DistributedDataParallel, "_active_ddp_module", None)
+    if running is not None and any(part is module for part in running.modules()):
+        yield "DistributedDataParallel"
+
+
+def wrappers_in(module: nn.Module) -> Iterator[str]:
+    """Names of what else distributes a module, by its parts and its parameters."""
+    for part in module.modules():
+        if isinstance(part, (DistributedDataParallel, nn.DataParallel)):
+            yield type(part).__name__
+        elif getattr(part, "_is_fsdp_managed_module", False):
+            yield "FSDP"
+    # whoever has sharded a parameter has loaded this
+    tensors = sys.modules.get("torch.distributed.tensor")
+    if tensors and any(isinstance(p, tensors.DTensor) for p in module.parameters()):
+        yield "a sharding into DTensors"

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers: what torch's schedulers and scalers look for on them."""
+"""Optimizers: arithmetic on lists of tensors, and what schedulers and scalers look for.
+
+Why the `torch._foreach_*` family: a loop over the parameters of a model costs up to ten times as
+much for small ones. torch documents these functions but gives them private names.
+`foreach_unscale_` and `foreach_update_scale_` are what `torch.amp.GradScaler` itself calls, so
+results equal its own.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +15,21 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
+
+foreach_add_ = torch._foreach_add_
+foreach_clamp_max = torch._foreach_clamp_max
+foreach_clamp_min = torch._foreach_clamp_min
+foreach_copy_ = torch._foreach_copy_
+foreach_mul = torch._foreach_mul
+foreach_mul_ = torch._foreach_mul_
+foreach_norm = torch._foreach_norm
+foreach_sub = torch._foreach_sub
+foreach_sub_ = torch._foreach_sub_
+foreach_zero_ = torch._foreach_zero_
+#: (gradients, found, inverse): multiply gradients by `inverse`; `found` becomes 1 at an infinity
+foreach_unscale_ = torch._amp_foreach_non_finite_check_and_unscale_
+#: (scale, growth tracker, found, growth, backoff, interval): GradScaler.update for tensors
+foreach_update_scale_ = torch._amp_update_scale_
 
 #: what a scheduler writes onto the `step` that it puts in place of another
 SCHEDULED_STEP = "_wrapped_by_lr_sched"

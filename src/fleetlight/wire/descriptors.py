@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sockets of this process: which there are, and how long the kernel lets them wait."""
+"""Sockets as the kernel lists them, and limits on how long they wait."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import pathlib
 import socket
 import struct
 from collections.abc import Iterator
+from typing import NamedTuple
 
 _TIMEVAL = struct.Struct("ll")
 
 
 def open_sockets(process: str = "self") -> dict[int, str]:
-    """The sockets of a process, by default this one: {descriptor: `socket:[inode]`}.
+    """The sockets of a process, by default this one, as {descriptor: `socket:[inode]`}.
 
-    None where /proc does not tell; one that is closed meanwhile is left out.
+    Empty without /proc. A socket that closes during the call may be missing.
     """
     folder = f"/proc/{process}/fd"
     found: dict[int, str] = {}
@@ -28,8 +30,28 @@ def open_sockets(process: str = "self") -> dict[int, str]:
     return found
 
 
+class TcpEntry(NamedTuple):
+    """A row of /proc/net/tcp or /proc/net/tcp6."""
+
+    state: str
+    uid: int
+    inode: str
+
+
+def tcp_entries(port: int) -> list[TcpEntry]:
+    """The kernel's TCP sockets with this local port; empty without /proc."""
+    found = []
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for line in pathlib.Path(table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if int(fields[1].rpartition(":")[2], 16) == port:
+                    found.append(TcpEntry(state=fields[3], uid=int(fields[7]), inode=fields[9]))
+    return found
+
+
 def bound_waits(endpoint: socket.socket, seconds: float) -> None:
-    """Let the kernel end every send and receive of a blocking socket after so long."""
+    """Let the kernel end each send and receive of a blocking socket after `seconds`."""
     limit = _TIMEVAL.pack(int(seconds), int(seconds % 1 * 1e6))
     endpoint.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
     endpoint.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
@@ -37,10 +59,10 @@ def bound_waits(endpoint: socket.socket, seconds: float) -> None:
 
 @contextlib.contextmanager
 def bounded_connections(seconds: float) -> Iterator[None]:
-    """Connections opened inside the block, by whatever library, never wait longer than that.
+    """Limit the waits of connections that any library opens inside the block.
 
-    Torch's store waits without end for a reply when the process that keeps it is frozen or its
-    cable is cut: nobody closes the connection then.
+    Torch's store waits forever for a reply when its host is frozen or its cable is cut: the
+    connection stays open then.
     """
     before = set(open_sockets().values())
     yield

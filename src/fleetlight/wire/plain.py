@@ -45,15 +45,15 @@ class Wire:
         The wait ends after `silence_s`, or at the time `until` on the monotonic clock.
         """
         silence_s = min(silence_s, until - time.monotonic())
-        self._look_every(silence_s, operation)
+        self._set_step(silence_s, operation)
         return self._wait(operation, silence_s, self._receive_some, into)
 
-    def expect(self, operation: str, silence_s: float) -> None:
+    def wait_readable(self, operation: str, silence_s: float) -> None:
         """Wait until there is something to read, which may be the end of the connection."""
-        if not self.has_more(silence_s):
+        if not self.is_readable(silence_s):
             raise DeadlineError(f"{self.peer} was silent for {silence_s:.1f} s during {operation}")
 
-    def has_more(self, within_s: float) -> bool:
+    def is_readable(self, within_s: float) -> bool:
         """Whether there is something to read by then, which may be the end of the connection."""
         poll = select.poll()
         try:
@@ -77,7 +77,7 @@ class Wire:
         """Fill `into`; `silence_s` counts from the last byte that came."""
         while into:
             left = min(silence_s, until - time.monotonic())
-            self._look_every(left, operation)
+            self._set_step(left, operation)
             count = self._wait(operation, left, self._receive_all, into)
             if count == 0:
                 raise self.lost(operation, "it closed the connection in the middle of a frame")
@@ -92,10 +92,10 @@ class Wire:
     ) -> None:
         """Send all buffers; `silence_s` counts from the last byte that the peer took."""
         rest = [memoryview(buffer) for buffer in buffers]
-        self._look_every(min(silence_s, until - time.monotonic()), operation)
+        self._set_step(min(silence_s, until - time.monotonic()), operation)
         while rest:
             left = min(silence_s, until - time.monotonic())
-            rest = without(rest, self._wait(operation, left, self._send, rest))
+            rest = unsent(rest, self._wait(operation, left, self._send, rest))
 
     def close(self) -> None:
         """Close at once; twice is fine."""
@@ -106,7 +106,7 @@ class Wire:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    def hear_no_more(self) -> None:
+    def stop_reading(self) -> None:
         """From another thread: whatever reads finds the end; what is being sent still goes out."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RD)
@@ -140,7 +140,7 @@ class Wire:
     def _send(self, buffers: Sequence[memoryview]) -> int:
         return self._socket.sendmsg(buffers[:_IOV_MAX])
 
-    def _look_every(self, silence_s: float, operation: str) -> None:
+    def _set_step(self, silence_s: float, operation: str) -> None:
         step = min(_LONGEST_STEP_S, max(_SHORTEST_STEP_S, silence_s / 4))
         if step == self._step_s:
             return
@@ -172,7 +172,7 @@ class Wire:
         return self.lost(operation, error.strerror or str(error))
 
 
-def without(buffers: list[memoryview], done: int) -> list[memoryview]:
+def unsent(buffers: list[memoryview], done: int) -> list[memoryview]:
     """What is left of the buffers after `done` bytes of them."""
     for number, buffer in enumerate(buffers):
         if done < len(buffer):

@@ -37,15 +37,15 @@ class TlsWire(Wire):
         self._unsent = memoryview(b"")
         self._stands_for = 0
 
-    def shake_hands(self, tls: ssl.SSLContext, limit_s: float, host: str | None = None) -> None:
+    def handshake(self, tls: ssl.SSLContext, limit_s: float, host: str | None = None) -> None:
         """Open the session; `host` is whom a client calls, None on the server's side."""
         until = time.monotonic() + limit_s
-        self._look_every(limit_s, _HANDSHAKE)
+        self._set_step(limit_s, _HANDSHAKE)
         self._session = tls.wrap_bio(
             self._incoming, self._outgoing, server_side=host is None, server_hostname=host
         )
         try:
-            while not self._has_shaken_hands(until):
+            while not self._handshake_step(until):
                 pass
         except ssl.SSLError as error:
             # the alert tells the other side
@@ -58,11 +58,11 @@ class TlsWire(Wire):
             raise DeadlineError(f"{error}; does it listen without TLS?") from None
         self._flush(until)
 
-    def begin(self, tls: ssl.SSLContext) -> None:
+    def begin_handshake(self, tls: ssl.SSLContext) -> None:
         """Start the server's side of a handshake that `hear` and `advance` go on with."""
         self._session = tls.wrap_bio(self._incoming, self._outgoing, server_side=True)
 
-    def hear(self) -> bool:
+    def read_handshake(self) -> bool:
         """Take in what has come, a little at a time and without waiting; whether that is any."""
         try:
             count = self._socket.recv_into(self._scratch[:_RECORD_BYTES], 0, socket.MSG_DONTWAIT)
@@ -75,7 +75,7 @@ class TlsWire(Wire):
         self._incoming.write(self._scratch[:count])
         return True
 
-    def advance(self) -> bool:
+    def advance_handshake(self) -> bool:
         """Go on with the handshake by what has come, without waiting; whether it is done."""
         try:
             self._session.do_handshake()
@@ -85,12 +85,12 @@ class TlsWire(Wire):
         except ssl.SSLError as error:
             # the alert tells the other side
             with contextlib.suppress(PeerError):
-                self._say_at_once()
+                self._send_pending()
             raise self._failed(error, _HANDSHAKE) from None
-        self._say_at_once()
+        self._send_pending()
         return is_done and not self.has_unsent
 
-    def take(self, most: int) -> bytes:
+    def read_some(self, most: int) -> bytes:
         """What has come of what the other side says, without waiting; empty: nothing yet."""
         try:
             some = self._session.read(most)
@@ -107,7 +107,7 @@ class TlsWire(Wire):
         """Whether the kernel has not taken all that this side says in the handshake."""
         return bool(self._unsent)
 
-    def _say_at_once(self) -> None:
+    def _send_pending(self) -> None:
         self._unsent = memoryview(bytes(self._unsent) + self._outgoing.read())
         try:
             if self._unsent:
@@ -118,7 +118,7 @@ class TlsWire(Wire):
         except OSError as error:
             raise self._failed(error, _HANDSHAKE) from None
 
-    def _has_shaken_hands(self, until: float) -> bool:
+    def _handshake_step(self, until: float) -> bool:
         try:
             self._session.do_handshake()
         except ssl.SSLWantReadError:

@@ -19,14 +19,13 @@ from typing import TypeAlias
 
 from fleetlight.roles.role import Endpoint
 from fleetlight.security.tls_errors import explain
+from fleetlight.wire.descriptors import tcp_entries
 from fleetlight.wire.forking import keep_from_children, keep_port_from_children
 
 _LOOPBACK = "127.0.0.1"
 _CHUNK_BYTES = 1 << 16
 _CONNECT_S = 10.0
 _STOP_S = 5.0
-#: the tables of the kernel that name the owner of a socket
-_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 
 Streams: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -177,11 +176,5 @@ async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 def _is_own(port: int) -> bool:
     """Whether a process of this user has the loopback connection from `port`; True if unknown."""
-    wanted = f":{port:04X}"
-    for table in _TABLES:
-        with contextlib.suppress(OSError), open(table, encoding="ascii") as lines:
-            for line in lines:
-                fields = line.split()
-                if len(fields) > 7 and fields[1].endswith(wanted) and fields[7].isdigit():
-                    return int(fields[7]) == os.getuid()
-    return True
+    owners = [entry.uid for entry in tcp_entries(port)]
+    return not owners or owners[0] == os.getuid()

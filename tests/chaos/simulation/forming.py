@@ -6,8 +6,8 @@ from __future__ import annotations
 from tests.chaos.simulation.oracle import broken
 from tests.chaos.simulation.world import World
 
-from fleetlight.collective.membership import (
-    Hello,
+from fleetlight.collective.membership.members import (
+    MemberHello,
     absent,
     check_alike,
     decode,
@@ -35,10 +35,10 @@ class Formed:
         #: one of them runs another version
         self.differs = self.count > 1 and chance.random() < 0.1
 
-    def _hello(self, n: int, ids: str, number: int) -> Hello:
+    def _hello(self, n: int, ids: str, number: int) -> MemberHello:
         chance = self.world.chance
         known = {"none": None, "numbers": str(number), "names": f"pod-{number}"}
-        return Hello(
+        return MemberHello(
             kind="worker",
             index=None,
             address=f"10.0.0.{chance.randrange(3)}",
@@ -63,7 +63,7 @@ class Formed:
             raise broken("index", f"two members claim one, and got {given}")
         self._look(arrived, given)
 
-    def _look(self, arrived: list[Hello], given: list[int]) -> None:
+    def _look(self, arrived: list[MemberHello], given: list[int]) -> None:
         if sorted(given) != list(range(self.count)):
             raise broken("index", f"{given}, of {self.count}")
         for hello, index in zip(arrived, given, strict=True):

@@ -16,9 +16,9 @@ from fleetlight.launch.processes.watch import (
     LEAVE_S,
     SETTLE_S,
     UNKILLABLE_S,
-    Elsewhere,
+    Observation,
     Phase,
-    Seen,
+    RemoteState,
     Verdict,
     Watch,
 )
@@ -107,13 +107,13 @@ class Launched:
                     reported=ProcessStatus(restartable=one.returns and not one.asked),
                 )
 
-    def _seen(self) -> Seen:
+    def _seen(self) -> Observation:
         now = self.world.now
-        return Seen(
+        return Observation(
             now=now,
             exits=[one.exit for one in self.processes if one.exit is not None],
             interrupts=[signal.SIGINT for at in self.interrupts if at <= now],
-            elsewhere=Elsewhere.STOP if self.stops_at <= now else Elsewhere.DONE,
+            remote=RemoteState.STOP if self.stops_at <= now else RemoteState.DONE,
         )
 
     def _revive(self, lost: ProcessExit) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fleetlight.collective.codecs.compression import Compression
-from fleetlight.collective.codecs.int8 import Int8
+from fleetlight.collective.codecs.forms.int8 import Int8
 from fleetlight.errors import StrategyError
 
 NAMES = ["body.0.weight", "body.0.bias", "body.10.weight", "head.weight"]
@@ -58,6 +58,6 @@ def test_what_has_arrived_is_left_as_it_is() -> None:
     found, mean = compression(), torch.ones(3)
     assert found.prepare()
     found.begin()
-    found.arrived({"body.0.weight": mean})
-    found.hand_over({"body.0.weight": mean})
+    found.receive({"body.0.weight": mean})
+    found.correct({"body.0.weight": mean})
     assert mean.tolist() == [1, 1, 1]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fleetlight.collective.codecs.narrow import narrow_type, narrowed
+from fleetlight.collective.codecs.codec import narrow_type, narrowed
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleetlight.collective.codecs.sparsity import Sparsity
+from fleetlight.collective.codecs.dgc import Sparsity
 from fleetlight.errors import StrategyError
 
 

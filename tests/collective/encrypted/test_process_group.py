@@ -14,9 +14,9 @@ import torch.distributed as dist
 from tests.collective.encrypted.members import LIMIT_S, each, linked
 from torch import Tensor
 
+from fleetlight.collective.encrypted.collectives import SMALL_BYTES
 from fleetlight.collective.encrypted.links import LinkError
 from fleetlight.collective.encrypted.process_group import EncryptedGroup
-from fleetlight.collective.encrypted.sums import SMALL_BYTES
 
 SIZES = [1, 5, SMALL_BYTES // 4 + 3]
 

@@ -11,27 +11,27 @@ from tests.collective.rounding import rounded
 from tests.workers import run_workers
 from torch import Tensor
 
-from fleetlight.collective.codecs.ledger import Ledger
+from fleetlight.collective.buckets import ParameterSlice
+from fleetlight.collective.codecs.error_feedback import ErrorFeedback
 from fleetlight.collective.routes.exchange import (
+    AllGatherExchange,
     Exchange,
-    Gathered,
-    Messages,
-    Plain,
-    Turns,
-    TwoShots,
+    GroupRotation,
+    MessagePool,
+    PlainExchange,
+    TwoShotExchange,
 )
-from fleetlight.collective.routes.route import Part
-from fleetlight.collective.routes.stretches import Place
+from fleetlight.collective.routes.route_segments import SegmentPlace
 from fleetlight.fleet.job import current
 
 #: several pieces, of which the last is too small for three chunks
 PIECES = (2000, 1000, 40)
-PARTS = (Part("a", 1500), Part("b", 1540))
+PARTS = (ParameterSlice("a", 1500), ParameterSlice("b", 1540))
 ROUNDS = 3
 
 
 def test_messages_are_used_again_when_they_are_given_back() -> None:
-    messages = Messages()
+    messages = MessagePool()
     one, other = messages.take(2, 8), messages.take(2, 8)
     assert one.data_ptr() != other.data_ptr()
     messages.give_back(one)
@@ -42,7 +42,7 @@ def test_messages_are_used_again_when_they_are_given_back() -> None:
 
 
 def test_messages_take_the_memory_that_fits_best_and_keep_none_that_does_not() -> None:
-    messages = Messages()
+    messages = MessagePool()
     small, large = messages.take(1, 8), messages.take(1, 32)
     messages.give_back(large, small)
     addresses = small.data_ptr(), large.data_ptr()
@@ -59,15 +59,15 @@ def groups(count: int) -> list[Any]:
     return group.lend((tuple(range(group.size)),), count)  # type: ignore[union-attr]
 
 
-def made(kind: str) -> tuple[Exchange, Ledger | None]:
+def made(kind: str) -> tuple[Exchange, ErrorFeedback | None]:
     """Every kind of exchange; coded ones keep what they owe."""
-    turns = Turns(groups(2))
+    turns = GroupRotation(groups(2))
     if kind in ("plain", "bf16"):
-        return Plain(turns, torch.bfloat16 if kind == "bf16" else None), None
+        return PlainExchange(turns, torch.bfloat16 if kind == "bf16" else None), None
     compression = rounded(divisible=kind == "two shots")
     if kind == "gathered":
-        return Gathered(turns, compression), compression.ledger
-    return TwoShots(turns, Turns(groups(1)), compression), compression.ledger
+        return AllGatherExchange(turns, compression), compression.residuals
+    return TwoShotExchange(turns, GroupRotation(groups(1)), compression), compression.residuals
 
 
 def values_of(index: int, round_: int) -> Tensor:
@@ -78,21 +78,21 @@ def values_of(index: int, round_: int) -> Tensor:
 def summed(kind: str) -> tuple[list[Tensor], Tensor]:
     """The totals of each round, and what this worker still owes."""
     index, totals = current().group.index, []
-    exchange, ledger = made(kind)
+    exchange, feedback = made(kind)
     for round_ in range(ROUNDS):
-        bucket, place, shots = values_of(index, round_), Place(PARTS), []
+        bucket, place, shots = values_of(index, round_), SegmentPlace(PARTS), []
         for piece in bucket.split(list(PIECES)):
             shots.append(exchange.start(piece, place))
-            place = place.behind(piece.numel())
+            place = place.after(piece.numel())
         for shot in shots:
-            shot.go_on()
+            shot.advance()
         for shot in shots:
             shot.wait()
         totals.append(bucket)
-    kept = [ledger.of(kind, PARTS) for kind in ("owed", "owed again")] if ledger else []
-    owed = sum(kept, torch.zeros(sum(PIECES)))
+    kept = [feedback.of(kind, PARTS) for kind in ("owed", "owed again")] if feedback else []
+    residual = sum(kept, torch.zeros(sum(PIECES)))
     exchange.close()
-    return totals, owed
+    return totals, residual
 
 
 @pytest.mark.multiprocess
@@ -112,6 +112,6 @@ def test_all_have_the_sum_and_what_is_missing_is_owed(kind: str, workers: int) -
             torch.testing.assert_close(total, right, rtol=0, atol=digits)
     if "bf16" not in kind:
         sent = torch.stack(results[0][0]).sum(0)
-        owed = torch.stack([mine for _, mine in results]).sum(0)
-        assert kind == "plain" or owed.abs().max() > 1e-4
-        torch.testing.assert_close(sent + owed, torch.stack(true).sum(0), rtol=0, atol=1e-5)
+        residual = torch.stack([mine for _, mine in results]).sum(0)
+        assert kind == "plain" or residual.abs().max() > 1e-4
+        torch.testing.assert_close(sent + residual, torch.stack(true).sum(0), rtol=0, atol=1e-5)

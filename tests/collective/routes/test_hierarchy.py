@@ -10,14 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from fleetlight.collective.position import Position, Stamp
+from fleetlight.collective.buckets import ParameterSlice
 from fleetlight.collective.routes import hierarchy
-from fleetlight.collective.routes.exchange import Plain, Turns
+from fleetlight.collective.routes.exchange import GroupRotation, PlainExchange
 from fleetlight.collective.routes.hierarchy import Hierarchy
-from fleetlight.collective.routes.route import Bucket, Part
-from fleetlight.collective.routes.stretches import Place
+from fleetlight.collective.routes.route import Bucket
+from fleetlight.collective.routes.route_segments import SegmentPlace
+from fleetlight.collective.stamp import GradientStamp, Position
 
-STAMP = Stamp(Position(1, 7), 9)
+STAMP = GradientStamp(Position(1, 7), 9)
 
 
 class Sent:
@@ -79,7 +80,7 @@ class Doubling:
 
 
 def route(levels: list[Any], leaders: list[Any]) -> Hierarchy:
-    return Hierarchy(1, 2, levels, Plain(Turns(leaders)))
+    return Hierarchy(1, 2, levels, PlainExchange(GroupRotation(leaders)))
 
 
 def test_a_tensor_goes_up_level_by_level_and_comes_down_the_same_way() -> None:
@@ -90,7 +91,7 @@ def test_a_tensor_goes_up_level_by_level_and_comes_down_the_same_way() -> None:
     made.finish()
     assert future.done()
     assert torch.equal(tensor, torch.full((2, 3), 40.0))
-    assert made.stamps() == {0: Stamp(Position(0, 0), 0), 1: STAMP}
+    assert made.stamps() == {0: GradientStamp(Position(0, 0), 0), 1: STAMP}
     assert made.stamps() == {}
     # the stamps go the same way
     assert said[:-2] == ["a up", "b up"] * 2 + ["b down", "a down"] * 2
@@ -124,7 +125,7 @@ def test_pieces_are_on_the_network_before_anybody_waits() -> None:
 def test_large_tensors_go_in_pieces_and_process_groups_take_turns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(hierarchy, "PIECE_BYTES", 64)
+    monkeypatch.setattr(hierarchy, "CHUNK_BYTES", 64)
     one, other = Leaders(), Leaders()
     made = route([Doubling([], "a")], [one, other])
     tensors = [torch.ones(50), torch.ones(0), torch.ones(7, dtype=torch.float64)]
@@ -142,10 +143,10 @@ class Coded:
     """An exchange that takes down what it is asked for; sums are 100 times as large."""
 
     def __init__(self) -> None:
-        self.places: list[Place] = []
+        self.places: list[SegmentPlace] = []
         self.said: list[str] = []
 
-    def start(self, tensor: Tensor, place: Place) -> CodedShot:
+    def start(self, tensor: Tensor, place: SegmentPlace) -> CodedShot:
         self.places.append(place)
         self.said.append("start")
         return CodedShot(self, tensor)
@@ -158,7 +159,7 @@ class CodedShot:
     def __init__(self, by: Coded, tensor: Tensor) -> None:
         self._by, self._tensor = by, tensor
 
-    def go_on(self) -> None:
+    def advance(self) -> None:
         self._by.said.append("go on")
 
     def wait(self) -> None:
@@ -167,17 +168,21 @@ class CodedShot:
 
 
 def test_what_may_be_coded_takes_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hierarchy, "PIECE_BYTES", 64)
+    monkeypatch.setattr(hierarchy, "CHUNK_BYTES", 64)
     leaders, coded = Leaders(), Coded()
-    made = Hierarchy(1, 2, [Doubling([], "a")], Plain(Turns([leaders])), coded)  # type: ignore[list-item]
-    parts = (Part("w", 20), Part("v", 20))
+    made = Hierarchy(1, 2, [Doubling([], "a")], PlainExchange(GroupRotation([leaders])), coded)  # type: ignore[list-item]
+    parts = (ParameterSlice("w", 20), ParameterSlice("v", 20))
     plain, other = torch.ones(3), torch.ones(40)
     made.start(Bucket(0, plain), STAMP)
     made.start(Bucket(1, other, parts), STAMP)
     made.finish()
     assert plain.tolist() == [20.0] * 3
     assert other.tolist() == [200.0] * 40
-    assert coded.places == [Place(parts, 0), Place(parts, 16), Place(parts, 32)]
+    assert coded.places == [
+        SegmentPlace(parts, 0),
+        SegmentPlace(parts, 16),
+        SegmentPlace(parts, 32),
+    ]
     # nothing comes down before all is on its way
     assert coded.said[-3:] == ["wait"] * 3
     made.close()

@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetlight.collective.membership import Hello
+from fleetlight.collective.membership.members import MemberHello
 from fleetlight.collective.routes.levels import (
     described,
     group_with,
@@ -16,10 +16,10 @@ from fleetlight.collective.routes.levels import (
 )
 
 
-def hellos(hosts: list[int]) -> dict[int, Hello]:
+def hellos(hosts: list[int]) -> dict[int, MemberHello]:
     """Workers on numbered hosts."""
     return {
-        index: Hello(
+        index: MemberHello(
             kind="worker", index=index, address=f"10.0.0.{host}", hostname=f"node{host}", pid=index
         )
         for index, host in enumerate(hosts)

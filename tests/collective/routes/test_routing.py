@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fleetlight as fleet
-from fleetlight.collective.routes import neighbours
+from fleetlight.collective.routes import local_peers as neighbours
 from fleetlight.collective.routes.levels import levels_of
 from fleetlight.collective.routes.routing import crosses_a_link, senders, takes_levels
 from fleetlight.fleet.job import current

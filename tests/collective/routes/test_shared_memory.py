@@ -13,9 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetlight.collective.position import Position, Stamp
 from fleetlight.collective.routes.route import Bucket
 from fleetlight.collective.routes.shared_memory import SharedMemory, SharedMemoryError
+from fleetlight.collective.stamp import GradientStamp, Position
 from fleetlight.errors import DivergedError
 from fleetlight.wire.descriptors import bound_waits
 
@@ -111,7 +111,7 @@ def test_workers_that_do_different_things_are_told() -> None:
 @pytest.mark.parametrize("size", [2, 3])
 def test_stamps_come_with_the_sums(size: int) -> None:
     workers = mesh(size)
-    stamps = {i: Stamp(Position(1, 10 * i), i) for i in range(size)}
+    stamps = {i: GradientStamp(Position(1, 10 * i), i) for i in range(size)}
     for worker, stamp in zip(workers, stamps.values(), strict=True):
         worker.start(Bucket(0, torch.ones(3)), stamp)
     threads = [threading.Thread(target=worker.finish) for worker in workers]

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch.futures import Future
 
-from fleetlight.collective import reducer as reducing
-from fleetlight.collective.position import BLANK, Stamp
-from fleetlight.collective.reducer import Reducer
-from fleetlight.collective.routes.route import Bucket, Part
-from fleetlight.collective.routes.staged import Staged
+from fleetlight.collective.buckets import ParameterSlice
+from fleetlight.collective.reduction import reducer as reducing
+from fleetlight.collective.reduction.reducer import Reducer
+from fleetlight.collective.routes.route import Bucket, Staged
+from fleetlight.collective.stamp import BLANK, GradientStamp
 
 
 class Doubling:
@@ -23,7 +23,7 @@ class Doubling:
     def __init__(self) -> None:
         self.started: list[tuple[Bucket, Future[Any]]] = []
 
-    def start(self, bucket: Bucket, stamp: Stamp) -> Future[Any]:
+    def start(self, bucket: Bucket, stamp: GradientStamp) -> Future[Any]:
         self.started.append((bucket, Future()))
         return self.started[-1][1]
 
@@ -32,14 +32,14 @@ class Doubling:
             bucket.buffer.mul_(2)
             future.set_result(bucket.buffer)
 
-    def stamps(self) -> Mapping[int, Stamp]:
+    def stamps(self) -> Mapping[int, GradientStamp]:
         return {0: BLANK}
 
     def close(self) -> None:
         self.started.clear()
 
 
-PARTS = (Part("a", 3),)
+PARTS = (ParameterSlice("a", 3),)
 
 
 def test_the_sum_comes_back() -> None:

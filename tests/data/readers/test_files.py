@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import gzip
+import logging
 from pathlib import Path
 
 import pytest
 
-from fleetlight.data.readers.files import contents, first_file
+from fleetlight.data.readers.files import contents, find, first_file, refuse_absent
 from fleetlight.errors import DataError
 
 
@@ -47,3 +48,22 @@ def test_a_broken_gzip_file_is_named(tmp_path: Path) -> None:
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="gone: cannot be read"):
         contents(tmp_path / "gone")
+
+
+def test_names_and_folders_in_order(tmp_path: Path) -> None:
+    assert find(tmp_path, ["a", "b"]) is None
+    for name in ("b", "a.gz", "sub/a"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert find(tmp_path, ["a", "b"]) == tmp_path / "a.gz"
+    assert find(tmp_path / "b", ["a"]) == tmp_path / "b"
+    assert find(tmp_path, ["c"], [".", "sub"]) is None
+    assert find(tmp_path, ["a"], ["sub", "."]) == tmp_path / "sub/a"
+
+
+def test_absent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(DataError, match=r"X: .*no such folder.* a or b, plain.*stand_in=True"):
+        refuse_absent("X", tmp_path / "gone", ["a", "b"], allowed=False)
+    with caplog.at_level(logging.WARNING, "fleetlight"):
+        refuse_absent("X", tmp_path, ["a"], allowed=True)
+    assert "GENERATED" in caplog.text

@@ -22,13 +22,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fleetlight as fleet
 from fleetlight import checkpoint
-from fleetlight.checkpoint import files
-from fleetlight.checkpoint.manifest import VERSION, encode
+from fleetlight.checkpoint.storage import generations
+from fleetlight.checkpoint.storage.manifest import VERSION, encode
 from fleetlight.errors import MembershipError, StoppedError
 from fleetlight.fleet.checkpoints.autosave import RESUME_CODE, JobAutosave, Stopped
 from fleetlight.fleet.job import current
 from fleetlight.fleet.served.stop_agreement import ServedAgreement
-from fleetlight.ps.calls import Call
+from fleetlight.ps.messages.base import ControlSignal
 
 pytestmark = pytest.mark.multiprocess
 
@@ -263,7 +263,7 @@ def end_early(dirname: str) -> None:
     def behind(steps: int) -> None:
         if steps == 5:
             current().background_save.finish()
-            files.sync_directory = lambda path: os._exit(9)
+            generations.sync_folder_if_supported = lambda path: os._exit(9)
             os.kill(os.getpid(), signal.SIGTERM)
 
     job.train(behind)
@@ -447,12 +447,16 @@ class Left:
         self.done: list[str] = []
         one: Any = object.__new__(JobAutosave)
         plan = SimpleNamespace(mode="sync" if lockstep else "async", serves_dense=True)
-        client = SimpleNamespace(heard=Call(stop=heard))
+        client = SimpleNamespace(heard=ControlSignal(stop=heard))
         session: Any = SimpleNamespace(is_open=True, bound=SimpleNamespace(plan=plan))
         crew: Any = SimpleNamespace(client=client)
         one._agreement = ServedAgreement(SimpleNamespace(), session, crew)  # type: ignore[arg-type]
         one.seen, one.has_stopped, one._has_stepped = False, False, stepped
-        one._trained = [SimpleNamespace(is_being_read=True, put_back=self.note("put back"))]
+        one._trained = [
+            SimpleNamespace(
+                cursor=SimpleNamespace(is_being_read=True, put_back=self.note("put back"))
+            )
+        ]
         one._stop = self.note("stop")
         self.stopping = one
 

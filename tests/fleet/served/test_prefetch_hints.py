@@ -147,6 +147,6 @@ def test_a_batch_that_is_changed_in_place_is_pulled_anew() -> None:
 def test_a_loading_process_gets_a_loader_that_announces_nothing() -> None:
     def train(worker: Member) -> Any:
         copy = pickle.loads(pickle.dumps(JobObserver(worker.context, None)))
-        return type(copy), copy.wants_next()
+        return type(copy), copy.wants_lookahead()
 
     assert run(build, train, workers=1) == [(NoObserver, False)]

@@ -151,7 +151,7 @@ def test_who_had_nothing_left_and_goes_on_is_in_the_same_phase(mode: str) -> Non
     def ended() -> int:
         with server._news:
             assert server._service is not None
-            _, phases = server._service.pushes.ledger.clocks.state()
+            _, phases = server._service.pushes.residuals.clocks.state()
             return phases[0]
 
     def work(member: Member) -> Any:
@@ -325,7 +325,7 @@ def alone() -> Any:
 def test_the_words_of_shard() -> None:
     with pytest.raises(ConfigError, match="got deal='queues'; did you mean 'queue'"):
         fleet.shard(DataLoader([1, 2]), deal="queues")
-    assert not isinstance(fleet.shard(DataLoader([1, 2]), deal="queue")._source, type(None))
+    assert not isinstance(fleet.shard(DataLoader([1, 2]), deal="queue").source, type(None))
 
 
 def test_a_collective_job_has_no_queue() -> None:

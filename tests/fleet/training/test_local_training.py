@@ -23,7 +23,7 @@ from tests.workers import run_workers
 from torch import nn
 
 import fleetlight as fleet
-from fleetlight.collective.reducer import Reducer
+from fleetlight.collective.reduction.reducer import Reducer
 from fleetlight.errors import DivergedError, PlanError
 from fleetlight.fleet.job import current
 from fleetlight.fleet.training import local_training

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.launch.doctor.doctors import free_ports
 
-from fleetlight.launch.doctor.facts import Listening, look, mtu_of, shared_memory
+from fleetlight.launch.doctor.facts import PortListeners, facts_of, mtu_of, shared_memory
 from fleetlight.launch.doctor.messages import ExamOptions
 from fleetlight.launch.inventory import Machine
 
@@ -17,14 +17,14 @@ from fleetlight.launch.inventory import Machine
 def test_the_facts() -> None:
     machine = Machine(cores=3, gpus=1, addresses=(("lo", "127.0.0.1"),))
     asked = ExamOptions(workers=2)
-    facts = look(machine, {"OMP_NUM_THREADS": "4"}, asked, "127.0.0.2")
+    facts = facts_of(machine, {"OMP_NUM_THREADS": "4"}, asked, "127.0.0.2")
     assert (facts.asked, facts.cores, facts.gpus, facts.threads) == (asked, 3, 1, "4")
     assert facts.name == socket.gethostname()
     assert facts.python.startswith("3.")
     assert facts.memory > 1 << 20
     assert facts.interface == "lo"
     assert facts.mtu == mtu_of("lo")
-    assert look(machine, {}, asked).interface is None
+    assert facts_of(machine, {}, asked).interface is None
 
 
 def test_an_mtu_that_nobody_knows() -> None:
@@ -43,7 +43,7 @@ def test_shared_memory(tmp_path: Path) -> None:
 def test_it_listens_on_the_ports_of_a_job_and_on_one_more() -> None:
     first = free_ports(3)
     with socket.create_server(("127.0.0.1", first + 1)):
-        held = Listening("127.0.0.1", range(first, first + 3))
+        held = PortListeners("127.0.0.1", range(first, first + 3))
     assert list(held.taken) == [first + 1]
     assert (
         f"port {first + 1} on 127.0.0.1 is taken by process {os.getpid()}" in held.taken[first + 1]
@@ -53,6 +53,6 @@ def test_it_listens_on_the_ports_of_a_job_and_on_one_more() -> None:
     for port in held.ports:
         socket.create_connection(("127.0.0.1", port), 5).close()
     held.close()
-    again = Listening("127.0.0.1", range(first, first + 3))
+    again = PortListeners("127.0.0.1", range(first, first + 3))
     assert again.taken == {}
     again.close()

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetlight.errors import MembershipError
-from fleetlight.launch.job.layout import JobLayout, Node, check, in_order
+from fleetlight.launch.job.layout import JobLayout, Node, check, ordered
 from fleetlight.launch.job.spec import Meeting
 from fleetlight.roles.role import Kind
 
@@ -64,12 +64,12 @@ def test_the_master_is_where_worker_0_is() -> None:
 def test_the_order_of_a_list() -> None:
     listed = dataclasses.replace(MEETING, hosts=("10.0.0.10", "10.0.0.1", "10.0.0.2"))
     for nodes in permutations((A, B, C)):
-        assert hosts(in_order(nodes, listed)) == ["10.0.0.10", "10.0.0.1", "10.0.0.2"]
+        assert hosts(ordered(nodes, listed)) == ["10.0.0.10", "10.0.0.1", "10.0.0.2"]
 
 
 def test_without_a_list_the_master_comes_first_then_addresses_as_numbers() -> None:
     for nodes in permutations((A, B, C)):
-        assert hosts(in_order(nodes, MEETING)) == ["10.0.0.2", "10.0.0.1", "10.0.0.10"]
+        assert hosts(ordered(nodes, MEETING)) == ["10.0.0.2", "10.0.0.1", "10.0.0.10"]
 
 
 def test_asked_ranks_win() -> None:
@@ -78,18 +78,18 @@ def test_asked_ranks_win() -> None:
         dataclasses.replace(B, rank=0),
         dataclasses.replace(C, rank=1),
     ]
-    assert hosts(in_order(nodes, MEETING)) == ["10.0.0.2", "10.0.0.10", "10.0.0.1"]
+    assert hosts(ordered(nodes, MEETING)) == ["10.0.0.2", "10.0.0.10", "10.0.0.1"]
 
 
 def test_one_rank_asked_twice() -> None:
-    with pytest.raises(MembershipError, match="two machines say --rank 1"):
-        in_order([dataclasses.replace(one, rank=1) for one in (A, B)], MEETING)
+    with pytest.raises(MembershipError, match="two machines have --rank 1"):
+        ordered([dataclasses.replace(one, rank=1) for one in (A, B)], MEETING)
 
 
 def test_a_machine_started_twice_in_place_of_another() -> None:
     listed = dataclasses.replace(MEETING, hosts=("10.0.0.1", "10.0.0.2"))
     with pytest.raises(MembershipError, match=r"got the machines 10.0.0.1, 10.0.0.1, expected"):
-        in_order((A, A), listed)
+        ordered((A, A), listed)
 
 
 def test_what_must_be_the_same_names_both() -> None:
@@ -103,7 +103,7 @@ def test_what_should_be_the_same_is_warned_about() -> None:
     one = dataclasses.replace(A, noted=(("script", "aa"), ("python version", "3")))
     two = dataclasses.replace(B, noted=(("script", "bb"), ("python version", "3")))
     assert check([one, two]) == [
-        "warning: the script is not the same everywhere (10.0.0.1: aa, 10.0.0.2: bb)"
+        "warning: the script differs between the machines (10.0.0.1: aa, 10.0.0.2: bb)"
     ]
 
 

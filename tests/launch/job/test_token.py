@@ -13,7 +13,7 @@ from fleetlight.launch.inventory import Machine
 from fleetlight.launch.job.options import LaunchOptions
 from fleetlight.launch.job.plan import plan
 from fleetlight.launch.job.spec import JobSpec
-from fleetlight.launch.job.token import OPEN, OPEN_COLLECTIVE, said_token
+from fleetlight.launch.job.token import OPEN, OPEN_COLLECTIVE, read_token
 from fleetlight.roles.secret import Secret
 from fleetlight.security.certificates import make
 
@@ -35,16 +35,16 @@ def job(environment: dict[str, str] | None = None, **flags: Any) -> JobSpec:
 
 
 def test_it_comes_from_the_environment_or_a_file(file: Path) -> None:
-    assert said_token(None, {}) is None
-    assert said_token(None, {"FLEET_TOKEN": TOKEN}) == Secret(TOKEN)
-    assert said_token(str(file), {}) == Secret(TOKEN)
-    assert said_token(str(file), {"FLEET_TOKEN": TOKEN}) == Secret(TOKEN)
+    assert read_token(None, {}) is None
+    assert read_token(None, {"FLEET_TOKEN": TOKEN}) == Secret(TOKEN)
+    assert read_token(str(file), {}) == Secret(TOKEN)
+    assert read_token(str(file), {"FLEET_TOKEN": TOKEN}) == Secret(TOKEN)
 
 
 def test_two_that_differ_are_refused(file: Path) -> None:
     other = "b846d0513f9ac27e"
-    with pytest.raises(ConfigError, match="hold different tokens; unset FLEET_TOKEN") as caught:
-        said_token(str(file), {"FLEET_TOKEN": other})
+    with pytest.raises(ConfigError, match="have different tokens; unset FLEET_TOKEN") as caught:
+        read_token(str(file), {"FLEET_TOKEN": other})
     assert TOKEN not in str(caught.value)
     assert other not in str(caught.value)
 
@@ -52,8 +52,8 @@ def test_two_that_differ_are_refused(file: Path) -> None:
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o620])
 def test_a_file_that_others_can_read_is_refused_with_the_command(file: Path, mode: int) -> None:
     file.chmod(mode)
-    with pytest.raises(ConfigError, match=rf"\(mode {mode:o}\); chmod 600 {file}"):
-        said_token(str(file), {})
+    with pytest.raises(ConfigError, match=rf"\(mode {mode:o}\); run chmod 600 {file}"):
+        read_token(str(file), {})
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -61,14 +61,14 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=rf"{missing} cannot be read: No such file .* > {missing}"
     ):
-        said_token(str(missing), {})
+        read_token(str(missing), {})
 
 
 @pytest.mark.parametrize("text", ["", "short", "x" * 5000, "two lines that\nare long enough"])
 def test_what_is_no_token_is_refused(file: Path, text: str) -> None:
     file.write_text(text)
     with pytest.raises(ConfigError, match=rf"--token_file {file} holds .* openssl rand -hex 32"):
-        said_token(str(file), {})
+        read_token(str(file), {})
 
 
 def test_a_job_has_the_one_that_was_said(file: Path) -> None:

@@ -14,7 +14,7 @@ def test_everybody_who_beats_is_here() -> None:
     assert (one.number, two.number) == (1, 2)
     two.beat(0)
     one.beat(0)
-    assert one.here(0) == ["a", "b"]
+    assert one.reachable_hosts(0) == ["a", "b"]
 
 
 def test_silence_is_noticed_in_time_and_an_own_clock_is_enough() -> None:
@@ -25,7 +25,7 @@ def test_silence_is_noticed_in_time_and_an_own_clock_is_enough() -> None:
         one.beat(float(second))
         assert one.is_lost(two.number, float(second)) == (second > SILENT_S)
         assert not one.is_lost(one.number, float(second))
-    assert one.here(19) == ["a"]
+    assert one.reachable_hosts(19) == ["a"]
     two.beat(1e6 + 1)
     one.beat(20)
     assert not one.is_lost(two.number, 20)
@@ -41,7 +41,7 @@ def test_a_launcher_is_lost_when_it_is_silent_for_longer_than_others_wait() -> N
         assert one.is_silent(two.number, float(second)) == (second > SILENT_S)
         assert one.is_lost(two.number, float(second)) == (second > 60)
     assert one.silence_s(two.number, 61) == 61
-    assert one.staying(61) == {one.number}
+    assert one.remaining(61) == {one.number}
 
 
 def test_a_launcher_that_was_out_of_reach_gets_its_time_when_it_is_back() -> None:
@@ -73,11 +73,11 @@ def test_who_has_not_said_goodbye_stays() -> None:
     one, two, three = (Heartbeats(store, host, now=0) for host in "abc")
     for launcher in (three, two, one):
         launcher.beat(0)
-    assert one.staying(0) == {1, 2, 3}
-    two.say_goodbye()
-    assert one.staying(0) == {1, 3}
+    assert one.remaining(0) == {1, 2, 3}
+    two.leave()
+    assert one.remaining(0) == {1, 3}
     one.beat(2 * SILENT_S)
-    assert one.staying(2 * SILENT_S) == {1}
+    assert one.remaining(2 * SILENT_S) == {1}
 
 
 def test_a_launcher_that_counted_itself_but_has_no_name_yet() -> None:
@@ -85,5 +85,5 @@ def test_a_launcher_that_counted_itself_but_has_no_name_yet() -> None:
     one = Heartbeats(store, "a", now=0)
     store.add("launchers", 1)
     one.beat(0)
-    assert one.here(0) == ["a"]
+    assert one.reachable_hosts(0) == ["a"]
     assert not one.is_lost(2, 100)

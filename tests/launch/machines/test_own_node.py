@@ -12,7 +12,7 @@ import pytest
 from fleetlight.errors import LaunchError
 from fleetlight.launch.inventory import version_of
 from fleetlight.launch.job.spec import JobSpec, MachineSpec, Meeting, RoleSpec
-from fleetlight.launch.machines.own_node import described, offer, script_hash
+from fleetlight.launch.machines.own_node import reserve_node, script_hash, with_shared_facts
 from fleetlight.roles.role import Kind
 
 
@@ -27,7 +27,7 @@ def job(script: str = "t.py", **more: object) -> JobSpec:
 
 def test_every_process_and_the_master_have_a_port_of_their_own() -> None:
     with contextlib.ExitStack() as held:
-        node, reservations = offer(job(), held, restart=2, failures=1)
+        node, reservations = reserve_node(job(), held, restart=2, failures=1)
         ports = [port for _, port in (*node.workers, *node.servers)] + [node.master_port]
         assert sorted(ports) == sorted(one.port for one in reservations)
         assert len(set(ports)) == 4
@@ -36,11 +36,11 @@ def test_every_process_and_the_master_have_a_port_of_their_own() -> None:
 
 def test_listed_endpoints_are_held_too() -> None:
     with contextlib.ExitStack() as held:
-        _, [reservation, *_] = offer(job(), held)
+        _, [reservation, *_] = reserve_node(job(), held)
         port = reservation.port
     listed = MachineSpec(workers=(("127.0.0.1", port),))
     with contextlib.ExitStack() as held:
-        node, reservations = offer(JobSpec(script="t.py", machine=listed), held)
+        node, reservations = reserve_node(JobSpec(script="t.py", machine=listed), held)
         assert node.workers == (("127.0.0.1", port),)
         assert port in [one.port for one in reservations]
 
@@ -54,7 +54,7 @@ def test_a_listed_port_that_is_taken_is_blamed_on_its_list(flag: str) -> None:
             contextlib.ExitStack() as held,
             pytest.raises(LaunchError, match=f"is taken.* or choose another port in {flag}"),
         ):
-            offer(spec, held)
+            reserve_node(spec, held)
 
 
 def test_a_script_is_known_by_its_bytes(tmp_path: pathlib.Path) -> None:
@@ -70,7 +70,7 @@ def test_a_script_is_known_by_its_bytes(tmp_path: pathlib.Path) -> None:
 def test_what_launchers_compare() -> None:
     meeting = Meeting(master=("h", 1), min_nodes=2, max_nodes=3, rank=1)
     with contextlib.ExitStack() as held:
-        node = described(offer(job(), held)[0], job(max_restarts=4), meeting)
+        node = with_shared_facts(reserve_node(job(), held)[0], job(max_restarts=4), meeting)
     agreed = dict(node.agreed)
     assert agreed["the number of machines"] == "2:3"
     assert agreed["--max_restarts"] == "4"

@@ -6,9 +6,9 @@ from __future__ import annotations
 import dataclasses
 
 from fleetlight.launch.job.layout import Node
-from fleetlight.launch.machines.peers import Next, NoOtherMachines, conclusion
+from fleetlight.launch.machines.peers import NextAction, NoOtherMachines, conclusion
 from fleetlight.launch.processes.failure import JobFailure
-from fleetlight.launch.processes.watch import Elsewhere
+from fleetlight.launch.processes.watch import RemoteState
 
 FAILURE = JobFailure(what="worker 0 of 1 exited with code 1", code=1)
 
@@ -17,14 +17,14 @@ def test_alone_there_is_nobody_to_wait_for() -> None:
     alone, node = NoOtherMachines(), Node(host="a")
     assert alone.gather(node).nodes == (node,)
     assert alone.share("id") == "id"
-    assert alone.elsewhere(workers_done=False) is Elsewhere.DONE
-    assert alone.conclude(FAILURE, restarts_left=1).next is Next.RESTART
+    assert alone.exchange_state(workers_done=False) is RemoteState.DONE
+    assert alone.conclude(FAILURE, restarts_left=1).next is NextAction.RESTART
     alone.give_up("why")
     alone.close()
 
 
 def test_a_failure_is_restarted_while_restarts_are_left() -> None:
-    assert conclusion(FAILURE, 1).next is Next.RESTART
-    assert conclusion(FAILURE, 0).next is Next.FINISH
-    assert conclusion(None, 1).next is Next.FINISH
-    assert conclusion(dataclasses.replace(FAILURE, may_restart=False), 1).next is Next.FINISH
+    assert conclusion(FAILURE, 1).next is NextAction.RESTART
+    assert conclusion(FAILURE, 0).next is NextAction.FINISH
+    assert conclusion(None, 1).next is NextAction.FINISH
+    assert conclusion(dataclasses.replace(FAILURE, may_restart=False), 1).next is NextAction.FINISH

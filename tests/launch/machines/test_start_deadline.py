@@ -12,7 +12,7 @@ from tests.launch.machines.doubles import Ears
 from fleetlight.errors import MembershipError
 from fleetlight.launch.job.spec import Meeting
 from fleetlight.launch.machines import start_deadline
-from fleetlight.launch.machines.start_deadline import StartDeadline, absent
+from fleetlight.launch.machines.start_deadline import StartDeadline, describe_missing
 from fleetlight.launch.processes.interrupts import Interrupted, Interrupts
 
 LISTED = Meeting(
@@ -22,18 +22,21 @@ ELASTIC = Meeting(master=("10.0.0.1", 6170), min_nodes=2, max_nodes=3)
 
 
 def test_listed_machines_are_missed_by_address() -> None:
-    assert absent(LISTED, ["10.0.0.1"]) == "not ready endpoints: ['10.0.0.2:6170']"
+    assert describe_missing(LISTED, ["10.0.0.1"]) == "not ready endpoints: ['10.0.0.2:6170']"
 
 
 def test_other_machines_are_counted() -> None:
-    assert absent(ELASTIC, ["a"]) == "waiting for 1 of 2 machines (here: a)"
-    assert absent(ELASTIC, ["b", "a"]) == "enough machines are here (a, b); more may come, up to 3"
+    assert describe_missing(ELASTIC, ["a"]) == "waiting for 1 of 2 machines (connected: a)"
+    assert (
+        describe_missing(ELASTIC, ["b", "a"])
+        == "enough machines are connected (a, b); up to 3 may join"
+    )
 
 
 def test_when_nobody_is_missing_nobody_is_named() -> None:
-    both = "all machines are here (10.0.0.1, 10.0.0.2), not all are ready to start"
-    assert absent(LISTED, ["10.0.0.2", "10.0.0.1"]) == both
-    assert absent(dataclasses.replace(LISTED, hosts=()), ["10.0.0.1", "10.0.0.2"]) == both
+    both = "all machines are connected (10.0.0.1, 10.0.0.2), but not all are ready to start"
+    assert describe_missing(LISTED, ["10.0.0.2", "10.0.0.1"]) == both
+    assert describe_missing(dataclasses.replace(LISTED, hosts=()), ["10.0.0.1", "10.0.0.2"]) == both
 
 
 def test_waiting_ends_at_the_deadline_and_names_who_is_missing() -> None:

@@ -11,10 +11,10 @@ from tests.launch.machines.doubles import Store
 from fleetlight.launch.job.layout import JobLayout, Node
 from fleetlight.launch.job.spec import Meeting
 from fleetlight.launch.machines.heartbeats import SILENT_S, Heartbeats
-from fleetlight.launch.machines.peers import Next
+from fleetlight.launch.machines.peers import NextAction
 from fleetlight.launch.machines.status_board import StatusBoard, agree
 from fleetlight.launch.processes.failure import JobFailure
-from fleetlight.launch.processes.watch import Elsewhere
+from fleetlight.launch.processes.watch import RemoteState
 
 NODES = (Node(host="a"), Node(host="b"))
 FIXED = Meeting(master=("a", 1), min_nodes=2, max_nodes=2)
@@ -41,35 +41,35 @@ class Pair:
     def fall_silent(self, node: int) -> None:
         """Make one machine be heard last a long time ago."""
         for heartbeats in self.heartbeats:
-            heartbeats._heard[node + 1] = self.now - 2 * SILENT_S
+            heartbeats._beat_seen_at[node + 1] = self.now - 2 * SILENT_S
             heartbeats._next = self.now + 1000
 
 
 def test_all_machines_hear_that_all_are_done() -> None:
     pair = Pair()
     one, two = pair.boards
-    assert one.ask(pair.now, workers_done=True) is Elsewhere.RUNNING
-    assert one.ask(pair.now, workers_done=True) is Elsewhere.RUNNING
-    assert two.ask(pair.now, workers_done=True) is Elsewhere.DONE
-    assert one.ask(pair.now, workers_done=True) is Elsewhere.DONE
+    assert one.ask(pair.now, workers_done=True) is RemoteState.RUNNING
+    assert one.ask(pair.now, workers_done=True) is RemoteState.RUNNING
+    assert two.ask(pair.now, workers_done=True) is RemoteState.DONE
+    assert one.ask(pair.now, workers_done=True) is RemoteState.DONE
     for board in pair.boards:
-        board.tell_end(None)
+        board.report_end(None)
     for board in pair.boards:
-        assert agree(board, board.wait_for_ends(0.1), FIXED, 1).next is Next.FINISH
+        assert agree(board, board.wait_for_ends(0.1), FIXED, 1).next is NextAction.FINISH
 
 
 def test_all_machines_choose_the_same_failure() -> None:
     pair = Pair()
     one, two = pair.boards
-    one.tell_end(EFFECT)
-    assert two.ask(pair.now, workers_done=False) is Elsewhere.STOP
-    two.tell_end(CAUSE)
+    one.report_end(EFFECT)
+    assert two.ask(pair.now, workers_done=False) is RemoteState.STOP
+    two.report_end(CAUSE)
     for board in pair.boards:
         silent = board.wait_for_ends(0.1)
         assert silent == []
         assert agree(board, silent, FIXED, 0).failure == CAUSE
-        assert agree(board, silent, FIXED, 0).next is Next.FINISH
-        assert agree(board, silent, FIXED, 1).next is Next.RESTART
+        assert agree(board, silent, FIXED, 0).next is NextAction.FINISH
+        assert agree(board, silent, FIXED, 1).next is NextAction.RESTART
 
 
 def test_a_silent_machine_is_the_cause_and_ends_a_fixed_job() -> None:
@@ -77,18 +77,18 @@ def test_a_silent_machine_is_the_cause_and_ends_a_fixed_job() -> None:
     pair.fall_silent(1)
     one = pair.boards[0]
     assert one.silent(pair.now) == {"node 1 (b)": 2 * SILENT_S}
-    assert one.ask(pair.now, workers_done=False) is Elsewhere.STOP
-    one.tell_end(CAUSE)
+    assert one.ask(pair.now, workers_done=False) is RemoteState.STOP
+    one.report_end(CAUSE)
     silent = one.wait_for_ends(60)
     found = agree(one, silent, FIXED, 1)
-    assert str(found.failure) == "node 1 (b) went away: no sign of life"
-    assert found.next is Next.FINISH
-    assert agree(one, silent, ELASTIC, 0).next is Next.REGROUP
+    assert str(found.failure) == "node 1 (b) went away: no heartbeat"
+    assert found.next is NextAction.FINISH
+    assert agree(one, silent, ELASTIC, 0).next is NextAction.REGROUP
 
 
 def test_a_machine_that_does_not_end_in_time_is_named() -> None:
     one = Pair().boards[0]
-    one.tell_end(CAUSE)
+    one.report_end(CAUSE)
     (silent,) = one.wait_for_ends(0.0)
     assert "node 1 (b) did not end its processes in time" in str(silent)
 
@@ -97,8 +97,8 @@ def test_the_wait_for_a_machine_that_is_out_of_reach_can_be_ended() -> None:
     pair = Pair(patience_s=1000)
     pair.fall_silent(1)
     one = pair.boards[0]
-    assert one.ask(pair.now, workers_done=False) is Elsewhere.RUNNING
-    one.tell_end(CAUSE)
+    assert one.ask(pair.now, workers_done=False) is RemoteState.RUNNING
+    one.report_end(CAUSE)
     asked = iter([False, False, True])
     (silent,) = one.wait_for_ends(0, lambda: next(asked))
     assert "node 1 (b) went away" in str(silent)
@@ -120,21 +120,21 @@ def test_being_done_is_told_again_when_it_could_not_be_told() -> None:
 
 def test_a_stop_without_a_failure_means_to_meet_again() -> None:
     pair = Pair()
-    pair.boards[0].call_stop()
-    assert pair.boards[1].ask(pair.now, workers_done=False) is Elsewhere.STOP
+    pair.boards[0].request_stop()
+    assert pair.boards[1].ask(pair.now, workers_done=False) is RemoteState.STOP
     for board in pair.boards:
-        board.tell_end(None)
+        board.report_end(None)
     silent = pair.boards[0].wait_for_ends(0.1)
-    assert agree(pair.boards[0], silent, ELASTIC, 0).next is Next.REGROUP
+    assert agree(pair.boards[0], silent, ELASTIC, 0).next is NextAction.REGROUP
 
 
 def test_after_all_ends_are_heard_the_store_may_go() -> None:
-    for failure, following in ((None, Next.FINISH), (CAUSE, Next.RESTART)):
+    for failure, following in ((None, NextAction.FINISH), (CAUSE, NextAction.RESTART)):
         pair = Pair()
         for board in (*pair.boards, pair.boards[0]):  # the first one hears the second at last
             board.ask(pair.now, workers_done=failure is None)
-        pair.boards[0].tell_end(None)
-        pair.boards[1].tell_end(failure)
+        pair.boards[0].report_end(None)
+        pair.boards[1].report_end(failure)
         silent = [board.wait_for_ends(60) for board in pair.boards]
         pair.store.vanish()
         for board, missing in zip(pair.boards, silent, strict=True):
@@ -144,7 +144,7 @@ def test_after_all_ends_are_heard_the_store_may_go() -> None:
 
 def test_the_jobs_id_comes_from_node_0() -> None:
     one, two = Pair().boards
-    one.give_job_id("abc")
+    one.publish_job_id("abc")
 
     class NoPatience:
         def wait(self, is_there: object, missing: object) -> None:

@@ -48,7 +48,7 @@ def served(store: Visitor) -> Heartbeats:
     host = Heartbeats(store, "a", now)
     host.beat(now)
     Heartbeats(store, "b", now).beat(now)
-    host.say_goodbye()
+    host.leave()
     return host
 
 
@@ -61,7 +61,7 @@ def test_a_launcher_that_came_after_the_last_beat_is_waited_for() -> None:
 def test_one_goodbye_is_not_counted_for_another() -> None:
     store = Visitor()
     host = served(store)
-    Heartbeats(store, "c", time.monotonic()).say_goodbye()
+    Heartbeats(store, "c", time.monotonic()).leave()
     serve_until_others_leave(host, [1, 2], HOUR_S, store.interrupts)
     assert store.asked == 3
 
@@ -69,7 +69,7 @@ def test_one_goodbye_is_not_counted_for_another() -> None:
 def test_who_falls_silent_is_not_waited_for() -> None:
     store = Visitor()
     host = served(store)
-    host.listen(time.monotonic() - 2 * SILENT_S)
+    host.poll(time.monotonic() - 2 * SILENT_S)
     serve_until_others_leave(host, [1, 2], HOUR_S, store.interrupts)
     assert store.asked == 0
 

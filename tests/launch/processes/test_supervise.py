@@ -18,7 +18,7 @@ from fleetlight.launch.processes.gang import Gang
 from fleetlight.launch.processes.interrupts import Interrupts
 from fleetlight.launch.processes.logs import claim
 from fleetlight.launch.processes.supervise import supervise
-from fleetlight.launch.processes.watch import Elsewhere
+from fleetlight.launch.processes.watch import RemoteState
 
 #: worker 1 says that it is about to exit, and does when worker 0 has long failed for that
 SCRIPT = """
@@ -58,11 +58,11 @@ def test_the_code_of_one_that_is_about_to_exit_is_waited_for(
         gang = Gang(run, folder=logs, reaper=reaper, screen=Paper(), outside=os.environ)
         failures: list[bool] = []
 
-        def ask(_: bool) -> Elsewhere:
+        def ask(_: bool) -> RemoteState:
             failures.extend(bool(one.status) for one in gang.exits())
             if len(failures) == 3:
                 (tmp_path / "looked").touch()
-            return Elsewhere.DONE
+            return RemoteState.DONE
 
         gang.start()
         found = supervise(gang, ask, interrupts)

@@ -13,7 +13,7 @@ from tests.ported.jobs import FLEETRUN, ended, logs, numbers, run, start
 from tests.workers import reserved_port
 
 import fleetlight as fleet
-from fleetlight.collective import meeting
+from fleetlight.collective.membership import rendezvous
 from fleetlight.errors import MembershipError
 
 pytestmark = [pytest.mark.long, pytest.mark.multiprocess, pytest.mark.timeout(240)]
@@ -52,16 +52,16 @@ def test_who_waits_names_whom_it_waits_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # every 3 s, as in the document
-    assert meeting._SAY_EVERY_S == 3
-    monkeypatch.setattr(meeting, "_SAY_EVERY_S", 0.0)
+    assert rendezvous._SAY_EVERY_S == 3
+    monkeypatch.setattr(rendezvous, "_SAY_EVERY_S", 0.0)
     holder, port = reserved_port()
     with holder, caplog.at_level(logging.WARNING, "fleetlight"):
         with pytest.raises(MembershipError, match="worker 0 did not listen"):
-            meeting.join(("127.0.0.1", port), meeting.Patience(0.2), "worker 0")
-        store = meeting.serve(("127.0.0.1", 0), meeting.Patience(10.0))
+            rendezvous.join(("127.0.0.1", port), rendezvous.RendezvousDeadline(0.2), "worker 0")
+        store = rendezvous.serve(("127.0.0.1", 0), rendezvous.RendezvousDeadline(10.0))
         listed = ["127.0.0.1:10039", "127.0.0.1:31719"]
         with pytest.raises(MembershipError):
-            meeting.gather(store, 2, listed, meeting.Patience(0.2))
+            rendezvous.gather(store, 2, listed, rendezvous.RendezvousDeadline(0.2))
     said = [record.getMessage() for record in caplog.records]
     assert f"not ready endpoints: ['127.0.0.1:{port}'] (worker 0)" in said
     assert "not ready endpoints: ['127.0.0.1:10039', '127.0.0.1:31719']" in said
@@ -84,7 +84,7 @@ def test_parameter_servers(mode: str, tmp_path: Path) -> None:
     flags = ["--server_num=1", "--worker_num=2", "--gpus=0,1"]
     script = HERE / "train.py"
     output = run(tmp_path, *FLEETRUN, *flags, script, mode, CUDA_VISIBLE_DEVICES="")
-    assert "this machine has no GPU, workers use CPUs" in output
+    assert "this machine has no GPU; workers use CPUs" in output
     assert "done: all 2 workers exited with code 0" in output
     for text in logs(tmp_path / "log"):
         losses = numbers(LOSS, text)

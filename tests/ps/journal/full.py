@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fleetlight.ps.journal import room
+from fleetlight.ps.journal import disk_full_retry as room
 
 
 class NoRoom:

@@ -15,7 +15,7 @@ from tests.ps.serving import plan
 
 from fleetlight.errors import JournalError
 from fleetlight.ps.journal import folder as at
-from fleetlight.ps.journal.folder import FORMAT, Folder, Identity
+from fleetlight.ps.journal.folder import FORMAT, Folder, FolderIdentity
 from fleetlight.ps.journal.segment import Segment, segments
 from fleetlight.ps.messages import TableFile
 from fleetlight.ps.resume import BEGINNING, KEPT, NOTHING, OVER, POSITIONS, VALUES, Decision
@@ -23,8 +23,8 @@ from fleetlight.ps.resume import BEGINNING, KEPT, NOTHING, OVER, POSITIONS, VALU
 FILES = [TableFile(0, "users", 3, 100, "abc")]
 
 
-def identity(**facts: Any) -> Identity:
-    return Identity(**{"server": 0, "server_num": 2, "job": "j", "plan": plan(), **facts})
+def identity(**facts: Any) -> FolderIdentity:
+    return FolderIdentity(**{"server": 0, "server_num": 2, "job": "j", "plan": plan(), **facts})
 
 
 def opened(path: Path, **facts: Any) -> Folder:
@@ -240,7 +240,7 @@ def test_a_snapshot_that_cannot_be_read_is_none(
         folder.complete(5, FILES)
     assert not (folder.rows_folder(5) / "manifest.json").exists()
     snapshot(folder, 9, is_complete=False)
-    monkeypatch.setattr(at, "replace", lambda path, data: path.write_bytes(data[:-1]))
+    monkeypatch.setattr(at, "replace_file", lambda path, data, mode: path.write_bytes(data[:-1]))
     with pytest.raises(JournalError, match=r"manifest\.json is not read as it was written"):
         folder.complete(9, FILES)
     folder.close()

@@ -16,16 +16,16 @@ import pytest
 from tests.ps.journal.full import NoRoom
 
 from fleetlight.errors import DeadlineError, JournalError
+from fleetlight.ps.journal import disk_full_retry as room
 from fleetlight.ps.journal import journal as at
-from fleetlight.ps.journal import room
 from fleetlight.ps.journal import segment as at_segment
 from fleetlight.ps.journal.journal import COMMIT, NEVER, SECOND, Journal, Policy
-from fleetlight.ps.journal.records import Reader, Record
+from fleetlight.ps.journal.records import LogRecord, Reader
 from fleetlight.ps.journal.segment import Segment, cut, segments
 from fleetlight.ps.messages import EndPhase, Fill, Message
-from fleetlight.ps.transport.protocol import Codec
+from fleetlight.ps.transport.protocol import MessageCodec
 
-CODEC: Codec[Message] = Codec(Message)
+CODEC: MessageCodec[Message] = MessageCodec(Message)
 
 
 def opened(
@@ -35,9 +35,9 @@ def opened(
     return Journal(folder, CODEC, first, Policy(**policy), heard.append)
 
 
-def written_down(folder: Path) -> list[Record[Message]]:
+def written_down(folder: Path) -> list[LogRecord[Message]]:
     """All records of all files; there is nothing else in them."""
-    found: list[Record[Message]] = []
+    found: list[LogRecord[Message]] = []
     for first, path in segments(folder):
         reader = Reader(CODEC, np.fromfile(path, np.uint8), first)
         found += reader
@@ -216,7 +216,7 @@ def test_a_full_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     journal.close()
 
 
-def written_down_of(folder: Path, size: int) -> list[Record[Message]]:
+def written_down_of(folder: Path, size: int) -> list[LogRecord[Message]]:
     """What a reader would keep, were the writer to die now."""
     ((first, path),) = segments(folder)
     data = np.fromfile(path, np.uint8)

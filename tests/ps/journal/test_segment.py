@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from fleetlight.ps.journal.fsync_marker import SyncedBytes
 from fleetlight.ps.journal.segment import Segment
-from fleetlight.ps.journal.synced import Synced
 
 
 def test_pages_that_are_full_and_on_the_disk_are_let_go(
@@ -76,13 +76,13 @@ def test_two_that_sync_at_a_time_do_not_hinder_each_other(
 def test_what_is_on_the_disk_is_written_down(tmp_path: Path) -> None:
     for first in (1, 5):
         segment = Segment(tmp_path, first)
-        assert Synced.read(tmp_path) == Synced(first, 0, is_all_there=True)
+        assert SyncedBytes.read(tmp_path) == SyncedBytes(first, 0, is_all_there=True)
         for size in (3, 6):
             segment.write([b"abc"])
-            assert Synced.read(tmp_path).within(first) == size - 3
+            assert SyncedBytes.read(tmp_path).within(first) == size - 3
             segment.sync()
-            assert Synced.read(tmp_path).within(first) == size
-        assert Synced.read(tmp_path).within(first + 1) == 0
+            assert SyncedBytes.read(tmp_path).within(first) == size
+        assert SyncedBytes.read(tmp_path).within(first + 1) == 0
         segment.close()
 
 
@@ -98,4 +98,4 @@ def test_a_disk_that_refuses_that_word_is_written_all_the_same(
     segment.sync()
     segment.close()
     assert segment.unsynced == 0
-    assert Synced.read(tmp_path).within(1) == 0
+    assert SyncedBytes.read(tmp_path).within(1) == 0

@@ -22,10 +22,10 @@ from tests.ps.serving import (
 
 from fleetlight.errors import CheckpointError
 from fleetlight.ps import messages as m
-from fleetlight.ps.journal import room
+from fleetlight.ps.journal import disk_full_retry as room
 from fleetlight.ps.journal.folder import Folder, remains
+from fleetlight.ps.journal.fsync_marker import SyncedBytes
 from fleetlight.ps.journal.segment import Segment, segments
-from fleetlight.ps.journal.synced import Synced
 from fleetlight.ps.resume import KEPT, OVER
 from fleetlight.ps.server import durability as durability_module
 from fleetlight.ps.server import keeping, reading
@@ -218,7 +218,7 @@ def test_what_a_snapshot_needs_is_on_the_disk_before_it_counts(
     complete, known = Folder.complete, []
 
     def look(folder: Folder, first: int, files: Any) -> None:
-        known.append(Synced.read(one.folder).within(first))
+        known.append(SyncedBytes.read(one.folder).within(first))
         assert known == [segments(one.folder)[-1][1].stat().st_size]
         complete(folder, first, files)
 
@@ -235,7 +235,7 @@ def test_by_snapshots_alone_what_came_later_is_lost(tmp_path: Path, mode: str) -
         if mode == "geo":
             difference = [ids_of([1]), rows_of([-1])]
             one.workers[0].sequence += 1
-            message = m.Exchange(one.workers[0].sequence, 0, step, [0], dense=False)
+            message = m.GeoExchange(one.workers[0].sequence, 0, step, [0], dense=False)
             one.workers[0].say(message, *difference, lane="push")
         elif mode == "async":
             one.workers[0].push(step, {0: ([1], [1])})

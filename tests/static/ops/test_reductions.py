@@ -22,16 +22,17 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from fleetlight import static
-from fleetlight.collective.position import BLANK, Position, Stamp
-from fleetlight.collective.reducer import Reducer
-from fleetlight.collective.replica import Reduction, reducer_of
-from fleetlight.collective.routes.route import Bucket, Part
+from fleetlight.collective.buckets import ParameterSlice
+from fleetlight.collective.data_parallel.replica import Reduction, reducer_of
+from fleetlight.collective.reduction.reducer import Reducer
+from fleetlight.collective.routes.route import Bucket
+from fleetlight.collective.stamp import BLANK, GradientStamp, Position
 from fleetlight.errors import PlanError
 from fleetlight.fleet.job import current
 from fleetlight.static.ops.reductions import REDUCE, REDUCED, GroupReductions, reducing
 from fleetlight.static.passes import FuseAllReduce, InsertAllReduce, Overlap
 
-STAMP = Stamp(Position(1, 7), 9)
+STAMP = GradientStamp(Position(1, 7), 9)
 
 
 class Late:
@@ -42,7 +43,7 @@ class Late:
         self.started: list[tuple[Tensor, Future[Tensor]]] = []
         self.asked = 0
 
-    def start(self, bucket: Bucket, stamp: Stamp) -> Future[Any]:
+    def start(self, bucket: Bucket, stamp: GradientStamp) -> Future[Any]:
         self.started.append((bucket.buffer, Future()))
         return self.started[-1][1]
 
@@ -53,7 +54,7 @@ class Late:
         if self.error:
             raise RuntimeError(self.error)
 
-    def stamps(self) -> Mapping[int, Stamp]:
+    def stamps(self) -> Mapping[int, GradientStamp]:
         self.asked += 1
         return {0: BLANK}
 
@@ -69,7 +70,7 @@ class Nobody:
         yield
 
 
-def reductions_by(route: Late, told: list[Mapping[int, Stamp]]) -> GroupReductions:
+def reductions_by(route: Late, told: list[Mapping[int, GradientStamp]]) -> GroupReductions:
     nobody: Any = Nobody()
     made = GroupReductions({None: Reducer(1, [], route=route)}, nobody, told.append)
     made.prepare(BLANK)
@@ -93,7 +94,7 @@ def test_tensors_without_values_are_not_reduced() -> None:
 
 
 def test_the_bucket_is_reduced_where_it_is_and_stamps_are_seen_once_all_are_back() -> None:
-    told: list[Mapping[int, Stamp]] = []
+    told: list[Mapping[int, GradientStamp]] = []
     route = Late()
     buckets = [torch.ones(2), torch.ones(3)]
     with reducing(reductions_by(route, told)):
@@ -109,7 +110,7 @@ def test_the_bucket_is_reduced_where_it_is_and_stamps_are_seen_once_all_are_back
 
 
 def test_the_first_failure_is_raised_and_nothing_stays_behind() -> None:
-    told: list[Mapping[int, Stamp]] = []
+    told: list[Mapping[int, GradientStamp]] = []
     route = Late("the cable is out")
     reductions = reductions_by(route, told)
     with reducing(reductions):
@@ -127,12 +128,12 @@ def test_the_first_failure_is_raised_and_nothing_stays_behind() -> None:
 
 
 def test_buckets_go_by_the_reducer_of_their_levels_and_each_tells_its_stamps() -> None:
-    told: list[Mapping[int, Stamp]] = []
+    told: list[Mapping[int, GradientStamp]] = []
     routes = {None: Late(), 0: Late(), 2: Late()}
     nobody: Any = Nobody()
     reducers = {inner: Reducer(1, [], route=route) for inner, route in routes.items()}
     reductions = GroupReductions(reducers, nobody, told.append)
-    reductions.prepare(STAMP, {1: (Part("a", 1), Part("b", 1))})
+    reductions.prepare(STAMP, {1: (ParameterSlice("a", 1), ParameterSlice("b", 1))})
     buckets = [torch.ones(2), torch.ones(2)]
     with reducing(reductions):
         REDUCE(buckets[0], 0)

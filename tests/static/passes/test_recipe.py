@@ -13,7 +13,7 @@ from tests.static.nets import batch, captured, net
 from torch import nn
 
 from fleetlight import DistributedStrategy
-from fleetlight.collective.replica import Reduction
+from fleetlight.collective.data_parallel.replica import Reduction
 from fleetlight.errors import PlanError, StrategyError
 from fleetlight.static import Executor, passes
 from fleetlight.static.rewriting.registry import PassRecord, PassRequest, in_order

@@ -15,7 +15,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from fleetlight.collective.encrypted.door import Door, Introduction, Limits
+from fleetlight.collective.encrypted.acceptor import HandshakeLimits, Introduction, TlsAcceptor
+from fleetlight.collective.membership.diagnosis import PeerConnectionError
 from fleetlight.errors import DeadlineError, FleetError
 from fleetlight.roles.role import Endpoint, endpoint_text
 from fleetlight.wire.forking import keep_from_children, keep_port_from_children
@@ -25,7 +26,7 @@ from fleetlight.wire.tls import TlsWire
 ENCRYPTED = "fleet_tls"
 
 
-class LinkError(RuntimeError):
+class LinkError(PeerConnectionError):
     """A connection of an encrypted process group failed."""
 
 
@@ -39,7 +40,7 @@ class Links:
         *,
         as_server: ssl.SSLContext,
         as_client: ssl.SSLContext,
-        limits: Limits | None = None,
+        limits: HandshakeLimits | None = None,
     ) -> None:
         self.index = index
         host, port = listener.getsockname()[:2]
@@ -52,7 +53,7 @@ class Links:
         self._incoming: dict[Introduction, TlsWire] = {}
         self._arrival = threading.Condition()
         self._closing = threading.Event()
-        self._door = Door(listener, as_server, self._let_in, limits)
+        self._door = TlsAcceptor(listener, as_server, self._let_in, limits)
 
     def to(self, group: str, receiver: int, limit_s: float) -> TlsWire:
         """A connection on which this worker sends."""
@@ -70,7 +71,7 @@ class Links:
         wire = TlsWire(connected, peer)
         said = msgspec.msgpack.encode(Introduction(group, self.index))
         try:
-            wire.shake_hands(self._as_client, limit_s, endpoint[0])
+            wire.handshake(self._as_client, limit_s, endpoint[0])
             wire.write([len(said).to_bytes(2, "big") + said], "an introduction", limit_s)
         except FleetError as error:
             wire.close()

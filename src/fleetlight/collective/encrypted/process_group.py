@@ -8,6 +8,7 @@ called, as those of Gloo are.
 from __future__ import annotations
 
 import queue
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,9 +18,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from fleetlight.collective.encrypted import sums
-from fleetlight.collective.encrypted.exchange import Mesh
+from fleetlight.collective.encrypted import collectives as sums
 from fleetlight.collective.encrypted.links import ENCRYPTED, LinkError, Links
+from fleetlight.collective.encrypted.mesh import Mesh
+from fleetlight.security.context import Contexts
 
 _END_S = 5.0
 _SLOT = torch.int64
@@ -335,3 +337,24 @@ def _sizes(asked: Sequence[int], tensor: Tensor, members: int) -> list[int]:
 
 def _root(opts: Any) -> int:
     return opts if isinstance(opts, int) else int(getattr(opts, "rootRank", 0))
+
+
+#: those of the job this process is in; torch makes groups by a function without arguments of ours
+_open: list[Links] = []
+
+
+def open_links(index: int, address: str, tls: Contexts) -> Links:
+    """Listen at this worker's address, and let torch's groups use these connections."""
+    if ENCRYPTED not in dist.Backend.backend_list:
+        dist.Backend.register_backend(ENCRYPTED, _made, extended_api=True, devices="cpu")
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.create_server((address, 0), family=family, backlog=1024)
+    links = Links(index, listener, as_server=tls.as_server, as_client=tls.as_client)
+    _open[:] = [links]
+    return links
+
+
+def _made(options: Any, _: Any) -> EncryptedGroup:
+    members = list(options.global_ranks_in_group) or list(range(options.group_size))
+    limit_s = options.timeout.total_seconds()
+    return EncryptedGroup(_open[0], options.group_id, options.group_rank, members, limit_s)

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fleetlight.collective.membership import Hello, several
+from fleetlight.collective.membership.members import MemberHello, several
 
 #: those of one level; all indices ascend, so a leader is the lowest of its group
 Groups = list[list[int]]
 
 
-def hosts_of(hellos: Mapping[int, Hello]) -> Groups:
+def hosts_of(hellos: Mapping[int, MemberHello]) -> Groups:
     """The workers of each host, hosts in the order of their lowest worker."""
     hosts: dict[tuple[str, str], list[int]] = {}
     for index, hello in sorted(hellos.items()):
@@ -25,7 +25,7 @@ def hosts_of(hellos: Mapping[int, Hello]) -> Groups:
     return list(hosts.values())
 
 
-def groups_of(hellos: Mapping[int, Hello], inner: int = 0) -> Groups:
+def groups_of(hellos: Mapping[int, MemberHello], inner: int = 0) -> Groups:
     """The inner groups: workers of one host, at most `inner` of them, 0: all."""
     return [
         host[start : start + (inner or len(host))]
@@ -34,7 +34,7 @@ def groups_of(hellos: Mapping[int, Hello], inner: int = 0) -> Groups:
     ]
 
 
-def levels_of(hellos: Mapping[int, Hello], inner: int = 0) -> list[Groups]:
+def levels_of(hellos: Mapping[int, MemberHello], inner: int = 0) -> list[Groups]:
     """The levels at which anything is summed; a single one is no hierarchy.
 
     Leaders of one host meet before those of several do: inner groups smaller than a host must not

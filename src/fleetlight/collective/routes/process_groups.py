@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from fleetlight.collective.codecs.narrow import narrowed
-from fleetlight.collective.position import PACKED_BYTES, Stamp
+from fleetlight.collective.codecs.codec import narrowed
 from fleetlight.collective.routes.route import Bucket
+from fleetlight.collective.stamp import PACKED_BYTES, GradientStamp
 
 
 class ProcessGroups:
@@ -27,7 +27,7 @@ class ProcessGroups:
         self._narrow = narrow
         self._stamps: Tensor | None = None
 
-    def start(self, bucket: Bucket, stamp: Stamp) -> Future[Any]:
+    def start(self, bucket: Bucket, stamp: GradientStamp) -> Future[Any]:
         """Hand the bucket to a process group, which works on a thread of its own."""
         sent = narrowed(bucket.buffer, None if bucket.is_exact else self._narrow)
         future = self._start(bucket.index, sent, stamp)
@@ -35,7 +35,7 @@ class ProcessGroups:
             return future
         return future.then(_widening(sent, bucket.buffer))
 
-    def _start(self, index: int, tensor: Tensor, stamp: Stamp) -> Future[Any]:
+    def _start(self, index: int, tensor: Tensor, stamp: GradientStamp) -> Future[Any]:
         """The first tensor takes the stamps along. Not on GPUs: to read them would be to wait."""
         group = self._groups[index % len(self._groups)]
         if tensor.is_sparse or tensor.is_complex():
@@ -52,7 +52,7 @@ class ProcessGroups:
     def finish(self) -> None:
         """Nothing to do: the threads of the process group finish."""
 
-    def stamps(self) -> Mapping[int, Stamp]:
+    def stamps(self) -> Mapping[int, GradientStamp]:
         """What the first tensor brought along."""
         stamps, self._stamps = self._stamps, None
         return {} if stamps is None else unpacked_stamps(stamps)
@@ -71,7 +71,7 @@ def _widening(sent: Tensor, buffer: Tensor) -> Callable[[Future[Any]], Tensor]:
     return widen
 
 
-def packed_stamps(stamp: Stamp, index: int, size: int, dtype: torch.dtype) -> Tensor:
+def packed_stamps(stamp: GradientStamp, index: int, size: int, dtype: torch.dtype) -> Tensor:
     """A row for each worker. Only its own is not zero, so the sum over the workers has them all,
     and it is exact: every narrow type holds the values of a byte."""
     stamps = torch.zeros(size, PACKED_BYTES, dtype=dtype)
@@ -79,7 +79,7 @@ def packed_stamps(stamp: Stamp, index: int, size: int, dtype: torch.dtype) -> Te
     return stamps
 
 
-def unpacked_stamps(stamps: Tensor) -> dict[int, Stamp]:
+def unpacked_stamps(stamps: Tensor) -> dict[int, GradientStamp]:
     """The stamp of each worker, from the sum over the workers."""
     rows = stamps.to(torch.uint8).tolist()
-    return {index: Stamp.unpacked(bytes(row)) for index, row in enumerate(rows)}
+    return {index: GradientStamp.unpacked(bytes(row)) for index, row in enumerate(rows)}

@@ -11,7 +11,12 @@ import torch.distributed as dist
 
 from fleetlight.collective.codecs.compression import Compression
 from fleetlight.collective.group import Group, Parts
-from fleetlight.collective.routes.exchange import Gathered, Plain, Turns, TwoShots
+from fleetlight.collective.routes.exchange import (
+    AllGatherExchange,
+    GroupRotation,
+    PlainExchange,
+    TwoShotExchange,
+)
 from fleetlight.collective.routes.hierarchy import GroupLevel, Hierarchy, Level
 from fleetlight.collective.routes.levels import (
     Groups,
@@ -20,14 +25,14 @@ from fleetlight.collective.routes.levels import (
     hosts_of,
     levels_of,
 )
+from fleetlight.collective.routes.local_peers import connected, shared_memory_of
 from fleetlight.collective.routes.memory_level import MemoryLevel
-from fleetlight.collective.routes.neighbours import connected, shared_memory_of
 from fleetlight.collective.routes.route import Route
 from fleetlight.observe.log import logger
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Wishes:
+class RouteOptions:
     """What is asked of a route."""
 
     shared_memory: bool = True
@@ -41,7 +46,7 @@ class Wishes:
     compression: Compression | None = None
 
 
-def route_of(group: Group, wishes: Wishes) -> Route | None:
+def route_of(group: Group, wishes: RouteOptions) -> Route | None:
     """The route of plain tensors in main memory; None: the process groups of all workers.
 
     All workers come here alike.
@@ -79,7 +84,7 @@ def takes_levels(group: Group, levels: Sequence[Groups], *, coded: bool = False)
     return len(levels) > 1 and (coded or group.backend == "gloo")
 
 
-def _hierarchy(group: Group, levels: Sequence[Groups], wishes: Wishes) -> Hierarchy:
+def _hierarchy(group: Group, levels: Sequence[Groups], wishes: RouteOptions) -> Hierarchy:
     *inside, leaders = levels
     loans = _Loans(group)
     here = _in_memory(group, inside) if inside and wishes.shared_memory else None
@@ -87,21 +92,21 @@ def _hierarchy(group: Group, levels: Sequence[Groups], wishes: Wishes) -> Hierar
         here = [GroupLevel(made) for level in inside for made in loans.take(level)]
     if group.index == 0 and inside:
         logger.info("hierarchical all_reduce: %s", described(levels))
-    turns = Turns(loans.take(leaders, wishes.communicators))
+    turns = GroupRotation(loans.take(leaders, wishes.communicators))
     coded = None
     if wishes.compression is not None:
         coded = _coded(wishes.compression, turns, leaders, loans)
-    plain = Plain(turns, wishes.narrow)
+    plain = PlainExchange(turns, wishes.narrow)
     return Hierarchy(group.index, group.size, here, plain, coded, loans.give_back)
 
 
 def _coded(
-    compression: Compression, turns: Turns, leaders: Groups, loans: _Loans
-) -> Gathered | TwoShots:
+    compression: Compression, turns: GroupRotation, leaders: Groups, loans: _Loans
+) -> AllGatherExchange | TwoShotExchange:
     """Where two meet, each needs all that the other has; among more, chunks are less."""
     if compression.codec.divisible and len(leaders[0]) > 2:
-        return TwoShots(turns, Turns(loans.take(leaders)), compression)
-    return Gathered(turns, compression)
+        return TwoShotExchange(turns, GroupRotation(loans.take(leaders)), compression)
+    return AllGatherExchange(turns, compression)
 
 
 def _in_memory(group: Group, inside: Sequence[Groups]) -> list[Level] | None:

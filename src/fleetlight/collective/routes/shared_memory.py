@@ -26,8 +26,9 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from fleetlight.collective.position import BLANK, PACKED_BYTES, Stamp
+from fleetlight.collective.membership.diagnosis import PeerConnectionError
 from fleetlight.collective.routes.route import Bucket
+from fleetlight.collective.stamp import BLANK, PACKED_BYTES, GradientStamp
 from fleetlight.errors import DivergedError
 
 #: tensors begin at multiples of this
@@ -40,7 +41,7 @@ _MESSAGE = struct.Struct("<cxxxIIIQ")
 _ARRIVED, _REDUCED = b"A", b"R"
 
 
-class SharedMemoryError(RuntimeError):
+class SharedMemoryError(PeerConnectionError):
     """A peer of the same host went away or was late."""
 
 
@@ -59,7 +60,7 @@ class SharedMemory:
         self._started: list[tuple[Tensor, int, Future[Tensor]]] = []
         self._stamps = {index: BLANK}
 
-    def start(self, bucket: Bucket, stamp: Stamp = BLANK) -> Future[Tensor]:
+    def start(self, bucket: Bucket, stamp: GradientStamp = BLANK) -> Future[Tensor]:
         """Put a bucket where the others can read it; its future is done by `finish`."""
         tensor = bucket.buffer
         self._stamps[self._index] = stamp
@@ -90,7 +91,7 @@ class SharedMemory:
             for tensor, _, future in started:
                 future.set_result(tensor)
 
-    def stamps(self) -> Mapping[int, Stamp]:
+    def stamps(self) -> Mapping[int, GradientStamp]:
         """What the workers told of themselves in the round that has ended."""
         return self._stamps
 
@@ -154,7 +155,7 @@ class SharedMemory:
             if fds:
                 self._arenas[index] = Arena.of(fds[0])
             _check_same(index, answer[: _MESSAGE.size], message[: _MESSAGE.size])
-            self._stamps[index] = Stamp.unpacked(answer[-PACKED_BYTES:])
+            self._stamps[index] = GradientStamp.unpacked(answer[-PACKED_BYTES:])
 
     def _message(self, kind: bytes, tensors: Sequence[Tensor]) -> bytes:
         layout = ",".join(f"{tensor.dtype}{tensor.numel()}" for tensor in tensors)

@@ -1,35 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Readers of well-known data sets from local files. Nothing here ever downloads anything.
 
-Readers of images are map-style data sets of `(image, label)` pairs: images are float32 `[C, H, W]`
-in 0..1 made from uint8 when asked for, labels are ints from 0. Readers of tables are map-style data
-sets of named tuples, held in memory; their `parse` works on the lines of a `FileStream` too.
+Image data sets are map-style, of `(image, label)`: float32 `[C, H, W]` in 0..1, and an int from 0.
+Tables are map-style data sets of named tuples in memory; `FileStream` uses their `parse` too.
 """
-
-from __future__ import annotations
-
-from fleetlight.data.readers.adult import Adult
-from fleetlight.data.readers.cifar10 import CIFAR10
-from fleetlight.data.readers.criteo import Criteo
-from fleetlight.data.readers.dataset import ImageDataset
-from fleetlight.data.readers.flowers import Flowers102
-from fleetlight.data.readers.folder import ImageFolder
-from fleetlight.data.readers.libsvm import LibSVM, SparseRows
-from fleetlight.data.readers.mnist import MNIST
-from fleetlight.data.readers.movielens import MovieLens, Rating
-from fleetlight.data.readers.random_table import RandomTable
-
-__all__ = [
-    "CIFAR10",
-    "MNIST",
-    "Adult",
-    "Criteo",
-    "Flowers102",
-    "ImageDataset",
-    "ImageFolder",
-    "LibSVM",
-    "MovieLens",
-    "RandomTable",
-    "Rating",
-    "SparseRows",
-]

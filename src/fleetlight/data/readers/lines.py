@@ -15,7 +15,7 @@ from typing import IO, TypeVar, cast
 import torch
 
 from fleetlight.data.readers.files import GZIP_MAGIC
-from fleetlight.data.rows import B, same_kind
+from fleetlight.data.records import B, same_kind
 from fleetlight.errors import DataError
 
 #: its bytes, its file, and its number there, from 1; a plain tuple, because there are so many

@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetlight.data.readers.absent import refuse_absent
+from fleetlight.data.generated.distributions import Zipf
+from fleetlight.data.random_bits import key_of
+from fleetlight.data.readers.files import refuse_absent
 from fleetlight.data.readers.lines import Paths, existing, lines_of, located
-from fleetlight.data.words.made_up import topic_text
 from fleetlight.data.words.vocabulary import Vocabulary
 from fleetlight.errors import DataError
 
@@ -24,6 +25,9 @@ LINE_END = -1
 _WORD = re.compile(r"\w+(?:['’]\w+)*")
 #: lines, words and topics of the stand-in
 _STAND_IN = (20_000, 2_000, 20)
+_LINE = 20
+#: share of words that belong to the topic of their line; the others are of any
+_OF_TOPIC = 0.8
 
 
 def words_of(line: str) -> list[str]:
@@ -119,3 +123,17 @@ def _renumbered(numbers: NDArray[np.int32], ids: NDArray[np.int64]) -> NDArray[n
     renumbered = new[numbers]
     kept: NDArray[np.int32] = renumbered[renumbered != left_out]
     return kept
+
+
+def topic_text(
+    lines: int, vocabulary: int, topics: int, seed: int
+) -> tuple[list[str], NDArray[np.int64]]:
+    """Words such as `topic7_12`, and the lines as their numbers, `[lines, words of a line]`."""
+    rng = np.random.default_rng(int(key_of(seed)))
+    size = vocabulary // topics
+    topic = rng.integers(topics, size=(lines, _LINE))
+    of_line = rng.random((lines, _LINE)) < _OF_TOPIC
+    topic = np.where(of_line, topic[:, :1], topic)
+    rank = Zipf([size], 1.0).ranks(rng.random((lines, _LINE)))
+    words = [f"topic{number}_{place}" for number in range(topics) for place in range(size)]
+    return words, topic * size + rank

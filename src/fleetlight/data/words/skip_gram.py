@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from fleetlight.data.mixing import key_of, lanes, mixed
+from fleetlight.data.generated.distributions import AliasSampler
+from fleetlight.data.random_bits import key_of, lanes, mixed
 from fleetlight.data.words.corpus import LINE_END, Corpus
-from fleetlight.data.words.weighted import Weighted
 from fleetlight.errors import ConfigError
 
 Places = NDArray[np.int64]
@@ -64,7 +64,7 @@ class SkipGram(IterableDataset[int]):
         self._tokens, self._window, self._seed = corpus.tokens, window, seed
         self._negatives, self._words = negatives, len(corpus.vocabulary)
         counts = np.maximum(corpus.vocabulary.counts, 1)
-        self._weighted = Weighted(counts**_POWER)
+        self._weighted = AliasSampler(counts**_POWER)
         # the last place is that of LINE_END, which is -1
         self._kept = np.append(_chance_to_stay(counts, subsample), 1.0)
         # shared, because loading processes may outlive an epoch

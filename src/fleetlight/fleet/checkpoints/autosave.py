@@ -26,7 +26,7 @@ from fleetlight.fleet.exit.exit_status import report_saves_at_sigterm, report_st
 from fleetlight.fleet.job import Job
 from fleetlight.launch.status import RESUME_CODE
 from fleetlight.observe.log import logger
-from fleetlight.ps.calls import Call
+from fleetlight.ps.messages.base import ControlSignal
 from fleetlight.strategy import CheckpointConfigs
 
 
@@ -174,12 +174,12 @@ class JobAutosave(SigtermHandler):
         finally:
             self._loader_at_save = None
 
-    def _request(self) -> Call:
+    def _request(self) -> ControlSignal:
         """This worker's request; worker 0 alone decides by the clock."""
         every_s = self._configs.every_s
         is_due = every_s and time.monotonic() - self._saved_at >= every_s
         due = is_due and self._job.group.index == 0
-        return Call(self.seen, self._saves + 1 if due else 0)
+        return ControlSignal(self.seen, self._saves + 1 if due else 0)
 
     def _is_due_by_steps(self) -> bool:
         every = self._configs.every_steps
@@ -199,8 +199,8 @@ class JobAutosave(SigtermHandler):
             # called in a `finally` of the script
             raise Stopped
         for loader in self._trained:
-            if loader.is_being_read and not self._has_stepped:
-                loader.put_back()
+            if loader.cursor.is_being_read and not self._has_stepped:
+                loader.cursor.put_back()
         self._stop()
 
     def _stop(self) -> None:

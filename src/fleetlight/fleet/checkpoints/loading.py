@@ -133,11 +133,11 @@ class LocalLoading:
             n: p for p, n in names.items() if isinstance(p, TableWeight) and n in state.tensors
         }
         state = dataclasses.replace(state, tensors={**state.tensors, **tables, **open_ids})
-        yield checkpoint.fitted_model_state(model, state)
+        yield checkpoint.prepare_model_load(model, state)
         # the optimizer has no state of tables
         elsewhere = [parameter for parameter, name in names.items() if name in tables]
         for managed, one in zip(job.optimizers, optimizers, strict=True):
-            yield checkpoint.fitted_optimizer_state(managed.optimizer, names, one, elsewhere)
+            yield checkpoint.prepare_optimizer_load(managed.optimizer, names, one, elsewhere)
 
     def end(self) -> None:
         """There is nothing to free."""

@@ -65,7 +65,7 @@ class LocalValues:
 
 def fitted_values(model: nn.Module, values: dict[str, Any]) -> Callable[[], None]:
     """Compare values with a model; returns the step that sets them."""
-    return checkpoint.fitted_model_state(
+    return checkpoint.prepare_model_load(
         model, ModelState(values, dict.fromkeys(values, "parameter"))
     )
 

@@ -14,7 +14,7 @@ from torch import nn
 
 # not `from fleetlight import`, which imports the API and would be a circle
 import fleetlight.checkpoint as checkpoint
-from fleetlight.checkpoint import Snapshot, WorkerState
+from fleetlight.checkpoint import JobSnapshot, WorkerState
 from fleetlight.errors import ConfigError, PeerLostError, names_arguments
 from fleetlight.fleet.checkpoints.checkpoint_copy import FOLDER, check_via
 from fleetlight.fleet.checkpoints.loading import load_job
@@ -143,7 +143,7 @@ def _write_now_or_later(
     job: Job,
     model: nn.Module,
     dirname: Directory,
-    snapshot: Snapshot,
+    snapshot: JobSnapshot,
     *,
     background: bool,
     via: str,
@@ -166,7 +166,7 @@ def _write_now_or_later(
             cut.drop()
 
 
-def _is_written(dirname: Directory, snapshot: Snapshot, cut: ServerSnapshot | None) -> bool:
+def _is_written(dirname: Directory, snapshot: JobSnapshot, cut: ServerSnapshot | None) -> bool:
     """Write a checkpoint; returns False if a server died and the save must start again.
 
     The next request waits for the restarted server, which has lost its files of this save.
@@ -188,7 +188,7 @@ def _is_written(dirname: Directory, snapshot: Snapshot, cut: ServerSnapshot | No
     return True
 
 
-def _write_and_drop(dirname: Directory, snapshot: Snapshot, cut: ServerSnapshot | None) -> None:
+def _write_and_drop(dirname: Directory, snapshot: JobSnapshot, cut: ServerSnapshot | None) -> None:
     try:
         _write(dirname, snapshot)
     finally:
@@ -198,8 +198,8 @@ def _write_and_drop(dirname: Directory, snapshot: Snapshot, cut: ServerSnapshot 
 
 def _snapshot(
     job: Job, model: nn.Module, workers: Sequence[WorkerState], extra: Mapping[str, Any]
-) -> Snapshot:
-    return Snapshot(
+) -> JobSnapshot:
+    return JobSnapshot(
         model=checkpoint.model_state(model),
         optimizers=[
             checkpoint.optimizer_state(managed.optimizer, names_of(model))
@@ -222,7 +222,7 @@ def _workers(job: Job) -> list[WorkerState]:
     return [dataclasses.replace(one, rank=rank) for rank, one in enumerate(states)]
 
 
-def _write(dirname: Directory, snapshot: Snapshot) -> None:
+def _write(dirname: Directory, snapshot: JobSnapshot) -> None:
     checkpoint.write(dirname, snapshot)
     logger.info("saved %s at step %d", dirname, snapshot.step)
 

@@ -10,7 +10,7 @@ import torch
 
 from fleetlight.errors import MembershipError
 from fleetlight.fleet.protocols import Peers
-from fleetlight.ps.calls import Call
+from fleetlight.ps.messages.base import ControlSignal
 
 #: the time between two polls, if the next steps take as long as the last ones
 POLL_EVERY_S = 0.5
@@ -25,7 +25,7 @@ class StopAgreement(Protocol):
     def in_lockstep(self) -> bool:
         """True where the workers make each step together."""
 
-    def agree(self, request: Call) -> Call:
+    def agree(self, request: ControlSignal) -> ControlSignal:
         """What all workers do at this place of the script, given this worker's request."""
 
     def stops_with_peers(self, error: MembershipError, *, was_asked: bool) -> bool:
@@ -48,11 +48,11 @@ class PolledAgreement:
         self._schedule = PollSchedule()
         self._polled_at = time.monotonic()
 
-    def agree(self, request: Call) -> Call:
+    def agree(self, request: ControlSignal) -> ControlSignal:
         if self._peers.alone:
             return request
         if not self._schedule.advance():
-            return Call()
+            return ControlSignal()
         now = time.monotonic()
         told = torch.tensor(
             [request.stop, request.saves, now - self._polled_at], dtype=torch.float64
@@ -60,7 +60,7 @@ class PolledAgreement:
         stop, saves, seconds = self._peers.all_reduce(told, "max").tolist()
         self._schedule.record_poll(seconds)
         self._polled_at = time.monotonic()
-        return Call(bool(stop), int(saves))
+        return ControlSignal(bool(stop), int(saves))
 
     def stops_with_peers(self, error: MembershipError, *, was_asked: bool) -> bool:
         """All workers stop at the same place."""

@@ -68,13 +68,13 @@ class WorkerPositions:
 
     def save(self) -> Any:
         """By loader, in the order of the script."""
-        return [loader.standing() for loader in self.job.loaders]
+        return [loader.cursor.resume_state() for loader in self.job.loaders]
 
     def load(self, saved: SavedPart) -> None:
         """Set the positions of loaders that are not being read; the others have theirs."""
         for loader, position in zip(self.job.loaders, saved.own, strict=False):
-            if not loader.is_being_read:
-                loader.go_on(position, must_be_asked=False)
+            if not loader.cursor.is_being_read:
+                loader.cursor.resume(position, must_be_asked=False)
 
 
 @dataclasses.dataclass
@@ -310,7 +310,7 @@ def worker_record(job: Job) -> WorkerState:
 def positions(job: Job) -> list[dict[str, Any]]:
     """The positions of the loaders for a checkpoint; worker 0 has those of all workers."""
     if job.group.index == 0 and not job.replay.is_catching_up:
-        return [loader.shared_state() for loader in job.loaders]
+        return [loader.cursor.shared_state() for loader in job.loaders]
     return [loader.state_dict() for loader in job.loaders]
 
 
@@ -318,4 +318,4 @@ def report_positions(job: Job) -> None:
     """Report to server 0 which records this worker has trained on; its pushes have arrived."""
     if not job.replay.is_catching_up:
         for loader in job.loaders:
-            loader.tell()
+            loader.source.report()

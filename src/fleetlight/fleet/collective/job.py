@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fleetlight.checkpoint import Checkpoint
 from fleetlight.collective.group import Group
-from fleetlight.data.ranges import Queue
+from fleetlight.data.queue.client import QueueOptions
 from fleetlight.errors import ConfigError, PlanError
 from fleetlight.fleet.checkpoints import autosave
 from fleetlight.fleet.checkpoints.loading import LocalLoading
@@ -71,7 +71,7 @@ class CollectiveJob(Job):
     def watch_terminations(self) -> None:
         autosave.watch_in_worker(self, PolledAgreement(self.group))
 
-    def shard_queue(self, range_batches: int) -> Queue:
+    def shard_queue(self, range_batches: int) -> QueueOptions:
         raise ConfigError(
             "fleet.shard: deal='queue' is for jobs with parameter servers and a_sync=True; in a "
             "collective job all workers make each step together, so all need as many batches: "

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from torch import nn
 
+from fleetlight.collective.data_parallel.replica import Reduction
 from fleetlight.collective.group import Group
-from fleetlight.collective.replica import Reduction
 from fleetlight.collective.routes.levels import Groups, levels_of
 from fleetlight.collective.routes.routing import takes_levels
 from fleetlight.fleet.job import Job

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.futures import Future
 
-from fleetlight.collective import agreement
-from fleetlight.collective.at_once import reduce_at_once
-from fleetlight.collective.coded import coded_in
+from fleetlight.collective.buckets import ParameterSlice
+from fleetlight.collective.data_parallel import consistency
+from fleetlight.collective.data_parallel.replica import reducer_of
 from fleetlight.collective.group import Group
-from fleetlight.collective.position import UNKNOWN, Position, Stamp, check_equally_far
-from fleetlight.collective.reducer import Reducer
-from fleetlight.collective.replica import reducer_of
-from fleetlight.collective.routes.route import Part
+from fleetlight.collective.reduction.coverage import coded_in
+from fleetlight.collective.reduction.reduce_now import reduce_at_once
+from fleetlight.collective.reduction.reducer import Reducer
+from fleetlight.collective.stamp import UNKNOWN, GradientStamp, Position, check_equally_far
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.training.consistency import terms_of
 from fleetlight.fleet.training.local_training import may_train_locally
@@ -65,7 +65,7 @@ class ProgramReducer:
         members = members_of(form.graph)
         return {
             reduction.index: tuple(
-                Part(names[str(mark.args[1])], mark.meta["val"].numel())
+                ParameterSlice(names[str(mark.args[1])], mark.meta["val"].numel())
                 for mark in members[reduction.index]
             )
             for reduction in all_reduces_of(form.graph)
@@ -90,7 +90,7 @@ class ProgramReducer:
 
     def _arrived(self, means: Mapping[str, Tensor]) -> None:
         if self._compression is not None:
-            self._compression.hand_over(means)
+            self._compression.correct(means)
 
     @torch.no_grad()
     def mean(self, named: Mapping[str, Tensor], operation: str) -> None:
@@ -112,14 +112,14 @@ class ProgramReducer:
             coded=coded_in(self._module, self._compression),
         )
 
-    def _stamp(self) -> Stamp:
-        return Stamp(self._position, agreement.checksum(self._terms()))
+    def _stamp(self) -> GradientStamp:
+        return GradientStamp(self._position, consistency.checksum(self._terms()))
 
-    def _check(self, stamps: Mapping[int, Stamp]) -> None:
+    def _check(self, stamps: Mapping[int, GradientStamp]) -> None:
         check_equally_far({index: stamp.position for index, stamp in stamps.items()})
-        agreement.check_same_terms(stamps, self._terms(), self._group)
+        consistency.check_same_terms(stamps, self._terms(), self._group)
 
-    def _terms(self) -> agreement.Terms:
+    def _terms(self) -> consistency.Terms:
         return [
             *terms_of(self._job),
             ("the program that runs, in the order of their first runs,", self._program),

@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 import msgspec
 from torch import Tensor, nn
 
-from fleetlight.collective import agreement
-from fleetlight.collective.averaging.means import Means
+from fleetlight.collective.data_parallel import consistency
 from fleetlight.collective.group import Group
+from fleetlight.collective.local_training.outer import Means
 from fleetlight.errors import PlanError
 from fleetlight.fleet.collective.program_passes import passes_of
 from fleetlight.fleet.collective.program_reducer import ProgramReducer
@@ -57,7 +57,7 @@ class ProgramPolicy:
             return
         model.warn_of_other_device()
         with explain_deadline(_AT_FIRST_RUN):
-            agreement.check_same_module(model.module, group, settings_of(model.job))
+            consistency.check_same_module(model.module, group, settings_of(model.job))
             _broadcast(_tensors(model), group, "first values of the model")
             self._reducer = ProgramReducer(model.job, group, model.module)
 

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from fleetlight.collective.averaging.means import Means
-from fleetlight.collective.replica import Replica
-from fleetlight.collective.sink import weighed
+from fleetlight.collective.data_parallel.replica import Replica
+from fleetlight.collective.data_parallel.sink import weighed
+from fleetlight.collective.local_training.outer import Means
 from fleetlight.fleet.training.model import ManagedModel, explain_deadline
 
 #: a missing worker often skips an evaluation that others make

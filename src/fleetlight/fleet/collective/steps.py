@@ -15,7 +15,7 @@ from fleetlight.fleet.training.local_training import LocalTraining, local_traini
 from fleetlight.fleet.training.optimizer import ManagedOptimizer, closure_in
 
 if TYPE_CHECKING:
-    from fleetlight.collective.averaging.engine import Averaging
+    from fleetlight.collective.local_training.engine import LocalTrainingEngine
     from fleetlight.static.program import Program
     from fleetlight.static.writing.recorder import Part
 
@@ -41,7 +41,7 @@ class ReducedSteps:
         self.local_steps: LocalTraining | None = None
         self._has_begun = False
         #: loads a checkpoint into the engine of local training, once there is one
-        self._pending_load: Callable[[Averaging], None] | None = None
+        self._pending_load: Callable[[LocalTrainingEngine], None] | None = None
         #: the models that it steps; set at its first step
         self.models: list[RegisteredModel] = []
         #: True when the replicas of the models must be rebuilt at the next average
@@ -92,7 +92,7 @@ class ReducedSteps:
             self._pending_load(self.local_steps.engine)
             self._pending_load = None
 
-    def resume_local(self, load: Callable[[Averaging], None]) -> None:
+    def resume_local(self, load: Callable[[LocalTrainingEngine], None]) -> None:
         if self.local_steps is not None:
             load(self.local_steps.engine)
         else:

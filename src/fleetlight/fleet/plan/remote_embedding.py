@@ -19,7 +19,7 @@ from fleetlight.ps.layers.handle import TableHandle, Visit
 from fleetlight.ps.layers.lookup import embed, embed_bags
 from fleetlight.ps.layers.table_weight import stand_for
 from fleetlight.ps.update import Floats, Ids
-from fleetlight.torch_compat.autograd import without_functions
+from fleetlight.torch_compat.tensors import without_functions
 
 Movable = nn.Embedding | nn.EmbeddingBag
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from fleetlight.collective.account import Figures
+from fleetlight.collective.communication_cost import CommunicationCost
 from fleetlight.collective.group import Group
 from fleetlight.errors import ConfigError, did_you_mean
 from fleetlight.fleet.job import current
@@ -27,8 +27,8 @@ _BUDGET_S, _FEWEST = 5.0, 3
 Operation = Callable[[Group, Tensor], None]
 
 
-def account() -> Figures:
-    """The cost of communication in this worker since its first step; see `Figures`."""
+def account() -> CommunicationCost:
+    """The cost of communication in this worker since its first step; see `CommunicationCost`."""
     return _group("account").account.figures()
 
 

@@ -10,10 +10,10 @@ from typing import Any, Literal, TypeVar, overload
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from fleetlight.collective.position import UNKNOWN, Position
+from fleetlight.collective.stamp import UNKNOWN, Position
 from fleetlight.data.loader import ShardLoader
 from fleetlight.data.observer import BatchShare, NoObserver
-from fleetlight.data.ranges import Queue
+from fleetlight.data.queue.client import QueueOptions
 from fleetlight.errors import ConfigError, did_you_mean, names_arguments
 from fleetlight.fleet.job import IdsOf, Job, current
 from fleetlight.fleet.protocols import BatchWeights
@@ -84,11 +84,11 @@ def shard(
     position = job.replay.position_of(number)
     if position is not None:
         # the script must ask the loader that it trains on for its position
-        sharded.go_on(position, must_be_asked=job.replay.is_trained_on(number))
+        sharded.cursor.resume(position, must_be_asked=job.replay.is_trained_on(number))
     return sharded
 
 
-def _queue(job: Job, deal: str, range_batches: int) -> Queue | None:
+def _queue(job: Job, deal: str, range_batches: int) -> QueueOptions | None:
     """The queue of the next loader; None for blocks."""
     if deal not in DEALS:
         raise ConfigError(f"fleet.shard: got {deal=}; {did_you_mean(deal, DEALS)}")
@@ -147,29 +147,29 @@ class JobObserver:
 
     def __init__(self, job: Job, lookahead: IdsOf | Literal[False] | None) -> None:
         self._weights, self._replay = _weights(job), job.replay
-        self._number = len(job.loaders)
+        self._loaders, self._number = job.loaders, len(job.loaders)
         self._hints = None if lookahead is False else job.prefetch_hints(lookahead)
         self._autosave = job.autosave
 
-    def begins(self) -> None:
+    def start_iteration(self) -> None:
         self._replay.begins(self._number)
 
-    def shares(self, share: BatchShare | None) -> BatchShare | None:
+    def set_share(self, share: BatchShare | None) -> BatchShare | None:
         return self._weights.set(share)
 
-    def hands_out(self, before: Mapping[str, Any]) -> None:
-        self._replay.hands_out(self._number, before)
+    def before_batch(self, position: Mapping[str, Any]) -> None:
+        self._replay.hands_out(self._number, position)
 
-    def between(self, loader: ShardLoader[Any]) -> None:
+    def between_batches(self) -> None:
         # only the main thread is between two steps; another one may read ahead
         is_here = threading.current_thread() is threading.main_thread()
         if self._autosave is not None and is_here:
-            self._autosave.between(loader)
+            self._autosave.between(self._loaders[self._number])
 
-    def wants_next(self) -> bool:
+    def wants_lookahead(self) -> bool:
         return self._hints is not None and self._hints.wanted()
 
-    def announces(self, batches: Sequence[Any]) -> None:
+    def announce(self, batches: Sequence[Any]) -> None:
         if self._hints is not None:
             self._hints.announce(batches)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fleetlight.checkpoint import Checkpoint
 from fleetlight.collective.group import Group
-from fleetlight.data.ranges import Queue
+from fleetlight.data.queue.client import QueueOptions
 from fleetlight.errors import PeerError, PeerLostError, PlanError
 from fleetlight.fleet.checkpoints import autosave
 from fleetlight.fleet.exit.exit_status import report_left_job, report_saying_goodbye
@@ -33,7 +33,7 @@ from fleetlight.fleet.training.model import ManagedModel
 from fleetlight.fleet.training.optimizer import ManagedOptimizer
 from fleetlight.ps.plan import GEO
 from fleetlight.ps.worker.communicator.base import norm_of
-from fleetlight.ps.worker.crew import Crew
+from fleetlight.ps.worker.served_group import ServedGroup
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -53,8 +53,8 @@ class ServedJob(Job):
         self.closers.callback(self.session.leave)
 
     @property
-    def _peers(self) -> Crew:
-        assert isinstance(self.group, Crew)
+    def _peers(self) -> ServedGroup:
+        assert isinstance(self.group, ServedGroup)
         return self.group
 
     def manage_model(self, module: nn.Module) -> ManagedModel:
@@ -175,7 +175,7 @@ class ServedJob(Job):
         """Send the last pushes; if that fails, the others get the error and no goodbye."""
         try:
             for loader in self.loaders:
-                loader.give_back()
+                loader.source.give_back()
             self.session.stop()
         except BaseException as error:
             text = f"{type(error).__name__}: {error}"
@@ -194,8 +194,8 @@ class ServedJob(Job):
     def prefetch_hints(self, ids_of_batch: IdsOf | None) -> IdLookahead:
         return IdLookahead(self, self.session, ids_of_batch)
 
-    def shard_queue(self, range_batches: int) -> Queue:
-        return Queue(ShardQueueClient(self, self.session, len(self.loaders)), range_batches)
+    def shard_queue(self, range_batches: int) -> QueueOptions:
+        return QueueOptions(ShardQueueClient(self, self.session, len(self.loaders)), range_batches)
 
     @property
     def replay(self) -> StepReplay:

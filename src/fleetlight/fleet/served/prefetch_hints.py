@@ -21,7 +21,7 @@ from fleetlight.fleet.served.session import ServerSession
 from fleetlight.ps.layers.embedding import ids_of
 from fleetlight.ps.plan import GEO
 from fleetlight.ps.update import Ids
-from fleetlight.torch_compat.trees import tree_flatten_with_path
+from fleetlight.torch_compat.tensors import tree_flatten_with_path
 
 #: address and number of the elements of a tensor, the same for views of all elements
 _Memory = tuple[int, int]

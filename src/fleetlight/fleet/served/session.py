@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from fleetlight.collective.forming import form
 from fleetlight.collective.group import Group
-from fleetlight.collective.liveness import Liveness
-from fleetlight.collective.membership import several
+from fleetlight.collective.membership.liveness import Liveness
+from fleetlight.collective.membership.members import several
 from fleetlight.errors import PlanError
 from fleetlight.fleet.exit.exit_status import report_expendable
 from fleetlight.fleet.job import Job
@@ -40,8 +40,8 @@ from fleetlight.ps.update import Floats, Ids, TableGradients, Update
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.communicator import Communicator, open_communicator
 from fleetlight.ps.worker.communicator.base import norm_of
-from fleetlight.ps.worker.live import Live
-from fleetlight.ps.worker.redo.commits import Moment
+from fleetlight.ps.worker.local_parameters import LocalParameters
+from fleetlight.ps.worker.replay.commit_log import ResumePoint
 from fleetlight.strategy import ASyncConfigs
 from fleetlight.version import VERSION
 
@@ -71,7 +71,7 @@ class ServerSession:
         self._has_left = False
         self._bound: BoundPlan | None = None
         self._communicator: Communicator | None = None
-        self._live: Live | None = None
+        self._live: LocalParameters | None = None
         #: the settings at `open`
         self._configs = ASyncConfigs()
         #: by optimizer: the clipped update of its next step
@@ -102,7 +102,7 @@ class ServerSession:
         return self._communicator
 
     @property
-    def live(self) -> Live:
+    def live(self) -> LocalParameters:
         """The dense parameters of this worker."""
         assert self._live is not None, "the session is not open"
         return self._live
@@ -121,7 +121,7 @@ class ServerSession:
         if bound.plan.durability != "none":
             durability = job.strategy.durability_configs
             self.client.wait_for_comebacks(durability.away_within(job.group.deadline_s))
-        self._live = Live(bound.dense)
+        self._live = LocalParameters(bound.dense)
         if job.group.index == 0:
             self.client.answers.once("first values", lambda: self._fill(bound))
         if not bound.plan.serves_dense and job.role.worker_num > 1:
@@ -247,7 +247,7 @@ class ServerSession:
         # it raises the error, or marks the update as skipped
         return self.client.parcel(update, self.live).skip
 
-    def step(self, update: Update, moment: Moment | None = None) -> bool:
+    def step(self, update: Update, moment: ResumePoint | None = None) -> bool:
         """Send an update; returns False when all workers drop the step for an infinity."""
         self._warn_of_lost_values()
         clipped = self._clipped.pop(update.optimizer, None)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from fleetlight.data.order import Interval
-from fleetlight.data.ranges import Ask, Place
+from fleetlight.data.order.blocks import Interval
+from fleetlight.data.queue.client import RangePosition, RangeRequest
 from fleetlight.errors import ConfigError
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.served.session import ServerSession
 from fleetlight.ps import messages as m
 from fleetlight.ps.plan import SYNC
-from fleetlight.ps.worker.lanes import CONTROL
+from fleetlight.ps.worker.connections import CONTROL
 
 #: the server that deals out records
 _SERVER = 0
@@ -28,28 +28,28 @@ class ShardQueueClient:
     def __init__(self, job: Job, session: ServerSession, loader: int) -> None:
         self._job, self._opened, self._loader = job, session, loader
 
-    def deal(self, ask: Ask) -> Interval | None:
-        message = m.Deal(
+    def deal(self, request: RangeRequest) -> Interval | None:
+        message = m.LeaseRequest(
             self._loader,
-            ask.turn,
-            ask.epoch,
-            ask.number,
-            ask.reached,
-            ask.back,
-            list(ask.whole),
-            ask.unit,
-            ask.batches,
-            ask.waits,
+            request.turn,
+            request.epoch,
+            request.number,
+            request.reached,
+            request.back,
+            list(request.whole),
+            request.unit,
+            request.batches,
+            request.waits,
         )
         reply = self._ask(message)
-        return (reply.start, reply.stop) if isinstance(reply, m.Dealt) else None
+        return (reply.start, reply.stop) if isinstance(reply, m.LeaseReply) else None
 
-    def reached(self, turn: int, place: Place, *, gives_back: bool) -> None:
+    def reached(self, turn: int, position: RangePosition, *, gives_back: bool) -> None:
         if self._is_here():
-            self._ask(m.Reached(self._loader, turn, place, gives_back))
+            self._ask(m.LeaseProgress(self._loader, turn, position, gives_back))
 
     def remaining(self, turn: int) -> list[Interval] | None:
-        reply = self._ask(m.Remain(self._loader, turn))
+        reply = self._ask(m.RemainingRequest(self._loader, turn))
         assert isinstance(reply, m.Remaining), reply
         return reply.ranges
 
@@ -91,10 +91,10 @@ class ShardQueueClient:
 class NoDealer:
     """The dealer of a loader in a parameter server, where no script must read it."""
 
-    def deal(self, ask: Ask) -> None:
+    def deal(self, request: RangeRequest) -> None:
         self._refuse()
 
-    def reached(self, turn: int, place: Place, *, gives_back: bool) -> None:
+    def reached(self, turn: int, position: RangePosition, *, gives_back: bool) -> None:
         """There is nothing to report."""
 
     def remaining(self, turn: int) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from fleetlight.collective.averaging.means import Means
-from fleetlight.collective.sink import weighed
+from fleetlight.collective.data_parallel.sink import weighed
+from fleetlight.collective.local_training.outer import Means
 from fleetlight.errors import PlanError
 from fleetlight.fleet.collective.replica_policy import ReplicaPolicy
 from fleetlight.fleet.plan.bound_plan import mode_of
@@ -25,9 +25,9 @@ from fleetlight.fleet.training.optimizer import ManagedOptimizer
 from fleetlight.observe.log import logger
 from fleetlight.ps.layers.table_gradient import TableGradient
 from fleetlight.ps.plan import GEO
-from fleetlight.ps.worker.redo.commits import Moment
-from fleetlight.torch_compat import foreach
+from fleetlight.ps.worker.replay.commit_log import ResumePoint
 from fleetlight.torch_compat.optimizers import (
+    foreach_unscale_,
     is_scaled_by,
     leave_scaling_to_step,
     tell_infinity,
@@ -36,7 +36,7 @@ from fleetlight.torch_compat.optimizers import (
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from fleetlight.collective.averaging.engine import Averaging
+    from fleetlight.collective.local_training.engine import LocalTrainingEngine
     from fleetlight.static.program import Program
     from fleetlight.static.writing.recorder import Part
 
@@ -117,7 +117,7 @@ class ServedSteps:
         #: True where an infinity is the reason for a dropped step
         self._is_infinite = True
         #: the resume point of the current step, for the next incarnation of this worker
-        self._moment: Moment | None = None
+        self._moment: ResumePoint | None = None
         #: True when this step is skipped in a replay, since the servers have it
         self._skips = False
         #: the scaler whose infinities drop steps
@@ -131,7 +131,7 @@ class ServedSteps:
     def begin(self) -> None:
         """The session opens at the first forward or step."""
 
-    def resume_local(self, load: Callable[[Averaging], None]) -> None:
+    def resume_local(self, load: Callable[[LocalTrainingEngine], None]) -> None:
         """There is no local training."""
 
     def update_trained(self, model: RegisteredModel) -> None:
@@ -285,7 +285,7 @@ class ServedSteps:
         self._scaling = self._attached_scaler()
         if scale is not None:
             grads = [p.grad for p in self._parameters() if p.grad is not None]
-            foreach.unscale_(grads, found, 1.0 / scale)
+            foreach_unscale_(grads, found, 1.0 / scale)
         dense_group = self._open_session().dense_group
         if dense_group is not None:
             # all workers must drop the steps of dense parameters, too

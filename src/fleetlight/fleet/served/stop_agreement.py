@@ -10,9 +10,9 @@ from fleetlight.fleet.checkpoints.stop_agreement import PolledAgreement
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.served.session import ServerSession
 from fleetlight.observe.log import logger
-from fleetlight.ps.calls import Call
+from fleetlight.ps.messages.base import ControlSignal
 from fleetlight.ps.plan import SYNC
-from fleetlight.ps.worker.crew import Crew
+from fleetlight.ps.worker.served_group import ServedGroup
 
 #: how long worker 0 waits for the last pushes of the others before its last save
 _LAST_S = 10.0
@@ -22,7 +22,7 @@ _ASK_EVERY_S = 0.1
 class ServedAgreement:
     """Servers pass requests on, in their replies to steps and to heartbeats."""
 
-    def __init__(self, job: Job, session: ServerSession, peers: Crew) -> None:
+    def __init__(self, job: Job, session: ServerSession, peers: ServedGroup) -> None:
         self._job, self._session, self._peers = job, session, peers
         self._polled = PolledAgreement(peers)
 
@@ -34,7 +34,7 @@ class ServedAgreement:
     def _is_sync(self) -> bool:
         return self._session.bound.plan.mode == SYNC
 
-    def agree(self, request: Call) -> Call:
+    def agree(self, request: ControlSignal) -> ControlSignal:
         if self._peers.alone:
             return request
         self._send(request)
@@ -43,10 +43,10 @@ class ServedAgreement:
             return self._peers.client.called
         if not self.in_lockstep:
             # each worker stops by itself, and worker 0 saves the values of the servers
-            return request | Call(stop=self._peers.client.heard.stop)
+            return request | ControlSignal(stop=self._peers.client.heard.stop)
         return self._polled.agree(request)
 
-    def _send(self, request: Call) -> None:
+    def _send(self, request: ControlSignal) -> None:
         """Send this worker's request with its heartbeats; a stop goes at once."""
         client = self._peers.client
         is_urgent = request.stop and not client.wish.stop

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fleetlight.checkpoint import Checkpoint
-from fleetlight.data.ranges import Queue
+from fleetlight.data.queue.client import QueueOptions
 from fleetlight.errors import ConfigError, RoleError
 from fleetlight.fleet.checkpoints.autosave import SigtermHandler, Stopped
 from fleetlight.fleet.checkpoints.former_names import read_named
@@ -135,8 +135,8 @@ class ServerJob(Job):
             "is true"
         )
 
-    def shard_queue(self, range_batches: int) -> Queue:
-        return Queue(NoDealer(), range_batches)
+    def shard_queue(self, range_batches: int) -> QueueOptions:
+        return QueueOptions(NoDealer(), range_batches)
 
     def loading(self, saved: Checkpoint, via: str) -> Loading:
         raise _in_server("load_persistables")

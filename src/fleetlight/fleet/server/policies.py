@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fleetlight.collective.averaging.engine import Averaging
+from fleetlight.collective.local_training.engine import LocalTrainingEngine
 from fleetlight.errors import PlanError
 from fleetlight.fleet.protocols import LocalSteps, RegisteredModel
 from fleetlight.fleet.served.steps import ServedPrograms
@@ -60,7 +60,7 @@ class IdleSteps:
     def begin(self) -> None:
         """The strategy is in the plan of the server."""
 
-    def resume_local(self, load: Callable[[Averaging], None]) -> None:
+    def resume_local(self, load: Callable[[LocalTrainingEngine], None]) -> None:
         """There is no local training."""
 
     def update_trained(self, model: RegisteredModel) -> None:

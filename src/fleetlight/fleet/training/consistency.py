@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fleetlight.collective.agreement import Terms
+from fleetlight.collective.data_parallel.consistency import Terms
 from fleetlight.errors import ConfigError
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.protocols import Peers

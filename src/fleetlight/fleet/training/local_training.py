@@ -11,10 +11,14 @@ import msgspec
 import torch
 from torch import nn
 
-from fleetlight.collective.averaging.engine import Averaging
-from fleetlight.collective.averaging.means import Member
-from fleetlight.collective.averaging.outer import Mean, Nesterov, Outer
-from fleetlight.collective.averaging.schedule import Adaptive, Every
+from fleetlight.collective.local_training.engine import LocalTrainingEngine
+from fleetlight.collective.local_training.outer import (
+    Member,
+    NesterovMomentum,
+    OuterOptimizer,
+    PlainMean,
+)
+from fleetlight.collective.local_training.schedule import AdaptiveInterval, FixedInterval
 from fleetlight.errors import DivergedError, PlanError
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.parts.loss import LossProbe, scaler_at_work
@@ -51,7 +55,7 @@ class LocalTraining:
     `fleet.barrier_worker()` before it computes what must be equal on all, such as an evaluation.
     """
 
-    def __init__(self, steps: LocalStepper, mode: str, engine: Averaging) -> None:
+    def __init__(self, steps: LocalStepper, mode: str, engine: LocalTrainingEngine) -> None:
         self.engine = engine
         self.steps, self._mode = steps, mode
         #: the number of losses seen at the last average
@@ -88,7 +92,7 @@ class LocalTraining:
         new = seen is not None and seen.number > self._seen
         schedule = self.engine.schedule
         # a model that is called in parts has no loss before its first step
-        late = isinstance(schedule, Adaptive) and schedule.meets_next and schedule.step > 0
+        late = isinstance(schedule, AdaptiveInterval) and schedule.meets_next and schedule.step > 0
         if late and not new:
             raise PlanError(
                 f"{self._mode}: no loss was seen since the last average, and the number of local "
@@ -163,7 +167,7 @@ class LocalTraining:
                 self._mode,
                 schedule.step + 1,
                 schedule.k,
-                " at first" if isinstance(schedule, Adaptive) else "",
+                " at first" if isinstance(schedule, AdaptiveInterval) else "",
             )
 
 
@@ -177,9 +181,9 @@ def local_training_of(steps: LocalStepper) -> LocalTraining | None:
     if found is None:
         return None
     mode, configs, schedule, outer = found
-    if isinstance(schedule, Adaptive) and job.loss_probe is None:
+    if isinstance(schedule, AdaptiveInterval) and job.loss_probe is None:
         job.loss_probe = LossProbe()
-    engine = Averaging(
+    engine = LocalTrainingEngine(
         steps.optimizer,
         group,
         schedule=schedule,
@@ -190,7 +194,9 @@ def local_training_of(steps: LocalStepper) -> LocalTraining | None:
     return LocalTraining(steps, mode, engine)
 
 
-def chosen(strategy: DistributedStrategy) -> tuple[str, AveragingConfigs, Every, Outer] | None:
+def chosen(
+    strategy: DistributedStrategy,
+) -> tuple[str, AveragingConfigs, FixedInterval, OuterOptimizer] | None:
     """The setting of local training; an average at each step is none."""
     local, adaptive, diloco = (
         strategy.localsgd_configs,
@@ -198,13 +204,18 @@ def chosen(strategy: DistributedStrategy) -> tuple[str, AveragingConfigs, Every,
         strategy.diloco_configs,
     )
     if strategy.localsgd and local.k_steps > 1:
-        return "localsgd", local, Every(local.k_steps, local.begin_step), Mean()
+        return "localsgd", local, FixedInterval(local.k_steps, local.begin_step), PlainMean()
     if strategy.adaptive_localsgd and adaptive.max_k_steps > 1:
         k, max_k = adaptive.init_k_steps, adaptive.max_k_steps
-        return "adaptive_localsgd", adaptive, Adaptive(k, max_k, adaptive.begin_step), Mean()
+        return (
+            "adaptive_localsgd",
+            adaptive,
+            AdaptiveInterval(k, max_k, adaptive.begin_step),
+            PlainMean(),
+        )
     if strategy.diloco:
-        outer = Nesterov(diloco.outer_lr, diloco.outer_momentum)
-        return "diloco", diloco, Every(diloco.k_steps, diloco.begin_step), outer
+        outer = NesterovMomentum(diloco.outer_lr, diloco.outer_momentum)
+        return "diloco", diloco, FixedInterval(diloco.k_steps, diloco.begin_step), outer
     return None
 
 
@@ -307,11 +318,11 @@ def restart(job: Job, names: Names) -> None:
         local.engine.begin_anew(local.engine.schedule.step, names)
 
 
-def _load(engine: Averaging, *, state: Mapping[str, Any], names: Names) -> None:
+def _load(engine: LocalTrainingEngine, *, state: Mapping[str, Any], names: Names) -> None:
     engine.load(state, names)
 
 
-def _restart(engine: Averaging, *, step: int, names: Names) -> None:
+def _restart(engine: LocalTrainingEngine, *, step: int, names: Names) -> None:
     engine.begin_anew(step, names)
 
 

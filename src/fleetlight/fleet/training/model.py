@@ -12,14 +12,14 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from fleetlight.collective.averaging.means import Means
-from fleetlight.collective.batch_norm import normalise_alone, synchronise_batch_norm
 from fleetlight.collective.buckets import BucketLimits
-from fleetlight.collective.codecs.narrow import narrow_type
+from fleetlight.collective.codecs.codec import narrow_type
+from fleetlight.collective.data_parallel.batch_norm import normalise_alone, synchronise_batch_norm
+from fleetlight.collective.data_parallel.late_gradients import Cause
+from fleetlight.collective.data_parallel.replica import Reduction, Replica
 from fleetlight.collective.group import Group
-from fleetlight.collective.late import Cause
-from fleetlight.collective.position import UNKNOWN, Position
-from fleetlight.collective.replica import Reduction, Replica
+from fleetlight.collective.local_training.outer import Means
+from fleetlight.collective.stamp import UNKNOWN, Position
 from fleetlight.errors import DeadlineError, PlanError, did_you_mean
 from fleetlight.fleet.job import Job, current
 from fleetlight.fleet.training import local_training
@@ -30,8 +30,8 @@ from fleetlight.fleet.training.worker_seeds import ForwardWatcher, derive_worker
 from fleetlight.observe.log import logger
 from fleetlight.static.graph.variable import is_written
 from fleetlight.strategy import DistributedStrategy
-from fleetlight.torch_compat.trees import tree_map
-from fleetlight.torch_compat.wrappers import wrappers_in, wrappers_of
+from fleetlight.torch_compat.modules import wrappers_in, wrappers_of
+from fleetlight.torch_compat.tensors import tree_map
 
 
 @contextlib.contextmanager

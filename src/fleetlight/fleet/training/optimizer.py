@@ -17,8 +17,8 @@ from fleetlight.fleet.job import Job
 from fleetlight.fleet.protocols import LocalSteps, RegisteredModel
 from fleetlight.fleet.training.gradient_merge import MergedGradients
 from fleetlight.static.graph.variable import is_variable
-from fleetlight.torch_compat.autograd import version
 from fleetlight.torch_compat.lazy_dynamo import late_step
+from fleetlight.torch_compat.tensors import version
 from fleetlight.torch_compat.used_graphs import (
     backwards_so_far,
     has_gone_backward,
@@ -31,7 +31,7 @@ from fleetlight.torch_compat.used_graphs import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from fleetlight.collective.averaging.engine import Averaging
+    from fleetlight.collective.local_training.engine import LocalTrainingEngine
     from fleetlight.static.program import Program
     from fleetlight.static.writing.recorder import Part
 
@@ -50,7 +50,7 @@ class StepPolicy(Protocol):
     def count_on_servers(self, steps: int) -> None:
         """Set how many steps it has made on the servers."""
 
-    def resume_local(self, load: Callable[[Averaging], None]) -> None:
+    def resume_local(self, load: Callable[[LocalTrainingEngine], None]) -> None:
         """Let local training continue from the values of a checkpoint."""
 
     def update_trained(self, model: RegisteredModel) -> None:
@@ -122,7 +122,7 @@ class ManagedOptimizer:
     def local_steps(self) -> LocalSteps | None:
         return self.policy.local_steps
 
-    def resume_local(self, load: Callable[[Averaging], None]) -> None:
+    def resume_local(self, load: Callable[[LocalTrainingEngine], None]) -> None:
         self.policy.resume_local(load)
 
     def update_trained(self, model: RegisteredModel) -> None:

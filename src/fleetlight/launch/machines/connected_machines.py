@@ -13,8 +13,8 @@ from fleetlight.launch.job.spec import JobSpec, Meeting
 from fleetlight.launch.machines import store
 from fleetlight.launch.machines.heartbeats import Heartbeats
 from fleetlight.launch.machines.outage import Outage, OutOfReachError, SilenceReport
-from fleetlight.launch.machines.own_node import described
-from fleetlight.launch.machines.peers import Conclusion, Next
+from fleetlight.launch.machines.own_node import with_shared_facts
+from fleetlight.launch.machines.peers import Conclusion, NextAction
 from fleetlight.launch.machines.rendezvous import (
     STRANGERS_S,
     RendezvousThread,
@@ -22,21 +22,21 @@ from fleetlight.launch.machines.rendezvous import (
     reach,
     serve_until_others_leave,
 )
-from fleetlight.launch.machines.start_deadline import StartDeadline, absent
+from fleetlight.launch.machines.start_deadline import StartDeadline, describe_missing
 from fleetlight.launch.machines.status_board import StatusBoard, agree
 from fleetlight.launch.processes.failure import JobFailure
 from fleetlight.launch.processes.interrupts import Interrupts
-from fleetlight.launch.processes.watch import LEAVE_S, SETTLE_S, UNKILLABLE_S, Elsewhere
+from fleetlight.launch.processes.watch import LEAVE_S, SETTLE_S, UNKILLABLE_S, RemoteState
 from fleetlight.launch.screen import Screen
 
-#: how often the others are asked how it goes
+#: the interval at which launchers exchange their states
 _ASK_S = 0.25
-#: how often node 0 looks whether another machine would like to join
+#: the interval at which node 0 looks for machines that wait to join
 _ADMIT_S = 2.0
 
 
 class ConnectedMachines:
-    """The other machines, met through torch's store and rendezvous."""
+    """The other machines, connected by torch's store and rendezvous."""
 
     def __init__(
         self, job: JobSpec, meeting: Meeting, screen: Screen, interrupts: Interrupts
@@ -46,14 +46,14 @@ class ConnectedMachines:
         store.quiet_torch()
         self._outage = Outage(self._master(), job.deadline_s, screen, interrupts)
         self._store, self._serves = reach(meeting, self._deadline(), self._outage)
-        # The rendezvous blocks on its connection, so it gets one of its own.
+        # the rendezvous blocks on its connection, so it has one of its own
         own = store.connect(meeting)
         self._rendezvous = store.Rendezvous(own, meeting, job.machine.host, job.deadline_s)
         now = time.monotonic()
         self._heartbeats = Heartbeats(self._store, job.machine.host, now, job.deadline_s)
         self._status_board: StatusBoard | None = None
         self._silences = SilenceReport(job.deadline_s, screen)
-        self._last = Elsewhere.RUNNING
+        self._last = RemoteState.RUNNING
         self._next_ask = self._next_admission = 0.0
         self._is_gone = self._is_finished = False
 
@@ -62,12 +62,12 @@ class ConnectedMachines:
 
     @property
     def _board(self) -> StatusBoard:
-        assert self._status_board is not None, "gather comes first"
+        assert self._status_board is not None, "gather was not called"
         return self._status_board
 
     def gather(self, node: Node) -> JobLayout:
-        """Wait for the other machines and put all in order."""
-        self._status_board, self._last = None, Elsewhere.RUNNING
+        """Wait for the other machines and agree on a layout."""
+        self._status_board, self._last = None, RemoteState.RUNNING
         self._silences = SilenceReport(self._job.deadline_s, self._screen)
         deadline, meet = self._deadline(), RendezvousThread(self._rendezvous)
 
@@ -75,11 +75,11 @@ class ConnectedMachines:
             self._heartbeats.beat(time.monotonic())
             return meet.is_done()
 
-        with self._naming_the_master():
+        with self._store_errors():
             deadline.wait(are_here, self._absent)
-            own = described(node, self._job, self._meeting)
+            own = with_shared_facts(node, self._job, self._meeting)
             name, number, count = meet.found
-            shared = self._store.part(name)
+            shared = self._store.prefixed(name)
             layout, launchers, warnings = exchange(
                 own, (shared, number, count), self._heartbeats, self._meeting, deadline
             )
@@ -89,19 +89,19 @@ class ConnectedMachines:
         return layout
 
     def _absent(self) -> str:
-        return absent(self._meeting, self._heartbeats.here(time.monotonic()))
+        return describe_missing(self._meeting, self._heartbeats.reachable_hosts(time.monotonic()))
 
     def share(self, job_id: str | None) -> str:
-        """The job's id: given by node 0 once its logs are in place, awaited by the others."""
-        with self._naming_the_master():
+        """Publish the job's id on node 0; on the others (`job_id` None) wait for it."""
+        with self._store_errors():
             if job_id is None:
                 return self._board.await_job_id(self._deadline())
-            self._board.give_job_id(job_id)
+            self._board.publish_job_id(job_id)
             return job_id
 
     @contextlib.contextmanager
-    def _naming_the_master(self) -> Iterator[None]:
-        """Turn torch's errors about the connection into one that says whose it was."""
+    def _store_errors(self) -> Iterator[None]:
+        """Turn torch's connection errors into one that names the master."""
         try:
             yield
         except FleetError:
@@ -117,42 +117,42 @@ class ConnectedMachines:
     def _master_gone(self) -> str:
         return f"{self._master()} went away"
 
-    def elsewhere(self, workers_done: bool) -> Elsewhere:
-        """Tell the others how it goes here, hear how it goes there."""
+    def exchange_state(self, workers_done: bool) -> RemoteState:
+        """Report this machine's state; return that of the other machines."""
         now = time.monotonic()
         if now >= self._next_ask and not self._is_gone:
             try:
-                with contextlib.suppress(OutOfReachError), self._outage.once():
+                with contextlib.suppress(OutOfReachError), self._outage.single_attempt():
                     self._last = self._ask(now, workers_done)
             except RuntimeError:
-                self._is_gone, self._last = True, Elsewhere.STOP
+                self._is_gone, self._last = True, RemoteState.STOP
             self._next_ask = time.monotonic() + _ASK_S
         return self._last
 
-    def _ask(self, now: float, workers_done: bool) -> Elsewhere:
+    def _ask(self, now: float, workers_done: bool) -> RemoteState:
         self._heartbeats.beat(now)
         self._silences.tell(self._board.silent(now))
         self._admit(now)
         return self._board.ask(now, workers_done=workers_done)
 
     def _admit(self, now: float) -> None:
-        """Node 0 sees a machine that waits and makes everybody meet again."""
+        """On node 0: stop the job for another rendezvous if a machine waits to join."""
         layout = self._board.layout
         has_room = len(layout.nodes) < self._meeting.max_nodes
         if has_room and layout.own == 0 and now >= self._next_admission:
             self._next_admission = now + _ADMIT_S
             if self._rendezvous.waiting():
-                self._board.call_stop()
+                self._board.request_stop()
 
     @property
     def _longest_end_s(self) -> float:
-        """How much later than here the processes of another machine may end."""
+        """How much later the processes of another machine may end."""
         return SETTLE_S + LEAVE_S + self._job.grace_s + UNKILLABLE_S
 
     def conclude(self, failure: JobFailure | None, *, restarts_left: int) -> Conclusion:
-        """Tell the failure, wait until all machines have ended, and choose the first one."""
+        """Report the failure, wait until all machines have ended, and agree on what is next."""
         agreed = Conclusion(
-            next=Next.FINISH,
+            next=NextAction.FINISH,
             failure=JobFailure(what=self._master_gone(), code=1, may_restart=False),
         )
         interrupts = len(self._interrupts.seen)
@@ -163,31 +163,31 @@ class ConnectedMachines:
 
         if not self._is_gone:
             try:
-                self._board.tell_end(failure)
+                self._board.report_end(failure)
                 silent = self._board.wait_for_ends(self._longest_end_s, is_enough)
                 agreed = agree(self._board, silent, self._meeting, restarts_left)
             except RuntimeError:
                 self._is_gone = True
-        self._is_finished = agreed.next is Next.FINISH
+        self._is_finished = agreed.next is NextAction.FINISH
         return agreed
 
     def give_up(self, why: str) -> None:
-        """This machine cannot go on; the others need not wait for its signs of life."""
+        """Report that this machine cannot continue, so that the others do not wait for it."""
         if self._status_board is not None and not self._is_finished:
             node = self._status_board.layout.node_name(self._status_board.layout.own)
             with contextlib.suppress(RuntimeError):
                 told = JobFailure(what="fleetrun gave up", code=1, error=why, node=node)
-                self._status_board.tell_end(told)
+                self._status_board.report_end(told)
 
     def close(self) -> None:
-        """Say goodbye; node 0 stays until the others have heard everything."""
+        """Leave the store; node 0 serves it until the others have left."""
         if self._is_gone:
             return
         with contextlib.suppress(RuntimeError):
-            # An elastic job goes on without a machine that gave up.
+            # an elastic job continues without a machine that gave up
             if self._is_finished and self._serves:
                 self._rendezvous.close()
-            self._heartbeats.say_goodbye()
+            self._heartbeats.leave()
             if self._serves:
                 self._serve_until_others_leave()
 
@@ -195,7 +195,7 @@ class ConnectedMachines:
         if self._status_board is None:
             serve_until_others_leave(self._heartbeats, (), STRANGERS_S, self._interrupts)
         else:
-            # Others wait as long for a machine that does not end, and may have begun that later.
+            # other launchers may wait as long for a machine that does not end, and may start later
             longest_s = 2 * self._longest_end_s
             serve_until_others_leave(
                 self._heartbeats, self._status_board.launchers, longest_s, self._interrupts

@@ -12,11 +12,11 @@ from fleetlight.launch.job import environment
 from fleetlight.launch.job.environment import Run
 from fleetlight.launch.job.layout import JobProcess
 from fleetlight.launch.processes.child import Child, Reaper
-from fleetlight.launch.processes.failure import ProcessExit, leaving_behind, restarting_alone
+from fleetlight.launch.processes.failure import ProcessExit, continuing_without, restarting_process
 from fleetlight.launch.processes.logs import FileFollower, LogFolder
 from fleetlight.launch.processes.terminal import PtyFollower
 from fleetlight.launch.screen import Prefixed, Screen
-from fleetlight.launch.status import ProcessStatus, forget_saves, read
+from fleetlight.launch.status import ProcessStatus, clear_saves_at_sigterm, read
 from fleetlight.roles.role import Kind
 
 
@@ -27,7 +27,7 @@ class _OutputFollower(Protocol):
 
 
 class Gang:
-    """Started together, watched together, ended together."""
+    """The processes, which start and end together."""
 
     def __init__(
         self,
@@ -44,15 +44,15 @@ class Gang:
         self._folder, self._reaper, self._screen, self._outside = folder, reaper, screen, outside
         self._children: dict[JobProcess, Child] = {}
         self._exits: dict[JobProcess, ProcessExit] = {}
-        #: how often each was started again alone
-        self._lives: dict[JobProcess, int] = {}
+        #: how often each process was restarted alone
+        self._incarnations: dict[JobProcess, int] = {}
         self._followers: list[_OutputFollower] = []
-        #: of the first worker, where there is one
+        #: the terminal of the first worker, if it has one
         self._terminal: PtyFollower | None = None
         self._prefixed: list[Prefixed] = []
 
     def start(self) -> None:
-        """Start every process; when one cannot be started, none is left."""
+        """Start all processes, or none if one cannot start."""
         try:
             for member in self.members:
                 self._children[member] = self._start(member)
@@ -60,25 +60,25 @@ class Gang:
             self.close()
             raise
 
-    def _start(self, member: JobProcess, life: int = 0) -> Child:
-        log = self._folder.open(member, self.run.restart + life)
-        if self._wants_terminal(member):
+    def _start(self, member: JobProcess, incarnation: int = 0) -> Child:
+        log = self._folder.open(member, self.run.restart + incarnation)
+        if self._gets_terminal(member):
             terminal = PtyFollower(log, self._screen.show, lambda: self._screen.size)
-            self._take_turns(terminal)
+            self._replace_terminal(terminal)
             try:
                 return self._spawn(member, terminal.slave)
             finally:
                 terminal.started()
         try:
-            if not life:
-                # what follows a file goes on to
+            if not incarnation:
+                # the follower of an earlier incarnation still reads the file
                 self._follow(member)
             return self._spawn(member, log)
         finally:
             os.close(log)
 
-    def _take_turns(self, terminal: PtyFollower) -> None:
-        """A process that was started again shows what it writes, and the one before it no more."""
+    def _replace_terminal(self, terminal: PtyFollower) -> None:
+        """Show the new incarnation's terminal in place of the previous one's."""
         if self._terminal is not None:
             self._terminal.pump()
             self._terminal.close()
@@ -86,7 +86,7 @@ class Gang:
         self._terminal = terminal
         self._followers.append(terminal)
 
-    def _wants_terminal(self, member: JobProcess) -> bool:
+    def _gets_terminal(self, member: JobProcess) -> bool:
         return _is_first(member) and self._screen.size is not None and not self.run.job.tee
 
     def _follow(self, member: JobProcess) -> None:
@@ -102,12 +102,12 @@ class Gang:
         return Child(self.run.job.command, variables, output, self._reaper)
 
     def pump(self) -> None:
-        """Show what the processes have written since the last look."""
+        """Show what the processes have written since the last call."""
         for follower in self._followers:
             follower.pump()
 
     def exits(self) -> list[ProcessExit]:
-        """The ends seen so far."""
+        """The exits seen so far."""
         for member, child in self._children.items():
             status = child.poll()
             if status is not None and member not in self._exits:
@@ -115,60 +115,60 @@ class Gang:
         return list(self._exits.values())
 
     def any_exiting(self) -> bool:
-        """True while a process whose end was not seen has said that it is about to exit."""
+        """True while a running process has reported that it is about to exit."""
         running = (member for member in self._children if member not in self._exits)
-        return any(self._told(member).exiting for member in running)
+        return any(self._status(member).exiting for member in running)
 
     def _exit(self, member: JobProcess, status: int) -> ProcessExit:
-        return ProcessExit.of(member, status, self._told(member), time.monotonic())
+        return ProcessExit.of(member, status, self._status(member), time.monotonic())
 
-    def _told(self, member: JobProcess) -> ProcessStatus:
+    def _status(self, member: JobProcess) -> ProcessStatus:
         return read(self.run.error_file(member))
 
     def restart_alone(self, one: ProcessExit, left: int) -> None:
-        """Start a process again that has ended, while the others go on."""
+        """Restart a process that has exited, while the others continue."""
         member = one.member
-        self._lives[member] = life = self._lives.get(member, 0) + 1
-        self._screen.say(restarting_alone(one, life, left))
+        self._incarnations[member] = incarnation = self._incarnations.get(member, 0) + 1
+        self._screen.say(restarting_process(one, incarnation, left))
         self._children[member].end()
-        # this life has still to say it
-        forget_saves(self.run.error_file(member))
-        self._children[member] = self._start(member, life)
+        # the new incarnation reports it again
+        clear_saves_at_sigterm(self.run.error_file(member))
+        self._children[member] = self._start(member, incarnation)
         del self._exits[member]
 
     def can_stop(self) -> bool:
-        """True when all that run have said that they save at SIGTERM.
+        """True when all running processes have reported that they save at SIGTERM.
 
-        One that comes back has not said so yet; its life before did, or the others.
+        A restarting process has not reported it yet and does not count.
         """
         running = [member for member in self._children if member not in self._exits]
-        said = [member for member in running if not self._comes_back(member)]
-        return bool(said) and all(self._told(member).saves_at_sigterm for member in said)
+        ready = [member for member in running if not self._is_restarting(member)]
+        return bool(ready) and all(self._status(member).saves_at_sigterm for member in ready)
 
-    def _comes_back(self, member: JobProcess) -> bool:
-        """True as long as one that was started again would be ended by a signal."""
-        return member in self._lives and not self._told(member).saves_at_sigterm
+    def _is_restarting(self, member: JobProcess) -> bool:
+        """True while a signal would end a restarted process that does not save yet."""
+        return member in self._incarnations and not self._status(member).saves_at_sigterm
 
     def ask(self, number: int, kinds: Collection[Kind]) -> None:
-        """Send a signal to the processes of these kinds, and not to what they have started.
+        """Send a signal to the processes of these kinds and not to their children.
 
-        One that comes back hears from the others what it is to do.
+        A restarting process learns of the stop from the others.
         """
         for member, child in self._children.items():
-            if member.kind in kinds and not self._comes_back(member):
+            if member.kind in kinds and not self._is_restarting(member):
                 child.ask(number)
 
-    def leave_behind(self, one: ProcessExit) -> None:
-        """Say that the job goes on without a process that has ended."""
-        self._screen.say(leaving_behind(one))
+    def continue_without(self, one: ProcessExit) -> None:
+        """Report that the job continues without a process that has exited."""
+        self._screen.say(continuing_without(one))
 
     def signal(self, number: int) -> None:
-        """Send a signal to every process and what it started."""
+        """Send a signal to all processes and their children."""
         for child in self._children.values():
             child.signal(number)
 
     def close(self) -> None:
-        """Leave nothing running and nothing unshown."""
+        """End all processes and show the rest of their output."""
         for child in self._children.values():
             child.end()
         for follower in self._followers:

@@ -11,10 +11,12 @@ from pathlib import Path
 import msgspec
 
 from fleetlight.errors import JournalError, PlanError
-from fleetlight.ps.journal.place import claim, refuse_if_in_use, release, replace
-from fleetlight.ps.journal.room import once_there_is_room, written
-from fleetlight.ps.journal.segment import segments, sync_folder
-from fleetlight.ps.journal.synced import unmark
+from fleetlight.files.atomic import replace_file, sync_folder
+from fleetlight.files.lock import FileLock
+from fleetlight.ps.journal.disk_full_retry import once_there_is_room, written
+from fleetlight.ps.journal.fsync_marker import unmark
+from fleetlight.ps.journal.locked_dir import lock_folder, refuse_if_in_use
+from fleetlight.ps.journal.segment import segments
 from fleetlight.ps.messages import TableFile
 from fleetlight.ps.plan import Plan, first_difference
 from fleetlight.ps.resume import KEPT, OVER, Decision, Remains
@@ -27,7 +29,7 @@ _IDENTITY, _ROWS, _MANIFEST = "identity.json", "rows-", "manifest.json"
 _NONSENSE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
-class Identity(msgspec.Struct, frozen=True):
+class FolderIdentity(msgspec.Struct, frozen=True):
     """Whose folder it is."""
 
     server: int
@@ -52,7 +54,7 @@ class Identity(msgspec.Struct, frozen=True):
     format: int = FORMAT
 
 
-class _Rows(msgspec.Struct, frozen=True):
+class _SnapshotManifest(msgspec.Struct, frozen=True):
     """What a snapshot consists of."""
 
     files: list[TableFile]
@@ -62,7 +64,13 @@ class Folder:
     """A folder of journal files and snapshots, locked as long as this process has it."""
 
     def __init__(
-        self, path: Path, identity: Identity, lock: int, *, is_new: bool, patience_s: float
+        self,
+        path: Path,
+        identity: FolderIdentity,
+        lock: FileLock,
+        *,
+        is_new: bool,
+        patience_s: float,
     ) -> None:
         self.path = path
         self.identity = identity
@@ -74,7 +82,7 @@ class Folder:
     def open(
         cls,
         path: Path,
-        wanted: Identity,
+        wanted: FolderIdentity,
         *,
         resume: bool = False,
         must_exist: bool = False,
@@ -88,7 +96,7 @@ class Folder:
         `patience_s`: how long a full disk is waited for.
         """
         wanted = _of_launch(wanted, decision)
-        lock = once_there_is_room(path, lambda: claim(path), patience_s)
+        lock = once_there_is_room(path, lambda: lock_folder(path), patience_s)
         try:
             before = _read(path)
             if before is None:
@@ -114,7 +122,7 @@ class Folder:
             _identify(path, identity, patience_s)
             return cls(path, identity, lock, is_new=before is None, patience_s=patience_s)
         except BaseException:
-            release(lock)
+            lock.release()
             raise
 
     @property
@@ -134,7 +142,7 @@ class Folder:
 
     def close(self) -> None:
         """Let others have it."""
-        release(self._lock)
+        self._lock.release()
 
     def end(self, *, ended: bool = False) -> None:
         """Nothing of it is needed any more; `ended`: because all workers have left."""
@@ -163,7 +171,8 @@ class Folder:
                     "is wrong with the disk"
                 )
         sync_folder(folder)
-        replace(folder / _MANIFEST, msgspec.json.encode(_Rows(files)))
+        data = msgspec.json.encode(_SnapshotManifest(files))
+        replace_file(folder / _MANIFEST, data, mode=0o600)
         if self._files(first) != files:
             raise JournalError(
                 f"{folder / _MANIFEST} is not read as it was written; look what is wrong with the "
@@ -211,17 +220,17 @@ class Folder:
     def _files(self, first: int) -> list[TableFile] | None:
         try:
             data = (self.rows_folder(first) / _MANIFEST).read_bytes()
-            return msgspec.json.decode(data, type=_Rows).files
+            return msgspec.json.decode(data, type=_SnapshotManifest).files
         except (FileNotFoundError, *_NONSENSE):
             return None
 
 
-def _identify(path: Path, identity: Identity, patience_s: float) -> None:
+def _identify(path: Path, identity: FolderIdentity, patience_s: float) -> None:
     file, data = path / _IDENTITY, msgspec.json.encode(identity)
-    written(file, lambda: replace(file, data), patience_s)
+    written(file, lambda: replace_file(file, data, mode=0o600), patience_s)
 
 
-def _read(path: Path) -> Identity | None:
+def _read(path: Path) -> FolderIdentity | None:
     try:
         data = (path / _IDENTITY).read_bytes()
     except FileNotFoundError:
@@ -233,7 +242,7 @@ def _read(path: Path) -> Identity | None:
                 f"durability: {path} was written in format {found['format']}, this version of "
                 f"Fleetlight reads {FORMAT}; go on with the version that wrote it"
             )
-        return msgspec.convert(found, Identity)
+        return msgspec.convert(found, FolderIdentity)
     except (*_NONSENSE, KeyError, TypeError) as error:
         raise JournalError(
             f"durability: {path / _IDENTITY} makes no sense ({error}); restore the file, or "
@@ -295,7 +304,7 @@ def is_of_launch(path: Path, launch: str) -> bool:
     return found is not None and bool(launch) and _launch(found) == launch
 
 
-def _of_launch(wanted: Identity, decision: Decision | None) -> Identity:
+def _of_launch(wanted: FolderIdentity, decision: Decision | None) -> FolderIdentity:
     """A folder belongs to the job that has begun it, whichever launch goes on with that."""
     launch = wanted.launch or launch_of(wanted.job, wanted.start)
     if decision is not None and decision.job:
@@ -303,17 +312,17 @@ def _of_launch(wanted: Identity, decision: Decision | None) -> Identity:
     return msgspec.structs.replace(wanted, launch=launch)
 
 
-def _launch(identity: Identity) -> str:
+def _launch(identity: FolderIdentity) -> str:
     return identity.launch or launch_of(identity.job, identity.start)
 
 
-def _is_same(before: Identity, wanted: Identity) -> bool:
+def _is_same(before: FolderIdentity, wanted: FolderIdentity) -> bool:
     """One start of one job: only this server was started again."""
     return bool(_launch(wanted)) and _launch(before) == _launch(wanted)
 
 
 def _begins_anew(
-    before: Identity, wanted: Identity, resume: bool, decision: Decision | None
+    before: FolderIdentity, wanted: FolderIdentity, resume: bool, decision: Decision | None
 ) -> bool:
     """The workers of the same job were started again, too, and begin at their first step."""
     if decision is not None:
@@ -322,14 +331,14 @@ def _begins_anew(
     return is_another_start and bool(wanted.job) and not resume
 
 
-def _end(path: Path, identity: Identity) -> None:
+def _end(path: Path, identity: FolderIdentity) -> None:
     over = msgspec.structs.replace(identity, over=True)
     with contextlib.suppress(OSError):
         # a full disk gets room by what goes then
-        replace(path / _IDENTITY, msgspec.json.encode(over))
+        replace_file(path / _IDENTITY, msgspec.json.encode(over), mode=0o600)
 
 
-def _clear(path: Path, identity: Identity) -> None:
+def _clear(path: Path, identity: FolderIdentity) -> None:
     # a process may die over this, and half of it is nothing to go on from
     _end(path, identity)
     unmark(path)
@@ -344,8 +353,8 @@ def _clear(path: Path, identity: Identity) -> None:
 
 
 def _next_life(
-    before: Identity, wanted: Identity, path: Path, resume: bool, inherits: bool
-) -> Identity:
+    before: FolderIdentity, wanted: FolderIdentity, path: Path, resume: bool, inherits: bool
+) -> FolderIdentity:
     is_same = _is_same(before, wanted)
     if is_same:
         # whichever job has begun it

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetlight.errors import JournalError
-from fleetlight.ps.journal.records import Gap, Reader, Record
+from fleetlight.ps.journal.fsync_marker import SyncedBytes
+from fleetlight.ps.journal.records import Gap, LogRecord, Reader
 from fleetlight.ps.journal.segment import cut, segment_path, segments
-from fleetlight.ps.journal.synced import Synced
-from fleetlight.ps.transport.protocol import Codec
+from fleetlight.ps.transport.protocol import MessageCodec
 
 M = TypeVar("M")
 
@@ -27,14 +27,14 @@ _AHEAD_BYTES, _LET_GO_BYTES = 4 << 20, 16 << 20
 
 
 def history(
-    folder: Path, codec: Codec[M], first: int, say: Callable[[str], None]
-) -> Iterator[Record[M]]:
+    folder: Path, codec: MessageCodec[M], first: int, say: Callable[[str], None]
+) -> Iterator[LogRecord[M]]:
     """The records from there on.
 
     What was torn at the very end is cut off, or had not come to the disk yet when the machine
     stopped; all else is an error.
     """
-    known = Synced.read(folder)
+    known = SyncedBytes.read(folder)
     files = [(start, path) for start, path in segments(folder) if start >= first]
     # of an empty one the writer died before its first record; another may have gone on since
     files = [(start, path) for start, path in files if path.stat().st_size]
@@ -143,7 +143,7 @@ class _File:
         return into
 
 
-def _ahead(reader: Reader[M]) -> Generator[Record[M]]:
+def _ahead(reader: Reader[M]) -> Generator[LogRecord[M]]:
     """Some records are read while those before are used."""
     records = iter(reader)
     with ThreadPoolExecutor(1, "fleet-history") as thread:
@@ -153,8 +153,8 @@ def _ahead(reader: Reader[M]) -> Generator[Record[M]]:
             yield from some
 
 
-def _some(records: Iterator[Record[M]]) -> list[Record[M]]:
-    found: list[Record[M]] = []
+def _some(records: Iterator[LogRecord[M]]) -> list[LogRecord[M]]:
+    found: list[LogRecord[M]] = []
     size = 0
     while size < _AHEAD_BYTES and (one := next(records, None)) is not None:
         found.append(one)

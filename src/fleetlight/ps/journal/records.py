@@ -24,7 +24,7 @@ from fleetlight.kernels import checksum
 from fleetlight.ps.transport.protocol import (
     PREFIX_BYTES,
     Array,
-    Codec,
+    MessageCodec,
     views,
 )
 from fleetlight.wire.plain import Buffer
@@ -41,7 +41,7 @@ _SEARCH_BYTES = 1 << 24
 
 
 @dataclasses.dataclass(frozen=True)
-class Record(Generic[M]):
+class LogRecord(Generic[M]):
     """A change that was written down."""
 
     number: int
@@ -69,7 +69,7 @@ class _TooShort(ProtocolError):
     """The file ends amid a record."""
 
 
-class Source(Protocol):
+class RecordBytes(Protocol):
     """Bytes that lie in an array, or in a file."""
 
     def __len__(self) -> int: ...
@@ -95,7 +95,7 @@ class Framed:
         return [_SEAL.pack(MAGIC, _sealing(self.checksum, number), number), self.head, self.body]
 
 
-def framed(codec: Codec[M], message: M, arrays: Sequence[Array] = ()) -> Framed:
+def framed(codec: MessageCodec[M], message: M, arrays: Sequence[Array] = ()) -> Framed:
     """What takes time of making a record. Arrays are copied: who applies them may change them."""
     head, *parts = codec.encode(0, message, arrays)
     body = b"".join(parts)
@@ -114,13 +114,13 @@ def _sealing(frame: int, number: int) -> int:
 class Reader(Generic[M]):
     """Goes through a file's bytes; `gap` says what lies behind the last record, if anything."""
 
-    def __init__(self, codec: Codec[M], data: Source, first: int) -> None:
+    def __init__(self, codec: MessageCodec[M], data: RecordBytes, first: int) -> None:
         self._codec = codec
         self._data = data
         self._number = first
         self.gap: Gap | None = None
 
-    def __iter__(self) -> Iterator[Record[M]]:
+    def __iter__(self) -> Iterator[LogRecord[M]]:
         at = 0
         while at < len(self._data):
             try:
@@ -134,7 +134,7 @@ class Reader(Generic[M]):
             yield record
             at, self._number = record.stop, self._number + 1
 
-    def _record(self, at: int) -> Record[M]:
+    def _record(self, at: int) -> LogRecord[M]:
         data = self._data
         behind_seal = at + SEAL_BYTES
         start = behind_seal + PREFIX_BYTES
@@ -156,7 +156,7 @@ class Reader(Generic[M]):
         if _sealing(_checksum(lead[SEAL_BYTES:] + header, arrays), number) != expected:
             raise ProtocolError(f"record {number} does not fit its checksum")
         told = self._codec.decode_header(prefix, header)
-        return Record(number, told.message, views(told.places, arrays), at, stop)
+        return LogRecord(number, told.message, views(told.places, arrays), at, stop)
 
     def _behind(self, at: int) -> int | None:
         """The number of the first whole record from there on."""

@@ -10,8 +10,9 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from fleetlight.ps.journal.synced import Marker
-from fleetlight.wire.plain import Buffer, without
+from fleetlight.files.atomic import sync_folder
+from fleetlight.ps.journal.fsync_marker import FsyncMarker
+from fleetlight.wire.plain import Buffer, unsent
 
 _SUFFIX = ".journal"
 #: of the system: how many buffers one call takes
@@ -50,7 +51,7 @@ class Segment:
             # a full disk: records may go on in the file before, and this one must not lie behind it
             undo.callback(_remove, self.path)
             undo.callback(os.close, self._fd)
-            self._marker = Marker(folder, first)
+            self._marker = FsyncMarker(folder, first)
             undo.callback(self._marker.close)
             sync_folder(folder)
             # until now it spoke of the file before, as this one might not have been found
@@ -65,7 +66,7 @@ class Segment:
             while rest:
                 done = os.pwritev(self._fd, rest[:_BUFFERS], end)
                 end += done
-                rest = without(rest, done)
+                rest = unsent(rest, done)
         except BaseException:
             # if that fails, too, the next record is written over it, or its beginning is read
             # as what it is: not whole
@@ -116,15 +117,6 @@ def cut(path: Path, size: int) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.ftruncate(fd, size)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def sync_folder(folder: Path) -> None:
-    """What was made in a folder is found after a power failure."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
         os.fsync(fd)
     finally:
         os.close(fd)

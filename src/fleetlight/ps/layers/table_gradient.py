@@ -22,7 +22,7 @@ from fleetlight.errors import PlanError
 from fleetlight.kernels import all_finite, dedup, sum_by
 from fleetlight.ps.update import TableGradients
 from fleetlight.torch_compat import operators as op
-from fleetlight.torch_compat.autograd import wrapper
+from fleetlight.torch_compat.tensors import wrapper
 
 _aten = torch.ops.aten
 Part = TableGradients

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fleetlight.errors import PlanError
-from fleetlight.torch_compat.autograd import is_swappable, without_functions
+from fleetlight.torch_compat.tensors import is_swappable, without_functions
 
 _ADVICE = (
     "for weight decay, set weight_decay in the param group of the table; for a penalty, use the "

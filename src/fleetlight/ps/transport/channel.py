@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 from fleetlight.errors import DeadlineError, PeerError, PeerLostError, ProtocolError
 from fleetlight.ps.messages import Failure, Message
-from fleetlight.ps.transport.calling import NotReadyError, call_up
-from fleetlight.ps.transport.failures import error_of
+from fleetlight.ps.messages.base import error_of, operation_of
+from fleetlight.ps.transport.authentication import introduce
+from fleetlight.ps.transport.dialing import NotReadyError, call_up
 from fleetlight.ps.transport.frames import Frame, Frames
-from fleetlight.ps.transport.interface import PATIENCE, Answer, Patience
+from fleetlight.ps.transport.interface import DEFAULT_RETRY, Answer, RetryPolicy
 from fleetlight.ps.transport.protocol import Array
-from fleetlight.ps.transport.proving import introduce
 from fleetlight.roles.role import Endpoint, endpoint_text
 from fleetlight.roles.secret import Secret
 
@@ -42,7 +42,7 @@ class _Request:
     @property
     def operation(self) -> str:
         """How errors call it."""
-        return type(self.message).__name__.lower()
+        return operation_of(self.message)
 
 
 class SocketChannel:
@@ -57,7 +57,7 @@ class SocketChannel:
         tls: ssl.SSLContext | None = None,
         token: Secret | None = None,
         greeting: Callable[[], Message] | None = None,
-        patience: Patience = PATIENCE,
+        patience: RetryPolicy = DEFAULT_RETRY,
         check: Callable[[Message], None] = lambda welcome: None,
     ) -> None:
         """`deadline_s` is how long the server may be silent.
@@ -88,7 +88,7 @@ class SocketChannel:
         tls: ssl.SSLContext | None = None,
         token: Secret | None = None,
         greeting: Callable[[], Message] | None = None,
-        patience: Patience = PATIENCE,
+        patience: RetryPolicy = DEFAULT_RETRY,
         not_ready: Callable[[list[str]], None] | None = None,
     ) -> SocketChannel:
         """A channel to a server that may still have to start."""
@@ -140,12 +140,12 @@ class SocketChannel:
         if frames is not None:
             limit_s = self._deadline_s if deadline_s is None else deadline_s
             with self._broken_by_errors():
-                frames.wire.expect(request.operation, limit_s)
+                frames.wire.wait_readable(request.operation, limit_s)
 
     def answered(self, within_s: float) -> bool:
         """Whether `receive` has something to say by then, be it that the connection broke."""
         frames = self._frames
-        return frames is None or frames.wire.has_more(within_s)
+        return frames is None or frames.wire.is_readable(within_s)
 
     def receive(self, deadline_s: float | None = None) -> Answer:
         """The answer to what was sent; a `Failure` is raised as the error it names."""

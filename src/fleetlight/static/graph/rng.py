@@ -17,9 +17,8 @@ from torch import Tensor, fx
 
 from fleetlight.errors import PlanError
 from fleetlight.static.graph.aliases import written_to
-from fleetlight.torch_compat.autograd import has_saved_tensor_hooks
 from fleetlight.torch_compat.operators import schema
-from fleetlight.torch_compat.trees import tree_leaves
+from fleetlight.torch_compat.tensors import has_saved_tensor_hooks, tree_leaves
 
 _CLONE = torch.ops.aten.clone.default
 #: arguments without which nothing is drawn

@@ -17,8 +17,12 @@ import torch
 from torch import Tensor
 
 from fleetlight.static.graph.state import Slot
-from fleetlight.torch_compat import foreach
-from fleetlight.torch_compat.optimizers import GROWTH_TRACKER
+from fleetlight.torch_compat.optimizers import (
+    GROWTH_TRACKER,
+    foreach_unscale_,
+    foreach_update_scale_,
+    foreach_zero_,
+)
 
 #: names of slots: backwards since the last step, factor of the loss, steps since it has changed
 MERGED, SCALE, GROWTH = "merged backwards", "loss scale", "steps of this loss scale"
@@ -72,7 +76,7 @@ class Schedule:
             return
         _remembered(state)[MERGED].zero_()
         for alike in _alike(gradients_in(state)):
-            foreach.zero_(alike)
+            foreach_zero_(alike)
 
     def unscaled(self, state: Iterable[Slot]) -> bool:
         """Take the factor of the loss out of the gradients; false where that leaves no numbers.
@@ -86,8 +90,8 @@ class Schedule:
         found = torch.zeros_like(scale)
         inverse = scale.double().reciprocal().float()
         for alike in _alike(gradients_in(state)):
-            foreach.unscale_(alike, found, inverse)
-        foreach.update_scale_(scale, growth, found, _GROWS, _SHRINKS, self.growth_interval)
+            foreach_unscale_(alike, found, inverse)
+        foreach_update_scale_(scale, growth, found, _GROWS, _SHRINKS, self.growth_interval)
         return not found.item()
 
 

@@ -8,8 +8,7 @@ from typing import Any, Protocol
 
 from torch import SymInt, Tensor
 
-from fleetlight.torch_compat.autograd import wrapper
-from fleetlight.torch_compat.trees import tree_leaves
+from fleetlight.torch_compat.tensors import tree_leaves, wrapper
 
 
 class Writer(Protocol):

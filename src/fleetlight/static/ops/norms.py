@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fleetlight.collective.batch_norm import (
+from fleetlight.collective.data_parallel.batch_norm import (
     derivative,
     global_statistics,
     move_running,

@@ -16,15 +16,16 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
+from fleetlight.collective.buckets import ParameterSlice
 from fleetlight.collective.group import Group
-from fleetlight.collective.position import Stamp
-from fleetlight.collective.reducer import Reducer
-from fleetlight.collective.routes.route import Bucket, Part
+from fleetlight.collective.reduction.reducer import Reducer
+from fleetlight.collective.routes.route import Bucket
+from fleetlight.collective.stamp import GradientStamp
 from fleetlight.errors import PlanError
 
 _OPERATION = "all_reduce of the gradients"
 #: of buckets by their numbers
-Parts = Mapping[int, tuple[Part, ...]]
+Parts = Mapping[int, tuple[ParameterSlice, ...]]
 _NO_PARTS: Parts = {}
 
 
@@ -73,7 +74,7 @@ class GroupReductions:
         self,
         reducers: Mapping[int | None, Reducer],
         group: Group,
-        settled: Callable[[Mapping[int, Stamp]], None] = lambda stamps: None,
+        settled: Callable[[Mapping[int, GradientStamp]], None] = lambda stamps: None,
         arrived: Callable[[Mapping[str, Tensor]], None] = lambda means: None,
     ) -> None:
         self._reducers = reducers
@@ -86,7 +87,9 @@ class GroupReductions:
         self._used: list[Reducer] = []
         self._parts: Parts = {}
 
-    def prepare(self, stamp: Stamp, parts: Parts = _NO_PARTS, *, counts: bool = True) -> None:
+    def prepare(
+        self, stamp: GradientStamp, parts: Parts = _NO_PARTS, *, counts: bool = True
+    ) -> None:
         """Before a run: what the others are told of this worker. The last one may have failed.
 
         `parts`: whose gradients the buckets have that may travel in another form. `counts`: its

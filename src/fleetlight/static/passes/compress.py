@@ -13,7 +13,7 @@ from collections.abc import Callable
 from torch import Tensor, fx
 
 from fleetlight.collective.buckets import MIB
-from fleetlight.collective.coded import coded_in
+from fleetlight.collective.reduction.coverage import coded_in
 from fleetlight.errors import PlanError
 from fleetlight.static.graph.aliases import is_view
 from fleetlight.static.graph.form import Form

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from torch import nn
 
-from fleetlight.collective.replica import Reduction
+from fleetlight.collective.data_parallel.replica import Reduction
 from fleetlight.collective.routes.levels import Groups
 from fleetlight.errors import PlanError, did_you_mean
 from fleetlight.static.graph.form import Pass

@@ -13,7 +13,12 @@ from torch import Tensor
 from fleetlight.errors import ConfigError
 from fleetlight.static.graph.variable import Variable
 from fleetlight.static.writing.recorder import Recorder
-from fleetlight.torch_compat import foreach
+from fleetlight.torch_compat.optimizers import (
+    foreach_clamp_max,
+    foreach_clamp_min,
+    foreach_mul,
+    foreach_norm,
+)
 
 #: what the norm of all gradients can be fetched by
 NORM = "gradient_norm"
@@ -56,7 +61,7 @@ class Clip:
         norms = [
             norm
             for _, group in _alike(gradients)
-            for norm in foreach.norm(list(group.values()), self.norm_type)
+            for norm in foreach_norm(list(group.values()), self.norm_type)
         ]
         total = torch.linalg.vector_norm(
             torch.stack([norm.to(norms[0]) for norm in norms]), self.norm_type
@@ -64,14 +69,14 @@ class Clip:
         recorder.names.setdefault(NORM, recorder.node_of(total))
         factor = (self.norm / (total + _SMALL)).clamp(max=1.0)
         for first, group in _alike(gradients):
-            scaled = foreach.mul(list(group.values()), factor.to(first))
+            scaled = foreach_mul(list(group.values()), factor.to(first))
             yield from zip(group, scaled, strict=True)
 
     def _cut(self, gradients: dict[str, Variable]) -> Iterator[tuple[str, Variable]]:
         assert self.value is not None
         for _, group in _alike(gradients):
-            low = foreach.clamp_min(list(group.values()), -self.value)
-            yield from zip(group, foreach.clamp_max(low, self.value), strict=True)
+            low = foreach_clamp_min(list(group.values()), -self.value)
+            yield from zip(group, foreach_clamp_max(low, self.value), strict=True)
 
 
 #: gradients as they are

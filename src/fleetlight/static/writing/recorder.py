@@ -21,12 +21,14 @@ from fleetlight.static.graph.variable import Variable
 from fleetlight.static.ops.marks import LOOKS_AT_TRAINING, unless_testing
 from fleetlight.static.writing import recurrent, unsupported
 from fleetlight.static.writing.eval_twins import Twin, twin
-from fleetlight.torch_compat.autograd import (
+from fleetlight.torch_compat.fakes import fakes_of, open_fake
+from fleetlight.torch_compat.tensors import (
     current_derivative,
     current_sequence_number,
+    tree_leaves,
+    tree_map,
     without_functions,
 )
-from fleetlight.torch_compat.fakes import fakes_of, open_fake
 from fleetlight.torch_compat.tracing import (
     ProxyTorchDispatchMode,
     PythonKeyTracer,
@@ -38,7 +40,6 @@ from fleetlight.torch_compat.tracing import (
     track_tensor_tree,
     without_mkldnn,
 )
-from fleetlight.torch_compat.trees import tree_leaves, tree_map
 
 #: what a node belongs to: computing, its derivative, or the optimizer's step; passes may put the
 #: reduction of gradients between the last two

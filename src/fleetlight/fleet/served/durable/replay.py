@@ -22,17 +22,16 @@ from torch import Tensor
 
 import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import WorkerState
-from fleetlight.checkpoint.rng import RngWatch
+from fleetlight.checkpoint.state.rng import RngStateCache
 from fleetlight.errors import CheckpointError, ComebackError
 from fleetlight.fleet.checkpoints.worker_state import parts, saved_values
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.protocols import NoReplay, Purpose, Replay, SavedPart
 from fleetlight.fleet.served.durable.unserved_tensors import UnservedTensors
 from fleetlight.observe.log import logger
-from fleetlight.ps.worker.redo.commits import Moment
-from fleetlight.ps.worker.redo.redo import Redo
-from fleetlight.torch_compat.autograd import version
-from fleetlight.torch_compat.views import assign
+from fleetlight.ps.worker.replay.commit_log import ResumePoint
+from fleetlight.ps.worker.replay.worker_journal import WorkerJournal
+from fleetlight.torch_compat.tensors import assign, version
 
 Position = Mapping[str, Any]
 
@@ -88,7 +87,7 @@ class StepReplay(Replay, Protocol):
     def after_skip(self, optimizer: int) -> None:
         """Restore the state of the worker after the last skipped step."""
 
-    def resume_point(self, optimizer: int) -> Moment | None:
+    def resume_point(self, optimizer: int) -> ResumePoint | None:
         """The state of this worker in the middle of a step."""
 
 
@@ -118,14 +117,14 @@ class NoStepReplay(NoReplay):
 class WorkerReplay:
     """The replay of a worker with a journal, for the thread that trains."""
 
-    def __init__(self, redo: Redo, on_change: Callable[[bool], None]) -> None:
+    def __init__(self, redo: WorkerJournal, on_change: Callable[[bool], None]) -> None:
         """Calls `on_change` when it changes whether this worker may be restarted alone."""
         self._redo, self._answers = redo, redo.answers
         self._on_change = on_change
         self._job: Job | None = None
         self._served: Callable[[], Sequence[Tensor]] = lambda: ()
         self._is_restartable = False
-        self._rng = RngWatch()
+        self._rng = RngStateCache()
         self._unserved = UnservedTensors()
         self._mark: _BatchMark | None = None
         #: True after a step since the mark
@@ -134,7 +133,7 @@ class WorkerReplay:
         self._calls_before: dict[int, int] = {}
         #: by loader: checksum of the records in its last batch since the mark
         self._records: dict[int, int] = {}
-        #: by name of a large tensor: its fingerprint, and its key on the shelf
+        #: by name of a large tensor: its fingerprint, and its key in the blob store
         self._shelved: dict[str, tuple[object, str]] = {}
         #: steps of each optimizer since the mark
         self._made: Counter[int] = Counter()
@@ -205,15 +204,15 @@ class WorkerReplay:
             self._mark = None
             return
         # an evaluation since the last step may have ended
-        has_ended = self._mark and not self.job.loaders[self._mark.loader].is_being_read
+        has_ended = self._mark and not self.job.loaders[self._mark.loader].cursor.is_being_read
         if self._is_stale or has_ended:
-            positions: list[Position] = [one.standing() for one in self.job.loaders]
+            positions: list[Position] = [one.cursor.resume_state() for one in self.job.loaders]
             positions[loader] = before
             self._mark = _BatchMark(loader, positions, self._answers.made, self._answers.meetings)
             self._is_stale = False
             self._made.clear()
             self._records.clear()
-        self._records[loader] = _checksum(self.job.loaders[loader].records_behind(before))
+        self._records[loader] = _checksum(self.job.loaders[loader].source.records_after(before))
 
     def skips(self, optimizer: int) -> bool:
         """True for a step that the servers have applied already."""
@@ -233,7 +232,10 @@ class WorkerReplay:
         values = self._target.values
         before = {n: _place(values["loaders"][n], records) for n, records in values["hand"].items()}
         hand = self._current_records()
-        now = {n: _place(self.job.loaders[n].standing(), records) for n, records in hand.items()}
+        now = {
+            n: _place(self.job.loaders[n].cursor.resume_state(), records)
+            for n, records in hand.items()
+        }
         if now != before:
             step = _ANOTHER_BATCH.format(now=_described(now), before=_described(before))
             raise ComebackError(_DIFFERENT.format(step=step))
@@ -243,7 +245,7 @@ class WorkerReplay:
         return {
             number: self._records.get(number, 0)
             for number, loader in enumerate(self.job.loaders)
-            if number in self._records or loader.is_being_read
+            if number in self._records or loader.cursor.is_being_read
         }
 
     def after_skip(self, optimizer: int) -> None:
@@ -286,7 +288,7 @@ class WorkerReplay:
             [managed.module for managed in self.job.models], self._served()
         )
 
-    def resume_point(self, optimizer: int) -> Moment:
+    def resume_point(self, optimizer: int) -> ResumePoint:
         """The state of this worker in the middle of a step, or why there is none."""
         mark = self._mark
         self._is_stale = True
@@ -300,7 +302,7 @@ class WorkerReplay:
         self._report(not found.why_not)
         return found
 
-    def _moment_at(self, mark: _BatchMark) -> Moment:
+    def _moment_at(self, mark: _BatchMark) -> ResumePoint:
         number, own = self._redo.shelf.next_moment(), self._unserved_tensors()
         kept = {n: self._kept(n, t) for n, t in own.items() if t.nbytes >= _LARGE}
         state = WorkerState(
@@ -316,7 +318,7 @@ class WorkerReplay:
             },
             tensors={name: tensor for name, tensor in own.items() if name not in kept},
         )
-        return Moment(
+        return ResumePoint(
             mark.answers,
             mark.meetings,
             self._calls_before[mark.loader],
@@ -326,7 +328,7 @@ class WorkerReplay:
         )
 
     def _kept(self, name: str, tensor: Tensor) -> str:
-        """The key of a large tensor on the shelf."""
+        """The key of a large tensor in the blob store."""
         fingerprint, shelf = _fingerprint(tensor), self._redo.shelf
         known = self._shelved.get(name)
         if known is None or known[0] != fingerprint or not shelf.keep(known[1]):
@@ -359,8 +361,8 @@ class WorkerReplay:
             self._on_change(restartable)
 
 
-def _no_moment(why: str) -> Moment:
-    return Moment(0, 0, 0, b"", why_not=why)
+def _no_moment(why: str) -> ResumePoint:
+    return ResumePoint(0, 0, 0, b"", why_not=why)
 
 
 def _checksum(records: Sequence[Any] | None) -> int:

@@ -48,7 +48,7 @@ class ServedLoading:
 
     def fitted(self, model: nn.Module) -> Iterator[Callable[[], None]]:
         names = names_of(model)
-        yield checkpoint.fitted_model_state(model, self._model(model, self._saved.model()))
+        yield checkpoint.prepare_model_load(model, self._model(model, self._saved.model()))
         for number, state in enumerate(self._saved.optimizers()):
             yield self._optimizer(number, names, state)
         self._check()
@@ -73,7 +73,7 @@ class ServedLoading:
         if checkpoint.class_name(mine) != state.entry.class_name:
             # it steps tables only; `warnings` reports the change of their rule
             return lambda: None
-        return checkpoint.fitted_optimizer_state(mine, names, state, elsewhere(self._bound))
+        return checkpoint.prepare_optimizer_load(mine, names, state, elsewhere(self._bound))
 
     def _check(self) -> None:
         """Let the servers check that they can load."""

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import (
     HighWaterEntry,
+    JobSnapshot,
     ModelState,
     OptimizerState,
     SavedTables,
-    Snapshot,
     TableEntry,
     TableFileEntry,
 )
@@ -46,9 +46,9 @@ class ServerCheckpoint:
         self._incarnations: list[int] = []
         self._dense = WholeState({}, {})
 
-    def complete(self, snapshot: Snapshot) -> Snapshot:
+    def complete(self, snapshot: JobSnapshot) -> JobSnapshot:
         """Freeze the values of the servers, and add them to a worker's snapshot."""
-        self._files.ask_all(m.Cut(), self._files.table_bytes())
+        self._files.ask_all(m.SnapshotRequest(), self._files.table_bytes())
         self._incarnations = self._client.lives(LANE)
         self._dense = self._fetch()
         return dataclasses.replace(
@@ -117,11 +117,11 @@ class ServerCheckpoint:
 
     def _fetch(self) -> WholeState:
         placement = self._client.placement
-        replies = self._client.everywhere(m.Fetch())
+        replies = self._client.everywhere(m.FetchDense())
         states = []
         for server in range(self._client.server_num):
             message, arrays = replies[server].message, replies[server].arrays
-            assert isinstance(message, m.Fetched), message
+            assert isinstance(message, m.FetchedDense), message
             blocks = len(placement.blocks_of(server))
             states.append(
                 DenseState(arrays[:blocks], message.state, message.scalars, arrays[blocks:])

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What communication costs a worker, counted from the end of its first step."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from fleetlight.collective.membership.members import MemberHello
+from fleetlight.roles.address import choose_interface, is_loopback
+
+#: the counters of this process's network, whatever network /sys shows
+_COUNTERS = Path("/proc/self/net/dev")
+#: which of the numbers behind an interface's name are the bytes it has sent
+_SENT = 8
+MIB = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CommunicationCost:
+    """What the steps since the first one have cost."""
+
+    steps: int = 0
+    #: from the end of the first step to the end of the last
+    seconds: float = 0.0
+    #: of these, how long this worker did nothing but wait for the others
+    waited_s: float = 0.0
+    #: what left this host meanwhile through the interface, whoever sent it; None on one host
+    sent_bytes: int | None = None
+    interface: str | None = None
+
+    def sentence(self, waits: bool = True) -> str:
+        """For a log, of a step on average; empty before there are two steps."""
+        if self.steps == 0:
+            return ""
+        said = []
+        if self.sent_bytes is not None:
+            sent = self.sent_bytes / self.steps / MIB
+            said.append(f"{sent:.3g} MiB a step left this host ({self.interface})")
+        if waits:
+            waited = _part(self.waited_s / self.steps, self.seconds / self.steps)
+            said.append(f"{waited} a step were waited for")
+        return f"communication: {', '.join(said)}" if said else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Counters:
+    """All counters at one moment."""
+
+    steps: int
+    at: float
+    waited_s: float
+    sent_bytes: int | None
+
+
+class CommunicationMeter:
+    """Counts steps, waits, and the bytes that an interface sends."""
+
+    def __init__(
+        self,
+        interface: str | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        counters: Path = _COUNTERS,
+    ) -> None:
+        self._clock = clock
+        self._counters = counters
+        self._interface = interface if interface and self._sent(interface) is not None else None
+        self._lock = threading.Lock()
+        #: how many threads are waiting, the moment the first began, and the sum of all waits
+        self._waiting = 0
+        self._since = 0.0
+        self._waited_s = 0.0
+        self._first: _Counters | None = None
+        self._last: _Counters | None = None
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The block waits for others. One inside another counts once."""
+        with self._lock:
+            if self._waiting == 0:
+                self._since = self._clock()
+            self._waiting += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiting -= 1
+                if self._waiting == 0:
+                    self._waited_s += self._clock() - self._since
+
+    def count_step(self) -> None:
+        """A step has been made. The first is not like the others: buffers and plans are made."""
+        steps = self._last.steps + 1 if self._last else 1
+        self._last = _Counters(steps, self._clock(), self._waited_s, self._sent(self._interface))
+        self._first = self._first or self._last
+
+    def figures(self) -> CommunicationCost:
+        """What the steps behind the first one have cost so far."""
+        first, last = self._first, self._last
+        if first is None or last is None:
+            return CommunicationCost(interface=self._interface)
+        return CommunicationCost(
+            steps=last.steps - first.steps,
+            seconds=last.at - first.at,
+            waited_s=last.waited_s - first.waited_s,
+            sent_bytes=_between(first.sent_bytes, last.sent_bytes),
+            interface=self._interface,
+        )
+
+    def _sent(self, interface: str | None) -> int | None:
+        """The bytes that an interface has sent, None where nothing is known of it."""
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            for line in self._counters.read_text().splitlines() if interface else ():
+                name, _, numbers = line.partition(":")
+                if name.strip() == interface:
+                    return int(numbers.split()[_SENT])
+        return None
+
+
+def account_of(hellos: Mapping[int, MemberHello], index: int) -> CommunicationMeter:
+    """That of a worker: it looks at an interface where workers are on several hosts."""
+    addresses = {hello.address for hello in hellos.values()}
+    if len(addresses) < 2 or any(map(is_loopback, addresses)):
+        return CommunicationMeter()
+    return CommunicationMeter(choose_interface(hellos[index].address))
+
+
+def _between(before: int | None, after: int | None) -> int | None:
+    return None if before is None or after is None else after - before
+
+
+def _part(some: float, whole: float) -> str:
+    """`0.81 of 1.20 s`, `3.1 of 9.0 ms`."""
+    if whole >= 1:
+        return f"{some:.2f} of {whole:.2f} s"
+    return f"{1000 * some:.1f} of {1000 * whole:.1f} ms"

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One module on all workers, whose gradients are reduced during backward."""

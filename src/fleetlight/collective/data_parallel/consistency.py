@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What workers must agree on, and how the first difference is told.
+
+Models are compared before the first forward. So are the terms on which a worker trains: named
+values, such as the settings of a strategy. Those that may change while it trains, such as learning
+rates, are compared at every step, by a checksum that travels with the gradients.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from fleetlight.collective.group import Group
+from fleetlight.collective.stamp import GradientStamp
+from fleetlight.errors import DivergedError, PlanError
+from fleetlight.observe.log import logger
+from fleetlight.torch_compat.tensors import tree_flatten
+
+Entry = tuple[str, str]
+#: names and values; a mapping stands for its items
+Terms = Sequence[tuple[str, object]]
+
+
+def check_same_module(module: nn.Module, group: Group, terms: Terms = ()) -> None:
+    """Every worker must train the same model on the same terms; else name the first difference."""
+    if group.alone:
+        return
+    lazy = [name for name, p in module.named_parameters() if is_lazy(p)]
+    if lazy:
+        raise PlanError(
+            f"{lazy[0]} has no shape yet (a lazy module); run one batch through the model before "
+            "its first forward that trains, under torch.no_grad() and before distributed_model"
+        )
+    mine = msgspec.json.encode((entries_of(terms), describe(module)))
+    digests = group.gather_bytes(hashlib.sha256(mine).digest(), "comparing the models")
+    if len(set(digests)) == 1:
+        return
+    everybody = group.gather_bytes(mine, "comparing the models")
+    decoded = [
+        msgspec.json.decode(data, type=tuple[list[Entry], list[Entry]]) for data in everybody
+    ]
+    for kind, remedy in enumerate(_DIFFERENT):
+        entries = [one[kind] for one in decoded]
+        if difference := _difference(entries):
+            raise PlanError(remedy.format(difference))
+
+
+def check_buffers(module: nn.Module) -> None:
+    """Refuse a buffer that no worker can take from worker 0; the same on all of them."""
+    for name, buffer in module.named_buffers():
+        if why := _not_written(buffer):
+            raise PlanError(
+                f"buffer {name} of the model is {why}, into which worker 0's values cannot be "
+                "written; register a clone() of it that is dense, or set "
+                "strategy.broadcast_buffers = False, and each worker keeps its own buffers"
+            )
+
+
+def _not_written(buffer: Tensor) -> str:
+    if buffer.layout != torch.strided:
+        return f"of layout {str(buffer.layout).removeprefix('torch.')}"
+    return "made under torch.inference_mode()" if buffer.is_inference() else ""
+
+
+_DIFFERENT = (
+    "the workers train on different terms: {}; give the same settings on all workers",
+    "the workers built different models: {}; build the same model from the same script and "
+    "settings everywhere",
+)
+
+
+def checksum(terms: Terms) -> int:
+    """A fingerprint of terms, the same wherever they are the same."""
+    return zlib.crc32(repr(terms).encode())
+
+
+def check_same_terms(stamps: Mapping[int, GradientStamp], terms: Terms, group: Group) -> None:
+    """The checksums that came with the gradients must be the same; else name the difference.
+
+    All workers have the same stamps, so all of them come here for the same reason.
+    """
+    if len({stamp.terms for stamp in stamps.values()}) <= 1:
+        return
+    everybody = group.gather_bytes(
+        msgspec.json.encode(entries_of(terms)), "telling how workers differ"
+    )
+    decoded = [msgspec.json.decode(data, type=list[Entry]) for data in everybody]
+    raise DivergedError(
+        f"the workers no longer train alike: {_difference(decoded) or 'nobody can say how'}; all "
+        "must make the same steps, with the same settings"
+    )
+
+
+def _difference(everybody: Sequence[Sequence[Entry]]) -> str:
+    """How the first worker that differs from worker 0 does; empty when none does."""
+    for index, entries in enumerate(everybody):
+        if list(entries) != list(everybody[0]):
+            return first_difference(everybody[0], entries, index)
+    return ""
+
+
+def entries_of(terms: Terms) -> list[Entry]:
+    """Terms in the form in which they are compared one by one."""
+    entries: list[Entry] = []
+    for name, value in terms:
+        if isinstance(value, Mapping):
+            entries += [(f"{key} of {name}", repr(one)) for key, one in value.items()]
+        else:
+            entries.append((name, repr(value)))
+    return entries
+
+
+def describe(module: nn.Module) -> list[Entry]:
+    """Name and kind of each parameter and buffer, in order."""
+    entries = [
+        (name, f"{_kind(p)}{'' if p.requires_grad else ', frozen'}")
+        for name, p in module.named_parameters()
+    ]
+    return entries + [(name, f"buffer, {_kind(b)}") for name, b in module.named_buffers()]
+
+
+def first_difference(zero: Sequence[Entry], other: Sequence[Entry], index: int) -> str:
+    """A sentence about the first entry in which a worker differs from worker 0."""
+    for mine, theirs in zip(zero, other, strict=False):
+        if mine[0] != theirs[0]:
+            return f"worker 0 has {mine[0]} where worker {index} has {theirs[0]}"
+        if mine != theirs:
+            return f"{mine[0]} is {mine[1]} on worker 0, but {theirs[1]} on worker {index}"
+    longer = zero if len(zero) > len(other) else other
+    who, whom = (0, index) if longer is zero else (index, 0)
+    return f"worker {who} has {longer[min(len(zero), len(other))][0]}, worker {whom} does not"
+
+
+def warn_if_same_records(inputs: Any, group: Group) -> None:
+    """Two workers whose first batches are equal probably read the same records."""
+    if group.alone:
+        return
+    digests = group.gather_bytes(_digest(inputs), "comparing the first batches")
+    seen: dict[bytes, int] = {}
+    for index, digest in enumerate(digests):
+        if digest in seen:
+            if group.index == 0 and digest:
+                logger.warning(
+                    "workers %d and %d got the same first batch: they may read the same records; "
+                    "fleet.shard(loader) gives each its own part",
+                    seen[digest],
+                    index,
+                )
+            return
+        seen[digest] = index
+
+
+def _digest(inputs: Any) -> bytes:
+    """A fingerprint of the tensors of a batch; empty when there are none."""
+    tensors = [leaf for leaf in tree_flatten(inputs)[0] if isinstance(leaf, Tensor)]
+    if not tensors:
+        return b""
+    fingerprint = hashlib.sha256()
+    for tensor in tensors:
+        part = tensor.detach().reshape(-1)[: 1 << 16].float().cpu().contiguous()
+        fingerprint.update(str(tuple(tensor.shape)).encode() + part.numpy().tobytes())
+    return fingerprint.digest()
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`LocalTrainingEngine`: local training of one optimizer, and the meetings of its schedule.
+
+At a meeting the mean of how far each has moved is what the outer step is made of, from the values
+that all had in common; and these are the values in common from then on.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fleetlight.collective.group import Group
+from fleetlight.collective.local_training import optimizer_state as moments
+from fleetlight.collective.local_training.outer import Member, OuterOptimizer
+from fleetlight.collective.local_training.schedule import AdaptiveInterval, FixedInterval
+from fleetlight.collective.reduction.reduce_now import MOVED
+from fleetlight.torch_compat.optimizers import foreach_copy_, foreach_sub
+
+_OPERATION = "averaging the parameters of workers that trained alone"
+
+
+class LocalTrainingEngine:
+    """One for each optimizer; what it needs to know of its models comes with each call."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        group: Group,
+        *,
+        schedule: FixedInterval,
+        outer: OuterOptimizer,
+        optimizer_state: str = "keep",
+        buffers: str = "average",
+    ) -> None:
+        """`optimizer_state` says what becomes of it at a meeting: keep, average or reset.
+
+        `buffers` says whose they are then: average, or rank0.
+        """
+        self._optimizer, self._group = optimizer, group
+        self.schedule = schedule
+        self._outer = outer
+        self._optimizer_state, self._buffers = optimizer_state, buffers
+        self._trained: list[Tensor] = []
+        #: the values that all workers had when they were equal last
+        self._start: dict[Tensor, Tensor] = {}
+        #: what came while workers were apart, so that they may have begun it with other values
+        self._unagreed: set[Tensor] = set()
+        self._is_started = False
+        #: True when the states of the optimizers may differ
+        self._moments_apart = False
+        #: somebody else holds the tensors of the optimizer's state
+        self.in_place = False
+        #: how many times the workers have met
+        self.meetings = 0
+
+    @property
+    def alone(self) -> bool:
+        """True when the coming step is made alone."""
+        return self.schedule.alone
+
+    @property
+    def wants_first_loss(self) -> bool:
+        """True until there is a loss to compare others with; no worker need have one yet."""
+        return isinstance(self.schedule, AdaptiveInterval) and self.schedule.wants_first
+
+    @property
+    def meets_next(self) -> bool:
+        """True when the coming step is followed by something that all workers do."""
+        return self.schedule.meets_next or self.wants_first_loss
+
+    @property
+    def wants_loss(self) -> bool:
+        """True when the loss of the coming step will be asked for."""
+        return isinstance(self.schedule, AdaptiveInterval) and self.meets_next
+
+    def trains(self, parameters: Iterable[Tensor], *, agreed: bool = True) -> None:
+        """From now on the optimizer steps these; what it stepped before counts once more.
+
+        `agreed`: the workers are known to have begun with the same values of those that are new.
+        """
+        known, self._trained = set(self._trained), [p for p in parameters if p.numel()]
+        if not agreed:
+            self._unagreed.update(set(self._trained) - known)
+        self._is_started = False
+
+    @torch.no_grad()
+    def before_step(self) -> None:
+        """Called before each step: what is trained alone for the first time is still common."""
+        if self._is_started or not self.alone:
+            return
+        self._is_started = True
+        for parameter in self._trained:
+            if parameter not in self._start:
+                self._start[parameter] = parameter.detach().clone()
+
+    def step_made(self, members: Sequence[Member], loss: Tensor | None = None) -> bool:
+        """Called behind each step; answers whether the workers have met.
+
+        The models are needed if `meets_next` was true before, and the loss if `wants_loss` was.
+        """
+        self._moments_apart |= self.alone
+        meets = self.schedule.step_made()
+        if isinstance(self.schedule, AdaptiveInterval) and self.wants_first_loss:
+            self.schedule.first(self._mean_loss(members, loss), self._rate())
+        if meets:
+            self._meet(members, loss)
+        return meets
+
+    def meet_early(self, members: Sequence[Member]) -> bool:
+        """Let the workers be equal now, if they are not; the next window begins here.
+
+        k stays what it is. Answers whether there was a meeting.
+        """
+        if not self.schedule.apart:
+            return False
+        self._meet(members, None)
+        return True
+
+    def settle(self, members: Sequence[Member]) -> None:
+        """Let the states of the optimizers be equal as well, whatever becomes of them otherwise."""
+        if self._moments_apart and members:
+            moments.average(self._optimizer, members[0].means, self._group)
+        self._moments_apart = False
+
+    @torch.no_grad()
+    def _meet(self, members: Sequence[Member], loss: Tensor | None) -> None:
+        for member in members:
+            self._average(member)
+        if isinstance(self.schedule, AdaptiveInterval) and loss is not None:
+            self.schedule.adapt(self._mean_loss(members, loss), self._rate())
+        self._treat_optimizer_state(members)
+        self.schedule.met()
+        self.meetings += 1
+        self._start = {p: self._start[p] for p in self._trained if p in self._start}
+        self._unagreed.clear()
+
+    def _average(self, member: Member) -> None:
+        trained = {name: p for name, p in member.parameters.items() if p in self._start}
+        parameters = list(trained.values())
+        start = [self._start[p] for p in parameters]
+        moved = list(foreach_sub(start, parameters)) if parameters else []
+        # each has moved from where it was, and all go on from where worker 0 was
+        unagreed = [self._start[p] for p in parameters if p in self._unagreed]
+        self._share(unagreed, "first values of new parameters")
+        averaged, taken = self._sorted(member.buffers)
+        named = dict(zip([MOVED + name for name in trained], moved, strict=True))
+        member.means.mean({**named, **averaged}, _OPERATION)
+        if parameters:
+            self._outer.step(parameters, start, moved)
+            foreach_copy_(parameters, start)
+        self._share(taken, "buffers of worker 0")
+
+    def _sorted(self, buffers: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]:
+        """Buffers of which the mean is taken, and those that are worker 0's."""
+        averaged = {
+            f"buffer/{name}": buffer
+            for name, buffer in buffers.items()
+            if self._buffers == "average" and buffer.is_floating_point() and buffer.numel()
+        }
+        others = [b for name, b in buffers.items() if f"buffer/{name}" not in averaged]
+        return averaged, others
+
+    def _share(self, tensors: Sequence[Tensor], operation: str) -> None:
+        """Let all have worker 0's."""
+        for _, alike in itertools.groupby(sorted(tensors, key=_kind), _kind):
+            self._group.broadcast(list(alike), operation)
+
+    def _treat_optimizer_state(self, members: Sequence[Member]) -> None:
+        if self._optimizer_state == "average":
+            self.settle(members)
+        elif self._optimizer_state == "reset":
+            moments.reset(self._optimizer, in_place=self.in_place)
+            self._moments_apart = False
+
+    def _mean_loss(self, members: Sequence[Member], loss: Tensor | None) -> float:
+        """The mean over the workers; no number as long as one of them has seen none."""
+        seen = float("nan") if loss is None else float(loss)
+        mean = torch.tensor([seen], dtype=torch.float64, device=self._group.device)
+        for member in members[:1]:
+            member.means.mean({"loss": mean}, "averaging the loss")
+        return float(mean)
+
+    def _rate(self) -> float:
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    # -- checkpoints
+
+    def state(self, names: Mapping[nn.Parameter, str]) -> dict[str, Any]:
+        """All that another job needs to go on from here; when the workers are equal."""
+        return {"schedule": self.schedule.state(), "outer": self._outer.state(names)}
+
+    def load(self, state: Mapping[str, Any], names: Mapping[nn.Parameter, str]) -> None:
+        """Go on from a state, with values that are the same on all workers."""
+        self.schedule.load(state["schedule"])
+        self._outer.load(state["outer"], names)
+        self._restart()
+
+    def begin_anew(self, step: int, names: Mapping[nn.Parameter, str]) -> None:
+        """Go on behind a step that was made without averaging."""
+        self.schedule.begin_anew(step)
+        self._outer.load({}, names)
+        self._restart()
+
+    def _restart(self) -> None:
+        self._start.clear()
+        self._unagreed.clear()
+        self._is_started = self._moments_apart = False
+
+
+def _kind(tensor: Tensor) -> str:
+    return tensor.device.type

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the members of a job meet: a torch TCPStore that one of them serves.
+
+The socket is made here and handed to torch, so that it listens on one chosen address only and
+a taken port is told in plain words.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from fleetlight.collective.membership.diagnosis import first_sentence
+from fleetlight.collective.membership.members import MemberHello, decode, missing_text
+from fleetlight.errors import DeadlineError, MembershipError, PeerLostError
+from fleetlight.observe.log import logger
+from fleetlight.roles.address import is_loopback, own_addresses, resolve
+from fleetlight.roles.role import Endpoint
+from fleetlight.security.context import Contexts
+from fleetlight.torch_compat.c10d import Store, TCPStore
+from fleetlight.wire.descriptors import bounded_connections
+from fleetlight.wire.tls import TlsWire
+from fleetlight.wire.tunnel import Tunnel, entrance_to, exit_at
+
+#: how long the store may take to answer what it can answer at once
+REPLY_S = 5.0
+_LOOPBACK = "127.0.0.1"
+_ASK_EVERY_S = 0.05
+_SAY_EVERY_S = 3.0
+
+
+#: what keeps the meeting point inside TLS, as long as this process may ask it
+_tunnels: list[Tunnel] = []
+
+
+class RendezvousDeadline:
+    """A deadline that says every few seconds what it is waiting for."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self.deadline_s = deadline_s
+        self._end = time.monotonic() + deadline_s
+        self._say_at = time.monotonic() + _SAY_EVERY_S
+
+    def left(self) -> timedelta:
+        """The time left, never quite nothing."""
+        return timedelta(seconds=max(0.1, self._end - time.monotonic()))
+
+    def wait(self, waiting_for: Callable[[], str]) -> bool:
+        """Pause a moment; False once the deadline has passed."""
+        now = time.monotonic()
+        if now >= self._end:
+            return False
+        if now >= self._say_at:
+            logger.warning("%s", waiting_for())
+            self._say_at = now + _SAY_EVERY_S
+        time.sleep(min(_ASK_EVERY_S, self._end - now))
+        return True
+
+
+def serve(endpoint: Endpoint, patience: RendezvousDeadline, tls: Contexts | None = None) -> Store:
+    """Open the meeting point at an address of this machine; with `tls`, at the end of a tunnel."""
+    listener, host = _listen(endpoint)
+    if tls is not None:
+        outside, (listener, host) = listener, (_bound(_LOOPBACK, 0), _LOOPBACK)
+        store_endpoint = listener.getsockname()[:2]
+        _tunnels.append(exit_at(outside, store_endpoint, tls.as_server, logger.warning))
+    port = listener.getsockname()[1]
+    with bounded_connections(REPLY_S):
+        return TCPStore(
+            host,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=patience.left(),
+            master_listen_fd=listener.detach(),
+        )
+
+
+def join(
+    endpoint: Endpoint, patience: RendezvousDeadline, host_name: str, tls: Contexts | None = None
+) -> Store:
+    """Go to the meeting point that `host_name` serves, as soon as it is there."""
+    host, port = endpoint
+    while (way := next(filter(_answers, _ways_to(endpoint)), None)) is None:
+        if not patience.wait(lambda: f"not ready endpoints: ['{host}:{port}'] ({host_name})"):
+            if resolve(host) is None:
+                raise MembershipError(
+                    f"the name {host!r}, at which {host_name} is to be met, cannot be resolved on "
+                    "this machine; give the address, or a name that every machine knows"
+                )
+            raise MembershipError(
+                f"{host_name} did not listen at {host}:{port} within "
+                f"{patience.deadline_s:g} s; is it started, and is the address reachable from here?"
+            )
+    if tls is not None:
+        way = _through_tunnel(way, tls, host_name)
+    try:
+        with bounded_connections(REPLY_S):
+            return TCPStore(*way, wait_for_workers=False, timeout=patience.left())
+    except (RuntimeError, dist.DistStoreError) as error:
+        raise MembershipError(
+            f"what listens at {host}:{port} is not {host_name} of this job: {first_sentence(error)}"
+        ) from None
+
+
+def _through_tunnel(way: Endpoint, tls: Contexts, host_name: str) -> Endpoint:
+    """Where this process reaches the meeting point inside TLS, once a handshake has succeeded."""
+    with socket.create_connection(way, timeout=REPLY_S) as probe:
+        TlsWire(probe, host_name).handshake(tls.as_client, REPLY_S, way[0])
+    _tunnels.append(entrance_to(way, tls.as_client, logger.warning))
+    return _tunnels[-1].address
+
+
+def close_tunnels() -> None:
+    """Close the tunnels of this process; nobody asks the meeting point any more."""
+    while _tunnels:
+        _tunnels.pop().close()
+
+
+def gather(
+    store: Store, size: int, endpoints: Sequence[str], patience: RendezvousDeadline
+) -> dict[int, MemberHello]:
+    """Everybody's hello, as soon as everybody has come."""
+    here: dict[int, MemberHello] = {}
+    while len(here) < size:
+        with surviving_store():
+            came = [i for i in range(size) if i not in here and store.check([f"hello/{i}"])]
+            for index in came:
+                here[index] = decode(store.get(f"hello/{index}"))
+        text = missing_text(size, here, endpoints, patience.deadline_s)
+        if len(here) < size and not patience.wait(lambda: _not_ready(size, here, endpoints)):
+            raise MembershipError(text)
+    return here
+
+
+def cloned(store: Store) -> Store:
+    """A second connection to the same store, for another thread."""
+    with bounded_connections(REPLY_S):
+        copy: Store = store.clone()  # type: ignore[attr-defined]
+    return copy
+
+
+@contextlib.contextmanager
+def surviving_store() -> Iterator[None]:
+    """Turns the errors of a store whose server has gone into ours."""
+    try:
+        yield
+    except dist.DistNetworkError as error:
+        text = first_sentence(error)
+        raise PeerLostError(f"the meeting point of the job went away: {text}") from None
+    except dist.DistStoreError as error:
+        text = first_sentence(error)
+        raise DeadlineError(f"the meeting point of the job does not answer: {text}") from None
+
+
+def _not_ready(size: int, here: dict[int, MemberHello], endpoints: Sequence[str]) -> str:
+    waiting = [i for i in range(size) if i not in here]
+    names = [endpoints[i] if i < len(endpoints) else f"worker {i}" for i in waiting]
+    return f"not ready endpoints: {names}"
+
+
+def _answers(endpoint: Endpoint) -> bool:
+    # a ValueError is a name that no resolver takes
+    with (
+        contextlib.suppress(OSError, ValueError),
+        socket.create_connection(endpoint, timeout=1.0),
+    ):
+        return True
+    return False
+
+
+def _listen(endpoint: Endpoint) -> tuple[socket.socket, str]:
+    """A listening socket on the one address, and the host by which it is reached from here."""
+    host, port = endpoint
+    address = resolve(host)
+    if address is None:
+        raise MembershipError(f"the master's name {host!r} cannot be resolved on this machine")
+    if is_loopback(address) and not is_loopback(host):
+        return _listen_outside(host, port, address)
+    try:
+        return _bound(address, port), address
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise
+        # the address is a gateway's or a service's that leads here
+        return _bound("0.0.0.0", port, f"{host} is no address of this machine"), "127.0.0.1"
+
+
+def _listen_outside(host: str, port: int, address: str) -> tuple[socket.socket, str]:
+    """Debian resolves the own hostname to 127.0.1.1, where no other machine could come."""
+    ways = _outside()
+    if len(ways) > 1:
+        why = f"{host} resolves to {address} here, and others may come by any of {', '.join(ways)}"
+        return _bound("0.0.0.0", port, why), "127.0.0.1"
+    [way] = ways or [address]
+    return _bound(way, port), way
+
+
+def _outside() -> list[str]:
+    """The addresses of this machine that others may know."""
+    return [a for _, a in own_addresses() if ":" not in a and not is_loopback(a)]
+
+
+def _ways_to(endpoint: Endpoint) -> list[Endpoint]:
+    """Where the meeting point may be: members on its own machine may know it by another address."""
+    host, port = endpoint
+    if is_loopback(host) or not is_loopback(resolve(host) or host):
+        return [endpoint]
+    return [endpoint, *((way, port) for way in _outside())]
+
+
+def _bound(address: str, port: int, why_all: str | None = None) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    # a launcher may hold the port reserved; both sides reuse it knowingly
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((address, port))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise
+        raise MembershipError(
+            f"port {port} of {address} cannot be opened for the job to meet: {error.strerror}; "
+            "another job may be running: choose another port, or end it"
+        ) from None
+    if why_all is not None:
+        logger.warning(
+            "listening on all interfaces, port %d, because %s; give the master's address in place "
+            "of its name to choose one",
+            port,
+            why_all,
+        )
+    return listener

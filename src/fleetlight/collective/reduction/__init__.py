@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients in buckets, and the one reducer that sums them over the workers."""

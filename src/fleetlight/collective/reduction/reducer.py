@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one reducer: every gradient of every mode is summed over the workers here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+from fleetlight.collective.routes.process_groups import ProcessGroups
+from fleetlight.collective.routes.route import Bucket, Route, Staged
+from fleetlight.collective.stamp import BLANK, GradientStamp
+
+
+class Reducer:
+    """Takes the mean of buckets over the workers, in place, in the order they are given.
+
+    The mean of values that are the same everywhere leaves them as they are: so gradients that were
+    reduced before may be reduced again, together with what has been added to them since.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        groups: Sequence[dist.ProcessGroup],
+        *,
+        route: Route | None = None,
+        narrow: torch.dtype | None = None,
+        synchronous: bool = False,
+    ) -> None:
+        """`route` is what plain tensors take instead of the process groups.
+
+        `narrow` is the type in which values go through these.
+        """
+        self._scale = 1.0 / size
+        #: what the current batch of this worker weighs: 1 usually, 0 where it does not count
+        self.weight = 1.0
+        #: what the others are told of this worker
+        self.stamp = BLANK
+        self._groups = ProcessGroups(groups, narrow)
+        self._route: Route = route or self._groups
+        self._staged = Staged(self._route)
+        self._synchronous = synchronous
+        #: errors of reductions that have ended, oldest first
+        self.failures: list[RuntimeError] = []
+
+    def __deepcopy__(self, memo: object) -> Reducer:
+        # a copied module stays with the group of the original
+        return self
+
+    def reduce(self, bucket: Bucket) -> Future[Tensor]:
+        """Start the reduction of one bucket; the future holds its buffer, reduced."""
+        bucket.buffer.mul_(self._scale)
+        started = self._route_for(bucket).start(bucket, self.stamp)
+        future = cast("Future[Tensor]", started.then(_finishing(bucket.buffer, self.failures)))
+        if self._synchronous:
+            self.finish()
+            future.wait()
+        return future
+
+    def _route_for(self, bucket: Bucket) -> Route:
+        """Other routes take plain tensors in main memory; process groups take all.
+
+        What may travel in another form is worth the way through main memory.
+        """
+        if bucket.buffer.is_sparse or bucket.buffer.is_complex():
+            return self._groups
+        if in_main_memory(bucket.buffer):
+            return self._route
+        return self._staged if bucket.parts else self._groups
+
+    def finish(self) -> None:
+        """Call it before waiting for futures; what fails is kept in `failures`."""
+        try:
+            self._route.finish()
+        except RuntimeError as error:
+            self.failures.append(error)
+
+    def settle(self, started: Iterable[Future[Tensor]]) -> None:
+        """Wait for what was started; the first failure of these is raised."""
+        self.finish()
+        for reduction in started:
+            reduction.wait()
+        if self.failures:
+            failure = self.failures[0]
+            self.failures.clear()
+            raise failure
+
+    def stamps(self) -> Mapping[int, GradientStamp]:
+        """What the workers told of themselves; when all reductions are finished."""
+        return self._route.stamps()
+
+    def close(self) -> None:
+        """Nothing more will be reduced."""
+        self._route.close()
+
+
+def in_main_memory(tensor: Tensor) -> bool:
+    """Whether routes other than process groups can take a tensor."""
+    return tensor.device.type == "cpu"
+
+
+def _finishing(buffer: Tensor, failures: list[RuntimeError]) -> Callable[[Future[Any]], Tensor]:
+    """What is done with a bucket when it is back, on whatever thread brings it.
+
+    That thread may be the last to let go of this function, so it must not hold the process
+    groups: one that is freed on a thread of its own ends the process.
+    """
+
+    def finish(done: Future[Any]) -> Tensor:
+        try:
+            done.value()
+        except RuntimeError as error:
+            # a future's error would reach the user as the text of another one
+            failures.append(error)
+        return buffer
+
+    return finish

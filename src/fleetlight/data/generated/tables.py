@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Generated tables: `ClickLog` in Criteo's shape, and `RandomTable`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from fleetlight.data.generated.distributions import Zipf
+from fleetlight.data.generated.planted_model import PlantedModel
+from fleetlight.data.random_bits import Bits, key_of, lanes, mixed, uniform
+from fleetlight.data.records import BatchedDataset, Indices, Record
+from fleetlight.errors import ConfigError
+from fleetlight.observe.metrics import auc
+
+Floats = NDArray[np.float64]
+
+#: ids of the smallest field, when `vocabulary` says only how many the largest has
+_SMALLEST = 10
+#: records made at once: what they need stays in a processor's cache
+_CHUNK = 2_048
+#: records by which the hidden model is set
+_FITTED = 8_192
+
+
+class ClickLog(BatchedDataset[Record]):
+    """Generated records: 13 numbers, 26 ids that follow Zipf's law, a label from a hidden model.
+
+    Record i is a pure function of `seed` and `start + i`. So logs of one seed with other starts
+    are parts of one endless log, to train on and to test on. `best_auc` is what the hidden model
+    itself reaches on these records; a trained model can come near, and beat it by luck only.
+    """
+
+    generated = True
+
+    def __init__(
+        self,
+        samples: int,
+        *,
+        seed: int = 0,
+        start: int = 0,
+        sparse_fields: int | None = None,
+        dense_fields: int = 13,
+        vocabulary: int | Sequence[int] = 200_000,
+        zipf: float = 1.1,
+    ) -> None:
+        """`vocabulary`: how many ids each field has, or the largest; then the others have fewer,
+        down to 10. `zipf`: how steeply their frequency falls, 0 for not at all."""
+        sizes = _sizes(vocabulary, sparse_fields)
+        if samples < 0 or start < 0 or dense_fields < 0:
+            raise ConfigError(f"ClickLog: got {samples=}, {start=}, {dense_fields=}; expected >= 0")
+        self.name = f"click log of {samples} records (generated)"
+        self.sizes = sizes
+        self._samples, self._start, self._seed = samples, start, seed
+        self._dense_fields = dense_fields
+        self._zipf = Zipf(sizes, zipf)
+        self._record_key = key_of(seed, 1)
+        #: where the ids of each field start, before they are mixed
+        self._field_keys = lanes(np.array([key_of(seed, 2)]), len(sizes))[0]
+        self._planted = PlantedModel(sizes, dense_fields, seed)
+        self._planted.fit(*self._inputs(np.arange(_FITTED))[:2])
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def batch(self, indices: Indices) -> Record:
+        parts = list(self._parts(indices))
+        dense, ids, labels, _ = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        return Record(
+            torch.from_numpy(dense).float(),
+            torch.from_numpy(ids),
+            torch.from_numpy(labels).float(),
+        )
+
+    def probabilities(self, indices: Indices) -> Tensor:
+        """The chance of a click in these records, as the hidden model has it."""
+        parts = [part[-1] for part in self._parts(indices)]
+        return torch.from_numpy(np.concatenate(parts))
+
+    @functools.cached_property
+    def best_auc(self) -> float:
+        """The AUC of the true chances against the labels drawn, over all records of this log."""
+        parts = [part[2:] for part in self._parts(np.arange(self._samples))]
+        labels, chances = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        return auc(chances, labels, lambda mine, op: mine, lambda mine: [mine])
+
+    def _parts(
+        self, indices: Indices
+    ) -> Iterator[tuple[Floats, NDArray[np.int64], NDArray[np.bool_], Floats]]:
+        """Numbers, ids, labels and chances of some records, a few thousand at a time."""
+        numbers = np.asarray(indices, np.int64)
+        if np.any((numbers < 0) | (numbers >= self._samples)):
+            raise IndexError(f"{self.name}: got the indices {numbers.min()} to {numbers.max()}")
+        numbers = numbers + self._start
+        for first in range(0, max(1, len(numbers)), _CHUNK):
+            dense, ids, draws = self._inputs(numbers[first : first + _CHUNK])
+            chances = self._planted.probabilities(dense, ids)
+            yield dense, ids, draws < chances, chances
+
+    def _inputs(self, numbers: NDArray[np.int64]) -> tuple[Floats, NDArray[np.int64], Floats]:
+        """Numbers and ids of some records, and the draws that decide their labels."""
+        rows: Bits = mixed(numbers.astype(np.uint64) ^ self._record_key)
+        fields = len(self.sizes)
+        draws = uniform(lanes(rows, 1 + fields + self._dense_fields))
+        ranks = self._zipf.ranks(draws[:, 1 : 1 + fields])
+        ids = mixed(self._field_keys + ranks.astype(np.uint64)).view(np.int64)
+        # skewed as logarithms of counts are; mean 0, variance 1
+        dense = -np.log1p(-draws[:, 1 + fields :]) - 1.0
+        return dense, ids, draws[:, 0]
+
+
+def _sizes(vocabulary: int | Sequence[int], fields: int | None) -> tuple[int, ...]:
+    """How many ids each field has."""
+    if isinstance(vocabulary, int):
+        spread = np.geomspace(vocabulary, min(_SMALLEST, vocabulary), fields or 26)
+        sizes = tuple(int(size) for size in spread[::-1].round())
+    else:
+        sizes = tuple(int(size) for size in vocabulary)
+    if fields not in (None, len(sizes)) or min(sizes, default=0) < 1:
+        raise ConfigError(
+            f"ClickLog: got vocabulary={vocabulary} for sparse_fields={fields}; expected a size of "
+            "1 or more for each field, or the size of the largest"
+        )
+    return sizes
+
+
+class RandomTable(Dataset[tuple[Tensor, int]]):
+    """Generated rows: `features` uniform floats in 0..1 and a label below `classes`.
+
+    The label is the largest of `classes` hidden weighted sums of the row, so a model can learn it.
+    """
+
+    generated = True
+
+    def __init__(
+        self, rows: int = 12_800, features: int = 32, classes: int = 2, *, seed: int = 0
+    ) -> None:
+        rng = np.random.default_rng(seed)
+        table = rng.random((rows, features), dtype=np.float32)
+        # Centred rows: otherwise the class with the largest weights would win nearly always.
+        hidden = rng.standard_normal((features, classes), dtype=np.float32)
+        self.name = f"random table {rows} x {features} (generated)"
+        self._rows = torch.from_numpy(table)
+        self._labels: list[int] = ((table - 0.5) @ hidden).argmax(axis=1).tolist()
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self._rows[index], self._labels[index]
+
+    def __repr__(self) -> str:
+        return f"<{self.name}>"

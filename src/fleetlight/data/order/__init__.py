@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order of an epoch, and how workers share it. Pure."""

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order that a sampler gives an epoch, the same on every worker."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import RandomSampler, SequentialSampler
+
+from fleetlight.data.order.seeded_rng import SeededRng
+
+
+def epoch_seed(seed: int, epoch: int) -> int:
+    """The seed of one epoch's chance."""
+    return (seed * 1_000_003 + epoch) % 2**63
+
+
+def order_of(sampler: Any, seed: int, epoch: int) -> Sequence[Any]:
+    """All that a sampler yields in an epoch: indices, or the batches of a batch sampler."""
+    if type(sampler) is SequentialSampler:
+        return range(len(sampler))
+    if type(sampler) is RandomSampler and _is_permutation(sampler):
+        generator = torch.Generator().manual_seed(epoch_seed(seed, epoch))
+        permutation = torch.randperm(len(sampler), generator=generator)
+        # 8 bytes for each record; a list would take 40
+        return array("q", permutation.numpy().tobytes())
+    return _drawn(sampler, seed, epoch)
+
+
+def _is_permutation(sampler: RandomSampler) -> bool:
+    return not sampler.replacement and len(sampler) == len(sampler.data_source)
+
+
+def _drawn(sampler: Any, seed: int, epoch: int) -> list[Any]:
+    """What any other sampler yields when all chance it knows starts from the epoch's seed."""
+    start = epoch_seed(seed, epoch)
+    layers = list(_layers(sampler))
+    own = {id(g): g for g in (getattr(layer, "generator", None) for layer in layers)}
+    generators = [g for g in own.values() if isinstance(g, torch.Generator)]
+    before = [generator.get_state() for generator in generators]
+    for layer in layers:
+        if hasattr(layer, "set_epoch"):
+            layer.set_epoch(epoch)
+    for generator in generators:
+        generator.manual_seed(start)
+    try:
+        with SeededRng(start):
+            return [_plain(entry) for entry in sampler]
+    finally:
+        for generator, state in zip(generators, before, strict=True):
+            generator.set_state(state)
+
+
+def _layers(sampler: Any) -> Iterator[Any]:
+    """A sampler, and those it is built on."""
+    while sampler is not None:
+        yield sampler
+        sampler = getattr(sampler, "sampler", None)
+
+
+def _plain(entry: Any) -> Any:
+    """An index or a batch of indices without tensors and arrays."""
+    return entry.tolist() if hasattr(entry, "tolist") else entry

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`RangeSource`: the records of a loader, range by range, as a shard queue deals them out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+
+from fleetlight.data.order.blocks import Interval
+from fleetlight.data.queue.client import QueueOptions, RangePosition
+from fleetlight.data.queue.cutter import RangeBatch, RangeCutter
+from fleetlight.data.queue.turn import QueueTurn
+from fleetlight.data.sources.sampler import ShardBatches, SharedSampler
+from fleetlight.data.sources.source import Dealt, RecordSource, Shard, refuse_unbatched
+from fleetlight.errors import CheckpointError, ConfigError
+
+
+class RangeSource(RecordSource):
+    """A position has the range in hand, and what is left of the epoch for all workers."""
+
+    knows_its_end = False
+
+    def __init__(self, loader: DataLoader[Any], shard: Shard, options: QueueOptions) -> None:
+        _refuse(loader, shard)
+        by_record = loader.batch_size is not None and type(loader.batch_sampler) is BatchSampler
+        sampler = loader.sampler if by_record else loader.batch_sampler
+        self._sampler = SharedSampler(sampler, shard.workers)
+        self._unit = (loader.batch_size or 1) if by_record else 1
+        self._drop = loader.drop_last and by_record
+        self._workers, self._range_batches = shard.workers, options.range_batches
+        self._turn = QueueTurn(options, self._unit)
+        self._cutter = RangeCutter(self._unit, by_record, self._turn.next_range)
+        self._batches = ShardBatches()
+        #: what is to be dealt out of the epoch; None: all of it
+        self._left: list[Interval] | None = None
+        self._consumed = 0
+        #: the batch loaded last; None between two turns
+        self._hand: RangeBatch | None = None
+        #: the end of the batch handed out last
+        self._reached = RangePosition(0, 0)
+
+    def arguments(self) -> dict[str, Any]:
+        return {"batch_sampler": self._batches}
+
+    def steps(self) -> int:
+        raise TypeError(
+            "a loader with deal='queue' has no length: a worker gets as many batches as it has "
+            "time for; len(loader.dataset) counts the records of all workers"
+        )
+
+    def settings(self) -> dict[str, object]:
+        return {
+            **self._sampler.settings(),
+            "drop_last": self._drop,
+            "deal": "queue",
+            "range_batches": self._range_batches,
+        }
+
+    def is_at_end(self, position: Mapping[str, Any]) -> bool:
+        return position["left"] == [] and position["hand"] is None
+
+    def begin(self, epoch: int, seed: int) -> None:
+        order = self._sampler.order(seed, epoch)
+        if self._hand is None:
+            self.give_back()
+            self._turn.number += 1
+            self._hand = RangeBatch(-1, 0, 0, 0)
+        self._turn.open(epoch, self._whole() if self._left is None else self._left)
+        number, _, stop, end = self._hand
+        if stop < end:
+            # others may have got a part of it since the position was saved
+            self._hand = self._hand._replace(end=self._turn.dealt_end(number, stop, end))
+        self._reached = _reached(self.position)
+        self._cutter.restart(order, self._hand)
+        self._batches.now = self._cutter
+
+    def counted(self, loaded: Iterator[Any]) -> Iterator[Dealt]:
+        for batch in loaded:
+            self._hand, samples = self._cutter.loaded()
+            self._consumed += self._hand.stop - self._hand.start
+            # each batch counts fully, whatever the other workers have
+            yield batch, samples, samples * self._workers
+
+    def handed_out(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        self._turn.note(_reached(before), int(before["turn"]))
+        self._reached = _reached(after)
+
+    def put_back(self, before: Mapping[str, Any]) -> None:
+        self._reached = _reached(before)
+
+    def has_more(self) -> bool:
+        assert self._hand is not None
+        if self._turn.wait_for_more(self._hand.number + 1, self._reached):
+            return True
+        self._hand = None
+        return False
+
+    def give_back(self) -> None:
+        self._turn.give_back(self._reached)
+
+    def report(self) -> None:
+        self._turn.report(self._reached)
+
+    def records_after(self, position: Mapping[str, Any]) -> Sequence[Any] | None:
+        """As in `RecordSource`; the queue alone knows where the next range starts."""
+        _, start, end = position["hand"] or (0, 0, 0)
+        return self._cutter.records(start, end) if start < end else None
+
+    def shared(self, position: Mapping[str, Any]) -> dict[str, Any]:
+        has_begun = position["hand"] is not None
+        # other workers may have begun a turn that this one has still to begin
+        remaining = self._turn.client.remaining(position["turn"] + (not has_begun))
+        left = position["left"]
+        if remaining is not None or has_begun:
+            left = [list(interval) for interval in remaining or ()]
+        consumed = 0 if left is None else _count(self._whole()) - _count(left)
+        return {"turn": -1, "hand": None, "left": left, "consumed": consumed}
+
+    def adapted(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        if "left" in state or "consumed" not in state:
+            return state
+        if "streams" in state:
+            raise CheckpointError(
+                "got the position of a stream, expected that of a loader of records by number"
+            )
+        consumed = int(state["consumed"])
+        left = [[max(start, consumed), stop] for start, stop in self._whole() if consumed < stop]
+        return {**state, "turn": -1, "hand": None, "left": left if consumed else None}
+
+    @property
+    def position(self) -> dict[str, Any]:
+        left, hand = self._left, self._hand
+        return {
+            "consumed": self._consumed,
+            "left": None if left is None else [list(interval) for interval in left],
+            "turn": self._turn.number,
+            "hand": None if hand is None else [hand.number, hand.stop, hand.end],
+        }
+
+    @position.setter
+    def position(self, position: Mapping[str, Any]) -> None:
+        left, hand = position.get("left"), position.get("hand")
+        self._consumed = int(position.get("consumed", 0))
+        self._left = None if left is None else [(int(start), int(stop)) for start, stop in left]
+        if position.get("turn", -1) >= 0:
+            self._turn.number = int(position["turn"])
+        self._hand = None if hand is None else RangeBatch(hand[0], hand[1], hand[1], hand[2])
+        if not self._turn.is_open:
+            self._reached = _reached(self.position)
+
+    def _whole(self) -> list[Interval]:
+        """All positions of an epoch that are dealt out."""
+        length = len(self._sampler)
+        stop = length - length % self._unit if self._drop else length
+        return [(0, stop)] if stop else []
+
+
+def _count(intervals: Sequence[Sequence[int]]) -> int:
+    return sum(stop - start for start, stop in intervals)
+
+
+def _reached(position: Mapping[str, Any]) -> RangePosition:
+    number, at, _ = position["hand"] or (0, 0, 0)
+    return RangePosition(max(0, number), at)
+
+
+def _refuse(loader: DataLoader[Any], shard: Shard) -> None:
+    if isinstance(loader.dataset, IterableDataset):
+        raise ConfigError(
+            "fleet.shard: deal='queue' deals out records by their number, which a stream does not "
+            "have; leave deal out (each worker then keeps its part of the stream), or read the "
+            "files into a dataset with __getitem__"
+        )
+    refuse_unbatched(loader)
+    if shard.tail != "join":
+        raise ConfigError(
+            f"fleet.shard: got deal='queue' and tail={shard.tail!r}, but there is no block that "
+            "all workers share; leave tail out, and leave the last, short batch out with "
+            "DataLoader(drop_last=True)"
+        )

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Criteo's click logs: a label, 13 counts and 26 categories, separated by tabs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from fleetlight.data.generated.tables import ClickLog
+from fleetlight.data.readers.files import find, refuse_absent
+from fleetlight.data.readers.lines import table_of
+from fleetlight.data.readers.tables.fields import Fields
+from fleetlight.data.records import Record, TableDataset
+from fleetlight.errors import DataError
+
+_COUNTS = tuple(f"I{i}" for i in range(1, 14))
+_CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
+_NAMES = ("label", *_COUNTS, *_CATEGORIES)
+_FILES = ("train.txt", "day_0", "part-0")
+_STAND_IN_RECORDS = 100_000
+
+
+class Criteo(TableDataset[Record]):
+    """Clicks: 13 counts as `sign(x) log(1 + |x|)` (missing: 0), 26 ids, label 0 or 1.
+
+    Reads a file, or `train.txt`, `day_0` or `part-0` in the folder `root`, into memory: 268 bytes
+    for each record. For more than fits use `FileStream(files, Criteo.parse)`.
+    An id is `stable_hash(text, salt="C1")`, with the name of its column; "missing" is one as well.
+    """
+
+    def __init__(
+        self, root: str | os.PathLike[str], *, stand_in: bool = False, seed: int = 0
+    ) -> None:
+        path = find(Path(root), _FILES)
+        if path is None:
+            refuse_absent("Criteo", Path(root), _FILES, stand_in)
+            log = ClickLog(_STAND_IN_RECORDS, seed=seed)
+            super().__init__("Criteo", log.batch(range(len(log))), generated=True)
+        else:
+            super().__init__("Criteo", table_of(path, Criteo.parse))
+
+    @staticmethod
+    def parse(lines: Sequence[bytes]) -> Record:
+        """The records of some lines."""
+        fields = Fields.of(lines, b"\t", _NAMES)
+        label = fields[:1].numbers().squeeze(1)
+        if not torch.all((label == 0) | (label == 1)):
+            raise DataError("got another label than 0 or 1")
+        counts = fields[1:14].numbers(missing=0)
+        dense = counts.sign() * counts.abs().log1p()
+        return Record(dense.float(), fields[14:].ids(), label.float())

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The LibSVM format: a label, then the features that are not zero."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fleetlight.data.readers.lines import lines_of, parsed
+from fleetlight.data.records import BatchedDataset, BatchRecords, Indices
+from fleetlight.errors import DataError
+
+_QUERY = b"qid:"
+
+
+class SparseRows(NamedTuple):
+    """Records of different lengths, one behind the other, as `nn.EmbeddingBag` takes them."""
+
+    #: int64, the features of all records, as in the file
+    ids: Tensor
+    #: float32, the value of each
+    values: Tensor
+    #: int64, where each record starts
+    offsets: Tensor
+    #: float32, one for each record
+    label: Tensor
+    #: int64, the query that a record belongs to; -1 without one
+    query: Tensor
+
+
+class LibSVM(BatchedDataset[SparseRows]):
+    """Sparse records from a file of lines such as `1 qid:7 3:0.5 10:1  # a comment`.
+
+    A batch is one `SparseRows`: use `data.loader(batch_size)`, or `collate_fn=data.collate`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.name = f"LibSVM {os.fspath(path)}"
+        parts = parsed(Path(path), lines_of(os.fspath(path)), LibSVM.parse)
+        self._rows = joined(list(parts))
+
+    def __len__(self) -> int:
+        return len(self._rows.label)
+
+    def batch(self, indices: Indices) -> SparseRows:
+        return taken(self._rows, torch.as_tensor(indices, dtype=torch.int64))
+
+    def __getitems__(self, indices: list[int]) -> Sequence[SparseRows]:
+        return SparseRowList(self.batch(indices))
+
+    @staticmethod
+    def collate(rows: Sequence[SparseRows]) -> SparseRows:
+        """One batch of several; their records stay in order."""
+        return rows.batch if isinstance(rows, BatchRecords) else joined(rows)
+
+    @staticmethod
+    def parse(lines: Sequence[bytes]) -> SparseRows:
+        """The records of some lines."""
+        words = [line.split(b"#", 1)[0].split() for line in lines]
+        if not all(words):
+            raise DataError("got a comment only, expected: label index:value ...")
+        query = torch.tensor([_take_query(line) for line in words])
+        pairs = list(itertools.chain.from_iterable(line[1:] for line in words))
+        if wrong := [pair for pair in pairs if pair.count(b":") != 1]:
+            raise DataError(f"got {wrong[0].decode(errors='replace')!r}, expected index:value")
+        halves = b":".join(pairs).split(b":") if pairs else []
+        return SparseRows(
+            _numbers(halves[0::2], np.int64, "a whole number as index"),
+            _numbers(halves[1::2], np.float32, "a number as value"),
+            _starts(torch.tensor([len(line) - 1 for line in words])),
+            _numbers([line[0] for line in words], np.float32, "a number as label"),
+            query,
+        )
+
+
+class SparseRowList(BatchRecords[SparseRows]):
+    """The records of a batch, each a `SparseRows` of its own."""
+
+    def __len__(self) -> int:
+        return len(self.batch.label)
+
+    def __iter__(self) -> Iterator[SparseRows]:
+        return (self._row(place) for place in range(len(self)))
+
+    def _row(self, place: int) -> SparseRows:
+        return taken(self.batch, torch.tensor([range(len(self))[place]]))
+
+
+def taken(rows: SparseRows, chosen: Tensor) -> SparseRows:
+    """Some records of many."""
+    last = len(rows.label) - 1
+    starts, following = rows.offsets[chosen], rows.offsets[(chosen + 1).clamp(max=last)]
+    lengths = torch.where(chosen == last, len(rows.ids), following) - starts
+    offsets = _starts(lengths)
+    # of each feature: where it stands = where its record starts + how far into it
+    places = torch.arange(int(lengths.sum())) + (starts - offsets).repeat_interleave(lengths)
+    return SparseRows(
+        rows.ids[places], rows.values[places], offsets, rows.label[chosen], rows.query[chosen]
+    )
+
+
+def joined(parts: Sequence[SparseRows]) -> SparseRows:
+    """The records of several, one behind the other."""
+    ids, values, _, label, query = (torch.cat(columns) for columns in zip(*parts, strict=True))
+    shifts = _starts(torch.tensor([len(part.ids) for part in parts]))
+    offsets = [part.offsets + shift for part, shift in zip(parts, shifts, strict=True)]
+    return SparseRows(ids, values, torch.cat(offsets), label, query)
+
+
+def _starts(lengths: Tensor) -> Tensor:
+    return lengths.cumsum(0) - lengths
+
+
+def _take_query(words: list[bytes]) -> int:
+    """The query of a line, which is taken out of its words."""
+    if len(words) > 1 and words[1].startswith(_QUERY):
+        return int(_numbers([words.pop(1)[len(_QUERY) :]], np.int64, "a whole number as query"))
+    return -1
+
+
+def _numbers(texts: list[bytes], dtype: type[Any], what: str) -> Tensor:
+    try:
+        numbers = np.array(texts, np.bytes_).astype(dtype)
+    except (ValueError, OverflowError) as error:
+        raise DataError(f"{error}; expected {what}") from None
+    if wrong := np.flatnonzero(~np.isfinite(numbers)).tolist():
+        raise DataError(f"got {texts[wrong[0]].decode()!r}, expected {what}")
+    return torch.from_numpy(numbers)

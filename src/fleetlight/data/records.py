@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data sets that make a whole batch at once, and single records only on demand."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+#: a named tuple of tensors: one record, or with one more dimension a batch of them
+B = TypeVar("B", bound=tuple[Tensor, ...])
+Indices = Sequence[int] | NDArray[np.int64] | Tensor
+
+
+class Record(NamedTuple):
+    """One click or person; in a batch each tensor has one dimension more, in front."""
+
+    #: float32 [numbers], of the order of 1
+    dense: Tensor
+    #: int64 [categories], any of the 2^64 values
+    ids: Tensor
+    #: float32, 0 or 1
+    label: Tensor
+
+
+class BatchRecords(Sequence[B], Generic[B]):
+    """A batch that looks like the list of its records; they are cut out when asked for."""
+
+    def __init__(self, batch: B) -> None:
+        self.batch = batch
+
+    def __len__(self) -> int:
+        return len(self.batch[0])
+
+    @overload
+    def __getitem__(self, index: int) -> B: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[B]: ...
+    def __getitem__(self, index: int | slice) -> B | list[B]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return self._row(index)
+
+    def _row(self, place: int) -> B:
+        return same_kind(self.batch, [column[place] for column in self.batch])
+
+    def __iter__(self) -> Iterator[B]:
+        for values in zip(*(column.unbind() for column in self.batch), strict=True):
+            yield same_kind(self.batch, values)
+
+
+class BatchedDataset(Dataset[B], abc.ABC, Generic[B]):
+    """A map-style data set whose records come in batches."""
+
+    #: True when the records were made up
+    generated = False
+    name = ""
+
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
+
+    @abc.abstractmethod
+    def batch(self, indices: Indices) -> B:
+        """These records as one batch."""
+
+    def __getitem__(self, index: int) -> B:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"{self.name}: no record {index}, there are {len(self)}")
+        return self.__getitems__([index % len(self)])[0]
+
+    def __getitems__(self, indices: list[int]) -> Sequence[B]:
+        """Several records at once: DataLoader asks for whole batches where it can."""
+        return BatchRecords(self.batch(indices))
+
+    @staticmethod
+    def collate(rows: Sequence[B]) -> B:
+        """For `DataLoader(collate_fn=...)`: a batch that was made as one stays one."""
+        return (
+            rows.batch if isinstance(rows, BatchRecords) else cast(B, default_collate(list(rows)))
+        )
+
+    def loader(self, batch_size: int, **settings: Any) -> DataLoader[B]:
+        """A DataLoader that never takes the batches apart, several times as fast as the default."""
+        return DataLoader(self, batch_size, **{"collate_fn": self.collate, **settings})
+
+    def __repr__(self) -> str:
+        return f"<{self.name}: {len(self)} records>"
+
+
+class TableDataset(BatchedDataset[B], Generic[B]):
+    """Records in memory, a tensor for each column."""
+
+    def __init__(self, name: str, columns: B, *, generated: bool = False) -> None:
+        self.generated = generated
+        self.name = f"{name} (generated stand-in)" if generated else name
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def batch(self, indices: Indices) -> B:
+        places = torch.as_tensor(indices, dtype=torch.int64)
+        return same_kind(self.columns, [column[places] for column in self.columns])
+
+
+def same_kind(like: B, columns: Sequence[Tensor]) -> B:
+    """Other tensors in a named tuple of the same type."""
+    return cast(B, type(like)._make(columns))  # type: ignore[attr-defined]

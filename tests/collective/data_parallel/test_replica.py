@@ -1,0 +1,418 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replicas: N workers train as one process on the whole batch, and say so when they cannot."""
+
+from __future__ import annotations
+
+import copy
+import io
+import logging
+import os
+import pickle
+import signal
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tests.collective.routes.test_levels import hellos
+from tests.workers import WorkerFailedError, run_workers
+from torch import nn
+from torch.nn import functional as F
+
+import fleetlight as fleet
+from fleetlight.collective.codecs.compression import Compression
+from fleetlight.collective.codecs.forms.int8 import Int8
+from fleetlight.collective.data_parallel.replica import Reduction
+from fleetlight.errors import PlanError
+
+pytestmark = pytest.mark.multiprocess
+
+SAMPLES, FEATURES, CLASSES = 24, 6, 3
+
+
+@pytest.mark.parametrize(
+    ("hosts", "backend", "shared", "narrow", "coded"),
+    [
+        ([0, 0], "gloo", True, False, False),
+        ([0, 0], "nccl", True, True, False),
+        ([0, 0], "gloo", False, True, True),
+        ([0, 1], "nccl", True, True, True),
+    ],
+    ids=["memory", "gpus", "no_memory", "hosts"],
+)
+def test_in_which_form_gradients_travel_depends_on_where_workers_are(
+    hosts: list[int], backend: str, shared: bool, narrow: bool, coded: bool
+) -> None:
+    group: Any = SimpleNamespace(hellos=hellos(hosts), backend=backend)
+    compression = Compression(Int8())
+    asked = Reduction(narrow=torch.bfloat16, compression=compression, shared_memory=shared)
+    found = asked.within(group)
+    assert found.narrow is (torch.bfloat16 if narrow else None)
+    assert found.compression is (compression if coded else None)
+
+
+def data(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(SAMPLES, FEATURES, generator=generator, dtype=dtype)
+    return x, torch.randint(0, CLASSES, (SAMPLES,), generator=generator)
+
+
+def mlp(seed: int, dtype: torch.dtype = torch.float64) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, CLASSES)).to(dtype)
+
+
+def my_part(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.chunk(fleet.worker_num())[fleet.worker_index()]
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def plain(steps: int, scale: float = 1.0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """The same training in one process on the whole batch."""
+    model = mlp(0, dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    x, y = data(dtype)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (scale * F.cross_entropy(model(x), y)).backward()
+        optimizer.step()
+    return flat(model)
+
+
+def train(strategy: dict[str, Any], steps: int, dtype: torch.dtype = torch.float64) -> Any:
+    # only worker 0 starts from the values that count
+    model = mlp(fleet.worker_index(), dtype)
+    strategy_ = fleet.DistributedStrategy(**strategy)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = fleet.distributed_optimizer(optimizer, strategy_)
+    model = fleet.distributed_model(model)
+    x, y = data(dtype)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        F.cross_entropy(model(my_part(x)), my_part(y)).backward()
+        optimizer.step()
+    return flat(model)
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)], ids=str
+)
+@pytest.mark.parametrize("workers", [2, 3])
+def test_workers_equal_one_process(workers: int, dtype: torch.dtype, tolerance: float) -> None:
+    for result in run_workers(train, workers, {}, 20, dtype):
+        torch.testing.assert_close(result, plain(20, dtype=dtype), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"shared_memory": False},
+        {"fuse_all_reduce_ops": False},
+        {"fuse_all_reduce_ops": False, "shared_memory": False},
+        {"fuse_grad_size_in_num": 1},
+        {"fuse_grad_size_in_MB": 0.0001},
+        {"nccl_comm_num": 2, "fuse_all_reduce_ops": False, "shared_memory": False},
+        {"sync_nccl_allreduce": True},
+        {"sync_nccl_allreduce": True, "shared_memory": False},
+        {"find_unused_parameters": True},
+    ],
+    ids=str,
+)
+def test_how_gradients_travel_changes_nothing(strategy: dict[str, Any]) -> None:
+    for result in run_workers(train, 2, strategy, 5):
+        torch.testing.assert_close(result, plain(5), rtol=0, atol=1e-12)
+
+
+def test_the_sum_of_gradients() -> None:
+    for result in run_workers(train, 2, {"gradient_scale": "sum"}, 5):
+        torch.testing.assert_close(result, plain(5, scale=2.0), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("narrow", "tolerance"),
+    [({"fp16_allreduce": True}, 1e-3), ({"compression": "bf16"}, 1e-2)],
+    ids=["fp16_allreduce", "compression"],
+)
+def test_narrow_gradients_are_nearly_the_same(narrow: dict[str, Any], tolerance: float) -> None:
+    results = run_workers(train, 2, {"shared_memory": False, **narrow}, 5)
+    exact = plain(5)
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
+    torch.testing.assert_close(results[0], exact, rtol=0, atol=tolerance)
+    assert (results[0] - exact).abs().max() > 1e-9
+
+
+def test_in_shared_memory_nothing_is_narrow() -> None:
+    for result in run_workers(train, 2, {"fp16_allreduce": True}, 5):
+        torch.testing.assert_close(result, plain(5), rtol=0, atol=1e-12)
+
+
+def accumulate() -> Any:
+    model = fleet.distributed_model(mlp(0))
+    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    x, y = my_part(data()[0]), my_part(data()[1])
+    with fleet.no_sync():
+        (F.cross_entropy(model(x[::2]), y[::2]) / 2).backward()
+    local = model[0].weight.grad.clone()
+    (F.cross_entropy(model(x[1::2]), y[1::2]) / 2).backward()
+    optimizer.step()
+    return local, flat(model)
+
+
+def one_sgd_step() -> torch.Tensor:
+    model = mlp(0)
+    x, y = data()
+    F.cross_entropy(model(x), y).backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    return flat(model)
+
+
+def test_no_sync_accumulates_without_communication() -> None:
+    (local0, end0), (local1, end1) = run_workers(accumulate)
+    assert not torch.allclose(local0, local1)
+    torch.testing.assert_close(end0, one_sgd_step(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(end1, one_sgd_step(), rtol=0, atol=1e-12)
+
+
+def reduce_late() -> Any:
+    model = fleet.distributed_model(mlp(0))
+    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    with torch.no_grad():
+        model(data()[0][:1])
+    records: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("fleetlight").addHandler(handler)
+    optimizer.zero_grad()
+    # the module's own forward is passed by
+    hidden = model[1](model[0](my_part(data()[0])))
+    F.cross_entropy(model[2](hidden), my_part(data()[1])).backward()
+    optimizer.step()
+    return flat(model), records
+
+
+def test_gradients_of_a_bypassed_model_are_reduced_before_the_step() -> None:
+    for end, records in run_workers(reduce_late):
+        torch.testing.assert_close(end, one_sgd_step(), rtol=0, atol=1e-12)
+        assert any("reducing them before the step" in text for text in records)
+
+
+class Branches(nn.Module):
+    """A model of which some forwards use only a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.left = nn.Linear(FEATURES, CLASSES).double()
+        self.right = nn.Linear(FEATURES, CLASSES).double()
+
+    def forward(self, x: torch.Tensor, left: bool) -> torch.Tensor:
+        result: torch.Tensor = self.left(x) if left else self.right(x)
+        return result
+
+
+def train_branches(find_unused: bool, same: bool) -> Any:
+    strategy = fleet.DistributedStrategy(find_unused_parameters=find_unused)
+    model = fleet.distributed_model(Branches())
+    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), 0.1), strategy)
+    x, y = my_part(data()[0]), my_part(data()[1])
+    for step in range(4):
+        optimizer.zero_grad()
+        left = step % 2 == 0 if same else (step + fleet.worker_index()) % 2 == 0
+        F.cross_entropy(model(x, left), y).backward()
+        optimizer.step()
+    return flat(model)
+
+
+def test_unused_parameters_without_the_setting_are_named() -> None:
+    with pytest.raises(WorkerFailedError, match="find_unused_parameters=True") as caught:
+        run_workers(train_branches, 2, False, True)
+    assert "2 of 4 parameters got no gradient" in str(caught.value)
+    assert "right.weight" in str(caught.value)
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("same", [True, False])
+def test_unused_parameters_with_the_setting(same: bool) -> None:
+    results = run_workers(train_branches, 2, True, same)
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
+    assert not torch.equal(results[0], flat(Branches()))
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"a": self.a(x), "b": self.b(x)}
+
+
+def ignore_an_output() -> float:
+    strategy = fleet.DistributedStrategy(find_unused_parameters=True)
+    model = fleet.distributed_model(TwoHeads())
+    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), 0.1), strategy)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4) * (1 + fleet.worker_index()))["a"].sum().backward()
+        optimizer.step()
+    return float(flat(model).sum())
+
+
+def test_an_output_that_the_loss_ignores() -> None:
+    assert len(set(run_workers(ignore_an_output))) == 1
+
+
+def different_models(what: str) -> None:
+    width = 8 + (fleet.worker_index() if what == "shape" else 0)
+    layers: list[nn.Module] = [nn.Linear(FEATURES, width)]
+    if what == "count" and fleet.worker_index() == 1:
+        layers.append(nn.Linear(width, 2))
+    model = fleet.distributed_model(nn.Sequential(*layers))
+    model(torch.ones(1, FEATURES))
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ("shape", r"0\.weight is float32 \[8, 6\] on worker 0, but float32 \[9, 6\] on worker 1"),
+        ("count", r"worker 1 has 1\.weight, worker 0 does not"),
+    ],
+)
+def test_different_models_are_told(what: str, text: str) -> None:
+    with pytest.raises(WorkerFailedError, match=text):
+        run_workers(different_models, 2, what)
+
+
+def one_dies_after_a_step() -> None:
+    model = fleet.distributed_model(mlp(0))
+    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    F.cross_entropy(model(data()[0]), data()[1]).backward()
+    optimizer.step()
+    if fleet.worker_index() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    # the order of the gradients is known now, and worker 0 tells it
+    model(data()[0])
+
+
+def test_a_worker_that_is_gone_when_buckets_are_made_anew_is_named() -> None:
+    with pytest.raises(WorkerFailedError, match=r"agreeing on the buckets .* worker 1 \(pid"):
+        run_workers(one_dies_after_a_step)
+
+
+def train_sparse() -> Any:
+    torch.manual_seed(0)
+    model = fleet.distributed_model(
+        nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Flatten(), nn.Linear(8, 2)).double()
+    )
+    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), 0.1))
+    ids = torch.tensor([[1, 2], [1, 3], [4, 4], [5, 1]])
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(my_part(ids)).pow(2).mean().backward()
+        assert model[0].weight.grad.is_sparse
+        optimizer.step()
+    return flat(model)
+
+
+def plain_sparse() -> torch.Tensor:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(8, 2)).double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.tensor([[1, 2], [1, 3], [4, 4], [5, 1]])).pow(2).mean().backward()
+        optimizer.step()
+    return flat(model)
+
+
+def test_sparse_gradients() -> None:
+    for result in run_workers(train_sparse):
+        torch.testing.assert_close(result, plain_sparse(), rtol=0, atol=1e-12)
+
+
+def copies() -> Any:
+    model = fleet.distributed_model(mlp(0))
+    before = copy.deepcopy(model)
+    model(data()[0][:1]).sum().backward()
+    average = copy.deepcopy(model)
+    file = io.BytesIO()
+    pickle.dump(model, file)
+    file.seek(0)
+    loaded = pickle.load(file)
+    x = data()[0]
+    # a copy is nobody's replica: only this worker calls it
+    if fleet.worker_index() == 0:
+        for other in (before, average, loaded):
+            other.train()
+            other(x).sum().backward()
+    names = [name for name, _ in model.named_parameters()]
+    return names, bool(torch.equal(loaded(x), model.eval()(x))), type(model).__name__
+
+
+def test_names_stay_and_copies_are_plain() -> None:
+    for names, same, kind in run_workers(copies):
+        assert names == ["0.weight", "0.bias", "2.weight", "2.bias"]
+        assert same
+        assert kind == "Sequential"
+
+
+def buffers_follow() -> Any:
+    torch.manual_seed(0)
+    model = fleet.distributed_model(nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4)))
+    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), 0.1))
+    x = my_part(data(torch.float32)[0])
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(x).pow(2).sum().backward()
+        optimizer.step()
+    fleet.barrier_worker()
+    return model[1].running_mean
+
+
+def test_buffers_are_worker_0s() -> None:
+    zero, one = run_workers(buffers_follow)
+    torch.testing.assert_close(zero, one, rtol=0, atol=0)
+
+
+def two_optimizers() -> Any:
+    model = fleet.distributed_model(mlp(0))
+    strategy = fleet.DistributedStrategy(gradient_scale="sum")
+    first = fleet.distributed_optimizer(torch.optim.SGD(model[0].parameters(), 0.1), strategy)
+    second = fleet.distributed_optimizer(torch.optim.SGD(model[2].parameters(), 0.1))
+    x, y = my_part(data()[0]), my_part(data()[1])
+    for _ in range(3):
+        model.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        first.step()
+        second.step()
+    return flat(model)
+
+
+def test_two_optimizers_reduce_once() -> None:
+    model = mlp(0)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x, y = data()
+    for _ in range(3):
+        optimizer.zero_grad()
+        (2 * F.cross_entropy(model(x), y)).backward()
+        optimizer.step()
+    for result in run_workers(two_optimizers):
+        torch.testing.assert_close(result, flat(model), rtol=0, atol=1e-12)
+
+
+def a_stranger() -> None:
+    model = fleet.distributed_model(mlp(0))
+    loose = nn.Parameter(torch.ones(1))
+    optimizer = fleet.distributed_optimizer(torch.optim.SGD([*model.parameters(), loose], 0.1))
+    model(data()[0]).sum().backward()
+    with pytest.raises(PlanError, match="1 parameters of the optimizer belong to no"):
+        optimizer.step()
+
+
+def test_a_parameter_outside_the_model_is_refused() -> None:
+    run_workers(a_stranger)

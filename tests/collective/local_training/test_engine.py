@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine among workers that are threads: what it sends, when, and what all have afterwards."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from tests.collective.local_training.simulated import together
+from torch import nn
+
+from fleetlight.collective.local_training.engine import LocalTrainingEngine
+from fleetlight.collective.local_training.outer import Member, NesterovMomentum, PlainMean
+from fleetlight.collective.local_training.schedule import AdaptiveInterval, FixedInterval
+
+
+class Training:
+    """A worker with a small model, whose gradients are its own."""
+
+    def __init__(self, worker: Any, engine: Any = FixedInterval, **settings: Any) -> None:
+        self.worker = worker
+        self.model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).double()
+        torch.nn.init.ones_(self.model[0].weight)
+        torch.nn.init.zeros_(self.model[0].bias)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.5)
+        settings = {"schedule": FixedInterval(2, 0), "outer": PlainMean(), **settings}
+        self.engine = LocalTrainingEngine(self.optimizer, worker, **settings)
+        self.engine.trains(self.model.parameters())
+
+    @property
+    def members(self) -> list[Member]:
+        parameters, buffers = self.model.named_parameters(), self.model.named_buffers()
+        return [Member(self.worker, dict(parameters), dict(buffers))]
+
+    def step(self, number: int, loss: float | None = None) -> bool:
+        self.engine.before_step()
+        for parameter in self.model.parameters():
+            if parameter.requires_grad:
+                parameter.grad = torch.full_like(parameter, self.worker.index + number)
+        self.optimizer.step()
+        return self.engine.step_made(self.members, None if loss is None else torch.tensor(loss))
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return self.model[0].weight.detach().clone()
+
+    def momentum(self) -> torch.Tensor:
+        buffer: torch.Tensor = self.optimizer.state[self.model[0].weight]["momentum_buffer"]
+        return buffer.clone()
+
+
+def some_steps(worker: Any) -> Any:
+    training = Training(worker)
+    met = [(training.step(number), training.weight) for number in range(4)]
+    return met, worker.means
+
+
+def test_nothing_is_sent_between_meetings_and_all_are_equal_behind_them() -> None:
+    (one, means), (two, _) = together(some_steps)
+    assert [met for met, _ in one] == [False, True, False, True]
+    assert [torch.equal(a, b) for (_, a), (_, b) in zip(one, two, strict=True)] == [
+        *(False, True),
+        *(False, True),
+    ]
+    moved = [f"moved/{name}" for name in ("0.weight", "0.bias", "1.weight", "1.bias")]
+    assert means == [[*moved, "buffer/1.running_mean", "buffer/1.running_var"]] * 2
+
+
+def with_buffers(worker: Any, policy: str) -> Any:
+    training = Training(worker, buffers=policy)
+    norm: Any = training.model[1]
+    norm.running_mean.fill_(worker.index)
+    norm.num_batches_tracked.fill_(5 + worker.index)
+    training.engine.before_step()
+    training.step(0)
+    training.step(1)
+    return float(norm.running_mean[0]), int(norm.num_batches_tracked)
+
+
+def test_buffers_are_averaged_and_counts_are_worker_0s() -> None:
+    assert together(lambda worker: with_buffers(worker, "average")) == [(0.5, 5)] * 2
+
+
+def test_or_all_buffers_are_worker_0s() -> None:
+    assert together(lambda worker: with_buffers(worker, "rank0")) == [(0.0, 5)] * 2
+
+
+def with_moments(worker: Any, policy: str) -> Any:
+    training = Training(worker, optimizer_state=policy)
+    training.step(0)
+    training.step(1)
+    buffer = training.optimizer.state[training.model[0].weight].get("momentum_buffer")
+    return buffer if buffer is None else float(buffer[0, 0])
+
+
+def test_optimizer_state_is_kept_averaged_or_reset() -> None:
+    assert together(lambda worker: with_moments(worker, "keep")) == [1.0, 2.5]
+    assert together(lambda worker: with_moments(worker, "average")) == [1.75, 1.75]
+    assert together(lambda worker: with_moments(worker, "reset")) == [None, None]
+
+
+def settled(worker: Any) -> Any:
+    training = Training(worker, schedule=FixedInterval(5, 0))
+    training.step(0)
+    first = training.engine.meet_early(training.members), training.weight
+    apart = training.momentum()
+    training.engine.settle(training.members)
+    sent = len(worker.means)
+    # nothing is left to be done
+    again = training.engine.meet_early(training.members)
+    training.engine.settle(training.members)
+    return first, apart, training.momentum(), again, len(worker.means) - sent
+
+
+def test_an_early_meeting_and_settled_optimizers() -> None:
+    one, two = together(settled)
+    assert one[0][0] is two[0][0] is True
+    assert torch.equal(one[0][1], two[0][1])
+    assert not torch.equal(one[1], two[1])
+    assert torch.equal(one[2], two[2])
+    assert one[3:] == two[3:] == (False, 0)
+
+
+def up_to_begin_step(worker: Any) -> Any:
+    training = Training(worker, schedule=FixedInterval(2, 3))
+    met = [training.step(number) for number in range(3)]
+    early = training.engine.meet_early(training.members)
+    training.engine.settle(training.members)
+    return met, early, worker.means
+
+
+def test_up_to_begin_step_nothing_is_the_engines_business() -> None:
+    assert together(up_to_begin_step) == [([False] * 3, False, [])] * 2
+
+
+def frozen_on_the_way(worker: Any) -> Any:
+    """The first layer is frozen within a window; another parameter joins in the next one."""
+    training = Training(worker, outer=NesterovMomentum(0.5, 0.9))
+    layer: Any = training.model[0]
+    training.step(0)
+    layer.requires_grad_(False)
+    training.engine.trains(training.model[1].parameters())
+    training.step(0)
+    names = [list(worker.means[-1])]
+    still = training.weight
+    training.model.add_module("2", nn.Linear(2, 2).double())
+    torch.nn.init.ones_(training.model[2].weight)  # type: ignore[arg-type]
+    training.optimizer.add_param_group({"params": list(training.model[2].parameters())})
+    training.engine.trains([*training.model[1].parameters(), *training.model[2].parameters()])
+    layer.weight.grad = layer.bias.grad = None
+    training.step(0)
+    training.step(0)
+    return [*names, list(worker.means[-1])], still, training.weight
+
+
+def test_what_was_frozen_meets_once_more_and_what_came_takes_part() -> None:
+    (names, still, end), (_, other, other_end) = together(frozen_on_the_way)
+    assert "moved/0.weight" in names[0]
+    assert "moved/0.weight" not in names[1]
+    assert {"moved/1.weight", "moved/2.weight"} <= set(names[1])
+    assert torch.equal(still, other)
+    assert torch.equal(end, other_end)
+
+
+def came_unagreed(worker: Any) -> Any:
+    """A parameter joins whose first values are each worker's own: index + 1."""
+    training = Training(worker)
+    training.step(0)
+    training.model.add_module("2", nn.Linear(2, 2, bias=False).double())
+    new: Any = training.model[2].weight
+    torch.nn.init.constant_(new, worker.index + 1)
+    training.optimizer.add_param_group({"params": [new]})
+    training.engine.trains(training.model.parameters(), agreed=False)
+    training.step(0)
+    first = new.detach().clone()
+    shared = worker.broadcasts
+    training.step(0)
+    training.step(0)
+    return first, new.detach().clone(), worker.broadcasts - shared
+
+
+def test_what_came_while_workers_were_apart_begins_with_worker_0s_values() -> None:
+    (one, end, shared), (two, other_end, _) = together(came_unagreed)
+    # gradients are 0 on worker 0 and 1 on worker 1
+    torch.testing.assert_close(one, torch.full_like(one, 1 - 0.1 / 2))
+    assert torch.equal(one, two)
+    assert torch.equal(end, other_end)
+    # of the next meeting, only the count of batches
+    assert shared == 1
+
+
+def adaptive(worker: Any) -> Any:
+    """Losses are 8 at first, then 2: k = ceil(4 sqrt(2 / 8)) = 2, then 1 / 2 of the rate."""
+    training = Training(worker, schedule=AdaptiveInterval(4, 16, 0))
+    ks = []
+    for number in range(8):
+        asked = training.engine.wants_loss
+        loss = (8.0 if number == 0 else 2.0) + (worker.index - 0.5)
+        training.step(0, loss if asked else None)
+        ks.append((asked, training.engine.schedule.k))
+        if number == 4:
+            training.optimizer.param_groups[0]["lr"] /= 4
+    return ks, sum(names == ["loss"] for names in worker.means)
+
+
+def test_k_follows_the_mean_loss_of_the_workers() -> None:
+    expected = [
+        *[(True, 4), (False, 4), (False, 4), (True, 2)],
+        *[(False, 2), (True, 4), (False, 4), (False, 4)],
+    ]
+    assert together(adaptive) == [(expected, 3)] * 2
+
+
+def one_without_a_loss(worker: Any) -> Any:
+    training = Training(worker, schedule=AdaptiveInterval(4, 16, 0))
+    training.step(0, None if worker.index else 8.0)
+    asked = training.engine.wants_first_loss
+    training.step(0, 4.0)
+    schedule: Any = training.engine.schedule
+    return asked, schedule.loss_0
+
+
+def test_a_first_loss_that_only_some_have_is_asked_for_again() -> None:
+    assert together(one_without_a_loss) == [(True, 4.0)] * 2
+
+
+def resumed(worker: Any) -> Any:
+    """Going on, and another engine that takes up the state, are the same training."""
+    first = Training(worker, outer=NesterovMomentum(0.7, 0.9), schedule=FixedInterval(3, 1))
+    for number in range(5):
+        first.step(number)
+    first.engine.meet_early(first.members)
+    first.engine.settle(first.members)
+    second = Training(worker, outer=NesterovMomentum(0.7, 0.9), schedule=FixedInterval(3, 1))
+    second.model.load_state_dict(first.model.state_dict())
+    second.optimizer.load_state_dict(copy.deepcopy(first.optimizer.state_dict()))
+    names = {p: name for name, p in first.model.named_parameters()}
+    state = first.engine.state(names)
+    state["outer"] = {name: tensor.clone() for name, tensor in state["outer"].items()}
+    second.step(0)  # something that a load must drop
+    second.model.load_state_dict(first.model.state_dict())
+    second.optimizer.load_state_dict(copy.deepcopy(first.optimizer.state_dict()))
+    second.engine.load(state, {p: name for name, p in second.model.named_parameters()})
+    ends = []
+    for training in (first, second):
+        met = [training.step(number) for number in range(5, 11)]
+        ends.append((met, training.weight))
+    return ends
+
+
+def test_a_state_goes_on() -> None:
+    for (met, weight), (other, other_weight) in together(resumed):
+        assert met == other == [False, False, True, False, False, True]
+        assert torch.equal(weight, other_weight)
+
+
+def begun_anew(worker: Any) -> Any:
+    training = Training(worker, outer=NesterovMomentum(0.7, 0.9), schedule=FixedInterval(3, 4))
+    for number in range(9):
+        training.step(number)
+    names = {p: name for name, p in training.model.named_parameters()}
+    training.engine.begin_anew(100, names)
+    state = training.engine.state(names)
+    return state["schedule"], state["outer"], training.engine.alone
+
+
+def test_values_of_a_job_without_averaging() -> None:
+    assert together(begun_anew) == [({"step": 100, "last": 100}, {}, True)] * 2

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Schedules: exactly k steps apart, together up to begin_step, and the same behind any restart."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetlight.collective.local_training.schedule import AdaptiveInterval, FixedInterval
+
+ks = st.integers(1, 9)
+begins = st.integers(0, 12)
+
+
+def meetings(schedule: FixedInterval, steps: int) -> list[int]:
+    """The steps behind which the workers meet."""
+    met = []
+    for _ in range(steps):
+        if schedule.step_made():
+            schedule.met()
+            met.append(schedule.step)
+    return met
+
+
+@given(ks, begins)
+def test_meetings_are_exactly_k_steps_apart_and_begin_behind_begin_step(k: int, begin: int) -> None:
+    assert meetings(FixedInterval(k, begin), 60) == list(range(begin + k, 61, k))
+
+
+@given(ks, begins, st.integers(0, 40))
+def test_steps_are_made_alone_behind_begin_step(k: int, begin: int, steps: int) -> None:
+    schedule = FixedInterval(k, begin)
+    for made in range(steps):
+        assert schedule.alone == (made + 1 > begin)
+        will_meet = schedule.meets_next
+        assert schedule.step_made() == will_meet
+        assert schedule.apart == (schedule.step - schedule.last > 0)
+        # up to begin_step the workers are never apart
+        assert not (schedule.apart and schedule.step <= begin)
+        if will_meet:
+            schedule.met()
+
+
+def test_a_meeting_out_of_turn_begins_a_new_window() -> None:
+    schedule = FixedInterval(4, 0)
+    assert meetings(schedule, 2) == []
+    schedule.met()
+    assert meetings(schedule, 9) == [6, 10]
+
+
+@given(ks, begins, st.integers(0, 30), st.integers(0, 30))
+def test_a_restart_anywhere_changes_nothing(k: int, begin: int, before: int, after: int) -> None:
+    whole, first, second = FixedInterval(k, begin), FixedInterval(k, begin), FixedInterval(k, begin)
+    meetings(whole, before)
+    meetings(first, before)
+    second.load(json.loads(json.dumps(first.state())))
+    assert meetings(second, after) == meetings(whole, after)
+
+
+def test_behind_steps_made_elsewhere_the_workers_are_equal() -> None:
+    schedule = FixedInterval(3, 10)
+    schedule.begin_anew(20)
+    assert not schedule.apart
+    assert meetings(schedule, 7) == [23, 26]
+
+
+losses = st.floats(1e-3, 1e3)
+rates = st.floats(1e-4, 1.0)
+
+
+@given(st.integers(1, 8), st.integers(1, 20), losses, losses, rates, rates)
+def test_k_follows_the_formula(
+    init_k: int, max_k: int, loss_0: float, loss: float, lr_0: float, lr: float
+) -> None:
+    schedule = AdaptiveInterval(init_k, max_k, 0)
+    schedule.first(loss_0, lr_0)
+    schedule.adapt(loss, lr)
+    wanted = math.ceil(init_k * math.sqrt(lr_0 * loss / (lr * loss_0)))
+    assert schedule.k == min(max_k, max(1, wanted))
+
+
+def test_it_begins_with_init_k_and_never_passes_the_limit() -> None:
+    assert AdaptiveInterval(3, 16, 0).k == 3
+    assert AdaptiveInterval(30, 16, 0).k == 16
+
+
+def test_losses_that_are_no_numbers() -> None:
+    schedule = AdaptiveInterval(4, 16, 0)
+    schedule.first(math.nan, 0.1)
+    schedule.first(math.inf, 0.1)
+    assert schedule.wants_first
+    schedule.adapt(1.0, 0.1)
+    assert schedule.k == 4
+    schedule.first(2.0, 0.1)
+    assert not schedule.wants_first
+    for loss, lr, k in [
+        (math.nan, 0.1, 4),
+        (math.inf, 0.1, 16),
+        (-1.0, 0.1, 1),
+        (0.0, 0.1, 1),
+        (2.0, 0.0, 16),
+    ]:
+        schedule.adapt(loss, lr)
+        assert schedule.k == k
+        schedule.k = 4
+
+
+def test_a_smaller_k_ends_a_window_that_is_longer_already() -> None:
+    schedule = AdaptiveInterval(8, 16, 0)
+    meetings(schedule, 5)
+    schedule.k = 3
+    assert schedule.meets_next
+    assert schedule.step_made()
+
+
+def adaptive(schedule: AdaptiveInterval, made: list[float]) -> list[int]:
+    """Steps with these losses; answers k behind each."""
+    ks = []
+    for loss in made:
+        meets = schedule.step_made()
+        if schedule.wants_first:
+            schedule.first(loss, 0.1)
+        if meets:
+            schedule.adapt(loss, 0.1)
+            schedule.met()
+        ks.append(schedule.k)
+    return ks
+
+
+@given(st.lists(losses, max_size=30), st.lists(losses, max_size=30), begins)
+def test_k_goes_on_behind_a_restart(before: list[float], after: list[float], begin: int) -> None:
+    whole, first, second = (
+        AdaptiveInterval(4, 16, begin),
+        AdaptiveInterval(4, 16, begin),
+        AdaptiveInterval(4, 16, begin),
+    )
+    adaptive(whole, before)
+    adaptive(first, before)
+    second.load(json.loads(json.dumps(first.state())))
+    assert adaptive(second, after) == adaptive(whole, after)
+
+
+def test_the_state_of_another_kind_of_schedule() -> None:
+    schedule, other = FixedInterval(4, 0), AdaptiveInterval(2, 16, 0)
+    meetings(schedule, 6)
+    other.load(schedule.state())
+    assert (other.step, other.last, other.k, other.wants_first) == (6, 4, 2, True)
+    schedule.load(other.state())
+    assert (schedule.step, schedule.last, schedule.k) == (6, 4, 4)

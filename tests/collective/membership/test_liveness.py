@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Liveness: what is said about a worker that is late."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from fleetlight.collective.membership import liveness as module
+from fleetlight.collective.membership.liveness import Liveness
+from fleetlight.collective.membership.members import MemberHello
+from fleetlight.errors import DeadlineError, PeerLostError
+
+HELLOS = {
+    i: MemberHello(kind="worker", index=i, address=f"10.0.0.{i}", hostname=f"h{i}", pid=100 + i)
+    for i in (1,)
+}
+PAIR = {0: HELLOS[1], 1: HELLOS[1]}
+
+
+def test_a_store_that_is_gone_is_told_at_once() -> None:
+    keeper: Any = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore("127.0.0.1", keeper.port, timeout=timedelta(seconds=60))
+    del keeper
+    with pytest.raises(PeerLostError, match="the meeting point of the job went away"):
+        Liveness(store, 1)
+
+
+def test_who_does_not_come_to_beat_leaves_no_connections() -> None:
+    liveness = Liveness(dist.HashStore(), 0)
+    seen = weakref.ref(liveness)
+    gc.disable()
+    try:
+        del liveness
+        assert seen() is None
+    finally:
+        gc.enable()
+
+
+def test_the_meeting_point_is_open_until_the_last_word() -> None:
+    served: Any = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    client = dist.TCPStore("127.0.0.1", served.port, timeout=timedelta(seconds=5))
+    keeper, other = Liveness(served, 0).among(PAIR), Liveness(client, 1).among(PAIR)
+    # torch's process group lets go of the store when it is destroyed
+    del served, client
+    keeper.depart(None)
+    other.depart(None)
+    assert keeper.all_gone()
+    other.farewell()
+    assert keeper.all_left()
+    keeper.farewell()
+    with pytest.raises(RuntimeError):
+        other._asking.check(["left/0"])
+
+
+@pytest.mark.slow
+def test_explain_tells_expired_from_lost() -> None:
+    store = dist.HashStore()
+    liveness = Liveness(store, 0).among({0: HELLOS[1], 1: HELLOS[1]})
+    expired = liveness.explain(RuntimeError("Timed out waiting 1000ms for recv"), "barrier")
+    assert isinstance(expired, DeadlineError)
+    assert "barrier at step 0 timed out: worker 1" in str(expired)
+    lost = liveness.explain(
+        RuntimeError("[/a/b.cc:5] Connection closed by peer. This is typically caused"), "barrier"
+    )
+    assert isinstance(lost, PeerLostError)
+    assert "/a/b.cc" not in str(lost)
+    assert str(lost).endswith("[Connection closed by peer]")
+
+
+def test_a_meeting_names_who_does_not_come() -> None:
+    store = dist.HashStore()
+    zero = Liveness(store, 0).among({0: HELLOS[1], 1: HELLOS[1]})
+    text = (
+        r"save: every worker must call it.*worker 1 .*never gave a sign of life.*FLEET_DEADLINE_S"
+    )
+    with pytest.raises(DeadlineError, match=text):
+        zero.meet("save/1", "save", 0.2)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BEAT_S", 0.02)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_meeting_tells_who_is_alive_and_where() -> None:
+    store = dist.HashStore()
+    zero, one = Liveness(store, 0).among(PAIR), Liveness(store, 1).among(PAIR)
+    one.step = 12
+    one.start()
+    try:
+        with (
+            one.waiting("all_gather"),
+            pytest.raises(DeadlineError, match=r"is alive, at step 12 in all_gather"),
+        ):
+            zero.meet("save/1", "save", 0.2)
+    finally:
+        one.depart(None)
+
+
+@pytest.mark.usefixtures("quick")
+def test_who_works_may_take_longer_than_the_deadline() -> None:
+    store = dist.HashStore()
+    zero, one = Liveness(store, 0).among(PAIR), Liveness(store, 1).among(PAIR)
+    one.start()
+    deadline_s, came = 0.1, threading.Timer(0.5, lambda: one.meet("m", "save", 9.0))
+    came.start()
+    try:
+        zero.meet("m", "save", deadline_s, working=True)
+        assert came.finished.is_set()
+    finally:
+        came.join()
+        one.depart(None)
+
+
+@pytest.mark.usefixtures("quick")
+def test_nobody_waits_for_the_work_of_one_that_is_silent_or_gone() -> None:
+    store = dist.HashStore()
+    zero, one = Liveness(store, 0).among(PAIR), Liveness(store, 1).among(PAIR)
+    one.start()
+    one._stop.set()
+    with pytest.raises(PeerLostError, match=r"save: gave up waiting, worker 1 .* has been silent"):
+        zero.meet("m/1", "save", 0.1, working=True)
+    one.depart("OSError: the disk is gone")
+    with pytest.raises(PeerLostError, match=r"worker 1 .* failed: OSError: the disk is gone"):
+        zero.meet("m/2", "save", 60.0, working=True)
+
+
+@pytest.mark.usefixtures("quick")
+def test_workers_in_different_operations_are_told_so() -> None:
+    store = dist.HashStore()
+    zero, one = Liveness(store, 0).among(PAIR), Liveness(store, 1).among(PAIR)
+    one.start()
+    try:
+        with one.waiting("barrier_worker"):
+            one._beat()
+            error = zero.explain(RuntimeError("Timed out waiting 10ms"), "all_gather")
+    finally:
+        one.depart(None)
+    text = str(error)
+    assert "this worker waits in all_gather, but worker 1" in text
+    assert "is alive, at step 0 in barrier_worker; every worker must make the same calls" in text
+    assert "raise the deadline" in text
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("operation", "hint"),
+    [
+        ("all_reduce of the gradients", "fleet.shard(loader) evens them out"),
+        ("reducing a metric", "Every worker must call it, not only some"),
+    ],
+)
+def test_one_that_left_is_told_with_what_it_did_not_do(operation: str, hint: str) -> None:
+    store = dist.HashStore()
+    zero, one = Liveness(store, 0).among(PAIR), Liveness(store, 1).among(PAIR)
+    one.start()
+    one.depart(None)
+    text = str(zero.explain(RuntimeError("Connection closed by peer"), operation))
+    assert "left after step 0" in text
+    assert hint in text
+
+
+@pytest.mark.usefixtures("quick")
+def test_silence_is_measured_by_a_clock_that_nobody_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.HashStore()
+    zero, one = Liveness(store, 0).among(PAIR), Liveness(store, 1).among(PAIR)
+    one._beat()
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 172_800.0)
+    with pytest.raises(DeadlineError, match=r"worker 1 .* has been silent for \d s, last seen"):
+        zero.meet("save/1", "save", 0.1)

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A scheduler hands out indices, says who is missing, and stays until the last has left."""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from tests.workers import WorkerFailedError, reserved_port, run_processes
+
+import fleetlight as fleet
+from fleetlight.collective.forming import enrol
+from fleetlight.collective.membership.rendezvous import RendezvousDeadline, serve
+from fleetlight.collective.membership.scheduler import Scheduler
+from fleetlight.errors import MembershipError
+from fleetlight.fleet.job import current
+from fleetlight.roles import Kind, Role
+from fleetlight.torch_compat.c10d import PrefixStore
+
+pytestmark = pytest.mark.multiprocess
+
+
+def member(workers: int, node_id: str | None = None, then: str = "") -> Any:
+    """Process 0 is the scheduler, the others are workers; answers exit code or index."""
+    index, master = os.environ["FLEET_INDEX"], os.environ["FLEET_MASTER"].split(":")
+    deadline = os.environ["FLEET_DEADLINE_S"]
+    for name in [n for n in os.environ if n.startswith("FLEET_")]:
+        del os.environ[name]
+    os.environ.update(
+        MS_ROLE="MS_SCHED" if index == "0" else "MS_WORKER",
+        MS_SCHED_HOST=master[0],
+        MS_SCHED_PORT=master[1],
+        MS_WORKER_NUM=str(workers),
+        MS_TOPO_TIMEOUT=deadline,
+    )
+    if node_id is not None:
+        os.environ["MS_NODE_ID"] = node_id
+    try:
+        fleet.init(is_collective=True)
+    except SystemExit as end:
+        return "exit", end.code
+    if then == "vanish":
+        os._exit(0)
+    if then == "stay":
+        # until the other one, which is refused, has had its answer
+        held = current().group.liveness
+        assert held is not None
+        while not held._asking.check(["worker/index/1"]):
+            time.sleep(0.05)
+    if then == "fail":
+        current().group.fail("ValueError: on purpose")
+        return "failed", fleet.worker_index()
+    total = fleet.all_reduce(1)
+    mine = fleet.worker_index()
+    fleet.stop_worker()
+    return mine, total
+
+
+def test_indices_are_handed_out() -> None:
+    answers = run_processes(member, [(3,), (3,), (3,), (3,)])
+    assert answers[0] == ("exit", 0)
+    assert sorted(answers[1:]) == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_node_ids_are_indices() -> None:
+    assert run_processes(member, [(2,), (2, "1"), (2, "0")]) == [("exit", 0), (1, 2), (0, 2)]
+
+
+def test_too_few_workers_is_told_to_all() -> None:
+    with pytest.raises(WorkerFailedError, match="scheduler says: 1 of 2 workers came") as caught:
+        run_processes(member, [(2,), (2,)], deadline_s=1.0)
+    assert "worker 0:" not in str(caught.value)
+
+
+def test_a_surplus_worker_is_refused() -> None:
+    with pytest.raises(WorkerFailedError, match=r"the job already has its 1 worker$"):
+        run_processes(member, [(1,), (1, None, "stay"), (1, None, "stay")], deadline_s=8.0)
+
+
+def test_servers_tell_where_they_listen_and_everybody_is_told() -> None:
+    holder, port = reserved_port()
+    facts = {"worker_num": 1, "server_num": 2, "master": ("127.0.0.1", port)}
+    scheduler = Scheduler(Role(kind=Kind.SCHEDULER, **facts), 20.0)  # type: ignore[arg-type]
+
+    def comes(kind: Kind, node_id: str | None = None, listens: int | None = None) -> Any:
+        role = Role(kind=kind, index=None, node_id=node_id, master_keeper="it", **facts)  # type: ignore[arg-type]
+        return enrol(role, "test", 20.0, listens)
+
+    with holder, ThreadPoolExecutor(4) as pool:
+        code = pool.submit(scheduler.run)
+        # a node id is an index, whoever comes first
+        first, second = (
+            pool.submit(comes, Kind.SERVER, node_id, listens)
+            for node_id, listens in (("1", 7001), ("0", 7000))
+        )
+        worker, signs = comes(Kind.WORKER)
+        roles = [worker, first.result()[0], second.result()[0]]
+        with pytest.raises(MembershipError, match="the job already has its 2 servers"):
+            comes(Kind.SERVER, None, 7002)
+        signs.depart(None)
+        signs.farewell()
+        assert code.result() == 0
+    assert [role.index for role in roles] == [0, 1, 0]
+    for role in roles:
+        assert role.server_endpoints == (("127.0.0.1", 7000), ("127.0.0.1", 7001))
+    # only workers give signs of life
+    assert first.result()[1] is second.result()[1] is None
+
+
+def tried(role: Role) -> str:
+    """What a member is told that should not have been taken."""
+    try:
+        _, signs = enrol(role, "test", 20.0, 7000)
+    except MembershipError as error:
+        return str(error)
+    if signs is not None:
+        signs.depart(None)
+    return "was taken"
+
+
+def test_a_server_that_the_workers_cannot_reach_is_refused() -> None:
+    holder, port = reserved_port()
+    facts: Any = {"worker_num": 1, "server_num": 1, "master": ("127.0.0.1", port)}
+    scheduler = Scheduler(Role(kind=Kind.SCHEDULER, **facts), 20.0)
+    roles = [
+        Role(kind=kind, index=None, address=address, master_keeper="it", **facts)
+        for kind, address in ((Kind.WORKER, "10.0.0.9"), (Kind.SERVER, None))
+    ]
+    with holder, ThreadPoolExecutor(3) as pool:
+        code = pool.submit(scheduler.run)
+        members = [pool.submit(tried, role) for role in roles]
+        answers = [member.result() for member in members]
+        assert code.result() == 1
+    for text in answers:
+        assert "(127.0.0.1) has an address that only its own machine can reach" in text
+
+
+def test_what_a_scheduler_has_not_told_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleetlight.collective.membership.scheduler.FAREWELL_S", 0.1)
+    holder, port = reserved_port()
+    facts: Any = {"worker_num": 2, "server_num": 1, "master": ("127.0.0.1", port)}
+    role = Role(index=None, master_keeper="it", **facts)
+    with holder:
+        store = PrefixStore("fleet/0", serve(("127.0.0.1", port), RendezvousDeadline(20.0)))
+        with pytest.raises(MembershipError, match=r"did not say which worker this is .*2 workers"):
+            enrol(role, "test", 0.2)
+        store.set("worker/index/1", "0")
+        expected = "did not say where the servers listen within .* it waits for 1 server;"
+        with pytest.raises(MembershipError, match=expected):
+            enrol(role, "test", 0.2)
+
+
+def test_a_failing_worker_ends_the_scheduler_with_1() -> None:
+    answers = run_processes(member, [(1,), (1, None, "fail")])
+    assert answers == [("exit", 1), ("failed", 0)]
+
+
+def test_a_vanished_worker_ends_the_scheduler_with_1() -> None:
+    with pytest.raises(WorkerFailedError, match=r"^worker 1 died without a word$"):
+        run_processes(member, [(1,), (1, None, "vanish")], deadline_s=2.0)

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reducer: what is still on its way when the job is left."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from tests.collective.doubles import Slow
+from torch.futures import Future
+
+from fleetlight.collective.reduction.reducer import Reducer
+from fleetlight.collective.routes.route import Bucket
+from fleetlight.collective.stamp import GradientStamp
+
+
+class Failing(Slow):
+    """A route on which nothing arrives."""
+
+    def start(self, bucket: Bucket, stamp: GradientStamp) -> Future[Any]:
+        self.lost: Future[Any] = Future()
+        self.lost.set_exception(RuntimeError(f"bucket {bucket.index} is lost"))  # type: ignore[arg-type]
+        return self.lost
+
+
+def test_a_bucket_on_its_way_holds_no_process_group() -> None:
+    """The thread of a process group may be the last to let go of it, and would wait for itself."""
+    reducer = Reducer(2, [], route=Slow())
+    future = reducer.reduce(Bucket(0, torch.ones(3)))
+    gone = weakref.ref(reducer)
+    del reducer
+    assert gone() is None
+    assert not future.done()
+
+
+def test_the_first_failure_is_raised_once() -> None:
+    reducer = Reducer(2, [], route=Failing())
+    started = [reducer.reduce(Bucket(index, torch.ones(3))) for index in range(2)]
+    with pytest.raises(RuntimeError, match="bucket 0 is lost"):
+        reducer.settle(started)
+    reducer.settle(started)

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The account of a worker: steps, waits and bytes, and what is said of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.workers import run_workers
+
+import fleetlight as fleet
+from fleetlight.collective.communication_cost import (
+    MIB,
+    CommunicationCost,
+    CommunicationMeter,
+    account_of,
+)
+from fleetlight.collective.group import Group
+from fleetlight.collective.membership.members import MemberHello
+from fleetlight.errors import ConfigError
+from fleetlight.fleet.job import current
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def table(path: Path, sent: int) -> None:
+    path.write_text(
+        "Inter-|   Receive    |  Transmit\n face |bytes    packets |bytes\n"
+        f"    lo: 5 1 0 0 0 0 0 0 5 1 0 0 0 0 0 0\n  eth0:7 1 0 0 0 0 0 0 {sent} 1 0 0 0 0 0 0\n"
+    )
+
+
+def test_it_counts_from_the_end_of_the_first_step(tmp_path: Path) -> None:
+    clock, counters = Clock(), tmp_path / "dev"
+    table(counters, 100)
+    account = CommunicationMeter("eth0", clock=clock, counters=counters)
+    assert account.figures() == CommunicationCost(interface="eth0")
+    for step in range(3):
+        clock.now += 1
+        with account.waiting(), account.waiting():
+            clock.now += 2 + step
+        table(counters, 100 + 10 * (step + 1) * MIB)
+        account.count_step()
+    assert account.figures() == CommunicationCost(
+        steps=2, seconds=9.0, waited_s=7.0, sent_bytes=20 * MIB, interface="eth0"
+    )
+
+
+def test_a_wait_that_fails_counts(tmp_path: Path) -> None:
+    clock = Clock()
+    account = CommunicationMeter(clock=clock)
+    account.count_step()
+
+    def fail() -> None:
+        with account.waiting():
+            clock.now += 3
+            raise ConfigError("gone")
+
+    with pytest.raises(ConfigError):
+        fail()
+    clock.now += 1
+    account.count_step()
+    assert account.figures() == CommunicationCost(steps=1, seconds=4.0, waited_s=3.0)
+
+
+@pytest.mark.parametrize("content", [None, "", "eth0: 1 2\n", "eth0: a b c d e f g h i j\n"])
+def test_an_interface_that_nothing_is_known_of_is_left_out(
+    content: str | None, tmp_path: Path
+) -> None:
+    if content is not None:
+        (tmp_path / "dev").write_text(content)
+    figures = CommunicationMeter("eth0", counters=tmp_path / "dev").figures()
+    assert (figures.interface, figures.sent_bytes) == (None, None)
+
+
+def test_the_sentence() -> None:
+    figures = CommunicationCost(
+        steps=2, seconds=2.4, waited_s=1.62, sent_bytes=int(48.2 * MIB), interface="veth0"
+    )
+    bytes_said = "24.1 MiB a step left this host (veth0)"
+    assert (
+        figures.sentence() == f"communication: {bytes_said}, 0.81 of 1.20 s a step were waited for"
+    )
+    assert figures.sentence(waits=False) == f"communication: {bytes_said}"
+    quick = CommunicationCost(steps=10, seconds=0.09, waited_s=0.031)
+    assert quick.sentence() == "communication: 3.1 of 9.0 ms a step were waited for"
+    assert quick.sentence(waits=False) == ""
+    assert CommunicationCost().sentence() == ""
+
+
+def hellos(*addresses: str) -> dict[int, MemberHello]:
+    return {
+        index: MemberHello(kind="worker", index=index, address=address, hostname="h", pid=1)
+        for index, address in enumerate(addresses)
+    }
+
+
+def test_bytes_are_looked_at_between_hosts_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    two = hellos("192.0.2.1", "192.0.2.2")
+    assert account_of(two, 0).figures().interface == "lo"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none0")
+    assert account_of(two, 0).figures().interface is None
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    for one in (hellos("192.0.2.1", "192.0.2.1"), hellos("127.0.0.1", "127.0.0.2"), {}):
+        assert account_of(one, 0).figures().interface is None
+
+
+def test_alone_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    group = Group()
+    for step in range(3):
+        group.tell_step(step)
+        group.account.count_step()
+    assert group.account.figures().steps == 2
+    group.leave()
+    assert not caplog.records
+
+
+def trained() -> tuple[CommunicationCost, list[str]]:
+    import logging
+
+    import torch
+
+    records: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("fleetlight").addHandler(handler)
+    model = fleet.distributed_model(torch.nn.Linear(3, 1))
+    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), 0.1))
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+    figures = fleet.account()
+    current().group.leave()
+    return figures, [text for text in records if text.startswith("communication: ")]
+
+
+@pytest.mark.multiprocess
+def test_worker_0_says_at_the_end_what_it_has_waited_for() -> None:
+    (first, said), (other, silent) = run_workers(trained)
+    for figures in (first, other):
+        assert figures.steps == 3
+        assert 0 < figures.waited_s < figures.seconds
+        assert figures.sent_bytes is None
+    assert said == [first.sentence()]
+    assert silent == []
+
+
+def test_there_is_none_before_init() -> None:
+    with pytest.raises(ConfigError, match=r"call fleet\.init"):
+        fleet.account()

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Generated clicks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from fleetlight.data import ClickLog, Record
+from fleetlight.data.generated.tables import RandomTable
+from fleetlight.errors import ConfigError
+
+
+def equal(one: Record, two: Record) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+def test_shape_of_criteo() -> None:
+    batch = ClickLog(100).batch(range(5))
+    assert [(tuple(t.shape), t.dtype) for t in batch] == [
+        ((5, 13), torch.float32),
+        ((5, 26), torch.int64),
+        ((5,), torch.float32),
+    ]
+    assert set(ClickLog(500).batch(range(500)).label.tolist()) == {0, 1}
+
+
+def test_it_is_labelled_as_generated() -> None:
+    log = ClickLog(10)
+    assert log.generated
+    assert repr(log) == "<click log of 10 records (generated): 10 records>"
+
+
+def test_a_record_is_the_same_in_any_order_and_batch() -> None:
+    log = ClickLog(5_000, seed=3)
+    together = log.batch(torch.arange(5_000))
+    for index in (0, 17, 4_999):
+        assert equal(log[index], Record(*(column[index] for column in together)))
+    assert equal(log.batch([17, 4_999, 17]), Record(*(c[[17, 4_999, 17]] for c in together)))
+    assert equal(log.batch([]), Record(*(column[:0] for column in together)))
+
+
+def test_start_is_a_place_in_the_endless_log() -> None:
+    log, part = ClickLog(100), ClickLog(20, start=60)
+    assert equal(part.batch(range(20)), log.batch(range(60, 80)))
+    assert equal(part.batch([0]), ClickLog(10**12).batch([60]))
+
+
+def test_seeds_differ() -> None:
+    one, two = (ClickLog(50, seed=seed).batch(range(50)) for seed in (0, 1))
+    assert not torch.isin(one.ids, two.ids).any()
+    assert not torch.equal(one.dense, two.dense)
+
+
+def test_ids_follow_zipf_within_the_vocabulary() -> None:
+    log = ClickLog(20_000, vocabulary=[3, 100, 10**6], zipf=1.2)
+    ids = log.batch(range(20_000)).ids
+    assert [len(column.unique()) for column in ids[:, :2].T] == [3, 100]
+    counts = torch.sort(ids[:, 1].unique(return_counts=True)[1], descending=True)[0]
+    # ranks 1 and 10: the areas below x^-1.2 from 1 to 2 and from 10 to 11
+    assert counts[0] / counts[9] == pytest.approx(0.6472 / 0.0595, rel=0.3)
+    assert (ids < 0).any()
+
+
+def test_sizes_of_the_fields() -> None:
+    sizes = ClickLog(1).sizes
+    assert (len(sizes), sizes[0], sizes[-1]) == (26, 10, 200_000)
+    assert list(sizes) == sorted(sizes)
+    assert ClickLog(1, vocabulary=7, sparse_fields=2).sizes == (7, 7)
+    assert ClickLog(1, vocabulary=1000, sparse_fields=1).sizes == (1000,)
+    log = ClickLog(3, vocabulary=[5, 4], dense_fields=0)
+    assert (log[0].dense.shape, log[0].ids.shape) == ((0,), (2,))
+
+
+def test_best_auc_is_that_of_the_true_chances() -> None:
+    log = ClickLog(30_000, start=10)
+    chances, labels = log.probabilities(range(30_000)), log.batch(range(30_000)).label
+    assert log.best_auc == pytest.approx(roc_auc_score(labels, chances), abs=1e-9)
+    assert 0.77 < log.best_auc < 0.83
+    # labels are drawn by the chances: in each tenth of the records as many clicks as expected
+    for part in np.array_split(torch.argsort(chances).numpy(), 10):
+        clicks, expected = labels[part].sum().item(), chances[part].sum().item()
+        assert abs(clicks - expected) < 5 * np.sqrt(expected)
+
+
+def test_numbers_have_mean_0_and_variance_1() -> None:
+    dense = ClickLog(20_000).batch(range(20_000)).dense
+    assert dense.mean(0).abs().max() < 0.05
+    assert (dense.std(0) - 1).abs().max() < 0.1
+
+
+def test_a_linear_model_comes_near_the_best_auc() -> None:
+    train, test = (ClickLog(60_000, start=s, vocabulary=200, sparse_fields=6) for s in (0, 10**6))
+    effects = torch.nn.EmbeddingBag(1 << 14, 1, mode="sum")
+    torch.nn.init.zeros_(effects.weight)
+    numbers = torch.nn.Linear(13, 1)
+    optimizer = torch.optim.Adagrad([*effects.parameters(), *numbers.parameters()], lr=0.1)
+
+    def score(batch: Record) -> torch.Tensor:
+        return (effects(batch.ids % (1 << 14)) + numbers(batch.dense)).squeeze(1)
+
+    for batch in train.loader(256):
+        optimizer.zero_grad()
+        F.binary_cross_entropy_with_logits(score(batch), batch.label).backward()
+        optimizer.step()
+    unseen = test.batch(range(60_000))
+    reached = roc_auc_score(unseen.label, score(unseen).detach())
+    assert test.best_auc - 0.025 < reached < test.best_auc
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"vocabulary": [10, 0]}, {"vocabulary": [10], "sparse_fields": 2}),
+        *({"sparse_fields": 0}, {"start": -1}, {"zipf": -1}),
+    ],
+)
+def test_wrong_settings(wrong: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="expected"):
+        ClickLog(10, **wrong)
+
+
+@pytest.mark.parametrize("index", [-1, 10])
+def test_a_batch_ends_where_the_log_ends(index: int) -> None:
+    with pytest.raises(IndexError, match=f"got the indices {index} to {index}"):
+        ClickLog(10).batch([index])
+
+
+def test_a_batch_has_the_shape_of_the_tuning_example() -> None:
+    x, y = next(iter(DataLoader(RandomTable(), batch_size=128)))
+    assert (x.shape, x.dtype) == ((128, 32), torch.float32)
+    assert (y.shape, y.dtype) == ((128,), torch.int64)
+    assert 0 <= x.min() < 0.01 < 0.99 < x.max() < 1
+
+
+def test_a_random_table_is_labelled_as_generated() -> None:
+    assert RandomTable.generated
+    assert repr(RandomTable(10, 3)) == "<random table 10 x 3 (generated)>"
+
+
+def test_rows_depend_on_the_seed_only() -> None:
+    assert torch.equal(RandomTable(5, seed=1)[3][0], RandomTable(5, seed=1)[3][0])
+    assert not torch.equal(RandomTable(5, seed=1)[3][0], RandomTable(5, seed=2)[3][0])
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+def test_every_class_appears(classes: int) -> None:
+    table = RandomTable(2000, classes=classes)
+    counts = np.bincount([table[index][1] for index in range(2000)])
+    assert counts.size == classes
+    assert counts.min() > 2000 / classes / 3
+
+
+def test_the_labels_can_be_learnt() -> None:
+    x, y = next(iter(DataLoader(RandomTable(4000), batch_size=4000)))
+    signs = y.float().mul(2).sub(1)
+    weights = torch.linalg.lstsq(x[:3000] - 0.5, signs[:3000, None]).solution
+    right = ((x[3000:] - 0.5) @ weights > 0).squeeze().eq(y[3000:] == 1)
+    assert right.float().mean() > 0.9
+
+
+def test_it_ends_like_a_sequence() -> None:
+    table = RandomTable(3)
+    assert len(list(table)) == len(table) == 3  # type: ignore[call-overload]

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SeededRng of one's own, unnoticed by others."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from fleetlight.data.order.seeded_rng import SeededRng
+
+DRAWS: list[Callable[[], object]] = [
+    lambda: torch.rand(3).tolist(),
+    lambda: np.random.rand(3).tolist(),
+    lambda: [random.random() for _ in range(3)],
+]
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_inside_it_follows_the_seed(draw: Callable[[], object]) -> None:
+    drawn = []
+    for seed in (2**62, 2**62, 5):
+        with SeededRng(seed):
+            drawn.append(draw())
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_outside_nobody_notices(draw: Callable[[], object]) -> None:
+    def outside(chance: SeededRng | None) -> object:
+        torch.manual_seed(1)
+        np.random.seed(1)
+        random.seed(1)
+        if chance is not None:
+            with chance:
+                draw()
+        return draw()
+
+    chance = SeededRng(3)
+    assert outside(None) == outside(chance) == outside(chance)
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_it_goes_on_where_it_stopped(draw: Callable[[], object]) -> None:
+    with SeededRng(3):
+        twice = [draw(), draw()]
+    chance, again = SeededRng(3), []
+    for _ in range(2):
+        with chance:
+            again.append(draw())
+        draw()
+    assert again == twice
+
+
+def test_an_error_inside_leaves_the_outside_alone() -> None:
+    torch.manual_seed(1)
+    expected = torch.rand(1)
+    torch.manual_seed(1)
+    with pytest.raises(KeyError), SeededRng(3):
+        raise KeyError
+    assert torch.rand(1) == expected

@@ -1,0 +1,404 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loaders whose records are dealt out on demand, to simulated workers."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.data.queued import Desk, WaitsError, Worker, crew, end_all, go_on, records, run
+from tests.data.simulated import (
+    Announced,
+    Numbers,
+    Ragged,
+    Stream,
+    in_processes,
+    numbers_in,
+    plain,
+    single,
+)
+from torch.utils.data import DataLoader
+
+from fleetlight.data.queue.client import QueueOptions
+from fleetlight.errors import CheckpointError, ConfigError
+from fleetlight.ps.server.work import Work
+
+
+@pytest.fixture(autouse=True)
+def workers_end() -> Iterator[None]:
+    yield
+    end_all()
+
+
+@in_processes
+def test_one_worker_reads_all_in_order(processes: dict[str, Any]) -> None:
+    [worker] = crew(1, lambda: plain(shuffle=True, **processes))
+    other = single(plain(shuffle=True))
+    for _ in range(2):
+        assert list(worker.epoch()) == [numbers_in(batch) for batch in other]
+        # only who deals them out knows which range comes next
+        assert worker.behind[1] is not None
+        assert all(b in (None, r) for b, r in zip(worker.behind, worker.read, strict=True))
+        worker.read.clear()
+        worker.behind.clear()
+    assert (worker.loader.epoch, worker.loader.consumed) == (2, 0)
+
+
+@in_processes
+def test_who_is_faster_reads_more(processes: dict[str, Any]) -> None:
+    fast, slow = crew(2, lambda: plain(length=60, shuffle=True, **processes))
+    first = slow.epoch()
+    next(first)
+    with pytest.raises(WaitsError):
+        list(fast.epoch())
+    # but for what the other one has in hand
+    assert 2 <= 15 - len(fast.read) <= 6
+    list(first)
+    assert records(fast, slow) == list(range(60))
+
+
+def test_each_batch_counts_fully_and_the_last_may_be_short() -> None:
+    [worker] = crew(1, lambda: plain(length=6))
+    list(worker.epoch())
+    shares = [share for share in worker.shares if share is not None]
+    assert [(share.mine, share.total, share.consumed) for share in shares] == [(4, 4, 4), (2, 2, 6)]
+    one, _ = crew(2)
+    next(one.epoch())
+    assert one.shares[1][:2] == (4, 8)
+
+
+def test_the_last_batch_may_be_left_out() -> None:
+    [worker] = crew(1, lambda: plain(length=6, drop_last=True))
+    assert list(worker.epoch()) == [[0, 1, 2, 3]]
+
+
+def test_batches_of_an_own_sampler_are_dealt_out_whole() -> None:
+    workers = crew(2, lambda: DataLoader(Numbers(30), batch_sampler=Ragged()))
+    run(workers)
+    assert sorted(batch for worker in workers for batch in worker.read) == sorted(Ragged())
+
+
+def test_nothing_is_told_to_be_done_that_a_later_life_needs() -> None:
+    """It makes its last step again, so what is told is one step behind what the servers have."""
+    worker, _ = crew(2, lambda: plain(length=80))
+    epoch = worker.epoch()
+    for _ in range(5):
+        next(epoch)
+    # what had been told when the fifth batch was asked for
+    assert worker.desk.work.remaining(0, 1) == [(8, 80)]
+    begun = []
+    for state in worker.states[2:]:
+        later = Worker(worker.desk.work, 0, 2, lambda: plain(length=80))
+        later.loader.cursor.resume(pickle.loads(pickle.dumps(state)))
+        begun.append(later.epoch())
+        assert next(begun[-1]) == worker.read[state["consumed"] // 4]
+
+
+def test_pushes_that_are_on_their_way_are_not_done() -> None:
+    worker, _ = crew(2, lambda: plain(length=80))
+    for _ in itertools.islice(worker.loader, 7):
+        worker.desk.made += 1
+    assert worker.desk.acknowledged == worker.desk.made  # given back behind the last
+    work = worker.desk.work
+    assert work.remaining(0, 1) == [(28, 80)]
+    another, _ = crew(2, lambda: plain(length=80))
+    iterator = iter(another.loader)
+    for _ in range(7):
+        next(iterator)
+        another.desk.made += 1
+    assert another.desk.work.remaining(0, 1) == [(0, 80)]
+
+
+@pytest.mark.parametrize("announce", [None, Announced()], ids=["", "one_ahead"])
+@pytest.mark.parametrize("merged", [1, 3])
+def test_a_worker_that_was_killed_goes_on_in_its_own_ranges(merged: int, announce: Any) -> None:
+    """At whatever batch, and where one step has several."""
+    for died in range(1, 13):
+        work = Work(2)
+        worker, other = (
+            Worker(work, index, 2, lambda: plain(length=60), announce=announce)
+            for index in range(2)
+        )
+        epoch, others = iter(worker.loader), other.epoch()
+        next(others)
+        mark, kept = worker.loader.state_dict(), 0
+        for batch in range(died):
+            worker.read.append(numbers_in(next(epoch)))
+            if batch % merged == 0:
+                mark, kept = worker.states[-1], batch
+            if batch % merged == merged - 1:
+                worker.desk.made = worker.desk.acknowledged = worker.desk.made + 1
+        # the batches of its last step are read once more; a step that was not made had no batch
+        later = Worker(work, 0, 2, lambda: plain(length=60), announce=announce)
+        later.loader.cursor.resume(mark)
+        assert later.loader.epoch == 0
+        again = later.epoch()
+        assert [next(again) for _ in range(died - kept)] == worker.read[kept:died]
+        go_on([others, again], [other, later])
+        del worker.read[kept:]
+        assert records(worker, later, other) == list(range(60))
+        del epoch
+
+
+def test_a_worker_that_died_between_two_epochs_has_its_last_batches_still() -> None:
+    work = Work(2)
+    one, other = (Worker(work, n, 2, lambda: plain(length=16)) for n in range(2))
+    run([one, other])
+    begun = [one.epoch(), other.epoch()]
+    for epoch in begun:
+        next(epoch)
+    for state, batch in zip(one.states[:-1], one.read[:-1], strict=True):
+        later = Worker(work, 0, 2, lambda: plain(length=16))
+        later.loader.cursor.resume(state)
+        assert later.loader.epoch == 0
+        begun.append(later.epoch())
+        assert next(begun[-1]) == batch
+
+
+def test_what_a_worker_does_not_finish_is_done_by_others() -> None:
+    one, other = crew(2, lambda: plain(length=60))
+    for _, _ in zip(range(3), one.epoch(), strict=False):
+        pass
+    gc.collect()
+    assert "give back" in one.desk.said
+    list(other.epoch())
+    assert records(one, other) == list(range(60))
+    # its next iteration is the next epoch
+    assert one.loader.epoch == 0
+    next(one.epoch())
+    assert one.loader.epoch == 1
+
+
+@pytest.mark.slow
+@in_processes
+@pytest.mark.parametrize("batches", [2, 3])
+def test_what_was_given_back_is_no_more_in_the_hands_of_a_later_life(
+    batches: int, processes: dict[str, Any]
+) -> None:
+    """A worker leaves its loop, and is killed before its next step: its position is an old one."""
+    work = Work(2)
+    one, other = (
+        Worker(work, n, 2, lambda: plain(length=60, **processes), range_batches=4) for n in range(2)
+    )
+    epoch = one.epoch()
+    for _ in range(batches):
+        next(epoch)
+    one.desk.made += 1
+    del epoch
+    gc.collect()
+    assert one.desk.said[-2:] == ["give back", "resume"]
+    rest = other.epoch()
+    next(rest)
+    # the batch of its last step is read once more, and what is done in this life has no break
+    later = Worker(work, 0, 2, lambda: plain(length=60, **processes), range_batches=4)
+    later.loader.cursor.resume(pickle.loads(pickle.dumps(one.states[-1])))
+    again = later.epoch()
+    assert next(again) == one.read.pop()
+    go_on([rest, again], [other, later])
+    assert records(one, later, other) == list(range(60))
+
+
+def test_a_loader_that_is_started_anew_gives_back() -> None:
+    one, other = crew(2, lambda: plain(length=60))
+    first = one.epoch()
+    next(first)
+    second = one.epoch()
+    next(second)
+    list(other.epoch())
+    assert records(other) == list(range(4, 60))
+    with pytest.raises(ConfigError, match="restarted while it was being iterated"):
+        next(first)
+
+
+def test_an_iteration_goes_on_with_what_somebody_else_gives_back() -> None:
+    for processes in ({}, {"num_workers": 2}):
+        one, other = crew(2, lambda p=processes: plain(length=40, **p))
+        kept = other.epoch()
+        next(kept)
+        seen = one.epoch()
+        for _ in range(10 - 6 if processes else 10 - 2):
+            next(seen)
+        kept.close()
+        del kept
+        gc.collect()
+        list(seen)
+        assert records(one, other) == list(range(40))
+
+
+def test_what_others_give_back_while_a_worker_waits_is_of_the_same_turn() -> None:
+    one, other = crew(2, lambda: plain(length=40))
+    kept = other.epoch()
+    next(kept)
+
+    def give_back() -> bool:
+        kept.close()
+        gc.collect()
+        return "give back" in other.desk.said
+
+    one.desk.others = give_back
+    list(one.epoch())
+    assert records(one, other) == list(range(40))
+    said = [word for word in one.desk.said if not word.startswith("deal")]
+    assert said == ["reopen", "resume"]
+
+
+def test_a_batch_that_is_put_back_is_of_whoever_goes_on() -> None:
+    one, other = crew(2, lambda: plain(length=40))
+    batches = iter(one.loader)
+    next(batches)
+    again = numbers_in(next(batches))
+    one.loader.cursor.put_back()
+    one.loader.source.give_back()
+    list(other.epoch())
+    assert set(again) < set(records(other))
+    blocks = single(plain(length=40))
+    batches = iter(blocks)
+    next(batches)
+    again = numbers_in(next(batches))
+    blocks.cursor.put_back()
+    later = single(plain(length=40))
+    later.load_state_dict(blocks.state_dict())
+    assert numbers_in(next(iter(later))) == again
+
+
+def test_steps_are_not_needed() -> None:
+    """As in a validation: at the end of the loop all is done."""
+    workers = crew(2)
+    for epoch in range(3):
+        run(workers, steps=False)
+        assert records(*workers) == sorted([*range(30)] * (epoch + 1))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data(), st.integers(1, 3), st.integers(1, 3), st.integers(1, 40))
+def test_a_checkpoint_has_all_that_is_not_done(
+    data: Any, number: int, later: int, length: int
+) -> None:
+    """Saved amid an epoch, more than once, and loaded by any number of workers."""
+    turns = st.lists(st.integers(0, 5), max_size=12)
+    workers, read = crew(number, lambda: plain(length=length)), list[int]()
+    for _ in range(3):
+        iterators = [worker.epoch() for worker in workers]
+        go_on(iterators, workers, data.draw(turns))
+        state = saved(workers)
+        read += records(*workers)
+        left = [r for start, stop in state["left"] or [] for r in range(start, stop)]
+        assert state["consumed"] == (length - len(left) if state["left"] is not None else 0)
+        for iterator in iterators:
+            iterator.close()  # type: ignore[attr-defined]
+        workers = crew(later, lambda: plain(length=length))
+        for worker in workers:
+            worker.loader.load_state_dict(state)
+        if workers[0].loader.epoch == 1:
+            break
+    else:
+        run(workers)
+        read += records(*workers)
+    assert sorted(read) == list(range(length))
+
+
+def saved(workers: list[Worker]) -> dict[str, Any]:
+    """As `save_persistables` does it."""
+    for worker in workers:
+        worker.loader.source.report()
+    return pickle.loads(pickle.dumps(workers[0].loader.cursor.shared_state()))  # type: ignore[no-any-return]
+
+
+def test_between_epochs_a_checkpoint_has_the_next_one() -> None:
+    workers = crew(2)
+    run(workers)
+    state = saved(workers)
+    assert (state["epoch"], state["left"], state["consumed"]) == (1, None, 0)
+    [one] = crew(1)
+    one.loader.load_state_dict(state)
+    assert (one.loader.epoch, len(list(one.epoch()))) == (1, 8)
+
+
+def test_behind_the_last_batch_the_epoch_is_done() -> None:
+    [worker] = crew(1)
+    epoch = worker.epoch()
+    for _ in range(8):
+        next(epoch)
+    [other] = crew(1)
+    other.loader.load_state_dict(saved([worker]))
+    assert other.loader.epoch == 1
+
+
+def test_a_position_in_blocks_can_be_gone_on_with() -> None:
+    blocks = single(plain(drop_last=True))
+    iterator = iter(blocks)
+    next(iterator)
+    workers = crew(2, lambda: plain(drop_last=True))
+    for worker in workers:
+        worker.loader.load_state_dict(blocks.state_dict())
+    run(workers)
+    assert records(*workers) == list(range(4, 28))
+    fresh = single(plain())
+    [worker] = crew(1)
+    worker.loader.load_state_dict(fresh.state_dict())
+    assert records(worker) == []
+    list(worker.epoch())
+    assert records(worker) == list(range(30))
+
+
+def test_pieces_do_not_become_blocks() -> None:
+    workers = crew(2)
+    blocks = single(plain())
+    blocks.load_state_dict(saved(workers))
+    assert (blocks.epoch, blocks.consumed) == (0, 0)
+    next(workers[1].epoch())
+    next(workers[0].epoch())
+    with pytest.raises(CheckpointError, match=r"in several ranges; load it .*deal='queue'"):
+        blocks.load_state_dict(saved(workers))
+    stream = single(DataLoader(Stream(30), batch_size=4))
+    with pytest.raises(CheckpointError, match="got the position of a stream"):
+        workers[0].loader.load_state_dict(stream.state_dict())
+
+
+def test_there_is_no_length() -> None:
+    [worker] = crew(1)
+    with pytest.raises(TypeError, match=r"no length: .*len\(loader\.dataset\)"):
+        len(worker.loader)
+    assert worker.loader.samples_per_step is None
+    assert worker.loader.settings()["deal"] == "queue"
+
+
+@pytest.mark.parametrize(
+    ("make", "facts", "text"),
+    [
+        (lambda: DataLoader(Stream(9), 4), {}, "which a stream does not have; leave deal out"),
+        (lambda: DataLoader(Numbers(9), batch_size=None), {}, "no automatic batching"),
+        (plain, {"range_batches": 0}, "got range_batches=0, expected a whole number from 1"),
+        (plain, {"range_batches": 1.5}, r"got range_batches=1\.5"),
+    ],
+)
+def test_what_cannot_be_dealt_out_is_refused(make: Any, facts: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        crew(1, make, **facts)
+
+
+def test_tails_are_of_blocks() -> None:
+    with pytest.raises(ConfigError, match="got deal='queue' and tail='pad', but there is no block"):
+        single(plain(), tail="pad", queue=QueueOptions(Desk(Work(1), 0), 4))
+
+
+def test_a_sampler_that_is_another_one_each_time_is_told(caplog: Any) -> None:
+    class Restless(Ragged):
+        times = 0
+
+        def __iter__(self) -> Iterator[list[int]]:
+            self.times += 1
+            yield [self.times]
+
+        def __len__(self) -> int:
+            return 1
+
+    one, _ = crew(2, lambda: DataLoader(Numbers(30), batch_sampler=Restless()))
+    next(one.epoch())
+    assert "gives a different order each time it is iterated" in caplog.text

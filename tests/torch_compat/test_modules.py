@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Torch's own ways to distribute a module are seen, in and outside of a forward."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from fleetlight.torch_compat.modules import wrappers_in, wrappers_of
+
+pytestmark = pytest.mark.contract
+
+
+@pytest.fixture
+def _group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+class Asking(nn.Module):
+    """Asks in its forward what distributes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 1)
+        self.seen: list[str] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = list(wrappers_of(self))
+        out: Tensor = self.linear(x)
+        return out
+
+
+@pytest.mark.usefixtures("_group")
+def test_a_forward_knows_that_torch_distributes_it() -> None:
+    model = Asking()
+    model(torch.ones(1, 2))
+    assert model.seen == []
+    wrapped = DistributedDataParallel(model)
+    wrapped(torch.ones(1, 2))
+    assert model.seen == ["DistributedDataParallel"]
+    assert list(wrappers_of(model)) == []
+    assert list(wrappers_in(model)) == []
+    assert list(wrappers_in(nn.Sequential(wrapped))) == ["DistributedDataParallel"]
+
+
+def test_a_module_tells_what_wraps_a_part_of_it() -> None:
+    assert list(wrappers_in(nn.Sequential(nn.DataParallel(nn.Linear(2, 1))))) == ["DataParallel"]
+
+
+@pytest.mark.usefixtures("_group")
+def test_sharded_parameters_are_seen() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+    mesh = init_device_mesh("cpu", (1,))
+    sharded: Any = nn.Linear(2, 1)
+    fully_shard(sharded, mesh=mesh)
+    assert "a sharding into DTensors" in set(wrappers_in(sharded))
+    with warnings.catch_warnings():
+        # that one process has nothing to shard
+        warnings.simplefilter("ignore")
+        whole = FullyShardedDataParallel(nn.Linear(2, 1), device_id=torch.device("cpu"))
+    assert "FSDP" in set(wrappers_in(whole))
