@@ -83,7 +83,7 @@ def _enrolled_worker(
         job = _train(enrolled, strategy, deadline_s, tls)
     except Exception as error:
         liveness.depart(f"{type(error).__name__}: {error}")
-        liveness.farewell()
+        liveness.release_store()
         raise
     job.session.liveness = liveness
     return job

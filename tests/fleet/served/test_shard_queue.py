@@ -151,7 +151,7 @@ def test_who_had_nothing_left_and_goes_on_is_in_the_same_phase(mode: str) -> Non
     def ended() -> int:
         with server._news:
             assert server._service is not None
-            _, phases = server._service.pushes.residuals.clocks.state()
+            _, phases = server._service.pushes.ledger.clocks.state()
             return phases[0]
 
     def work(member: Member) -> Any:

@@ -309,7 +309,7 @@ class ServerSession:
             return
         if self.liveness is not None:
             self.liveness.depart(None)
-            self.liveness.farewell()
+            self.liveness.release_store()
         if self.dense_group is not None:
             self.dense_group.leave()
 
@@ -325,7 +325,7 @@ class ServerSession:
             return
         if self.liveness is not None:
             self.liveness.depart(error)
-            self.liveness.farewell()
+            self.liveness.release_store()
         if self.dense_group is not None:
             self.dense_group.fail(error)
 

@@ -315,7 +315,7 @@ def load(job: Job, states: Sequence[Any], step: int, names: Names) -> None:
 def restart(job: Job, names: Names) -> None:
     """Let local training continue from other values, which all workers have."""
     for local in _all_of(job):
-        local.engine.begin_anew(local.engine.schedule.step, names)
+        local.engine.restart_at(local.engine.schedule.step, names)
 
 
 def _load(engine: LocalTrainingEngine, *, state: Mapping[str, Any], names: Names) -> None:
@@ -323,7 +323,7 @@ def _load(engine: LocalTrainingEngine, *, state: Mapping[str, Any], names: Names
 
 
 def _restart(engine: LocalTrainingEngine, *, step: int, names: Names) -> None:
-    engine.begin_anew(step, names)
+    engine.restart_at(step, names)
 
 
 def may_train_locally(job: Job) -> bool:
