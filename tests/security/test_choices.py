@@ -137,14 +137,14 @@ class Choosing(ssl.SSLContext):
 
 def test_suites_are_handed_on_and_unknown_ones_named() -> None:
     found = Choosing(ssl.PROTOCOL_TLS_CLIENT)
-    module._choose(found, f"{SUITE}:{OTHER}")
+    module._select_suites(found, f"{SUITE}:{OTHER}")
     assert found.chosen == f"{SUITE}:{OTHER}"
     with pytest.raises(
         ConfigError, match=r"NONE names no TLS 1\.3 cipher suite .* expected names suc"
     ):
-        module._choose(Choosing(ssl.PROTOCOL_TLS_CLIENT), f"{SUITE}:NONE")
+        module._select_suites(Choosing(ssl.PROTOCOL_TLS_CLIENT), f"{SUITE}:NONE")
     with pytest.raises(ConfigError, match=r"'NONE': it names no TLS 1\.3 cipher suite"):
-        module._choose(Choosing(ssl.PROTOCOL_TLS_CLIENT), "NONE")
+        module._select_suites(Choosing(ssl.PROTOCOL_TLS_CLIENT), "NONE")
 
 
 CONFIGURED = """

@@ -33,9 +33,9 @@ def first_of_each_kind(members: Sequence[JobProcess]) -> list[JobProcess]:
     return [member for member in found if member is not None]
 
 
-def remarks(lines: Sequence[str], said: int, *, verbose: bool) -> list[str]:
+def remarks(lines: Sequence[str], printed: int, *, verbose: bool) -> list[str]:
     """The remarks that fit into the lines of a start, of which `said` are printed already."""
-    room = len(lines) if verbose else max(0, _LINES - 1 - said)
+    room = len(lines) if verbose else max(0, _LINES - 1 - printed)
     if len(lines) <= room:
         return list(lines)
     return [*lines[: room - 1], f"{len(lines) - room + 1} more settings: fleetrun -v"][:room]

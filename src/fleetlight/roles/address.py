@@ -71,9 +71,9 @@ def _ipv4_addresses() -> Iterator[tuple[str, str]]:
     siocgifconf, entry = 0x8912, 40 if struct.calcsize("P") == 8 else 32
     buffer = array.array("B", bytes(256 * entry))
     where, length = buffer.buffer_info()
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        answer = fcntl.ioctl(asked, siocgifconf, struct.pack("iP", length, where))
-    used, raw = struct.unpack("iP", answer)[0], buffer.tobytes()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        result = fcntl.ioctl(probe, siocgifconf, struct.pack("iP", length, where))
+    used, raw = struct.unpack("iP", result)[0], buffer.tobytes()
     for at in range(0, used, entry):
         name, address = raw[at : at + 16].split(b"\0")[0], raw[at + 20 : at + 24]
         yield name.decode(), socket.inet_ntoa(address)

@@ -72,13 +72,13 @@ def _kind(role: Kind | str) -> Kind:
 def _endpoints(listed: Sequence[str], where: str) -> tuple[Endpoint, ...]:
     if isinstance(listed, str):
         raise RoleError(f"{where}: got the string {listed!r}, expected a list of host:port")
-    return tuple(parse_endpoint(one, where) for one in listed)
+    return tuple(parse_endpoint(text, where) for text in listed)
 
 
-def _count(said: int | None, workers: tuple[Endpoint, ...]) -> int:
-    if said is not None and workers and said != len(workers):
-        raise RoleError(f"worker_num={said}, but worker_endpoints lists {len(workers)}")
-    return said if said is not None else max(1, len(workers))
+def _count(stated: int | None, workers: tuple[Endpoint, ...]) -> int:
+    if stated is not None and workers and stated != len(workers):
+        raise RoleError(f"worker_num={stated}, but worker_endpoints lists {len(workers)}")
+    return stated if stated is not None else max(1, len(workers))
 
 
 def _master(text: str | None, workers: tuple[Endpoint, ...]) -> Endpoint | None:

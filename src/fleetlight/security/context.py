@@ -49,8 +49,10 @@ def client_context(encryption: Encryption | str | Path) -> ssl.SSLContext:
     return _context(ssl.PROTOCOL_TLS_CLIENT, encryption, CLIENT)
 
 
-def _context(protocol: ssl._SSLMethod, said: Encryption | str | Path, side: str) -> ssl.SSLContext:
-    encryption = as_encryption(said)
+def _context(
+    protocol: ssl._SSLMethod, encryption: Encryption | str | Path, side: str
+) -> ssl.SSLContext:
+    encryption = as_encryption(encryption)
     folder = CertificateFolder(Path(encryption.folder), side, encryption.expiry_warning_days)
     folder.check()
     context = ssl.SSLContext(protocol)
@@ -58,12 +60,12 @@ def _context(protocol: ssl._SSLMethod, said: Encryption | str | Path, side: str)
     # OpenSSL then also checks the purpose of the other's certificate
     context.verify_mode = ssl.CERT_REQUIRED
     if encryption.ciphers:
-        _choose(context, encryption.ciphers)
+        _select_suites(context, encryption.ciphers)
     _load(context, folder)
     return context
 
 
-def _choose(context: ssl.SSLContext, ciphers: str) -> None:
+def _select_suites(context: ssl.SSLContext, ciphers: str) -> None:
     """Select TLS 1.3 cipher suites, which Python's `set_ciphers` does not."""
     where = f"strategy.ssl_configs.ciphers (--ssl_ciphers) = {ciphers!r}"
     if not hasattr(context, "set_ciphersuites"):
@@ -98,7 +100,7 @@ def _load(context: ssl.SSLContext, folder: CertificateFolder) -> None:
         raise ConfigError(f"ssl: {folder.ca} has no certificate: {error.reason}") from None
     if folder.crl.exists():
         _load_revoked(context, folder)
-    asked: list[str] = []
+    sources: list[str] = []
 
     def password() -> bytes:
         found = key_password()
@@ -107,16 +109,16 @@ def _load(context: ssl.SSLContext, folder: CertificateFolder) -> None:
                 f"ssl: {folder.key} is encrypted and its password is not set; set "
                 f"{PASSWORD_FILE} to a file with it, or {PASSWORD} to the password"
             )
-        asked.append(found[1])
+        sources.append(found[1])
         return found[0].reveal().encode("utf-8", "surrogateescape")
 
     try:
         context.load_cert_chain(folder.certificate, folder.key, password)
     except ssl.SSLError as error:
-        if asked and error.reason != "KEY_VALUES_MISMATCH":
+        if sources and error.reason != "KEY_VALUES_MISMATCH":
             raise ConfigError(
-                f"ssl: the password of {asked[0]} does not decrypt {folder.key}; set the password "
-                "with which the keys of both sides are encrypted"
+                f"ssl: the password of {sources[0]} does not decrypt {folder.key}; set the "
+                "password with which the keys of both sides are encrypted"
             ) from None
         raise ConfigError(
             f"ssl: {folder.certificate} and {folder.key} do not belong together: {error.reason}"

@@ -13,10 +13,10 @@ from fleetlight.security.tls_errors import BAD_LIST
 from fleetlight.strategy.features.ssl import Encryption, as_encryption
 
 
-def check(said: Encryption | str | Path) -> None:
+def check(encryption: Encryption | str | Path) -> None:
     """Refuse a folder whose server and client refuse each other; the error names the file."""
-    client, server = client_context(said), server_context(said)
-    folder = Path(as_encryption(said).folder)
+    client, server = client_context(encryption), server_context(encryption)
+    folder = Path(as_encryption(encryption).folder)
     # the server's host name is known only on a real connection
     client.check_hostname = False
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()

@@ -51,29 +51,29 @@ def explain(error: ssl.SSLError) -> str:
 
 
 def _distrust(error: ssl.SSLCertVerificationError) -> str:
-    code, said = error.verify_code, error.verify_message
+    code, reason = error.verify_code, error.verify_message
     if code in (_WRONG_HOST, _WRONG_ADDRESS):
         return (
-            f"the certificate of the other side names other hosts ({said}); make certificates "
+            f"the certificate of the other side names other hosts ({reason}); make certificates "
             "that name this one: fleetlight cert DIR --host NAME"
         )
     if code == _REVOKED:
         return (
-            f"the certificate of the other side is revoked ({said}, by crl.pem); give that process "
-            "another certificate"
+            f"the certificate of the other side is revoked ({reason}, by crl.pem); give that "
+            "process another certificate"
         )
     if code in BAD_LIST:
         return (
             f"crl.pem of this side is no valid revocation list of the CA that signed the other "
-            f"side's certificate ({said}); let that CA make a new list"
+            f"side's certificate ({reason}); let that CA make a new list"
         )
     if code in _OTHER_CA:
-        return f"another CA signed the certificate of the other side ({said}); {_ONE_FOLDER}"
+        return f"another CA signed the certificate of the other side ({reason}); {_ONE_FOLDER}"
     if code in (_EXPIRED, _NOT_YET):
         return (
-            f"the certificate of the other side is not valid now ({said}); check the clocks, or "
+            f"the certificate of the other side is not valid now ({reason}); check the clocks, or "
             "make new ones: fleetlight cert DIR --replace"
         )
     if code == _WRONG_PURPOSE:
-        return f"the certificate of the other side is made for another purpose ({said})"
-    return f"the certificate of the other side is not valid: {said}"
+        return f"the certificate of the other side is made for another purpose ({reason})"
+    return f"the certificate of the other side is not valid: {reason}"

@@ -63,8 +63,8 @@ class ProofTranscript:
     def proof(self, token: Secret, side: bytes) -> bytes:
         """The proof that `side` knows the token, for this connection only."""
         parts = (_DOMAIN, side, self.client, self.server, self.greeting)
-        said = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
-        return hmac.new(token.reveal().encode(), said, hashlib.sha256).digest()
+        message = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+        return hmac.new(token.reveal().encode(), message, hashlib.sha256).digest()
 
     def verifies(self, token: Secret, side: bytes, proof: bytes) -> bool:
         """True if `proof` is that of `side`; compares in constant time."""

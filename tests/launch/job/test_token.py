@@ -67,7 +67,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "short", "x" * 5000, "two lines that\nare long enough"])
 def test_what_is_no_token_is_refused(file: Path, text: str) -> None:
     file.write_text(text)
-    with pytest.raises(ConfigError, match=rf"--token_file {file} holds .* openssl rand -hex 32"):
+    with pytest.raises(ConfigError, match=rf"--token_file {file} has .* openssl rand -hex 32"):
         read_token(str(file), {})
 
 

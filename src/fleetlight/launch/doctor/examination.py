@@ -49,26 +49,26 @@ class Result:
 
 
 def examine(
-    wish: DoctorOptions, machine: Machine, environment: Mapping[str, str], say: Say
+    options: DoctorOptions, machine: Machine, environment: Mapping[str, str], say: Say
 ) -> Result:
     """Examine this machine and, with a list of machines, the links between them."""
-    _check(wish)
-    workers = wish.workers or max(1, machine.gpus)
-    if not wish.ips:
+    _check(options)
+    workers = options.workers or max(1, machine.gpus)
+    if not options.ips:
         return _alone(machine, environment, workers)
-    _check_names(wish.ips, machine)
+    _check_names(options.ips, machine)
     notes: list[str] = []
-    options = LaunchOptions(script="", ips=wish.ips, host=wish.host, start_port=wish.port)
-    place = select_hosts(options, machine, notes)
+    flags = LaunchOptions(script="", ips=options.ips, host=options.host, start_port=options.port)
+    selection = select_hosts(flags, machine, notes)
     for note in notes:
         say(note)
-    hosts = place.meeting.hosts if place.meeting else (place.host,)
-    asked = ExamOptions(
-        names=wish.ips, hosts=hosts, port=wish.port, workers=workers, seconds=wish.seconds
+    hosts = selection.meeting.hosts if selection.meeting else (selection.host,)
+    exam_options = ExamOptions(
+        names=options.ips, hosts=hosts, port=options.port, workers=workers, seconds=options.seconds
     )
-    facts = facts_of(machine, environment, asked, place.host)
-    token = read_token(wish.token_file, environment)
-    exam = meet(asked, hosts.index(place.host), facts, wish.deadline_s, say, token)
+    facts = facts_of(machine, environment, exam_options, selection.host)
+    token = read_token(options.token_file, environment)
+    exam = meet(exam_options, hosts.index(selection.host), facts, options.deadline_s, say, token)
     return Result(table.of_exam(exam), findings.of_exam(exam))
 
 
@@ -79,20 +79,20 @@ def _alone(machine: Machine, environment: Mapping[str, str], workers: int) -> Re
     return Result(text, list(findings.of_machine(facts)))
 
 
-def _check(wish: DoctorOptions) -> None:
-    workers = 1 if wish.workers is None else wish.workers
+def _check(options: DoctorOptions) -> None:
+    workers = 1 if options.workers is None else options.workers
     if not 1 <= workers <= 1024:
-        raise ConfigError(f"--nproc {wish.workers}: expected 1 to 1024 workers")
-    if not 1 <= wish.port <= 65535 - workers - 1:
-        raise ConfigError(f"--port {wish.port}: expected 1 to {65535 - workers - 1}")
+        raise ConfigError(f"--nproc {options.workers}: expected 1 to 1024 workers")
+    if not 1 <= options.port <= 65535 - workers - 1:
+        raise ConfigError(f"--port {options.port}: expected 1 to {65535 - workers - 1}")
     for flag, value, most in (
-        ("--seconds", wish.seconds, 60.0),
-        ("--deadline_s", wish.deadline_s, 1e6),
+        ("--seconds", options.seconds, 60.0),
+        ("--deadline_s", options.deadline_s, 1e6),
     ):
         if not 0 < value <= most:
             raise ConfigError(f"{flag} {value:g}: expected more than 0 and at most {most:g}")
-    if len(wish.ips) > _MOST:
-        raise ConfigError(f"--ips lists {len(wish.ips)} machines, expected at most {_MOST}")
+    if len(options.ips) > _MOST:
+        raise ConfigError(f"--ips lists {len(options.ips)} machines, expected at most {_MOST}")
 
 
 def _check_names(names: Sequence[str], machine: Machine) -> None:

@@ -118,22 +118,22 @@ def _is_gone(why: str) -> bool:
 def _of_differences(exam: Exam) -> Iterator[Finding]:
     for what, must in (("fleetlight", True), ("torch", True), ("python", False)):
         kind = _problem if must else _advice
-        if told := _differing(exam, {n: getattr(f, what) for n, f in exam.facts.items()}):
+        if listed := _differing(exam, {n: getattr(f, what) for n, f in exam.facts.items()}):
             yield kind(
-                f"{what} differs between the machines: {told}",
+                f"{what} differs between the machines: {listed}",
                 f"install one {what} on all machines",
             )
-    if told := _differing(exam, {n: f.mtu for n, f in exam.facts.items() if f.mtu}):
+    if listed := _differing(exam, {n: f.mtu for n, f in exam.facts.items() if f.mtu}):
         yield _advice(
-            f"the MTU differs between the machines: {told}",
+            f"the MTU differs between the machines: {listed}",
             "set one MTU on all interfaces, or large packets may be lost",
         )
     options = {
         n: f"--nproc {f.asked.workers}, --port {f.asked.port}" for n, f in exam.facts.items()
     }
-    if told := _differing(exam, options):
+    if listed := _differing(exam, options):
         yield _advice(
-            f"the doctors have different options: {told}", "start all with the same options"
+            f"the doctors have different options: {listed}", "start all with the same options"
         )
 
 
@@ -142,22 +142,22 @@ def _differing(exam: Exam, values: Mapping[int, object]) -> str:
     kinds = dict.fromkeys(values.values())
     if len(kinds) < 2:
         return ""
-    told = []
+    listed = []
     for kind in kinds:
         hosts = [exam.asked.hosts[number] for number, value in values.items() if value == kind]
-        told.append(f"{kind} on {', '.join(hosts)}")
-    return "; ".join(told)
+        listed.append(f"{kind} on {', '.join(hosts)}")
+    return "; ".join(listed)
 
 
 def _of_names(exam: Exam) -> Iterator[Finding]:
-    told = [
+    listed = [
         f"{facts.name} for {facts.name_address} on {exam.asked.hosts[number]}"
         for number, facts in exam.facts.items()
         if is_loopback(facts.name_address or "") and not is_loopback(exam.asked.hosts[number])
     ]
-    if told:
+    if listed:
         yield _advice(
-            f"names of machines resolve to loopback addresses: {', '.join(told)}",
+            f"names of machines resolve to loopback addresses: {', '.join(listed)}",
             "fleetlight uses the routing table instead; for other programs, correct /etc/hosts",
         )
 
@@ -205,7 +205,7 @@ def _closed(exam: Exam, link: Link, way: str) -> Finding:
     """A finding about ports at which a doctor listens and no connection arrives."""
     fixed = [port for port in link.closed if port in exam.asked.ports]
     host = exam.asked.hosts[link.receiver]
-    told = ", ".join(f"{port} ({why})" for port, why in link.closed.items())
+    listed = ", ".join(f"{port} ({why})" for port, why in link.closed.items())
     last = exam.asked.ports[-1]
     remedy = f"let the firewall of {host} pass TCP ports {exam.asked.port}-{last}"
     if len(fixed) < len(link.closed):
@@ -214,7 +214,7 @@ def _closed(exam: Exam, link: Link, way: str) -> Finding:
             if fixed
             else " and all above 1024, among which Gloo and NCCL choose"
         )
-    return _problem(f"{way}: no connection to ports {told}", remedy)
+    return _problem(f"{way}: no connection to ports {listed}", remedy)
 
 
 def _of_clocks(exam: Exam) -> Iterator[Finding]:

@@ -80,7 +80,7 @@ class _Leader:
         say: Say,
         token: Secret | None,
     ) -> None:
-        self._asked, self._service, self._say, self._token = asked, service, say, token
+        self._options, self._service, self._say, self._token = asked, service, say, token
         self._facts = {0: facts}
         #: the reason why a machine is absent
         self._absent = dict.fromkeys(range(1, len(asked.hosts)), "not called yet")
@@ -92,7 +92,7 @@ class _Leader:
         self._announce(len(pairs))
         links = tuple(self._measured(sender, receiver) for sender, receiver in pairs)
         exam = Exam(
-            asked=self._asked,
+            asked=self._options,
             facts=dict(sorted(self._facts.items())),
             absent=self._absent,
             links=links,
@@ -102,31 +102,31 @@ class _Leader:
 
     def _announce(self, links: int) -> None:
         """Announce a long measurement; links are measured one by one, not to slow each other."""
-        seconds = links * self._asked.seconds
+        seconds = links * self._options.seconds
         if seconds >= _LONG_S:
             self._say(
-                f"measuring {links} links, one after another, for {self._asked.seconds:g} s each: "
-                f"{_duration(seconds)} or more; a smaller --seconds takes less"
+                f"measuring {links} links, one after another, for {self._options.seconds:g} s "
+                f"each: {_duration(seconds)} or more; a smaller --seconds takes less"
             )
 
     def _others(self) -> list[int]:
         return sorted(number for number in self._facts if number != 0)
 
     def _gather(self, deadline_s: float) -> None:
-        begin = told = time.monotonic()
+        begin = reported_at = time.monotonic()
         while self._absent and time.monotonic() - begin < deadline_s:
             for number in list(self._absent):
                 self._look_for(number)
-            if self._absent and time.monotonic() - told >= TELL_S:
-                told = time.monotonic()
+            if self._absent and time.monotonic() - reported_at >= TELL_S:
+                reported_at = time.monotonic()
                 self._say(f"not ready: {self._missing()}")
             if self._absent:
                 time.sleep(_LOOK_S)
 
     def _missing(self) -> str:
-        port = self._asked.port
+        port = self._options.port
         return ", ".join(
-            f"{endpoint_text((self._asked.hosts[number], port))} ({why})"
+            f"{endpoint_text((self._options.hosts[number], port))} ({why})"
             for number, why in self._absent.items()
         )
 
@@ -141,7 +141,7 @@ class _Leader:
 
     def _take(self, number: int, facts: Facts) -> None:
         theirs = facts.asked.hosts
-        if theirs != self._asked.hosts:
+        if theirs != self._options.hosts:
             self._absent[number] = f"was started with --ips that resolve to {', '.join(theirs)}"
             return
         del self._absent[number]
@@ -149,8 +149,8 @@ class _Leader:
 
     @contextlib.contextmanager
     def _wire(self, number: int, limit_s: float = probe.LIMIT_S) -> Iterator[DoctorChannel]:
-        hosts = self._asked.hosts
-        wire = dial(hosts[number], self._asked.port, hosts[0], limit_s)
+        hosts = self._options.hosts
+        wire = dial(hosts[number], self._options.port, hosts[0], limit_s)
         try:
             if self._token is not None:
                 wire.introduce(self._token, hosts[0], hosts[number])
@@ -168,7 +168,7 @@ class _Leader:
                 yield number, _why(error)
 
     def _measured(self, sender: int, receiver: int) -> Link:
-        hosts = self._asked.hosts
+        hosts = self._options.hosts
         self._say(f"measuring {hosts[sender]} -> {hosts[receiver]}")
         request = Measure(receiver, self._facts[receiver].listening)
         try:
@@ -182,7 +182,7 @@ class _Leader:
             assert isinstance(reply, Link)
             return reply
         # connections that a firewall drops end by their timeouts
-        more_s = self._asked.seconds + 4 * probe.LIMIT_S + 2 * probe.PORT_S * len(request.ports)
+        more_s = self._options.seconds + 4 * probe.LIMIT_S + 2 * probe.PORT_S * len(request.ports)
         with self._wire(sender) as wire:
             return wire.call(request, Link, more_s)
 
@@ -208,7 +208,7 @@ class _Follower:
     def __init__(
         self, asked: ExamOptions, service: DoctorService, facts: Facts, say: Say, number: int
     ) -> None:
-        self._asked, self._service, self._say = asked, service, say
+        self._options, self._service, self._say = asked, service, say
         self._facts = {number: facts}
         self._first = endpoint_text((asked.hosts[0], asked.port))
         self._own = asked.hosts[number]
@@ -226,20 +226,20 @@ class _Follower:
 
     def _longest_s(self, deadline_s: float) -> float:
         """The longest time of an examination: the first doctor's wait and all measurements."""
-        machines = len(self._asked.hosts)
-        ports_s = 2 * probe.PORT_S * (len(self._asked.ports) + 1)
-        each = self._asked.seconds + 6 * probe.LIMIT_S + ports_s
+        machines = len(self._options.hosts)
+        ports_s = 2 * probe.PORT_S * (len(self._options.ports) + 1)
+        each = self._options.seconds + 6 * probe.LIMIT_S + ports_s
         return deadline_s + machines * (machines - 1) * each
 
     def _wait(self, is_done: Callable[[], bool], limit_s: float, *, lost: bool) -> bool:
         """Wait until `is_done`; False on timeout or, with `lost`, once the first is unreachable."""
-        begin = told = time.monotonic()
+        begin = reported_at = time.monotonic()
         while not is_done():
             now = time.monotonic()
             if now - begin > limit_s:
                 return False
-            if now - told >= TELL_S:
-                told = now
+            if now - reported_at >= TELL_S:
+                reported_at = now
                 state = self._state()
                 if lost and self._strikes >= _STRIKES:
                     return is_done()
@@ -251,7 +251,7 @@ class _Follower:
     def _state(self) -> str:
         """Try to connect to the first doctor; return the state of its machine."""
         try:
-            dial(self._asked.hosts[0], self._asked.port, self._own, _DIAL_S).close()
+            dial(self._options.hosts[0], self._options.port, self._own, _DIAL_S).close()
         except OSError as error:
             self._strikes += 1
             return probe.why(error)
@@ -259,4 +259,4 @@ class _Follower:
         return f"listens, but has not called {self._own}: can it reach this machine?"
 
     def _exam_without(self, why: str) -> Exam:
-        return Exam(asked=self._asked, facts=self._facts, absent={0: why})
+        return Exam(asked=self._options, facts=self._facts, absent={0: why})

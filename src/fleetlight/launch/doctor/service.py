@@ -48,7 +48,7 @@ class DoctorService:
         token: Secret | None = None,
     ) -> None:
         self._token = token
-        self._asked, self._number, self._facts = asked, number, facts
+        self._options, self._number, self._facts = asked, number, facts
         self._listener = listener
         self._room = threading.Semaphore(_MOST)
         self._over = threading.Event()
@@ -80,7 +80,7 @@ class DoctorService:
             self._let_in(connected, address)
 
     def _let_in(self, connected: socket.socket, address: str) -> None:
-        if address not in self._asked.hosts or not self._room.acquire(blocking=False):
+        if address not in self._options.hosts or not self._room.acquire(blocking=False):
             connected.close()
             return
         threading.Thread(target=self._serve, args=(connected, address), daemon=True).start()
@@ -88,12 +88,12 @@ class DoctorService:
     def _serve(self, connected: socket.socket, address: str) -> None:
         wire = DoctorChannel(connected, address, _SILENT_S)
         try:
-            own = self._asked.hosts[self._number]
+            own = self._options.hosts[self._number]
             request = wire.admit(self._token, address, own)
             while request is not None:
                 if isinstance(request, Receive):
                     # the doctors have the same options, so this limit fits an honest request
-                    probe.receive_for(wire, min(request.seconds, self._asked.seconds))
+                    probe.receive_for(wire, min(request.seconds, self._options.seconds))
                     return
                 wire.send(self._reply_to(request, address))
                 request = wire.receive_request()
@@ -104,10 +104,10 @@ class DoctorService:
             self._room.release()
 
     def _reply_to(self, request: Request, address: str) -> Reply:
-        if address == self._asked.hosts[0]:
+        if address == self._options.hosts[0]:
             self.was_called.set()
         elif isinstance(request, (Measure, Finish)):
-            return Refused(f"only {self._asked.hosts[0]} may request that")
+            return Refused(f"only {self._options.hosts[0]} may request that")
         return self.reply(request)
 
     def reply(self, request: Request) -> Reply:
@@ -128,7 +128,7 @@ class DoctorService:
         return Refused(f"unexpected {type(request).__name__}")
 
     def _measured(self, request: Measure) -> Reply:
-        asked = self._asked
+        asked = self._options
         others = set(range(len(asked.hosts))) - {self._number}
         if request.receiver not in others or len(request.ports) > len(asked.ports) + 1:
             return Refused(f"no machine {request.receiver}, or too many ports")

@@ -33,7 +33,7 @@ def of_exam(exam: Exam) -> str:
 
 def of_machine(facts: Facts, addresses: Addresses, mtus: Sequence[int | None]) -> str:
     """The facts about one machine, one line each."""
-    told = [
+    rows = [
         ("name", f"{facts.name} ({facts.name_address or 'resolves to no address'})"),
         ("system", facts.system),
         ("fleetlight", facts.fleetlight),
@@ -48,8 +48,8 @@ def of_machine(facts: Facts, addresses: Addresses, mtus: Sequence[int | None]) -
     ]
     for (interface, address), mtu in zip(addresses, mtus, strict=True):
         size = f", MTU {mtu}" if mtu else ""
-        told.append(("address", f"{address} ({interface or 'interface unknown'}{size})"))
-    return _aligned([[name, value] for name, value in told])
+        rows.append(("address", f"{address} ({interface or 'interface unknown'}{size})"))
+    return _aligned([[name, value] for name, value in rows])
 
 
 def of_findings(found: Iterable[Finding]) -> str:

@@ -50,11 +50,11 @@ def without_read(encryption: Encryption | None, environment: Mapping[str, str]) 
 
 
 def _refuse_without_folder(options: LaunchOptions) -> None:
-    said = {
+    given = {
         "--ssl_ciphers": bool(options.ssl_ciphers),
         "--ssl_expiry_warning_days": options.ssl_expiry_warning_days is not None,
     }
-    for flag in (flag for flag, is_said in said.items() if is_said):
+    for flag in (flag for flag, is_given in given.items() if is_given):
         raise ConfigError(f"{flag} needs --ssl DIR; pass both or neither")
 
 

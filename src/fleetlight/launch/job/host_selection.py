@@ -80,12 +80,12 @@ def _own(machine: Machine, host: str, flag: str) -> str:
     if not machine.owns(host):
         raise ConfigError(
             f"{flag} {host}: not an address of this machine, which has "
-            f"{_told(machine.outside_addresses)}"
+            f"{_listed(machine.outside_addresses)}"
         )
     return machine.resolve(host)
 
 
-def _told(addresses: Sequence[str]) -> str:
+def _listed(addresses: Sequence[str]) -> str:
     return ", ".join(addresses) or "only loopback addresses"
 
 
@@ -132,7 +132,7 @@ def _own_of_list(
     if not own:
         raise ConfigError(
             f"none of {', '.join(hosts)} is an address of this machine, which has "
-            f"{_told(machine.outside_addresses)}; list one of those, or pass --host"
+            f"{_listed(machine.outside_addresses)}; list one of those, or pass --host"
         )
     if len(own) > 1:
         raise ConfigError(

@@ -168,8 +168,12 @@ def _differences(nodes: Sequence[Node]) -> list[str]:
     warnings = []
     for values in zip(*(node.noted for node in nodes), strict=True):
         if len(set(values)) > 1:
-            told = ", ".join(f"{n.host}: {v}" for n, (_, v) in zip(nodes, values, strict=True))
-            warnings.append(f"warning: the {values[0][0]} differs between the machines ({told})")
+            values_by_host = ", ".join(
+                f"{n.host}: {v}" for n, (_, v) in zip(nodes, values, strict=True)
+            )
+            warnings.append(
+                f"warning: the {values[0][0]} differs between the machines ({values_by_host})"
+            )
     return warnings
 
 
@@ -187,10 +191,10 @@ def ordered(nodes: Sequence[Node], meeting: Meeting) -> tuple[Node, ...]:
     twice = sorted({rank for rank in asked if asked.count(rank) > 1})
     if twice:
         raise MembershipError(f"two machines have --rank {twice[0]}; give each its own")
-    return tuple(sorted(nodes, key=lambda node: _place(node, meeting.master[0], len(nodes))))
+    return tuple(sorted(nodes, key=lambda node: _sort_key(node, meeting.master[0], len(nodes))))
 
 
-def _place(node: Node, master: str, last: int) -> tuple[int, bool, bytes, int]:
+def _sort_key(node: Node, master: str, last: int) -> tuple[int, bool, bytes, int]:
     is_master = node.host == master
     wish = node.rank if node.rank is not None else 0 if is_master else last
     return wish, not is_master, ipaddress.ip_address(node.host).packed, node.master_port

@@ -110,11 +110,11 @@ def _has_several(hosts: HostSelection) -> bool:
 def _refuse_machines(options: LaunchOptions) -> None:
     """Refuse flags that name machines for a backend that chooses them."""
     names = ("ips", "nnodes", "master", "rank", "servers", "workers", "host", "start_port")
-    said = [name for name in names if getattr(options, name) not in (None, ())]
-    if said:
+    given = [name for name in names if getattr(options, name) not in (None, ())]
+    if given:
         raise ConfigError(
-            f"--{said[0]} names machines or ports, but --on {options.on} chooses them; omit "
-            f"{' and '.join(f'--{name}' for name in said)}"
+            f"--{given[0]} names machines or ports, but --on {options.on} chooses them; omit "
+            f"{' and '.join(f'--{name}' for name in given)}"
         )
 
 

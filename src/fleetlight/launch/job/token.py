@@ -26,16 +26,16 @@ OPEN_COLLECTIVE = (
 def read_token(file: str | None, environment: Mapping[str, str]) -> Secret | None:
     """The user's token, None if there is none."""
     text = environment.get(VARIABLE, "").strip()
-    told = parse_token(text, VARIABLE) if text else None
+    from_environment = parse_token(text, VARIABLE) if text else None
     if file is None:
-        return told
-    read = _read(file)
-    if told is not None and told != read:
+        return from_environment
+    from_file = _read(file)
+    if from_environment is not None and from_environment != from_file:
         raise ConfigError(
             f"{VARIABLE} and --token_file {file} have different tokens; unset {VARIABLE} or omit "
             "--token_file"
         )
-    return read
+    return from_file
 
 
 def _read(file: str) -> Secret:

@@ -176,8 +176,8 @@ class ConnectedMachines:
         if self._status_board is not None and not self._is_finished:
             node = self._status_board.layout.node_name(self._status_board.layout.own)
             with contextlib.suppress(RuntimeError):
-                told = JobFailure(what="fleetrun gave up", code=1, error=why, node=node)
-                self._status_board.report_end(told)
+                given_up = JobFailure(what="fleetrun gave up", code=1, error=why, node=node)
+                self._status_board.report_end(given_up)
 
     def close(self) -> None:
         """Leave the store; node 0 serves it until the others have left."""

@@ -29,7 +29,7 @@ class Outage:
         self._name, self._longest_s = name, longest_s
         self._screen, self._interrupts = screen, interrupts
         self._since: float | None = None
-        self._is_told = self._once = False
+        self._is_reported = self._once = False
 
     @contextlib.contextmanager
     def single_attempt(self) -> Iterator[None]:
@@ -61,9 +61,9 @@ class Outage:
     def _failed(self, began: float, error: RuntimeError) -> None:
         if self._since is None:
             self._since = began
-        elif not self._is_told:
+        elif not self._is_reported:
             # the second attempt replaces a connection that only broke
-            self._is_told = True
+            self._is_reported = True
             self._screen.say(f"{self._name} is unreachable; {_waiting(self._longest_s)}")
         if time.monotonic() - self._since >= self._longest_s:
             raise error
@@ -71,10 +71,10 @@ class Outage:
             raise OutOfReachError(str(error)) from error
 
     def _worked(self) -> None:
-        if self._is_told and self._since is not None:
+        if self._is_reported and self._since is not None:
             away_s = time.monotonic() - self._since
             self._screen.say(f"{self._name} is back after {away_s:.0f} s")
-        self._since, self._is_told = None, False
+        self._since, self._is_reported = None, False
 
 
 class SilenceReport:

@@ -84,13 +84,13 @@ class RendezvousThread:
 
 def exchange(
     node: Node,
-    met: tuple[Counters, int, int],
+    joined: tuple[Counters, int, int],
     heartbeats: Heartbeats,
     meeting: Meeting,
     deadline: StartDeadline,
 ) -> tuple[JobLayout, tuple[int, ...], list[str]]:
     """Exchange nodes; return the layout, the launchers' numbers in its order, and warnings."""
-    shared, number, count = met
+    shared, number, count = joined
     shared.set(f"node/{number}", json.dumps([node.to_dict(), heartbeats.number]))
     keys = [f"node/{other}" for other in range(count)]
 
@@ -99,8 +99,8 @@ def exchange(
         return shared.check(keys)
 
     deadline.wait(all_there, lambda: "a machine joined but did not send its description")
-    told = [json.loads(shared.get(key)) for key in keys]
-    pairs = [(Node.from_dict(data), launcher) for data, launcher in told]
+    descriptions = [json.loads(shared.get(key)) for key in keys]
+    pairs = [(Node.from_dict(data), launcher) for data, launcher in descriptions]
     return _layout_of([n for n, _ in pairs], [launcher for _, launcher in pairs], number, meeting)
 
 

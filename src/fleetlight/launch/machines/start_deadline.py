@@ -24,7 +24,7 @@ class StartDeadline:
         self._screen, self._interrupts = screen, interrupts
         self._began = time.monotonic()
         self._deadline_s = deadline_s
-        self._told_at = self._began
+        self._reported_at = self._began
 
     @property
     def left_s(self) -> float:
@@ -41,8 +41,8 @@ class StartDeadline:
                     f"the job did not form within {self._deadline_s:g} s (--deadline_s): "
                     f"{missing()}; start the same command there, or check addresses and firewalls"
                 )
-            if now - self._told_at >= TELL_S:
-                self._told_at = now
+            if now - self._reported_at >= TELL_S:
+                self._reported_at = now
                 self._screen.say(missing())
             time.sleep(_LOOK_S)
 

@@ -137,8 +137,8 @@ class StatusBoard:
 
     def failures(self) -> list[JobFailure]:
         """The reported failures in order of report."""
-        told = sorted(self._ends.values(), key=lambda end: end.place)
-        return [end.failure for end in told if end.failure is not None]
+        reports = sorted(self._ends.values(), key=lambda end: end.place)
+        return [end.failure for end in reports if end.failure is not None]
 
     def all_succeeded(self) -> bool:
         """True when all machines ended after all workers had exited with 0."""

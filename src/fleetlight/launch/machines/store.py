@@ -208,7 +208,7 @@ class Rendezvous:
         from torch.distributed.elastic.rendezvous import api
 
         try:
-            met = self._handler.next_rendezvous()
+            joined = self._handler.next_rendezvous()
         except api.RendezvousTimeoutError as error:
             raise MembershipError(str(error)) from None
         except (api.RendezvousClosedError, api.RendezvousGracefulExitError):
@@ -217,7 +217,7 @@ class Rendezvous:
             raise MembershipError(f"the store of node 0 went away: {error.__cause__}") from None
         except api.RendezvousStateError as error:
             raise MembershipError(str(error)) from None
-        return f"round.{self._backend.round}", met.rank, met.world_size
+        return f"round.{self._backend.round}", joined.rank, joined.world_size
 
     def waiting(self) -> int:
         """The number of machines that wait to join."""

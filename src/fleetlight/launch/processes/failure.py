@@ -102,9 +102,10 @@ def is_killed(status: int) -> bool:
 
 def first_failure(exits: Sequence[ProcessExit]) -> ProcessExit | None:
     """The failure that caused the other failures."""
-    failed = [one for one in exits if one.has_failed]
+    failed = [exit_ for exit_ in exits if exit_.has_failed]
     order = sorted(
-        failed, key=lambda one: (one.reported.caused_by_peer, not is_killed(one.status), one.at)
+        failed,
+        key=lambda exit_: (exit_.reported.caused_by_peer, not is_killed(exit_.status), exit_.at),
     )
     return order[0] if order else None
 
@@ -140,33 +141,35 @@ class JobFailure:
 
 
 def failure_of(
-    one: ProcessExit, log: pathlib.Path, *, after_s: float, node: str = ""
+    exit_: ProcessExit, log: pathlib.Path, *, after_s: float, node: str = ""
 ) -> JobFailure:
     """The failure of one process, with its cause."""
     return JobFailure(
-        what=f"{one.member.title} {how(one.status)}",
-        code=exit_code(one.status),
+        what=f"{exit_.member.title} {how(exit_.status)}",
+        code=exit_code(exit_.status),
         after_s=after_s,
-        error=_why(one, log),
+        error=_why(exit_, log),
         log=relative(log),
         node=node,
-        consequence=one.reported.caused_by_peer,
-        killed=is_killed(one.status),
-        may_restart=not one.reported.permanent,
+        consequence=exit_.reported.caused_by_peer,
+        killed=is_killed(exit_.status),
+        may_restart=not exit_.reported.permanent,
     )
 
 
-def _why(one: ProcessExit, log: pathlib.Path) -> str:
-    error = one.reported.error
+def _why(exit_: ProcessExit, log: pathlib.Path) -> str:
+    error = exit_.reported.error
     if error:
-        return _short(error) if error != how(one.status) else ""
+        return _short(error) if error != how(exit_.status) else ""
     # a killed process did not log the cause: its last line is unrelated
-    return last_error(log) or ("" if one.status < 0 else _last_line(log))
+    return last_error(log) or ("" if exit_.status < 0 else _last_line(log))
 
 
 def first_of_all(failures: Sequence[JobFailure]) -> JobFailure | None:
     """The failure that caused those of other machines; `failures` are in order of report."""
-    order = sorted(failures, key=lambda one: (one.stopped, one.consequence, not one.killed))
+    order = sorted(
+        failures, key=lambda failure: (failure.stopped, failure.consequence, not failure.killed)
+    )
     return order[0] if order else None
 
 
@@ -187,20 +190,22 @@ def how(status: int) -> str:
     return f"was killed by {number.name}{cause}"
 
 
-def restarting_process(one: ProcessExit, restart: int, left: int) -> str:
+def restarting_process(exit_: ProcessExit, restart: int, left: int) -> str:
     """The line about a process that restarts while the others continue."""
     return (
-        f"{one.member.title} {how(one.status)}; restarting it (restart {restart}, {left} left), "
-        "the others continue"
+        f"{exit_.member.title} {how(exit_.status)}; restarting it (restart {restart}, {left} "
+        "left), the others continue"
     )
 
 
-def continuing_without(one: ProcessExit) -> str:
+def continuing_without(exit_: ProcessExit) -> str:
     """The line about a process without which the others continue."""
-    if one.is_done:
-        return f"{one.member.title} {how(one.status)} after its script had ended; no work is lost"
-    why = f": {one.reported.error}" if one.reported.error else ""
-    return f"{one.member.title} {how(one.status)}{why}; the others continue without it"
+    if exit_.is_done:
+        return (
+            f"{exit_.member.title} {how(exit_.status)} after its script had ended; no work is lost"
+        )
+    why = f": {exit_.reported.error}" if exit_.reported.error else ""
+    return f"{exit_.member.title} {how(exit_.status)}{why}; the others continue without it"
 
 
 def last_error(log: pathlib.Path) -> str:

@@ -125,11 +125,11 @@ class Gang:
     def _status(self, member: JobProcess) -> ProcessStatus:
         return read(self.run.error_file(member))
 
-    def restart_alone(self, one: ProcessExit, left: int) -> None:
+    def restart_alone(self, exit_: ProcessExit, left: int) -> None:
         """Restart a process that has exited, while the others continue."""
-        member = one.member
+        member = exit_.member
         self._incarnations[member] = incarnation = self._incarnations.get(member, 0) + 1
-        self._screen.say(restarting_process(one, incarnation, left))
+        self._screen.say(restarting_process(exit_, incarnation, left))
         self._children[member].end()
         # the new incarnation reports it again
         clear_saves_at_sigterm(self.run.error_file(member))
@@ -158,9 +158,9 @@ class Gang:
             if member.kind in kinds and not self._is_restarting(member):
                 child.ask(number)
 
-    def continue_without(self, one: ProcessExit) -> None:
+    def continue_without(self, exit_: ProcessExit) -> None:
         """Report that the job continues without a process that has exited."""
-        self._screen.say(continuing_without(one))
+        self._screen.say(continuing_without(exit_))
 
     def signal(self, number: int) -> None:
         """Send a signal to all processes and their children."""

@@ -50,12 +50,12 @@ def _observe(
 ) -> Observation:
     now = time.monotonic()
     exits = watch.confirmed_exits(gang.exits(), now)
-    done = sum(1 for one in exits if one.member.kind is Kind.WORKER and not one.has_failed)
+    done = sum(1 for exit_ in exits if exit_.member.kind is Kind.WORKER and not exit_.has_failed)
     workers = sum(1 for member in gang.members if member.kind is Kind.WORKER)
     return Observation(
         now=now,
         exits=exits,
-        leaving=any(one.has_failed for one in exits) and gang.any_exiting(),
+        leaving=any(exit_.has_failed for exit_ in exits) and gang.any_exiting(),
         interrupts=list(interrupts.seen),
         can_stop=bool(interrupts.seen or watch.phase is Phase.ENDING) and gang.can_stop(),
         remote=exchange_state(done == workers),

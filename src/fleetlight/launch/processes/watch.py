@@ -137,17 +137,21 @@ class Watch:
         """
         exits = _with_saved_stop(exits)
         servers = sum(1 for member in self._members if member.kind is Kind.SERVER)
-        ended = sum(1 for one in exits if one.member.kind is Kind.SERVER)
-        fails = any(one.has_failed and not one.killed_while_leaving for one in exits)
+        ended = sum(1 for exit_ in exits if exit_.member.kind is Kind.SERVER)
+        fails = any(exit_.has_failed and not exit_.killed_while_leaving for exit_ in exits)
         continues = self.phase in (Phase.RUNNING, Phase.STOPPING)
         if not servers or fails or not continues:
             return list(exits)
         if ended == servers:
-            return [_as_departed(one) if one.killed_while_leaving else one for one in exits]
-        return [one for one in exits if not one.killed_while_leaving or self._is_overdue(one, now)]
+            return [_as_departed(exit_) if exit_.killed_while_leaving else exit_ for exit_ in exits]
+        return [
+            exit_
+            for exit_ in exits
+            if not exit_.killed_while_leaving or self._is_overdue(exit_, now)
+        ]
 
-    def _is_overdue(self, one: ProcessExit, now: float) -> bool:
-        return now - self._goodbye_seen_at.setdefault(one.member, now) >= GOODBYE_S
+    def _is_overdue(self, exit_: ProcessExit, now: float) -> bool:
+        return now - self._goodbye_seen_at.setdefault(exit_.member, now) >= GOODBYE_S
 
     def to_restart(self, seen: Observation) -> ProcessExit | None:
         """A process to restart while the others continue, if any."""
@@ -155,7 +159,7 @@ class Watch:
         continues = self.phase in (Phase.RUNNING, Phase.STOPPING)
         if not continues or is_new or not self.restarts_left:
             return None
-        lost = next((one for one in seen.exits if one.may_restart_alone), None)
+        lost = next((exit_ for exit_ in seen.exits if exit_.may_restart_alone), None)
         if lost is not None:
             self.restarted += 1
             self._goodbye_seen_at.pop(lost.member, None)
@@ -165,9 +169,9 @@ class Watch:
         """A process that has just exited and without which the others continue, if any."""
         if self.phase is not Phase.RUNNING:
             return None
-        known = {one.member for one in self.continued_without}
-        ended = [one for one in seen.exits if one.status and one.member not in known]
-        lost = next((one for one in ended if one.reported.expendable or one.is_done), None)
+        known = {exit_.member for exit_ in self.continued_without}
+        ended = [exit_ for exit_ in seen.exits if exit_.status and exit_.member not in known]
+        lost = next((exit_ for exit_ in ended if exit_.reported.expendable or exit_.is_done), None)
         self.continued_without += [] if lost is None else [lost]
         return lost
 
@@ -197,10 +201,10 @@ class Watch:
                 return None
 
     def _run(self, seen: Observation) -> int | None:
-        if any(one.has_failed for one in seen.exits):
+        if any(exit_.has_failed for exit_ in seen.exits):
             self._enter(Phase.SETTLING, seen)
             return self._settle(seen)
-        if any(one.stop for one in seen.exits):
+        if any(exit_.stop for exit_ in seen.exits):
             # workers tell each other of a stop that another launcher requested
             self._enter(Phase.STOPPING, seen)
             return self._stop(seen)
@@ -221,7 +225,7 @@ class Watch:
         return None
 
     def _leave(self, seen: Observation) -> int | None:
-        if any(one.has_failed for one in seen.exits):
+        if any(exit_.has_failed for exit_ in seen.exits):
             self._enter(Phase.SETTLING, seen)
             return self._settle(seen)
         if self._all_exited(seen):
@@ -238,7 +242,7 @@ class Watch:
             self.signal, self._interrupts_taken = seen.interrupts[0], len(seen.interrupts)
         waited, again = seen.now - self._since, len(seen.interrupts) > self._interrupts_taken
         done = self._workers_done(seen) if self._workers else self._all_exited(seen)
-        if again or waited >= self._stop_s or any(one.has_failed for one in seen.exits):
+        if again or waited >= self._stop_s or any(exit_.has_failed for exit_ in seen.exits):
             self.stop_failed, self._killed = True, True
             self.failure = first_failure(seen.exits)
             self._begin_end(Verdict.INTERRUPTED, seen)
@@ -291,17 +295,17 @@ class Watch:
         self._since = seen.now
 
     def _workers_done(self, seen: Observation) -> bool:
-        ended = sum(1 for one in seen.exits if one.member.kind is Kind.WORKER)
+        ended = sum(1 for exit_ in seen.exits if exit_.member.kind is Kind.WORKER)
         return ended == self._workers
 
     def _all_exited(self, seen: Observation) -> bool:
         return len(seen.exits) == len(self._members)
 
 
-def _as_departed(one: ProcessExit) -> ProcessExit:
+def _as_departed(exit_: ProcessExit) -> ProcessExit:
     """The exit of a worker whose goodbye arrived; all servers have exited."""
-    reported = msgspec.structs.replace(one.reported, left_job=True, restartable=False)
-    return dataclasses.replace(one, reported=reported)
+    reported = msgspec.structs.replace(exit_.reported, left_job=True, restartable=False)
+    return dataclasses.replace(exit_, reported=reported)
 
 
 def _with_saved_stop(exits: Sequence[ProcessExit]) -> Sequence[ProcessExit]:
@@ -310,21 +314,23 @@ def _with_saved_stop(exits: Sequence[ProcessExit]) -> Sequence[ProcessExit]:
     A worker that is killed after its stop has saved, but its goodbye does not arrive at the
     servers, which then fail.
     """
-    killed = (one.stop for one in exits if one.stop is not None and is_killed(one.status))
+    killed = (exit_.stop for exit_ in exits if exit_.stop is not None and is_killed(exit_.status))
     stop = next(killed, None)
     return [
-        dataclasses.replace(one, stop=stop)
-        if stop is not None and _failed_without_goodbye(one)
-        else one
-        for one in exits
+        dataclasses.replace(exit_, stop=stop)
+        if stop is not None and _failed_without_goodbye(exit_)
+        else exit_
+        for exit_ in exits
     ]
 
 
-def _failed_without_goodbye(one: ProcessExit) -> bool:
-    return one.member.kind is Kind.SERVER and one.has_failed and one.reported.caused_by_peer
+def _failed_without_goodbye(exit_: ProcessExit) -> bool:
+    return exit_.member.kind is Kind.SERVER and exit_.has_failed and exit_.reported.caused_by_peer
 
 
 def _first_stop(exits: Sequence[ProcessExit]) -> Stop | None:
     """The stop of worker 0, or of the next process; servers, which count no steps, come last."""
-    order = sorted(exits, key=lambda one: (one.member.kind is not Kind.WORKER, one.member.index))
-    return next((one.stop for one in order if one.stop is not None), None)
+    order = sorted(
+        exits, key=lambda exit_: (exit_.member.kind is not Kind.WORKER, exit_.member.index)
+    )
+    return next((exit_.stop for exit_ in order if exit_.stop is not None), None)

@@ -71,15 +71,15 @@ def _kind(v: Variables) -> Kind:
 
 
 def _worker_num(v: Variables, workers: tuple[Endpoint, ...]) -> int:
-    said = v.number_or("PADDLE_TRAINERS_NUM", None)
-    if said is None and not workers:
+    stated = v.number_or("PADDLE_TRAINERS_NUM", None)
+    if stated is None and not workers:
         return v.number("PADDLE_TRAINERS_NUM")
-    if said is not None and workers and said != len(workers):
+    if stated is not None and workers and stated != len(workers):
         raise RoleError(
-            f"{NAME}: PADDLE_TRAINERS_NUM={said}, but PADDLE_TRAINER_ENDPOINTS "
+            f"{NAME}: PADDLE_TRAINERS_NUM={stated}, but PADDLE_TRAINER_ENDPOINTS "
             f"lists {len(workers)} endpoints"
         )
-    return said if said is not None else len(workers)
+    return stated if stated is not None else len(workers)
 
 
 def _server_index(v: Variables, servers: tuple[Endpoint, ...]) -> int:

@@ -116,9 +116,9 @@ class Encryption:
     expiry_warning_days: int = SslConfigs().expiry_warning_days
 
 
-def as_encryption(said: Encryption | str | Path) -> Encryption:
+def as_encryption(encryption: Encryption | str | Path) -> Encryption:
     """`said`, or a folder with default settings."""
-    return said if isinstance(said, Encryption) else Encryption(str(said))
+    return encryption if isinstance(encryption, Encryption) else Encryption(str(encryption))
 
 
 def encryption_of(strategy: SslFeature) -> Encryption | None:
