@@ -19,7 +19,7 @@ def test_values_with_and_without_equals(words: list[str]) -> None:
     assert parse([*words, "train.py"]).nproc_per_node == 4
 
 
-def test_everything_after_the_script_belongs_to_it() -> None:
+def test_words_after_the_script_are_its_arguments() -> None:
     found = parse(["--tee", "train.py", "--lr", "3", "--nproc_per_node", "9", "--", "x"])
     assert found.arguments == ("--lr", "3", "--nproc_per_node", "9", "--", "x")
     assert found.nproc_per_node is None
@@ -74,7 +74,7 @@ def test_flags_and_their_older_spellings(flag: str, text: str, name: str, value:
         (["--ips", ",", "t.py"], "expected a list"),
     ],
 )
-def test_what_is_not_understood_is_said(words: list[str], message: str) -> None:
+def test_invalid_flags_are_refused(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse(words)
 

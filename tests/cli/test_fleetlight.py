@@ -80,7 +80,7 @@ def test_doctor_of_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[-1] == "fit"
 
 
-def test_doctor_of_machines_that_this_is_none_of(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_doctor_refuses_a_list_without_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--ips", "192.0.2.7,192.0.2.8"]) == 1
     assert "error: none of 192.0.2.7, 192.0.2.8 is" in capsys.readouterr().err
 
@@ -102,7 +102,7 @@ def test_doctors_of_two_machines() -> None:
 
 
 @pytest.mark.multiprocess
-def test_a_doctor_that_nobody_meets_is_told_whom_it_misses() -> None:
+def test_a_doctor_without_others_names_the_missing() -> None:
     options = ["--ips", ",".join(HOSTS[:2]), "--port", str(free_ports(3)), "--deadline_s", "0.2"]
     command = [sys.executable, "-m", "fleetlight.cli.fleetlight", "doctor", *options]
     done = subprocess.run(

@@ -27,7 +27,7 @@ for number in range(30):
 """
 
 
-def test_output_and_restarts_do_not_ask_what_time_it_is(place: Workplace) -> None:
+def test_output_and_restarts_do_not_use_the_wall_clock(place: Workplace) -> None:
     """Deadlines go by the clock that only goes forward."""
     site = place.path / "site"
     site.mkdir()

@@ -17,7 +17,7 @@ from fleetlight.roles import address
 LINUX_ONLY = pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's tables")
 
 
-def test_cores_are_those_this_process_may_use() -> None:
+def test_cores_follow_the_affinity() -> None:
     assert 1 <= inventory.cores() <= (os.cpu_count() or 1)
 
 
@@ -86,7 +86,7 @@ def test_the_route_to_loopback_is_loopback() -> None:
     assert inventory.route("127.0.0.1") == "127.0.0.1"
 
 
-def test_no_route_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_route_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(address, "find_route", lambda host: None)
     with pytest.raises(
         ConfigError, match=r"no route from this machine to 198\.51\.100\.1; .*--host"
@@ -94,7 +94,7 @@ def test_no_route_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         inventory.route("198.51.100.1")
 
 
-def test_an_unknown_name_is_said() -> None:
+def test_an_unknown_name_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"cannot resolve host 'no\.such\.invalid'"):
         inventory.resolve("no.such.invalid")
 

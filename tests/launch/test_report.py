@@ -96,7 +96,7 @@ def test_an_interrupt_is_never_restarted() -> None:
     assert (told.code, told.may_restart) == (130, False)
 
 
-def test_why_it_starts_again() -> None:
+def test_the_reason_of_a_restart() -> None:
     failed = Conclusion(next=NextAction.RESTART, failure=FAILURE)
     assert report.restarting(failed, 2, 1).endswith(
         "E: x; restarting all processes (restart 2, 1 left)"
@@ -108,7 +108,7 @@ def test_why_it_starts_again() -> None:
     assert "another machine joined" in report.restarting(Conclusion(next=NextAction.REGROUP), 1, 0)
 
 
-def test_surprises_about_the_log_folder() -> None:
+def test_lines_about_the_log_folder() -> None:
     here = pathlib.Path.cwd()
     assert report.folder(LogFolder(here / "log"), "log") == []
     moved = LogFolder(here / "log", moved_to=here / "log/old/1")
@@ -128,7 +128,7 @@ def test_a_stop_is_no_failure_and_says_how_to_go_on() -> None:
     assert first_of_all([*others, FAILURE]) is FAILURE
 
 
-def test_a_stop_that_was_none_says_what_remains() -> None:
+def test_a_failed_stop_names_what_remains() -> None:
     late = report.interrupted(signal.SIGTERM, 30.0, error=report.not_saved(None))
     assert str(late).endswith(
         "by SIGTERM after 30.0 s: the job did not save in time; earlier saves remain"

@@ -98,7 +98,7 @@ def test_servers_are_ended_when_the_workers_are_done(
         ("os.abort()", 134, "was killed by SIGABRT"),
     ],
 )
-def test_the_first_failure_ends_the_job_and_is_told(
+def test_the_first_failure_ends_the_job_and_is_reported(
     failing: str, code: int, reason: str, place: Workplace
 ) -> None:
     script = place.script(f"""
@@ -177,7 +177,7 @@ STUBBORN = """
 """
 
 
-def test_who_ignores_signals_is_killed_after_the_grace_period(place: Workplace) -> None:
+def test_a_process_that_ignores_signals_is_killed_after_the_grace_period(place: Workplace) -> None:
     job = place.start("--grace_s", "0.2", place.script(STUBBORN))
     pid = int(place.wait_for("pid.0"))
     job.process.send_signal(signal.SIGTERM)
@@ -265,7 +265,7 @@ def test_when_fleetrun_is_killed_no_process_survives_it(place: Workplace) -> Non
     wait_until(lambda: not any(map(is_running, pids)), "child and grandchild to end")
 
 
-def test_what_a_worker_leaves_behind_ends_with_the_job(place: Workplace) -> None:
+def test_grandchildren_end_with_the_job(place: Workplace) -> None:
     code, _ = place.run(place.script(FAMILY), "0")
     assert code == 0
     _, grandchild = place.wait_for("pids").split()
@@ -297,7 +297,7 @@ def test_restarts_end(place: Workplace) -> None:
     assert output.count("restarting all processes") == 1
 
 
-def test_what_would_come_again_is_not_tried_again(place: Workplace) -> None:
+def test_a_permanent_error_is_not_retried(place: Workplace) -> None:
     script = place.script("""
         import fleetlight as fleet
         away = {"away_s": 9.0}
@@ -373,7 +373,7 @@ def test_a_reader_that_goes_away_does_not_end_the_job(place: Workplace) -> None:
     assert place.wait_for("done") == "yes\n"
 
 
-def test_on_a_terminal_worker_0_has_one_too(place: Workplace) -> None:
+def test_worker_0_has_a_terminal_if_fleetrun_has(place: Workplace) -> None:
     script = place.script("""
         import sys
         sys.stdout.write("\\r 50%")

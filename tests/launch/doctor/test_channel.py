@@ -45,7 +45,7 @@ def pair() -> Iterator[Pair]:
     made.close()
 
 
-def test_what_is_said_is_heard(pair: Pair) -> None:
+def test_messages_arrive(pair: Pair) -> None:
     other = DoctorChannel(pair.other, "10.0.0.1", 5.0)
     facts = Facts(asked=ExamOptions(hosts=("a", "b")), taken={5: "why"}, listening=(1, 2))
     exam = Exam(asked=facts.asked, facts={0: facts}, absent={1: "no"}, clocks={1: 0.5})
@@ -72,7 +72,7 @@ def test_what_is_said_is_heard(pair: Pair) -> None:
         pytest.param(b"", ProtocolError, "replied with nothing", id="nothing"),
     ],
 )
-def test_what_is_no_message_is_an_error_that_names_the_peer(
+def test_an_invalid_message_is_an_error_that_names_the_peer(
     sent: bytes, error: type[FleetError], complaint: str, pair: Pair
 ) -> None:
     pair.other.sendall(sent)

@@ -27,7 +27,7 @@ def test_the_facts() -> None:
     assert facts_of(machine, {}, asked).interface is None
 
 
-def test_an_mtu_that_nobody_knows() -> None:
+def test_an_unknown_mtu() -> None:
     assert (mtu_of("lo") or 0) > 1000
     assert mtu_of("none0") is None
     assert mtu_of(None) is None
@@ -40,7 +40,7 @@ def test_shared_memory(tmp_path: Path) -> None:
     assert shared_memory(tmp_path / "none") is None
 
 
-def test_it_listens_on_the_ports_of_a_job_and_on_one_more() -> None:
+def test_the_doctor_listens_on_job_ports_and_one_more() -> None:
     first = free_ports(3)
     with socket.create_server(("127.0.0.1", first + 1)):
         held = PortListeners("127.0.0.1", range(first, first + 3))

@@ -57,7 +57,7 @@ def link(**changes: Any) -> tuple[Link, ...]:
     )
 
 
-def test_nothing_is_said_of_what_is_sound() -> None:
+def test_sound_machines_have_no_findings() -> None:
     assert of_exam(exam()) == []
     assert list(of_machine(SOUND)) == []
 
@@ -179,7 +179,7 @@ def test_problems_come_first() -> None:
     assert [finding.is_problem for finding in of_exam(both)] == [True, False]
 
 
-def test_one_that_heard_nothing_of_the_first_still_tells() -> None:
+def test_a_machine_without_the_first_doctor_has_findings() -> None:
     found = exam(facts={1: SOUND}, absent={0: "connection refused"}, links=(), clocks={})
     assert [f.what for f in of_exam(found)] == ["10.0.0.1 is absent: connection refused"]
 
@@ -190,7 +190,7 @@ def test_workers_with_gpus_need_no_core_each() -> None:
 
 
 @pytest.mark.parametrize(("hosts", "expected"), [(2, 4.0), (3, 16 / 3), (4, 6.0)])
-def test_the_time_of_a_step_is_that_of_what_a_host_sends(hosts: int, expected: float) -> None:
+def test_the_time_of_a_step_follows_from_bytes_sent(hosts: int, expected: float) -> None:
     assert seconds_a_step(25e6, hosts) == pytest.approx(expected)
 
 

@@ -56,7 +56,7 @@ def test_all_find_the_same() -> None:
         assert len(found.listening) == len(of.ports) + 1
 
 
-def test_how_long_it_takes_is_said_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_measurement_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "_LONG_S", 0.0)
     (_, said), (_, other) = doctors(asked(2), range(2))
     (at,) = [number for number, text in enumerate(said) if "measuring 2 links" in text]
@@ -65,7 +65,7 @@ def test_how_long_it_takes_is_said_before(monkeypatch: pytest.MonkeyPatch) -> No
     assert not any("measuring 2 links" in text for text in other)
 
 
-def test_one_that_does_not_come_is_named_and_the_others_are_measured() -> None:
+def test_an_absent_machine_is_named_and_the_others_are_measured() -> None:
     of = asked(3)
     (first, said), (second, _) = doctors(of, range(2), deadline_s=1.0)
     assert first == second
@@ -89,7 +89,7 @@ def test_a_first_that_listens_and_cannot_ask() -> None:
     assert exam.absent == {0: "listens, but has not called 127.0.0.2: can it reach this machine?"}
 
 
-def test_another_list_is_said_so() -> None:
+def test_a_different_list_is_reported() -> None:
     of = asked(2)
     other = msgspec.structs.replace(of, hosts=(HOSTS[0], HOSTS[1], HOSTS[2]))
     listener = socket.create_server((HOSTS[1], of.port))
@@ -121,7 +121,7 @@ def _talk(listener: socket.socket) -> None:
         pass
 
 
-def test_one_that_goes_away_leaves_links_unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_of_a_lost_machine_are_unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     of = asked(2)
     listener = socket.create_server((HOSTS[1], of.port))
     service = DoctorService(listener, of, 1, facts(of))

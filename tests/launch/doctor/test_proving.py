@@ -41,7 +41,7 @@ def wire() -> DoctorChannel:
 
 
 @pytest.mark.usefixtures("service")
-def test_who_knows_the_token_is_answered() -> None:
+def test_a_caller_with_the_token_is_served() -> None:
     asking = wire()
     asking.introduce(TOKEN, HOSTS[0], HOSTS[1])
     assert asking.call(TellFacts(), Facts) == facts(ASKED)
@@ -108,7 +108,7 @@ def test_a_stranger_may_not_say_much() -> None:
     made.close()
 
 
-def test_a_doctor_that_poses_as_another_is_told_nothing() -> None:
+def test_an_impostor_gets_no_reply() -> None:
     with socket.create_server((HOSTS[1], 0)) as door:
         caller = DoctorChannel(socket.create_connection(door.getsockname()), "10.0.0.2", 5.0)
         poser = DoctorChannel(door.accept()[0], "10.0.0.1", 5.0)

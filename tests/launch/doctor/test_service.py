@@ -47,7 +47,7 @@ def wire(own: str = HOSTS[0]) -> DoctorChannel:
     return dial(HOSTS[1], ASKED.port, own, 5.0)
 
 
-def test_it_tells_of_its_machine_and_measures(service: DoctorService) -> None:
+def test_the_service_reports_facts_and_measures(service: DoctorService) -> None:
     link = Link(sender=0, receiver=1)
     measured = probe.measure(HOSTS[0], HOSTS[1], ASKED.port, link, (), 0.02)
     assert measured.error == ""
@@ -86,7 +86,7 @@ def test_only_the_first_may_command(service: DoctorService) -> None:
         pytest.param(Measure(0, tuple(range(1, 6))), id="many ports"),
     ],
 )
-def test_it_is_no_tool_to_probe_others_with(request_: Measure) -> None:
+def test_the_service_measures_only_machines_of_the_list(request_: Measure) -> None:
     asking = wire()
     with pytest.raises(ProtocolError, match="refused: no machine"):
         asking.call(request_, Link)
@@ -102,7 +102,7 @@ def test_a_machine_outside_the_list_is_not_listened_to(service: DoctorService) -
 
 
 @pytest.mark.usefixtures("service")
-def test_it_receives_no_longer_than_it_was_started_for() -> None:
+def test_receiving_is_limited_by_the_options() -> None:
     asking = wire()
     assert probe.send_for(asking, 1e9).seconds < 5
     asking.close()

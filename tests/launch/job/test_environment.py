@@ -68,7 +68,7 @@ def test_a_worker_knows_everything() -> None:
     }
 
 
-def test_the_token_is_given_to_processes_and_shown_to_nobody() -> None:
+def test_processes_get_the_token_and_it_is_not_shown() -> None:
     job = dataclasses.replace(JOB, token=Secret("3f9ac27e51d0b846"))
     run = dataclasses.replace(RUN, job=job)
     outside = {"FLEET_TOKEN": "of whoever started fleetrun"}
@@ -105,7 +105,7 @@ def test_a_server_is_no_rank_of_torch_and_has_no_device() -> None:
         "FLAGS_selected_gpus",
     ],
 )
-def test_what_would_mislead_a_process_is_dropped(name: str) -> None:
+def test_stale_variables_are_dropped(name: str) -> None:
     assert name not in environment.of_member(RUN, SERVER, {name: "stale"})
 
 
@@ -130,7 +130,7 @@ def test_what_the_user_set_wins_over_defaults() -> None:
     assert {name: found[name] for name in outside} == outside
 
 
-def test_several_machines_are_told_the_interface() -> None:
+def test_several_machines_get_the_interface() -> None:
     meeting = Meeting(master=("10.0.0.1", 6170), min_nodes=2, max_nodes=2)
     machine = dataclasses.replace(JOB.machine, meeting=meeting)
     run = dataclasses.replace(RUN, job=dataclasses.replace(JOB, machine=machine))
@@ -140,7 +140,7 @@ def test_several_machines_are_told_the_interface() -> None:
     assert lines == ["GLOO_SOCKET_IFNAME=eth0: the interface of 127.0.0.1"]
 
 
-def test_every_default_is_said() -> None:
+def test_each_default_is_reported() -> None:
     first, second = environment.remarks(JOB, {"https_proxy": "x"})
     assert first.startswith("OMP_NUM_THREADS=3: the cores of this machine shared by 3 processes")
     assert second == "not passed on: https_proxy (processes connect to each other directly)"
@@ -160,7 +160,7 @@ def test_the_folder_of_certificates_is_passed_on() -> None:
     assert environment.identity(run, WORKER_0)["FLEET_SSL"] == "/certs"
 
 
-def test_what_is_asked_of_tls_is_passed_on_as_the_launcher_has_read_it() -> None:
+def test_tls_settings_reach_processes_as_parsed() -> None:
     outside = {"FLEET_SSL_CIPHERS": "A", "FLEET_SSL_EXPIRY_WARNING_DAYS": "60"}
     # a script may name the folder itself
     assert environment.of_member(RUN, WORKER_0, outside).items() >= outside.items()

@@ -34,7 +34,7 @@ def test_one_machine_may_use_an_outside_address() -> None:
     assert place(ips=("10.0.0.2",)) == HostSelection(host="10.0.0.2")
 
 
-def test_a_master_without_machines_to_meet_is_said() -> None:
+def test_a_master_without_effect_is_reported() -> None:
     notes: list[str] = []
     assert place(notes, nnodes=(1, 1), master=("first", 1)).meeting is None
     assert "--master has no effect" in notes[0]
@@ -68,7 +68,7 @@ def test_the_own_address_is_the_one_the_route_takes() -> None:
     assert "from the route to the master" in notes[0]
 
 
-def test_who_owns_the_masters_address_serves_it() -> None:
+def test_the_owner_of_the_masters_address_serves_it() -> None:
     meeting = place(nnodes=(2, 2), master=("second", 6170)).meeting
     assert meeting is not None
     assert meeting.is_master
@@ -98,7 +98,7 @@ def test_lists_that_name_only_this_machine() -> None:
     assert len(found.workers) == 2
 
 
-def test_a_list_in_mixed_order_is_said() -> None:
+def test_a_list_in_mixed_order_is_reported() -> None:
     notes: list[str] = []
     place(
         notes,
@@ -134,6 +134,6 @@ def test_a_list_in_mixed_order_is_said() -> None:
         ({"servers": ("second",), "workers": ("second:1",)}, "expected host:port"),
     ],
 )
-def test_what_does_not_fit_is_said(flags: dict[str, Any], message: str) -> None:
+def test_contradicting_flags_are_refused(flags: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         place(**flags)

@@ -92,14 +92,14 @@ def test_a_machine_started_twice_in_place_of_another() -> None:
         ordered((A, A), listed)
 
 
-def test_what_must_be_the_same_names_both() -> None:
+def test_a_difference_that_matters_names_both_machines() -> None:
     one = dataclasses.replace(A, agreed=(("the torch version", "2.13"),))
     two = dataclasses.replace(B, agreed=(("the torch version", "2.12"),))
     with pytest.raises(MembershipError, match=r"is 2.13 on 10.0.0.1 but 2.12 on 10.0.0.2"):
         check([one, two])
 
 
-def test_what_should_be_the_same_is_warned_about() -> None:
+def test_other_differences_are_warned_about() -> None:
     one = dataclasses.replace(A, noted=(("script", "aa"), ("python version", "3")))
     two = dataclasses.replace(B, noted=(("script", "bb"), ("python version", "3")))
     assert check([one, two]) == [

@@ -34,7 +34,7 @@ def test_without_the_flag_the_cloud_is_not_asked() -> None:
     assert from_cloud(LaunchOptions(script="t.py"), CLOUD) == LaunchOptions(script="t.py")
 
 
-def test_what_is_missing_is_named() -> None:
+def test_missing_variables_are_named() -> None:
     with pytest.raises(ConfigError, match="needs PADDLE_TRAINERS and POD_IP"):
         from_cloud(LaunchOptions(script="t.py", use_paddlecloud=True), {})
 

@@ -87,7 +87,7 @@ def test_certificates_are_looked_at_and_found_from_any_folder(
         job(server_num=1, worker_num=1, ssl="certs")
 
 
-def test_what_is_asked_of_tls_comes_from_flags_else_from_variables(tmp_path: Path) -> None:
+def test_tls_settings_come_from_flags_else_from_variables(tmp_path: Path) -> None:
     folder = str(tmp_path / "certs")
     make(folder)
     asked = {"server_num": 1, "worker_num": 1, "ssl": folder, "ssl_expiry_warning_days": 7}
@@ -100,7 +100,7 @@ def test_what_is_asked_of_tls_comes_from_flags_else_from_variables(tmp_path: Pat
 
 
 @pytest.mark.parametrize("asked", [{"ssl_ciphers": "A"}, {"ssl_expiry_warning_days": 0}])
-def test_what_is_asked_of_tls_needs_certificates(asked: dict[str, Any]) -> None:
+def test_tls_settings_need_certificates(asked: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"--ssl_.* needs --ssl DIR"):
         job(server_num=1, worker_num=1, **asked)
 
@@ -140,7 +140,7 @@ def test_listed_processes() -> None:
 
 
 @given(cores=st.integers(1, 256), workers=st.integers(1, 64), servers=st.integers(1, 64))
-def test_cores_are_shared_and_nobody_gets_none(cores: int, workers: int, servers: int) -> None:
+def test_cores_are_divided_with_at_least_one_each(cores: int, workers: int, servers: int) -> None:
     found = job(Machine(cores=cores), worker_num=workers, server_num=servers)
     cpus = found.worker.resources.cpus
     assert cpus == found.server.resources.cpus >= 1
@@ -191,7 +191,9 @@ def test_among_several_machines_one_may_have_only_servers() -> None:
         ),
     ],
 )
-def test_what_cannot_run_is_said(machine: Machine, flags: dict[str, Any], message: str) -> None:
+def test_impossible_plans_are_refused(
+    machine: Machine, flags: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         job(machine, **flags)
 

@@ -34,7 +34,7 @@ def job(environment: dict[str, str] | None = None, **flags: Any) -> JobSpec:
     return plan(LaunchOptions(script="t.py", **flags), machine, environment)
 
 
-def test_it_comes_from_the_environment_or_a_file(file: Path) -> None:
+def test_the_token_comes_from_the_environment_or_a_file(file: Path) -> None:
     assert read_token(None, {}) is None
     assert read_token(None, {"FLEET_TOKEN": TOKEN}) == Secret(TOKEN)
     assert read_token(str(file), {}) == Secret(TOKEN)
@@ -65,13 +65,13 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "short", "x" * 5000, "two lines that\nare long enough"])
-def test_what_is_no_token_is_refused(file: Path, text: str) -> None:
+def test_an_invalid_token_is_refused(file: Path, text: str) -> None:
     file.write_text(text)
     with pytest.raises(ConfigError, match=rf"--token_file {file} has .* openssl rand -hex 32"):
         read_token(str(file), {})
 
 
-def test_a_job_has_the_one_that_was_said(file: Path) -> None:
+def test_a_job_has_the_given_token(file: Path) -> None:
     assert job({"FLEET_TOKEN": TOKEN}).token == Secret(TOKEN)
     assert job(token_file=str(file)).token == Secret(TOKEN)
     assert job().token is None

@@ -145,7 +145,7 @@ def test_an_interrupt_on_one_machine_ends_both(place: Workplace) -> None:
         assert "node 1 (127.0.0.2): fleetrun was interrupted by SIGINT" in output.splitlines()[-1]
 
 
-def test_an_elastic_job_takes_in_a_machine_and_goes_on_when_it_vanishes(place: Workplace) -> None:
+def test_machines_join_and_leave_an_elastic_job(place: Workplace) -> None:
     port = free_ports((FIRST, SECOND), 8)
     flags = ["--nnodes", "1:2", "--master", f"{FIRST}:{port}", "--deadline_s", "15"]
     script = [

@@ -8,7 +8,7 @@ from tests.launch.machines.doubles import Store
 from fleetlight.launch.machines.heartbeats import BEAT_S, SILENT_S, Heartbeats
 
 
-def test_everybody_who_beats_is_here() -> None:
+def test_launchers_with_heartbeats_are_reachable() -> None:
     store = Store()
     one, two = Heartbeats(store, "a", now=0), Heartbeats(store, "b", now=0)
     assert (one.number, two.number) == (1, 2)
@@ -32,7 +32,7 @@ def test_silence_is_noticed_in_time_and_an_own_clock_is_enough() -> None:
     assert SILENT_S + BEAT_S < 10
 
 
-def test_a_launcher_is_lost_when_it_is_silent_for_longer_than_others_wait() -> None:
+def test_a_silent_launcher_is_lost_after_the_deadline() -> None:
     store = Store()
     one, two = Heartbeats(store, "a", 0, patience_s=60), Heartbeats(store, "b", 0)
     two.beat(0)
@@ -44,7 +44,7 @@ def test_a_launcher_is_lost_when_it_is_silent_for_longer_than_others_wait() -> N
     assert one.remaining(61) == {one.number}
 
 
-def test_a_launcher_that_was_out_of_reach_gets_its_time_when_it_is_back() -> None:
+def test_a_launcher_gets_its_full_time_after_an_outage() -> None:
     store = Store()
     one, two = Heartbeats(store, "a", 0, patience_s=60), Heartbeats(store, "b", 0)
     two.beat(0)
@@ -68,7 +68,7 @@ def test_beats_are_not_more_frequent_than_needed() -> None:
     assert store.add("beat/1", 0) == 2
 
 
-def test_who_has_not_said_goodbye_stays() -> None:
+def test_launchers_that_have_not_left_remain() -> None:
     store = Store()
     one, two, three = (Heartbeats(store, host, now=0) for host in "abc")
     for launcher in (three, two, one):

@@ -87,7 +87,7 @@ def test_single_attempts_have_the_same_deadline(case: Case) -> None:
     assert error.type is RuntimeError
 
 
-def test_whoever_has_gone_is_not_waited_for(case: Case) -> None:
+def test_departed_launchers_do_not_delay_the_store(case: Case) -> None:
     def gone() -> None:
         raise StoreGoneError("no process listens")
 
@@ -110,7 +110,7 @@ def test_only_a_further_interrupt_ends_the_wait(case: Case) -> None:
     assert 10.0 < case.clock.now < 11.0
 
 
-def test_each_machine_that_falls_silent_or_is_back_gets_one_line() -> None:
+def test_each_outage_is_reported_once() -> None:
     ears = Ears()
     silences = SilenceReport(300.0, ears)
     for silent in ({}, {"node 1": 8.0}, {"node 1": 9.4}, {"node 2": 8.0}):

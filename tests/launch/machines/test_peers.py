@@ -13,7 +13,7 @@ from fleetlight.launch.processes.watch import RemoteState
 FAILURE = JobFailure(what="worker 0 of 1 exited with code 1", code=1)
 
 
-def test_alone_there_is_nobody_to_wait_for() -> None:
+def test_one_machine_waits_for_no_other() -> None:
     alone, node = NoOtherMachines(), Node(host="a")
     assert alone.gather(node).nodes == (node,)
     assert alone.share("id") == "id"

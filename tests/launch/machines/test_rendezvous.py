@@ -21,7 +21,7 @@ LISTED = Meeting(
 )
 
 
-def test_a_meeting_port_that_somebody_else_uses() -> None:
+def test_a_taken_meeting_port_is_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         meeting = Meeting(
             master=taken.getsockname(), min_nodes=2, max_nodes=2, rank=0, is_master=True
@@ -51,7 +51,7 @@ def test_a_rendezvous_beside_the_loop() -> None:
         StartDeadline(Ears(), Interrupts(), deadline_s=60).wait(meet.is_done, lambda: "")
 
 
-def test_everybody_comes_to_the_same_layout() -> None:
+def test_all_launchers_compute_the_same_layout() -> None:
     store, shared = Store(), Store()
     heartbeats = [Heartbeats(store, host, now=0) for host in ("10.0.0.2", "10.0.0.1")]
     nodes = [

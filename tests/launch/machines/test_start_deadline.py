@@ -33,13 +33,13 @@ def test_other_machines_are_counted() -> None:
     )
 
 
-def test_when_nobody_is_missing_nobody_is_named() -> None:
+def test_all_machines_connected_but_not_ready() -> None:
     both = "all machines are connected (10.0.0.1, 10.0.0.2), but not all are ready to start"
     assert describe_missing(LISTED, ["10.0.0.2", "10.0.0.1"]) == both
     assert describe_missing(dataclasses.replace(LISTED, hosts=()), ["10.0.0.1", "10.0.0.2"]) == both
 
 
-def test_waiting_ends_at_the_deadline_and_names_who_is_missing() -> None:
+def test_the_deadline_error_names_missing_machines() -> None:
     short = StartDeadline(Ears(), Interrupts(), deadline_s=0.01)
     with pytest.raises(
         MembershipError, match=r"within 0.01 s .*: somebody; start the same command"
@@ -52,7 +52,7 @@ def test_what_is_left_of_the_deadline() -> None:
     assert StartDeadline(Ears(), Interrupts(), deadline_s=0).left_s == 0
 
 
-def test_waiting_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start_deadline, "TELL_S", 0.0)
     ears = Ears()
     answers = iter([False, False, True])

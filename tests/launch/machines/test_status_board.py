@@ -105,7 +105,7 @@ def test_the_wait_for_a_machine_that_is_out_of_reach_can_be_ended() -> None:
     assert not list(asked)
 
 
-def test_being_done_is_told_again_when_it_could_not_be_told() -> None:
+def test_done_is_reported_again_after_a_failed_write() -> None:
     pair = Pair()
     one, two = pair.boards
     pair.store.vanish()
@@ -128,7 +128,7 @@ def test_a_stop_without_a_failure_means_to_meet_again() -> None:
     assert agree(pair.boards[0], silent, ELASTIC, 0).next is NextAction.REGROUP
 
 
-def test_after_all_ends_are_heard_the_store_may_go() -> None:
+def test_the_store_may_end_after_all_reports() -> None:
     for failure, following in ((None, NextAction.FINISH), (CAUSE, NextAction.RESTART)):
         pair = Pair()
         for board in (*pair.boards, pair.boards[0]):  # the first one hears the second at last

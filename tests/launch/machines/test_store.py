@@ -99,7 +99,7 @@ def test_a_connection_that_was_cut_is_replaced(tmp_path: Path, is_inside: bool) 
     assert [str(error) for error in retry.failed] == ["connection reset by peer"]
 
 
-def test_a_store_that_is_gone_is_not_waited_for() -> None:
+def test_an_ended_store_is_not_retried() -> None:
     meeting = free_meeting()
     served = store.serve(meeting)
     assert served is not None
@@ -148,7 +148,7 @@ def test_something_else_that_answers_is_named_within_the_deadline() -> None:
 
 
 @pytest.mark.usefixtures("_silent")
-def test_what_answers_on_another_machine_is_not_looked_for_here() -> None:
+def test_a_process_on_another_machine_is_not_looked_up_here() -> None:
     with socket.create_server((HOST, 0)) as other:
         away = ("203.0.113.1", other.getsockname()[1])
         meeting = Meeting(master=away, min_nodes=2, max_nodes=2)

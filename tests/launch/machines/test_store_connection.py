@@ -10,7 +10,7 @@ import pytest
 from fleetlight.launch.machines.store_connection import StoreConnection, StoreLostError, bounded
 
 
-def test_what_hangs_is_left_behind() -> None:
+def test_a_hanging_call_is_abandoned() -> None:
     release = threading.Event()
     with pytest.raises(StoreLostError, match=r"did not reply within 0.01 s"):
         bounded(release.wait, deadline_s=0.01)

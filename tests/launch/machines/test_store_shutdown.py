@@ -58,7 +58,7 @@ def test_a_launcher_that_came_after_the_last_beat_is_waited_for() -> None:
     assert store.asked == 3
 
 
-def test_one_goodbye_is_not_counted_for_another() -> None:
+def test_each_launcher_leaves_for_itself() -> None:
     store = Visitor()
     host = served(store)
     Heartbeats(store, "c", time.monotonic()).leave()
@@ -66,7 +66,7 @@ def test_one_goodbye_is_not_counted_for_another() -> None:
     assert store.asked == 3
 
 
-def test_who_falls_silent_is_not_waited_for() -> None:
+def test_a_silent_launcher_does_not_delay_the_store() -> None:
     store = Visitor()
     host = served(store)
     host.poll(time.monotonic() - 2 * SILENT_S)
@@ -74,7 +74,7 @@ def test_who_falls_silent_is_not_waited_for() -> None:
     assert store.asked == 0
 
 
-def test_who_is_not_of_the_crew_gets_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launchers_outside_the_job_get_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "STRANGERS_S", 0.0)
     for crew, asked in (([1], 1), ([1, 2], 3)):
         store = Visitor()

@@ -44,14 +44,14 @@ def ended(one: Child) -> int:
     ("code", "status"),
     [("pass", 0), ("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", -9)],
 )
-def test_how_it_ended(code: str, status: int, output: int, reaper: Reaper) -> None:
+def test_exit_status_of_a_child(code: str, status: int, output: int, reaper: Reaper) -> None:
     one = child(code, output, reaper)
     assert ended(one) == status
     one.end()
     assert one.poll() == status
 
 
-def test_it_leads_its_own_group_and_reads_nothing(
+def test_a_child_leads_a_group_and_has_no_input(
     output: int, reaper: Reaper, tmp_path: pathlib.Path
 ) -> None:
     one = child("import os, sys; print(os.getpgid(0), repr(sys.stdin.read()))", output, reaper)
@@ -60,7 +60,7 @@ def test_it_leads_its_own_group_and_reads_nothing(
     assert (tmp_path / "out").read_text() == f"{one.pid} ''\n"
 
 
-def test_an_ended_child_keeps_its_number_until_it_is_collected(output: int, reaper: Reaper) -> None:
+def test_an_exited_child_keeps_its_pid_until_it_is_reaped(output: int, reaper: Reaper) -> None:
     one = child("pass", output, reaper)
     ended(one)
     os.kill(one.pid, 0)  # still there, as a zombie
@@ -76,9 +76,7 @@ pathlib.Path("{file}").write_text(f"{{process.pid}}\\n")
 """
 
 
-def test_its_end_includes_what_it_started(
-    output: int, reaper: Reaper, tmp_path: pathlib.Path
-) -> None:
+def test_end_kills_grandchildren(output: int, reaper: Reaper, tmp_path: pathlib.Path) -> None:
     file = tmp_path / "pid"
     one = child(GRANDCHILD.format(file=file), output, reaper)
     ended(one)
@@ -88,7 +86,7 @@ def test_its_end_includes_what_it_started(
     wait_until(lambda: not is_running(grandchild), "the grandchild to end")
 
 
-def test_signals_reach_it(output: int, reaper: Reaper) -> None:
+def test_a_signal_reaches_the_child(output: int, reaper: Reaper) -> None:
     one = child("import time; time.sleep(60)", output, reaper)
     one.signal(signal.SIGTERM)
     assert ended(one) == -signal.SIGTERM
@@ -96,7 +94,7 @@ def test_signals_reach_it(output: int, reaper: Reaper) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="descriptors are listed in /proc")
-def test_it_inherits_no_descriptor_of_the_launcher(
+def test_a_child_inherits_no_descriptor_of_the_launcher(
     output: int, reaper: Reaper, tmp_path: pathlib.Path
 ) -> None:
     code = "import os; print(sorted(map(int, os.listdir('/proc/self/fd')))[:-1])"
@@ -106,14 +104,12 @@ def test_it_inherits_no_descriptor_of_the_launcher(
     assert (tmp_path / "out").read_text() == "[0, 1, 2]\n"
 
 
-def test_what_cannot_be_started_is_said(output: int, reaper: Reaper) -> None:
+def test_a_failed_start_raises_launch_error(output: int, reaper: Reaper) -> None:
     with pytest.raises(LaunchError, match="cannot start"):
         Child(["x" * 10_000_000], os.environ, output, reaper)
 
 
-def test_what_it_has_started_is_not_asked(
-    output: int, reaper: Reaper, tmp_path: pathlib.Path
-) -> None:
+def test_ask_signals_the_leader_only(output: int, reaper: Reaper, tmp_path: pathlib.Path) -> None:
     code = (
         "import signal, subprocess, sys; "
         "signal.signal(signal.SIGTERM, lambda *_: None); "

@@ -38,14 +38,14 @@ def test_the_earliest_failure_is_the_first() -> None:
     assert first_failure(exits[:1]) is None
 
 
-def test_a_consequence_is_not_blamed_when_the_cause_is_there() -> None:
+def test_the_cause_is_preferred_to_its_consequence() -> None:
     exits = [exit_of(0, 1, 1, caused_by_peer=True), exit_of(1, 1, 2)]
     found = first_failure(exits)
     assert found is not None
     assert found.member.index == 1
 
 
-def test_who_was_killed_from_outside_is_the_cause() -> None:
+def test_a_process_killed_from_outside_is_the_cause() -> None:
     exits = [exit_of(0, 1, 1), exit_of(1, -signal.SIGKILL, 2), exit_of(2, -signal.SIGABRT, 0)]
     found = first_failure(exits)
     assert found is not None
@@ -64,7 +64,7 @@ def test_a_stop_is_a_code_and_a_status() -> None:
         assert ProcessExit.of(member, status, reported, 1.0).stop is None
 
 
-def test_an_end_is_timed_by_its_error() -> None:
+def test_an_exit_has_the_time_of_its_error() -> None:
     member = exit_of(0, 0, 0).member
     assert ProcessExit.of(member, 1, ProcessStatus(at=2.5, error="E: x"), seen_at=3.0).at == 2.5
     assert ProcessExit.of(member, 1, ProcessStatus(at=2.5), seen_at=3.0).at == 3.0
@@ -122,7 +122,7 @@ goodbye
         ("", ""),
     ],
 )
-def test_the_most_telling_line(log: str, found: str, tmp_path: pathlib.Path) -> None:
+def test_the_last_error_of_a_log(log: str, found: str, tmp_path: pathlib.Path) -> None:
     file = tmp_path / "log"
     file.write_text(log)
     assert last_error(file).startswith(found)
@@ -139,20 +139,20 @@ def test_the_most_telling_line(log: str, found: str, tmp_path: pathlib.Path) -> 
         (-signal.SIGABRT, "terminate called after x\n  what(): y\n", "terminate called after x"),
     ],
 )
-def test_a_last_line_is_no_reason_for_a_signal(
+def test_a_last_line_is_not_the_cause_of_a_signal(
     status: int, log: str, error: str, tmp_path: pathlib.Path
 ) -> None:
     (tmp_path / "log").write_text(log)
     assert failure_of(exit_of(1, status, 0), tmp_path / "log", after_s=1.0).error == error
 
 
-def test_an_exit_code_is_not_told_twice(tmp_path: pathlib.Path) -> None:
+def test_an_exit_code_is_reported_once(tmp_path: pathlib.Path) -> None:
     (tmp_path / "log").write_text("step\n")
     one = exit_of(1, 3, 0, error="exited with code 3")
     assert str(failure_of(one, tmp_path / "log", after_s=1.0)).count("exited with code 3") == 1
 
 
-def test_what_would_come_again_is_no_reason_for_a_restart(tmp_path: pathlib.Path) -> None:
+def test_a_permanent_error_causes_no_restart(tmp_path: pathlib.Path) -> None:
     for permanent in (False, True):
         one = exit_of(1, 3, 0, error="E: x", permanent=permanent)
         assert failure_of(one, tmp_path / "log", after_s=1.0).may_restart is not permanent
@@ -163,7 +163,7 @@ def test_a_long_line_is_cut(tmp_path: pathlib.Path) -> None:
     assert len(last_error(tmp_path / "log")) == 500
 
 
-def test_one_line_says_it_all(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_in_one_line(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "workerlog.1").write_text("ValueError: from the log\n")
     log = tmp_path / "workerlog.1"

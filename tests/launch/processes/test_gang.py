@@ -75,7 +75,7 @@ def gang(folder: LogFolder, screen: Paper, script: str, *, tee: bool = False) ->
 SAY = "import os; print(os.environ['FLEET_ROLE'], os.environ['FLEET_INDEX'], end='')"
 
 
-def test_the_last_words_of_worker_0_are_shown_without_any_pump(folder: LogFolder) -> None:
+def test_close_shows_the_last_output_of_worker_0(folder: LogFolder) -> None:
     screen = Paper()
     gang(folder, screen, SAY)
     assert screen.shown == b"worker 0"
@@ -100,7 +100,7 @@ sys.exit(int(os.environ["FLEET_INDEX"]) + 1)
 """
 
 
-def test_an_exit_knows_what_the_process_left(folder: LogFolder) -> None:
+def test_an_exit_has_the_reported_status(folder: LogFolder) -> None:
     exits = gang(folder, Paper(), LEAVE).exits()
     assert sorted((one.member.name, one.status) for one in exits) == [
         ("server 0", 1),
@@ -112,7 +112,7 @@ def test_an_exit_knows_what_the_process_left(folder: LogFolder) -> None:
     }
 
 
-def test_ends_are_timed_by_a_clock_that_nobody_sets(
+def test_exits_are_timed_by_the_monotonic_clock(
     folder: LogFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.time
@@ -133,7 +133,7 @@ os._exit(3 * int(os.environ["FLEET_INDEX"]))
 """
 
 
-def test_one_that_ends_with_a_code_does_not_return(folder: LogFolder) -> None:
+def test_a_process_that_exits_with_a_code_is_not_restarted_alone(folder: LogFolder) -> None:
     """No hook has seen it end, and so what it has reported before stands."""
     exits = gang(folder, Paper(), END).exits()
     assert {(one.member.name, one.status, one.may_restart_alone) for one in exits} == {
@@ -143,7 +143,7 @@ def test_one_that_ends_with_a_code_does_not_return(folder: LogFolder) -> None:
     }
 
 
-def test_when_one_cannot_start_none_is_left(
+def test_a_failed_start_leaves_no_process(
     folder: LogFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[int] = []
@@ -188,7 +188,7 @@ class Talking(Paper):
 
 
 @pytest.mark.parametrize(("tee", "size"), [(False, None), (True, None), (False, (24, 80))])
-def test_one_that_is_started_again_is_shown_as_before(
+def test_the_output_of_a_restarted_process_is_shown(
     folder: LogFolder, tee: bool, size: Any
 ) -> None:
     screen = Talking(size)
@@ -239,7 +239,7 @@ def all_save(folder: LogFolder) -> bool:
     return sum(read(str(one)).saves_at_sigterm for one in folder.path.glob("*.json")) == 3
 
 
-def test_one_that_is_started_again_is_not_asked_to_stop_before_it_can(folder: LogFolder) -> None:
+def test_a_restarted_process_gets_no_signal_before_it_saves(folder: LogFolder) -> None:
     file = folder.path / "t.py"
     file.write_text(SAVE_AT_SIGTERM)
     job = JobSpec(script=str(file), collective=False)

@@ -10,7 +10,7 @@ import pytest
 from fleetlight.launch.processes.interrupts import Interrupted, Interrupts
 
 
-def test_signals_are_noted_in_order_and_handlers_come_back() -> None:
+def test_signals_are_recorded_in_order_and_handlers_restored() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with Interrupts() as interrupts:
         interrupts.check()
@@ -22,7 +22,7 @@ def test_signals_are_noted_in_order_and_handlers_come_back() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_nohup_is_respected() -> None:
+def test_sighup_stays_ignored_under_nohup() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with Interrupts() as interrupts:

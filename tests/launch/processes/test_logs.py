@@ -47,7 +47,7 @@ def test_two_runs_of_one_second_do_not_mix(tmp_path: pathlib.Path) -> None:
     assert len(moved) == 3
 
 
-def test_a_folder_in_use_is_left_alone(tmp_path: pathlib.Path) -> None:
+def test_a_folder_in_use_is_not_claimed(tmp_path: pathlib.Path) -> None:
     first = claim(str(tmp_path / "log"), "a")
     second = claim(str(tmp_path / "log"), "b")
     assert (first.path.name, second.path.name) == ("log", "log-2")

@@ -25,7 +25,7 @@ def taken() -> contextlib.closing[socket.socket]:
 
 
 @LINUX_ONLY
-def test_a_reserved_port_is_given_to_nobody_else() -> None:
+def test_a_reserved_port_is_given_to_no_other_process() -> None:
     with contextlib.closing(Reservation(HOST)) as held:
         others = [Reservation(HOST) for _ in range(200)]
         assert held.port not in {other.port for other in others}
@@ -75,7 +75,7 @@ def test_the_reservation_of_another_launcher_counts_as_taken() -> None:
 
 
 @LINUX_ONLY
-def test_what_an_ended_run_left_in_time_wait_is_free() -> None:
+def test_a_port_in_time_wait_is_free() -> None:
     with socket.create_server((HOST, 0)) as server:
         port = server.getsockname()[1]
         client = socket.create_connection((HOST, port))
@@ -87,7 +87,7 @@ def test_what_an_ended_run_left_in_time_wait_is_free() -> None:
 
 
 @LINUX_ONLY
-def test_who_listens(taken: contextlib.closing[socket.socket]) -> None:
+def test_the_listener_is_named(taken: contextlib.closing[socket.socket]) -> None:
     with taken as server:
         port = server.getsockname()[1]
         assert listener(port).startswith(f"process {os.getpid()} (")
@@ -95,7 +95,7 @@ def test_who_listens(taken: contextlib.closing[socket.socket]) -> None:
 
 
 @LINUX_ONLY
-def test_who_listens_is_found_behind_a_descriptor_that_is_gone() -> None:
+def test_the_listener_is_found_after_a_descriptor_closes() -> None:
     below = os.open(os.devnull, os.O_RDONLY)
     with socket.create_server((HOST, 0)) as taken:
         os.close(below)  # where our descriptors will be listed through, which then goes
@@ -103,7 +103,7 @@ def test_who_listens_is_found_behind_a_descriptor_that_is_gone() -> None:
 
 
 @LINUX_ONLY
-def test_a_command_of_several_lines_is_told_in_one() -> None:
+def test_a_command_of_several_lines_is_shown_in_one() -> None:
     code = "import socket\nwith socket.create_server(('127.0.0.1', 0)) as s:\n"
     code += " print(s.getsockname()[1], flush=True)\n input()"
     command = [sys.executable, "-c", code]
@@ -124,7 +124,7 @@ def test_an_address_of_another_machine() -> None:
         Reservation("203.0.113.1")
 
 
-def test_listening_where_somebody_listens(taken: contextlib.closing[socket.socket]) -> None:
+def test_listening_on_a_taken_port_returns_none(taken: contextlib.closing[socket.socket]) -> None:
     with taken as server:
         assert listen(HOST, server.getsockname()[1]) is None
     with contextlib.closing(Reservation(HOST)) as held:

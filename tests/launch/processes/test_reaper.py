@@ -11,17 +11,17 @@ from fleetlight.launch.processes import reaper
 from fleetlight.launch.processes.reaper import keep, kill
 
 
-def test_it_keeps_what_was_added_and_not_dropped() -> None:
+def test_the_reaper_keeps_added_groups() -> None:
     assert keep([b"add 5\n", b"add 6\n", b"drop 5\n", b"drop 9\n"]) == {6}
 
 
-def test_a_group_that_is_gone_is_no_error() -> None:
+def test_an_ended_group_is_no_error() -> None:
     process = subprocess.Popen(["true"], start_new_session=True)
     process.wait()
     kill([process.pid])
 
 
-def test_it_removes_the_folder_of_a_run_that_could_not(tmp_path: pathlib.Path) -> None:
+def test_the_reaper_removes_the_folder(tmp_path: pathlib.Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "error.0").write_text("{}")
@@ -33,7 +33,7 @@ def test_it_removes_the_folder_of_a_run_that_could_not(tmp_path: pathlib.Path) -
     assert tmp_path.exists()
 
 
-def test_when_the_pipe_closes_it_kills_the_groups_left() -> None:
+def test_the_reaper_kills_the_groups_when_the_pipe_closes() -> None:
     stay, go = (
         subprocess.Popen(["sleep", "60"], start_new_session=True),
         subprocess.Popen(["sleep", "60"], start_new_session=True),

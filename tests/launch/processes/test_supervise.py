@@ -42,7 +42,7 @@ sys.exit(3)
 
 
 @pytest.mark.multiprocess
-def test_the_code_of_one_that_is_about_to_exit_is_waited_for(
+def test_the_exit_code_of_an_exiting_process_is_reported(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "SETTLE_S", 0.0)

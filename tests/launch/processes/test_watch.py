@@ -50,7 +50,7 @@ def test_all_workers_done_is_success() -> None:
     assert one.verdict is Verdict.SUCCESS
 
 
-def test_a_certain_failure_ends_the_others_at_once() -> None:
+def test_a_root_cause_ends_the_others_at_once() -> None:
     one = watch(W0, W1)
     killed = ended(W1, -signal.SIGKILL)
     assert one.step(Observation(now=0, exits=[killed])) == signal.SIGTERM
@@ -61,7 +61,7 @@ def test_a_certain_failure_ends_the_others_at_once() -> None:
     assert (one.verdict, one.failure) == (Verdict.FAILED, killed)
 
 
-def test_who_is_about_to_exit_may_be_the_culprit() -> None:
+def test_an_exiting_process_may_be_the_root_cause() -> None:
     one = watch(W0, W1)
     unclear, cause = ended(W0, 1, at=1.0), ended(W1, 3, at=0.5)
     assert one.step(Observation(now=1, exits=[unclear], leaving=True)) is None
@@ -71,7 +71,7 @@ def test_who_is_about_to_exit_may_be_the_culprit() -> None:
     assert one.failure is cause
 
 
-def test_nobody_is_about_to_exit_for_long() -> None:
+def test_waiting_for_an_exiting_process_has_a_limit() -> None:
     one = watch(W0, W1)
     unclear = ended(W0, 1)
     one.step(Observation(now=1, exits=[unclear], leaving=True))
@@ -79,7 +79,7 @@ def test_nobody_is_about_to_exit_for_long() -> None:
     assert one.failure is unclear
 
 
-def test_an_unclear_failure_waits_for_a_better_culprit() -> None:
+def test_an_unclear_failure_waits_for_the_root_cause() -> None:
     one = watch(W0, W1)
     unclear, cause = ended(W0, 1, at=1.0), ended(W1, 1, at=0.5, error="ValueError")
     assert one.step(Observation(now=1, exits=[unclear])) is None
@@ -88,7 +88,7 @@ def test_an_unclear_failure_waits_for_a_better_culprit() -> None:
     assert one.failure is cause
 
 
-def test_an_unclear_failure_is_taken_when_nobody_else_fails() -> None:
+def test_an_unclear_failure_is_reported_when_no_other_follows() -> None:
     one = watch(W0, W1)
     unclear = ended(W0, 1)
     one.step(Observation(now=0, exits=[unclear]))
@@ -107,11 +107,11 @@ def test_sigkill_follows_after_the_grace_period_and_only_once() -> None:
     assert one.is_over
 
 
-def test_a_failing_exit_is_answered_within_five_seconds() -> None:
+def test_a_failure_ends_the_job_within_five_seconds() -> None:
     assert SETTLE_S + GRACE_S < 5
 
 
-def test_an_interrupt_is_passed_on_and_a_second_one_kills() -> None:
+def test_an_interrupt_is_forwarded_and_a_second_one_kills() -> None:
     one = watch(W0)
     assert one.step(Observation(now=0, interrupts=[signal.SIGINT])) == signal.SIGINT
     assert one.step(Observation(now=0.1, interrupts=[signal.SIGINT])) is None
@@ -155,7 +155,7 @@ def test_a_server_that_is_done_early_is_no_failure() -> None:
     assert one.phase is Phase.RUNNING
 
 
-def test_the_end_waits_for_the_other_machines() -> None:
+def test_servers_run_until_the_other_machines_are_done() -> None:
     one = watch(S0, W0)
     done = [ended(W0)]
     assert one.step(Observation(now=0, exits=done, remote=RemoteState.RUNNING)) is None
@@ -172,7 +172,7 @@ def test_another_machine_ends_this_one() -> None:
     assert (one.verdict, one.failure) == (Verdict.STOPPED, None)
 
 
-def test_the_own_failure_is_told_also_when_others_stopped() -> None:
+def test_a_local_failure_is_reported_after_a_remote_stop() -> None:
     one = watch(W0)
     failed = ended(W0, 3)
     one.step(Observation(now=0, exits=[failed], remote=RemoteState.STOP))
@@ -185,7 +185,7 @@ def returning(member: JobProcess, status: int = -signal.SIGKILL) -> ProcessExit:
     )
 
 
-def test_who_may_return_is_started_again_as_often_as_that_is_allowed() -> None:
+def test_a_restartable_process_restarts_up_to_the_limit() -> None:
     one = Watch((W0, W1, S0), GRACE_S, max_restarts=2)
     lost = returning(S0)
     for left in (1, 0):
@@ -197,7 +197,7 @@ def test_who_may_return_is_started_again_as_often_as_that_is_allowed() -> None:
     assert (one.failure, one.restarted) == (lost, 2)
 
 
-def test_nobody_is_started_again_while_a_job_ends() -> None:
+def test_no_process_restarts_while_a_job_ends() -> None:
     one = Watch((W0, S0), GRACE_S, max_restarts=9)
     seen = Observation(now=0, exits=[returning(S0)], interrupts=[signal.SIGINT])
     assert one.to_restart(seen) is None
@@ -209,7 +209,7 @@ def test_nobody_is_started_again_while_a_job_ends() -> None:
     assert one.to_restart(Observation(now=0, exits=[ended(S0, -signal.SIGKILL)])) is None
 
 
-def test_without_one_that_is_dispensable_the_others_go_on() -> None:
+def test_the_others_continue_without_an_expendable_process() -> None:
     one = watch(W0, W1, S0)
     reported = ProcessStatus(restartable=True, expendable=True)
     lost = ProcessExit(member=W1, status=-signal.SIGKILL, at=0.0, reported=reported)
@@ -224,7 +224,7 @@ def test_without_one_that_is_dispensable_the_others_go_on() -> None:
     assert (one.verdict, one.failure, one.continued_without) == (Verdict.SUCCESS, None, [lost])
 
 
-def test_one_that_is_not_is_the_failure() -> None:
+def test_a_process_that_is_not_expendable_fails_the_job() -> None:
     one = watch(W0, W1, S0)
     reported = ProcessStatus(expendable=True, error="ValueError: x")
     lost = ProcessExit(member=W1, status=1, at=0.0, reported=reported)
@@ -252,7 +252,7 @@ def asked(*members: JobProcess) -> Watch:
     return one
 
 
-def test_workers_are_asked_to_stop_and_servers_end_when_they_have() -> None:
+def test_workers_stop_on_request_and_servers_exit_after_them() -> None:
     one = asked(S0, W0, W1)
     assert one.asked == (Kind.WORKER,)
     # longer than any other end may take
@@ -266,7 +266,7 @@ def test_workers_are_asked_to_stop_and_servers_end_when_they_have() -> None:
     assert one.stop == Stop(9, "/ckpt")
 
 
-def test_one_that_is_killed_while_the_job_is_saved_is_started_again() -> None:
+def test_a_process_killed_during_a_save_restarts() -> None:
     one = Watch((S0, W0, W1), GRACE_S, max_restarts=9, stop_s=STOP_S)
     lost = returning(W1)
     # the signal comes first, and is acted upon
@@ -298,7 +298,7 @@ KILLED = dataclasses.replace(
 )
 
 
-def test_a_job_is_saved_though_a_worker_is_killed_between_its_stop_and_its_goodbye() -> None:
+def test_a_worker_killed_between_stop_and_goodbye_has_saved() -> None:
     """A server that may wait for it is ended."""
     one = asked(S0, W0, W1)
     for exits in ([KILLED], [KILLED, stopped(W1)]):
@@ -313,7 +313,7 @@ def test_a_job_is_saved_though_a_worker_is_killed_between_its_stop_and_its_goodb
     assert one.stop == Stop(9, "/ckpt")
 
 
-def test_nor_does_it_count_that_servers_miss_its_goodbye() -> None:
+def test_servers_may_miss_the_goodbye_of_a_stopped_worker() -> None:
     reported = ProcessStatus(error="PeerLostError", caused_by_peer=True)
     missing = ProcessExit(member=S0, status=1, at=0.0, reported=reported)
     orders = ([KILLED], [KILLED, stopped(W1)]), ([KILLED, missing], [missing, KILLED])
@@ -340,7 +340,7 @@ def test_a_second_signal_ends_servers_once_all_is_saved() -> None:
     assert (one.is_over, one.verdict) == (True, Verdict.SAVED)
 
 
-def test_a_machine_of_servers_asks_these() -> None:
+def test_a_machine_with_only_servers_signals_them() -> None:
     one = asked(S0)
     assert one.asked == (Kind.SERVER,)
     assert one.step(Observation(now=LEAVE_S + 1, interrupts=TERM)) is None
@@ -348,7 +348,7 @@ def test_a_machine_of_servers_asks_these() -> None:
     assert (one.is_over, one.verdict) == (True, Verdict.SAVED)
 
 
-def test_who_does_not_save_ends_as_ever() -> None:
+def test_processes_that_do_not_save_end_at_sigterm() -> None:
     for interrupts, can_stop in ((TERM, False), ([signal.SIGINT], True), ([signal.SIGHUP], True)):
         one = watch(W0, S0)
         seen = Observation(now=0, interrupts=interrupts, can_stop=can_stop)
@@ -365,7 +365,7 @@ def test_a_second_signal_kills_while_the_job_is_saved() -> None:
     assert (one.is_over, one.verdict, one.stop_failed) == (True, Verdict.INTERRUPTED, True)
 
 
-def test_a_stop_has_its_time() -> None:
+def test_a_stop_has_a_deadline() -> None:
     one = asked(W0, W1)
     exits = [stopped(W0)]
     assert one.step(Observation(now=STOP_S - 0.1, interrupts=TERM, exits=exits)) is None
@@ -373,7 +373,7 @@ def test_a_stop_has_its_time() -> None:
     assert (one.verdict, one.stop_failed) == (Verdict.INTERRUPTED, True)
 
 
-def test_a_stop_that_goes_wrong_is_no_failure_that_a_restart_cures() -> None:
+def test_a_failed_stop_causes_no_restart() -> None:
     one = asked(W0, W1)
     exits = [ended(W1, 1, error="CheckpointError")]
     assert one.step(Observation(now=1, interrupts=TERM, exits=exits)) == signal.SIGKILL
@@ -381,7 +381,7 @@ def test_a_stop_that_goes_wrong_is_no_failure_that_a_restart_cures() -> None:
     assert (one.verdict, one.failure, one.stop_failed) == (Verdict.INTERRUPTED, exits[0], True)
 
 
-def test_workers_may_have_been_asked_elsewhere() -> None:
+def test_a_stop_may_come_from_another_machine() -> None:
     one = watch(W0, W1)
     assert one.step(Observation(now=0, exits=[stopped(W0)], remote=RemoteState.RUNNING)) is None
     assert one.phase is Phase.STOPPING
@@ -393,13 +393,13 @@ def test_workers_may_have_been_asked_elsewhere() -> None:
     assert (one.is_over, one.verdict) == (True, Verdict.SAVED)
 
 
-def test_a_job_that_was_done_anyhow_is_done() -> None:
+def test_a_job_that_ends_during_a_stop_is_done() -> None:
     one = asked(W0, W1)
     one.step(Observation(now=1, interrupts=TERM, exits=[ended(W0), ended(W1)]))
     assert (one.is_over, one.verdict, one.stop) == (True, Verdict.SUCCESS, None)
 
 
-def test_who_only_notes_sigterm_gets_another_one_when_a_job_fails() -> None:
+def test_a_process_that_records_sigterm_gets_a_second_one() -> None:
     one = watch(W0, W1)
     exits = [ended(W1, -signal.SIGKILL)]
     assert one.step(Observation(now=0, exits=exits, can_stop=True)) == signal.SIGTERM
@@ -409,14 +409,14 @@ def test_who_only_notes_sigterm_gets_another_one_when_a_job_fails() -> None:
     assert one.step(Observation(now=GRACE_S, exits=exits, can_stop=True)) == signal.SIGKILL
 
 
-def test_who_ends_at_sigterm_gets_one() -> None:
+def test_a_process_that_ends_at_sigterm_gets_one() -> None:
     one = watch(W0, W1)
     exits = [ended(W1, -signal.SIGKILL)]
     assert one.step(Observation(now=0, exits=exits)) == signal.SIGTERM
     assert one.step(Observation(now=FIRST_SIGTERM_S, exits=exits)) is None
 
 
-def test_one_that_is_killed_behind_the_end_of_its_script_has_done_all() -> None:
+def test_a_worker_killed_after_its_script_is_done() -> None:
     one = watch(W0, W1, S0)
     reported = ProcessStatus(left_job=True, exiting=True)
     killed = ProcessExit(member=W0, status=-signal.SIGKILL, at=0.0, reported=reported)
@@ -433,7 +433,7 @@ def test_one_that_is_killed_behind_the_end_of_its_script_has_done_all() -> None:
         assert dataclasses.replace(killed, status=status).has_failed
 
 
-def test_a_server_that_is_killed_behind_the_last_goodbye_has_done_all() -> None:
+def test_a_server_killed_after_the_last_goodbye_is_done() -> None:
     reported = ProcessStatus(left_job=True, exiting=True)
     killed = ProcessExit(member=S0, status=-signal.SIGKILL, at=0.0, reported=reported)
     # the workers may have ended before, or still be about to
@@ -453,7 +453,7 @@ def parting(status: int = -signal.SIGKILL, **facts: Any) -> ProcessExit:
     return ProcessExit(member=W0, status=status, at=0.0, reported=reported)
 
 
-def test_servers_that_end_have_heard_the_goodbye_of_one_that_was_killed_amid_it() -> None:
+def test_exited_servers_have_the_goodbye_of_a_killed_worker() -> None:
     one = Watch([S0, W0], GRACE_S, 1)
     assert one.confirmed_exits([parting()], 1.0) == []
     known = one.confirmed_exits([parting(), ended(S0)], 1.1)
@@ -470,7 +470,7 @@ def test_servers_that_end_have_heard_the_goodbye_of_one_that_was_killed_amid_it(
     assert not lost.may_restart_alone
 
 
-def test_one_that_servers_may_not_have_heard_is_started_again() -> None:
+def test_a_worker_without_a_certain_goodbye_restarts() -> None:
     one = Watch([S0, W0, W1], GRACE_S, 2)
     for now in (1.0, 10.0):
         assert one.confirmed_exits([parting()], now) == []
