@@ -25,8 +25,8 @@ from fleetlight.ps.server.server import Server
 from fleetlight.ps.transport.interface import MemoryChannel
 from fleetlight.ps.worker.client import Client, Wanted
 from fleetlight.ps.worker.communicator import Communicator
-from fleetlight.ps.worker.crew import Crew
-from fleetlight.ps.worker.lanes import CONTROL, PUSH
+from fleetlight.ps.worker.connections import CONTROL, PUSH
+from fleetlight.ps.worker.served_group import ServedGroup
 from fleetlight.roles import Role
 from fleetlight.strategy import DistributedStrategy
 
@@ -100,14 +100,14 @@ class Job:
         ]
         for server in self.servers:
             model, optimizers = self.built()
-            drawn = build_plan(
+            bound = build_plan(
                 model,
                 optimizers,
                 DistributedStrategy(**strategy),
                 worker_num=workers,
                 server_num=servers,
             )
-            server.open(drawn.plan, drawn.optimizers, drawn.dense)
+            server.open(bound.plan, bound.optimizers, bound.dense)
 
     def built(self) -> Built:
         with self._lock:
@@ -121,7 +121,7 @@ class Job:
             channels = [MemoryChannel(s, f"server {s.index}") for s in self.servers]
             known = lane if lane in (CONTROL, PUSH) else "pull"
             for server, channel in enumerate(channels):
-                channel.call(m.Hello("test", index, self.workers, server, servers, 1, known))
+                channel.call(m.Greeting("test", index, self.workers, server, servers, 1, known))
             return channels
 
         return Client(index, self.workers, servers, connect)
@@ -132,12 +132,12 @@ class Job:
         client = self.client(index)
         context = ServedJob(
             role=Role(index=index, worker_num=self.workers, server_num=len(self.servers)),
-            group=Crew(client, self.deadline_s),
+            group=ServedGroup(client, self.deadline_s),
             strategy=DistributedStrategy(**self.strategy),
             session=ServerSession(client, None),
         )
-        context.models.append(context.plan_model(model))
-        context.optimizers.extend(map(context.plan_optimizer, optimizers))
+        context.models.append(context.manage_model(model))
+        context.optimizers.extend(map(context.manage_optimizer, optimizers))
         return Member(index, context, model, optimizers)
 
     def work(self, index: int, train: Callable[[Member], Any]) -> Any:
@@ -229,6 +229,6 @@ def loss_of(model: nn.Module, ids: Tensor, target: Tensor) -> Tensor:
 def batches(steps: int, workers: int, size: int = 8, ids: int = 30, each: int = 3) -> Any:
     """Zipf ids [steps, workers, size, each] below `ids`, and targets."""
     random = np.random.default_rng(0)
-    drawn = random.zipf(1.3, (steps, workers, size, each)) % ids
+    bound = random.zipf(1.3, (steps, workers, size, each)) % ids
     targets = random.standard_normal((steps, workers, size, 1), np.float32)
-    return torch.from_numpy(drawn), torch.from_numpy(targets)
+    return torch.from_numpy(bound), torch.from_numpy(targets)

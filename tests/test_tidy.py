@@ -23,7 +23,7 @@ FILE_LINES = 500
 READS_ENVIRONMENT = {"roles", "strategy", "launch", "cli"}
 #: and the one file that asks where a user keeps caches: that is only ever said by a variable, as a
 #: home folder is, and it decides about speed, never about the job
-READS_CACHE_HOME = "src/fleetlight/kernels/compiled_files.py"
+READS_CACHE_HOME = "src/fleetlight/kernels/compiling/compiled_files.py"
 ENVIRONMENT = re.compile(r"\b(environb?|getenvb?|expandvars)\b")
 #: tests of what lies beside the package
 ELSEWHERE = ("examples/", "multiprocess/", "benchmarks/", "ported/", "rig/", "chaos/", "tidy/")
@@ -131,9 +131,7 @@ READS_TIME_OF_DAY = {
     "src/fleetlight/launch/doctor/probe.py": 1,
     "src/fleetlight/launch/doctor/service.py": 1,
     # dates that people read: when something was saved
-    "src/fleetlight/checkpoint/inference.py": 1,
-    "src/fleetlight/checkpoint/snapshot.py": 1,
-    "src/fleetlight/static/files/saving.py": 1,
+    "src/fleetlight/checkpoint/storage/generations.py": 1,
     # tells apart workers that were started one after another, also on another machine
     "src/fleetlight/fleet/bootstrap.py": 1,
     # dates in certificates

@@ -18,21 +18,21 @@ from fleetlight.collective.membership.scheduler import Scheduler
 from fleetlight.errors import DeadlineError, PeerError, PlanError, RoleError
 from fleetlight.fleet import bootstrap
 from fleetlight.fleet import job as jobs
-from fleetlight.fleet.bootstrap import Start, _Connector, join_servers
+from fleetlight.fleet.bootstrap import _Connector, join_servers
 from fleetlight.fleet.served.job import ServedJob
 from fleetlight.fleet.server.job import ServerJob, ServerProcess
 from fleetlight.ps import messages as m
 from fleetlight.ps.transport.listener import hold
-from fleetlight.ps.worker.crew import Crew
-from fleetlight.ps.worker.lanes import AHEAD, CONTROL, PULL, PUSH
-from fleetlight.ps.worker.redo.redo import Identity, Redo
+from fleetlight.ps.worker.connections import CONTROL, PREFETCH, PULL, PUSH
+from fleetlight.ps.worker.replay.worker_journal import WorkerIdentity, WorkerJournal
+from fleetlight.ps.worker.served_group import ServedGroup
 from fleetlight.roles import Kind, Role
 from fleetlight.roles.secret import Secret
 from fleetlight.strategy import DistributedStrategy
 
 
 def joined(role: Role, deadline_s: float = 20.0) -> jobs.Job:
-    return join_servers(Start(role, DistributedStrategy(), deadline_s))
+    return join_servers(role, DistributedStrategy(), deadline_s, None)
 
 
 def served_by(role: Role) -> ServerProcess:
@@ -56,25 +56,25 @@ def test_workers_without_servers_are_told_what_to_do() -> None:
 
 
 def test_servers_must_have_an_address() -> None:
-    with pytest.raises(RoleError, match="nothing says where they listen; give their host:port"):
+    with pytest.raises(RoleError, match="no variable says where they listen; give their host:port"):
         joined(Role(worker_num=1, server_num=1))
 
 
 def test_a_process_must_have_an_index() -> None:
-    with pytest.raises(PlanError, match="nothing says which server this process is"):
+    with pytest.raises(PlanError, match="no variable says which server this process is"):
         joined(Role(kind=Kind.SERVER, index=None, server_num=1))
 
 
 def test_servers_are_told_how_long_a_worker_may_be_away(tmp_path: Path) -> None:
     strategy = DistributedStrategy(durability="log")
     role = Role(index=0, server_num=1, server_endpoints=[("127.0.0.1", 1)], job="a job")
-    redo = Redo(tmp_path, Identity(0, 1, 1, "a job", 0, 7), 60.0)
+    redo = WorkerJournal(tmp_path, WorkerIdentity(0, 1, 1, "a job", 0, 7), 60.0)
     # less than others wait for it
-    assert _Connector(Start(role, strategy, 60.0), redo)._greeting(0, CONTROL).away_s == 40.0
-    assert _Connector(Start(role, strategy, 60.0), None)._greeting(0, CONTROL).away_s == 0.0
+    assert _Connector(role, strategy, 60.0, None, redo)._greeting(0, CONTROL).away_s == 40.0
+    assert _Connector(role, strategy, 60.0, None, None)._greeting(0, CONTROL).away_s == 0.0
     # only with all others, by a launch that resumes
     for alone in (role.replace(job=""), role.replace(max_restarts=0)):
-        assert _Connector(Start(alone, strategy, 60.0), redo)._greeting(0, CONTROL).away_s == 0.0
+        assert _Connector(alone, strategy, 60.0, None, redo)._greeting(0, CONTROL).away_s == 0.0
 
 
 class Job:
@@ -119,8 +119,8 @@ def test_workers_meet_before_the_server_knows_what_is_trained() -> None:
 def test_every_lane_is_welcome() -> None:
     with Job() as job:
         crew = joined(job.roles[0]).group
-        assert isinstance(crew, Crew)
-        for lane in (CONTROL, PUSH, PULL, AHEAD):
+        assert isinstance(crew, ServedGroup)
+        for lane in (CONTROL, PUSH, PULL, PREFETCH):
             [channel] = crew.client.open_lane(lane)
             assert channel.peer.startswith("server 0")
         crew.leave()
@@ -131,7 +131,7 @@ def test_no_lane_leads_to_an_earlier_life_of_a_server() -> None:
         server = job.process.server
         server._life = 3
         crew = joined(job.roles[0], deadline_s=0.5).group
-        assert isinstance(crew, Crew)
+        assert isinstance(crew, ServedGroup)
         server._life = 2
         with pytest.raises(DeadlineError, match="answers in its life 2, but its life 3 has been"):
             crew.client.open_lane(PUSH)
@@ -143,7 +143,7 @@ def test_no_lane_leads_to_an_earlier_life_of_a_server() -> None:
 def test_a_server_that_fails_tells_why() -> None:
     with Job() as job:
         crew = joined(job.roles[0]).group
-        assert isinstance(crew, Crew)
+        assert isinstance(crew, ServedGroup)
         job.process.fail("KeyError: 'x'")
         with pytest.raises(PeerError, match="server 0 has closed: KeyError: 'x'"):
             crew.client.everywhere(m.EndPhase(0))
@@ -188,7 +188,7 @@ def test_a_server_that_fails_after_it_has_registered_tells_the_scheduler(
     with holder, ThreadPoolExecutor(2) as pool, caplog.at_level("ERROR", logger="fleetlight"):
         code, signs = pool.submit(scheduler.run), pool.submit(enrol, worker, "test", 20.0)
         with pytest.raises(OSError, match="no more descriptors"):
-            join_servers(Start(server, DistributedStrategy(), 20.0))
+            join_servers(server, DistributedStrategy(), 20.0, None)
         try:
             assert code.result(timeout=10) == 1
         finally:

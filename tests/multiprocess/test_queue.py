@@ -43,4 +43,4 @@ def test_a_worker_that_is_killed_goes_on_in_its_own_ranges(tmp_path: Path) -> No
     moments = ["1:4:forward", "1:8:step", "1:12:behind", "0:0:epoch", "1:244:step"]
     text = run(tmp_path, "--die", *moments, restarts=9)
     assert text.count("of 2 was killed by SIGKILL") == 5, text
-    assert "starting all again" not in text
+    assert "restarting all processes" not in text

@@ -26,7 +26,7 @@ def test_a_worker_that_is_killed_goes_on_with_new_ones(tmp_path: Path) -> None:
     code, text = run(tmp_path, "--server_num 2 --worker_num 2")
     assert code == 0, text
     assert "worker 1 of 2 was killed by SIGKILL" in text
-    assert "starting all again" not in text
+    assert "restarting all processes" not in text
     assert re.findall(r"COUNTED (.*)", text) == ["2 to 2"] * 2, text
 
 
@@ -35,7 +35,7 @@ def test_a_script_that_begins_at_its_top_is_told_so_once(tmp_path: Path, how: st
     """And not that some loading process has ended, as often as the job may be started again."""
     code, text = run(tmp_path, "--server_num 1 --worker_num 1", "--unguarded", how)
     assert code == 1, text
-    assert "starting all again" not in text, text
+    assert "restarting all processes" not in text, text
     last = text.strip().splitlines()[-1]
     assert "ConfigError: fleet.init was called in a process that a worker has started" in last, text
-    assert 'behind if __name__ == "__main__":' in last, text
+    assert 'under if __name__ == "__main__":' in last, text

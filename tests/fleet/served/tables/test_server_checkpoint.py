@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import fleetlight as fleet
 from fleetlight import checkpoint
+from fleetlight.checkpoint.storage.manifest import OptimizerEntry
 from fleetlight.errors import CheckpointError, ConfigError, CorruptCheckpointError, PlanError
 from fleetlight.fleet.checkpoints import loading, persistables
 from fleetlight.fleet.checkpoints.checkpoint_copy import check_via
@@ -73,7 +74,7 @@ def state(member: Member) -> list[Any]:
     """Everything that a step changes, on the servers and here."""
     member.barrier()
     for plan in member.context.models:
-        plan.share_buffers()
+        plan.broadcast_buffers()
     tables = [member.rows(ALL, number) for number in range(2)]
     values = member.model.state_dict().values()
     return tables + [value.numpy().copy() for value in values if value.numel()]
@@ -100,7 +101,7 @@ def saved_job(path: Path, strategy: dict[str, Any] = SYNC, build: Any = adam, **
         save(member, path, **how)
         train(member, range(4, 8))
         # as stop_worker does
-        member.context.saving.finish()
+        member.context.background_save.finish()
         return state(member)
 
     return Job(build, strategy, workers=2, servers=2).run(work)
@@ -154,7 +155,7 @@ def test_the_dense_part_is_that_of_a_collective_checkpoint(tmp_path: Path) -> No
 def optimizer_for(saved: Any, names: Any) -> Any:
     """The record with the shapes of a model whose layer was not moved."""
     shapes = {name: tuple(p.shape) for p, name in names.items()}
-    entry = checkpoint.optimizer.OptimizerEntry(
+    entry = OptimizerEntry(
         saved.entry.class_name, shapes, saved.entry.param_groups, saved.entry.state
     )
     return checkpoint.OptimizerState(entry, saved.tensors)
@@ -283,7 +284,7 @@ def test_another_rule_takes_the_weights(tmp_path: Path, caplog: Any) -> None:
     same, kept = loaded_by(tmp_path, lambda: adam(optimizer="adagrad"))
     assert text == same == "loaded"
     equal(after, kept, atol=0)
-    told = [r.getMessage() for r in caplog.records if "begins anew" in r.getMessage()]
+    told = [r.getMessage() for r in caplog.records if "is reset" in r.getMessage()]
     assert ["table open: it was saved with adagrad" in text for text in told] == [True]
 
 
@@ -330,8 +331,8 @@ def test_servers_begin_with_a_checkpoint(tmp_path: Path) -> None:
     for server in job.servers:
         model, optimizers = job.built()
         strategy = DistributedStrategy()
-        drawn = build_plan(model, optimizers, strategy, worker_num=2, server_num=3)
-        open_loaded(server, drawn, tmp_path)
+        bound = build_plan(model, optimizers, strategy, worker_num=2, server_num=3)
+        open_loaded(server, bound, tmp_path)
 
     def work(member: Member) -> Any:
         first, epoch = state(member), member.session.client.epoch
@@ -351,11 +352,11 @@ def test_a_server_that_comes_back_does_not_ask_for_the_checkpoint(tmp_path: Path
     saved_job(tmp_path / "saved")
     durable = Durable(tmp_path / "kept", job="a job")
     model, optimizers = adam()
-    drawn = build_plan(model, optimizers, DistributedStrategy(), worker_num=2, server_num=1)
+    bound = build_plan(model, optimizers, DistributedStrategy(), worker_num=2, server_num=1)
     rows = []
     for _ in range(2):
         server = Server(0, 1, 2, version="test", deadline_s=20.0)
-        open_loaded(server, drawn, tmp_path / "saved", durable)
+        open_loaded(server, bound, tmp_path / "saved", durable)
         rows.append(server.counted().rows)
         server.close()
         shutil.rmtree(tmp_path / "saved", ignore_errors=True)
@@ -368,10 +369,10 @@ def test_servers_do_not_begin_with_what_workers_keep(tmp_path: Path) -> None:
     saved_job(tmp_path)
     strategy = DistributedStrategy(a_sync_configs={"dense": "allreduce"})
     model, optimizers = adam()
-    drawn = build_plan(model, optimizers, strategy, worker_num=2, server_num=1)
+    bound = build_plan(model, optimizers, strategy, worker_num=2, server_num=1)
     server = Server(0, 1, 2, version="test", deadline_s=20.0)
     with pytest.raises(ConfigError, match=r"'allreduce' .* fleet\.load_persistables\(dirname\)"):
-        open_loaded(server, drawn, tmp_path)
+        open_loaded(server, bound, tmp_path)
     assert not server.is_open
 
 
@@ -381,7 +382,7 @@ def test_an_unmoved_layer_becomes_a_table_and_a_layer_again(tmp_path: Path) -> N
     plain = nn.Sequential(nn.Embedding(30, 2, sparse=True), nn.Flatten(), nn.Linear(6, 1))
     sgd_ = torch.optim.SGD(plain.parameters(), lr=0.05)
     names = {p: name for name, p in plain.named_parameters()}
-    write = checkpoint.Snapshot(
+    write = checkpoint.JobSnapshot(
         model=checkpoint.model_state(plain),
         optimizers=[checkpoint.optimizer_state(sgd_, names)],
         step=3,
@@ -429,8 +430,8 @@ def test_servers_that_began_with_different_checkpoints_are_told(tmp_path: Path) 
     job = Job(adam, SYNC, workers=1, servers=2)
     job.servers[1] = Server(1, 2, 1, version="test", deadline_s=20.0)
     model, optimizers = job.built()
-    drawn = build_plan(model, optimizers, DistributedStrategy(), worker_num=1, server_num=2)
-    open_loaded(job.servers[1], drawn, tmp_path)
+    bound = build_plan(model, optimizers, DistributedStrategy(), worker_num=1, server_num=2)
+    open_loaded(job.servers[1], bound, tmp_path)
     with pytest.raises(PlanError, match=r"server 0 is in epoch 0, server 1 in epoch 1: .*init_se"):
         job.run(state)
 
