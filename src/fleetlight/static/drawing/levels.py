@@ -15,11 +15,11 @@ from fleetlight.static.ops.marks import GRADIENT
 from fleetlight.static.ops.reductions import REDUCE, REDUCED
 from fleetlight.static.rewriting.all_reduces import all_reduces_of, is_carried
 
-#: as many as one can look at
+#: the largest number of levels in a readable picture
 MOST = 40
-#: as few say nothing
+#: fewer levels show too little
 FEW = 4
-#: operations that only look at what another has made, or write it down in another way
+#: views, casts and copies
 _VIEWS = frozenset(
     (
         *("getitem", "detach", "t", "transpose", "permute", "view", "_unsafe_view", "reshape"),
@@ -28,7 +28,7 @@ _VIEWS = frozenset(
         *("fleetlight.gradient", "fleetlight.unless_testing", "fleetlight.laid_out"),
     )
 )
-#: the path of a module, and which of its calls it was
+#: the path of a module, and the number of its call
 Key = tuple[str, int]
 
 
@@ -184,7 +184,7 @@ def _likely(node: fx.Node, candidates: list[int], read: list[int], now: int) -> 
         return candidates[0]
     seen = [number for number in candidates if number in read and number <= now]
     if not seen and not path_of(node) and read:
-        # what passes have added stands outside of all modules, too
+        # nodes that passes have added are outside all modules, too
         return min(read)
     return max(seen or [c for c in candidates if c <= now] or [min(candidates, default=now)])
 

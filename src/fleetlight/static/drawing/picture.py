@@ -27,9 +27,9 @@ from fleetlight.static.rewriting.all_reduces import AllReduce, all_reduces_of, m
 
 Kind = Literal["feed", "table", "forward", "loss", "backward", "overlapped", "bucket", "step"]
 Flow = Literal["value", "kept", "gradient"]
-#: more feeds than these, or more tables, share boxes with those like them
+#: more feeds or tables than these share boxes
 _MOST_ENTRIES = 6
-#: more kernels than these are one box
+#: more kernels than these share a box
 _MOST_STEPS = 4
 
 
@@ -114,7 +114,7 @@ class _Sketch:
 
     def _title(self) -> str:
         name = type(self._model).__name__ if self._model is not None else "Module"
-        # several modules have a root that nobody has written
+        # several modules have a generated root
         name = "a program" if name == "Module" else name
         return f"Training step of {name}" if self._back else f"Forward of {name}"
 
@@ -185,7 +185,7 @@ class _Sketch:
         if level.path in modules:
             return level.path, type(modules[level.path]).__name__
         if len(owner) == 1 and "." not in level.path and owner != {level.path}:
-            # the outermost module is called by its class; a checkpoint may have a name for it
+            # the outermost module has the name of its class; a checkpoint may have another name
             return owner.pop() or level.path, level.path
         return level.path, done
 
@@ -369,7 +369,7 @@ class _Sketch:
                 times[node] -= following
         return times
 
-    # -- adding
+    # -- helpers
 
     def _box(self, name: str, kind: Kind, lines: Sequence[str], nodes: Sequence[fx.Node]) -> None:
         """A box whose tooltip counts its operations."""
