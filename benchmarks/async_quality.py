@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asynchronous modes beside sync on Fleet's first parameter-server program: digits and an MLP.
+"""Asynchronous modes against sync on Fleet's first parameter-server program: digits and an MLP.
 
 Each mode trains from the same first values on the same records, with the same optimizer and the
 same learning rate. `--data` is a folder with MNIST's test files, at any depth.
@@ -36,7 +36,7 @@ MODES: Mapping[str, Mapping[str, int] | None] = {
     "async": {},
     "geo, k=10": {"k_steps": 10},
 }
-#: what else was tried: pushes that wait in a queue, alone, merged or with a bound
+#: other variants: pushes in a queue, alone, merged or with a bound
 OTHERS: Mapping[str, Mapping[str, int]] = {
     "async, queue of 1": {"send_queue_size": 1},
     "async, queue of 4": {"send_queue_size": 4},
@@ -56,7 +56,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 def work(options: Mapping[str, Any]) -> dict[str, Any]:
-    """A server serves; a worker trains, tests and says what came of it."""
+    """Run a server, or a worker that trains, tests and reports."""
     began, cpu = time.perf_counter(), time.process_time()
     torch.set_num_threads(1)
     fleet.init(strategy=fleet.DistributedStrategy(**options["settings"]))
@@ -124,7 +124,7 @@ class Reached:
 
     @property
     def verdict(self) -> str:
-        """Whether the median and the worst run are near enough to the median of sync."""
+        """Whether the median and the worst run are close enough to the median of sync."""
         beside = report.Spread.of(self.sync).median
         of = report.Spread.of(self.accuracies)
         kept = of.median >= beside - MEDIAN and of.low >= beside - WORST
@@ -142,7 +142,7 @@ class Reached:
 
 
 def signed(folder: Path) -> None:
-    """Pixels from -1 to 1 in place of mean 0 and deviation 1: then most of an image is -1."""
+    """Pixels from -1 to 1 instead of mean 0 and deviation 1: most of an image is then -1."""
     path = folder / "digits.pt"
     kept = torch.load(path, weights_only=True)
     least, most = (f(kept["train"][0]) for f in (torch.min, torch.max))
@@ -151,7 +151,7 @@ def signed(folder: Path) -> None:
 
 
 def measured(workers: int, options: argparse.Namespace) -> str:
-    """A section of the page: every optimizer and mode with so many workers."""
+    """A section of the page: every optimizer and mode with this number of workers."""
     runs: dict[tuple[str, str], list[jobs.Run]] = {}
     for seed in range(options.seeds):
         with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of jobs whose processes die, of simulated schedules, damaged frames and long runs.
+"""Jobs with killed processes, simulated schedules, damaged frames and long runs.
 
-It runs the programs of `tests.chaos` and keeps their last lines; each fails where it finds fault.
+It runs the programs of `tests.chaos` and keeps their last lines; each fails if it finds a fault.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ MODES = ("sync", "async", "ssp", "geo")
 
 
 def programs(options: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
-    """What is run, by the title of its section."""
-    # first of all what takes its time wherever it runs
+    """The commands, by the title of their section."""
+    # the longest commands first
     flags = ["--minutes", str(options.minutes), "--seed", str(options.seed)]
     yield "A long run", ["tests.chaos.soaking", *flags]
     # from outside and from inside, in each mode
@@ -46,7 +46,7 @@ def programs(options: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run all, or those that are named, and write the result page."""
+    """Run all commands, or the named ones, and write the result page."""
     options = _parse(argv)
     chosen = [
         (title, command)

@@ -11,7 +11,7 @@ Points = Sequence[tuple[float, float]]
 
 WIDTH, HEIGHT = 720.0, 400.0
 LEFT, RIGHT, TOP, BOTTOM = 60.0, 230.0, 44.0, 50.0
-#: told apart by people who see few colours, too; the eighth is black
+#: colours that are distinct also with colour blindness; the eighth is black
 COLOURS = (
     *("#0072b2", "#d55e00", "#009e73", "#cc79a7"),
     *("#e69f00", "#56b4e9", "#7a5cc7", "#333333"),
@@ -40,7 +40,7 @@ def chart(title: str, across: str, up: str, curves: Mapping[str, Points]) -> str
 
 
 class _Box:
-    """Where values lie on the paper."""
+    """Maps values to points of the chart."""
 
     def __init__(self, xs: Sequence[float], ys: Sequence[float]) -> None:
         self.x_marks, self.y_marks = marks(min(xs), max(xs)), marks(min(ys), max(ys))
@@ -48,7 +48,7 @@ class _Box:
         self._y = min(*ys, self.y_marks[0]), max(*ys, self.y_marks[-1])
 
     def at(self, x: float, y: float) -> tuple[float, float]:
-        """A point on the paper."""
+        """The point of a value."""
         across, up = _part(x, *self._x), _part(y, *self._y)
         return (
             LEFT + across * (WIDTH - LEFT - RIGHT),
@@ -56,7 +56,7 @@ class _Box:
         )
 
     def axes(self, across: str, up: str) -> Iterator[str]:
-        """Marks with their values, lines across, and what is measured."""
+        """Ticks with their values, grid lines, and labels."""
         for mark in self.y_marks:
             _, y = self.at(0, mark)
             yield _line((LEFT, y), (WIDTH - RIGHT, y))
@@ -69,7 +69,7 @@ class _Box:
 
 
 def marks(low: float, high: float, count: int = 5) -> list[float]:
-    """About so many round numbers that span the values."""
+    """About `count` round numbers that span the values."""
     span = (high - low) or 1.0
     power: float = 10 ** math.floor(math.log10(span / count))
     step = next(power * of for of in (1, 2, 5, 10) if span / (power * of) <= count)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs that nothing is lost, and that nobody listens: wide & deep with one server.
+"""The cost of durability and of encryption: wide & deep with one server.
 
-The same job with durability off, with snapshots, with a log, and encrypted: all four are there and
-take turns of a few seconds. Batches come from a loader and rows are pulled ahead, so that workers
-write down what they push as well.
+The job runs without durability, with snapshots, with a log, and encrypted; all four
+take turns of a few seconds. Batches come from a loader and rows are prefetched, so that workers
+log their pushes as well.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ CLAIM = (
 )
 NONE, SNAPSHOT, LOG, TLS = "none", "snapshot", "log", "none, TLS"
 AT_LEAST = {SNAPSHOT: 0.97, LOG: 0.85, TLS: 0.85}
-#: more than anybody waits for: jobs are ended when all have had their turns
+#: longer than any run: the jobs end after the last turn
 _ENDLESS = 10_000_000
 
 
 def variants(mode: str, snapshot_s: float, ssl: str) -> dict[str, Ours]:
-    """By name."""
+    """The variants, by name."""
 
     def one(name: str, durability: str = "none", ssl: str = "") -> Ours:
         return Ours(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps per second of Fleetlight's eager data parallel beside torch's DistributedDataParallel.
+"""Steps per second of Fleetlight's eager data parallel against torch's DistributedDataParallel.
 
 Two Gloo processes with one thread each train every variant's own copy of the model in turn. `ddp`
-stands twice among the variants: the ratio of the two is the noise of the measurement.
+is listed twice: the ratio of the two is the noise of the measurement.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ CLAIM = (
     "DistributedDataParallel: 2 Gloo processes, one thread each."
 )
 AT_LEAST = 0.98
-# (turns per round, steps per turn): short turns, so that both variants meet the same machine
+# (turns per round, steps per turn): short turns, so that both variants see the same machine load
 TURNS = {"mlp": (40, 25), "mlp8": (40, 25), "resnet50": (4, 2), "resnet50_224": (2, 1)}
 Parallel = tuple[nn.Module, torch.optim.Optimizer]
 
 
 def ddp(model: nn.Module, optimizer: torch.optim.Optimizer) -> Parallel:
-    """Plain DistributedDataParallel, as it comes."""
+    """Plain DistributedDataParallel with its defaults."""
     return DistributedDataParallel(model), optimizer
 
 
@@ -42,7 +42,7 @@ def ddp_view(model: nn.Module, optimizer: torch.optim.Optimizer) -> Parallel:
 
 
 def ours(model: nn.Module, optimizer: torch.optim.Optimizer) -> Parallel:
-    """Fleetlight, as it comes."""
+    """Fleetlight with its defaults."""
     import fleetlight as fleet
 
     return fleet.distributed_model(model), fleet.distributed_optimizer(optimizer)
@@ -129,7 +129,7 @@ def _join(with_fleet: bool) -> None:
 def variant(
     workload: Workload, parallel: Callable[[nn.Module, torch.optim.Optimizer], Parallel]
 ) -> tuple[nn.Module, Callable[[], None]]:
-    """A fresh model made parallel, and the function that trains it one step."""
+    """A new parallel model, and the function that trains it for one step."""
     torch.manual_seed(0)
     plain = workload.model()
     model, optimizer = parallel(plain, workload.optimizer(plain))

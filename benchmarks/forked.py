@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks import machine
 from benchmarks.jobs import BenchmarkError, Run, workers
 
-#: makes one worker's result of its options, all of it as JSON can say it
+#: computes one worker's result from its options; both are JSON values
 Work = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 _GRACE_S = 10.0
@@ -26,7 +26,7 @@ _context = multiprocessing.get_context("forkserver")
 
 
 def preload() -> None:
-    """Let the process that forks import what workers need; before the first `run`."""
+    """Import modules of workers in the forking process; call it before the first `run`."""
     # torch._dynamo is what the first optimizer of a process imports
     _context.set_forkserver_preload(["torch", "torch._dynamo", "fleetlight.fleet.api"])
 
@@ -34,7 +34,7 @@ def preload() -> None:
 def run(
     name: str, work: Work, options: Mapping[str, Any], count: int, deadline_s: float = 600.0
 ) -> Run:
-    """`work(options)` in each of `count` workers of one job; their results."""
+    """Run `work(options)` in each of `count` workers of one job and return their results."""
     each = [command.environment for command in workers([], count)]
     return run_as(name, work, options, each, deadline_s)
 
@@ -46,8 +46,8 @@ def run_as(
     each: Sequence[Mapping[str, str]],
     deadline_s: float = 600.0,
 ) -> Run:
-    """The same in one process for each of these environments, which say who it is."""
-    # the server that forks is started by the first, and takes its environment from here
+    """Run `work` in one process for each environment, which determines its role."""
+    # the first call starts the forking server, which inherits this environment
     quiet = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     os.environ.update(quiet)
     with machine.Meter() as meter:
@@ -95,13 +95,13 @@ def _main(
 def _answers(
     name: str, started: Sequence[tuple[Any, connection.Connection]], deadline_s: float
 ) -> list[dict[str, Any]]:
-    """What the workers have made; the first error of one, or the deadline, ends it."""
+    """The results of the workers; the first error, or the deadline, ends the wait."""
     found: dict[int, dict[str, Any]] = {}
     waiting = {pipe: number for number, (_, pipe) in enumerate(started)}
     while waiting:
         ready = connection.wait(list(waiting), deadline_s)
         if not ready:
-            raise BenchmarkError(f"{name}: nothing heard for {deadline_s:g} s")
+            raise BenchmarkError(f"{name}: no result within {deadline_s:g} s")
         for pipe in ready:
             assert isinstance(pipe, connection.Connection)
             number = waiting.pop(pipe)
@@ -113,7 +113,7 @@ def _answer(name: str, number: int, pipe: connection.Connection) -> dict[str, An
     try:
         answer: dict[str, Any] = json.loads(pipe.recv_bytes())
     except EOFError:
-        raise BenchmarkError(f"{name}: worker {number} died without a word") from None
+        raise BenchmarkError(f"{name}: worker {number} exited without a result") from None
     if "error" in answer:
         raise BenchmarkError(f"{name}: worker {number} failed:\n{answer['error']}")
     result: dict[str, Any] = answer["result"]

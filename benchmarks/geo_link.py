@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GeoSGD beside async where the network is narrow: word2vec over a link of 200 Mbit/s.
+"""GeoSGD against async on a slow network: word2vec over a link of 200 Mbit/s.
 
-Servers and workers live in two network namespaces; what joins them is shaped in both directions.
-That takes root, `ip` and `tc`.
+Servers and workers run in two network namespaces; the link between them is shaped in both
+directions. That requires root, `ip` and `tc`.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ MODEL = "word2vec"
 #: (servers, workers)
 SIDES = (("fleet-servers", "10.203.0.1"), ("fleet-workers", "10.203.0.2"))
 AT_LEAST = {100: 3.0, 400: 3.0}
-#: untimed: until then a worker meets many words for the first time, and has to read them
+#: untimed: during these steps a worker pulls many words for the first time
 WARM = 400
-#: a run is at least so many exchanges long, since the last of them is paid in full
+#: a run has at least this number of exchanges, since the last one does not overlap
 EXCHANGES = 16
 # twice what a link of that speed carries in a millisecond of the slowest kernel clock
 BURST = "256kb"
 
 
 class LinkError(Exception):
-    """The two namespaces could not be made."""
+    """The two namespaces could not be created."""
 
 
 @contextlib.contextmanager
 def link(mbit: float) -> Iterator[None]:
-    """Two namespaces and a shaped link between them, for as long as the block lasts."""
+    """Inside the block, two namespaces with a shaped link exist."""
     _check()
     pair = [f"fleet-v{side}" for side in range(2)]
     try:
@@ -60,7 +60,7 @@ def link(mbit: float) -> Iterator[None]:
             _run("tc", "-n", space, "qdisc", "add", "dev", end, *shape)
         yield
     finally:
-        # a namespace takes its end of the link with it
+        # deleting a namespace deletes its end of the link
         for space, _ in SIDES:
             subprocess.run(["ip", "netns", "del", space], capture_output=True, check=False)
         subprocess.run(["ip", "link", "del", pair[0]], capture_output=True, check=False)
@@ -76,7 +76,9 @@ def _check() -> None:
     taken = {line.split()[0] for line in found.stdout.splitlines() if line.strip()}
     if left := taken & {space for space, _ in SIDES}:
         names = ", ".join(sorted(left))
-        raise LinkError(f"{names} exist: another run is under way, or left: ip netns del {names}")
+        raise LinkError(
+            f"{names} exist: another run is in progress, or has left them: ip netns del {names}"
+        )
 
 
 def _run(*argv: str) -> None:
@@ -111,7 +113,7 @@ def variants(k_steps: Sequence[int], steps: dict[str, int]) -> dict[str, Make]:
 
 
 def name_of(k: int) -> str:
-    """How GeoSGD with this k is called."""
+    """The name of GeoSGD with this k."""
     return f"geo, k={k}"
 
 
@@ -120,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
     steps = {"async": options.async_steps, "geo": options.steps}
     if options.prime:
-        # kernels are compiled once, and then come from files
+        # kernels are compiled once and then loaded from files
         for mode in ("async", "geo"):
             jobs.run(Ours("prime", MODEL, mode, WARMUP).job())
     with link(options.mbit):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds of jobs, each started afresh: one run of every job per round, compared round by round."""
+"""Rounds of new jobs: one run of every job per round, compared round by round."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from benchmarks.jobs import ROOT, BenchmarkError, Command, Job, Run, run
 def rounds(
     make: Mapping[str, Callable[[], Job]], count: int, idle_s: float = 0.0, attempts: int = 1
 ) -> dict[str, list[Run]]:
-    """`count` rounds; `make[name]()` gives a fresh job (ports differ from run to run).
+    """Run `count` rounds; `make[name]()` returns a new job (ports differ between runs).
 
-    A job that fails is told of and made anew, `attempts` times in all: a long comparison need not
-    end with a peer that now and then does not start.
+    A failed job is reported and repeated, up to `attempts` runs: a peer that sometimes does not
+    start need not end a long comparison.
     """
     runs: dict[str, list[Run]] = {name: [] for name in make}
     for number in range(count):
@@ -55,7 +55,7 @@ def foreign(runs: Mapping[str, Sequence[Run]]) -> list[float | None]:
 
 
 def _turned(names: list[str], by: int) -> list[str]:
-    """Another one goes first in every round."""
+    """Rotate the order of jobs in each round."""
     by %= len(names)
     return names[by:] + names[:by]
 

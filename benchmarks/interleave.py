@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several variants trained in turn inside one group of processes.
 
-Fresh processes minutes apart differ by more than what is to be measured. Here the variants share
-the processes and take turns of a few steps, so whatever else the machine does meets all of them.
+Processes that run minutes apart differ by more than the effect to measure. Here the variants share
+the processes and take turns of a few steps, so other load of the machine affects all of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def interleave(
 ) -> list[dict[str, Any]]:
     """Run `rounds` rounds of `turns` turns each, `steps` steps per turn and variant.
 
-    `meet` brings the processes together before a turn, outside the timed part. Every other turn
+    `meet` synchronises the processes before a turn, outside the timed part. Every other turn
     runs in the opposite order, so no variant always follows the same one.
     """
     return [_round(variants, turns, steps, meet) for _ in range(rounds)]
@@ -55,7 +55,7 @@ def _timed(step: Step, steps: int) -> tuple[float, float]:
 
 
 def series(workers: Sequence[list[dict[str, Any]]]) -> list[Series]:
-    """What all workers saw, as one series per variant: the slowest worker sets the rate."""
+    """One series per variant, with the rate of the slowest worker."""
     rounds = list(zip(*workers, strict=True))
     return [
         Series(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One job of a benchmark: commands started together, timed, ended, their results read.
+"""One job of a benchmark: starts commands together, times and ends them, reads their results.
 
 Each process that trains prints one line `RESULT {json}` with at least `steps` and `seconds` (and
 `cpu_seconds`), on its output or into a log file below the folder it was started in.
@@ -35,7 +35,7 @@ class BenchmarkError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """One command of a job and the variables it gets besides ours."""
+    """One command of a job, and its additional variables."""
 
     argv: Sequence[str]
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -43,7 +43,7 @@ class Command:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Commands started together; `results` lines of result are expected of them."""
+    """Commands started together, which print `results` lines with results."""
 
     name: str
     commands: Sequence[Command]
@@ -53,7 +53,7 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One job from its first start to its last end."""
+    """One job from its first start to its last exit."""
 
     wall_s: float
     cpu_s: float
@@ -73,12 +73,12 @@ class Run:
 
 
 def result(**facts: Any) -> None:
-    """Print the line a job's process reports its measurement with."""
+    """Print the line with the measurement of a job's process."""
     print(MARK + json.dumps(facts), flush=True)
 
 
 def workers(argv: Sequence[str], count: int = 2) -> list[Command]:
-    """`count` workers of one job on this machine, told who they are as torchrun does."""
+    """`count` workers of one job on this machine, with torchrun's variables."""
     common = {"WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     return [
         Command(argv, {key: str(v) for key, v in {**common, "RANK": i, "LOCAL_RANK": i}.items()})
@@ -87,7 +87,7 @@ def workers(argv: Sequence[str], count: int = 2) -> list[Command]:
 
 
 def free_port() -> int:
-    """A port nobody listens on now."""
+    """A free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -96,7 +96,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def ending_at_sigterm() -> Iterator[None]:
-    """Inside the block SIGTERM is an error, so that what was started is ended."""
+    """Inside the block SIGTERM raises an error, so that the processes of a job are ended."""
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         yield
@@ -122,14 +122,14 @@ def run(job: Job) -> Run:
 
 
 def environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """What every process of every job gets: one thread, and this package on its path."""
+    """The variables of every process: one thread, and this package on its path."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     return {**os.environ, **threads, "PYTHONPATH": path, **extra}
 
 
 def start(job: Job, folder: Path) -> list[subprocess.Popen[bytes]]:
-    """Start its processes there."""
+    """Start the processes of a job in `folder`."""
     started = []
     for index, command in enumerate(job.commands):
         with (folder / f"process{index}.log").open("wb") as out:
@@ -172,7 +172,7 @@ def _ended_well(process: subprocess.Popen[bytes]) -> None:
 
 
 def _stop(processes: Sequence[subprocess.Popen[bytes]], grace_s: float = 10.0) -> None:
-    """End what still runs: SIGTERM first, because a launcher ends its own children on it."""
+    """End running processes: SIGTERM first, because a launcher then ends its children."""
     alive = [process for process in processes if process.poll() is None]
     for process in alive:
         process.terminate()
@@ -196,7 +196,7 @@ def _results(folder: Path) -> list[dict[str, Any]]:
 
 
 def tail(folder: Path, lines: int = 15) -> str:
-    """What its processes have said last."""
+    """The last lines of the logs of a job."""
     parts = []
     for path in sorted(folder.rglob("*log*")):
         if path.is_file():

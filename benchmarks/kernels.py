@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tables of a parameter server do in a second of one core, and what a row costs.
+"""Ids per second of a parameter server's tables on one core, and the memory of a row.
 
-A table of 10 million ids is much larger than any cache, so what is measured is how well the waiting
-for memory is hidden. Ids come uniformly, which no cache helps with, or as in click logs: the r-th
-most frequent with a probability that falls as r**-1.05. Hot ids lie anywhere among the rows.
+A table of 10 million ids is much larger than any cache, so this measures how well the kernels hide
+the latency of memory. Ids are uniform, which no cache helps, or as in click logs: the r-th
+most frequent has a probability proportional to r**-1.05. Frequent ids are anywhere among the rows.
 
-Tables of several sizes take turns. Where a hypervisor lends memory in pages of 4 KiB, 50 million
-ids lie on 1.3 million of them, and where these are is 10 MB of page tables, which the turns of the
-other tables drive out of the cache. So what is compared is a table in use: the batches at the end
-of a turn, whose ids are not those before. What a turn begins with is shown beside it, and what
-it takes to read the same amount of the same memory: two random lines for each id.
+Tables of several sizes take turns. If a hypervisor provides memory in pages of 4 KiB, 50 million
+ids fill 1.3 million of them, with 10 MB of page tables, which the turns of the
+other tables evict from the cache. So the comparison uses the batches at the end
+of a turn, whose ids are new. The page also shows the first batches of a turn, and the time
+to read the same amount of the same memory: two random lines for each id.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PUSH = {"zipf": 12.0, "uniform": 6.5}
 DEDUP = 80.0
 BYTES = {0: 160, 4: 176}
 SCALE = 2.0
-#: batches at the beginning of a turn and at its end that are measured, and all of a turn
+#: measured batches at the start and at the end of a turn, and all batches of a turn
 TIMED, TURN = 25, 125
 MEMORY = "two lines of memory"
 _AHEAD, _HALF = 128, np.uint64(32)
@@ -55,7 +55,7 @@ Ids = NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-    """M ids/s of one table while it has its turn."""
+    """M ids/s of one table during its turn."""
 
     first: float  #: after the turns of others
     steady: float  #: in use
@@ -83,7 +83,7 @@ def prepare(ids: int, dim: int, meta: int, batches: int) -> Work:
     table = kernels.RowTable(dim, "adagrad", 1, how, meta)
     took = []
     for start in range(0, ids, BATCH):
-        # as arriving rows do, one batch after the other: the index grows on the way
+        # batch by batch, as in training: the index grows meanwhile
         batch = resident_ids(np.arange(start, min(start + BATCH, ids)) * _STRIDE % ids)
         took.append(1e3 * BATCH / len(batch) * cpu_s(table.insert, [batch]))
     grown = resident_bytes() - before
@@ -122,7 +122,7 @@ def cpu_s(call: Callable[[Ids], object], batches: Sequence[Ids]) -> float:
 
 
 def calls(table: kernels.RowTable) -> dict[str, Callable[[Ids], object]]:
-    """What is measured, by name."""
+    """The measured calls, by name."""
     grads = np.random.default_rng(1).normal(size=(BATCH, table.dim)).astype(np.float32)
     hyper = table.rule.hyper({"lr": 0.01})
     out = np.empty((BATCH, table.dim), np.float32)
@@ -136,7 +136,7 @@ def calls(table: kernels.RowTable) -> dict[str, Callable[[Ids], object]]:
 
 @kernel
 def read_lines(memory: Floats, step: int, ids: Ids) -> float:
-    """Read where the high bits of each id say, at a multiple of `step`, and do nothing else."""
+    """Read a line of memory for each id, at a multiple of `step`."""
     total = 0.0
     count = np.uint64(len(memory) // step)
     for i in range(len(ids)):
@@ -148,13 +148,13 @@ def read_lines(memory: Floats, step: int, ids: Ids) -> float:
 
 
 def read_two_lines(table: kernels.RowTable, ids: Ids) -> None:
-    """What memory alone takes: for each id a line of the index, then one of a row."""
+    """The time of memory alone: for each id a line of the index, then one of a row."""
     read_lines(table._index.slots.view(np.float32), 16, ids)
     read_lines(table.rows.reshape(-1), table.width, kernels.splitmix64(ids).view(np.int64))
 
 
 def measure(works: Sequence[Work], rounds: int) -> dict[tuple[str, str], list[list[Turn]]]:
-    """By call and kind of batches: the rates of each table in each round; all take turns."""
+    """The rates of each table in each round, by call and kind of batches."""
     by_name = [calls(work.table) for work in works]
     todo = [(call, kind) for call in by_name[0] for kind in PULL]
     turns: dict[tuple[str, str], list[list[Turn]]] = {what: [] for what in todo}
@@ -175,7 +175,7 @@ def turn(call: Callable[[Ids], object], batches: Sequence[Ids]) -> Turn:
 
 
 def rates_section(work: Work, rounds: int) -> str:
-    """Rates beside what they must reach."""
+    """Rates with their bars."""
     bars = {
         **{("pull", kind): bar for kind, bar in PULL.items()},
         **{("push", kind): bar for kind, bar in PUSH.items()},
@@ -190,7 +190,7 @@ def rates_section(work: Work, rounds: int) -> str:
 
 
 def bytes_section(ids: int, first: Work) -> str:
-    """Bytes of an id, as the table counts them and as the process grew."""
+    """Bytes of an id, by the table's count and by the growth of the process."""
     rows = []
     for meta, bar in BYTES.items():
         work = first if meta == 0 else prepare(ids, DIM, meta, 1)
@@ -202,7 +202,7 @@ def bytes_section(ids: int, first: Work) -> str:
 
 
 def scale_section(sizes: Sequence[int], rounds: int) -> str:
-    """Time of an id in tables of growing size, beside that in the smallest."""
+    """Time of an id in tables of several sizes, relative to the smallest."""
     rows = []
     for (call, kind), turns in measure([prepare(n, 8, 0, TURN) for n in sizes], rounds).items():
         if call.startswith("dedup"):

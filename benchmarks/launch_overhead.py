@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `fleetrun` costs: a job through it beside the same processes started by hand, and its help.
+"""The overhead of `fleetrun`: a job with it against the same processes by hand, and its help.
 
-The wall time runs from the first start to the last end, so finding ports, writing logs, noticing
-the end and the closing line are all in it.
+The wall time is from the first start to the last exit, so it includes finding ports, writing logs,
+detecting the end and the closing line.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def by_hand(flags: Sequence[str]) -> jobs.Job:
 
 
 def fleetrun(flags: Sequence[str]) -> jobs.Job:
-    """The same two through the launcher."""
+    """The same two processes, started by the launcher."""
     argv = [*launcher(), "--nproc_per_node", "2", PROGRAM, *flags]
     return jobs.Job("fleetrun", [jobs.Command(argv)])
 
 
 def launcher() -> list[str]:
-    """The installed command, or the same program as a module where it is not installed."""
+    """The installed command, or the module if it is not installed."""
     command = Path(sys.executable).with_name("fleetrun")
     return [str(command)] if command.exists() else [sys.executable, "-m", "fleetlight.launch"]
 
@@ -75,7 +75,7 @@ def _row(runs: dict[str, list[jobs.Run]]) -> tuple[str, str, str, str]:
 
 
 def _help(rounds: int) -> str:
-    """CPU seconds of `fleetrun --help` beside an empty Python, and what it imports."""
+    """CPU seconds of `fleetrun --help` and of an empty Python, and its imports."""
     help_cpu = report.Spread.of(_cpu_s([*launcher(), "--help"]) for _ in range(rounds))
     bare_cpu = report.Spread.of(_cpu_s([sys.executable, "-c", ""]) for _ in range(rounds))
     loaded = _imported() & set(HEAVY)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `launch_overhead` starts: a process that says it was here, with `--torch` after meeting."""
+"""A process of `launch_overhead`: prints a line, with `--torch` after a rendezvous."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 
 def main() -> None:
-    """Meet the others if asked to, print one line, end."""
+    """Join the others if requested, print one line, and exit."""
     if "--torch" in sys.argv:
         import torch
         import torch.distributed as dist

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the settings for slow networks cost where no network is slow: two workers on one host.
+"""The cost of settings for slow networks on one host: two workers.
 
 Each setting has a pair of Gloo processes, in which it trains in turn with plain
-DistributedDataParallel, one thread each. DDP stands there twice: the ratio of the two is the noise.
+DistributedDataParallel, one thread each. DDP is listed twice: the ratio of the two is the noise.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CLAIM = (
     "more CPU; `explain()` says that it is useless."
 )
 AT_LEAST = 0.97
-#: later than any step that is made here
+#: later than any step of this benchmark
 NEVER = 10**9
 MODES: Mapping[str, Settings] = {
     "nothing": {},
@@ -87,7 +87,7 @@ def _measure(workload: str, options: argparse.Namespace) -> str:
 
 
 def row(mode: str, series: Mapping[str, report.Series]) -> tuple[str, ...]:
-    """A line of the table: how fast, how noisy, at what cost."""
+    """A line of the table: speed, noise, cost."""
     mine, base = series[OURS], series[DDP]
     ratio = report.Ratio(mine, base, AT_LEAST)
     cpu = report.Spread.of([a / b for a, b in zip(mine.cpu_ms, base.cpu_ms, strict=True)])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine a benchmark ran on, and how busy other programs kept it meanwhile."""
+"""The machine of a benchmark, and the load by other programs during it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from types import TracebackType
 
 
 def describe() -> dict[str, str]:
-    """What a reader needs to know about this machine to judge a figure."""
+    """The properties of this machine that matter for figures."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "CPU": _cpu_model(),
@@ -35,7 +35,7 @@ def cores() -> int:
 
 
 def busy_s() -> float | None:
-    """CPU seconds all programs together have used since boot; None where nothing tells."""
+    """CPU seconds of all programs since boot; None if the system does not count them."""
     fields = _first_line("/proc/stat").split()[1:9]
     if len(fields) < 8:
         return None
@@ -44,7 +44,7 @@ def busy_s() -> float | None:
 
 
 def foreign_share(wall_s: float, busy: float | None, own_s: float) -> float | None:
-    """The share of the machine that programs other than the benchmark held."""
+    """The share of the machine that other programs used."""
     if busy is None:
         return None
     # The kernel counts in ticks of 10 ms, so a quiet short run can come out just below zero.
@@ -74,7 +74,7 @@ class Meter:
 
 
 def wait_until_idle(limit_s: float, share: float = 0.06, sample_s: float = 2.0) -> None:
-    """Hold a run back while other programs are busy, `limit_s` seconds at most."""
+    """Wait while other programs are busy, at most `limit_s` seconds."""
     end = time.monotonic() + limit_s
     while time.monotonic() < end:
         with Meter() as meter:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models that are timed: two small ones where overhead shows, and ResNet-50."""
+"""The timed models: small ones, which show overhead, and ResNet-50."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def mlp(widths: tuple[int, ...] = (784, 128, 128, CLASSES)) -> nn.Sequential:
 
 
 def tiny_mlp() -> nn.Sequential:
-    """Hardly anything to compute."""
+    """A tiny MLP."""
     return mlp((32, 64, 64, 2))
 
 

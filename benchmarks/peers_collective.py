@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data-parallel training on CPU beside Paddle and MindSpore: the same models, 2 processes.
+"""Data-parallel training on CPU against Paddle and MindSpore: the same models, 2 processes.
 
-Each peer lives in an environment of its own; give its interpreter with `--paddle` or
-`--mindspore`, and leave out what is not installed.
+Each peer has an environment of its own; give its interpreter with `--paddle` or
+`--mindspore`, and omit a peer that is not installed.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _measure(model: str, options: argparse.Namespace) -> str:
 
 
 def _jobs(model: str, options: argparse.Namespace) -> dict[str, Callable[[], jobs.Job]]:
-    """What makes a fresh job of each system; the first is the one the others are compared to."""
+    """Functions that make a new job of each system; the first system is the base of ratios."""
     make: dict[str, Callable[[], jobs.Job]] = {
         name: functools.partial(torch_job, name, model) for name in options.torch
     }

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameter servers beside Paddle's on the same models: one server and two workers on CPU.
+"""Parameter servers against Paddle's on the same models: one server and two workers on CPU.
 
-Each release of Paddle lives in an environment of its own; give its interpreter with `--paddle1`
-(1.8.5, the last whose sync mode works) or `--paddle2` (2.6.2), and leave out what is not installed.
+Each release of Paddle has an environment of its own; give its interpreter with `--paddle1`
+(1.8.5, the last whose sync mode works) or `--paddle2` (2.6.2), and omit one that is not installed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ AT_LEAST = {
     "wide_deep": {"sync": 2.0, "async": 1.5, "geo": 1.3},
     "word2vec": {"async": 2.0, "geo": 1.5},
 }
-#: Paddle is slower, and its runs shall not take longer
+#: Paddle is slower, so its runs have fewer steps
 PADDLE_STEPS = {"wide_deep": 300, "word2vec": 1000}
 PADDLE_WARMUP = 20
 #: releases, and the modes that work there; sync of 2.6.2 dies in its workers
@@ -79,7 +79,7 @@ def _paddle_job(
 
 
 def variants(model: str, chosen: argparse.Namespace) -> dict[str, Make]:
-    """What makes a fresh job of each; ours first."""
+    """Functions that make a new job of each system, Fleetlight first."""
     steps = chosen.steps or STEPS[model]
     paddle_steps = chosen.paddle_steps or PADDLE_STEPS[model]
     made: dict[str, Make] = {
@@ -98,7 +98,7 @@ def variants(model: str, chosen: argparse.Namespace) -> dict[str, Make]:
 
 
 def bars(model: str) -> list[Bar]:
-    """Beside each release: to be that much faster than both is to be so than the better one."""
+    """The bars against each release: both bars together hold against the better one."""
     made = []
     for mode in MODES:
         mine, least = f"fleetlight, {mode}", AT_LEAST[model].get(mode)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs of parameter servers, ours and plain torch's, and what their results come to."""
+"""Jobs with parameter servers, Fleetlight's and plain torch's, and the summary of their results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from benchmarks import report
 from benchmarks.jobs import ROOT, Command, Job, Run, free_port
 
-#: steps that take some seconds, so that what a queue holds at the end weighs little
+#: steps that take some seconds, so that the rest of a queue at the end has little weight
 STEPS = {"wide_deep": 400, "word2vec": 3000}
 # an exchange of GeoSGD, every 100 steps, is among them
 WARMUP = 120
@@ -22,7 +22,7 @@ Make = Callable[[], Job]
 
 @dataclasses.dataclass(frozen=True)
 class Ours:
-    """A job of ours: how many of whom, and where they run."""
+    """A job of Fleetlight: the numbers of servers and workers, and where they run."""
 
     name: str
     model: str
@@ -42,12 +42,12 @@ class Ours:
     host: str = "127.0.0.1"
     #: "static": by a program
     system: str = "fleetlight"
-    #: what outlives a process, and how often all rows are written
+    #: durability, and the time between snapshots
     durability: str = "none"
     snapshot_s: float = 300.0
     #: a folder of certificates; "": connections are not encrypted
     ssl: str = ""
-    #: how many steps an async worker may be ahead of the slowest
+    #: how many steps an async worker may be in front of the slowest
     staleness: int | None = None
     #: workers tell how far they are, for jobs that take turns
     count: bool = False
@@ -55,7 +55,7 @@ class Ours:
     source: str = ""
 
     def job(self) -> Job:
-        """Made anew for every run, since ports differ."""
+        """A new job for every run, since ports differ."""
         endpoints = [f"{self.host}:{free_port()}" for _ in range(self.servers)]
         common: dict[str, object] = {
             "FLEET_SERVER_NUM": self.servers,
@@ -63,7 +63,7 @@ class Ours:
             "FLEET_SERVER_ENDPOINTS": ",".join(endpoints),
             "FLEET_MASTER": f"{self.host}:{free_port()}",
             "FLEET_DEADLINE_S": 120,
-            # workers keep something for a later life, too
+            # workers write to this folder, too
             "FLEET_JOB": "benchmark",
         }
         if self.source:
@@ -89,7 +89,7 @@ class Ours:
 
 
 def one_process(name: str, system: str, model: str, steps: int) -> Job:
-    """One process on one core: plain torch, or ours with the server in the same process."""
+    """One process on one core: plain torch, or Fleetlight with the server in the same process."""
     argv = [*PROGRAM, "--system", system, "--core", "0", *options(model, steps)]
     return Job(name, [Command(argv)], results=1)
 

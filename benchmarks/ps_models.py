@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The models that parameter servers are timed with: wide & deep, and word2vec.
 
-Each is written once; what differs is the layer that holds the rows.
+Each is written once; only the layer with the rows differs.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameter servers on two cores beside plain torch on one: wide & deep, and word2vec.
+"""Parameter servers on two cores against plain torch on one: wide & deep, and word2vec.
 
 One server and two workers share two cores; plain torch (`nn.EmbeddingBag(sparse=True)`) has one
 core to itself and no server to talk to. Queues are drained before the clock stops.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What parameter servers do to a model's quality: AUC beside plain torch, and mode beside mode.
+"""Model quality with parameter servers: AUC against plain torch, and mode against mode.
 
 Plain torch trains in one process on the blocks of records that the workers share, with the same
 first values. `--data` is a folder with the files of Adult and MovieLens, at any depth.

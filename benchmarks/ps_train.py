@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process of a timed job: plain torch, or a worker or server of ours.
+"""One process of a timed job: plain torch, or a worker or server of Fleetlight.
 
-Who it is comes from the environment. With `--profile FILE` the timed part is profiled.
+Its role comes from the environment. With `--profile FILE` the timed part is profiled.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def plain_torch(options: argparse.Namespace) -> None:
 
 
 def fleetlight(options: argparse.Namespace) -> None:
-    """Ours, eager or by a static program: a server serves, a worker trains."""
+    """Fleetlight, eager or by a static program: a server serves, a worker trains."""
     import fleetlight as fleet
     from fleetlight.strategy.config_dicts import ASyncConfigsDict
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What quality is measured on: a wide & deep model, and records to train and to test it on."""
+"""The model and the records of the quality benchmarks: wide & deep, with training and test sets."""
 
 from __future__ import annotations
 

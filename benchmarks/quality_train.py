@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process of a job whose quality is measured: plain torch, or a worker or server of ours.
+"""One process of a job whose quality is measured: plain torch, or Fleetlight's worker or server.
 
 Plain torch reads the blocks of records that the workers share, with the same first values.
 """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a server is missed that was killed, and what a snapshot costs those who train beside it.
+"""The downtime of a killed server, and the cost of a snapshot for training.
 
-One server keeps a table of some million rows (dimension 8, Adagrad), one worker trains on it with
-durability='log' and kills it again and again; the rows are compared each time. And: how soon a job
-ends whose worker has died.
+One server has a table of some million rows (dimension 8, Adagrad). One worker trains on it with
+durability='log' and kills it repeatedly; the rows are compared each time. It also measures how soon
+a job ends after a worker is killed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _sections(options: argparse.Namespace) -> Iterator[str]:
 
 
 def killed(rows: int, found: Mapping[str, Any], foreign: float | None) -> str:
-    """What a kill and a snapshot cost."""
+    """The costs of kills and snapshots."""
     away = report.Spread.of(one["away_s"] for one in found["kills"])
     log = report.Spread.of(one["log_mib"] for one in found["kills"])
     lines = [
@@ -80,7 +80,7 @@ def beside(stretches: Sequence[Sequence[float]]) -> list[float]:
 
 
 def noticed(seconds: Sequence[float]) -> str:
-    """How soon a job of two workers ends when one dies."""
+    """How soon a job of two workers ends after one is killed."""
     spread = report.Spread.of(seconds)
     line = ("s until fleetrun had ended all", str(spread), _met(spread.high <= NOTICED_S))
     return f"## A worker dies, {len(seconds)} times\n\n" + report.table(

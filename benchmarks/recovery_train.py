@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process of `recovery`: a server that is killed, or the worker that kills it and waits for it.
 
-While rows are written beside training every step is timed, and said of whether that went on.
+The worker times every step, and notes whether a snapshot was in progress.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _timed(step: Step, some: Iterator[Tensor], seconds: float) -> list[list[floa
 def _kill(
     model: nn.Module, step: Step, some: Iterator[Tensor], options: argparse.Namespace
 ) -> dict[str, Any]:
-    """How long rows could not be read; they are the same behind it."""
+    """How long rows could not be read; checks that they are the same after it."""
     end = time.monotonic() + options.tail_s
     while time.monotonic() < end or _is_writing():
         step(next(some))

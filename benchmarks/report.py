@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds of measurements to a result page: medians, spread, ratios, the machine."""
+"""Result pages from rounds of measurements: medians, spread, ratios, the machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """The median of some rounds between the lowest and the highest."""
+    """The median of some rounds, with the lowest and the highest."""
 
     median: float
     low: float
@@ -37,7 +37,7 @@ class Spread:
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """One thing measured in every round: how fast it was and what it cost."""
+    """One variant: its rate and cost in every round."""
 
     name: str
     rates: Sequence[float]
@@ -96,7 +96,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def foreign_line(shares: Sequence[float | None]) -> str:
-    """How much of the machine other programs held, as a sentence."""
+    """The share of the machine that other programs used, as a sentence."""
     known = [share for share in shares if share is not None]
     if not known:
         return "Other programs' share of the machine: not known on this system."
@@ -142,7 +142,7 @@ def command_line(argv: Sequence[str] | None = None) -> str:
 
 
 def short(value: float) -> str:
-    """A number with as many digits as it is good for."""
+    """A number with its significant digits."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.3g}".rstrip(".")
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One large table: it grows by training, is saved while training goes on, and loaded elsewhere.
+"""One large table: it grows by training, is saved during training, and loaded by another job.
 
-One server and one worker make it, two servers and one worker go on with it.
+One server and one worker create it; two servers and one worker continue with it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Facts = Mapping[str, Any]
 
 
 def job(phase: str, servers: int, rows: int, folder: Path) -> jobs.Job:
-    """One worker and some servers, in the launcher's hands."""
+    """One worker and some servers, started by the launcher."""
     argv = [*launcher(), "--server_num", str(servers), "--worker_num", "1", PROGRAM, phase]
     argv += ["--rows", str(rows), "--folder", str(folder)]
     return jobs.Job(phase, [jobs.Command(argv)], results=1, deadline_s=3600.0)
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def times(rows: int, made: Facts, loaded: Facts | None) -> str:
-    """What takes how long."""
+    """The durations."""
     lines = [
         ("growth, 1 server", f"{made['grown_s']:.1f} s, {_millions(rows, made['grown_s'])}"),
         (f"- a step on {NEW:,} new ids", _steps(made["new"])),

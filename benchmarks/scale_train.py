@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process of `scale`: a server, or the worker that makes a table grow, saves or loads it.
 
-Beside a save it goes on training and times every step. Rows that it looks at right before the save
+During a save it continues to train and times every step. Rows that it reads just before the save
 must be the same after the load.
 """
 

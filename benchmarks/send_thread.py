@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a thread that sends in the background costs a training loop of small operations.
+"""The cost of a background sending thread in a training loop of small operations.
 
-Python runs one thread at a time; a thread that comes back from the network may have to wait for
-the other to let go. A step of a small network is timed alone, with a push of 20,000 gradients after
-each step, and with the same push given to a thread.
+Python runs one thread at a time; a thread that returns from the network may have to wait for
+the interpreter's lock. A step of a small network is timed alone, with a push of 20,000 gradients
+after each step, and with the push in a thread.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two hosts behind links of 200 Mbit/s: what a reduction costs, and a step of training.
+"""Two hosts with links of 200 Mbit/s: the time of an all-reduce, and of a training step.
 
-The hosts are network namespaces with two workers each, which takes root, `ip` and `tc`. Every
-variant is a job of its own; they take turns, and ratios are taken within a round.
+The hosts are network namespaces with two workers each, which requires root, `ip` and `tc`. Every
+variant is a job of its own; they take turns, and ratios are within a round.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Variant:
     name: str
     settings: Settings = dataclasses.field(default_factory=dict)
     system: str = "fleetlight"
-    #: neighbours in the order of the workers are on different hosts
+    #: workers with consecutive indices are on different hosts
     alternating: bool = False
     #: inside TLS, with certificates made for the hosts
     encrypted: bool = False
@@ -222,7 +222,7 @@ def _wanted(variant: Variant, options: argparse.Namespace) -> bool:
 
 
 def _short(variant: Variant, options: argparse.Namespace) -> Variant:
-    """Fewer steps where only a look is asked for."""
+    """Fewer steps with `--quick`."""
     if not options.quick:
         return variant
     period = max(1, variant.warmup if "LocalSGD" in variant.name else 1)
@@ -230,7 +230,7 @@ def _short(variant: Variant, options: argparse.Namespace) -> Variant:
 
 
 def _agreed(name: str, runs: Sequence[jobs.Run]) -> None:
-    """Workers that communicate end with the same."""
+    """Check that workers that communicate end with equal parameters."""
     for run in runs:
         sums = {result["checksum"] for result in run.results}
         if len(sums) > 1:
@@ -301,11 +301,11 @@ def _sent_mib(run: jobs.Run) -> float:
 
 
 def beside_alone(every: int, options: argparse.Namespace) -> str:
-    """DiLoCo in turn with training that never meets, in the same processes.
+    """DiLoCo in turn with training without communication, in the same processes.
 
-    A few per cent are to be shown, which differ more between two jobs. A round has as many steps
-    as there are between two outer steps, so each round pays for one. That takes as long as the link
-    takes, whatever a step computes; here steps compute a quarter of a second.
+    The effect is a few per cent, less than the noise between two jobs. A round has as many steps
+    as there are between two outer steps, so each round has one outer step. Its time depends on the
+    link only; here a step computes for a quarter of a second.
     """
     variant = Variant(f"DiLoCo, H = {every}", both(LEVELS, diloco(every)), steps=25)
     rounds, steps = (1, 100) if options.quick else (options.long_rounds, max(every, 500))
@@ -346,9 +346,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def published(found: Mapping[str, Sequence[str]]) -> list[str]:
-    """What others have said about the same, with our figures of this run beside it.
+    """Published figures of the same kind, with those of this run.
 
-    `found` has what was reached in a section, by its title.
+    `found` has the results of each section, by title.
     """
     rows = [
         (claim, theirs, "; ".join(found[section.title]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings for slow networks that benchmarks compare, by the name they have on result pages."""
+"""The settings for slow networks that benchmarks compare, by their names on result pages."""
 
 from __future__ import annotations
 

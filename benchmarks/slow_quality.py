@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the settings for slow networks do to a model's quality, beside synchronous training.
+"""Model quality with the settings for slow networks, against synchronous training.
 
-All see the same number of samples from the same first values, with the same optimizer and the same
+All modes use the same number of samples, the same first values, the same optimizer and the same
 learning rates. `--data` is a folder with MNIST's test files, a tar of CIFAR-10's JPEGs and a text
-called `input.txt`, at any depth; a task whose files are not there can be left out.
+`input.txt`, at any depth; a task without its files can be omitted.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real records and small models on which the settings for slow networks show their quality."""
+"""Real records and small models for the quality of the settings for slow networks."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One worker of a job whose quality is measured: trains, tests, says what came of it."""
+"""One worker of a job whose quality is measured: trains, tests and reports."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def work(options: Mapping[str, Any]) -> dict[str, Any]:
     optimizer = fleet.distributed_optimizer(task.optimizer(model.parameters()))
     model = fleet.distributed_model(model)
     losses = trained(model, optimizer, train, options)
-    # those who have trained alone meet
+    # workers that trained alone average
     fleet.barrier_worker()
     seconds = time.perf_counter() - began
     accuracy, loss = tested(model, test)
@@ -83,7 +83,7 @@ def trained(
 
 
 def binned(losses: list[float]) -> list[float]:
-    """Means of neighbouring steps: a curve that can be looked at."""
+    """Means of adjacent steps, for a readable curve."""
     bins = min(BINS, len(losses))
     return [part.mean().item() for part in torch.tensor(losses).tensor_split(bins)]
 

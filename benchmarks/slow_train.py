@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One worker on a host behind a slow link: it reduces or trains 25 million parameters.
+"""One worker on a host with a slow link: it reduces or trains 25 million parameters.
 
-Who it is comes from the environment, as torchrun says it.
+Its role comes from torchrun's variables.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def _checksum(model: nn.Module, options: argparse.Namespace) -> float | None:
     if options.system == "fleetlight":
         import fleetlight as fleet
 
-        # those who trained alone meet
+        # workers that trained alone average
         fleet.barrier_worker()
     return _sum([p.detach() for p in model.parameters()])
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameter servers: a static program beside the eager loop, wide & deep in every mode.
+"""Parameter servers: a static program against the eager loop, wide & deep in every mode.
 
 One server and two workers, and one process with the server in it; both kinds in turns.
 """

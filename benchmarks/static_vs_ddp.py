@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps per second of static programs beside torch's DistributedDataParallel, plain and compiled.
+"""Steps per second of static programs against torch's DistributedDataParallel, plain and compiled.
 
 Two Gloo processes with one thread each train every variant's own copy of the model in turn. `ddp`
-may stand twice among the variants: the ratio of the two is the noise of the measurement.
+may be listed twice: the ratio of the two is the noise of the measurement.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CLAIM = (
     "better of the two beside torch.compile(DDP): at least 0.93 times, 1.2 times on the small MLPs."
     " Capturing costs at most 0.3 s of CPU for an MLP and 3 s for ResNet-50."
 )
-# (turns per round, steps per turn): short turns, so that all variants meet the same machine
+# (turns per round, steps per turn): short turns, so that all variants see the same machine load
 TURNS = {"tiny": (20, 40), "mnist": (20, 30), "mlp8": (20, 20), "resnet50": (3, 2)}
 #: of a variant over another, the least the median may be
 BARS: dict[tuple[str, str], Mapping[str, float]] = {

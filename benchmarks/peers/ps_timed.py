@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every program of the parameter-server benchmarks shares: its data, and its clock.
+"""The data and the clock that all programs of the parameter-server benchmarks share.
 
 NumPy only, and Python 3.7: the oldest of the systems runs on nothing newer.
 """
@@ -24,7 +24,7 @@ ZIPF = 1.2
 LR = 0.01
 #: batches made before the clock starts; then they come again: later than any exchange of GeoSGD
 DISTINCT = {"wide_deep": 200, "word2vec": 800}
-# frequent ids have no business side by side, so neighbours of a rank go far apart
+# frequent ids must not be adjacent, so consecutive ranks get distant ids
 _SCATTER = 7_368_787
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the programs beside this one share, whatever interpreter they run in: NumPy at most."""
+"""Helpers of the programs in this folder, for any of their interpreters: NumPy only."""
 
 from __future__ import annotations
 

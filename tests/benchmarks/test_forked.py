@@ -43,5 +43,5 @@ def test_a_failure_is_told_and_nobody_is_waited_for() -> None:
 
 @pytest.mark.multiprocess
 def test_a_worker_that_dies_is_told() -> None:
-    with pytest.raises(jobs.BenchmarkError, match="worker 0 died without a word"):
+    with pytest.raises(jobs.BenchmarkError, match="worker 0 exited without a result"):
         forked.run("job", die, {}, 1)

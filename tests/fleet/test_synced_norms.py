@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Static programs whose batch norms go by the batches of all workers."""
+"""Static programs whose batch norms use the batches of all workers."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def used_elsewhere(folder: str) -> Any:
     executor = static.Executor()
     for x, y in loader:
         executor.run(program, {"x": x, "y": y})
-    assert "1 batch norms go by the batches of all workers" in program.explain()
+    assert "1 batch norms use the batches of all workers" in program.explain()
     if fleet.worker_index():
         return None
     test = program.clone(for_test=True)

@@ -9,13 +9,13 @@ from typing import Any
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
-from fleetlight.static.graph.form import Form, code_of
+from fleetlight.static.graph.form import Form, graph_of
 from fleetlight.static.running.runners import EVERYTHING
 
 
 def most_bytes(form: Form, feeds: Sequence[Tensor]) -> int:
     """The most at any time, when each value is freed behind its last use."""
-    graph = code_of(form, ["loss"], EVERYTHING).graph
+    graph = graph_of(form, ["loss"], EVERYTHING)
     given = iter([*(slot.tensor for slot in form.state), *feeds])
     last = {source: node for node in graph.nodes for source in node.all_input_nodes}
     values: dict[fx.Node, Any] = {}

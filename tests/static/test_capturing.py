@@ -133,7 +133,7 @@ def repeats(output: Tensor, _: Tensor) -> Tensor:
 @pytest.mark.parametrize("loss", [looks, repeats])
 def test_what_depends_on_values_is_refused(loss: Any) -> None:
     model = nn.Linear(8, 3).double()
-    with pytest.raises(PlanError, match=r"looks at the values of its tensors .*torch\.where"):
+    with pytest.raises(PlanError, match=r"reads the values of its tensors .*torch\.where"):
         static.capture(model, loss, torch.optim.SGD(model.parameters(), lr=0.1), batch(0))
 
 

@@ -42,10 +42,10 @@ def test_arguments_of_fleet_are_taken_and_explained(caplog: pytest.LogCaptureFix
     for line, name in zip(told, ("scope=", "thread=12", "debug=True"), strict=True):
         assert line.startswith("train_from_dataset: ")
         assert f"{name}" in line
-        assert "changes nothing: " in line
+        assert "has no effect: " in line
     caplog.clear()
     executor.train_from_dataset(None, loader(1), [made.loss], scope=None, thread=0, debug=False)
-    assert not [line for line in lines_of(caplog) if "changes nothing" in line]
+    assert not [line for line in lines_of(caplog) if "has no effect" in line]
     with pytest.raises(TypeError, match="did you mean 'print_period'"):
         executor.train_from_dataset(None, loader(1), print_priod=1)  # type: ignore[call-arg]
 

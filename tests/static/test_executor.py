@@ -157,8 +157,8 @@ def test_the_startup_program_runs_first_and_may_run_twice() -> None:
     made = Written(is_started=False)
     with pytest.raises(
         ConfigError,
-        match=r"^the program was run before its startup program, which brings the first values to "
-        r"all workers; run exe\.run\(startup\) first$",
+        match=r"^the program ran before its startup program, which sends the first values to "
+        r"all workers; call exe\.run\(startup\) first$",
     ):
         made.run()
     for _ in range(2):

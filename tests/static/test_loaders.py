@@ -77,10 +77,10 @@ def test_batches_come_in_many_forms(batch: Any, names: str, expected: list[Any])
 @pytest.mark.parametrize(
     ("batch", "words"),
     [
-        ((A, B, C), "^the loader gave a batch of 3 values, and is bound to 2 feeds: 'x', 'y'$"),
-        (A, "^the loader gave a batch of 1 values, and is bound to 2 feeds: 'x', 'y'$"),
-        ({"x": A}, "^the loader gave a batch without 'y', which it is bound to: got 'x'$"),
-        ({}, "^the loader gave a batch without 'x', which it is bound to: got nothing$"),
+        ((A, B, C), "^the loader yielded 3 values, but it is bound to 2 feeds: 'x', 'y'$"),
+        (A, "^the loader yielded 1 values, but it is bound to 2 feeds: 'x', 'y'$"),
+        ({"x": A}, "^the loader yielded a batch without 'y', to which it is bound: got 'x'$"),
+        ({}, "^the loader yielded a batch without 'x', to which it is bound: got nothing$"),
     ],
 )
 def test_batches_that_do_not_fit_are_refused(batch: Any, words: str) -> None:
@@ -226,7 +226,10 @@ def test_what_cannot_be_bound_is_refused() -> None:
     for feeds, words in (
         (["x", "z"], r"^bind: the program has no feed 'z': known names: x, y$"),
         (["x", "x"], r"^bind: got the feeds \['x', 'x'\], expected each of some feeds once$"),
-        ([made.prediction], r"^bind: Variable .* is no feed; bind what static.data has answered$"),
+        (
+            [made.prediction],
+            r"^bind: Variable .* is not a feed; bind variables that static.data returned$",
+        ),
         ([3], r"^bind: got a int as a feed, expected a variable of static\.data or its name$"),
     ):
         with pytest.raises(ConfigError, match=words):

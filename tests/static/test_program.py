@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fleetlight import static
 from fleetlight.errors import ConfigError, PlanError
-from fleetlight.static.graph.form import code_of, has_effect
+from fleetlight.static.graph.form import graph_of, has_effect
 from fleetlight.static.passes import GradientMerge, SplitPS
 from fleetlight.static.running.runners import EVERYTHING
 
@@ -67,19 +67,19 @@ def test_parameters_that_stay_as_they_are_are_named() -> None:
     lines = program.summary().splitlines()
     [unused] = [line for line in lines if line.startswith("unused ")]
     assert unused == (
-        "unused     unused.weight, unused.bias, many.0, many.1 and 6 more: nothing is computed "
-        "from them, they stay as they are"
+        "unused     unused.weight, unused.bias, many.0, many.1 and 6 more: the program does not "
+        "read them, they do not change"
     )
     [seen] = [line for line in lines if line.startswith("untrained ")]
     assert seen == (
-        "untrained  seen.weight, seen.bias: the loss does not depend on them, they stay as they are"
+        "untrained  seen.weight, seen.bias: the loss does not depend on them, they do not change"
     )
 
 
 def test_it_computes_only_what_is_fetched_and_what_changes_the_state() -> None:
     program = made()
     wanted = [(), ("loss",), ("accuracy", "loss", "output")]
-    graphs = [code_of(program.form, names, EVERYTHING).graph for names in wanted]
+    graphs = [graph_of(program.form, names, EVERYTHING) for names in wanted]
     sizes = [len(graph.nodes) for graph in graphs]
     assert sizes == sorted(sizes)
     assert sizes[0] < sizes[-1]
@@ -154,7 +154,7 @@ def test_a_copy_of_a_program_waits_for_its_startup_program() -> None:
     feed, executor = {"x": torch.ones(1, 2)}, static.Executor()
     copies = [main.clone(), main.clone(for_test=True), main.apply()]
     for copy in copies:
-        with pytest.raises(ConfigError, match="run before its startup program"):
+        with pytest.raises(ConfigError, match="ran before its startup program"):
             executor.run(copy, feed, [out])
     executor.run(main.startup)
     for copy in (*copies, main.clone()):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Static programs: a training step captured once, rewritten by passes, run by name.
 
-The names are loaded when the first of them is used: eager training needs none.
+Modules load when one of their names is first used, since eager training needs none.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from fleetlight.static.program import Program, load_program
     from fleetlight.strategy import ExecutionStrategy
 
-#: what Fleet has here and Fleetlight has not, and what to write instead
+#: names that only Fleet has, and what to write instead
 _ABSENT = {
     "BuildStrategy": "its switches fuse operators: static.Executor(compile='inductor') does that; "
     "leave strategy.build_strategy out",
     "CompiledProgram": "a program runs as it is: executor.run(program)",
-    "global_scope": "values live in the model and the optimizer: model.state_dict()",
-    "nn": "any module and function of torch builds a program: torch.nn.Linear(784, 128)(x)",
+    "global_scope": "values are in the model and the optimizer: model.state_dict()",
+    "nn": "every module and function of torch builds a program: torch.nn.Linear(784, 128)(x)",
     "cpu_places": "leave it out: the device of a program is that of its model",
     "cuda_places": "leave it out: the device of a program is that of its model",
 }
@@ -72,7 +72,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # mypy shall know the names above, and no others
+if not TYPE_CHECKING:  # mypy must know the names above, and no others
 
     def __getattr__(name: str) -> Any:
         if name.startswith("__"):

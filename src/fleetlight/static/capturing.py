@@ -36,11 +36,11 @@ def capture(
     clip_norm: float | None = None,
     clip_value: float | None = None,
 ) -> Program:
-    """A training step as a program; without an optimizer, a forward.
+    """Capture a training step as a program; without an optimizer, a forward.
 
-    Inputs named like arguments of the model's forward go there, or else the first of them; the
-    others follow the model's output into `loss_fn` and into each function of `fetches`. The first
-    dimension of every input is the batch, of any size.
+    Inputs named like arguments of the model's forward go there; without such names the first
+    inputs do. The others follow the model's output into `loss_fn` and into each function of
+    `fetches`. The first dimension of every input is the batch and may have any size.
     """
     clip = Clip(clip_norm, clip_value)
     if not isinstance(example_inputs, Mapping):
@@ -53,8 +53,8 @@ def capture(
         if loss_fn is None:
             raise ConfigError("capture: an optimizer without loss_fn has nothing to minimize")
     program = Program()
-    program.begin_at_once()
-    source = program.written()
+    program.mark_started()
+    source = program.writable_source()
     feeds = {name: _feed(source, name, value) for name, value in example_inputs.items()}
     to_model = _inputs_of(model, list(feeds))
     rest = [value for name, value in feeds.items() if name not in to_model]
@@ -76,7 +76,7 @@ def capture(
 
 
 def _named(output: Any) -> Iterator[tuple[str, Variable]]:
-    """What a model answers: `output`, or by the keys of a dict, or `output_0`, `output_1`."""
+    """The outputs of a model: `output`, or the keys of a dict, or `output_0`, `output_1`."""
     if isinstance(output, Mapping):
         parts = {str(key): value for key, value in output.items()}
     elif isinstance(output, (list, tuple)):
@@ -120,7 +120,7 @@ def _inputs_of(model: nn.Module, inputs: list[str]) -> list[str]:
 
 
 def _called(model: nn.Module, to_model: list[str], feeds: Mapping[str, Variable]) -> Any:
-    """By the names of the forward's arguments where they are these, or else in their order."""
+    """Call the model with named arguments if it has them, else with positional ones."""
     takes = inspect.signature(model.forward).parameters
     if all(name in takes for name in to_model):
         return model(**{name: feeds[name] for name in to_model})

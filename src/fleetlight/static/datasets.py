@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole data sets through a program, batch by batch, with a line in the log now and then."""
+"""Runs of a program over a whole data set, with a log line every `period` batches."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ Run = Callable[..., list[Any]]
 
 @dataclasses.dataclass(frozen=True)
 class DatasetResult:
-    """What came of a data set."""
+    """The number of steps, and the last fetched values."""
 
     steps: int
-    #: of the last run that computed them
+    #: values of the last run that computed them
     fetched: list[Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
 class Fetches:
-    """What is computed at the first run and at every `period`-th one, and how it is called."""
+    """Values computed in the first run and in every `period`-th one, and their log names."""
 
     names: tuple[str, ...]
     called: Sequence[str] | None
@@ -46,18 +46,18 @@ class Fetches:
             )
 
     def of(self, step: int) -> tuple[str, ...]:
-        """What the run of this number computes, the first being 1."""
+        """The values that run number `step` computes; the first run is 1."""
         return self.names if step == 1 or step % self.period == 0 else ()
 
-    def told(self, values: Sequence[Tensor]) -> str:
+    def described(self, values: Sequence[Tensor]) -> str:
         """Names and values, for the log."""
         names = self.called or self.names
         return ", ".join(f"{n} {_shown(v)}" for n, v in zip(names, values, strict=True))
 
 
-#: Fleet's arguments that change nothing here, and why
+#: Fleet's arguments without effect here, and why
 _EXPLAINED = {
-    "scope": "values live in the model and the optimizer, so there is no scope to choose",
+    "scope": "values are in the model and the optimizer, so there is no scope to choose",
     "thread": "a worker runs its batches one after another; start more workers "
     "(fleetrun --nproc_per_node or --worker_num) for more at once",
     "debug": "there is no per-operator timing; use torch.profiler around the call, and "
@@ -66,19 +66,19 @@ _EXPLAINED = {
 
 
 def explain(verb: str, **given: object) -> None:
-    """Log a line for each argument that is set and changes nothing."""
+    """Log a line for each argument that is set and has no effect."""
     for name, value in given.items():
         if value:
-            logger.info("%s: %s=%r changes nothing: %s", verb, name, value, _EXPLAINED[name])
+            logger.info("%s: %s=%r has no effect: %s", verb, name, value, _EXPLAINED[name])
 
 
 def train(run: Run, program: Program, dataset: Any, fetches: Fetches) -> DatasetResult:
-    """A step for each batch."""
+    """Make a step for each batch."""
     return _run(run, program, _bound(dataset, program), fetches, "train")
 
 
 def infer(run: Run, program: Program, dataset: Any, fetches: Fetches) -> DatasetResult:
-    """A run for each batch of a program that changes nothing."""
+    """Run an evaluation for each batch."""
     if program.form.trains:
         raise ConfigError(
             "infer_from_dataset: got a program that trains; give program.clone(for_test=True)"
@@ -95,7 +95,7 @@ def _run(
         values = run(program, feed=batch, fetch_list=names)
         if names:
             fetched = values
-            logger.info("%s: step %d, %s", verb, step, fetches.told(values))
+            logger.info("%s: step %d, %s", verb, step, fetches.described(values))
     logger.info("%s: %d steps", verb, step)
     return DatasetResult(step, fetched)
 
@@ -110,8 +110,8 @@ def _bound(dataset: Any, program: Program) -> BoundLoader:
         )
     if not isinstance(dataset, Iterable):
         raise ConfigError(
-            f"dataset: got a {type(dataset).__name__}, expected a loader of batches, or one that "
-            "static.bind answered"
+            f"dataset: got a {type(dataset).__name__}, expected a loader of batches, or a "
+            "loader from static.bind"
         )
     return bind(dataset, None, program)
 

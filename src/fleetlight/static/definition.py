@@ -22,23 +22,22 @@ from fleetlight.static.writing.source import no_gc
 from fleetlight.static.writing.training import write_backward, write_step
 from fleetlight.strategy.job import note_program
 
-#: sizes that are looked at while a program is written; different ones, so that none is taken for
-#: another
+#: example sizes while a program is written; they differ, so that none is taken for another
 _EXAMPLES = (7, 11, 13, 17, 19)
 
 
 class Distributor(Protocol):
-    """What an optimizer has that trains with other processes."""
+    """The part of an optimizer that trains with other processes."""
 
     def takes(self, program: Program) -> Collection[Part]:
-        """Register a program; answers what of its training this process does."""
+        """Register a program; return the parts of its step that this process makes."""
 
     def distribute(self, program: Program) -> None:
-        """Have its steps made together."""
+        """Let all processes make the steps of the program together."""
 
 
 class _Written:
-    """The programs that are being written."""
+    """The default programs, and those of the active guards."""
 
     def __init__(self) -> None:
         self.main, self.startup = Program(), Program()
@@ -54,25 +53,25 @@ class _Written:
 
 def _pair(main: Program, startup: Program) -> None:
     main.startup = startup
-    if main not in startup.begins:
-        startup.begins.append(main)
+    if main not in startup.starts:
+        startup.starts.append(main)
 
 
 _written = _Written()
 
 
 def default_main_program() -> Program:
-    """The program that is written now: that of the guard, or the one of the process."""
+    """The program being written: that of the innermost guard, or that of the process."""
     return _written.now()[0]
 
 
 def default_startup_program() -> Program:
-    """The program that runs once before it."""
+    """The startup program, which runs once before the default main program."""
     return _written.now()[1]
 
 
 def reset_default_programs() -> None:
-    """New programs of the process, in which nothing is written."""
+    """Replace the default programs by empty ones."""
     _written.main, _written.startup = Program(), Program()
     _pair(_written.main, _written.startup)
     _written.is_open = False
@@ -80,9 +79,9 @@ def reset_default_programs() -> None:
 
 
 def leave_writing(run: Program | None = None) -> None:
-    """Where nothing is being written, modules are called as torch calls them.
+    """Restore torch's own calls of modules if no program is being written.
 
-    The default program is being written until it is run.
+    The default program is being written until its first run.
     """
     if run is _written.main:
         _written.is_open = False
@@ -116,9 +115,9 @@ def data(
     dtype: Any = torch.float32,
     device: str | torch.device | None = None,
 ) -> Tensor:
-    """A tensor that each run is given by this name. A size of None (or -1) may be any."""
+    """A tensor that each run feeds by this name. A dimension of None (or -1) has any size."""
     note_program()
-    source = default_main_program().written()
+    source = default_main_program().writable_source()
     feed = feed_of(name, shape, dtype)
     if name in source.recorder.feeds:
         raise ConfigError(f"data {name!r}: the program has a feed of this name already")
@@ -140,8 +139,8 @@ def minimize(
 ) -> None:
     """Write backward and the optimizer's step into the program of the loss.
 
-    `clip_norm`, `clip_value`: what gradients may be at most, as in torch.nn.utils.clip_grad_norm_
-    and clip_grad_value_; those of all workers together.
+    `clip_norm`, `clip_value`: limits of the gradients of all workers together, as in
+    torch.nn.utils.clip_grad_norm_ and clip_grad_value_.
     """
     if not is_variable(loss):
         raise PlanError(
@@ -150,7 +149,7 @@ def minimize(
         )
     variable = cast(Variable, loss)
     program = program_of(variable)
-    source = program.written()
+    source = program.writable_source()
     if program.optimizer is not None:
         raise PlanError("minimize: the program has an optimizer already; a program has one")
     clip = Clip(clip_norm, clip_value)
@@ -158,7 +157,7 @@ def minimize(
     try:
         train(program, variable, source.modules.root, optimizer, clip)
     except PlanError:
-        # another loss or optimizer may do
+        # the script may try another loss or optimizer
         program.optimizer = None
         raise
 
@@ -171,10 +170,10 @@ def train(
     optimizer: torch.optim.Optimizer,
     clip: Clip = UNCLIPPED,
 ) -> None:
-    """Write backward and step for a model, and have them made with the other processes."""
+    """Write backward and step of a model, and register them with the other processes."""
     optimizers.check(optimizer)
     distributor: Distributor | None = getattr(optimizer, "distributor", None)
-    source = program.written()
+    source = program.writable_source()
     program.model, program.optimizer = model, optimizer
     program.clips = bool(clip)
     source.modules.name_state(model)
@@ -188,18 +187,18 @@ def train(
         write_step(source.recorder, optimizer, names, clip.write(source.recorder, gradients))
     elif clip:
         raise PlanError(
-            "parameter servers make the steps of this program, and its gradients cannot be "
-            "clipped on the way; train eagerly with fleet.clip_grad_norm_"
+            "parameter servers make the steps of this program, so it cannot clip its "
+            "gradients; train eagerly with fleet.clip_grad_norm_"
         )
     if distributor is not None:
         distributor.distribute(program)
 
 
 def program_of(variable: Variable) -> Program:
-    """The program in which a variable is written."""
+    """The program to which a variable belongs."""
     owner = cast(Recorder, variable.writer).owner()
     if not isinstance(owner, Program):
-        raise PlanError(f"{variable!r} belongs to a program that is gone; keep the program")
+        raise PlanError(f"{variable!r} belongs to a deleted program; keep a reference to it")
     return owner
 
 

@@ -22,20 +22,19 @@ from fleetlight.static.program import Program
 from fleetlight.static.running.devices import place_of
 from fleetlight.static.running.options import RunOptions, Threads
 
-#: what is the same on all workers
+#: state that is equal on all workers
 _KEPT = ("parameter", "buffer")
 
 
 class Executor:
     """Runs the code that torch.fx generates from a program; no compiler is needed.
 
-    `compile="inductor"` has it compiled, where there is a C++ compiler.
-    `place`: where feeds go for a program that has no state: the device of a program is that of its
-    model. `fetch_frequency`: of a program that trains, fetches are computed at every n-th run, and
-    the runs between answer the last values. `num_threads`: of torch's operators, while a program
-    runs. Where these two are not given, the program's strategy says them. There is nothing to say
-    about how often memory is freed (Paddle's `num_iteration_per_drop_scope`): each value is, as
-    soon as nothing needs it.
+    `compile="inductor"` compiles it, if there is a C++ compiler.
+    `place`: the device of feeds if the program has no state; otherwise the device of its model.
+    `fetch_frequency`: a program that trains computes fetches in every n-th run, and other runs
+    return the last values. `num_threads`: threads of torch's operators during a run. The defaults
+    of both are in the program's strategy. Each value is freed after its last use, so Paddle's
+    `num_iteration_per_drop_scope` has no counterpart.
     """
 
     @names_arguments
@@ -62,15 +61,15 @@ class Executor:
         fetch_list: Any = (),
         return_numpy: bool = False,
     ) -> list[Any]:
-        """One run; answers what is in `fetch_list`, variables or their names, as tensors.
+        """Run once and return the values of `fetch_list` (variables or their names).
 
-        `feed`: values by names, or a list of them in the order of the program. Without it a loader
-        that was started (`static.bind`) gives the next batch, or `static.EndOfData`. What no fetch
+        `feed`: values by name, or a list in the order of the program. Without it a started loader
+        (`static.bind`) provides the next batch, or raises `static.EndOfData`. Feeds that no fetch
         and no change of the state needs may be missing: a prediction needs no label.
         """
         program = _checked(default_main_program() if program is None else program)
         leave_writing(program)
-        if program.begins:
+        if program.starts:
             return self._start(program)
         self._check_started(program)
         known = self._of(program)
@@ -97,9 +96,9 @@ class Executor:
         thread: int = 0,
         debug: bool = False,
     ) -> datasets.DatasetResult:
-        """A run for each batch of the data set; `fetch_list` goes to the log now and then.
+        """Run each batch of the data set; log `fetch_list` every `print_period` runs.
 
-        `scope`, `thread` and `debug` are Fleet's; when set, the log says why they change nothing.
+        `scope`, `thread` and `debug` are Fleet's; if set, the log says why they have no effect.
         """
         program = _checked(default_main_program() if program is None else program)
         fetches = datasets.Fetches(tuple(_listed(program, fetch_list)), fetch_info, print_period)
@@ -119,21 +118,21 @@ class Executor:
         thread: int = 0,
         debug: bool = False,
     ) -> datasets.DatasetResult:
-        """The same for an evaluation, `program.clone(for_test=True)`, which changes nothing."""
+        """Run an evaluation, `program.clone(for_test=True)`, for each batch of the data set."""
         program = _checked(default_main_program() if program is None else program)
         fetches = datasets.Fetches(tuple(_listed(program, fetch_list)), fetch_info, print_period)
         datasets.explain("infer_from_dataset", scope=scope, thread=thread, debug=debug)
         return datasets.infer(self.run, program, dataset, fetches)
 
     def close(self) -> None:
-        """Forget the code that was made; another run makes it again."""
+        """Drop the generated code; the next run generates it again."""
         self._known.clear()
         self._coder = Coder(self._compile)
 
     # -- inside
 
     def _start(self, startup: Program) -> list[Any]:
-        for program in startup.begins:
+        for program in startup.starts:
             program.runner.start(program)
             program.has_started = True
         return []
@@ -142,10 +141,10 @@ class Executor:
         startup = program.startup
         if startup is None or program.has_started or not _keeps_values(program.form):
             return
-        if not any(p.has_started for p in startup.begins):
+        if not any(p.has_started for p in startup.starts):
             raise ConfigError(
-                "the program was run before its startup program, which brings the first values to "
-                "all workers; run exe.run(startup) first"
+                "the program ran before its startup program, which sends the first values to "
+                "all workers; call exe.run(startup) first"
             )
 
     def _accepted(
@@ -165,7 +164,7 @@ class Executor:
         feeds = accept(known.feeds, given, needed, known.device or self.place)
         if not known.changed:
             return feeds
-        # what the caller fed stays what it was
+        # a program that computes in place must not change the caller's tensors
         named = zip(known.feeds, feeds, strict=True)
         return [value.clone() if name in known.changed else value for name, value in named]
 
@@ -179,13 +178,13 @@ class Executor:
 
 @dataclasses.dataclass
 class _ProgramRuns:
-    """What an executor knows of a program, as long as nothing rewrites it."""
+    """An executor's record of a program; a rewritten program gets a new one."""
 
     form: Form
-    #: how often it was run, and what its fetches were last
+    #: the number of runs, and the last values of fetches
     runs: int = 0
     values: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-    #: in which run each of them was computed
+    #: the run that computed each of them
     computed: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -196,25 +195,25 @@ class _ProgramRuns:
         self._needed: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def to_compute(self, wanted: Sequence[str], frequency: int) -> Sequence[str]:
-        """What of the fetches this run is to compute; the others are answered as they were.
+        """The fetches that this run computes; it returns the last values of the others.
 
-        None of them is older than `frequency` runs.
+        No returned value is older than `frequency` runs.
         """
-        # an evaluation answers what it computes, whatever the frequency
+        # an evaluation computes all fetches, whatever the frequency
         if not self.form.trains or frequency == 1 or self.runs % frequency == 0:
             return wanted
         oldest = self.runs - frequency
         return [name for name in wanted if self.computed.get(name, oldest) <= oldest]
 
     def count(self, computed: Sequence[str], values: Sequence[Tensor]) -> None:
-        """A run is done."""
+        """Count a run and store the values that it computed."""
         if self.form.trains:
             self.values.update(zip(computed, values, strict=True))
             self.computed.update(dict.fromkeys(computed, self.runs))
         self.runs += 1
 
     def needs(self, wanted: Sequence[str]) -> tuple[str, ...]:
-        """The feeds that a run needs for these values and for all changes of the state."""
+        """The feeds that these values and all changes of the state need."""
         key = tuple(wanted)
         if key not in self._needed:
             self._needed[key] = needed_feeds(self.form, key)
@@ -222,7 +221,7 @@ class _ProgramRuns:
 
 
 def _keeps_values(form: Form) -> bool:
-    """Whether there is anything that a startup program brings."""
+    """Whether the program has values that a startup program sends."""
     return any(slot.kind in _KEPT for slot in form.state)
 
 
@@ -235,7 +234,7 @@ def _checked(program: Any) -> Program:
 
 
 def _listed(program: Program, fetch_list: Any) -> Sequence[str]:
-    """Names of what is to be fetched; one variable or name is fine."""
+    """The names in a fetch list, which may be a single variable or name."""
     if fetch_list is None:
         return ()
     is_one = isinstance(fetch_list, (str, Tensor))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program computes of its feeds, as a module: for inference without its training."""
+"""The forward of a program as a module, for inference."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from fleetlight.torch_compat.modules import children
 
 #: feeds: their variables or names, or names with examples
 Feeds = Sequence[Any] | Mapping[str, Tensor]
-#: gives a module of torch alone for a layer with a table
+#: makes a module of torch alone from a layer with a table
 StandIn = Callable[[nn.Module], nn.Module]
-#: records in an example of a batch; a number that is hardly another size of a model, too
+#: records in an example batch; a number that is rarely another size of a model
 _BATCH = 3
 
 
@@ -33,30 +33,30 @@ def inference_module(
 ) -> nn.Module:
     """A module whose forward takes the feeds, in this order, and returns the fetches.
 
-    One fetch is returned as it is, several as a tuple. It computes as an evaluation does. Its
-    parameters and buffers are those of the program, under the same names. `stand_in` gives the
-    module with the rows of a layer whose rows are in a table.
+    It returns several fetches as a tuple. It computes as an evaluation does. Its parameters and
+    buffers are those of the program, with the same names. `stand_in` makes a module with rows
+    from a layer whose rows are in a table.
     """
     form = _evaluated(program)
     if form.lookups and stand_in is None:
         raise PlanError(
-            "the program looks rows up in tables, which are not part of it; "
-            "fleet.save_inference_model(dirname, feeds, fetches, program=program) writes them, too"
+            "the program reads rows of tables, which are not part of it; "
+            "fleet.save_inference_model(dirname, feeds, fetches, program=program) exports both"
         )
     names = _listed(form, feeds)
     wanted = program.names_of([fetches] if isinstance(fetches, (str, Tensor)) else fetches)
     if not wanted:
-        raise ConfigError("got no fetches, expected names or variables of what is to be computed")
+        raise ConfigError("got no fetches, expected names or variables of the values to compute")
     return _Moved(form, names, wanted, stand_in).module()
 
 
 def has_tables(program: Program) -> bool:
-    """Whether it looks rows up in tables."""
+    """Whether the program reads rows of tables."""
     return bool(program.form.lookups)
 
 
 def _evaluated(program: Program) -> Form:
-    """The evaluation, with lookups as they were written: nothing says where rows come from."""
+    """The evaluation, with lookups before any pass replaced them."""
     source = program.source or program.origin
     if source is None or not program.form.lookups:
         return program.clone(for_test=True).form
@@ -64,15 +64,15 @@ def _evaluated(program: Program) -> Form:
     graph, _ = form.copied()
     for node in graph.nodes:
         if node.target is LOOK_UP:
-            # counts of shows and clicks are for training
+            # only training counts shows and clicks
             node.args = (*node.args[:4], None, None, *node.args[6:])
     return dataclasses.replace(form, graph=graph)
 
 
 def examples_of(program: Program, feeds: Feeds) -> tuple[dict[str, Tensor], list[str]]:
-    """Inputs like the feeds, and which of them have batches of any size.
+    """Example inputs, and the names of those with a batch of any size.
 
-    What is open beside the batch is as large as in the examples that are given.
+    Other dynamic dimensions have the sizes of the given examples.
     """
     form = program.form
     given = feeds if isinstance(feeds, Mapping) else {}
@@ -85,9 +85,9 @@ def examples_of(program: Program, feeds: Feeds) -> tuple[dict[str, Tensor], list
 
 
 def _listed(form: Form, feeds: Feeds) -> Sequence[str]:
-    """The names of the feeds, each of them one of the program."""
+    """The names of the feeds; an error for one that the program does not have."""
     places = _placeholders(form.graph)[len(form.state) :]
-    # a feed whose name Python knows has another one in the graph
+    # a feed named like a Python keyword has another name in the graph
     feed_of = {node.name: feed.name for node, feed in zip(places, form.feeds, strict=True)}
     given = names_of([feeds] if isinstance(feeds, (str, Tensor)) else feeds)
     names = [feed_of.get(name, name) for name in given]
@@ -105,8 +105,8 @@ def _listed(form: Form, feeds: Feeds) -> Sequence[str]:
 def _example(form: Form, feed: Feed) -> Tensor:
     if None in feed.shape[1:]:
         raise ConfigError(
-            f"feed {feed} has an open size beside the batch, and an inference model has one; give "
-            f"an example of the size it is to have: feeds={{{feed.name!r}: tensor, ...}}"
+            f"feed {feed} has a dynamic size beside the batch, which an inference model fixes; "
+            f"give an example of that size: feeds={{{feed.name!r}: tensor, ...}}"
         )
     place = _placeholders(form.graph)[len(form.state) + form.feeds.index(feed)]
     value = place.meta.get("val")
@@ -115,13 +115,13 @@ def _example(form: Form, feed: Feed) -> Tensor:
 
 
 class _Moved:
-    """The part of a graph that fetches need, with its state in a module."""
+    """Copies the part of a graph that fetches need into a module with its state."""
 
     def __init__(
         self, form: Form, feeds: Sequence[str], fetches: Sequence[str], stand_in: StandIn | None
     ) -> None:
         self._form, self._stand_in = form, stand_in
-        #: names of the stand-ins by the layers that they stand for
+        #: the name of each layer's stand-in
         self._tables: dict[nn.Module, str] = {}
         self._old = graph_of(form, fetches, ("forward",))
         self._graph = fx.Graph()
@@ -138,7 +138,7 @@ class _Moved:
             self._new[node].meta = dict(node.meta)
 
     def module(self) -> nn.Module:
-        """With all nodes and tensors in it."""
+        """The module with all nodes and tensors."""
         for node, slot in self._slots.items():
             if any(user.target is not LOOK_UP for user in node.users):
                 self._new[node] = self._graph.get_attr(_place(self._root, slot))
@@ -148,12 +148,12 @@ class _Moved:
             elif node.op == "call_function":
                 self._new[node] = self._graph.node_copy(node, self._new.__getitem__)
         wanted: Any = self._old.output_node().args[0]
-        answers = [self._new[node] for node in wanted]
-        self._graph.output(answers[0] if len(answers) == 1 else tuple(answers))
+        outputs = [self._new[node] for node in wanted]
+        self._graph.output(outputs[0] if len(outputs) == 1 else tuple(outputs))
         return fx.GraphModule(self._root, self._graph, "InferenceModule")
 
     def _looked_up(self, node: fx.Node) -> fx.Node:
-        """The call of a module that has the rows."""
+        """Call a module that has the rows."""
         layer = self._form.lookups[node.args[6]].layer  # type: ignore[index]  # its number
         if layer not in self._tables:
             assert self._stand_in is not None
@@ -162,7 +162,7 @@ class _Moved:
                 name += "_"
             self._tables[layer] = name
             self._root.add_module(name, self._stand_in(layer))
-        # ids; of bags their offsets and the weights of ids, too
+        # the ids; for bags also offsets and per-sample weights
         given = node.args[1:2] if node.args[7] == ROWS else node.args[1:4]
         args = fx.map_arg(given, self._new.__getitem__)
         made = self._graph.call_module(self._tables[layer], tuple(args))
@@ -175,7 +175,7 @@ class _Moved:
                 raise ConfigError(
                     f"fetches {', '.join(fetches)} are computed from the feed {name!r}, which is "
                     "not among the feeds of the inference model: "
-                    f"{', '.join(feeds) or 'none'}; list it, or fetch what is computed without it"
+                    f"{', '.join(feeds) or 'none'}; list it, or fetch values that do not need it"
                 )
 
 
@@ -184,12 +184,12 @@ def _placeholders(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _argument(feed: str, node: fx.Node) -> str:
-    """The feed's own name where Python can say it."""
+    """The feed's own name if it is a valid argument name."""
     return feed if feed.isidentifier() and not keyword.iskeyword(feed) else node.name
 
 
 def _place(root: nn.Module, slot: Slot) -> str:
-    """Put a tensor into a module, where its name says; answers the name."""
+    """Add a tensor to a module under its dotted name; return the name."""
     slot.refresh()
     tensor, (*path, last) = slot.tensor, slot.name.split(".")
     module = root

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loaders bound to the feeds of a program: batches by name, or taken by the executor itself."""
+"""Loaders bound to the feeds of a program: the script or the executor reads their batches."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Batch = dict[str, Any]
 
 
 class EndOfData(Exception):
-    """A started loader has no more batches: reset it, and go on with what comes next.
+    """A started loader has no more batches: call its `reset()`, then `start()` for an epoch.
 
-    A signal like Python's StopIteration, so it is none of Fleetlight's errors.
+    A signal like Python's StopIteration, so it is not a `FleetlightError`.
     """
 
 
 class BoundLoader:
-    """Gives each batch of a loader as a dict for `exe.run(program, feed=...)`.
+    """Yields each batch of a loader as a dict for `exe.run(program, feed=...)`.
 
-    After `start()`, runs of the program without `feed` take the batches themselves, until
-    `EndOfData`; then `reset()`. Iterating it has nothing to do with that.
+    After `start()`, runs of the program without `feed` take the batches, until `EndOfData`; then
+    call `reset()`. Iteration is independent of that.
     """
 
     def __init__(self, loader: Iterable[Any], names: Sequence[str], program: Program) -> None:
@@ -40,7 +40,7 @@ class BoundLoader:
         return (named(self.names, batch) for batch in self.loader)
 
     def __call__(self) -> Iterator[Batch]:
-        """The same, as `for batch in loader():`."""
+        """Iterate, as in `for batch in loader():`."""
         return iter(self)
 
     def __len__(self) -> int:
@@ -53,16 +53,16 @@ class BoundLoader:
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and has batches left, as far as runs have asked."""
+        """Whether it was started and no run has reached its end."""
         return self.is_started and not self._is_at_end
 
     def start(self) -> None:
-        """From now on runs of the program without feeds take its batches, from the first one."""
+        """Let runs of the program without feeds take its batches, from the first one."""
         other = self.program.loader
         if other is not None and other.is_running:
             which = "this loader" if other is self else "another loader of the program"
             raise ConfigError(
-                f"start: {which} was started and is not at its end; call its reset() before"
+                f"start: {which} was started and is not at its end; call its reset() first"
             )
         if other is not None:
             other.reset()
@@ -70,17 +70,17 @@ class BoundLoader:
         self._batches = iter(self.loader)
 
     def reset(self) -> None:
-        """Leave the batches that are left; `start()` begins anew. Twice is fine."""
+        """Drop the remaining batches; `start()` restarts. A second call does nothing."""
         batches: Any = self._batches
         self._batches, self._is_at_end = None, False
         if self.program.loader is self:
             self.program.loader = None
         if hasattr(batches, "close"):
-            # a generator has something to tidy up, such as the weight of its last batch
+            # a generator may restore something, such as the weight of its last batch
             batches.close()
 
     def take(self) -> Batch:
-        """The next batch; `EndOfData` where there is none, until it is reset."""
+        """The next batch; raises `EndOfData` at the end, until it is reset."""
         assert self._batches is not None
         try:
             if not self._is_at_end:
@@ -97,15 +97,13 @@ class BoundLoader:
 def bind(
     loader: Iterable[Any], feeds: Sequence[Any] | None = None, program: Program | None = None
 ) -> BoundLoader:
-    """Bind a loader - of torch, of `fleet.shard`, any iterable of batches - to feeds.
+    """Bind a loader (any iterable of batches) to feeds.
 
     `feeds`: variables of `static.data` or their names, in the order of the values of a batch;
-    None: all of the program's.
+    None: all feeds of the program.
     """
     if isinstance(loader, BoundLoader):
-        raise ConfigError(
-            "bind: got a loader that is bound already; bind the one that it was made of"
-        )
+        raise ConfigError("bind: got a loader that is bound already; bind its original loader")
     if not isinstance(loader, Iterable):
         raise ConfigError(f"bind: got a {type(loader).__name__}, expected a loader of batches")
     if isinstance(feeds, (str, Tensor)):
@@ -124,26 +122,26 @@ def bind(
 
 
 def named(names: Sequence[str], batch: Any) -> Batch:
-    """The values of a batch by the names of the feeds: by its own names, or in its order."""
+    """The values of a batch by the names of the feeds."""
     if isinstance(batch, Mapping):
         missing = [name for name in names if name not in batch]
         if missing:
             raise ConfigError(
-                f"the loader gave a batch without {missing[0]!r}, which it is bound to: got "
+                f"the loader yielded a batch without {missing[0]!r}, to which it is bound: got "
                 f"{', '.join(map(repr, batch)) or 'nothing'}"
             )
         return {name: batch[name] for name in names}
     values = list(_values(batch))
     if len(values) != len(names):
         raise ConfigError(
-            f"the loader gave a batch of {len(values)} values, and is bound to {len(names)} feeds: "
+            f"the loader yielded {len(values)} values, but it is bound to {len(names)} feeds: "
             f"{', '.join(map(repr, names))}"
         )
     return dict(zip(names, values, strict=True))
 
 
 def _values(batch: Any) -> Iterator[Any]:
-    """Tensors and arrays, out of tuples in tuples: `(x, y)`, or `((x, weight), y)`."""
+    """The tensors and arrays of nested tuples: `(x, y)`, or `((x, weight), y)`."""
     if isinstance(batch, (list, tuple)) and any(map(_holds_values, batch)):
         for part in batch:
             yield from _values(part)
@@ -158,7 +156,7 @@ def _holds_values(part: Any) -> bool:
 
 
 def _program_of(feeds: Sequence[Any]) -> Program:
-    """The program in which a variable is written, or the one that is written now."""
+    """The program of the first variable, or the default main program."""
     variables = [feed for feed in feeds if isinstance(feed, Variable)]
     return program_of(variables[0]) if variables else default_main_program()
 
@@ -174,5 +172,5 @@ def _name(program: Program, feed: Any) -> str:
     feeds = program.source.recorder.feeds if program.source is not None else {}
     names = [name for name, (_, variable, _) in feeds.items() if variable is feed]
     if not names:
-        raise ConfigError(f"bind: {feed!r} is no feed; bind what static.data has answered")
+        raise ConfigError(f"bind: {feed!r} is not a feed; bind variables that static.data returned")
     return names[0]

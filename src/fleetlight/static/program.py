@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Program`: a training step or an evaluation as one graph, with the state that it works on."""
+"""`Program`: a training step or an evaluation as one graph, with its state."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from fleetlight.static.running.options import RunOptions
 from fleetlight.static.running.runners import LocalRunner, ReadOnlyRunner, Runner, read_tables
 from fleetlight.static.writing.source import ProgramSource, no_gc
 
-#: operations that need other workers
+#: operations that communicate with other workers
 _EXCHANGES = (REDUCE, SYNCED_NORM)
 
 
 class StartedLoader(Protocol):
-    """A loader that gives a program its batches."""
+    """A loader whose batches a program takes."""
 
     @property
     def is_running(self) -> bool:
@@ -54,24 +54,24 @@ class Program:
     """
 
     def __init__(self) -> None:
-        #: what is written into it; None for one that is not to be written into
+        #: the recorder and its modules; None for a program that cannot be extended
         self.source: ProgramSource | None = ProgramSource()
         self.source.recorder.owner = weakref.ref(self)
-        #: where what it was cloned from is written, and may have been given names since
+        #: the source of the program that it was cloned from, which may get names later
         self.origin: ProgramSource | None = None
-        #: what is done to it before it runs, in this order
+        #: passes that rewrite it before it runs, in this order
         self.passes: tuple[Pass, ...] = ()
-        #: how its steps are made, with which other processes
+        #: makes its steps, alone or with other processes
         self.runner: Runner[Program] = LocalRunner()
         self.options = RunOptions()
         #: the program that must run before it
         self.startup: Program | None = None
-        #: the programs that wait for this one
-        self.begins: list[Program] = []
+        #: the programs that need this startup program to run first
+        self.starts: list[Program] = []
         self.has_started = False
         #: the loader that was started for it
         self.loader: StartedLoader | None = None
-        #: the model that it trains, and what its state is called by
+        #: the model that it trains, whose names the state has
         self.model: nn.Module | None = None
         self.optimizer: torch.optim.Optimizer | None = None
         #: True when its gradients are clipped
@@ -80,25 +80,25 @@ class Program:
 
     @classmethod
     def of(cls, form: Form) -> Program:
-        """A program of a form; nothing more can be written into it."""
+        """A program of a form; it cannot be extended."""
         program = cls()
         program.source, program._made = None, (None, form)
-        program.begin_at_once()
+        program.mark_started()
         return program
 
-    def begin_at_once(self) -> None:
-        """Its values are there: its startup program does nothing and need not be run."""
+    def mark_started(self) -> None:
+        """Give it a startup program that does nothing and need not run."""
         self.startup, self.has_started = Program(), True
 
-    def _begin_with(self, other: Program) -> None:
-        """What brings the values of another program brings those of this one."""
+    def _share_startup(self, other: Program) -> None:
+        """Use the startup program of another program."""
         if other.startup is not None:
             self.startup, self.has_started = other.startup, other.has_started
 
     @property
     def form(self) -> Form:
         """The program as it will run."""
-        # a copy: it may be a list that somebody changes
+        # a copy: the user may assign a list and change it later
         key = None if self.source is None else (self.source.version, tuple(self.passes))
         if self._made is None or self._made[0] != key:
             assert self.source is not None
@@ -107,13 +107,13 @@ class Program:
                 for rewrite in self.passes:
                     form = rewrite(form)
             if self._made is not None:
-                _keep(self._made[1].state, form.state)
+                _carry_over(self._made[1].state, form.state)
             self._made = (key, form)
         return self._made[1]
 
     @property
     def feeds(self) -> dict[str, Feed]:
-        """What each run is given, by name."""
+        """The inputs of each run, by name."""
         return {feed.name: feed for feed in self.form.feeds}
 
     @property
@@ -123,16 +123,16 @@ class Program:
 
     @property
     def reports(self) -> tuple[str, ...]:
-        """A line for each pass: what it has done."""
+        """One line for each pass about its changes."""
         return self.form.reports
 
     def apply(self, *passes: Pass) -> Program:
-        """Another program of the same state, rewritten; this one stays as it is."""
+        """Another program of the same state, rewritten; this one does not change."""
         form = self.form
         for rewrite in passes:
             form = rewrite(form)
         program = Program.of(form)
-        program._begin_with(self)
+        program._share_startup(self)
         program.runner = self.runner
         program.options, program.origin = self.options, self.origin or self.source
         program.model, program.optimizer = self.model, self.optimizer
@@ -146,19 +146,19 @@ class Program:
         program = Program.of(read_tables(evaluation(source)))
         if program.form.split is not None:
             program.runner = ReadOnlyRunner()
-        program._begin_with(self)
+        program._share_startup(self)
         program.model = self.model
         program.origin = self.origin or self.source
         return program
 
     def parameters(self) -> list[torch.nn.Parameter]:
-        """For an optimizer: those of the modules that have been called."""
+        """The parameters of the called modules, for an optimizer."""
         if self.source is not None:
             return self.source.modules.parameters()
         return [s.tensor for s in self.state if isinstance(s.tensor, nn.Parameter)]
 
     def former_names(self) -> dict[str, str]:
-        """What older versions called parts of the model in checkpoints, and their names now."""
+        """Names of older checkpoints for parts of the model, and their present names."""
         if self.source is None or self.model is None:
             return {}
         return self.source.modules.former_names(self.model)
@@ -167,7 +167,7 @@ class Program:
         return text.listing(self.form)
 
     def summary(self) -> str:
-        """What it takes, what it keeps, what the passes did."""
+        """Its inputs, its state, and the changes by passes."""
         return text.summary(self.form)
 
     def explain(self) -> str:
@@ -175,9 +175,9 @@ class Program:
         return text.explanation([rewrite.name for rewrite in self.passes], self.reports)
 
     def draw(self, path: str | os.PathLike[str] | None = None) -> drawing.Drawing:
-        """A picture of its modules and of what flows between them.
+        """A picture of its modules and the values between them.
 
-        `path`: a file to write. `.dot` and `.mmd` (Mermaid) need no program; Graphviz makes
+        `path`: a file to write. `.dot` and `.mmd` (Mermaid) need no other program; Graphviz makes
         `.svg`, `.png` and `.pdf`.
         """
         where = None if path is None else drawing.checked_path(path)
@@ -187,7 +187,7 @@ class Program:
         return made
 
     def set_learning_rate(self, value: float, group: int = 0) -> None:
-        """The learning rate of a param group from the next run on."""
+        """Set the learning rate of a param group from the next run on."""
         rates = {slot.name: slot for slot in self.state if slot.kind == "rate"}
         slot = rates.get(f"group {group}")
         if slot is None:
@@ -201,16 +201,16 @@ class Program:
             self.optimizer.param_groups[group]["lr"] = value
 
     def save(self, dirname: Directory) -> None:
-        """Write it with its state, for `load_program`, without what other workers take part in.
+        """Write the program and its state for `load_program`, without communication.
 
-        A crash leaves what was there before. In a job, save on one worker.
+        A crash leaves the previous files. In a job, save on one worker.
         """
         if self.form.lookups or self.form.split is not None:
             raise PlanError(f"Program.save: {ON_SERVERS}")
         saving.save(dirname, self._of_one_worker())
 
     def _of_one_worker(self) -> Form:
-        """The form before the first pass that makes it exchange something with others."""
+        """The form before the first pass that adds communication."""
         if self.source is None:
             return self.form
         form = self.source.form()
@@ -219,22 +219,22 @@ class Program:
             if any(node.target in _EXCHANGES for node in after.graph.nodes):
                 break
             form = after
-        # passes make new state each time: what the program has by now is in its own
+        # passes make new state each time; the current values are in the program's own state
         own = {(slot.kind, slot.name): slot for slot in self.state}
         state = (slot if slot in self.state else own[slot.kind, slot.name] for slot in form.state)
         return dataclasses.replace(form, state=tuple(state))
 
-    def written(self) -> ProgramSource:
-        """Where to write; a program that was loaded or rewritten is as it is."""
+    def writable_source(self) -> ProgramSource:
+        """The source to extend; an error for a program that was loaded or rewritten."""
         if self.source is None:
             raise PlanError(
-                "this program was cloned, loaded or rewritten, so nothing can be added to it; add "
-                "to the program that it was made from"
+                "this program was cloned, loaded or rewritten, so it cannot be extended; extend "
+                "the program that it was made from"
             )
         return self.source
 
     def names_of(self, wanted: Iterable[Any]) -> Sequence[str]:
-        """Names by which this program knows variables, or what a user calls them."""
+        """The names of variables in this program; a name stays a name."""
         given = [one if isinstance(one, str) else self._name_of(one) for one in wanted]
         if self.origin is None:
             return given
@@ -245,7 +245,7 @@ class Program:
         ]
 
     def _name_of(self, variable: Any) -> str:
-        """Another program has another value by the same name."""
+        """The name of a variable of this program: others may use the name for another value."""
         if not isinstance(variable, Variable):
             raise ConfigError(
                 f"fetch: got a {type(variable).__name__}, expected a variable of the program, "
@@ -260,8 +260,8 @@ class Program:
         return variable.name
 
 
-def _keep(before: Iterable[Slot], now: Iterable[Slot]) -> None:
-    """What passes remember between runs stays when something has been written since."""
+def _carry_over(before: Iterable[Slot], now: Iterable[Slot]) -> None:
+    """Keep the state of passes when the program is extended."""
     known = {(slot.kind, slot.name): slot.tensor for slot in before}
     for slot in now:
         if slot.kind in ("gradient", "schedule"):
@@ -269,14 +269,14 @@ def _keep(before: Iterable[Slot], now: Iterable[Slot]) -> None:
 
 
 def load_program(dirname: Directory, device: str | torch.device | None = None) -> Program:
-    """What `Program.save` wrote: it runs without its model and its optimizer.
+    """Load what `Program.save` wrote: it runs without its model and its optimizer.
 
-    Its state is its own, on a device or on those where it was. Load only what you trust to compute
-    what it says: a graph becomes code, of operations of torch alone.
+    It has its own state, on `device` or on the saved devices. Load only files that you trust: a
+    graph becomes code, though only of torch's operations.
     """
     return Program.of(saving.load(dirname, device))
 
 
 def names_of(names: Iterable[Any]) -> Sequence[str]:
-    """Names of what is to be fetched: variables or their names."""
+    """The names of variables; a name stays a name."""
     return [name if isinstance(name, str) else name.name for name in names]

@@ -41,7 +41,7 @@ def test_levels_are_named_only_where_they_are_taken() -> None:
     asked = {"use_hierarchical_allreduce": True}
     assert "hierarchical" not in run_workers(explained, 2, asked)[0]
     told = run_workers(explained, 3, {**asked, "hierarchical_allreduce_inter_nranks": 2})
-    assert "1 all-reduces go by levels: 2 groups of 1 to 2, then 2 leaders" in told[0]
+    assert "1 all-reduces are hierarchical: 2 groups of 1 to 2, then 2 leaders" in told[0]
 
 
 @pytest.mark.multiprocess

@@ -207,7 +207,7 @@ def unstarted() -> Any:
 
 
 def test_running_before_startup_is_refused() -> None:
-    with pytest.raises(WorkerFailedError, match=re.escape("run exe.run(startup) first")):
+    with pytest.raises(WorkerFailedError, match=re.escape("call exe.run(startup) first")):
         run_workers(unstarted)
 
 

@@ -10,7 +10,7 @@ from tests.static.nets import batch, captured, net
 from torch import Tensor, fx
 
 from fleetlight.static.coding.cleanup import clean
-from fleetlight.static.graph.form import code_of, drop_unused, graph_of
+from fleetlight.static.graph.form import drop_unused, graph_of
 from fleetlight.static.running.runners import EVERYTHING
 
 aten: Any = torch.ops.aten
@@ -40,7 +40,7 @@ def test_of_a_training_step_only_detours_are_left_out() -> None:
     model = net()
     program = captured(model, torch.optim.SGD(model.parameters(), lr=0.1))
     wanted = ["loss", "output", *(n.name for n in program.form.graph.nodes if "mm" in n.name)]
-    full = code_of(program.form, wanted, ("forward", "backward"))
+    full = fx.GraphModule({}, graph_of(program.form, wanted, ("forward", "backward")))
     less = cleaned(graph_of(program.form, wanted, ("forward", "backward")))
     assert not {"detach", "alias"} & set(names(less))
     assert len(less.nodes) < len(full.graph.nodes)

@@ -80,7 +80,7 @@ def test_reading_and_changing_keep_their_order() -> None:
     other = graph.call_function(aten.cos.default, (y,))
     memory = Memory(graph)
     assert memory.before(change) == {x, y, view, early}
-    assert memory.behind(change) == {late}
-    assert memory.behind(early) == {change}
+    assert memory.after(change) == {late}
+    assert memory.after(early) == {change}
     assert memory.before(late) == {view, change}
     assert memory.before(other) == {y}

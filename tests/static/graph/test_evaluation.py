@@ -97,10 +97,10 @@ class Counts(nn.Module):
 
 OWN: list[tuple[Any, str]] = [
     (Noisy, r"^clone\(for_test=True\): rand_like draws random numbers, and nothing says what an "),
-    (Branches, r"^clone\(for_test=True\): body looks at self.training by itself, and nothing says"),
-    (AtTheEnd, r"body looks at self.training by itself.*capture model\.eval\(\) with optimizer="),
-    (lambda: spectral_norm(nn.Linear(4, 4)), r"weight\.0 looks at self\.training by itself"),
-    (Counts, r"^clone\(for_test=True\): add_ changes buffer body\.count and goes on with what it"),
+    (Branches, r"^clone\(for_test=True\): body reads self.training itself, and nothing says"),
+    (AtTheEnd, r"body reads self.training itself.*capture model\.eval\(\) with optimizer="),
+    (lambda: spectral_norm(nn.Linear(4, 4)), r"weight\.0 reads self\.training itself"),
+    (Counts, r"^clone\(for_test=True\): add_ changes buffer body\.count and uses the changed"),
 ]
 
 

@@ -50,8 +50,8 @@ def test_other_courses_are_refused_at_run_time() -> None:
     assert executor.run(feed={"x": torch.ones(6, 4)}, fetch_list=[y])[0].sum() == 48
     with pytest.raises(
         ConfigError,
-        match=r"^feed 'x': got 2 in dimension 0, expected at least 6: the program looked at this "
-        r"size when it was written, and goes on as it did then$",
+        match=r"^feed 'x': got 2 in dimension 0, expected at least 6: the program branched "
+        r"on this size when it was written$",
     ):
         executor.run(feed={"x": torch.ones(2, 4)}, fetch_list=[y])
 
@@ -62,8 +62,8 @@ def test_sizes_that_nobody_said_are_not_taken_for_said(looks: Callable[[Tensor],
     looks(x)
     with pytest.raises(
         PlanError,
-        match=r"^data 'x': dimension 0 may be any, but the program looks at this size \(by len\(\),"
-        r" int\(\), or a loop\) and would hold for one size only; say which in static\.data",
+        match=r"^data 'x': dimension 0 is dynamic, but the program reads this size \(by len\(\),"
+        r" int\(\), or a loop\) and would be valid for one size only; give it in static\.data",
     ):
         str(static.default_main_program())
 

@@ -79,7 +79,7 @@ def reductions_by(route: Late, told: list[Mapping[int, GradientStamp]]) -> Group
 
 def test_outside_of_a_job_it_is_said_what_to_do() -> None:
     for operation in (REDUCE, REDUCED):
-        with pytest.raises(PlanError, match=r"nobody here does that: run it by static\.Executor"):
+        with pytest.raises(PlanError, match=r"there is no job: run it with static\.Executor"):
             operation(torch.ones(2), 0)
     with reducing(Doubling()):
         REDUCE(torch.ones(2), 0)

@@ -58,7 +58,7 @@ def test_they_share_buckets_with_their_like_in_a_known_order(passes: tuple[Pass,
 
 
 def test_behind_the_buckets_it_is_too_late() -> None:
-    with pytest.raises(PlanError, match="compress comes before the pass that puts"):
+    with pytest.raises(PlanError, match="compress must run before the pass that fuses"):
         rewritten(program_of(net()).form, INSERT, FUSE, MATRICES)
 
 

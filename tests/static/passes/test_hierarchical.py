@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Buckets are told to go by levels, and nothing else of a program changes."""
+"""The pass marks all-reduces as hierarchical, and changes nothing else of a program."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_every_bucket_says_so_when_it_begins(passes: tuple[Pass, ...]) -> None:
 
 def test_it_tells_how_the_workers_come_together() -> None:
     form = rewritten(program_of(net()).form, INSERT, FUSE, Hierarchical(2, LEVELS))
-    told = "2 all-reduces go by levels: 2 groups of 2, then 2 leaders"
+    told = "2 all-reduces are hierarchical: 2 groups of 2, then 2 leaders"
     assert form.reports[-1] == told
     narrow = rewritten(form, Hierarchical(2, LEVELS, torch.bfloat16))
     assert narrow.reports[-1] == f"{told} in bfloat16"

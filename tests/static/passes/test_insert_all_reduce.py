@@ -108,7 +108,7 @@ def test_what_others_see_is_copied() -> None:
     assert made(program).count("clone") == 4
     model = net()
     seen = captured(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    recorder = seen.written().recorder
+    recorder = seen.writable_source().recorder
     marks = [n for n in recorder.graph.nodes if "gradient" in str(n.target)]
     recorder.names["gradient of the last bias"] = marks[-1].all_input_nodes[0]
     assert made(seen).count("clone") == 1

@@ -96,7 +96,7 @@ def test_a_job_asks_for_passes_by_its_strategy() -> None:
         *("sync_batch_norm", "insert_all_reduce", "fuse_all_reduce", "narrow", "overlap"),
     ]
     assert "fuse_all_reduce" not in names(Reduction(), fuse_all_reduce_ops=False)
-    with pytest.raises(StrategyError, match="take 'bfloat16'"):
+    with pytest.raises(StrategyError, match="use 'bfloat16'"):
         names(with_servers=True, amp=True, amp_configs={"dtype": "float16"})
 
 
@@ -121,5 +121,5 @@ def test_each_stands_where_its_record_says() -> None:
     assert [one.name for one in found] == ["c", "b", "a"]
     with pytest.raises(PlanError, match="pass 'a': 'overlapp': did you mean 'overlap'"):
         in_order([record("a", "overlapp"), record("overlap")])
-    with pytest.raises(PlanError, match=r"circle: .*a -> .*; change `after` or `before`"):
+    with pytest.raises(PlanError, match=r"cycle: .*a -> .*; change `after` or `before`"):
         in_order([record("a", "b"), record("b", "a")])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fleetlight import static
 from fleetlight.errors import PlanError
-from fleetlight.static.graph.form import code_of
+from fleetlight.static.graph.form import graph_of
 from fleetlight.static.passes import Recompute
 from fleetlight.static.running.runners import EVERYTHING
 
@@ -137,7 +137,7 @@ def test_nothing_random_and_no_statistics_are_done_twice() -> None:
     plain, _ = trained(deep(), ())
     for target in (torch.ops.aten.bernoulli_.float, torch.ops.aten.add_.Tensor):
         counts = [
-            sum(n.target is target for n in code_of(p.form, [], EVERYTHING).graph.nodes)
+            sum(n.target is target for n in graph_of(p.form, [], EVERYTHING).nodes)
             for p in (plain, program)
         ]
         assert counts[0] == counts[1] > 0

@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from fleetlight import static
 from fleetlight.static.drawing.text import short_name
-from fleetlight.static.graph.form import Form, code_of
+from fleetlight.static.graph.form import Form, graph_of
 from fleetlight.static.passes import Amp
 
 F = nn.functional
@@ -40,7 +40,7 @@ def narrowed(forward: Callable[[nn.Module, Tensor], Tensor]) -> tuple[Form, Tens
 
 
 def counted(form: Form) -> Counter[str]:
-    graph = code_of(form, ["output"], ("forward",)).graph
+    graph = graph_of(form, ["output"], ("forward",))
     return Counter(short_name(node) for node in graph.nodes if node.op == "call_function")
 
 

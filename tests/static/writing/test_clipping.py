@@ -102,7 +102,7 @@ def test_servers_make_steps_of_gradients_as_they_are() -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer.distributor = Elsewhere()  # type: ignore[attr-defined]
-    with pytest.raises(PlanError, match="cannot be clipped on the way; train eagerly"):
+    with pytest.raises(PlanError, match="so it cannot clip its gradients; train eagerly"):
         captured(model, optimizer, clip_norm=1.0)
 
 

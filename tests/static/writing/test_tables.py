@@ -47,8 +47,14 @@ def test_names_of_tables_are_those_that_servers_have() -> None:
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        (fleet.nn.SparseEmbedding(2), r"^0: the rows of a SparseEmbedding .* call fleet\.init\(\)"),
-        (fleet.nn.SparseEmbeddingBag(2), r"^0: the rows of a SparseEmbeddingBag"),
+        (
+            fleet.nn.SparseEmbedding(2),
+            r"^0: parameter servers store the rows of a SparseEmbedding, .* call fleet\.init\(\)",
+        ),
+        (
+            fleet.nn.SparseEmbeddingBag(2),
+            r"^0: parameter servers store the rows of a SparseEmbeddingBag",
+        ),
         (nn.Embedding(9, 2, sparse=True), r"^0: a program has no .*Embedding.* sparse=False, or"),
         (nn.EmbeddingBag(9, 2, sparse=True), r"^0: .* of EmbeddingBag\(sparse=True\)"),
     ],

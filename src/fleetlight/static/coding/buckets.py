@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Buckets of gradients keep their memory from run to run.
+"""Buckets of gradients reuse their memory in each run.
 
-They are the largest values of a program. Memory that is new in each run costs the system's work for
-every page of it, which a net of convolutions feels.
+They are the largest values of a program. New memory in each run would cost a page fault for every
+page, which slows convolutional nets measurably.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fleetlight.static.ops.reductions import REDUCE
 
 
 class BucketMemory:
-    """In place of a `cat`: makes the same tensor, in the same memory each time."""
+    """A `cat` that reuses its output memory."""
 
     def __init__(self) -> None:
         self._memory: Tensor | None = None
@@ -31,14 +31,14 @@ class BucketMemory:
 
 
 def is_bucket(node: fx.Node) -> bool:
-    """Whether a node puts gradients together so that they are reduced."""
+    """Whether a node concatenates gradients for a reduction."""
     reduced = any(user.target is REDUCE for user in node.users)
     return reduced and node.target is torch.ops.aten.cat.default
 
 
 def keep_buckets(graph: fx.Graph) -> None:
-    """Those of which no caller gets anything."""
-    answered = {base_of(node) for node in graph.output_node().all_input_nodes}
+    """Reuse the memory of all buckets that the graph does not return."""
+    returned = {base_of(node) for node in graph.output_node().all_input_nodes}
     for node in graph.nodes:
-        if is_bucket(node) and node not in answered:
+        if is_bucket(node) and node not in returned:
             node.target = BucketMemory()

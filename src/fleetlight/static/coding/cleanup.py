@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations that cost time and change nothing: autograd's detours, views of views."""
+"""Removal of redundant operations: autograd's aliases, views of views."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, fx
 
 _aten: Any = torch.ops.aten
-#: they look at their input as it is
+#: views equal to their input
 _SAME = (_aten.detach.default, _aten.alias.default)
-#: they look at their input in another way, and say all of it in their arguments
+#: views that their arguments determine completely
 _VIEWS = (_aten.t.default, _aten.transpose.int, _aten.permute.default, _aten.view.default)
 
 
 def clean(graph: fx.Graph) -> None:
-    """Leave out what can be left out."""
+    """Remove redundant operations."""
     views: dict[Any, fx.Node] = {}
     for node in list(graph.nodes):
         same = _same_as(node, views)
@@ -28,7 +28,7 @@ def clean(graph: fx.Graph) -> None:
 
 
 def _same_as(node: fx.Node, views: dict[Any, fx.Node]) -> fx.Node | None:
-    """A node that has the same numbers in the same memory."""
+    """An earlier node with the same values in the same memory."""
     if node.target in _SAME:
         return node.all_input_nodes[0]
     if node.target not in _VIEWS:
@@ -43,7 +43,7 @@ def _same_as(node: fx.Node, views: dict[Any, fx.Node]) -> fx.Node | None:
 
 
 def _shape(node: fx.Node) -> list[Any] | None:
-    """The sizes, where all are numbers."""
+    """The sizes if all are numbers."""
     value = node.meta.get("val")
     if not isinstance(value, Tensor) or not all(isinstance(size, int) for size in value.shape):
         return None
@@ -51,7 +51,7 @@ def _shape(node: fx.Node) -> list[Any] | None:
 
 
 def _reduce_without(graph: fx.Graph, node: fx.Node) -> None:
-    """A sum that keeps its dimensions, which a view then takes away."""
+    """Replace a sum with `keepdim` and the view that drops the dimensions by a plain sum."""
     total: Any = node.args[0]
     if total.target is not _aten.sum.dim_IntList or len(total.users) > 1 or _shape(node) is None:
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Coder`: makes the code of programs, once for each set of values and parts, and keeps it."""
+"""`Coder`: generates and caches the code of programs, by fetched values and parts."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from fleetlight.static.graph.feeds import Shape
 from fleetlight.static.graph.form import Code, Form, RunnableProgram, drop_unused, graph_of
 
 BACK_ENDS = ("fx", "inductor")
-#: what a run is for: the wanted values, and the parts that it makes
+#: the values that a run returns, and the parts that it runs
 Purpose = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 class Coder:
-    """`fx` needs no compiler; `inductor` compiles to C++, where there is a compiler."""
+    """`fx` needs no compiler; `inductor` compiles to C++ if there is a compiler."""
 
     def __init__(self, compile: str = "fx") -> None:
         if compile not in BACK_ENDS:
             choices = " or ".join(map(repr, BACK_ENDS))
             raise ConfigError(f"Executor(compile={compile!r}): expected {choices}")
         self._compiles = compile == "inductor" and inductor.has_compiler()
-        # the form is not kept: one that was rewritten goes, with its code
+        # weak: a rewritten form is freed with its code
         self._kept: weakref.WeakKeyDictionary[
             RunnableProgram, tuple[weakref.ref[Form], dict[Purpose, Code]]
         ] = weakref.WeakKeyDictionary()
@@ -35,7 +35,7 @@ class Coder:
     def __call__(
         self, program: RunnableProgram, wanted: Sequence[str], parts: Sequence[str]
     ) -> Code:
-        """The code of a program as it is now."""
+        """The code of the program's current form."""
         form, purpose = program.form, (tuple(wanted), tuple(parts))
         of, codes = self._kept.get(program, (None, {}))
         if of is None or of() is not form:
@@ -56,9 +56,9 @@ class Coder:
 
 
 def shapes_of(form: Form) -> list[Shape | None]:
-    """Of the inputs: those of feeds, and None for the state, whose shapes stay as they are.
+    """The shapes of the inputs; None for state with a fixed shape.
 
-    What is pulled has other sizes in each run.
+    Pulled rows have other sizes in each run.
     """
     state = [(None,) * s.tensor.dim() if s.kind == "pulled" else None for s in form.state]
     return [*state, *(feed.shape for feed in form.feeds)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors without values for every node of a graph, whose sizes know which of them are open."""
+"""Fake tensors with symbolic sizes for every node of a graph."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Fit = Callable[[Sequence[Tensor]], bool]
 
 
 class Examples:
-    """Made anew, since what nodes of a rewritten or loaded graph say of themselves may be less.
+    """Computed again, since nodes of a rewritten or loaded graph may lack symbolic sizes.
 
-    `inputs` are those of a run, so that their sizes are the likely ones; `shapes` say of each which
-    sizes are None, open. None is a tensor that always has the same.
+    `inputs` are those of a run, whose sizes become the hints; `shapes` have None for each dynamic
+    size. A shape of None is a tensor of fixed shape.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class Examples:
     ) -> None:
         self._shapes = ShapeEnv(specialize_zero_one=False, duck_shape=False)
         self.fakes = fakes_of(self._shapes)
-        #: where a run finds the value of a symbol: which input, which dimension
+        #: the input and the dimension that give a symbol its value
         self._places: dict[str, tuple[int, int]] = {}
         self._inputs = inputs
         given = [self._fake(tensor, shape) for tensor, shape in zip(inputs, shapes, strict=True)]
@@ -40,11 +40,11 @@ class Examples:
         self._compute(graph, given)
 
     def of(self, node: fx.Node) -> Any:
-        """The example of a node."""
+        """The fake tensor of a node."""
         return self._found[node]
 
     def fit(self) -> Fit:
-        """Whether other inputs are as has been taken for granted since the examples were made."""
+        """A function that checks the guards of these examples on other inputs."""
         wanted = sorted({as_python(guard.expr) for guard in self._shapes.guards})
         lines = ["def fits(inputs):"]
         lines += [f"    {name} = inputs[{i}].shape[{d}]" for name, (i, d) in self._places.items()]
@@ -56,7 +56,7 @@ class Examples:
             if fits(self._inputs):
                 return fits
         except (SyntaxError, NameError, TypeError):
-            # what the printer writes is not always Python
+            # sympy's printer does not always write Python
             pass
         places = tuple(self._places.values())
         sizes = [self._inputs[i].shape[d] for i, d in places]
@@ -73,7 +73,7 @@ class Examples:
                     self._found[node] = node.target(*args, **kwargs)
 
     def _fake(self, tensor: Tensor, shape: Shape | None) -> Tensor:
-        """Of what is open, a symbol."""
+        """A fake tensor with a symbol for each dynamic size."""
         if shape is None:
             return self.fakes.from_tensor(tensor.detach(), static_shapes=True)
         fake: Tensor = open_fake(self.fakes, tensor.detach(), [size is None for size in shape])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Graphs compiled to C++ by torch's inductor, segment by segment.
 
-Communication, random numbers and fused optimizer steps stay calls at their places; what lies
-between is compiled.
+Communication, random numbers and fused optimizer steps stay calls; inductor compiles the
+operations between them.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from fleetlight.static.coding.segments import GraphSegment, segments
 from fleetlight.static.graph.feeds import Shape
 from fleetlight.torch_compat import inductor
 
-#: of one code, for different batches
+#: compiled versions of one graph, for different batch sizes
 _VERSIONS = 4
 
 
 @functools.cache
 def has_compiler() -> bool:
-    """Whether there is a C++ compiler; says so once where there is none."""
+    """Whether there is a C++ compiler; warns once if there is none."""
     try:
         inductor.find_cpp_compiler()
     except (RuntimeError, OSError) as error:
@@ -45,10 +45,10 @@ def has_compiler() -> bool:
 
 
 class Compiled:
-    """The code of a graph, compiled when it first runs: then the sizes of batches are known.
+    """The code of a graph, compiled in its first run, when the batch size is known.
 
-    Other sizes fit as well, unless the compiler took something for granted that does not hold for
-    them; for these it is compiled again, a few times, and then they run as generated Python.
+    It works for other sizes unless they violate a guard. For these the graph is compiled again, a
+    few times; after that they run as generated Python.
     """
 
     def __init__(self, graph: fx.Graph, shapes: Sequence[Shape | None]) -> None:
@@ -72,7 +72,7 @@ class Compiled:
 def _version(
     original: fx.Graph, inputs: Sequence[Tensor], shapes: Sequence[Shape | None]
 ) -> tuple[Fit, Callable[..., Any]]:
-    """Code for such inputs, and what tells whether inputs are such."""
+    """Code for inputs of these sizes, and the check of its guards."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(original, {}))
     with _warning(len(graph.nodes)):
@@ -91,7 +91,7 @@ def _version(
 
 @contextlib.contextmanager
 def _warning(count: int) -> Iterator[None]:
-    """What the compiler cannot do remains as it is."""
+    """Keep what the compiler cannot compile as generated Python."""
     try:
         yield
     except Exception as error:
@@ -108,7 +108,7 @@ def _compiled(segment: GraphSegment, examples: Examples) -> Callable[..., Any]:
     module = fx.GraphModule(torch.nn.Module(), segment.graph())
     given = [examples.of(node) for node in segment.inputs]
     with torch.no_grad():
-        # the executor has looked at the feeds, and the rest is ours
+        # the executor has checked the feeds
         return inductor.compiled(module, given, examples.fakes)
 
 
@@ -118,14 +118,14 @@ def _put(
     function: Callable[..., Any],
     instead: dict[fx.Node, fx.Node],
 ) -> None:
-    """The function in place of the segment; `instead` knows what stands for earlier nodes."""
+    """Replace a segment by a call; `instead` maps replaced nodes to their results."""
     inputs = tuple(instead.get(node, node) for node in segment.inputs)
     with graph.inserting_after(segment.nodes[-1]):
         call = graph.call_function(function, inputs)
-    behind = call
+    last = call
     for number, old in enumerate(segment.outputs):
-        with graph.inserting_after(behind):
-            behind = instead[old] = graph.call_function(operator.getitem, (call, number))
-        old.replace_all_uses_with(behind, lambda user: user not in segment.own)
+        with graph.inserting_after(last):
+            last = instead[old] = graph.call_function(operator.getitem, (call, number))
+        old.replace_all_uses_with(last, lambda user: user not in segment.own)
     for node in reversed(segment.nodes):
         graph.erase_node(node)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A graph as a Python function: one line for each node, and nothing else."""
+"""A graph as a Python function with one line for each node."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from fleetlight.errors import PlanError
 from fleetlight.static.coding.callables import callable_of
 
 _numbers = itertools.count(1)
-#: what Python reads as it writes it
+#: types whose `repr` is Python code
 _PLAIN = (int, bool, str, type(None))
 
 
 def function_of(graph: fx.Graph) -> Callable[..., Any]:
-    """A function of the graph's inputs, which answers its outputs.
+    """A function from the graph's inputs to its outputs.
 
-    A value is let go after the line that needs it last.
+    Each value is deleted after the last line that uses it.
     """
     source = _Source(graph)
     text = "\n".join(source.lines())
-    # so that an error shows the line
+    # so that a traceback shows the line
     file = f"<program {next(_numbers)}>"
     exec(compile(text, file, "exec"), source.known)
     function: Callable[..., Any] = source.known.pop("run")
@@ -38,7 +38,7 @@ def function_of(graph: fx.Graph) -> Callable[..., Any]:
 
 
 def _ends(nodes: Sequence[fx.Node]) -> dict[fx.Node, list[str]]:
-    """The values that end with each node; inputs do not, since the caller has them, too."""
+    """The values whose last use is each node, without inputs, which the caller holds."""
     last = {used: node for node in nodes for used in node.all_input_nodes}
     ends: dict[fx.Node, list[str]] = {}
     for used, node in last.items():
@@ -48,11 +48,11 @@ def _ends(nodes: Sequence[fx.Node]) -> dict[fx.Node, list[str]]:
 
 
 class _Source:
-    """Python's text of a graph, and the objects that it names."""
+    """The Python source of a graph, and its globals."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self._graph = graph
-        #: objects by the names that the text has for them
+        #: the globals of the source
         self.known: dict[str, Any] = {}
         self._names: dict[int, str] = {}
         self._taken = {node.name for node in graph.nodes} | {"run", "slice"}
@@ -93,10 +93,10 @@ class _Source:
             return repr(value)
         return self._name(value, str(value))
 
-    def _name(self, value: Any, told: str) -> str:
-        """The name of an object; what it is called elsewhere, where that is free."""
+    def _name(self, value: Any, wanted: str) -> str:
+        """The name of an object in the source: `wanted` if it is free."""
         if id(value) not in self._names:
-            plain = "".join(c if c.isalnum() else "_" for c in told.removesuffix(".default"))
+            plain = "".join(c if c.isalnum() else "_" for c in wanted.removesuffix(".default"))
             name = plain = f"_{plain}" if not plain[:1].isalpha() else plain
             for number in itertools.count(2):
                 if name not in self._taken:

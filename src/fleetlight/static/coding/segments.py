@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a graph can be compiled at once: operations between those that stay calls."""
+"""Segments to compile: operations between those that stay calls."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from fleetlight.static.graph.aliases import is_view
 from fleetlight.static.ops.marks import LAID_OUT
 from fleetlight.torch_compat.operators import OpOverload
 
-#: fewer operations than these are called faster than compiled code is
+#: fewer operations than these run faster as calls
 _LEAST = 2
 
 
 @dataclasses.dataclass
 class GraphSegment:
-    """Nodes that follow each other, what they take from before and what is needed of them."""
+    """Consecutive nodes, their inputs, and those of them that later nodes use."""
 
     nodes: list[fx.Node]
 
@@ -44,7 +44,7 @@ class GraphSegment:
 
 
 def segments(graph: fx.Graph) -> Iterator[GraphSegment]:
-    """From the first to the last."""
+    """The segments of a graph, in order."""
     _bring_together(graph)
     run: list[fx.Node] = []
     for node in list(graph.nodes):
@@ -56,7 +56,7 @@ def segments(graph: fx.Graph) -> Iterator[GraphSegment]:
 
 
 def _bring_together(graph: fx.Graph) -> None:
-    """Parts of several outputs stand behind what makes them, layouts before what needs them."""
+    """Move each `getitem` after its source, and each layout before its first user."""
     for node in list(graph.nodes):
         if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
             node.args[0].append(node)
@@ -65,10 +65,10 @@ def _bring_together(graph: fx.Graph) -> None:
 
 
 def stays(node: fx.Node) -> bool:
-    """Whether it is called as it is: what other processes hear of, fused steps, and chance.
+    """Whether a node stays a call: communication, fused steps, and random numbers.
 
     Random numbers are then those of eager training. (inductor would call the same operations, but
-    reads what these fill in before they have done so.)
+    reads their in-place results too early.)
     """
     target: Any = node.target
     if target is operator.getitem:
@@ -83,16 +83,16 @@ def stays(node: fx.Node) -> bool:
 
 
 def _worth_it(run: list[fx.Node]) -> Iterator[GraphSegment]:
-    """Without the views that only others need: these are taken behind it."""
+    """The segment of a run, if it is long enough; views without users in it move after it."""
     inside = set(run)
     for node in reversed(run):
         if is_view(node) and not any(user in inside for user in node.users):
             inside.discard(node)
     nodes = [node for node in run if node in inside]
     if sum(not is_view(node) for node in nodes) >= _LEAST:
-        behind = nodes[-1]
+        last = nodes[-1]
         for node in run:
             if node not in inside:
-                behind.append(node)
-                behind = node
+                last.append(node)
+                last = node
         yield GraphSegment(nodes)

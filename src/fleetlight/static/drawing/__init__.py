@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of programs: what they show, their text, and the files that Graphviz makes of it."""
+"""Pictures of programs: their content, their text, and the files that Graphviz makes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LAID_OUT = (".svg", ".png", ".pdf")
 
 @dataclasses.dataclass(frozen=True)
 class Drawing:
-    """A picture; notebooks show it, as SVG where Graphviz is installed, else as Mermaid."""
+    """A picture; notebooks show it as SVG if Graphviz is installed, else as Mermaid."""
 
     picture: Picture
 
@@ -52,7 +52,7 @@ class Drawing:
         return f"Drawing of {self.picture.title}, {len(self.picture.boxes)} boxes"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a file; the end of its name says in which format."""
+        """Write a file in the format of its suffix."""
         where = checked_path(path)
         suffix = where.suffix.lower()
         if suffix in _TEXTS:
@@ -62,7 +62,7 @@ class Drawing:
 
 
 def checked_path(path: str | os.PathLike[str]) -> Path:
-    """The path of a picture; an error where it cannot be written."""
+    """The path of a picture; an error if it cannot be written."""
     where = Path(path)
     suffix = where.suffix.lower()
     if suffix not in (*_TEXTS, *_LAID_OUT):
@@ -80,7 +80,7 @@ def checked_path(path: str | os.PathLike[str]) -> Path:
 def drawing_of(
     form: Form, model: nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None
 ) -> Drawing:
-    """The picture of a form; a model says of what classes its modules are."""
+    """The picture of a form; `model` gives the classes of modules."""
     return Drawing(picture_of(form, model, "" if optimizer is None else type(optimizer).__name__))
 
 

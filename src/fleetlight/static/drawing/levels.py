@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which operations stand together in a picture: those of a module, at a depth that leaves few."""
+"""Groups of operations in a picture: by module, at a depth that leaves few groups."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from fleetlight.static.ops.marks import GRADIENT
 from fleetlight.static.ops.reductions import REDUCE, REDUCED
 from fleetlight.static.rewriting.all_reduces import all_reduces_of, is_carried
 
-#: as many as one can look at
+#: the largest number of levels in a readable picture
 MOST = 40
-#: as few say nothing
+#: fewer levels show too little
 FEW = 4
-#: operations that only look at what another has made, or write it down in another way
+#: views, casts and copies
 _VIEWS = frozenset(
     (
         *("getitem", "detach", "t", "transpose", "permute", "view", "_unsafe_view", "reshape"),
@@ -28,13 +28,13 @@ _VIEWS = frozenset(
         *("fleetlight.gradient", "fleetlight.unless_testing", "fleetlight.laid_out"),
     )
 )
-#: the path of a module, and which of its calls it was
+#: the path of a module, and the number of its call
 Key = tuple[str, int]
 
 
 @dataclasses.dataclass(eq=False)
 class ModuleLevel:
-    """Operations of the forward that follow each other, and what backward does about them."""
+    """Consecutive operations of the forward, and their derivatives."""
 
     keys: tuple[Key, ...]
     forward: list[fx.Node]
@@ -42,13 +42,13 @@ class ModuleLevel:
 
     @property
     def path(self) -> str:
-        """The module, `0 … 3` for several, nothing outside of all."""
+        """The module, `0 … 3` for several, empty outside all modules."""
         first, last = self.keys[0][0], self.keys[-1][0]
         return first if first == last else f"{first} … {last}"
 
 
 def levels_of(graph: fx.Graph, most: int = MOST) -> list[ModuleLevel]:
-    """From the first operation to the last, with those of backward at the level of theirs."""
+    """The levels in order, each with its operations of backward."""
     calls = [node for node in graph.nodes if node.op == "call_function"]
     forward = [node for node in calls if node.meta.get("part", "forward") == "forward"]
     levels = _few_levels(forward, most)
@@ -59,7 +59,7 @@ def levels_of(graph: fx.Graph, most: int = MOST) -> list[ModuleLevel]:
 
 
 def carried_of(graph: fx.Graph) -> set[fx.Node]:
-    """What brings gradients into buckets, and what is done with them when they are back."""
+    """The nodes that move gradients into buckets and back."""
     reductions = all_reduces_of(graph)
     found = {node for node in graph.nodes if node.target in (REDUCE, REDUCED, GRADIENT)}
     found |= {user for one in reductions for user in one.bucket.users if one.end < user}
@@ -75,7 +75,7 @@ def carried_of(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _few_levels(forward: Sequence[fx.Node], most: int) -> list[ModuleLevel]:
-    """As deep into the modules as is possible with few levels."""
+    """The levels at the largest depth that leaves few of them."""
     if not any(map(path_of, forward)):
         return _folded(_by_operations(forward), most)
     best: list[ModuleLevel] = []
@@ -94,7 +94,7 @@ def path_of(node: fx.Node) -> str:
 
 
 def key_of(node: fx.Node, depth: int) -> Key:
-    """The module at some depth; of one that is called twice, which call it was."""
+    """The module at some depth, and the number of its call."""
     path = _to_depth(path_of(node), depth)
     calls = node.meta.get("calls") or ()
     return path, next((c.number for c in calls if _to_depth(c.path, depth) == path), 0)
@@ -109,7 +109,7 @@ def _runs(nodes: Iterable[fx.Node], key: Callable[[fx.Node], Key]) -> list[Modul
 
 
 def _by_operations(nodes: Iterable[fx.Node]) -> list[ModuleLevel]:
-    """Where there are no modules: each operation, with what only looks at it."""
+    """Levels without modules: each operation with its views."""
     levels: list[ModuleLevel] = []
     for node in nodes:
         if levels and (computes_nothing(node) or all(map(computes_nothing, levels[-1].forward))):
@@ -125,7 +125,7 @@ def computes_nothing(node: fx.Node) -> bool:
 
 
 def _folded(levels: list[ModuleLevel], most: int) -> list[ModuleLevel]:
-    """As many neighbours together as must be."""
+    """Merge adjacent levels until there are at most `most`."""
     size = -(-len(levels) // most) if levels else 1
     parts = [levels[start : start + size] for start in range(0, len(levels), size)]
     return [
@@ -138,7 +138,7 @@ def _folded(levels: list[ModuleLevel], most: int) -> list[ModuleLevel]:
 
 
 def _add_backward(levels: list[ModuleLevel], backward: Iterable[fx.Node]) -> None:
-    """Backward goes the same way in the other direction."""
+    """Add each operation of backward to the level of its forward."""
     if not levels:
         return
     place = {node: number for number, level in enumerate(levels) for node in level.forward}
@@ -184,13 +184,13 @@ def _likely(node: fx.Node, candidates: list[int], read: list[int], now: int) -> 
         return candidates[0]
     seen = [number for number in candidates if number in read and number <= now]
     if not seen and not path_of(node) and read:
-        # what passes have added stands outside of all modules, too
+        # nodes that passes have added are outside all modules, too
         return min(read)
     return max(seen or [c for c in candidates if c <= now] or [min(candidates, default=now)])
 
 
 def names_of_operations(nodes: Iterable[fx.Node]) -> dict[str, int]:
-    """What is done, and how often, without what only looks."""
+    """The names of operations with their counts, without views."""
     counts: dict[str, int] = {}
     for node in nodes:
         if not computes_nothing(node):
@@ -205,5 +205,5 @@ def plain_name(node: fx.Node) -> str:
 
 
 def is_tensor(node: fx.Node) -> bool:
-    """Whether a node makes one tensor."""
+    """Whether a node's value is one tensor."""
     return isinstance(node.meta.get("val"), torch.Tensor)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a picture of a program shows: boxes, what flows between them, and frames around modules."""
+"""The content of a picture: boxes, arrows between them, and frames around modules."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from fleetlight.static.rewriting.all_reduces import AllReduce, all_reduces_of, m
 
 Kind = Literal["feed", "table", "forward", "loss", "backward", "overlapped", "bucket", "step"]
 Flow = Literal["value", "kept", "gradient"]
-#: more feeds than these, or more tables, share boxes with those like them
+#: more feeds or tables than these share boxes
 _MOST_ENTRIES = 6
-#: more kernels than these are one box
+#: more kernels than these share a box
 _MOST_STEPS = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class PictureBox:
-    """Some operations, or what the program takes from outside; `full` is what a tooltip says."""
+    """Some operations, or an input of the program; `full` is the tooltip."""
 
     name: str
     kind: Kind
@@ -45,7 +45,7 @@ class PictureBox:
 
 @dataclasses.dataclass(frozen=True)
 class PictureArrow:
-    """What one box gives to another."""
+    """A value from one box to another."""
 
     source: str
     target: str
@@ -55,7 +55,7 @@ class PictureArrow:
 
 @dataclasses.dataclass(frozen=True)
 class PictureFrame:
-    """Neighbours that belong to one module, by the names of their boxes."""
+    """Adjacent boxes of one module, by name."""
 
     title: str
     members: tuple[str, ...]
@@ -63,7 +63,7 @@ class PictureFrame:
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """Everything that is drawn; `beside` pairs each forward with its backward."""
+    """All boxes, arrows and frames; `beside` pairs each forward with its backward."""
 
     title: str
     lines: tuple[str, ...]
@@ -74,7 +74,7 @@ class Picture:
 
 
 def picture_of(form: Form, model: nn.Module | None = None, optimizer: str = "") -> Picture:
-    """The picture of a form; a model says of what classes its modules are."""
+    """The picture of a form; `model` gives the classes of modules."""
     return _Sketch(form, model, optimizer).picture()
 
 
@@ -91,7 +91,7 @@ class _Sketch:
         self._levels, self._sizes = levels_of(form.graph), Sizes(form)
         self._inputs = [node for node in form.graph.nodes if node.op == "placeholder"]
         self._marks = [node for node in form.graph.nodes if node.target is GRADIENT]
-        #: of each operation, the number of its level
+        #: the number of each operation's level
         self._level = {n: i for i, level in enumerate(self._levels) for n in level.forward}
         self._back = {n: i for i, level in enumerate(self._levels) for n in level.backward}
         self._boxes: list[PictureBox] = []
@@ -114,7 +114,7 @@ class _Sketch:
 
     def _title(self) -> str:
         name = type(self._model).__name__ if self._model is not None else "Module"
-        # several modules have a root that nobody has written
+        # several modules have a generated root
         name = "a program" if name == "Module" else name
         return f"Training step of {name}" if self._back else f"Forward of {name}"
 
@@ -162,7 +162,7 @@ class _Sketch:
         return title
 
     def _turn(self, number: int) -> None:
-        """From the forward to its backward: where that begins, or what was kept for it."""
+        """Connect a forward to its backward: where that begins, or the saved values."""
         level = self._levels[number]
         read = {source for node in level.backward for source in node.all_input_nodes}
         kept = sum(node in read for node in level.forward)
@@ -174,7 +174,7 @@ class _Sketch:
     def _called(
         self, level: ModuleLevel, slots: Sequence[Slot], fetches: Sequence[str]
     ) -> tuple[str, str]:
-        """The title of a level, and the class of its module or what its operations are."""
+        """The title of a level, and the class of its module or the names of its operations."""
         done = ", ".join(names_of_operations(level.forward)) or plain_name(level.forward[-1])
         if "loss" in fetches and not slots:
             return "loss", done
@@ -185,12 +185,12 @@ class _Sketch:
         if level.path in modules:
             return level.path, type(modules[level.path]).__name__
         if len(owner) == 1 and "." not in level.path and owner != {level.path}:
-            # the outermost module is called by its class; a checkpoint may have a name for it
+            # the outermost module has the name of its class; a checkpoint may have another name
             return owner.pop() or level.path, level.path
         return level.path, done
 
     def _is_within(self, level: ModuleLevel) -> bool:
-        """Whether it is what a module does itself, between the modules within."""
+        """Whether a level has a module's own operations, between those of inner modules."""
         path, number = level.keys[0]
         if len(set(level.keys)) > 1:
             return False
@@ -200,7 +200,7 @@ class _Sketch:
         )
 
     def _group(self, level: ModuleLevel) -> str:
-        """The module that all of a level is in."""
+        """The module that contains a whole level."""
         if len(set(level.keys)) > 1:
             return ""
         return level.path if self._is_within(level) else level.path.rpartition(".")[0]
@@ -215,7 +215,7 @@ class _Sketch:
                 yield PictureFrame(title, (*(f"f{n}" for n in numbers), *back))
 
     def _connect(self, letter: str, place: Mapping[fx.Node, int]) -> None:
-        """What levels give to each other; the label is the shape of the largest value."""
+        """Connect levels; the label is the shape of the largest value."""
         values: dict[tuple[int, int], list[fx.Node]] = {}
         for node, target in place.items():
             for source in node.all_input_nodes:
@@ -230,7 +230,7 @@ class _Sketch:
         """`batch × 64 × 8 × 8`."""
         return " × ".join(map(self._sizes.text, node.meta["val"].shape)) or "one number"
 
-    # -- what comes from outside
+    # -- inputs
 
     def _add_feeds(self) -> None:
         groups: dict[object, list[tuple[Feed, fx.Node]]] = {}
@@ -253,7 +253,7 @@ class _Sketch:
                     self._arrow(f"x{number}", f"t{table}")
 
     def _pulls(self) -> list[list[Any]]:
-        """What is pulled from parameter servers, many tables together."""
+        """The pulls from parameter servers; many tables share a box."""
         pulls = [] if self._form.split is None else list(self._form.split.pulls)
         return [[pull] for pull in pulls] if len(pulls) <= _MOST_ENTRIES else [pulls]
 
@@ -268,10 +268,10 @@ class _Sketch:
             for level in sorted(self._levels_that_read(*nodes)):
                 self._arrow(f"t{number}", f"f{level}")
 
-    # -- what is done with gradients
+    # -- gradients
 
     def _add_steps(self) -> list[list[fx.Node]]:
-        """Boxes of the optimizer's step; returns their operations, none for a step outside."""
+        """Add boxes of the optimizer's step; return their operations, none for a step outside."""
         nodes = [n for n in self._form.graph.nodes if n.op == "call_function"]
         update = [n for n in nodes if n.meta.get("part") == "update"]
         update = [n for n in update if not short_name(n).startswith("fleetlight.reduce")]
@@ -293,7 +293,7 @@ class _Sketch:
         return parts
 
     def _step_outside(self) -> list[list[fx.Node]]:
-        """Parameter servers step, or an optimizer that takes the gradients."""
+        """Add the box of a step by parameter servers or by the live optimizer."""
         tables = [] if self._form.split is None else list(self._form.split.pushes)
         pushed = f"push {', '.join(tables)}" if tables else ""
         dense = counted(len(self._marks) - len(tables), "dense gradient")
@@ -305,7 +305,7 @@ class _Sketch:
     def _add_gradients(
         self, slots: Mapping[int, Sequence[Slot]], steps: list[list[fx.Node]], titles: list[str]
     ) -> None:
-        """Gradients go to the step in buckets that are reduced, the others by themselves."""
+        """Add the buckets between backward and the step; other gradients go there directly."""
         if not steps or not self._back:
             return
         times, owners = self._times(steps), self._owners(slots)
@@ -325,7 +325,7 @@ class _Sketch:
             before = step if waited < 0 else f"the end of ∂ {titles[waited]}"
             lines = [f"{counted(len(names), 'gradient')} · {size} · {dtype}", *how]
             lines += [counted(len(found), "all-reduce"), f"begins after {after}"]
-            lines += [f"waited for before {before}"]
+            lines += [f"ends before {before}"]
             kind: Kind = "overlapped" if issued >= 0 and issued > waited else "bucket"
             self._boxes.append(PictureBox(f"r{number}", kind, tuple(lines), "\n".join(names)))
             for level in sorted({owners[name] for name in names if name in owners}):
@@ -336,7 +336,7 @@ class _Sketch:
             self._arrow(f"b{level}", "s0", flow="gradient")
 
     def _owners(self, slots: Mapping[int, Sequence[Slot]]) -> dict[str, int]:
-        """Where each gradient comes from: the nearest level that has a backward."""
+        """The level of each gradient: the nearest one with a backward."""
         owners = {slot.name: number for number, found in slots.items() for slot in found}
         node_of = dict(zip(map(id, self._form.state), self._inputs, strict=False))
         marks = {node.name: str(node.args[1]) for node in self._marks}
@@ -369,7 +369,7 @@ class _Sketch:
                 times[node] -= following
         return times
 
-    # -- adding
+    # -- helpers
 
     def _box(self, name: str, kind: Kind, lines: Sequence[str], nodes: Sequence[fx.Node]) -> None:
         """A box whose tooltip counts its operations."""
@@ -401,7 +401,7 @@ def _calls(level: ModuleLevel) -> set[int]:
 
 
 def _parted(update: Sequence[fx.Node]) -> list[list[fx.Node]]:
-    """After each fused kernel, of which there is one for a param group, a new box begins."""
+    """The parts of the step, one for each fused kernel, so one for each param group."""
     parts: list[list[fx.Node]] = [[]]
     for node in update:
         parts[-1].append(node)

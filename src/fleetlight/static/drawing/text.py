@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program as text: what it takes, what it keeps, and what it does, line by line."""
+"""A program as text: inputs, state, and operations, line by line."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from fleetlight.static.graph.state import KINDS
 from fleetlight.static.ops.marks import GRADIENT
 from fleetlight.torch_compat.operators import OpOverload
 
-#: as many names and values as are told one by one
+#: names and values that are listed; more are counted
 _FEW = 4
-#: columns wider than this are not waited for
+#: the widest column that is padded
 _WIDEST = 36
 Row = tuple[str, str, str]
 
 
 def summary(form: Form) -> str:
-    """What there is to know at a glance."""
+    """An overview of a program."""
     rows = [("feeds", ", ".join(map(str, form.feeds)) or "none"), *_state(form)]
     calls = [short_name(node) for node in form.graph.nodes if node.op == "call_function"]
     often = ", ".join(f"{count} {name}" for name, count in Counter(calls).most_common(_FEW))
@@ -41,9 +41,9 @@ def _state(form: Form) -> Iterator[tuple[str, str]]:
             counted = f"{len(tensors)} tensor{'s' if len(tensors) > 1 else ''}"
             yield kind, f"{counted}, {bytes_text(size)}"
     if names := unused(form):
-        yield "unused", f"{_few(names)}: nothing is computed from them, they stay as they are"
+        yield "unused", f"{_few(names)}: the program does not read them, they do not change"
     if names := untrained(form):
-        yield "untrained", f"{_few(names)}: the loss does not depend on them, they stay as they are"
+        yield "untrained", f"{_few(names)}: the loss does not depend on them, they do not change"
 
 
 def unused(form: Form) -> list[str]:
@@ -57,7 +57,7 @@ def unused(form: Form) -> list[str]:
 
 
 def untrained(form: Form) -> list[str]:
-    """Parameters that could be trained and are used, and yet have no gradient."""
+    """Parameters that are used and require a gradient, but have none."""
     trained = {node.args[1] for node in form.graph.nodes if node.target is GRADIENT}
     if not trained:
         return []
@@ -72,14 +72,14 @@ def untrained(form: Form) -> list[str]:
 
 
 def _pushed(form: Form) -> Collection[str]:
-    """Tables whose rows are trained, by all their layers at once."""
+    """Tables whose rows are trained."""
     return () if form.split is None else form.split.pushes.keys()
 
 
 def explanation(names: Sequence[str], reports: Sequence[str]) -> str:
-    """A line for each pass: what it is called, where that is known, and what it did."""
+    """A line for each pass: its name, if known, and its report."""
     if len(names) != len(reports):
-        # one that was loaded or rewritten has only what its passes said
+        # a loaded or rewritten program has reports without names
         names = [""] * len(reports)
     width = max(map(len, names), default=0)
     lines = [
@@ -89,7 +89,7 @@ def explanation(names: Sequence[str], reports: Sequence[str]) -> str:
 
 
 def listing(form: Form) -> str:
-    """One line for each input, operation and named value: its name, what it is, how it is made."""
+    """One line for each input, operation and named value: its name, value and operation."""
     rows = list(_rows(form))
     first, second = (_width(row[column] for row in rows) for column in (0, 1))
     return "\n".join(f"{a:<{first}}  {b:<{second}}  {c}" for a, b, c in rows)
@@ -140,7 +140,7 @@ def _told(value: Any) -> str:
 
 
 def _few(texts: Sequence[str]) -> str:
-    """The first of them, and how many more there are."""
+    """The first texts, and the number of the others."""
     if len(texts) <= _FEW + 1:
         return ", ".join(texts)
     return f"{', '.join(texts[:_FEW])} and {len(texts) - _FEW} more"

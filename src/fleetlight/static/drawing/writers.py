@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A picture as text: DOT, which Graphviz lays out, and Mermaid, which many pages show as it is."""
+"""A picture as text: DOT for Graphviz, and Mermaid for web pages."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _COLOURS: dict[Kind, tuple[str, str]] = {
 }
 _STYLES: dict[Flow, str] = {"value": "solid", "kept": "dotted", "gradient": "bold"}
 _ARROWS: dict[Flow, str] = {"value": "-->", "kept": "-.->", "gradient": "==>"}
-#: a title that is longer is cut; the tooltip has all of it
+#: longer titles are cut; the tooltip has the whole title
 _LONGEST = 60
 _UNWRITABLE = re.compile(
     "[^\\t\\x20-\\x7e\\xa0-\\u2027\\u202a-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]"
 )
-#: what HTML or Markdown may take for its own; an underscore inside a word is plain
+#: characters that HTML or Markdown may interpret; an underscore inside a word is plain
 _SPECIAL = re.compile(r"[^\w\s.,:·×∂…()/=+>-]|(?<!\w)_|_(?!\w)")
 
 
 def dot_of(picture: Picture) -> str:
-    """The forward goes down; backward goes up beside it, to the step."""
+    """DOT text: the forward goes down, and backward goes up beside it, to the step."""
     return "\n".join(["digraph program {", *(f"  {line}" for line in _dot(picture)), "}", ""])
 
 
@@ -55,7 +55,7 @@ def _dot(picture: Picture) -> Iterator[str]:
         framed.update(frame.members)
         yield f'subgraph cluster_{number} {{ label="{_quoted(frame.title)}"; style=rounded;'
         yield f"  {'; '.join(frame.members)};"
-        # Graphviz takes nodes that are placed side by side outside of a cluster out of it
+        # Graphviz moves nodes out of a cluster if a rank outside of it lists them
         yield from (
             f"  {_side_by_side(pair)}" for pair in picture.beside if pair[0] in frame.members
         )
@@ -75,7 +75,7 @@ def _side_by_side(names: Iterable[str]) -> str:
 
 
 def mermaid_of(picture: Picture) -> str:
-    """The forward, backward and the step go down; a site or a notebook lays it out."""
+    """Mermaid text: the forward, backward and the step go down."""
     return "\n".join(["flowchart TB", *(f"  {line}" for line in _mermaid(picture)), ""])
 
 
@@ -101,17 +101,17 @@ def _short(line: str) -> str:
 
 
 def _all_of(title: str, full: str) -> str:
-    """The title comes first in a tooltip."""
+    """The tooltip, with the title first."""
     return full if full.startswith(title) else f"{title}\n{full}"
 
 
 def _quoted(text: str) -> str:
-    """For a quoted string of DOT, whose labels have HTML's entities, too."""
+    """Escape a quoted string of DOT, whose labels also have HTML's entities."""
     text = _UNWRITABLE.sub("\ufffd", text).replace("&", "&amp;")
     return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
 def _entities(text: str) -> str:
-    """For a quoted string of Mermaid, which has HTML and Markdown inside."""
+    """Escape a quoted string of Mermaid, which may have HTML and Markdown."""
     plain = _UNWRITABLE.sub("\ufffd", text)
     return _SPECIAL.sub(lambda found: f"#{ord(found[0])};", plain)

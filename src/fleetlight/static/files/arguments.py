@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments of operations as JSON, and back without loss.
 
-What JSON knows stays as it is: None, booleans, strings, integers, finite floats, lists.
-The rest becomes an object with one key that says what it is:
+JSON's own types stay: None, booleans, strings, integers, finite floats, lists.
+Every other value becomes an object with one key for its type:
 
     {"node": "addmm"}   {"dtype": "float32"}   {"float": "inf"}   {"slice": [null, 3, null]}
 """
@@ -18,11 +18,11 @@ from torch import fx
 
 from fleetlight.errors import CheckpointError
 
-#: what a JSON document is made of
+#: a value of a JSON document
 Json = Any
-#: how a file calls a node: by its name, or by its number
+#: a node in a file: its name, or its number
 Reference = Callable[[fx.Node], Json]
-#: things of torch that are found by name
+#: objects of torch that are found by name
 _NAMED: dict[str, type] = {
     "dtype": torch.dtype,
     "layout": torch.layout,
@@ -31,7 +31,7 @@ _NAMED: dict[str, type] = {
 
 
 def pack(value: object, reference: Reference) -> Json:
-    """An argument as JSON."""
+    """Encode an argument as JSON."""
     if value is None or type(value) in (bool, str):
         return value
     if isinstance(value, fx.Node):
@@ -73,7 +73,7 @@ def _whole(value: int | torch.SymInt) -> int:
 
 
 def unpack(value: Json, nodes: Mapping[str, fx.Node], device: torch.device | None = None) -> Any:
-    """The argument that `pack` was given; `device` takes the place of those in it."""
+    """Decode what `pack` encoded; `device` replaces the devices in it."""
     if isinstance(value, list):
         return [unpack(item, nodes, device) for item in value]
     if not isinstance(value, dict):
@@ -92,7 +92,7 @@ def unpack(value: Json, nodes: Mapping[str, fx.Node], device: torch.device | Non
     return _GATHERED[kind](unpack(content, nodes, device))
 
 
-#: what is made from a list of others
+#: types that are made from a list of values
 _GATHERED: dict[str, Callable[[list[Any]], Any]] = {
     "tuple": tuple,
     "slice": lambda parts: slice(*parts),
@@ -101,7 +101,7 @@ _GATHERED: dict[str, Callable[[list[Any]], Any]] = {
 
 
 def named(kind: str, name: str) -> Any:
-    """A thing of torch by its name: `named("dtype", "float32")`."""
+    """An object of torch by its name: `named("dtype", "float32")`."""
     found = getattr(torch, name, None)
     if not isinstance(found, _NAMED[kind]):
         raise ValueError(f"torch has no {kind} {name!r}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A form as plain data and back. The same program gives the same data, in every process."""
+"""A form as plain data and back. Equal programs give equal data, in every process."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from fleetlight.static.graph.state import Kind, Slot
 from fleetlight.static.writing.recorder import Part
 from fleetlight.torch_compat.fakes import hint
 
-#: why some programs have no files of their own
+#: why programs with tables or servers have no files of their own
 ON_SERVERS = (
-    "parameter servers make the steps of this program and keep the rows of its tables, if it has "
-    "any, which its files could not say; save all by fleet.save_persistables(dirname), for the "
-    "same script to load, or the model by fleet.save_inference_model(dirname, inputs)"
+    "parameter servers make the steps of this program and have the rows of its tables, so its "
+    "files would lack them; save all with fleet.save_persistables(dirname), for the "
+    "same script to load, or the model with fleet.save_inference_model(dirname, inputs)"
 )
 
 
@@ -43,7 +43,7 @@ class SlotEntry(msgspec.Struct, frozen=True):
 
 
 class LimitEntry(msgspec.Struct, frozen=True):
-    """What an open size of a feed may be."""
+    """The sizes that a dynamic dimension of a feed may have."""
 
     least: int
     most: int | None
@@ -51,7 +51,7 @@ class LimitEntry(msgspec.Struct, frozen=True):
 
 
 class FeedEntry(msgspec.Struct, frozen=True):
-    """A feed, and size and strides of one that the program was written with."""
+    """A feed, with the sizes and strides of its example."""
 
     node: str
     name: str
@@ -65,7 +65,7 @@ class FeedEntry(msgspec.Struct, frozen=True):
 
 
 class NodeEntry(msgspec.Struct, frozen=True):
-    """An operation; `value` says what it makes, for readers and to be compared."""
+    """An operation; `value` describes its result, for readers and for a check at load."""
 
     name: str
     operation: str
@@ -77,7 +77,7 @@ class NodeEntry(msgspec.Struct, frozen=True):
 
 
 class Document(msgspec.Struct, frozen=True):
-    """All of a program but the values of its state."""
+    """A program without the values of its state."""
 
     state: list[SlotEntry]
     feeds: list[FeedEntry]
@@ -113,7 +113,7 @@ def _slot(slot: Slot, node: fx.Node, tensors: dict[str, Tensor]) -> SlotEntry:
     slot.refresh()
     key, tensor = str(slot), slot.tensor.detach()
     if slot.kind == "weight":
-        # that of the last batch says nothing of the next one
+        # the weight of the last batch does not apply to the next one
         tensor = torch.ones_like(tensor)
     while key in tensors:
         key += "'"
@@ -125,7 +125,7 @@ def _slot(slot: Slot, node: fx.Node, tensors: dict[str, Tensor]) -> SlotEntry:
 
 def _feed(feed: Feed, node: fx.Node, sizes: Sizes) -> FeedEntry:
     value: Tensor = node.meta["val"]
-    # torch's own names of sizes depend on what the process did before
+    # torch's own names of sizes depend on earlier work of the process
     ties = [t and sizes.text(size) for t, size in zip(feed.ties, value.shape, strict=False)]
     return FeedEntry(
         node.name,
@@ -141,7 +141,7 @@ def _feed(feed: Feed, node: fx.Node, sizes: Sizes) -> FeedEntry:
 
 
 def _example(size: Any) -> int:
-    """A size as it was when the program was written."""
+    """The example value of a size."""
     return hint(size)
 
 
@@ -165,13 +165,13 @@ def _node(node: fx.Node, sizes: Sizes) -> NodeEntry:
 def form_of(
     document: Document, tensors: Mapping[str, Tensor], device: torch.device | None = None
 ) -> Form:
-    """The form that was described; on a device, or on those where it was."""
+    """The form of a document, on `device` or on the saved devices."""
     nodes: dict[str, fx.Node] = {}
     graph = fx.Graph()
     for name in [*(slot.node for slot in document.state), *(feed.node for feed in document.feeds)]:
         _add(nodes, name, _input(graph, name))
     for number, entry in enumerate(document.operations):
-        with _told(number, entry.name):
+        with _naming_operation(number, entry.name):
             _add(nodes, entry.name, _made(graph, entry, nodes, device))
     state = tuple(_slot_of(entry, tensors, device) for entry in document.state)
     feeds = tuple(_feed_of(entry) for entry in document.feeds)
@@ -185,13 +185,13 @@ def form_of(
 
 def _add(nodes: dict[str, fx.Node], name: str, node: fx.Node) -> None:
     if name in nodes:
-        raise CorruptCheckpointError(f"two values are called {name!r}")
+        raise CorruptCheckpointError(f"two values have the name {name!r}")
     nodes[name] = node
 
 
 def _input(graph: fx.Graph, name: str) -> fx.Node:
     node = graph.create_node("placeholder", "", name=name)
-    # it becomes code: a name that torch has cleaned
+    # the name becomes code, so take the one that torch has made valid
     node.target = node.name
     return node
 
@@ -201,9 +201,9 @@ def _made(
 ) -> fx.Node:
     target = operation(entry.operation)
     for name in entry.kwargs:
-        # it becomes code
+        # the name becomes code
         if not name.isidentifier():
-            raise CorruptCheckpointError(f"{name!r} is no name of an argument")
+            raise CorruptCheckpointError(f"{name!r} is not a valid name of an argument")
     args = tuple(unpack(value, nodes, device) for value in entry.args)
     kwargs = {name: unpack(value, nodes, device) for name, value in entry.kwargs.items()}
     node = graph.create_node("call_function", target, args, kwargs, entry.name)
@@ -212,8 +212,8 @@ def _made(
 
 
 @contextlib.contextmanager
-def _told(number: int, name: str) -> Iterator[None]:
-    """Say in errors which operation it was."""
+def _naming_operation(number: int, name: str) -> Iterator[None]:
+    """Name the operation in errors."""
     try:
         yield
     except CheckpointError as error:
@@ -238,7 +238,7 @@ def _slot_of(entry: SlotEntry, tensors: Mapping[str, Tensor], device: torch.devi
 
 
 def _writable(saved: Tensor, strides: Sequence[int]) -> Sequence[int]:
-    """The strides it had, unless places of it shared memory."""
+    """The saved strides, unless elements share memory."""
     return saved.stride() if 0 in strides else strides
 
 
@@ -256,17 +256,17 @@ def _example_of(entry: FeedEntry, device: torch.device | None) -> Tensor:
 
 def _node_of(nodes: Mapping[str, fx.Node], name: str, node: str) -> str:
     if node not in nodes:
-        raise CorruptCheckpointError(f"fetch {name!r} is a value {node!r}, which there is not")
+        raise CorruptCheckpointError(f"fetch {name!r} names the value {node!r}, which is missing")
     return nodes[node].name
 
 
 def _compare(document: Document, form: Form, nodes: Mapping[str, fx.Node]) -> None:
-    """What the operations make with this torch must be what they made when it was saved."""
+    """Refuse a program whose operations have other results with this torch."""
     sizes = Sizes(form)
     for number, entry in enumerate(document.operations):
         value = nodes[entry.name].meta.get("val")
         if entry.value and isinstance(value, Tensor) and sizes.value(value) != entry.value:
             raise CheckpointError(
-                f"operation {number} ({entry.name}) makes {sizes.value(value)} with torch "
-                f"{torch.__version__}, and made {entry.value} where the program was saved"
+                f"operation {number} ({entry.name}) returns {sizes.value(value)} with torch "
+                f"{torch.__version__}, but returned {entry.value} when the program was saved"
             )

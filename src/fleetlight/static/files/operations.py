@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations by name: those that a program in a file may have, and no others.
+"""The operations that a program in a file may have, by name.
 
-A file that says what to call could otherwise call anything.
+Without this list a file could call any function.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from fleetlight.static.ops.norms import SYNCED_NORM, SYNCED_NORM_BACKWARD
 from fleetlight.static.ops.reductions import REDUCE, REDUCED
 from fleetlight.torch_compat.operators import SIZE_FUNCTIONS, OpOverload
 
-#: of torch
+#: torch's
 NAMESPACES = ("aten", "prims")
-#: of ours; those of tables are not in files
+#: Fleetlight's own; files have no operations of tables
 _OURS = (
     *(GRADIENT, LOOKS_AT_TRAINING, UNLESS_TESTING, LAID_OUT, REDUCE, REDUCED),
     *(SYNCED_NORM, SYNCED_NORM_BACKWARD),
 )
-#: of torch's own: they open files
+#: operations of torch that open files
 _REFUSED = frozenset({"aten.from_file.default", "aten.from_file.out"})
 _OPERATORS = (
     *("getitem", "add", "sub", "mul", "floordiv", "truediv", "mod", "pow", "neg", "pos", "abs"),
     *("eq", "ne", "lt", "le", "gt", "ge", "and_", "or_", "xor", "lshift", "rshift"),
 )
 _MATHS = ("ceil", "floor", "trunc")
-#: what sizes are computed with, and ours
+#: functions on sizes, and Fleetlight's own operations
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{f"operator.{name}": getattr(operator, name) for name in _OPERATORS},
     **{f"math.{name}": getattr(math, name) for name in _MATHS},
@@ -57,7 +57,7 @@ def name_of(target: Any) -> str:
 
 
 def operation(name: str) -> Callable[..., Any]:
-    """What a name stands for."""
+    """The operation of a name."""
     if name in _FUNCTIONS:
         return _FUNCTIONS[name]
     namespace, *rest = name.split(".")
@@ -75,6 +75,6 @@ def operation(name: str) -> Callable[..., Any]:
 
 def _refusal(name: str) -> str:
     return (
-        f"{name!r} is no operation that a program in a file may have; expected one of torch "
+        f"a program in a file may not have the operation {name!r}; expected one of torch "
         f"({', '.join(NAMESPACES)}), or {', '.join(_FUNCTIONS)}"
     )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saving a program and loading it, where the classes of its model need not be known.
+"""Saving a program, and loading it without the classes of its model.
 
-DIR/manifest.json                        who wrote it, and checksums of the files
+DIR/manifest.json                        versions, and checksums of the files
 DIR/generation-000001/program.json       the graph
 DIR/generation-000001/state.safetensors  parameters, buffers, state of the optimizer, rates
 """
@@ -39,7 +39,7 @@ class ProgramManifest(BaseManifest, frozen=True, kw_only=True):
 def save(dirname: Directory, form: Form) -> None:
     """Write a program with its state; it is on disk when this returns.
 
-    Until then, and after any failure, `dirname` holds the program that was there before.
+    Until then, and after any failure, `dirname` has the previous program.
     """
     document, tensors = describe(form)
     _refuse_shared(tensors)
@@ -52,9 +52,9 @@ def save(dirname: Directory, form: Form) -> None:
 
 
 def load(dirname: Directory, device: str | torch.device | None = None) -> Form:
-    """What `save` wrote, with tensors of its own, on a device or on those where they were.
+    """Load what `save` wrote, with its own tensors, on `device` or on the saved devices.
 
-    Its operations are among those that `operations.py` lists; a file that names others is refused.
+    A file with an operation that `operations.py` does not list is refused.
     """
     manifest = read_manifest(dirname, ProgramManifest, FORMAT)
     path = verified(dirname, manifest, PROGRAM_FILE)
@@ -72,7 +72,7 @@ def load(dirname: Directory, device: str | torch.device | None = None) -> Form:
 
 
 def _text(document: Document) -> bytes:
-    """JSON with a line for each entry, so that people can read it and compare two."""
+    """JSON with a line for each entry, so that `diff` can compare two programs."""
     fields = []
     for name, value in msgspec.structs.asdict(document).items():
         encoded = msgspec.json.encode(value)
@@ -83,7 +83,7 @@ def _text(document: Document) -> bytes:
 
 
 def _refuse_shared(tensors: Mapping[str, Tensor]) -> None:
-    """In a file each tensor is by itself; a change of one would no longer change the other."""
+    """Refuse tensors that share memory: after loading they would be independent."""
     ends: list[tuple[str, int, str, int]] = []
     for name, tensor in tensors.items():
         if tensor.numel():
@@ -95,6 +95,6 @@ def _refuse_shared(tensors: Mapping[str, Tensor]) -> None:
     for (place, _, name, end), (other_place, begin, other, _) in itertools.pairwise(ends):
         if place == other_place and begin < end:
             raise CheckpointError(
-                f"{name!r} and {other!r} of the program share memory, which a file cannot say; "
+                f"{name!r} and {other!r} of the program share memory, which a file cannot store; "
                 "use one tensor in both places, or give each its own"
             )

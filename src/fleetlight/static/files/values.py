@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the operations of a graph make, found out without computing it: shapes, types, strides."""
+"""Shapes, types and strides of a graph's values, inferred with fake tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fleetlight.torch_compat.fakes import FakeTensorMode, ShapeEnv, check, fakes
 def fill_in(
     graph: fx.Graph, state: Sequence[Tensor], feeds: Sequence[Feed], examples: Sequence[Tensor]
 ) -> None:
-    """Write it into the nodes, where passes look for it."""
+    """Write the fake tensors into the nodes, where passes read them."""
     fakes = fakes_of(ShapeEnv(specialize_zero_one=False, duck_shape=False))
     inputs: list[Tensor] = [
         fakes.from_tensor(tensor.detach(), static_shapes=True) for tensor in state
@@ -33,13 +33,13 @@ def fill_in(
 
 
 def _open(fakes: FakeTensorMode, feed: Feed, example: Tensor) -> Tensor:
-    """A feed whose open sizes have no number."""
+    """A fake feed with symbolic sizes."""
     fake: Tensor = open_fake(fakes, example, [size is None for size in feed.shape])
     return fake
 
 
 def _tie(feeds: Sequence[Feed], values: Sequence[Tensor]) -> None:
-    """Sizes that must be equal are one size."""
+    """Make sizes that must be equal one symbol."""
     seen: dict[str, Any] = {}
     for feed, value in zip(feeds, values, strict=True):
         for tie, size in zip(feed.ties, value.shape, strict=False):

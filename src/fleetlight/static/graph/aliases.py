@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who looks at whose memory in a graph: what must be known before an operation may be moved."""
+"""Which nodes of a graph share memory: the basis for moving an operation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fleetlight.static.ops.marks import LAID_OUT
 from fleetlight.torch_compat.operators import UNSAFE_VIEW, OpOverload, schema
 
 _aten = torch.ops.aten
-#: look at their first argument, though their schemas do not say so
+#: views of their first argument, though their schemas do not say so
 _SILENT_VIEWS = (
     UNSAFE_VIEW,
     _aten.unsafe_split.Tensor,
@@ -29,39 +29,39 @@ _STATISTICS = ((3, "running_mean", True), (4, "running_var", True))
 
 
 def looked_at(node: fx.Node) -> fx.Node | None:
-    """The input in whose memory the value of a node is, if it has no memory of its own."""
+    """The input whose memory a node's value shares, or None."""
     if node.target is operator.getitem:
         source = node.args[0]
         return looked_at(source) if isinstance(source, fx.Node) else None
     if node.target in _SILENT_VIEWS:
         return node.all_input_nodes[0]
-    if not _answers_its_input(node.target):
+    if not _returns_its_input(node.target):
         return None
     shared = (value for value, _ in _shared(node) if isinstance(value, fx.Node))
     return next(shared, None)
 
 
 def base_of(node: fx.Node) -> fx.Node:
-    """The node that has made the memory."""
+    """The node that allocated the memory of a value."""
     while (source := looked_at(node)) is not None:
         node = source
     return node
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether a node computes nothing and changes nothing."""
+    """Whether a node is a pure view."""
     return looked_at(node) is not None and node.target is not LAID_OUT and not any(changed_by(node))
 
 
 def changed_by(node: fx.Node) -> Iterator[fx.Node]:
-    """The inputs that a node changes."""
+    """The inputs that a node changes in place."""
     for value, is_changed in _shared(node):
         values = value if isinstance(value, (list, tuple)) else (value,)
         yield from (v for v in values if is_changed and isinstance(v, fx.Node))
 
 
 def written_to(func: Any, args: Sequence[Any]) -> Iterator[Tensor]:
-    """The tensors that an operation changes, called with these arguments."""
+    """The tensors that a call with these arguments changes in place."""
     for place, _, is_changed in _places(func):
         value = args[place] if is_changed and place < len(args) else None
         yield from (
@@ -72,7 +72,7 @@ def written_to(func: Any, args: Sequence[Any]) -> Iterator[Tensor]:
 
 
 class Memory:
-    """What of a graph must stay before, and what behind a node."""
+    """The nodes that must stay before, and those that must stay after a node."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self._users: dict[fx.Node, list[fx.Node]] = defaultdict(list)
@@ -84,14 +84,14 @@ class Memory:
                 self._changers[base].append(node)
 
     def before(self, node: fx.Node) -> set[fx.Node]:
-        """Its inputs, and who is before it now and shares memory that one of both changes."""
-        return {*node.all_input_nodes, *(n for n in self._rivals(node) if n < node)}
+        """Its inputs, and earlier nodes with memory that either of them changes."""
+        return {*node.all_input_nodes, *(n for n in self._conflicts(node) if n < node)}
 
-    def behind(self, node: fx.Node) -> set[fx.Node]:
-        """Its users, and who is behind it now and shares memory that one of both changes."""
-        return {*node.users, *(n for n in self._rivals(node) if node < n)}
+    def after(self, node: fx.Node) -> set[fx.Node]:
+        """Its users, and later nodes with memory that either of them changes."""
+        return {*node.users, *(n for n in self._conflicts(node) if node < n)}
 
-    def _rivals(self, node: fx.Node) -> Iterator[fx.Node]:
+    def _conflicts(self, node: fx.Node) -> Iterator[fx.Node]:
         for source in node.all_input_nodes:
             yield from self._changers[base_of(source)]
         for changed in changed_by(node):
@@ -99,7 +99,7 @@ class Memory:
 
 
 def _shared(node: fx.Node) -> Iterator[tuple[Any, bool]]:
-    """What the operation may answer or change of its arguments, and whether it changes it."""
+    """The arguments that an operation may return or change, and whether it changes them."""
     for place, name, is_changed in _places(node.target):
         if place < len(node.args):
             yield node.args[place], is_changed
@@ -121,7 +121,7 @@ def _places(target: Any) -> tuple[tuple[int, str, bool], ...]:
 
 
 @functools.cache
-def _answers_its_input(target: Any) -> bool:
+def _returns_its_input(target: Any) -> bool:
     if not isinstance(target, OpOverload):
         return False
     returns = schema(target).returns

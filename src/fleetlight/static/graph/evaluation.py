@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From training to evaluation: no dropout, norms by their running statistics, no backward."""
+"""From training to evaluation: no dropout, norms with running statistics, no backward."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fleetlight.torch_compat.tracing import was_erased
 
 
 def evaluation(form: Form) -> Form:
-    """The forward as it is computed when nobody trains."""
+    """The forward as an evaluation computes it."""
     graph, _ = form.copied()
     for node in reversed(graph.nodes):
         if not in_forward(node) and node.op != "placeholder":
@@ -27,12 +27,12 @@ def evaluation(form: Form) -> Form:
     fetched = set(form.fetches.values())
     for node in reversed(graph.nodes):
         if node.target is operator.getitem and not node.users and has_effect(node.args[0]):
-            # what a norm keeps for its backward
+            # values that a norm saves for its backward
             graph.erase_node(node)
     _refuse_training_flag(graph)
     _take_tested(graph)
     _drop_changes(graph, form)
-    missing = _drop_chance(graph, fetched)
+    missing = _drop_random(graph, fetched)
     names = {node.name for node in graph.nodes}
     kept = {name: node for name, node in form.fetches.items() if node in names}
     return dataclasses.replace(
@@ -46,12 +46,12 @@ def evaluation(form: Form) -> Form:
 
 
 def _take_tested(graph: fx.Graph) -> None:
-    """Of what is computed in two ways, take the other, and drop what only training computes."""
+    """Replace each training branch by its evaluation twin, and drop the training branch."""
     dead: list[fx.Node] = []
     for node in graph.nodes:
         if node.target is UNLESS_TESTING:
             trained, tested = node.args
-            # it keeps its name, by which it is fetched
+            # it keeps its name, since fetches use it
             node.target, node.args = torch.ops.aten.alias.default, (tested,)
             dead.append(trained)
     while dead:
@@ -63,7 +63,7 @@ def _take_tested(graph: fx.Graph) -> None:
 
 
 def _drop_changes(graph: fx.Graph, form: Form) -> None:
-    """An evaluation leaves the state as it is."""
+    """Drop changes of the state."""
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     state = dict(zip(inputs, form.state, strict=False))
     for node in reversed(graph.nodes):
@@ -72,39 +72,39 @@ def _drop_changes(graph: fx.Graph, form: Form) -> None:
             continue
         if node.users:
             raise PlanError(
-                f"clone(for_test=True): {node.name} changes {changed[0]} and goes on with what it "
-                "is then, but an evaluation changes nothing; change a clone of it"
+                f"clone(for_test=True): {node.name} changes {changed[0]} and uses the changed "
+                "value, but an evaluation changes nothing; change a clone of it"
             )
         graph.erase_node(node)
 
 
-def _drop_chance(graph: fx.Graph, fetched: set[str]) -> dict[str, str]:
-    """Random numbers that are left belong to training, unless something named depends on them.
+def _drop_random(graph: fx.Graph, fetched: set[str]) -> dict[str, str]:
+    """Drop remaining random operations, unless a fetched value depends on them.
 
-    Answers what is computed no longer, and why.
+    Returns the names of dropped values, with the reason.
     """
-    by_chance: dict[fx.Node, fx.Node] = {}
+    random: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         inputs = {*node.all_input_nodes, *map(base_of, node.all_input_nodes)}
-        before = (by_chance[i] for i in inputs if i in by_chance)
+        before = (random[i] for i in inputs if i in random)
         first = node if node_draws(node) else next(before, None)
         if first is not None:
             for touched in {node, *map(base_of, changed_by(node))}:
-                by_chance[touched] = first
+                random[touched] = first
     missing = {
         node.name: (
             f"clone(for_test=True): {first.name} draws random numbers, and nothing says what "
-            f"an evaluation computes in its place for {node.name}; use torch's own dropout "
+            f"an evaluation computes instead for {node.name}; use torch's own dropout "
             "functions, or capture model.eval() with optimizer=None"
         )
-        for node, first in by_chance.items()
+        for node, first in random.items()
         if node.op == "call_function"
     }
-    for node in by_chance:
+    for node in random:
         if node.name in fetched and node.name in missing:
             raise PlanError(missing[node.name])
     for node in reversed(graph.nodes):
-        if node in by_chance and node.op == "call_function" and not node.users:
+        if node in random and node.op == "call_function" and not node.users:
             graph.erase_node(node)
     return missing
 
@@ -113,7 +113,7 @@ def _refuse_training_flag(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.target is LOOKS_AT_TRAINING:
             raise PlanError(
-                f"clone(for_test=True): {node.args[0]} looks at self.training by itself, and "
-                "nothing says what it does in an evaluation; give self.training to torch's "
+                f"clone(for_test=True): {node.args[0]} reads self.training itself, and "
+                "nothing says what it does in an evaluation; pass self.training to torch's "
                 "dropout or norm functions only, or capture model.eval() with optimizer=None"
             )

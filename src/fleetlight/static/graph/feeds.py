@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feeds: what a program is given by name at each run, and what it refuses."""
+"""Feeds: the named inputs of each run, and their checks."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from torch import Tensor
 from fleetlight.errors import ConfigError, did_you_mean
 from fleetlight.static.graph.variable import is_variable
 
-#: types that most feeds have
+#: the usual types of feeds
 _USUAL = ("float32", "float64", "bfloat16", "int64", "int32", "bool")
-#: sizes of a tensor; None is any size
+#: sizes of a tensor; None is a dynamic size
 Shape = tuple[int | None, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Limit:
-    """What an open size may be, where something has looked at it."""
+    """The values of a dynamic size for which a program is valid."""
 
     least: int = 0
     most: int | None = None
     never: frozenset[int] = frozenset()
 
     def within(self, other: Limit) -> Limit:
-        """What both allow."""
+        """The intersection of two limits."""
         most = [limit.most for limit in (self, other) if limit.most is not None]
         least = max(self.least, other.least)
         never = {size for size in self.never | other.never if size >= least}
@@ -49,20 +49,20 @@ class Limit:
         return " and ".join(said) or "any"
 
 
-#: a size that may be any
+#: a limit that allows every size
 FREE = Limit()
 
 
 @dataclasses.dataclass(frozen=True)
 class Feed:
-    """A tensor that comes from outside."""
+    """An input of a program."""
 
     name: str
     shape: Shape
     dtype: torch.dtype
     #: sizes of the same name must be equal, in all feeds of a program
     ties: tuple[str | None, ...] = ()
-    #: for each size what it may be
+    #: the limit of each size
     limits: tuple[Limit, ...] = ()
 
     def __str__(self) -> str:
@@ -70,14 +70,14 @@ class Feed:
         return f"{self.name}: {str(self.dtype).removeprefix('torch.')}[{sizes}]"
 
     def accepted(self, value: Any, device: torch.device | None = None) -> Tensor:
-        """The value as a tensor; an error when this program was not made for it."""
+        """The value as a tensor; an error if the program is not valid for it."""
         tensor = value if type(value) is Tensor else _as_tensor(self, value)
         if tensor.requires_grad:
             tensor = tensor.detach()
         if tensor.dtype != self.dtype:
             raise ConfigError(
                 f"feed {self.name!r}: got {tensor.dtype}, expected {self.dtype}; convert it, since "
-                "a program computes with the types it was captured with"
+                "a program keeps the types of its capture"
             )
         if not self._fits(tensor.shape):
             tensor = self._with_or_without_last(tensor)
@@ -90,12 +90,11 @@ class Feed:
             if not limit.allows(tensor.shape[dim]):
                 raise ConfigError(
                     f"feed {self.name!r}: got {tensor.shape[dim]} in dimension {dim}, expected "
-                    f"{limit}: the program looked at this size when it was written, and goes on as "
-                    "it did then"
+                    f"{limit}: the program branched on this size when it was written"
                 )
         if device is not None and tensor.device != device:
             tensor = tensor.to(device, non_blocking=True)
-        # the program looks at its inputs as they lie in memory
+        # the program was captured with contiguous inputs
         return tensor.contiguous()
 
     def _fits(self, shape: torch.Size) -> bool:
@@ -104,7 +103,7 @@ class Feed:
         return all(shape[dim] == size for dim, size in self._fixed)
 
     def _with_or_without_last(self, tensor: Tensor) -> Tensor:
-        """Labels are written as `[N]` and as `[N, 1]`: a last dimension of 1 comes or goes."""
+        """Add or remove a last dimension of 1: labels may be `[N]` or `[N, 1]`."""
         if self.shape[-1:] == (1,) and tensor.dim() == len(self.shape) - 1:
             return tensor.unsqueeze(-1)
         if tensor.shape[-1:] == (1,) and tensor.dim() == len(self.shape) + 1:
@@ -121,11 +120,11 @@ class Feed:
 
     @functools.cached_property
     def tied(self) -> list[tuple[int, str]]:
-        """The dimensions whose size is that of others, and the name of the size."""
+        """The dimensions that must equal others, with the name of their size."""
         return [(dim, tie) for dim, tie in enumerate(self.ties) if tie is not None]
 
     def stand_in(self, sizes: Mapping[str, int], device: torch.device | None) -> Tensor:
-        """In place of a value that nothing looks at; `sizes` has those that are known."""
+        """A placeholder for a feed that the run does not need; `sizes` has the known sizes."""
         shape = [
             size if size is not None else sizes.get(tie or "", 1)
             for size, tie in zip(self.shape, self.ties or [None] * len(self.shape), strict=True)
@@ -139,9 +138,9 @@ def accept(
     needed: Collection[str] | None = None,
     device: torch.device | None = None,
 ) -> list[Tensor]:
-    """All that was given, in the order of the program; nothing may be missing or left over.
+    """The given feeds in the order of the program; an error for missing or unknown ones.
 
-    Where only some feeds are needed the others may be missing.
+    Only `needed` feeds must be given, if that is not None.
     """
     if not isinstance(given, Mapping):
         raise ConfigError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What two programs must have in common to be run together, and where they first differ.
+"""Comparison of the programs of two workers, and their first difference.
 
 Names of nodes, values, batch sizes and the numbers of devices may differ between workers.
 """
@@ -17,12 +17,12 @@ from torch import fx
 from fleetlight.static.graph.form import Form, Sizes
 from fleetlight.torch_compat.operators import OpOverload
 
-#: what it is, and what it says
+#: the name of a part of a program, and its description
 Entry = tuple[str, str]
 
 
 def fingerprint(form: Form) -> str:
-    """The same text for the same computation, in every process."""
+    """A digest that is equal for equal computations, in every process."""
     return digest(entries(form))
 
 
@@ -71,13 +71,13 @@ def _text(value: Any, numbers: dict[fx.Node, int]) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_text(item, numbers) for item in value)}]"
     if isinstance(value, torch.device):
-        # each worker has its own
+        # each worker has its own device number
         return value.type
     return repr(value)
 
 
 def first_difference(zero: Sequence[Entry], other: Sequence[Entry], index: int) -> str | None:
-    """How the program of a worker differs from that of worker 0; None when it does not."""
+    """The first difference between the programs of worker 0 and another worker, or None."""
     for mine, theirs in zip(zero, other, strict=False):
         if mine != theirs:
             return _difference(mine, theirs, index)
@@ -99,7 +99,7 @@ def _difference(mine: Entry, theirs: Entry, index: int) -> str:
 
 
 def _short(text: str) -> str:
-    """Of `aten.mm.default(%3, %7) in forward: float32[2]` only `mm`; of an input, all."""
+    """`mm` for `aten.mm.default(%3, %7) in forward: float32[2]`; an input stays whole."""
     called, bracket, _ = text.partition("(")
     if not bracket or " " in called:
         return text

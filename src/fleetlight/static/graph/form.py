@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Form`: a program as passes see it. A pass takes one and answers another."""
+"""`Form`: a program as passes see it. A pass takes a form and returns another."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from fleetlight.static.ops.marks import without_marks
 from fleetlight.torch_compat.operators import OpOverload, schema
 
 Code = Callable[..., list[Tensor]]
-#: nodes of another graph by those that they were copied from
+#: copies of nodes, by the original node
 Copied = dict[fx.Node, fx.Node]
-#: where a batch norm is told whether it trains
+#: the argument of batch norm that says whether it trains
 _TRAINS = 5
 
 
@@ -31,57 +31,57 @@ _TRAINS = 5
 class Form:
     """The graph's inputs are the state, then the feeds, both in this order.
 
-    What a node belongs to is in its `meta["part"]`: forward, backward or update; or reduction,
-    where gradients of several backwards are put together with those of others before the update.
+    `meta["part"]` of a node is forward, backward, update, or reduction: the all-reduce of merged
+    gradients before the update.
     """
 
     graph: fx.Graph
     state: tuple[Slot, ...]
     feeds: tuple[Feed, ...]
-    #: names of values that were named, and the names of their nodes
+    #: the nodes of named values
     fetches: Mapping[str, str]
-    #: what each pass has done
+    #: one line of each pass about its changes
     reports: tuple[str, ...] = ()
-    #: which parts are run when
+    #: which parts run in which step
     schedule: Schedule = dataclasses.field(default_factory=Schedule)
-    #: calls of layers whose rows are in tables, by the numbers that their nodes have
+    #: calls of layers with tables; the index is the number in their nodes
     lookups: tuple[Lookup, ...] = ()
-    #: what is pulled before a run and pushed after it, once that is known
+    #: pulls before a run and pushes after it, set by `split_ps`
     split: Split | None = None
-    #: names of values that it cannot compute, and why
+    #: names of values that it cannot compute, with the reason
     missing: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def copied(self) -> tuple[fx.Graph, Copied]:
-        """A graph of one's own, with nodes of the same names; and which is which."""
+        """A copy of the graph with the same node names, and the map of nodes."""
         copy = fx.Graph()
         nodes: Copied = {}
         copy.graph_copy(self.graph, nodes)
         return copy, nodes
 
     def rewritten(self, graph: fx.Graph, report: str, **changes: Any) -> Form:
-        """The form with another graph, and a line about what has been done."""
+        """The form with another graph, and a report of one line."""
         return dataclasses.replace(self, graph=graph, reports=(*self.reports, report), **changes)
 
     @functools.cached_property
     def late(self) -> frozenset[str]:
-        """Names of nodes that are computed when a step is made, which is not in each run."""
+        """Names of nodes that run only when a step is made."""
         nodes = self.graph.nodes
         return frozenset(n.name for n in nodes if n.meta.get("part") in ("reduction", "update"))
 
     @functools.cached_property
     def trains(self) -> bool:
-        """Whether it has more than a forward."""
+        """Whether it has nodes outside the forward."""
         return not all(map(in_forward, self.graph.nodes))
 
     @functools.cached_property
     def checks(self) -> tuple[Callable[[], None], ...]:
-        """What is asked before it trains; an evaluation trains nothing."""
+        """Checks before each training run; none for an evaluation."""
         if not any(node.meta.get("part") == "backward" for node in self.graph.nodes):
             return ()
         return tuple(slot.check for slot in self.state if slot.check is not None)
 
     def node(self, name: str) -> fx.Node:
-        """The node of a name, as a user gives it."""
+        """The node of a fetch, a feed or a node name."""
         wanted = self.fetches.get(name) or self._inputs.get(name, name)
         node: fx.Node
         for node in self.graph.nodes:
@@ -89,27 +89,27 @@ class Form:
                 return node
         if wanted in self.missing:
             raise PlanError(self.missing[wanted])
-        told = [*self.fetches, *self._inputs]
-        known = [*told, *(n.name for n in self.graph.nodes if n.op == "call_function")]
+        shown = [*self.fetches, *self._inputs]
+        known = [*shown, *(n.name for n in self.graph.nodes if n.op == "call_function")]
         raise ConfigError(
-            f"fetch {name!r} is not one of this program: {did_you_mean(name, known, told)}"
+            f"fetch {name!r} is not one of this program: {did_you_mean(name, known, shown)}"
         )
 
     @functools.cached_property
     def _inputs(self) -> Mapping[str, str]:
-        """Names of feeds, and of their nodes, where Python knows others."""
+        """The node name of each feed; it differs for Python keywords."""
         inputs = [node.name for node in self.graph.nodes if node.op == "placeholder"]
         names = [feed.name for feed in self.feeds]
         return dict(zip(names, inputs[len(self.state) :], strict=True))
 
 
 def in_forward(node: fx.Node) -> bool:
-    """Whether a node belongs to the forward, as do those of which nothing is said."""
+    """Whether a node belongs to the forward, the default."""
     return bool(node.meta.get("part", "forward") == "forward")
 
 
 class RunnableProgram(Protocol):
-    """What the code and the steps of a program are made from; `static.Program` is one."""
+    """The interface of `static.Program` for code and runners."""
 
     @property
     def form(self) -> Form:
@@ -125,23 +125,18 @@ class RunnableProgram(Protocol):
 
 
 class Pass(Protocol):
-    """A pure function from a form to another one, which says in `reports` what it has done."""
+    """A pure function from a form to another one, which adds a line to `reports`."""
 
     @property
     def name(self) -> str:
-        """What it is called in `explain()`."""
+        """Its name in `explain()`."""
 
     def __call__(self, form: Form) -> Form:
         """The form, rewritten."""
 
 
-def code_of(form: Form, wanted: Sequence[str], parts: Iterable[str]) -> fx.GraphModule:
-    """A module that makes just these values and all changes of the state by these parts."""
-    return fx.GraphModule(torch.nn.Module(), graph_of(form, wanted, parts))
-
-
 def changed_feeds(form: Form) -> frozenset[str]:
-    """The feeds that the program changes where they are, as an in-place function of torch does."""
+    """The feeds that the program changes in place."""
     inputs = [node for node in form.graph.nodes if node.op == "placeholder"]
     calls = [node for node in form.graph.nodes if node.op == "call_function"]
     changed = {base_of(one) for node in calls for one in changed_by(node)}
@@ -150,7 +145,7 @@ def changed_feeds(form: Form) -> frozenset[str]:
 
 
 def needed_feeds(form: Form, wanted: Iterable[str]) -> tuple[str, ...]:
-    """The feeds on which these values, or any change of the state, depend."""
+    """The feeds on which these values or any change of the state depend."""
     waiting = [form.node(name) for name in wanted]
     waiting += [n for n in form.graph.nodes if n.op == "call_function" and has_effect(n)]
     seen: set[fx.Node] = set()
@@ -166,7 +161,7 @@ def needed_feeds(form: Form, wanted: Iterable[str]) -> tuple[str, ...]:
 
 
 def graph_of(form: Form, wanted: Sequence[str], parts: Iterable[str]) -> fx.Graph:
-    """The same as a graph: marks and unused nodes removed."""
+    """A graph of these values and all changes of the state by these parts, without marks."""
     copy, nodes = form.copied()
     kept = frozenset(parts)
     copy.output([_own(copy, nodes[form.node(name)]) for name in wanted])
@@ -176,16 +171,16 @@ def graph_of(form: Form, wanted: Sequence[str], parts: Iterable[str]) -> fx.Grap
 
 
 def _own(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    """The value of a node, not in the memory of the state or of a feed: these change later."""
+    """The value of a node; a clone if it shares memory with state or a feed, which change."""
     if base_of(node).op != "placeholder":
         return node
     return graph.call_function(torch.ops.aten.clone.default, (node,))
 
 
 def drop_unused(graph: fx.Graph, harmless: Callable[[fx.Node], bool] = lambda node: False) -> int:
-    """Remove nodes that nothing needs and that change nothing; how many.
+    """Remove unused nodes without effects; return their number.
 
-    What a `harmless` one changes is not wanted.
+    Effects of `harmless` nodes do not count.
     """
     dropped = 0
     for node in reversed(graph.nodes):
@@ -198,24 +193,24 @@ def drop_unused(graph: fx.Graph, harmless: Callable[[fx.Node], bool] = lambda no
 
 
 def has_effect(node: fx.Node) -> bool:
-    """Whether a node does something beside computing its value."""
+    """Whether a node has an effect besides its value."""
     target: Any = node.target
     if node.op != "call_function" or not isinstance(target, OpOverload):
         return node.op not in ("get_attr", "call_function")
     if target.namespace in ("_c10d_functional", "c10d"):
         return True
     if target.overloadpacket is torch.ops.aten.native_batch_norm:
-        # it changes its statistics when it trains, though its schema does not say so
+        # in training it changes its statistics, though its schema does not say so
         return bool(node.args[_TRAINS])
     return bool(schema(target).is_mutable)
 
 
 class Sizes:
-    """The sizes of one program.
+    """Readable names of the sizes of one program.
 
-    `batch` is the first dimension of the first feed where that is open; `x_1` is what dimension 1
-    of feed `x` has. Others are computed from these, `5*batch`. torch's own names, `s26`, depend on
-    what the process did before.
+    `batch` is the first dimension of the first feed if that is dynamic; `x_1` is dimension 1
+    of feed `x`. Other sizes are expressions of these: `5*batch`. torch's own names, such as `s26`,
+    depend on earlier work of the process.
     """
 
     def __init__(self, form: Form) -> None:
@@ -248,7 +243,7 @@ class Sizes:
         return self._texts[expression]
 
     def value(self, value: Any) -> str:
-        """What a node makes: `float32[batch, 10]`, a size, or several of these in brackets."""
+        """A node's value: `float32[batch, 10]`, a size, or several of these in brackets."""
         if isinstance(value, Tensor):
             return f"{plain(value.dtype)}[{', '.join(map(self.text, value.shape))}]"
         if isinstance(value, (list, tuple)):

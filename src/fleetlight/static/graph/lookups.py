@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program knows of tables: its lookups, and, once it is split, what is pulled and pushed."""
+"""Tables in a program: lookups and, after `split_ps`, pulls and pushes."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from fleetlight.kernels.ids.bags import Mode
 from fleetlight.static.graph.feeds import Feed
 from fleetlight.static.graph.state import Slot
 
-#: a lookup that answers a row for each id, and not one for each bag
+#: the mode of a lookup that returns a row for each id, not for each bag
 ROWS: Literal["rows"] = "rows"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Lookup:
-    """A call of a layer whose rows are in a table. Its number is its place in `Form.lookups`."""
+    """A call of a layer with a table. Its number is its index in `Form.lookups`."""
 
     layer: nn.Module
-    #: how rows become a result
+    #: how rows are combined
     mode: Mode | Literal["rows"]
-    #: whether its rows learn
+    #: whether the call trains its rows
     trains: bool
-    #: whether ids that pad are left out of what is read, and not just out of what learns
+    #: whether padding ids are dropped from pulls, and not only from gradients
     drops_padding: bool
-    #: as the model calls it; layers with a common name share one
+    #: its name in the model; layers with a common name share one table
     table: str = ""
 
     @property
     def padding(self) -> int | None:
-        """The id that stands for none."""
+        """The padding id."""
         padding: int | None = self.layer.padding_idx  # type: ignore[assignment]
         return padding
 
@@ -48,16 +48,16 @@ class Lookup:
 
 @dataclasses.dataclass(frozen=True)
 class LookupInputs:
-    """What a lookup is given by the program of the ids: places among its answers."""
+    """The inputs of a lookup, as indices of the outputs of the ids program."""
 
-    #: in `Form.lookups`
+    #: index in `Form.lookups`
     number: int
     ids: int
     offsets: int | None = None
     show: int | None = None
     click: int | None = None
     #: whether each id of a bag has a weight
-    weighed: bool = False
+    weighted: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,20 +66,20 @@ class LookupPull:
 
     table: str
     wanted: tuple[LookupInputs, ...]
-    #: the inputs of the graph: the rows, then of each lookup the places of its ids among them and,
-    #: of bags, where they begin
+    #: inputs of the graph: the rows, then for each lookup the row index of each id and, for bags,
+    #: their bounds
     slots: tuple[Slot, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """A program in three: the ids of a run, the graph that computes with their rows, the push."""
+    """The ids program of a split program, its pulls and its pushes."""
 
-    #: answers what lookups are given; it takes the state and the feeds in `needs`
+    #: returns the inputs of lookups; takes the state and the feeds in `needs`
     ids: fx.GraphModule
     needs: tuple[Slot | Feed, ...]
     pulls: tuple[LookupPull, ...]
-    #: by table, the node with the gradient of its rows
+    #: the node with the gradient of each table's rows
     pushes: Mapping[str, str]
 
 
@@ -93,11 +93,11 @@ _library.define(
 )
 _library.define("each_gradient(Tensor gradient, Tensor each, int number) -> Tensor")
 
-#: the result of a lookup: rows of ids, or of bags of them
+#: the result of a lookup: rows of ids or of bags
 LOOK_UP = torch.ops.fleetlight.look_up.default
-#: the gradient of a table by the gradient of a lookup's result
+#: the gradient of a table, from the gradient of a lookup's result
 TABLE_GRADIENT = torch.ops.fleetlight.table_gradient.default
-#: the gradient of what each id of a bag weighs
+#: the gradient of per-sample weights
 EACH_GRADIENT = torch.ops.fleetlight.each_gradient.default
 
 
@@ -109,7 +109,7 @@ def look_up(
     counts: tuple[Tensor | None, Tensor | None],
     facts: tuple[int, str, bool],
 ) -> Tensor:
-    """Write a lookup; `facts` are its number, its mode, and whether offsets end with the end."""
+    """Write a lookup; `facts`: its number, its mode, and `include_last_offset`."""
     out: Tensor = _LookUp.apply(  # type: ignore[no-untyped-call]
         weight, each, ids, offsets, counts, facts
     )
@@ -150,7 +150,7 @@ def _rows(
     mode: str,
     last: bool,
 ) -> Tensor:
-    """The shape of the result."""
+    """An empty tensor with the shape of the result."""
     dim = weight.shape[-1]
     if mode == ROWS:
         return weight.new_empty([*ids.shape, dim])
@@ -169,12 +169,12 @@ def _from_weight(
     mode: str,
     last: bool,
 ) -> Tensor:
-    """A program that nobody has split: torch's own layers have their rows still."""
+    """The lookup of a program that is not split: torch's own layers still have their rows."""
     if not len(weight):
         raise PlanError(
-            "the program reads rows of a table, but nothing says where they are: call "
+            "the program reads rows of a table without servers: call "
             "optimizer.minimize(loss) with the optimizer that fleet.distributed_optimizer "
-            "answered, or run program.clone(for_test=True)"
+            "returned, or run program.clone(for_test=True)"
         )
     if mode == ROWS:
         return F.embedding(ids, weight)

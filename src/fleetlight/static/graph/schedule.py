@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Schedule`: which parts of a program are run when, if not all of them each time.
+"""`Schedule`: which parts of a program run, if not all of them in each run.
 
 A pass that needs one puts slots of the kind `gradient` between backward and the optimizer's step,
-so that the step depends on the state only. What the schedule itself remembers is state as well, in
-slots of the kind `schedule`: whoever keeps the state of a program keeps its place in the schedule.
+so that the step depends on the state only. The schedule's own counters are state as well, in
+slots of the kind `schedule`, so a checkpoint has them.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ from fleetlight.torch_compat.optimizers import (
     foreach_zero_,
 )
 
-#: names of slots: backwards since the last step, factor of the loss, steps since it has changed
+#: names of slots: backwards since the last step, loss scale, steps since it changed
 MERGED, SCALE, GROWTH = "merged backwards", "loss scale", "steps of this loss scale"
-#: as torch.amp.GradScaler changes the factor
+#: the factors of torch.amp.GradScaler
 _GROWS, _SHRINKS = 2.0, 0.5
 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """What a program's steps are made of."""
+    """How many runs make a step, and whether the loss is scaled."""
 
-    #: how many backwards make one step
+    #: number of backwards in one step
     merges: int = 1
-    #: after how many good steps the factor of the loss grows; None where there is no factor
+    #: steps without overflow before the loss scale grows; None without a loss scale
     growth_interval: int | None = None
 
     @property
     def is_plain(self) -> bool:
-        """True where each run is a step, whatever the gradients are."""
+        """True if each run is a step, whatever the gradients are."""
         return self.merges == 1 and self.growth_interval is None
 
     @property
     def scales(self) -> bool:
-        """True where the loss has a factor, and a step with infinities is left out."""
+        """True if the loss is scaled and steps with an overflow are skipped."""
         return self.growth_interval is not None
 
     @property
     def reduces_apart(self) -> bool:
-        """True where gradients of several backwards are reduced before they are looked at."""
+        """True if merged gradients are reduced in their own part, before the overflow check."""
         return self.merges > 1 and self.scales
 
     def slots(self) -> list[Slot]:
-        """What it remembers, as it is in the beginning; the factor is the pass's own."""
+        """The initial counters; the pass adds the loss scale."""
         return (
             []
             if self.merges == 1
@@ -63,7 +63,7 @@ class Schedule:
         )
 
     def counted(self, state: Iterable[Slot]) -> bool:
-        """Count a backward; true when it was the last one before a step."""
+        """Count a backward; true if it is the last one before a step."""
         if self.merges == 1:
             return True
         count = _remembered(state)[MERGED]
@@ -71,7 +71,7 @@ class Schedule:
         return int(count) >= self.merges
 
     def restart(self, state: Iterable[Slot]) -> None:
-        """Nothing has been merged yet."""
+        """Clear the merged gradients."""
         if self.merges == 1:
             return
         _remembered(state)[MERGED].zero_()
@@ -79,9 +79,9 @@ class Schedule:
             foreach_zero_(alike)
 
     def unscaled(self, state: Iterable[Slot]) -> bool:
-        """Take the factor of the loss out of the gradients; false where that leaves no numbers.
+        """Unscale the gradients; false after an overflow.
 
-        The factor is changed as torch.amp.GradScaler does.
+        The loss scale is updated as by torch.amp.GradScaler.
         """
         if self.growth_interval is None:
             return True
@@ -96,7 +96,7 @@ class Schedule:
 
 
 def scaling_slots(first: float, device: torch.device) -> list[Slot]:
-    """The factor of the loss, and how many steps it has been good for."""
+    """The slots of the loss scale and of its steps without overflow."""
     return [
         Slot("schedule", SCALE, torch.full((), first, device=device)),
         Slot("schedule", GROWTH, torch.zeros((), dtype=torch.int32, device=device)),
@@ -104,7 +104,7 @@ def scaling_slots(first: float, device: torch.device) -> list[Slot]:
 
 
 def scaler_state(state: Iterable[Slot]) -> dict[str, Any] | None:
-    """The factor of the loss in the words of torch.amp.GradScaler, or None without one."""
+    """The loss scale in the format of torch.amp.GradScaler, or None without one."""
     slots = _remembered(state)
     if SCALE not in slots:
         return None
@@ -112,7 +112,7 @@ def scaler_state(state: Iterable[Slot]) -> dict[str, Any] | None:
 
 
 def load_scaler_state(state: Iterable[Slot], saved: dict[str, Any] | None) -> None:
-    """Take up the factor of the loss where a program or a GradScaler has left it."""
+    """Load the loss scale of a program or a GradScaler."""
     slots = _remembered(state)
     if saved and SCALE in slots:
         slots[SCALE].fill_(saved["scale"])
@@ -120,7 +120,7 @@ def load_scaler_state(state: Iterable[Slot], saved: dict[str, Any] | None) -> No
 
 
 def gradients_in(state: Iterable[Slot]) -> list[Tensor]:
-    """Gradients that are kept between runs."""
+    """The gradients that the state keeps between runs."""
     return [slot.tensor for slot in state if slot.kind == "gradient"]
 
 
@@ -129,7 +129,7 @@ def _remembered(state: Iterable[Slot]) -> dict[str, Tensor]:
 
 
 def _alike(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """By what one operation can change at once."""
+    """Tensors grouped by dtype and device, for foreach kernels."""
     groups = defaultdict(list)
     for tensor in tensors:
         groups[tensor.dtype, tensor.device].append(tensor)

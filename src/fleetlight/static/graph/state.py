@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a program: tensors that it reads and changes where they are.
+"""The state of a program: tensors that it reads and changes in place.
 
-They are the live module's and the live optimizer's own, so both stay true whoever trained.
+They are the live module's and the live optimizer's own, so eager steps and programs share them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fleetlight.errors import PlanError
 
-#: `weight` is what the gradients of a batch weigh, `schedule` what a schedule remembers, `constant`
-#: what else a program reads; `pulled` is asked of parameter servers for each run
+#: `weight` is the weight of a batch's gradients, `schedule` a counter of a schedule, `constant`
+#: any other tensor that a program reads; `pulled` comes from parameter servers in each run
 Kind = Literal[
     "parameter",
     "buffer",
@@ -36,27 +36,26 @@ class Slot:
     """One tensor of the state."""
 
     kind: Kind
-    #: as in the module's state_dict; `weight.exp_avg` for the state an optimizer keeps for it
+    #: as in the module's state_dict; `weight.exp_avg` for an optimizer's state of `weight`
     name: str
     tensor: Tensor
-    #: what is in its place now: somebody else may have put another tensor there, or, of a learning
-    #: rate, another number
+    #: returns the present tensor or learning rate, which the script may have replaced
     current: Callable[[], Tensor | float] | None = None
-    #: where live modules have it: their own dicts, and its names there
+    #: the dicts of live modules that contain it, with its names there
     places: list[tuple[dict[str, Any], str]] = dataclasses.field(default_factory=list)
-    #: refuses to train what is not as it was when the program was written
+    #: refuses to train if the optimizer changed after the program was written
     check: Callable[[], None] | None = None
-    #: what it was written with, after it was followed: programs know tensors by their identity
+    #: the original tensor of a replaced buffer, kept alive: the recorder knows tensors by identity
     _first: Tensor | None = None
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}"
 
     def refresh(self) -> None:
-        """Take up what was set outside of the program."""
+        """Load what was set outside the program."""
         for place, name in self.places:
             if place.get(name) is not self.tensor:
-                self._follow()
+                self._adopt_buffer()
                 break
         if self.current is not None:
             now = self.current()
@@ -65,20 +64,20 @@ class Slot:
             else:
                 self.tensor.fill_(now)
 
-    def is_in(self, place: dict[str, Any], name: str) -> None:
-        """A module has it there."""
+    def add_place(self, place: dict[str, Any], name: str) -> None:
+        """Note that a module has it in this dict."""
         if not any(known is place and name == other for known, other in self.places):
             self.places.append((place, name))
 
-    def _follow(self) -> None:
-        """Take the buffer that was put in place of this one; of a parameter, optimizers know."""
+    def _adopt_buffer(self) -> None:
+        """Use the buffer that replaced this one; an error for a parameter."""
         now: list[Any] = [place.get(name) for place, name in self.places]
         one = now[0]
         if self.kind != "buffer" or any(o is not one for o in now) or not _alike(one, self.tensor):
             raise PlanError(
-                f"{self}: its module has {_words(now, self.tensor)} in its place since the program "
-                "was written (load_state_dict(assign=True) does that, and setting the attribute); "
-                "copy values into the tensor that is there, or capture or write the program again"
+                f"{self}: its module has {_described(now, self.tensor)} instead since the program "
+                "was written (load_state_dict(assign=True) or setting the attribute does that); "
+                "copy values into the old tensor, or capture or write the program again"
             )
         self._first = self.tensor if self._first is None else self._first
         self.tensor = one
@@ -90,7 +89,7 @@ def rate(name: str, current: Callable[[], float]) -> Slot:
 
 
 def _alike(one: Any, other: Tensor) -> bool:
-    """Whether code that was made for one tensor is right for another."""
+    """Whether code for one tensor is valid for another."""
     return (
         isinstance(one, Tensor)
         and all(
@@ -101,8 +100,8 @@ def _alike(one: Any, other: Tensor) -> bool:
     )
 
 
-def _words(now: list[Any], was: Tensor) -> str:
-    """What is there now."""
+def _described(now: list[Any], was: Tensor) -> str:
+    """The tensor that replaced `was`, in words."""
     other = next(one for one in now if one is not was)
     if not isinstance(other, Tensor):
         return "nothing"

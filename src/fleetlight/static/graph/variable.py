@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Variable`: a tensor of a program that is being written. It has a shape, and no values yet."""
+"""`Variable`: a tensor of a program that is being written. It has a shape but no values."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fleetlight.torch_compat.tensors import tree_leaves, wrapper
 
 
 class Writer(Protocol):
-    """Who writes down what is done with variables."""
+    """Records the operations on variables."""
 
     def call(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A function of torch, as it was called."""
+        """Record a call of a torch function."""
 
     def operation(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """An operation of torch, below autograd."""
+        """Record an operation below autograd."""
 
     def name_of(self, variable: Variable) -> str:
         """The name by which it can be fetched."""
@@ -28,7 +28,7 @@ class Writer(Protocol):
 
 
 class Variable(Tensor):
-    """Whatever is done with it is written down in its program, for autograd as well."""
+    """Its program records every operation on it, also those of autograd."""
 
     fake: Tensor
     writer: Writer
@@ -76,27 +76,27 @@ class Variable(Tensor):
 
 
 def _text(size: int | SymInt) -> str:
-    """As feeds say it: torch's own names of open sizes tell nobody anything."""
+    """A size as in feeds: torch's own names of dynamic sizes mean nothing to users."""
     return "?" if isinstance(size, SymInt) else str(size)
 
 
 def writer_of(values: Any) -> Writer:
-    """Who writes the program of the variables among these values."""
+    """The writer of the first variable among these values."""
     return next(v.writer for v in tree_leaves(values) if isinstance(v, Variable))
 
 
 def is_variable(value: object) -> bool:
-    """True for what a program computes with."""
+    """Whether a value is a variable of a program."""
     return isinstance(value, Variable)
 
 
 def is_written(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """True where a call of a module is written down; fast, since every call asks."""
+    """Whether an argument of a module call is a variable; fast, since every call checks."""
     return any(isinstance(a, Variable) for a in args) or any(
         isinstance(a, Variable) for a in kwargs.values()
     )
 
 
 def has_variable(values: Any) -> bool:
-    """True where some of these values belong to a program that is being written."""
+    """Whether a nested value has a variable."""
     return any(isinstance(value, Variable) for value in tree_leaves(values))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Marks: operations that find places in a graph again; and the layout of gradients in memory."""
+"""Marks: operations that tag places in a graph; and the memory layout of gradients."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _looks(path: str) -> None:
     pass
 
 
-# composite: autograd sees through them
+# composite: autograd differentiates through them
 _library.impl("gradient", _gradient, "CompositeExplicitAutograd")
 _library.impl("looks_at_training", _looks, "CompositeExplicitAutograd")
 _library.impl("unless_testing", _trained, "CompositeExplicitAutograd")
@@ -44,23 +44,23 @@ class _Through(torch.autograd.Function):
         return gradient, None
 
 
-#: where the gradient of a parameter enters the optimizer
+#: the gradient of a parameter, before the optimizer
 GRADIENT = torch.ops.fleetlight.gradient.default
-#: what is computed in training, and what an evaluation computes in its place
+#: the value in training, and the value in an evaluation
 UNLESS_TESTING = torch.ops.fleetlight.unless_testing.default
-#: where a module goes its own way in training, and nothing says what an evaluation does there
+#: a module that reads `training` itself, so that its evaluation is unknown
 LOOKS_AT_TRAINING = torch.ops.fleetlight.looks_at_training.default
 _MARKS = (GRADIENT, UNLESS_TESTING)
 
 
 def unless_testing(trained: Tensor, tested: Tensor) -> Tensor:
-    """`trained`, of which an evaluation program makes `tested`."""
+    """`trained`; an evaluation program uses `tested` instead."""
     out: Tensor = _Through.apply(trained, tested)  # type: ignore[no-untyped-call]
     return out
 
 
 def without_marks(graph: fx.Graph) -> None:
-    """Marks cost time; no pass comes after this."""
+    """Remove all marks, after the last pass, since they cost time."""
     for node in list(graph.nodes):
         if node.target in _MARKS:
             node.replace_all_uses_with(node.args[0])
@@ -72,7 +72,7 @@ _library.define("laid_out(Tensor gradient, Tensor parameter) -> Tensor")
 
 
 def laid_out(gradient: Tensor, parameter: Tensor) -> Tensor:
-    """The gradient with its numbers in the order of the parameter's: itself, or a copy."""
+    """The gradient with the strides of the parameter: itself, or a copy."""
     if gradient.stride() == parameter.stride():
         return gradient
     if gradient.is_contiguous() and parameter.is_contiguous():
@@ -87,6 +87,6 @@ LAID_OUT = torch.ops.fleetlight.laid_out.default
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether the numbers fill the memory from the first to the last, each once."""
+    """Whether the elements fill the memory without gaps or overlap."""
     dense: bool = torch.ops.aten.is_non_overlapping_and_dense(tensor)
     return dense

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batch norm over the batches of all workers, as two operations of a program.
 
-Each exchanges something with the other workers: those of the `Reductions` in whose block the
-program runs.
+Each exchanges statistics with the workers of the active `Reductions`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _library.define(
     "Tensor inv_std, Tensor count) -> (Tensor, Tensor, Tensor)"
 )
 
-#: the output, and what backward needs: mean and inverse deviation by channel, and how many values
+#: the output, and for backward: mean and inverse deviation by channel, and the number of values
 SYNCED_NORM = torch.ops.fleetlight.synced_norm.default
 #: gradients of the input, the weight and the bias
 SYNCED_NORM_BACKWARD = torch.ops.fleetlight.synced_norm_backward.default

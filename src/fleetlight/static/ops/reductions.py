@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two operations by which a program reduces gradients: begin with a bucket, and have it back.
+"""The two operations that reduce gradients in a program: start an all-reduce, and wait for it.
 
-Both change the bucket where it is. What they do is the business of the `Reductions` in whose block
-the program runs; the graph has no word of it, and is the same on all workers.
+Both change the bucket in place. The active `Reductions` carry them out, so the graph
+is the same on all workers.
 """
 
 from __future__ import annotations
@@ -24,50 +24,51 @@ from fleetlight.collective.stamp import GradientStamp
 from fleetlight.errors import PlanError
 
 _OPERATION = "all_reduce of the gradients"
-#: of buckets by their numbers
+#: the parameters of each bucket, by its number
 Parts = Mapping[int, tuple[ParameterSlice, ...]]
 _NO_PARTS: Parts = {}
 
 
 class Reductions(Protocol):
-    """Who takes means over the workers."""
+    """Computes means over the workers."""
 
     def begin(self, index: int, bucket: Tensor, inner: int | None) -> None:
-        """Start with a bucket, which nobody touches until it is back.
+        """Start to reduce a bucket, which the program does not use until `end`.
 
-        By levels, if `inner` says so: how many workers form an inner group, 0: those of a host.
+        `inner`: size of an inner group of a hierarchical all-reduce, 0: the workers of a host;
+        None: no hierarchy.
         """
 
     def end(self, index: int, bucket: Tensor) -> None:
-        """Wait until it is back; a failure is raised."""
+        """Wait for the mean; raise a failure."""
 
     @property
     def workers(self) -> Group:
-        """Those whose batches are one for a norm."""
+        """The workers that share the statistics of a norm."""
 
     @property
     def counts(self) -> bool:
-        """Whether the records of this worker's batch count."""
+        """Whether this worker's batch counts in statistics."""
 
 
 class NoReductions:
-    """Gradients stay this worker's own."""
+    """Leaves gradients unreduced, for a worker that trains alone."""
 
     def __init__(self) -> None:
         self.workers, self.counts = Group(), True
 
     def begin(self, index: int, bucket: Tensor, inner: int | None) -> None:
-        """Nobody else is asked."""
+        """Do nothing."""
 
     def end(self, index: int, bucket: Tensor) -> None:
-        """It is as it was."""
+        """Leave the bucket unchanged."""
 
 
 class GroupReductions:
-    """Carried out by reducers of a group of workers, one for each `inner` that is asked for.
+    """Reduces with the reducers of a group of workers, one for each `inner`.
 
-    `settled` is called with the stamps of the workers when all that was begun is back: before
-    anything is done with the last bucket. `arrived` is called with what has travelled coded.
+    `settled` is called with the stamps of the workers when all buckets are reduced, before the
+    program uses the last one. `arrived` is called with the means of compressed gradients.
     """
 
     def __init__(
@@ -83,17 +84,17 @@ class GroupReductions:
         self._settled = settled
         self._arrived = arrived
         self._begun: dict[int, tuple[Reducer, Future[Tensor]]] = {}
-        #: whose stamps are to be looked at
+        #: reducers with stamps to check
         self._used: list[Reducer] = []
         self._parts: Parts = {}
 
     def prepare(
         self, stamp: GradientStamp, parts: Parts = _NO_PARTS, *, counts: bool = True
     ) -> None:
-        """Before a run: what the others are told of this worker. The last one may have failed.
+        """Prepare a run, also after a failed one: set the stamp that the other workers receive.
 
-        `parts`: whose gradients the buckets have that may travel in another form. `counts`: its
-        batch is no repetition of records that another worker has.
+        `parts`: the parameters in buckets that may be compressed. `counts`: false if the batch
+        repeats records of another worker.
         """
         self.counts = counts
         for reducer in self._reducers.values():
@@ -103,7 +104,7 @@ class GroupReductions:
         self._parts = parts
 
     def begin(self, index: int, bucket: Tensor, inner: int | None) -> None:
-        """Hand it to a reducer, which works in place while the program goes on."""
+        """Hand the bucket to a reducer, which works in place while the program continues."""
         reducer = self._reducers[inner]
         if reducer not in self._used:
             self._used.append(reducer)
@@ -111,7 +112,7 @@ class GroupReductions:
         self._begun[index] = reducer, started
 
     def end(self, index: int, bucket: Tensor) -> None:
-        """Wait for it; after a failure for all others too, which would hold the process group."""
+        """Wait for the mean; after a failure wait for all buckets, to free the process group."""
         reducer, future = self._begun.pop(index)
         with self._group.named(_OPERATION):
             if not future.done():
@@ -120,7 +121,7 @@ class GroupReductions:
             if reducer.failures:
                 self._fail(reducer.failures[0])
         if reduced.data_ptr() != bucket.data_ptr():
-            # a compiler has put it somewhere else since
+            # a compiler may have moved the bucket
             bucket.copy_(reduced)
         if parts := self._parts.get(index):
             rows = torch.split(bucket, [part.size for part in parts])
@@ -145,7 +146,7 @@ _current: ContextVar[Reductions] = ContextVar("reductions")
 
 @contextlib.contextmanager
 def reducing(reductions: Reductions) -> Iterator[None]:
-    """Inside the block, programs reduce their gradients by these."""
+    """Inside the block, programs reduce their gradients with `reductions`."""
     token = _current.set(reductions)
     try:
         yield
@@ -154,21 +155,21 @@ def reducing(reductions: Reductions) -> Iterator[None]:
 
 
 def reductions() -> Reductions:
-    """Those of the innermost block."""
+    """The reductions of the innermost block."""
     try:
         return _current.get()
     except LookupError:
         raise PlanError(
-            "the program takes means over the workers of a job, and nobody "
-            "here does that: run it by static.Executor after fleet.init(), or capture it with an "
-            "optimizer that is not one of fleet.distributed_optimizer"
+            "the program reduces gradients over the workers of a job, but there is no job: "
+            "run it with static.Executor after fleet.init(), or capture it with an "
+            "optimizer without fleet.distributed_optimizer"
         ) from None
 
 
 def _begin(
     bucket: Tensor,
     index: int,
-    behind: Tensor | None = None,
+    after: Tensor | None = None,
     *,
     inner: int | None = None,
     codec: str | None = None,
@@ -176,18 +177,18 @@ def _begin(
     reductions().begin(index, bucket, inner)
 
 
-def _end(bucket: Tensor, index: int, behind: Tensor | None = None) -> None:
+def _end(bucket: Tensor, index: int, after: Tensor | None = None) -> None:
     reductions().end(index, bucket)
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """What either does to a tensor without values."""
+    """Both operations on a fake tensor."""
 
 
-# `behind` is a bucket whose turn is before: compilers keep only orders that they see a need for.
-# `inner` asks for levels, as in `Reductions`; `codec` is the form in which a bucket may travel.
+# `after` is the previous bucket: compilers keep only an order that arguments require.
+# `inner` is as in `Reductions`; `codec` names the compression of a bucket.
 _library: Any = torch.library.Library("fleetlight", "FRAGMENT")  # type: ignore[no-untyped-call]
-_ARGUMENTS = "Tensor(a!) bucket, int index, Tensor? behind=None"
+_ARGUMENTS = "Tensor(a!) bucket, int index, Tensor? after=None"
 _library.define(f"reduce({_ARGUMENTS}, *, int? inner=None, str? codec=None) -> ()")
 _library.define(f"reduced({_ARGUMENTS}) -> ()")
 for _name, _step in (("reduce", _begin), ("reduced", _end)):
@@ -195,7 +196,7 @@ for _name, _step in (("reduce", _begin), ("reduced", _end)):
         _library.impl(_name, _step, _backend)
     _library.impl(_name, _nothing, "Meta")
 
-#: a bucket begins to be reduced
+#: starts to reduce a bucket
 REDUCE = torch.ops.fleetlight.reduce.default
-#: it is back
+#: waits for a bucket
 REDUCED = torch.ops.fleetlight.reduced.default

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations between the distinct rows of a run and what its lookups answer.
+"""Operations between the distinct rows of a run and the results of its lookups.
 
-`places` has the shape of a lookup's ids and says which row each of them reads; bag b holds the
+`places` has the shape of a lookup's ids and the row index of each of them; bag b has the
 places bounds[b] to bounds[b + 1].
 """
 
@@ -31,20 +31,20 @@ _library.define(
     "weigh_bags(Tensor gradient, Tensor rows, Tensor places, Tensor bounds, Tensor each) -> Tensor"
 )
 
-#: a row for each place
+#: one row for each place
 GATHER_ROWS = torch.ops.fleetlight.gather_rows.default
-#: the gradient of the rows, which is float32, by those of what was gathered
+#: the gradient of the rows, in float32, from the gradients of gathered rows
 SUM_ROWS = torch.ops.fleetlight.sum_rows.default
-#: a row for each bag; and, of maxima, which rows they are from
+#: one row for each bag; for maxima also the row index of each element
 GATHER_BAGS = torch.ops.fleetlight.gather_bags.default
-#: the gradient of the rows by that of the bags
+#: the gradient of the rows, from that of the bags
 SUM_BAGS = torch.ops.fleetlight.sum_bags.default
-#: the gradient of what each place weighs in its bag
+#: the gradient of per-sample weights
 WEIGH_BAGS = torch.ops.fleetlight.weigh_bags.default
 
 
 def _array(tensor: Tensor) -> Any:
-    """As kernels take it: float32, in order."""
+    """A float32 array for a kernel."""
     return tensor.to("cpu", torch.float32).contiguous().numpy()
 
 

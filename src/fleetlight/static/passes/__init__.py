@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be done to a program before it runs: pure functions from form to form, one a file.
+"""Passes: pure functions from form to form that rewrite a program before it runs.
 
 Each file declares a `PassRecord`, which the package finds.
 """
@@ -38,13 +38,13 @@ __all__ = [
 
 
 def records() -> tuple[PassRecord, ...]:
-    """All passes of this package, in the order in which they are done to a program."""
+    """The records of all passes, in the order in which they run."""
     names = [f"{__name__}.{found.name}" for found in pkgutil.iter_modules(__path__)]
     values = [value for name in names for value in vars(importlib.import_module(name)).values()]
     return in_order(value for value in values if isinstance(value, PassRecord))
 
 
 def chosen(request: PassRequest) -> tuple[Pass, ...]:
-    """What is done to a program of a job before it runs."""
+    """The passes for a program of a job."""
     made = [record.wanted(request) for record in records()]
     return tuple(one for one in made if one is not None)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`strategy.amp` in a program: products compute in a narrow type, everything else in float32.
 
-Autocast leaves the results of products narrow until something needs them wide. Here they are
-widened at once, and narrowed again only where a product takes them. So parameters, optimizer,
-norms, losses and sums are float32, and results differ from autocast's in what lies between
-products: there they have more digits.
+Autocast leaves the results of products narrow until an operation needs them wide. Here they are
+widened at once, and narrowed again only for the next product. So parameters, optimizer,
+norms, losses and sums are float32. Between products the results have more digits than autocast's.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from fleetlight.static.rewriting.registry import PassRecord, PassRequest
 from fleetlight.static.rewriting.slots import Inputs, gradient_slots, marks_to_keep, weigh
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-#: good steps before the factor grows, as in torch.amp.GradScaler; and where it is not to grow
+#: steps without overflow before the loss scale grows, as in torch.amp.GradScaler; and never
 _INTERVAL, _NEVER = 2000, 1 << 30
 
 
 @dataclasses.dataclass(frozen=True)
 class Amp:
-    """With float16 gradients are small enough to be lost, so the loss is scaled."""
+    """Also scales the loss for float16, in which small gradients would become zero."""
 
     dtype: str = "bfloat16"
     init_loss_scaling: float = 65536.0
@@ -37,7 +36,7 @@ class Amp:
     name = "amp"
 
     def __call__(self, form: Form) -> Form:
-        """The form, with narrow products; in an evaluation, too."""
+        """The form with narrow products, also of an evaluation."""
         if self.dtype not in _DTYPES:
             raise PlanError(f"amp: got dtype={self.dtype!r}; {did_you_mean(self.dtype, _DTYPES)}")
         graph, _ = form.copied()
@@ -52,7 +51,7 @@ class Amp:
         return form.rewritten(graph, report)
 
     def _scaled(self, form: Form, graph: fx.Graph, report: str) -> Form:
-        """With a factor of the loss, and gradients that can be looked at before the step."""
+        """The form with a loss scale, and gradients in slots for the overflow check."""
         if form.schedule.scales:
             raise PlanError("amp: the program scales its loss already; apply amp once")
         marks = marks_to_keep(graph, self.name)
@@ -72,9 +71,9 @@ class Amp:
 
 
 def _hold(mark: fx.Node, slot: fx.Node) -> None:
-    """Put the gradient into a slot, from which the step takes it if it has no infinities."""
+    """Put the gradient into a slot; the step uses it if there was no overflow."""
     if mark.meta["part"] == "update":
-        # merged backwards: it is in the slot, and needs only to be reduced
+        # merged backwards: it is in the slot already and only needs the reduction
         mark.meta["part"] = "reduction"
     mark.replace_all_uses_with(slot)
     with mark.graph.inserting_after(mark):
@@ -88,7 +87,7 @@ def _wanted(request: PassRequest) -> Amp | None:
     if request.with_servers and configs.dtype == "float16":
         raise StrategyError(
             "strategy.amp_configs.dtype: got 'float16', which needs a loss scale, and a "
-            "program that trains with parameter servers has none; take 'bfloat16'"
+            "program that trains with parameter servers has none; use 'bfloat16'"
         )
     return Amp(configs.dtype, configs.init_loss_scaling, configs.use_dynamic_loss_scaling)
 

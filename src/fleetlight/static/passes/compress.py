@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`strategy.compression` in a program: which gradients travel in another form.
+"""`strategy.compression` in a program: marks the gradients that the reducer compresses.
 
-How they then travel is the business of the reducer. It keeps what it did not send by parameters, so
-each of these gradients is laid out as its parameter is, whatever order backward has left it in.
+The reducer keeps error feedback by parameter, so each of these gradients gets the memory layout of
+its parameter.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from fleetlight.static.rewriting.registry import PassRecord, PassRequest
 
 @dataclasses.dataclass(frozen=True)
 class Compress:
-    """Comes before gradients are fused, so that none shares a bucket with another kind."""
+    """Runs before `fuse_all_reduce`, so that no bucket mixes codecs."""
 
-    #: what the form is called
+    #: the name of the codec
     codec: str
-    #: whether a parameter's gradient takes it
+    #: whether a parameter's gradient is compressed
     covers: Callable[[Tensor], bool]
-    #: how many bytes so many values need in it
+    #: the compressed size of a number of values
     message_bytes: Callable[[int], int]
     name = "compress"
 
     def __call__(self, form: Form) -> Form:
-        """The form, whose large gradients say how they travel."""
+        """The form, whose large gradients name their codec."""
         graph, _ = form.copied()
         parameters = {slot.name: slot.tensor for slot in form.state if slot.kind == "parameter"}
         members, singles = members_of(graph), all_reduces_of(graph)
@@ -61,14 +61,14 @@ class Compress:
     def _mark_of(self, marks: tuple[fx.Node, ...]) -> fx.Node:
         if len(marks) > 1:
             raise PlanError(
-                f"{self.name} comes before the pass that puts gradients into buckets, and came "
-                "behind it"
+                f"{self.name} must run before the pass that fuses gradients into buckets, but ran "
+                "after it"
             )
         return marks[0]
 
 
 def _lay_out(single: AllReduce, mark: fx.Node, wanted: GradientLayout) -> None:
-    """Reduce the numbers in another order, as a copy, where they are not in it."""
+    """Reduce a copy in the wanted layout if the gradient has another one."""
     (old,) = mark.all_input_nodes
     found = GradientLayout.of(old.meta["val"])
     if found.order == wanted.order:

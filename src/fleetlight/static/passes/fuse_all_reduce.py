@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients travel together: few large buckets cost less than many small ones."""
+"""Fuses all-reduces: few large buckets cost less than many small ones."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _aten = torch.ops.aten
 
 @dataclasses.dataclass(frozen=True)
 class FuseAllReduce:
-    """Reductions that follow each other become one, up to the limits of a bucket.
+    """Fuses consecutive all-reduces up to the limits of a bucket.
 
-    Only those that travel alike: of one type, by the same levels, in the same form.
+    All members of a bucket have the same type, hierarchy and codec.
     """
 
     limits: BucketLimits = dataclasses.field(default_factory=BucketLimits)
     name = "fuse_all_reduce"
 
     def __call__(self, form: Form) -> Form:
-        """The form with as many reductions as there are buckets, waited for in their order."""
+        """The form with one all-reduce for each bucket, which end in their order."""
         graph, _ = form.copied()
         singles = all_reduces_of(graph)
         kinds = [single.kind for single in singles]
@@ -50,7 +50,7 @@ class FuseAllReduce:
 
 
 def _fuse(singles: Sequence[AllReduce], index: int, first_end: fx.Node) -> None:
-    """One reduction in place of several: it begins with the last of them."""
+    """Replace several all-reduces by one, which starts at the last of them."""
     last = singles[-1].begin
     pen = NodeWriter(last)
     with last.graph.inserting_before(last):
@@ -65,7 +65,7 @@ def _fuse(singles: Sequence[AllReduce], index: int, first_end: fx.Node) -> None:
 
 
 def _source(row: fx.Node) -> fx.Node:
-    """A copy that was made so as to be reduced is not needed: the bucket is one, too."""
+    """The original of a copy: the bucket is a copy itself."""
     return row.all_input_nodes[0] if _is_copy(row) else row
 
 
@@ -75,7 +75,7 @@ def _is_copy(row: fx.Node) -> bool:
 
 
 def _pieces(pen: NodeWriter, bucket: fx.Node, sizes: list[int]) -> list[fx.Node]:
-    """What is whose in a bucket."""
+    """The parts of a bucket."""
     if len(sizes) == 1:
         return [bucket]
     split = pen.write(_aten.split_with_sizes.default, bucket, sizes)

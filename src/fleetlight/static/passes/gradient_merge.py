@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`strategy.gradient_merge` in a program: k backwards make one step.
 
-Each backward adds its gradients to those in slots of the state, and what comes behind the marks of
-the gradients, reductions among it, is done when k backwards are in.
+Each backward adds its gradients to slots of the state. The nodes after the marks of the
+gradients, such as all-reduces, run once after k backwards.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from fleetlight.static.writing.recorder import Part
 
 @dataclasses.dataclass(frozen=True)
 class GradientMerge:
-    """`avg` makes the step by the mean of the k gradients, and not by their sum."""
+    """`avg`: the step uses the mean of the k gradients instead of their sum."""
 
     k_steps: int
     avg: bool = True
     name = "gradient_merge"
 
     def __call__(self, form: Form) -> Form:
-        """The form, whose schedule makes a step of k backwards."""
+        """The form with a schedule of k backwards for each step."""
         self._check(form)
         if self.k_steps == 1:
             return form.rewritten(form.graph, "every backward makes a step")
@@ -47,7 +47,7 @@ class GradientMerge:
             _accumulate(mark, slots[str(mark.args[1])], last)
         _postpone(marks, "reduction" if form.schedule.scales else "update")
         if self.avg:
-            # of all k, so that no pass over the sums is needed
+            # weigh each backward, which saves a division of the sums
             weigh(graph, inputs, 1.0 / self.k_steps)
         return self._scheduled(form, graph, inputs)
 
@@ -71,7 +71,7 @@ class GradientMerge:
 
 
 def _accumulate(mark: fx.Node, slot: fx.Node, last: fx.Node) -> None:
-    """Add the gradient to the slot as soon as it is whole; the mark stands at the slot."""
+    """Add the gradient to the slot once it is complete, and mark the slot instead."""
     pen, made = NodeWriter(mark), made_by(mark)
     with mark.graph.inserting_before(mark if last.op == "placeholder" else last.next):
         pen.write(torch.ops.aten.add_.Tensor, slot, made)
@@ -80,7 +80,7 @@ def _accumulate(mark: fx.Node, slot: fx.Node, last: fx.Node) -> None:
 
 
 def _postpone(marks: Iterable[fx.Node], part: Part) -> None:
-    """What depends on the marks is no longer done with each backward."""
+    """Move the nodes that depend on the marks to a later part."""
     pending = list(marks)
     while pending:
         node = pending.pop()
@@ -92,7 +92,7 @@ def _postpone(marks: Iterable[fx.Node], part: Part) -> None:
 def _wanted(request: PassRequest) -> GradientMerge | None:
     configs = request.strategy.gradient_merge_configs
     merges = request.strategy.gradient_merge and configs.k_steps > 1
-    # beside servers the live optimizer makes the steps, and merges
+    # with servers the live optimizer makes the steps, and merges
     return (
         GradientMerge(configs.k_steps, configs.avg) if merges and not request.with_servers else None
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every gradient becomes the mean over the workers, one by one, before the optimizer sees it."""
+"""Inserts an all-reduce for each gradient, before the optimizer."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from fleetlight.static.rewriting.registry import PassRecord
 
 @dataclasses.dataclass(frozen=True)
 class InsertAllReduce:
-    """Behind backward all reductions begin; then all are waited for."""
+    """All all-reduces start after backward, and end after the last has started."""
 
     name = "insert_all_reduce"
 
     def __call__(self, form: Form) -> Form:
-        """The form, with one reduction for each gradient."""
+        """The form with one all-reduce for each gradient."""
         graph, _ = form.copied()
         marks = gradients_of(graph)
         named = frozenset(form.fetches.values())
         if marks:
-            with graph.inserting_before(_behind_backward(marks)):
+            with graph.inserting_before(_after_backward(marks)):
                 rows = [_begin(mark, index, named) for index, mark in enumerate(marks)]
                 for index, (mark, row) in enumerate(zip(marks, rows, strict=True)):
                     _end(mark, index, row)
         return form.rewritten(graph, f"{len(marks)} gradients, each reduced by itself")
 
 
-def _behind_backward(marks: list[fx.Node]) -> fx.Node:
-    """The first node behind all gradients that is none of the marks."""
+def _after_backward(marks: list[fx.Node]) -> fx.Node:
+    """The first node after all gradients that is not a mark."""
     last = max(map(made_by, marks))
     node = max(last, min(marks))
     while node is last or node in marks:
@@ -46,7 +46,7 @@ def _behind_backward(marks: list[fx.Node]) -> fx.Node:
 
 
 def _begin(mark: fx.Node, index: int, named: Collection[str]) -> fx.Node:
-    """Reduce a gradient where it is, or, where somebody else looks at it, a copy."""
+    """Start to reduce a gradient, or a copy if other nodes use it."""
     pen, gradient = NodeWriter(mark), made_by(mark)
     layout, is_alone = GradientLayout.of(gradient.meta["val"]), _is_alone(mark, named)
     row = layout.flat(pen, gradient)
@@ -57,7 +57,7 @@ def _begin(mark: fx.Node, index: int, named: Collection[str]) -> fx.Node:
 
 
 def _end(mark: fx.Node, index: int, row: fx.Node) -> None:
-    """Wait for it, and have the mark stand behind it."""
+    """End the all-reduce, and move the mark after it."""
     pen, gradient = NodeWriter(mark), made_by(mark)
     back = pen.write(REDUCED, row, index)
     means = GradientLayout.of(gradient.meta["val"]).shaped(pen, row)

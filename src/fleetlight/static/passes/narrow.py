@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How buckets travel: in a narrower type (half the bytes, fewer digits), or level by level."""
+"""How buckets are reduced: in a narrower type, or by hierarchical all-reduce."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from fleetlight.torch_compat.operators import CAST
 
 @dataclasses.dataclass(frozen=True)
 class Narrow:
-    """Floating-point buckets are cast before they are reduced, and back when they are means.
+    """Casts floating-point buckets before the all-reduce, and the means back.
 
-    For buckets of all workers at once; by levels, the reducer narrows what the leaders send. It
-    divides by the number of workers before it sums, so sums fit into float16 where the gradients
-    do.
+    For flat all-reduces; in hierarchical ones the reducer narrows messages between leaders. The
+    reducer divides by the number of workers before it sums, so sums fit into float16 if
+    gradients do.
     """
 
     dtype: torch.dtype = torch.float16
     name = "narrow"
 
     def __call__(self, form: Form) -> Form:
-        """The form, whose wide buckets travel narrow; fused ones take fewer casts."""
+        """The form with narrow buckets; fused ones need fewer casts."""
         graph, _ = form.copied()
         wide = [reduction for reduction in all_reduces_of(graph) if _is_wide(reduction)]
         before = sum(reduction.bytes for reduction in wide)
@@ -37,8 +37,10 @@ class Narrow:
             _narrow(reduction, self.dtype)
         after = sum(reduction.bytes for reduction in wide)
         kind = str(self.dtype).removeprefix("torch.")
-        told = f"{len(wide)} buckets travel as {kind}: {before / MIB:.2f} -> {after / MIB:.2f} MiB"
-        return form.rewritten(graph, told)
+        report = (
+            f"{len(wide)} buckets travel as {kind}: {before / MIB:.2f} -> {after / MIB:.2f} MiB"
+        )
+        return form.rewritten(graph, report)
 
 
 def _is_wide(reduction: AllReduce) -> bool:
@@ -58,10 +60,10 @@ def _narrow(reduction: AllReduce, dtype: torch.dtype) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Hierarchical:
-    """`strategy.use_hierarchical_allreduce` in a program: buckets are summed level by level.
+    """`strategy.use_hierarchical_allreduce` in a program.
 
-    `inner` workers sum first among themselves, 0: those of a host; `levels` are told.
-    The leaders' sums may be `narrow`, those inside a host are as wide as the gradients.
+    `inner`: size of an inner group, 0: the workers of a host; `levels` is for the report.
+    Messages between leaders may be `narrow`; sums inside a host are as wide as the gradients.
     """
 
     inner: int
@@ -70,20 +72,20 @@ class Hierarchical:
     name = "hierarchical"
 
     def __call__(self, form: Form) -> Form:
-        """The form, whose buckets say that they go by levels."""
+        """The form with hierarchical all-reduces."""
         graph, _ = form.copied()
         reductions = all_reduces_of(graph)
         for reduction in reductions:
             reduction.mark(inner=self.inner)
-        told = f"{len(reductions)} all-reduces go by levels: {described(self.levels)}"
+        report = f"{len(reductions)} all-reduces are hierarchical: {described(self.levels)}"
         if self.narrow is not None:
-            told += f" in {str(self.narrow).removeprefix('torch.')}"
-        return form.rewritten(graph, told)
+            report += f" in {str(self.narrow).removeprefix('torch.')}"
+        return form.rewritten(graph, report)
 
 
 def _wanted_narrow(request: PassRequest) -> Narrow | None:
     narrow = None if request.reduction is None else request.reduction.narrow
-    # a pass would also round the gradients of workers that train alone
+    # the pass would also round the gradients of workers that train alone
     if narrow is None or request.goes_by_levels or request.trains_alone:
         return None
     return Narrow(narrow)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions go on while backward does: begun as early, and waited for as late as can be."""
+"""Overlaps all-reduces with backward: they start as early and end as late as possible."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from fleetlight.static.rewriting.registry import PassRecord
 
 @dataclasses.dataclass(frozen=True)
 class Overlap:
-    """A bucket begins behind its last gradient, and is back before its means are first used."""
+    """An all-reduce starts after its last gradient and ends before the first use of its means."""
 
     name = "overlap"
 
     def __call__(self, form: Form) -> Form:
-        """The form in another order. Buckets begin, and are waited for, in the order they had."""
+        """The form in another order; the order of starts and of ends stays."""
         graph, _ = form.copied()
         reductions = all_reduces_of(graph)
         _hoist(graph, [reduction.begin for reduction in reductions])
@@ -34,14 +34,14 @@ class Overlap:
 
 
 def _early(graph: fx.Graph, reductions: list[AllReduce]) -> int:
-    """How many begin while there are still derivatives to be computed."""
+    """The number of all-reduces that start before the last derivative."""
     begins = [r.begin for r in reductions if _part(r.begin) == "backward"]
     computing = [n for n in graph.nodes if _is_derivative(n) and n < max(begins, default=n)]
     return sum(begin < last for last in computing[-1:] for begin in begins)
 
 
 def _hoist(graph: fx.Graph, begins: list[fx.Node]) -> None:
-    """Move these, and what is carried to them, behind the last node that they need."""
+    """Move starts, and the nodes that only move data to them, after the last node they need."""
     memory, needed = Memory(graph), dict[fx.Node, fx.Node]()
     carried = _carried(begins, memory.before)
     previous: list[fx.Node] = []
@@ -57,13 +57,13 @@ def _hoist(graph: fx.Graph, begins: list[fx.Node]) -> None:
 
 
 def _sink(graph: fx.Graph, ends: list[fx.Node]) -> None:
-    """Move these, and what carries on from them, before the first node that needs them."""
+    """Move ends, and the nodes that only move data from them, before their first user."""
     memory, needing = Memory(graph), dict[fx.Node, fx.Node]()
-    carried = _carried(ends, memory.behind)
+    carried = _carried(ends, memory.after)
     following: list[fx.Node] = []
     for node in reversed(graph.nodes):
         if node in carried:
-            users = [needing.get(n, n) for n in (*memory.behind(node), *following)]
+            users = [needing.get(n, n) for n in (*memory.after(node), *following)]
             if users:
                 needing[node] = min(users)
             if node.target is REDUCED:
@@ -73,20 +73,20 @@ def _sink(graph: fx.Graph, ends: list[fx.Node]) -> None:
 
 
 def _tie(reductions: list[AllReduce]) -> None:
-    """Have each step depend on the one before it: all begin, then all are waited for."""
+    """Make each start and end depend on the previous one, which fixes their order."""
     steps = [*(r.begin for r in reductions), *(r.end for r in reductions)]
     for before, node in itertools.pairwise(steps):
         node.args = (*node.args[:2], before.args[0])
 
 
 def _carried(
-    nodes: Iterable[fx.Node], neighbours: Callable[[fx.Node], Iterable[fx.Node]]
+    nodes: Iterable[fx.Node], adjacent: Callable[[fx.Node], Iterable[fx.Node]]
 ) -> set[fx.Node]:
-    """These nodes, and those on the way to or from them that compute nothing."""
+    """These nodes, and the nodes next to them that only move data."""
     found = set(nodes)
     pending = list(found)
     while pending:
-        new = {n for n in neighbours(pending.pop()) if is_carried(n)} - found
+        new = {n for n in adjacent(pending.pop()) if is_carried(n)} - found
         found |= new
         pending += new
     return found

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """`strategy.recompute` in a program: modules that compute their activations again in backward.
 
-A region is one call of a named module. What its backward needs of its forward is computed a second
-time, from what comes into the module, just before the first use; the first values are freed when
-the forward no longer needs them. Kept are
+A region is one call of a named module. The values of its forward that its backward needs are
+computed a second time, from the module's inputs, just before their first use. The first values are
+freed when the forward no longer needs them. These values are kept:
 
-- values that somebody else's backward needs, such as the output of the module,
-- what random operations have drawn, for another draw would be another dropout,
-- what operations have made that change the state, and values that are changed afterwards. A batch
+- values that the backward of another module needs, such as the output of the module,
+- random numbers, since a second draw would be another dropout,
+- results of operations that change the state, and values that are changed later. A batch
   norm is computed again without its statistics, so they count each batch once.
 """
 
@@ -40,7 +40,7 @@ class Recompute:
     name = "recompute"
 
     def __call__(self, form: Form) -> Form:
-        """The form, whose named modules keep fewer activations."""
+        """The form, whose named modules store fewer activations."""
         _check_names(form.graph, self.checkpoints)
         graph, _ = form.copied()
         calls: dict[ModuleCall, list[fx.Node]] = defaultdict(list)
@@ -49,7 +49,7 @@ class Recompute:
             if call is not None:
                 calls[call].append(node)
         changers, again, kept = changers_of(graph), 0, 0
-        # the later ones use what comes out of the earlier ones
+        # later regions use the outputs of earlier ones
         for nodes in reversed(calls.values()):
             region = Region(nodes, changers)
             needed = region.needed()
@@ -72,14 +72,14 @@ def _check_names(graph: fx.Graph, names: Iterable[str]) -> None:
     for name in names:
         if name not in known:
             raise PlanError(
-                f"recompute_configs.checkpoints: no module {name!r} computes anything in the "
+                f"recompute_configs.checkpoints: no module {name!r} computes a value in the "
                 f"program; {did_you_mean(name, sorted(filter(None, known)))}"
             )
 
 
 def _call_of(node: fx.Node, names: Iterable[str]) -> ModuleCall | None:
     """The outermost call of one of the modules that a node belongs to."""
-    # a program that was loaded knows modules only
+    # a loaded program has module paths only
     calls = node.meta.get("calls") or (ModuleCall(node.meta.get("module") or "", 0),)
     for path, number in calls:
         for name in names:
@@ -90,7 +90,7 @@ def _call_of(node: fx.Node, names: Iterable[str]) -> ModuleCall | None:
 
 
 def _repeat(graph: fx.Graph, region: Region, needed: Sequence[fx.Node]) -> None:
-    """Have the backward of a region use values of its own."""
+    """Make the backward of a region use recomputed values."""
     users = [u for u in region.backward if not set(needed).isdisjoint(u.all_input_nodes)]
     if not users:
         return

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`split_ps`: a program with lookups becomes three: ids from the feeds, training, the push.
+"""`split_ps`: splits a program with lookups into the ids program and the training graph.
 
-What lies between them, pulling rows by the ids and pushing their gradients, is not computed but
-asked of the parameter servers. For all lookups of a table there is one pull and one push.
+Between them the worker pulls rows from the parameter servers, and after them it pushes gradients.
+All lookups of a table share one pull and one push.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fleetlight.static.rewriting.table_ids import EACH, IDS, NUMBER, IdsProgram
 from fleetlight.torch_compat.fakes import open_fake
 
 _aten = torch.ops.aten
-#: what may be between the gradients of lookups and the optimizer: their sum
+#: the operation that may be between the gradients of lookups and the optimizer
 _ADD = _aten.add.Tensor
 _PLACES = torch.int32
 _ALIASES = (_aten.alias.default, _aten.detach.default)
@@ -41,12 +41,12 @@ _ALIASES = (_aten.alias.default, _aten.detach.default)
 
 @dataclasses.dataclass(frozen=True)
 class SplitPS:
-    """Rows are inputs of the training graph, and their gradients come out of it."""
+    """Makes rows inputs of the training graph, and their gradients outputs."""
 
     name: str = dataclasses.field(default="split_ps", init=False)
 
     def __call__(self, form: Form) -> Form:
-        """The form, its lookups replaced."""
+        """The form with replaced lookups."""
         graph, _ = form.copied()
         if form.split is not None:
             return form.rewritten(graph, "is split already")
@@ -69,20 +69,20 @@ class SplitPS:
 
 
 class _Writer:
-    """Writes the training graph."""
+    """Rewrites the training graph."""
 
     def __init__(self, form: Form, graph: fx.Graph) -> None:
         self._graph = graph
         self._lookups = form.lookups
-        #: what is behind the last of the state
-        self._behind = list(graph.nodes)[len(form.state)]
-        #: by number of the lookup: its rows, its places, and where its bags begin
+        #: the first node after the state
+        self._after_state = list(graph.nodes)[len(form.state)]
+        #: by number of the lookup: its rows, row indices, and bounds of bags
         self._inputs: dict[int, tuple[fx.Node, ...]] = {}
-        #: by number of the lookup: from which rows maxima are
+        #: by number of the lookup: the row index of each maximum
         self._chosen: dict[int, fx.Node] = {}
 
     def take_rows(self, pull: LookupPull) -> LookupPull:
-        """Make what a pull brings a part of the state; answers the pull with its slots."""
+        """Add the rows of a pull to the state; return the pull with its slots."""
         looked = {n.args[NUMBER]: n for n in self._graph.nodes if n.target is LOOK_UP}
         first = looked[pull.wanted[0].number].meta["val"]
         value = _open(first, (None, first.shape[-1]), torch.float32)
@@ -102,20 +102,20 @@ class _Writer:
         return dataclasses.replace(pull, slots=tuple(slots))
 
     def _input(self, name: str, value: Tensor) -> tuple[fx.Node, Slot]:
-        with self._graph.inserting_before(self._behind):
+        with self._graph.inserting_before(self._after_state):
             node = self._graph.placeholder("_".join(["p", *name.replace(".", " ").split()]))
         node.meta.update(val=value, part="forward", module="")
         empty = torch.empty([0] * value.dim(), dtype=value.dtype, device=value.device)
         return node, Slot("pulled", name, empty)
 
     def replace_lookups(self) -> None:
-        """Of lookups and of the weights of their ids: computed from the rows."""
+        """Compute lookups and gradients of per-sample weights from the rows."""
         for node in list(self._graph.nodes):
             if node.target is LOOK_UP:
                 gathered = self._gathered(node)
                 node.replace_all_uses_with(gathered)
                 self._graph.erase_node(node)
-                # it may be fetched by this name
+                # fetches may use this name
                 gathered.name = node.name
         for node in list(self._graph.nodes):
             if node.target is EACH_GRADIENT:
@@ -139,7 +139,7 @@ class _Writer:
         return self._call(node, operator.getitem, (both, 0), value)
 
     def push(self, pull: LookupPull) -> fx.Node | None:
-        """Sum the gradients of a table; answers their mark, or None where nothing learns."""
+        """Sum the gradients of a table; return their mark, or None if no row learns."""
         numbers = {wanted.number for wanted in pull.wanted}
         found = [
             node
@@ -156,7 +156,7 @@ class _Writer:
         return mark
 
     def _summed(self, mark: fx.Node, found: Sequence[fx.Node]) -> fx.Node:
-        """The gradient of the rows of a table by those of its lookups."""
+        """The gradient of the rows of a table, from those of its lookups."""
         rows = self._inputs[found[0].args[3]][0]  # type: ignore[index]
         sums = []
         plain = [n for n in found if self._lookups[n.args[3]].mode == ROWS]  # type: ignore[index]
@@ -179,29 +179,29 @@ class _Writer:
         return self._call(mark, SUM_BAGS, given, rows.meta["val"])
 
     def drop_replaced(self) -> None:
-        """Nothing is left of the gradients of lookups, nor of their sums."""
+        """Remove the gradients of lookups and their sums."""
         gradients = {node for node in self._graph.nodes if node.target is TABLE_GRADIENT}
-        replaced = gradients | {user for node in gradients for user in _behind(node)}
+        replaced = gradients | {user for node in gradients for user in _all_users(node)}
         for node in reversed(self._graph.nodes):
             if node in replaced and not node.users:
                 self._graph.erase_node(node)
 
     def _call(self, node: fx.Node, target: Any, args: Any, value: Any) -> fx.Node:
-        """A node before another, of the same part and module."""
+        """Insert a call before a node, with its part and module."""
         with self._graph.inserting_before(node):
             made = self._graph.call_function(target, args)
         made.meta.update(part=node.meta.get("part"), module=node.meta.get("module"), val=value)
         return made
 
 
-def _behind(node: fx.Node) -> Iterator[fx.Node]:
+def _all_users(node: fx.Node) -> Iterator[fx.Node]:
     for user in node.users:
         yield user
-        yield from _behind(user)
+        yield from _all_users(user)
 
 
 def _marks_of(node: fx.Node, table: str) -> Iterator[fx.Node]:
-    """Where the gradient of a lookup enters the optimizer, added to others or not."""
+    """The marks that the gradient of a lookup reaches, also through sums."""
     for user in node.users:
         if user.target is GRADIENT:
             yield user
@@ -210,16 +210,16 @@ def _marks_of(node: fx.Node, table: str) -> Iterator[fx.Node]:
         else:
             raise PlanError(
                 f"the gradient of the table {table} is used by {user.name}; the gradients of "
-                "tables go to the parameter servers, who alone have the rows"
+                "tables go to the parameter servers only, which have the rows"
             )
 
 
 def _reaches(node: fx.Node, marks: Any) -> bool:
-    return any(user in marks for user in _behind(node))
+    return any(user in marks for user in _all_users(node))
 
 
 def _refuse_other_uses(form: Form, graph: fx.Graph) -> None:
-    """The weight of a table has no elements once its rows are on servers."""
+    """Refuse other uses of a table's weight, which has no elements once its rows are on servers."""
     numbers = {id(lookup.layer.weight): n for n, lookup in enumerate(form.lookups)}
     for slot, node in zip(form.state, graph.nodes, strict=False):
         number = numbers.get(id(slot.tensor))
@@ -233,7 +233,7 @@ def _refuse_other_uses(form: Form, graph: fx.Graph) -> None:
 
 
 def _open(like: Any, shape: Sequence[Any], dtype: torch.dtype) -> Tensor:
-    """A tensor without values; sizes of None may be any."""
+    """A fake tensor; sizes of None are dynamic."""
     example = torch.empty([size or 23 for size in shape], dtype=dtype, device=like.device)
     fake: Tensor = open_fake(like.fake_mode, example, [size is None for size in shape])
     return fake

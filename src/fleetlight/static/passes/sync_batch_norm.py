@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batch norm in training goes by the batches of all workers."""
+"""Synchronised batch norm: training uses statistics of the batches of all workers."""
 
 from __future__ import annotations
 
@@ -18,37 +18,34 @@ from fleetlight.static.rewriting.regions import is_training_norm
 from fleetlight.static.rewriting.registry import PassRecord, PassRequest
 
 _aten = torch.ops.aten
-#: of torch's backward: where the gradient, the input, the weight and the kept mean are
+#: arguments of torch's backward: the gradient, the input, the weight and the saved mean
 _BACKWARDS: dict[Any, tuple[int, int, int, int]] = {
     _aten.native_batch_norm_backward.default: (0, 1, 2, 5),
     _aten.cudnn_batch_norm_backward.default: (1, 0, 2, 5),
 }
-#: among the results of ours
+#: the result of the synchronised norm with the number of values
 _COUNT = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class SyncBatchNorm:
-    """Torch's operations become ours, forward and backward, where they are.
-
-    What an evaluation computes stays.
-    """
+    """Replaces torch's batch norms in training, forward and backward; evaluations do not change."""
 
     name = "sync_batch_norm"
 
     def __call__(self, form: Form) -> Form:
-        """The form, whose norms exchange their statistics with those of the other workers."""
+        """The form, whose norms exchange statistics between workers."""
         graph, _ = form.copied()
         norms = [node for node in graph.nodes if is_training_norm(node)]
         counts = {norm: _synchronise(norm) for norm in norms}
         for node in list(graph.nodes):
             if node.target in _BACKWARDS:
                 _synchronise_backward(node, counts)
-        return form.rewritten(graph, f"{len(norms)} batch norms go by the batches of all workers")
+        return form.rewritten(graph, f"{len(norms)} batch norms use the batches of all workers")
 
 
 def _synchronise(norm: fx.Node) -> fx.Node:
-    """Answers the node that has the number of values."""
+    """Replace a norm; return the node with the number of values."""
     x, weight, bias, mean, var, _, momentum, eps = norm.args[:8]
     _become(norm, SYNCED_NORM, x, weight, bias, mean, var, momentum, eps)
     with norm.graph.inserting_after(norm):
@@ -70,7 +67,7 @@ def _synchronise_backward(node: fx.Node, counts: dict[fx.Node, fx.Node]) -> None
 
 
 def _become(node: fx.Node, target: Any, *args: Any) -> None:
-    """Another operation in the place of a node; its results have the places of those before."""
+    """Change the operation of a node; its results keep their indices."""
     node.target, node.args, node.kwargs = target, args, {}
     given = fx.map_arg(args, lambda source: source.meta["val"])
     with torch.no_grad():

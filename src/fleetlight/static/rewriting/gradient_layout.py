@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients as rows of numbers and back, in the order in which they lie in memory.
+"""Gradients as flat rows and back, in memory order.
 
-In any other order the numbers of a transposed gradient would have to be copied.
+In any other order a transposed gradient would need a copy.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _aten = torch.ops.aten
 
 @dataclasses.dataclass(frozen=True)
 class GradientLayout:
-    """How the numbers of a gradient lie in memory."""
+    """The memory layout of a gradient."""
 
     shape: tuple[int, ...]
-    #: its dimensions, that of the largest steps first
+    #: its dimensions by decreasing stride
     order: tuple[int, ...]
-    #: whether they fill the memory from the first to the last, each once
+    #: whether the elements fill the memory without gaps or overlap
     dense: bool = True
 
     @classmethod
     def of(cls, gradient: Tensor) -> GradientLayout:
-        """What is not dense, such as one number expanded to many, will be laid out by its shape."""
+        """The layout of a gradient; a gradient that is not dense, such as expanded, has none."""
         shape, straight = tuple(gradient.shape), tuple(range(gradient.dim()))
         if any(isinstance(step, SymInt) for step in gradient.stride()):
             return cls(shape, straight, dense=False)
@@ -45,19 +45,19 @@ class GradientLayout:
         return list(self.order) == sorted(self.order)
 
     def flat(self, pen: NodeWriter, gradient: fx.Node) -> fx.Node:
-        """The numbers in a row: a view, unless they are not dense."""
+        """The gradient as a flat row: a view if it is dense."""
         row = gradient
         if not self.dense:
             row = pen.write(_aten.clone.default, row, memory_format=torch.contiguous_format)
         if not self._is_straight:
             row = pen.write(_aten.permute.default, row, list(self.order))
         if len(self.shape) != 1:
-            # right, though a copy, where memory is in another order than was foreseen
+            # copies if the memory has another order than expected
             row = pen.write(_aten.reshape.default, row, [-1])
         return row
 
     def shaped(self, pen: NodeWriter, row: fx.Node) -> fx.Node:
-        """A view of a row, in the shape of the gradient."""
+        """A view of a row in the shape of the gradient."""
         if len(self.shape) != 1:
             row = pen.write(_aten.view.default, row, [self.shape[dim] for dim in self.order])
         if not self._is_straight:

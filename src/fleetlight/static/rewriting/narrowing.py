@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations that compute in a narrow type, among others that do not."""
+"""Rewrites products to compute in a narrow type."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fleetlight.torch_compat.operators import CAST, UNSAFE_VIEW, OpOverload, sch
 from fleetlight.torch_compat.tracing import rename
 
 _aten = torch.ops.aten
-#: those that are much faster in a narrow type, and add up in a wide one
+#: operations that are much faster in a narrow type and accumulate in a wide one
 _NARROW = frozenset(
     {
         *("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "linear", "matmul"),
@@ -23,11 +23,11 @@ _NARROW = frozenset(
     }
 )
 _ATTENTION = "_scaled_dot_product_"
-#: arguments of attention that are wide in any case
+#: arguments of attention that stay wide
 _WIDE = frozenset({"logsumexp"})
-#: they give what they are given, so widening may as well come behind them
+#: operations that only select values, so a cast may come after them
 _EXACT = (_aten.relu.default, _aten.threshold_backward.default, _aten.clone.default)
-#: the same numbers, looked at in another way
+#: views
 _VIEWS = (
     _aten.t.default,
     _aten.transpose.int,
@@ -45,20 +45,20 @@ _VIEWS = (
 class Narrowing:
     """Rewrites a graph, whose nodes keep their names, types and meanings.
 
-    A narrow operation stands before the node that it replaces, which only widens its result. Where
-    the next operation is narrow as well, it takes the narrow one, and nobody needs the wide one.
+    A narrow operation comes before the node that it replaces, which only widens its result. If
+    the next operation is narrow as well, it uses the narrow result, and the cast is unused.
     """
 
     def __init__(self, graph: fx.Graph, dtype: torch.dtype) -> None:
         self._graph, self._dtype = graph, dtype
-        #: the same in the narrow type, of nodes that have not been changed since
+        #: the narrow copies of nodes that have not changed since
         self._narrow: dict[fx.Node, fx.Node] = {}
-        #: those that are the narrow one widened, bit for bit
+        #: nodes that are exactly their narrow copy, widened
         self._widened: set[fx.Node] = set()
         self.done = self.casts = 0
 
     def rewrite(self) -> None:
-        """All of the graph."""
+        """Rewrite the whole graph."""
         for node in list(self._graph.nodes):
             if is_narrowable(node):
                 self._compute(node)
@@ -68,7 +68,7 @@ class Narrowing:
             self._forget({base_of(changed) for changed in changed_by(node)})
 
     def _compute(self, node: fx.Node) -> None:
-        """In the narrow type; the node itself becomes the wide result."""
+        """Compute a node in the narrow type; the node itself becomes the wide result."""
         pen = NodeWriter(node)
         target: Any = node.target
         names = [argument.name for argument in schema(target).arguments]
@@ -82,7 +82,7 @@ class Narrowing:
         if isinstance(node.meta["val"], Tensor):
             self._widen(node, narrow)
             return
-        # of several results, one by one
+        # several results: one by one
         for old in list(node.users):
             with self._graph.inserting_before(old):
                 new = self._graph.node_copy(old, lambda n: narrow if n is node else n)
@@ -91,7 +91,7 @@ class Narrowing:
         self._graph.erase_node(node)
 
     def _widen(self, node: fx.Node, narrow: fx.Node) -> None:
-        """Some results of narrow operations are wide nevertheless, or were not asked for."""
+        """Make a node the cast of its narrow result; drop it if that is wide or no tensor."""
         value = narrow.meta["val"]
         if not isinstance(value, Tensor) or value.dtype != self._dtype:
             node.replace_all_uses_with(narrow)
@@ -103,7 +103,7 @@ class Narrowing:
         self._widened.add(node)
 
     def _of(self, value: Any, user: fx.Node) -> Any:
-        """An argument for a narrow operation."""
+        """The narrow form of an argument."""
         if not isinstance(value, fx.Node) or not _is_wide(value):
             return value
         if value not in self._narrow:
@@ -112,7 +112,7 @@ class Narrowing:
         return self._narrow[value]
 
     def _made(self, value: fx.Node, user: fx.Node) -> fx.Node:
-        """Of a view, what it looks at is cast: others may look at that as well."""
+        """Cast a value; for a view cast its base, which other views may share."""
         target: Any = value.target
         if target in _VIEWS:
             source = self._of(value.args[0], user)
@@ -122,19 +122,19 @@ class Narrowing:
         return NodeWriter(user).write(CAST, value, dtype=self._dtype)
 
     def _is_exact(self, node: fx.Node) -> bool:
-        """Whether a node is a narrow one that has been widened."""
+        """Whether a node is exactly a widened narrow value."""
         if node.target in _VIEWS:
             return self._is_exact(node.all_input_nodes[0])
         return node in self._widened and node in self._narrow
 
     def _forget(self, bases: Collection[fx.Node]) -> None:
-        """What has been changed is no longer the same in both types."""
+        """Drop narrow copies of memory that changed."""
         if bases:
             self._narrow = {n: m for n, m in self._narrow.items() if base_of(n) not in bases}
 
 
 def is_narrowable(node: fx.Node) -> bool:
-    """Whether autocast would compute it in a narrow type; double precision stays what it is."""
+    """Whether autocast would compute a node in a narrow type; never for double precision."""
     target: Any = node.target
     if not isinstance(target, OpOverload) or target.namespace != "aten":
         return False

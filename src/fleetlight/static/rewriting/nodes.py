@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes for passes: new operations with what is known of a node, and the marks of gradients."""
+"""Nodes for passes: new operations with the metadata of a node, and the marks of gradients."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fleetlight.static.ops.marks import GRADIENT
 
 
 class NodeWriter:
-    """Writes operations where the graph inserts now, of the same part and module as a node."""
+    """Writes operations at the graph's insertion point, with the part and module of a node."""
 
     def __init__(self, like: fx.Node) -> None:
         self._graph = like.graph
         self._meta = {key: like.meta.get(key) for key in ("part", "module", "calls")}
 
     def write(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
-        """A node, with the shape of what it will compute."""
+        """Create a node with a fake value."""
         name = getattr(target, "overloadpacket", target).__name__
         node = self._graph.create_node("call_function", target, args, kwargs, name)
         node.meta.update(self._meta)
@@ -32,7 +32,7 @@ class NodeWriter:
 
 
 def gradients_of(graph: fx.Graph) -> list[fx.Node]:
-    """The marks, in the order in which backward makes the gradients."""
+    """The marks of gradients, in the order of backward."""
     order = {node: place for place, node in enumerate(graph.nodes)}
     marks = [node for node in graph.nodes if node.target is GRADIENT]
     return sorted(marks, key=lambda mark: order[base_of(made_by(mark))])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which values of a region can be computed a second time, and be the same."""
+"""The values of a region that can be computed a second time with the same result."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from fleetlight.static.graph.form import in_forward
 from fleetlight.static.ops.marks import UNLESS_TESTING
 
 _aten = torch.ops.aten
-#: in training they need no statistics, and change them
+#: in training they change their statistics without reading them
 _BATCH_NORMS = (_aten.native_batch_norm.default, _aten.cudnn_batch_norm.default)
-#: where they have them, and where they are told that they train
+#: arguments: the statistics, and whether they train
 _STATISTICS, _TRAINS = slice(3, 5), 5
 
 
-#: by a piece of memory, who changes it before the optimizer steps
+#: by the base of a piece of memory, the nodes that change it before the update
 Changers = Mapping[fx.Node, Sequence[fx.Node]]
 
 
 def changers_of(graph: fx.Graph) -> Changers:
-    """All of a graph."""
+    """The changers of all memory in a graph."""
     changers: dict[fx.Node, list[fx.Node]] = defaultdict(list)
     for node in graph.nodes:
         if node.meta.get("part") not in ("reduction", "update"):
@@ -37,30 +37,30 @@ def changers_of(graph: fx.Graph) -> Changers:
 
 
 class Region:
-    """A piece of the forward, and the piece of backward that belongs to it."""
+    """A part of the forward, and its backward."""
 
     def __init__(self, members: Sequence[fx.Node], changers: Changers) -> None:
         self.forward = [node for node in members if node.meta["part"] == "forward"]
         self.backward = [node for node in members if node.meta["part"] == "backward"]
         self._changers = changers
-        #: what somebody else's backward needs stays anyway
+        #: values that other nodes outside the forward need; they are kept anyway
         self.shared = self._shared()
         self.repeatable = self._repeatable()
 
     def needed(self) -> list[fx.Node]:
-        """What is to be computed again for this backward, in the order of the first time."""
+        """The nodes to compute again for this backward, in their first order."""
         found: set[fx.Node] = set()
         pending = [n for user in self.backward for n in user.all_input_nodes]
         while pending:
             node = pending.pop()
             if node in self.repeatable and node not in found:
                 found.add(node)
-                # and who changes it in place
+                # and the nodes that change it in place
                 pending += [*read_by(node), *self._changers.get(base_of(node), ()), base_of(node)]
         return [node for node in self.forward if node in found]
 
     def kept(self, needed: Iterable[fx.Node]) -> set[fx.Node]:
-        """What stays from the forward since it would not be the same the second time."""
+        """Values kept from the forward, since a second computation would differ."""
         mine = set(self.forward) - self.shared - self.repeatable
         read = [n for node in (*needed, *self.backward) for n in read_by(node)]
         return {base_of(n) for n in read if n in mine and isinstance(n.meta.get("val"), Tensor)}
@@ -80,14 +80,14 @@ class Region:
         return can
 
     def _is_repeatable(self, node: fx.Node, can: Collection[fx.Node]) -> bool:
-        """Whether it is the same again, when just these are computed again in their order."""
+        """Whether a node has the same result if exactly the nodes in `can` are computed again."""
         if any(base_of(changed) not in can for changed in _changed(node)):
             return False
         if base_of(node) is node and any(n not in can for n in self._changers.get(node, ())):
             return False
         for source in read_by(node):
             if node.target is operator.getitem and source not in can:
-                # one of several results: what is kept is this one
+                # one of several results: this one is kept
                 return False
             base = base_of(source)
             if base not in can and any(node < n for n in self._changers.get(base, ())):
@@ -96,7 +96,7 @@ class Region:
 
 
 def read_by(node: fx.Node) -> list[fx.Node]:
-    """What a node needs of others when it is computed again."""
+    """The inputs that a node needs when it is computed again."""
     if node.target is UNLESS_TESTING:
         return node.all_input_nodes[:1]
     if is_training_norm(node):
@@ -105,17 +105,17 @@ def read_by(node: fx.Node) -> list[fx.Node]:
 
 
 def is_training_norm(node: fx.Node) -> bool:
-    """Whether it is a batch norm that goes by its batch."""
+    """Whether a node is a batch norm in training."""
     return node.target in _BATCH_NORMS and bool(node.args[_TRAINS])
 
 
 def without_statistics(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of a batch norm that changes none."""
+    """The arguments of a batch norm without running statistics."""
     return (*args[: _STATISTICS.start], None, None, *args[_STATISTICS.stop :])
 
 
 def _is_pure(node: fx.Node) -> bool:
-    """Whether it makes tensors, and not by chance."""
+    """Whether a node returns tensors and draws no random numbers."""
     made = node.meta.get("val")
     tags = getattr(node.target, "tags", ())
     return isinstance(made, (Tensor, tuple, list)) and (
@@ -124,6 +124,6 @@ def _is_pure(node: fx.Node) -> bool:
 
 
 def _changed(node: fx.Node) -> Iterator[fx.Node]:
-    """What it changes when it is computed again."""
+    """The inputs that a node changes when it is computed again."""
     if node.target not in _BATCH_NORMS:
         yield from changed_by(node)

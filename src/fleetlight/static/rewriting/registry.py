@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record that a pass's file declares: when a job wants the pass, and where it stands."""
+"""The record of a pass: when a job needs the pass, and its position."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from fleetlight.strategy import DistributedStrategy
 
 @dataclasses.dataclass(frozen=True)
 class PassRequest:
-    """What a job says about a program before it runs."""
+    """The properties of a job that select passes."""
 
     strategy: DistributedStrategy
     model: nn.Module
-    #: parameter servers keep the tables and make the steps
+    #: parameter servers store the tables and make the steps
     with_servers: bool = False
-    #: how the workers reduce gradients; None where they reduce none
+    #: how the workers reduce gradients; None if they reduce none
     reduction: Reduction | None = None
-    #: the groups that sum level by level; empty where all workers sum at once
+    #: the groups of a hierarchical all-reduce; empty for a flat one
     levels: tuple[Groups, ...] = ()
-    #: workers train alone for some steps, and then take means of parameters
+    #: workers train alone for some steps and then average parameters
     trains_alone: bool = False
 
     @property
     def goes_by_levels(self) -> bool:
-        """Whether buckets are summed level by level."""
+        """Whether all-reduces are hierarchical."""
         return bool(self.levels) and self.reduction is not None and self.reduction.inner is not None
 
 
 @dataclasses.dataclass(frozen=True)
 class PassRecord:
-    """`wanted` makes the pass that a job asks for, or returns None.
+    """`wanted` returns the pass for a job, or None.
 
-    `after` and `before` name passes; they say nothing where a program has no such pass.
+    `after` and `before` name passes; a name that a program does not have has no effect.
     """
 
     name: str
@@ -51,9 +51,9 @@ class PassRecord:
 
 
 def in_order(records: Iterable[PassRecord]) -> tuple[PassRecord, ...]:
-    """The records so that each stands where it says, in one order for all processes."""
+    """The records sorted by `after` and `before`, in the same order in all processes."""
     named = {record.name: record for record in sorted(records, key=lambda record: record.name)}
-    # lists, since the order of a set of texts differs between processes
+    # lists: the order of a set of strings differs between processes
     graph: dict[str, list[str]] = {name: [] for name in named}
     for record in named.values():
         for other in (*record.after, *record.before):
@@ -67,5 +67,5 @@ def in_order(records: Iterable[PassRecord]) -> tuple[PassRecord, ...]:
     except graphlib.CycleError as error:
         circle = " -> ".join(error.args[1])
         raise PlanError(
-            f"passes stand in a circle: {circle}; change `after` or `before` in one of their files"
+            f"passes form a cycle: {circle}; change `after` or `before` in one of their files"
         ) from None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""More state for a program: what a pass lets it keep from one run to the next."""
+"""Additional state of a program, which a pass keeps between runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fleetlight.torch_compat.tracing import rename, root
 
 
 class Inputs:
-    """The inputs of a graph that is being rewritten, and what state they stand for."""
+    """The inputs of a graph in rewriting, and their state."""
 
     def __init__(self, graph: fx.Graph, form: Form) -> None:
         self._graph = graph
@@ -26,16 +26,16 @@ class Inputs:
         self.state = list(form.state)
 
     def of(self, kind: Kind) -> dict[str, fx.Node]:
-        """The inputs of a kind of state, by the names of the slots."""
+        """The inputs of one kind of state, by name."""
         pairs = zip(self.state, self._nodes, strict=False)
         return {slot.name: node for slot, node in pairs if slot.kind == kind}
 
     def slot(self, kind: Kind, name: str) -> Slot | None:
-        """The slot of this name, if there is one."""
+        """The slot with this name, or None."""
         return next((s for s in self.state if (s.kind, s.name) == (kind, name)), None)
 
     def add(self, slot: Slot) -> fx.Node:
-        """One more input behind the state."""
+        """Add an input after the state."""
         place = len(self.state)
         before = self._nodes[place - 1] if place else root(self._graph)
         with self._graph.inserting_after(before):
@@ -53,20 +53,22 @@ class Inputs:
 
 
 def marks_to_keep(graph: fx.Graph, who: str) -> list[fx.Node]:
-    """The marked gradients of a form; an error where they are reduced already, or where none is."""
+    """The marks of gradients; an error if there are none or they are reduced already."""
     marks = gradients_of(graph)
     if not marks:
         raise PlanError(
-            f"{who}: the program has no gradients that enter an optimizer; give it to programs "
-            "behind optimizer.minimize(loss)"
+            f"{who}: the program has no gradients that enter an optimizer; apply it "
+            "after optimizer.minimize(loss)"
         )
     if any(node.target is REDUCE for node in graph.nodes):
-        raise PlanError(f"{who} comes before the passes that reduce gradients, and came behind one")
+        raise PlanError(
+            f"{who} must run before the passes that reduce gradients, but ran after one"
+        )
     return marks
 
 
 def gradient_slots(marks: Sequence[fx.Node], inputs: Inputs) -> Mapping[str, fx.Node]:
-    """A slot for each marked gradient, laid out like its parameter, by the parameter's name."""
+    """A slot for each marked gradient, with its parameter's layout, by the parameter's name."""
     known = inputs.of("gradient")
     for mark in marks:
         name, value = str(mark.args[1]), mark.meta["val"]
@@ -79,7 +81,7 @@ def gradient_slots(marks: Sequence[fx.Node], inputs: Inputs) -> Mapping[str, fx.
 
 
 def weigh(graph: fx.Graph, inputs: Inputs, factor: float | fx.Node) -> None:
-    """Multiply the gradients of a batch by a factor: where backward begins."""
+    """Multiply the gradients of a batch by a factor, where backward begins."""
     for node in inputs.of("weight").values():
         users = list(node.users)
         if users:
@@ -88,6 +90,6 @@ def weigh(graph: fx.Graph, inputs: Inputs, factor: float | fx.Node) -> None:
 
 def _multiply(graph: fx.Graph, node: fx.Node, first: fx.Node, factor: float | fx.Node) -> None:
     with graph.inserting_before(first):
-        weighed = graph.call_function(torch.ops.aten.mul.Tensor, (node, factor))
-    weighed.meta.update(part="backward", module="", val=node.meta["val"])
-    node.replace_all_uses_with(weighed, lambda user: user is not weighed)
+        weighted = graph.call_function(torch.ops.aten.mul.Tensor, (node, factor))
+    weighted.meta.update(part="backward", module="", val=node.meta["val"])
+    node.replace_all_uses_with(weighted, lambda user: user is not weighted)

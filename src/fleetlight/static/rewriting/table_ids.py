@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program of the ids: what of a graph must be computed to know which rows a run reads."""
+"""The ids program: the part of a graph that computes the ids of lookups."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from fleetlight.static.graph.lookups import LOOK_UP, LookupInputs, LookupPull
 from fleetlight.static.graph.state import Slot
 from fleetlight.static.ops.marks import without_marks
 
-#: where a lookup has its weight, ids, offsets, weights of ids, shows, clicks, and its number
+#: arguments of a lookup: weight, ids, offsets, per-sample weights, shows, clicks, number
 WEIGHT, IDS, OFFSETS, EACH, SHOW, CLICK, NUMBER = range(7)
 _GIVEN = (IDS, OFFSETS, SHOW, CLICK)
-#: state that is there before a run, and as it was written
+#: kinds of state that are known before a run
 _KNOWN = ("constant", "buffer")
 
 
 class IdsProgram:
-    """Cut from the graph of a form; refuses ids that more than feeds decide."""
+    """Cut from the graph of a form; refuses ids that depend on more than feeds."""
 
     def __init__(self, form: Form, graph: fx.Graph) -> None:
         self._form = form
@@ -39,12 +39,12 @@ class IdsProgram:
         found = self._cut(graph)
         given: list[Slot | Feed] = [*form.state, *form.feeds]
         inputs = zip(self._inputs, given, strict=True)
-        #: what it takes
+        #: its inputs
         self.needs = tuple(one for node, one in inputs if node in self._needed)
         self.module = fx.GraphModule(torch.nn.Module(), found)
 
     def _need(self, node: fx.Node, lookup: fx.Node) -> None:
-        """Take a node and all it is computed from."""
+        """Add a node and everything that it depends on."""
         stack = [node]
         while stack:
             node = stack.pop()
@@ -54,7 +54,7 @@ class IdsProgram:
                 stack += node.all_input_nodes
 
     def _need_changes(self, lookup: fx.Node) -> None:
-        """Take what changes, before a lookup, the memory in which something needed is."""
+        """Add the nodes before a lookup that change memory of needed nodes."""
         while True:
             bases = {base_of(node) for node in self._needed}
             more = [c for c in self._changing if c < lookup and c not in self._needed]
@@ -69,13 +69,13 @@ class IdsProgram:
         if reason is not None:
             name = lookup.meta.get("module") or self._form.lookups[_number(lookup)].table
             raise PlanError(
-                f"{name}: its ids are computed from {reason}; expected from feeds alone, since the "
-                "rows are asked for before anything else is computed. Feed the ids, or compute "
-                "them from what is fed"
+                f"{name}: its ids are computed from {reason}; expected feeds alone, since the "
+                "rows are pulled before anything else is computed. Feed the ids, or compute "
+                "them from feeds"
             )
 
     def _reason(self, node: fx.Node) -> str | None:
-        """What of a node is not known before a run."""
+        """Why a node is not known before a run, or None."""
         if node.target is LOOK_UP:
             return f"rows of the table {self._form.lookups[_number(node)].table}"
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
@@ -89,7 +89,7 @@ class IdsProgram:
         return None
 
     def _cut(self, graph: fx.Graph) -> fx.Graph:
-        """The needed nodes, in their order, and what they are at the time of each lookup."""
+        """A graph of the needed nodes, with the inputs of each lookup as outputs."""
         cut = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
         changes = any(node in self._needed for node in self._changing)
@@ -113,16 +113,16 @@ class IdsProgram:
         changes: bool,
         found: list[fx.Node],
     ) -> int | None:
-        """Where the answer is; the same for two lookups that are given the same."""
+        """The index of an output; lookups with the same input share it."""
         if not isinstance(value, fx.Node):
             return None
-        answer = copies[value]
+        output = copies[value]
         if changes:
-            # later operations may change it where it is
-            answer = cut.call_function(torch.ops.aten.clone.default, (answer,))
-        if answer not in found:
-            found.append(answer)
-        return found.index(answer)
+            # later operations may change it in place
+            output = cut.call_function(torch.ops.aten.clone.default, (output,))
+        if output not in found:
+            found.append(output)
+        return found.index(output)
 
     def _as_wanted(self, node: fx.Node, places: Sequence[int | None]) -> LookupInputs:
         ids, offsets, show, click = places
@@ -130,7 +130,7 @@ class IdsProgram:
         return LookupInputs(_number(node), ids, offsets, show, click, node.args[EACH] is not None)
 
     def pulls(self) -> Iterator[LookupPull]:
-        """One for each table, in the order of their first lookups."""
+        """One pull for each table, in the order of first lookups."""
         tables: dict[str, list[LookupInputs]] = {}
         for number, wanted in self._wanted.items():
             tables.setdefault(self._form.lookups[number].table, []).append(wanted)

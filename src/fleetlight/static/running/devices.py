@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Places: the device that an executor works on, in all the ways in which people say it."""
+"""The device of an executor, in all notations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _EXPECTED = "expected 'cpu', 'cuda', 'cuda:1', a torch.device, or the number of 
 
 
 def place_of(place: Any) -> torch.device:
-    """The device; an error when it is none, or when this machine does not have it."""
+    """The device; an error if it is invalid or missing on this machine."""
     device = _device(place)
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0

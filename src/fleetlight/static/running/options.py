@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a program is run, apart from what it computes."""
+"""Options of runs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fleetlight.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-    """A program has some, which its executor may change."""
+    """The options of a program; its executor may override them."""
 
-    #: fetches of a training program are computed at every n-th run
+    #: a training program computes fetches in every n-th run
     fetch_frequency: int = 1
-    #: threads of an operator while a program runs; None: as many as torch has anyway
+    #: threads of an operator during a run; None: torch's number
     num_threads: int | None = None
 
     def __post_init__(self) -> None:
@@ -26,7 +26,7 @@ class RunOptions:
                 raise ConfigError(f"{name}: got {value!r}, expected a whole number above 0")
 
     def changed(self, fetch_frequency: int | None, num_threads: int | None) -> RunOptions:
-        """The same, but for what is not None."""
+        """The options with the arguments that are not None."""
         if fetch_frequency is None and num_threads is None:
             return self
         given = {"fetch_frequency": fetch_frequency, "num_threads": num_threads}
@@ -35,7 +35,7 @@ class RunOptions:
 
 
 class Threads:
-    """Inside the block, an operator has so many threads; None: as many as it had."""
+    """Inside the block, operators use `count` threads; None: torch's number."""
 
     def __init__(self, count: int | None) -> None:
         self._count, self._before = count, None if count is None else torch.get_num_threads()

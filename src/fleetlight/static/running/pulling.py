@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between the ids of a run and its training graph: asks tables for rows, and says where they lie.
+"""Pulls the rows of a run and puts them, with the index of each id, into the program's state.
 
-Behind the distinct rows of a table may be others, which only padding reads: their gradients are
-nobody's.
+After the distinct rows of a table may come shadow rows, which only padding reads; their gradients
+are dropped.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class PulledRows:
     visit: Visit
     #: shows and clicks of the distinct ids
     counts: tuple[Floats, Floats] | None
-    #: which of the distinct ids learn, where that is not all
+    #: the distinct ids that learn, if not all do
     learning: NDArray[np.bool_] | None
 
     def gradients(self, summed: Tensor) -> TableGradients:
-        """What is pushed, by the gradient that the graph has for all its rows."""
+        """The gradients to push, from the graph's gradient of all rows."""
         wanted = self.visit.wanted
         shows, clicks = self.counts or (None, None)
         made: Floats = summed.to("cpu", torch.float32).numpy()[: len(wanted.ids)]
@@ -56,7 +56,7 @@ class PulledRows:
 
 
 def pull(form: Form, feeds: Sequence[Tensor], *, insert: bool) -> list[PulledRows]:
-    """Bring the rows that a run needs into the state of a program, in the order of its pulls."""
+    """Pull the rows of a run into the state of a program, in the order of its pulls."""
     if form.split is None or not form.split.pulls:
         return []
     by_name = dict(zip((feed.name for feed in form.feeds), feeds, strict=True))
@@ -67,14 +67,14 @@ def pull(form: Form, feeds: Sequence[Tensor], *, insert: bool) -> list[PulledRow
         by_name[need.name] if isinstance(need, Feed) else need.tensor for need in form.split.needs
     ]
     with torch.no_grad():
-        answers = form.split.ids(*given)
-    return [_pulled(form.lookups, one, answers, insert) for one in form.split.pulls]
+        outputs = form.split.ids(*given)
+    return [_pulled(form.lookups, one, outputs, insert) for one in form.split.pulls]
 
 
 def _pulled(
-    lookups: Sequence[Lookup], pull: LookupPull, answers: Sequence[Tensor], insert: bool
+    lookups: Sequence[Lookup], pull: LookupPull, outputs: Sequence[Tensor], insert: bool
 ) -> PulledRows:
-    asked = [_Asked(lookups[wanted.number], wanted, answers) for wanted in pull.wanted]
+    asked = [_LookupRequest(lookups[w.number], w, outputs) for w in pull.wanted]
     handle = handle_of(asked[0].lookup)
     for one in asked:
         handle.reached(one.flat)
@@ -85,37 +85,37 @@ def _pulled(
     return _laid_out(pull, asked, visit)
 
 
-class _Asked:
+class _LookupRequest:
     """One lookup of a run."""
 
-    def __init__(self, lookup: Lookup, wanted: LookupInputs, answers: Sequence[Tensor]) -> None:
+    def __init__(self, lookup: Lookup, wanted: LookupInputs, outputs: Sequence[Tensor]) -> None:
         self.lookup = lookup
         name = type(lookup.layer).__name__
-        ids = answers[wanted.ids]
+        ids = outputs[wanted.ids]
         self.shape = ids.shape
         self.flat = ids_of(ids, name)
-        #: which of the ids are no padding, where some are
+        #: a mask of the ids that are not padding; None if no id is padding
         self.real: NDArray[np.bool_] | None = None
         if lookup.padding is not None:
             real = self.flat != lookup.padding
             self.real = None if real.all() else real
-        #: ids of which rows are read
+        #: ids whose rows are read
         self.read: Ids = self.flat
         if self.real is not None and lookup.drops_padding:
             self.read = self.flat[self.real]
-        show, click = (None if n is None else answers[n] for n in (wanted.show, wanted.click))
+        show, click = (None if n is None else outputs[n] for n in (wanted.show, wanted.click))
         self.given = given_counts(show, click, len(self.flat), self.real)
         self.bounds: NDArray[np.int64] | None = None
         if lookup.mode != ROWS:
-            offsets = None if wanted.offsets is None else answers[wanted.offsets]
+            offsets = None if wanted.offsets is None else outputs[wanted.offsets]
             self.bounds = bag_bounds(ids, offsets, lookup.includes_last)
-        #: whether its padding has a place in the graph, where it reads a row of its own
-        self.shadowed = self.real is not None and (lookup.mode == ROWS or wanted.weighed)
+        #: whether its padding reads a shadow row in the graph
+        self.shadowed = self.real is not None and (lookup.mode == ROWS or wanted.weighted)
         if self.bounds is not None and self.real is not None and not self.shadowed:
             self.bounds = np.concatenate(([0], np.cumsum(self.real)))[self.bounds].astype(np.int64)
 
     def places(self, inverse: Places, shadow: int) -> Places:
-        """Where its ids find their rows, padding at `shadow`."""
+        """The row index of each id; `shadow` for padding."""
         if not self.shadowed:
             return inverse
         assert self.real is not None
@@ -126,8 +126,8 @@ class _Asked:
         return places
 
 
-def _laid_out(pull: LookupPull, asked: Sequence[_Asked], visit: Visit) -> PulledRows:
-    """Put rows and places into the slots of the program."""
+def _laid_out(pull: LookupPull, asked: Sequence[_LookupRequest], visit: Visit) -> PulledRows:
+    """Put rows and row indices into the slots of the program."""
     rows, extra = visit.rows, []
     parts = _parts(visit.inverse, asked)
     slots = iter(pull.slots)
@@ -143,14 +143,14 @@ def _laid_out(pull: LookupPull, asked: Sequence[_Asked], visit: Visit) -> Pulled
     if extra:
         rows = np.concatenate([rows, *extra])
     elif not rows.flags.writeable:
-        # torch warns of arrays that it could write to and must not
+        # torch warns of read-only arrays
         rows = rows.copy()
     _put(of_rows, torch.from_numpy(rows))
     return PulledRows(visit, _counts(asked, visit), _learning(asked, parts, visit))
 
 
-def _parts(inverse: Places, asked: Sequence[_Asked]) -> list[Places]:
-    """Of each lookup, where its ids are among the distinct ones."""
+def _parts(inverse: Places, asked: Sequence[_LookupRequest]) -> list[Places]:
+    """The index of each id among the distinct ones, by lookup."""
     ends = list(itertools.accumulate(len(one.read) for one in asked))
     return [inverse[end - len(one.read) : end] for one, end in zip(asked, ends, strict=True)]
 
@@ -159,8 +159,8 @@ def _put(slot: Any, value: Tensor) -> None:
     slot.tensor = value.to(slot.tensor.device)
 
 
-def _shadow(asked: _Asked, inverse: Places, rows: Floats) -> Floats:
-    """What padding reads: zeros, or the row of its id."""
+def _shadow(asked: _LookupRequest, inverse: Places, rows: Floats) -> Floats:
+    """The row that padding reads: zeros, or the row of its id."""
     if asked.lookup.drops_padding:
         return np.zeros((1, rows.shape[1]), np.float32)
     assert asked.real is not None
@@ -168,9 +168,9 @@ def _shadow(asked: _Asked, inverse: Places, rows: Floats) -> Floats:
 
 
 def _learning(
-    asked: Sequence[_Asked], parts: Sequence[Places], visit: Visit
+    asked: Sequence[_LookupRequest], parts: Sequence[Places], visit: Visit
 ) -> NDArray[np.bool_] | None:
-    """A row that only padding reads learns nothing."""
+    """A mask of the rows that learn: not those that only padding reads."""
     if all(one.real is None or one.lookup.drops_padding for one in asked):
         return None
     learning = np.zeros(len(visit.wanted.ids), np.bool_)
@@ -180,11 +180,11 @@ def _learning(
     return learning
 
 
-def _counts(asked: Sequence[_Asked], visit: Visit) -> tuple[Floats, Floats] | None:
-    """Shows and clicks of each distinct id; none where some lookup says nothing of them."""
+def _counts(asked: Sequence[_LookupRequest], visit: Visit) -> tuple[Floats, Floats] | None:
+    """Shows and clicks of each distinct id; None if a lookup has neither."""
     if any(one.given[0] is None and one.given[1] is None for one in asked):
         return None
-    # whoever gives clicks only means that everything was shown
+    # with clicks only, every id counts as shown once
     shown = [np.ones(len(o.read), np.float32) if o.given[0] is None else o.given[0] for o in asked]
     clicked = [
         np.zeros(len(o.read), np.float32) if o.given[1] is None else o.given[1] for o in asked
@@ -194,11 +194,11 @@ def _counts(asked: Sequence[_Asked], visit: Visit) -> tuple[Floats, Floats] | No
     return np.ascontiguousarray(summed[:, 0]), np.ascontiguousarray(summed[:, 1])
 
 
-# -- where rows are
+# -- tables
 
 
-def handle_of(lookup: Lookup) -> TableHandle | _Here:
-    """The way to a table; torch's own layers may have their rows still."""
+def handle_of(lookup: Lookup) -> TableHandle | _LocalTable:
+    """The handle of a table, or the layer's own weight if it has not moved."""
     layer = lookup.layer
     forward = layer.__dict__.get("forward")
     handle = getattr(layer, "handle", None) or getattr(forward, "handle", None)
@@ -207,31 +207,31 @@ def handle_of(lookup: Lookup) -> TableHandle | _Here:
     if isinstance(layer, TableLayer):
         raise PlanError(
             f"{lookup.table}: its table is not open yet; call fleet.init_worker() before the "
-            "program runs, behind optimizer.minimize(loss) or fleet.distributed_model(model)"
+            "program runs, after optimizer.minimize(loss) or fleet.distributed_model(model)"
         )
-    return _Here(lookup)
+    return _LocalTable(lookup)
 
 
 @dataclasses.dataclass
 class _LayerPlan:
-    """What is asked of the plan of a table."""
+    """The part of a table's plan that a pull needs."""
 
     name: str
     rows: int
 
 
-class _Here:
-    """Rows that have not moved: those of the layer's own weight."""
+class _LocalTable:
+    """The rows of a layer's own weight, which has not moved onto servers."""
 
     def __init__(self, lookup: Lookup) -> None:
         self._weight: nn.Parameter = lookup.layer.weight  # type: ignore[assignment]
         self.plan = _LayerPlan(lookup.table, len(self._weight))
 
     def reached(self, ids: Ids) -> None:
-        """Nobody wants to know."""
+        """Do nothing: no prefetch learns from it."""
 
     def visit(self, ids: Ids, insert: bool) -> Visit:
-        """The rows, which nothing trains."""
+        """The rows of these ids, without training."""
         wanted = dedup(ids)
         rows = self._weight.detach()[torch.from_numpy(wanted.ids).to(self._weight.device)]
         return Visit(wanted, rows.to("cpu", torch.float32).numpy())

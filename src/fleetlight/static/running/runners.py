@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runners make the steps of programs: here those of one process, which needs no others."""
+"""Runners make the steps of programs; these run in one process."""
 
 from __future__ import annotations
 
@@ -15,52 +15,52 @@ from fleetlight.static.running.pulling import pull
 from fleetlight.static.writing.recorder import Part
 from fleetlight.torch_compat.optimizers import count_as_stepped
 
-#: makes the code of a program for some values and parts
+#: generates the code of a program for fetched values and parts
 Coder = Callable[[RunnableProgram, Sequence[str], Sequence[str]], Code]
 P = TypeVar("P", bound=RunnableProgram, contravariant=True)
 
 
 class Runner(Protocol[P]):
-    """How the steps of a program are made."""
+    """Makes the steps of a program."""
 
     def start(self, program: P) -> None:
-        """Before the first run: bring the first values to where they belong. Twice is fine."""
+        """Send the first values to all workers, before the first run; may be called twice."""
 
     def run(
         self, program: P, coder: Coder, feeds: Sequence[Tensor], wanted: Sequence[str]
     ) -> list[Tensor]:
-        """One run with these feeds, which answers the wanted values."""
+        """Run once with these feeds and return the wanted values."""
 
 
 class LocalRunner:
-    """One process that waits for nobody."""
+    """Runs in one process."""
 
     def start(self, program: RunnableProgram) -> None:
-        """The first values are those of the modules as they were made."""
+        """Do nothing: the modules have their first values."""
 
     def run(
         self, program: RunnableProgram, coder: Coder, feeds: Sequence[Tensor], wanted: Sequence[str]
     ) -> list[Tensor]:
-        """A step, or what its schedule makes of a run."""
+        """Make a step, or the parts that the schedule selects."""
         return make_step(program, coder, feeds, wanted)[0]
 
 
 class ReadOnlyRunner:
-    """One worker by itself, with the rows that tables have now."""
+    """Runs on one worker, with the present rows of tables."""
 
     def start(self, program: RunnableProgram) -> None:
-        """The values are there, or will be."""
+        """Do nothing: the training program sends the first values."""
 
     def run(
         self, program: RunnableProgram, coder: Coder, feeds: Sequence[Tensor], wanted: Sequence[str]
     ) -> list[Tensor]:
-        """Pull and compute."""
+        """Pull rows and run the forward."""
         pull(program.form, feeds, insert=False)
         return run_parts(program, coder, feeds, wanted, ("forward",))
 
 
 def read_tables(form: Form) -> Form:
-    """The form of an evaluation with the rows of its lookups as inputs."""
+    """An evaluation form with the rows of its lookups as inputs."""
     return form if form.split is not None or not form.lookups else SplitPS()(form)
 
 
@@ -70,9 +70,9 @@ EVERYTHING: tuple[Part, ...] = ("forward", "backward", "update")
 def make_step(
     program: RunnableProgram, coder: Coder, feeds: Sequence[Tensor], wanted: Sequence[str]
 ) -> tuple[list[Tensor], bool]:
-    """A run as the program's schedule wants it; the wanted values, and whether it made a step.
+    """Run the parts that the schedule selects; return the values, and whether it made a step.
 
-    Of what belongs to the step, a run without one answers what it would be now.
+    A run without a step returns the values of the update as they would be now.
     """
     form = program.form
     if form.schedule.is_plain:
@@ -87,7 +87,7 @@ def make_step(
     steps = is_due and form.schedule.unscaled(form.state)
     if steps or late:
         found = run_parts(program, coder, feeds, late, ("update",) if steps else ())
-        # they may be the very slots that are about to be emptied
+        # they may share memory with slots that `restart` clears
         values |= {name: value.clone() for name, value in zip(late, found, strict=True)}
     if is_due:
         form.schedule.restart(form.state)
@@ -101,7 +101,7 @@ def run_parts(
     wanted: Sequence[str],
     parts: Sequence[str],
 ) -> list[Tensor]:
-    """Run some parts of a program on its state as it is now."""
+    """Run some parts of a program on its present state."""
     code = coder(program, wanted, parts)
     state = program.state
     if "backward" in parts or "update" in parts:
@@ -113,6 +113,6 @@ def run_parts(
     with torch.no_grad():
         out = code(*(slot.tensor for slot in state), *feeds)
     if "backward" in parts and program.optimizer is not None:
-        # torch's schedulers look at it, also where the step is made later
+        # torch's schedulers check the count, also if the step comes later
         count_as_stepped(program.optimizer)
     return out

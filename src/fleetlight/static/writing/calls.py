@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of modules by a program: inside of one, its parameters and buffers are variables."""
+"""Calls of modules by a program: during a call, parameters and buffers are variables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _call = nn.Module.__call__
 
 
 class CalledModules:
-    """The modules that a program has called, from the outside."""
+    """The outermost modules that a program has called."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -32,12 +32,12 @@ class CalledModules:
         #: in the order of their first calls
         self.outermost: list[nn.Module] = []
         self._paths: dict[int, str] = {}
-        #: the root, and what it was found for
+        #: the root, with the modules and parameters for which it was found
         self._root: tuple[tuple[int, ...], nn.Module] | None = None
 
     @property
     def root(self) -> nn.Module:
-        """One module that has them all; its names are those of the state."""
+        """A module that contains them all; its names are those of the state."""
         loose = self._loose()
         key = (len(self.outermost), *map(id, loose))
         if self._root is None or self._root[0] != key:
@@ -45,12 +45,12 @@ class CalledModules:
         return self._root[1]
 
     def parameters(self) -> list[nn.Parameter]:
-        """Those of the modules that were called, and those that were used by themselves."""
+        """The parameters of called modules, and those used outside any module."""
         found = [p for module in self.outermost for p in module.parameters()] + self._loose()
         return list(dict.fromkeys(found))
 
     def _loose(self) -> list[nn.Parameter]:
-        """Parameters that were used by themselves, outside of any call of a module."""
+        """Parameters that were used outside any call of a module."""
         owned = {id(p) for module in self.outermost for p in module.parameters()}
         loose = (
             entry.slot.tensor
@@ -74,15 +74,12 @@ class CalledModules:
         return root
 
     def _numbered(self, loose: list[nn.Parameter]) -> dict[str, nn.Module | nn.Parameter]:
-        """What the program has called, by names that need no owner."""
+        """The called modules and loose parameters, by numbered names."""
         modules = {_short_name(module, n): module for n, module in enumerate(self.outermost)}
         return {**modules, **{f"parameter_{n}": tensor for n, tensor in enumerate(loose)}}
 
     def former_names(self, root: nn.Module) -> dict[str, str]:
-        """The names without an owner, and what `root` calls the same; empty where both agree.
-
-        Until owners were looked for, checkpoints had these names.
-        """
+        """The numbered names of older checkpoints, with those of `root`; empty if both agree."""
         parts = [*root.named_modules(), *root.named_parameters()]
         paths = {id(part): path for path, part in parts}
         numbered = self._numbered(self._loose())
@@ -91,7 +88,7 @@ class CalledModules:
         return {name: paths[id(part)] for name, part in numbered.items() if id(part) in paths}
 
     def name_state(self, root: nn.Module) -> None:
-        """Give each tensor of the state the name that it has in a checkpoint of `root`."""
+        """Name each tensor of the state as in a checkpoint of `root`."""
         tensors: dict[str, Tensor] = {**dict(root.named_parameters()), **dict(root.named_buffers())}
         names = {id(tensor): name for name, tensor in tensors.items()}
         numbers = dict.fromkeys(("parameter", "buffer", "constant"), 0)
@@ -104,7 +101,7 @@ class CalledModules:
                 numbers[slot.kind] += 1
 
     def call(self, module: nn.Module, call: Callable[[], Any]) -> Any:
-        """A call of a module, with variables in place of its state."""
+        """Call a module with variables instead of its state."""
         path = self._paths.get(id(module))
         recorder = self._recorder
         if recorder.modules:
@@ -133,10 +130,10 @@ class CalledModules:
             self._paths.setdefault(id(part), f"{prefix}{path}")
 
     def _state_of(self, module: nn.Module) -> Any:
-        """By all names of it: a tensor may have several, since modules may share it.
+        """The variables of a module's state by all their names, since modules may share a tensor.
 
-        A module in two places is listed once; torch puts back what each name had before, in order,
-        and for a second name of the same place that is no longer the tensor.
+        A module with two paths is listed once: torch restores names in order, so a second
+        name of the same tensor would be restored to the variable.
         """
         state = self._recorder.state
         places = [(f"{path}." if path else "", part) for path, part in module.named_modules()]
@@ -163,25 +160,25 @@ class CalledModules:
         return variables
 
     def _place(self, module: nn.Module) -> None:
-        """Say where the tensors of the state are: somebody may put others there."""
+        """Note the places of the state in modules, which the script may change."""
         entries = self._recorder.entries
         for part in module.modules():
             for place in (parameters(part), buffers(part)):
                 for name, tensor in place.items():
                     if tensor is not None and id(tensor) in entries:
-                        entries[id(tensor)].slot.is_in(place, name)
+                        entries[id(tensor)].slot.add_place(place, name)
 
 
 def _keep_changed(before: Mapping[str, Tensor], after: Mapping[str, Any]) -> None:
-    """Buffers that have become other tensors, `self.mean = ...`, are changed where they are."""
+    """Copy buffers that the forward has replaced (`self.mean = ...`) into the original tensors."""
     for name, was in before.items():
         now = after[name]
         if now is was:
             continue
         if not isinstance(now, Tensor) or now.shape != was.shape:
             raise PlanError(
-                f"the forward has put something else in the place of {name}; expected a tensor of "
-                f"shape {list(was.shape)}, since a program changes its state where it is"
+                f"the forward has replaced {name}; expected a tensor of "
+                f"shape {list(was.shape)}, since a program changes its state in place"
             )
         with torch.no_grad():
             was.copy_(now)
@@ -193,7 +190,7 @@ def _short_name(module: nn.Module, number: int) -> str:
 
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
-    """Inside the block, modules within a module are seen as well."""
+    """Inside the block, programs record calls of modules, also of inner ones."""
     before = nn.Module.__call__
     watch()
     try:
@@ -203,14 +200,14 @@ def watched() -> Iterator[None]:
 
 
 def watch() -> None:
-    """From now on a call of a module with variables is a call by their program."""
+    """Let programs record calls of modules with variables."""
     nn.Module.__call__ = _watching  # type: ignore[method-assign]
 
 
 def unwatch() -> None:
-    """From now on torch calls modules as it always does."""
+    """Restore torch's own call of modules."""
     if nn.Module.__call__ is not _call:
-        # setting it costs tens of microseconds: Python then forgets what it knew of all modules
+        # assigning it costs tens of microseconds: Python then drops its caches for all modules
         nn.Module.__call__ = _call  # type: ignore[method-assign]
 
 
@@ -224,11 +221,11 @@ def _watching(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 class NamelessRoot(nn.Module):
-    """Holds the modules of a program that no module of the script holds."""
+    """Contains the modules of a program that no module of the script contains together."""
 
 
 def owner_of(modules: Sequence[nn.Module], parameters: Sequence[Tensor]) -> nn.Module | None:
-    """The smallest module that holds all of these; None where none does, or no one is smallest."""
+    """The smallest module that contains all of these, or None without a unique one."""
     holders = [one for one in _live_modules() if _holds(one, modules, parameters)]
     for one in holders:
         if all(_holds(other, [one], ()) for other in holders):
@@ -237,7 +234,7 @@ def owner_of(modules: Sequence[nn.Module], parameters: Sequence[Tensor]) -> nn.M
 
 
 def _live_modules() -> list[nn.Module]:
-    """All modules of the process. The type is asked, since an object may compute `__class__`."""
+    """All modules of the process, by `type()`, since an object may compute `__class__`."""
     return [
         one
         for one in gc.get_objects()
@@ -246,7 +243,7 @@ def _live_modules() -> list[nn.Module]:
 
 
 def _holds(holder: nn.Module, modules: Sequence[nn.Module], parameters: Sequence[Tensor]) -> bool:
-    # a module that is still being built, or was torn down, has no children to ask for
+    # a module that is only partly constructed has no children
     if not holder.__dict__.get("_modules") and holder not in modules:
         return False
     inside = {id(module) for module in holder.modules()}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clipping of gradients in a program: behind their reduction, before the optimizer's step."""
+"""Gradient clipping in a program: after the all-reduce, before the optimizer's step."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from fleetlight.torch_compat.optimizers import (
     foreach_norm,
 )
 
-#: what the norm of all gradients can be fetched by
+#: the fetch name of the norm of all gradients
 NORM = "gradient_norm"
-#: as torch.nn.utils.clip_grad_norm_ has it, so that nothing is divided by zero
+#: the constant of torch.nn.utils.clip_grad_norm_, against division by zero
 _SMALL = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
 class Clip:
-    """At most this norm of all gradients together, or this absolute value of each number."""
+    """A limit of the norm of all gradients together, or of each absolute value."""
 
     norm: float | None = None
     value: float | None = None
@@ -48,7 +48,7 @@ class Clip:
         return self.norm is not None or self.value is not None
 
     def write(self, recorder: Recorder, gradients: dict[str, Variable]) -> dict[str, Variable]:
-        """The gradients as the optimizer is to see them; nothing else sees these."""
+        """Write the clipping; return the gradients for the optimizer."""
         if not self or not gradients:
             return gradients
         with recorder.part_of("update"), recorder.writing(), torch.no_grad():
@@ -79,12 +79,12 @@ class Clip:
             yield from zip(group, foreach_clamp_max(low, self.value), strict=True)
 
 
-#: gradients as they are
+#: no clipping
 UNCLIPPED = Clip()
 
 
 def _alike(gradients: Mapping[str, Variable]) -> Iterator[tuple[Tensor, dict[str, Variable]]]:
-    """Gradients of one type on one device, with the first of them."""
+    """Groups of gradients with one dtype and device, each with its first gradient."""
     groups: dict[object, dict[str, Variable]] = {}
     for name, gradient in gradients.items():
         groups.setdefault((gradient.dtype, gradient.device), {})[name] = gradient

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What functions that act otherwise in training compute in an evaluation."""
+"""Twins of functions that compute differently in training and in an evaluation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fleetlight.static.writing import recurrent
 
-#: argument by which a function is told that it trains, and what it is told in an evaluation
+#: the argument of a function that selects training, and its value in an evaluation
 _SWITCHES: dict[Any, tuple[str, Any]] = {
     F.dropout: ("training", False),
     F.dropout1d: ("training", False),
@@ -28,9 +28,9 @@ _SWITCHES: dict[Any, tuple[str, Any]] = {
     F.instance_norm: ("use_input_stats", False),
     F.scaled_dot_product_attention: ("dropout_p", 0.0),
 }
-#: where a recurrent net has them in its arguments
+#: arguments of a recurrent net
 _DROP, _TRAIN = 5, 6
-#: the same for functions without a signature: the place of the argument
+#: for functions without a signature: the index of the argument, and its value in an evaluation
 _PLACES: dict[Any, tuple[int, Any]] = {
     torch.dropout: (2, False),
     torch.alpha_dropout: (2, False),
@@ -45,10 +45,10 @@ _PLACES: dict[Any, tuple[int, Any]] = {
 
 
 def twin(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Twin | None:
-    """The same call as an evaluation makes it, or None where that makes no difference."""
+    """The call with its twin in an evaluation, or None if both are equal."""
     if func in _PLACES:
         place, value = _PLACES[func]
-        # a recurrent net is told in two places: how much to drop, and whether it trains
+        # a recurrent net has two such arguments: the dropout rate, and whether it trains
         if len(args) <= place or args[place] == value or (place == _TRAIN and not args[_DROP]):
             return None
         return Twin(func, args, kwargs, lambda: func(*_put(args, place, value), **kwargs))
@@ -67,18 +67,18 @@ def twin(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Twin | 
 
 @dataclasses.dataclass(frozen=True)
 class Twin:
-    """A call in training and the same in an evaluation; neither changes its input."""
+    """A call in training and its twin in an evaluation; neither changes its input."""
 
     func: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     #: the call of an evaluation
     tested: Callable[[], Any]
-    #: what the caller wanted to have changed in place
+    #: the tensor that the caller wanted to change in place
     changes: Tensor | None = None
 
     def trained(self) -> Any:
-        """The call of training."""
+        """Make the call of training."""
         return self.func(*self.args, **self.kwargs)
 
 
@@ -92,7 +92,7 @@ def _arguments(
     try:
         bound = inspect.signature(func).bind(*args, **kwargs)
     except ValueError:
-        # scaled_dot_product_attention has none
+        # scaled_dot_product_attention has no signature
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
         return {**dict(zip(names, args, strict=False)), name: kwargs.get(name, 0.0), **kwargs}
     bound.apply_defaults()
@@ -100,5 +100,5 @@ def _arguments(
 
 
 def _keeps_no_statistics(func: Any, given: Mapping[str, Any]) -> bool:
-    """Such a norm goes by the batch in an evaluation, too."""
+    """Whether a norm uses the batch's statistics in an evaluation, too."""
     return func in (F.batch_norm, F.instance_norm) and given.get("running_mean") is None

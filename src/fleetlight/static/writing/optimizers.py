@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch's optimizers in a program: which can be captured, and how a step becomes a graph."""
+"""Torch's optimizers in a program: which can be captured, and how a step becomes a graph."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fleetlight.optim.layerwise import user_class
 from fleetlight.static.ops.marks import LAID_OUT, is_dense
 from fleetlight.torch_compat.optimizers import traced_as_compiled
 
-#: those whose step as a graph is known to equal the eager one
+#: classes whose step as a graph equals the eager one, by a parity test
 CAPTURED: tuple[type[torch.optim.Optimizer], ...] = (
     torch.optim.SGD,
     torch.optim.Adam,
@@ -29,13 +29,13 @@ CAPTURED: tuple[type[torch.optim.Optimizer], ...] = (
     Lars,
     Lamb,
 )
-#: torch has one kernel for the whole step of these, which needs no memory of its own
+#: torch has one kernel for the whole step of these, without temporary memory
 _FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad)
 State = dict[str, Any]
 
 
 def check(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse what cannot be captured."""
+    """Refuse an optimizer that cannot be captured."""
     kind = user_class(optimizer)
     if kind not in CAPTURED:
         names = ", ".join(known.__name__ for known in CAPTURED)
@@ -46,16 +46,16 @@ def check(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         if group.get("dampening"):
             raise PlanError(
-                f"got SGD with dampening={group['dampening']}: its first step is another than the "
-                "later ones, and a program has one; train eagerly, or with dampening=0"
+                f"got SGD with dampening={group['dampening']}: its first step differs from "
+                "later ones, but a program has one; train eagerly, or with dampening=0"
             )
 
 
 def begin(optimizer: torch.optim.Optimizer) -> None:
-    """Give the optimizer the state it has before its first step.
+    """Create the optimizer's state as before its first step.
 
-    Optimizers make it in that step. So one is made on copies, by gradients of zero; what it has
-    counted is set back.
+    Optimizers create it in that step. So a step runs on copies, with zero gradients; its step
+    counts are reset.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -86,7 +86,7 @@ def step(
     states: Mapping[Tensor, State],
     rates: Sequence[Tensor],
 ) -> None:
-    """Make a step of the same kind on other tensors: on those that are being traced."""
+    """Make the optimizer's step on other tensors: those that are being traced."""
     groups = [
         _traced(optimizer, {**group, "params": list(mine), "lr": rate}, states)
         for group, mine, rate in zip(optimizer.param_groups, parameters, rates, strict=True)
@@ -100,7 +100,7 @@ def step(
             parameter.grad = gradient
             taken[parameter] = state if group["fused"] else _exact(optimizer, state)
     double = _double(optimizer, groups, taken)
-    # else it looks into its tensors, which have no values yet
+    # otherwise it reads its tensors, which have no values yet
     with traced_as_compiled(), torch.no_grad():
         _bare_step(double)
     for parameter, state in taken.items():
@@ -112,7 +112,7 @@ def step(
 def _traced(
     optimizer: torch.optim.Optimizer, group: State, states: Mapping[Tensor, State]
 ) -> State:
-    """The group, stepped by one kernel where there is one, or else all tensors at once."""
+    """The group with torch's fused step if it has one, else with the foreach step."""
     fused = isinstance(optimizer, _FUSED) and not group["differentiable"]
     kinds = {(p.dtype, p.device) for p in group["params"]}
     for parameter in group["params"]:
@@ -130,7 +130,7 @@ def _traced(
 
 
 def _exact(optimizer: torch.optim.Optimizer, state: State) -> State:
-    """Powers of numbers near 1 need more digits than a count; eager steps take Python's."""
+    """The state with float64 step counts: powers of numbers near 1 need Python's digits."""
     if not isinstance(optimizer, _FUSED):
         # these only count
         return state
@@ -142,7 +142,7 @@ def _double(
     groups: list[dict[str, Any]],
     states: Mapping[Tensor, State],
 ) -> torch.optim.Optimizer:
-    """The same optimizer, of other tensors and without the hooks."""
+    """A copy of the optimizer with other tensors and without hooks."""
     double = copy.copy(optimizer)
     double.param_groups = groups
     double.state = collections.defaultdict(dict, states)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Recorder`: writes down what is done with variables, as a graph, and what the graph works on."""
+"""`Recorder`: records the operations on variables as a graph, with the state of the graph."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ from fleetlight.torch_compat.tracing import (
     without_mkldnn,
 )
 
-#: what a node belongs to: computing, its derivative, or the optimizer's step; passes may put the
+#: the part of a node: the forward, its derivative, or the optimizer's step; passes may insert the
 #: reduction of gradients between the last two
 Part = Literal["forward", "backward", "reduction", "update"]
 
 
-#: how torch calls a module
+#: torch's own call of a module
 _CALL = nn.Module.__call__
-#: functions that compute nothing
+#: functions that compute no tensor
 _QUESTIONS = ("__get__", "size", "dim", "is_floating_point", "numel", "stride", "is_contiguous")
 #: views that torch can also make in place
 _VIEWS = ("t", "transpose", "swapaxes", "swapdims", "squeeze", "unsqueeze", "detach", "as_strided")
@@ -56,7 +56,7 @@ _VIEWS = ("t", "transpose", "swapaxes", "swapdims", "squeeze", "unsqueeze", "det
 
 @dataclasses.dataclass
 class StateEntry:
-    """A tensor that has come into the program, and what stands for it there."""
+    """A tensor of the state, with its variable and its node."""
 
     slot: Slot
     variable: Variable
@@ -64,14 +64,14 @@ class StateEntry:
 
 
 class ModuleCall(NamedTuple):
-    """One call of a module; several of the same one have different numbers."""
+    """One call of a module; calls of the same module have different numbers."""
 
     path: str
     number: int
 
 
 class Recorder:
-    """One for each program."""
+    """Records one program."""
 
     def __init__(self) -> None:
         self.shapes = Shapes()
@@ -88,27 +88,27 @@ class Recorder:
         self._invented: set[str] = set()
         #: names given to nodes
         self.names: dict[str, fx.Node] = {}
-        #: those that the script gave, by node
+        #: the names of feeds and of the script, by node
         self._given: dict[fx.Node, str] = {}
         self.part: Part = "forward"
-        #: the modules that are being called, the innermost last
+        #: the active calls of modules, the innermost last
         self.modules: list[ModuleCall] = []
         self._calls = 0
         self._calls_of: dict[int, tuple[ModuleCall, ...]] = {}
-        #: the program that it writes, as long as there is one
+        #: a weak reference to its program
         self.owner: Callable[[], object] = lambda: None
-        self.chance = CheckpointRng()
-        #: the module that has asked whether it trains, and has done nothing since
-        self._looking: str | None = None
-        #: how often something has been added
+        self.checkpoint_rng = CheckpointRng()
+        #: the module that read `training`, until the next call shows why
+        self._flag_reader: str | None = None
+        #: increases with each addition
         self.version = 0
-        #: what a module does that is called with variables
+        #: calls a module with variables
         self.calls: Callable[[nn.Module, Callable[[], Any]], Any] = lambda _, call: call()
 
-    # -- what comes in
+    # -- inputs
 
     def feed(self, feed: Feed, example: Tensor, is_invented: bool = False) -> Variable:
-        """A tensor that each run is given; where its sizes are invented, none may be looked at."""
+        """Add an input of each run; the program may not branch on sizes that are invented."""
         is_open = [size is None for size in feed.shape]
         fake = open_fake(self._fakes, example.detach().contiguous(), is_open)
         variable = self._placeholder(feed.name, fake, requires_grad=False)
@@ -119,7 +119,7 @@ class Recorder:
         return variable
 
     def state(self, kind: Kind, name: str, tensor: Tensor, slot: Slot | None = None) -> Variable:
-        """A tensor that a program reads and changes where it is; the same one for the same."""
+        """The variable of a tensor that the program reads and changes in place."""
         found = self.entries.get(id(tensor))
         if found is None:
             with without_functions():
@@ -137,46 +137,46 @@ class Recorder:
         self.version += 1
         return Variable(fake, self, requires_grad)
 
-    # -- what is done with it
+    # -- operations
 
     def call(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A function of torch, above autograd."""
+        """Record a call of a torch function, above autograd."""
         unsupported.function(func)
         args, kwargs = tree_map(self._owned, (args, kwargs))
         if func in recurrent.WRITTEN_OUT:
             func = recurrent.written_out(func, args)
-            # its operations are called one by one
-            return self._either_way(func, args, kwargs)
+            # its operations are recorded one by one
+            return self._with_twin(func, args, kwargs)
         with (
             without_functions(),
             unsupported.of(func),
         ):
-            return self._either_way(func, args, kwargs)
+            return self._with_twin(func, args, kwargs)
 
-    def _either_way(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """As in training; where an evaluation does something else, that as well."""
+    def _with_twin(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call a function as in training, and also as in an evaluation if that differs."""
         both = twin(func, args, kwargs)
         if both is None:
             if func.__name__ not in _QUESTIONS:
-                self.note_look()
+                self.mark_flag_read()
             return func(*args, **kwargs)
-        self._looking = None
+        self._flag_reader = None
         return _either(both)
 
-    def looks_at_training(self) -> None:
-        """A module has asked whether it trains; what it does next tells why."""
-        self.note_look()
-        self._looking = self.modules[-1].path if self.modules else ""
+    def flag_read(self) -> None:
+        """Note that a module has read `training`; its next call may show why."""
+        self.mark_flag_read()
+        self._flag_reader = self.modules[-1].path if self.modules else ""
 
-    def note_look(self) -> None:
-        """What was done next did not tell why."""
-        if self._looking is not None:
-            node = self.graph.call_function(LOOKS_AT_TRAINING, (self._looking or "the model",))
+    def mark_flag_read(self) -> None:
+        """Mark a read of `training` that the next call did not explain."""
+        if self._flag_reader is not None:
+            node = self.graph.call_function(LOOKS_AT_TRAINING, (self._flag_reader or "the model",))
             node.meta["part"] = self.part
-            self._looking = None
+            self._flag_reader = None
 
     def _owned(self, value: Any) -> Any:
-        """What stands for a live tensor, before autograd has seen it."""
+        """The variable of a live tensor, before autograd records it."""
         if not isinstance(value, Tensor) or isinstance(value, Variable):
             return value
         entry = self.entries.get(id(value))
@@ -186,29 +186,29 @@ class Recorder:
             if not value.is_leaf:
                 raise PlanError(
                     f"a tensor of shape {list(value.shape)} was computed from parameters outside "
-                    "of the program, which would take it for a constant; compute it in the forward "
+                    "the program, which would make it a constant; compute it in the forward "
                     "of a module that the program calls"
                 )
-            self._refuse_unseen()
+            self._refuse_unwatched()
             return self.state("parameter", "", value)
         return value
 
-    def _refuse_unseen(self) -> None:
-        """A module that nobody watches has its own tensors in place of the program's."""
+    def _refuse_unwatched(self) -> None:
+        """Refuse parameters of a module whose calls are not recorded."""
         if nn.Module.__call__ is _CALL:
             raise PlanError(
-                "a module was called with variables of a program that was run already; call all "
+                "a module was called with variables of a program that has run already; call all "
                 "modules before the first run, or inside static.program_guard(program)"
             )
 
     def operation(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """An operation of torch, below autograd."""
+        """Record an operation of torch, below autograd."""
         if torch.Tag.inplace_view in func.tags:
-            return self._look_otherwise(func, args, kwargs)
+            return self._view_in_place(func, args, kwargs)
         unsupported.changes(func, args, self.entries)
         is_again = self.part == "backward"
-        if (is_again or self.chance.is_watched) and draws(func, args, kwargs):
-            return self.chance.drawn(self._written, func, args, kwargs, is_again)
+        if (is_again or self.checkpoint_rng.is_watched) and draws(func, args, kwargs):
+            return self.checkpoint_rng.drawn(self._written, func, args, kwargs, is_again)
         return self._written(func, args, kwargs)
 
     def _written(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -222,15 +222,14 @@ class Recorder:
             func, args, kwargs, out
         )
 
-    def _look_otherwise(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """A tensor that is looked at in another way from now on, `x.t_()`.
+    def _view_in_place(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Record an in-place view such as `x.t_()` as a new view.
 
-        A graph asks for sizes where they are needed, which would be those of later; so it gets a
-        view of its own.
+        A graph reads sizes at their use, so an in-place view would change earlier sizes.
         """
         variable, name = args[0], func.overloadpacket.__name__.removesuffix("_")
         if name not in _VIEWS or not isinstance(variable, Variable):
-            raise PlanError(f"{name}_ of a tensor has no place in a program: make another tensor")
+            raise PlanError(f"a program cannot call {name}_ on a tensor: make another tensor")
         view = getattr(torch.ops.aten, name)
         last = root(self.graph).prev
         given, named = tree_map(self._without_values, (args, kwargs))
@@ -249,7 +248,7 @@ class Recorder:
         return self.state("constant", "", value).fake if isinstance(value, Tensor) else value
 
     def _sign(self, last: fx.Node) -> None:
-        """Say of new nodes where they come from."""
+        """Set the part, the calls and the derivative of new nodes."""
         self.version += 1
         derivative = self._derivative_now()
         calls = self._calls_now(derivative)
@@ -261,25 +260,25 @@ class Recorder:
             node = node.next
 
     def _derivative_now(self) -> int | None:
-        """What an operation and those of its derivative have in common: autograd's number of it."""
+        """Autograd's number, which an operation shares with its derivative."""
         if self.part == "forward":
             return current_sequence_number()
         return current_derivative()
 
     def _calls_now(self, derivative: int | None) -> tuple[ModuleCall, ...]:
-        """The modules whose forward, or whose derivative, is computed, the innermost last."""
+        """The module calls of a node, or of the node whose derivative it is, the innermost last."""
         if derivative is None:
             return ()
         if self.part == "forward":
             calls = tuple(self.modules)
-            # what autograd does not look at, such as the counter of a batch norm, has no number
+            # values outside autograd, such as the counter of a batch norm, have no number
             self._calls_of.setdefault(derivative, calls)
             return calls
         return self._calls_of.get(derivative, ())
 
     @contextlib.contextmanager
     def calling(self, path: str) -> Iterator[None]:
-        """Inside the block, this module is called."""
+        """Inside the block, the module at `path` is active."""
         self._calls += 1
         self.modules.append(ModuleCall(path, self._calls))
         try:
@@ -289,14 +288,14 @@ class Recorder:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Inside the block, tensors made by sizes of variables are variables, too."""
-        # what oneDNN computes by itself, a recurrent net as a whole, has no graph
+        """Inside the block, tensors made with sizes of variables are variables, too."""
+        # oneDNN computes a recurrent net as a whole, without a graph
         with without_mkldnn(), _SizeRecorder(self):
             yield
 
     @contextlib.contextmanager
     def part_of(self, part: Part) -> Iterator[None]:
-        """Inside the block, what is written belongs to this part."""
+        """Inside the block, new nodes belong to this part."""
         before, self.part = self.part, part
         try:
             yield
@@ -306,7 +305,7 @@ class Recorder:
     # -- names
 
     def node_of(self, variable: Variable) -> fx.Node:
-        """The node that makes it."""
+        """The node of a variable."""
         if variable.writer is not self:
             raise PlanError(f"{variable!r} belongs to another program")
         node: fx.Node = get_proxy_slot(variable.fake, self._tracer).proxy.node
@@ -318,9 +317,9 @@ class Recorder:
         return self._given.get(node, node.name)
 
     def rename(self, variable: Variable, name: str) -> None:
-        """Give it another name."""
+        """Give a variable another name."""
         if not isinstance(name, str) or not name:
-            raise PlanError(f"a name of a variable: got {name!r}, expected a string")
+            raise PlanError(f"name of a variable: got {name!r}, expected a string")
         is_feed = name in self.feeds and self.feeds[name][2] is not self.node_of(variable)
         if is_feed or self.names.get(name, variable) not in (variable, self.node_of(variable)):
             raise PlanError(f"the name {name!r} belongs to another variable of this program")
@@ -328,21 +327,21 @@ class Recorder:
         self.names[name], self._given[node] = node, name
         self.version += 1
 
-    def taken(self) -> list[Feed]:
-        """The feeds as the program takes them, with what it found out about open sizes."""
+    def constrained_feeds(self) -> list[Feed]:
+        """The feeds with the limits of their dynamic sizes."""
         return [
-            self.shapes.taken(feed, variable.fake, feed.name in self._invented)
+            self.shapes.constrained(feed, variable.fake, feed.name in self._invented)
             for feed, variable, _ in self.feeds.values()
         ]
 
 
 def _either(both: Twin) -> Any:
-    """What an evaluation computes instead is written down beside what training does."""
+    """Record both twins, joined by a mark."""
     trained = both.trained()
     with torch.no_grad():
         tested = both.tested()
     if not isinstance(trained, Tensor):
-        # attention has no weights where nobody wants them
+        # attention returns no weights unless they are requested
         return type(trained)(
             unless_testing(one, other) if isinstance(one, Tensor) else one
             for one, other in zip(trained, tested, strict=True)
@@ -352,10 +351,10 @@ def _either(both: Twin) -> Any:
 
 
 class _SizeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Writes down operations that have no variables among their arguments, and belong to a program.
+    """Records operations of a program without variables among their arguments.
 
-    Those with a size of a variable; those that draw random numbers, which would be the same in
-    each run; those on live state, when a checkpoint computes its forward again.
+    These are operations with a size of a variable; random ones, which would otherwise be constants;
+    and operations on live state when a checkpoint computes its forward again.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -374,6 +373,6 @@ class _SizeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def signed(node: fx.Node) -> Part:
-    """The part a node belongs to."""
+    """The part of a node."""
     part: Part = node.meta.get("part", "forward")
     return part

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LSTM and GRU, operation by operation: torch's own loop over them wants to know the batch size."""
+"""LSTM and GRU, operation by operation: torch's own loop needs a fixed batch size."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from torch import Tensor
 
 from fleetlight.errors import PlanError
 
-#: the state of a cell, and its first tensor, which is what it puts out
+#: the state of a cell; its first tensor is the output
 State = tuple[Tensor, ...]
-#: of what comes from the input, what comes from the state, and the state
+#: a cell: takes the projections of input and state, and the state
 Cell = Callable[[Tensor, Tensor, State], State]
 
 
 def lstm(
     x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor], *rest: Any
 ) -> tuple[Tensor, ...]:
-    """As torch.lstm, of padded batches."""
+    """torch.lstm for padded batches."""
     states = list(zip(*(tensor.unbind(0) for tensor in first), strict=True))
     out, last = _run(_lstm_cell, x, states, weights, *rest)
     return out, torch.stack([state[0] for state in last]), torch.stack([state[1] for state in last])
 
 
 def gru(x: Tensor, first: Tensor, weights: Sequence[Tensor], *rest: Any) -> tuple[Tensor, ...]:
-    """As torch.gru, of padded batches."""
+    """torch.gru for padded batches."""
     out, last = _run(_gru_cell, x, [(t,) for t in first.unbind(0)], weights, *rest)
     return out, torch.stack([state[0] for state in last])
 
@@ -58,7 +58,7 @@ def _run(
     both_ways: bool,
     batch_first: bool,
 ) -> tuple[Tensor, list[State]]:
-    """All layers, one after another, each over all times."""
+    """Run all layers, one after another, each over all times."""
     ways = 2 if both_ways else 1
     count = len(weights) // (layers * ways)
     parts = [weights[i : i + count] for i in range(0, len(weights), count)]
@@ -85,7 +85,7 @@ def _over_time(
     has_biases: bool,
     is_backwards: bool,
 ) -> tuple[Tensor, State]:
-    """One layer in one direction."""
+    """Run one layer in one direction."""
     bias, own_bias = weights[2:4] if has_biases else (None, None)
     projection = weights[-1] if len(weights) % 2 else None
     steps = F.linear(x, weights[0], bias).unbind(0)

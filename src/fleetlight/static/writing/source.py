@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program is made of before any pass: the recorder's graph in order, sizes from feeds."""
+"""The form of a program before any pass: the recorder's graph in order, sizes from feeds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fleetlight.torch_compat.tracing import rename
 
 
 class ProgramSource:
-    """A program while it is written."""
+    """The recorder of a program, and its modules."""
 
     def __init__(self) -> None:
         self.recorder = Recorder()
@@ -30,7 +30,7 @@ class ProgramSource:
 
     @property
     def version(self) -> object:
-        """Something else after something has been written, or a size was looked at."""
+        """A value that changes with each recorded node or guard."""
         return self.recorder.version, len(self.recorder.shapes.found)
 
     def form(self) -> Form:
@@ -50,18 +50,18 @@ class ProgramSource:
         names = {name: nodes[node].name for name, node in recorder.names.items()}
         state = tuple(entry.slot for entry in entries)
         lookups = tables.named(recorder.lookups, self.modules.root)
-        return Form(graph, state, tuple(recorder.taken()), names, lookups=lookups)
+        return Form(graph, state, tuple(recorder.constrained_feeds()), names, lookups=lookups)
 
 
 def _rename(node: fx.Node, slot: Slot) -> None:
-    """A name that says what the input is."""
+    """Name an input after its slot."""
     plain = f"{slot.name}_{slot.kind}" if slot.kind in ("rate", "weight") else slot.name
     rename(node, "".join(c if c.isalnum() else "_" for c in f"p_{plain}"))
 
 
 @contextlib.contextmanager
 def no_gc() -> Iterator[None]:
-    """Inside the block nothing looks for garbage, which costs a capture a quarter of its time."""
+    """Inside the block garbage collection is off; it takes a quarter of the time of a capture."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -76,7 +76,7 @@ _OPERATORS = {sympy.Add: operator.add, sympy.Mul: operator.mul}
 
 
 def from_feeds(graph: fx.Graph, feeds: Sequence[fx.Node]) -> None:
-    """Have all sizes computed from those of the feeds, as far as they are sums and products."""
+    """Compute all sizes that are sums and products of feed sizes from the feeds."""
     sizes = _OpenSizes(graph, feeds)
     for node in list(graph.nodes):
         value = node.meta.get("val")
@@ -88,11 +88,11 @@ def from_feeds(graph: fx.Graph, feeds: Sequence[fx.Node]) -> None:
 
 
 class _OpenSizes:
-    """The nodes that compute sizes, by what they compute."""
+    """The nodes that compute sizes, by expression."""
 
     def __init__(self, graph: fx.Graph, feeds: Sequence[fx.Node]) -> None:
         self._graph = graph
-        #: where the sizes of feeds are, and the nodes that are there for sizes
+        #: the feed and dimension of each size, and the nodes of sizes so far
         self._origins: dict[Any, tuple[fx.Node, int]] = {}
         self._nodes: dict[Any, fx.Node] = {}
         for feed in feeds:
@@ -102,7 +102,7 @@ class _OpenSizes:
                     self._origins.setdefault(size.node.expr, (feed, dim))
 
     def node_of(self, expression: Any, like: fx.Node) -> fx.Node | int | None:
-        """The node that computes a size; a new one stands before `like`, for which it is."""
+        """The node that computes a size; a new one comes before `like`."""
         if expression.is_Integer:
             return int(expression)
         if expression not in self._nodes:

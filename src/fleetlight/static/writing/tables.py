@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers whose rows live in a table, while a program is written: each call writes a lookup."""
+"""Layers with a table in a program: each call records a lookup."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _IDS = (torch.int64, torch.int32)
 
 
 def has_table(module: nn.Module) -> bool:
-    """True for a layer whose rows are, or will be, in a table."""
+    """Whether the rows of a layer are, or will be, in a table."""
     return isinstance(module, TableLayer) or is_sparse(module)
 
 
 def is_sparse(module: nn.Module) -> bool:
-    """True for torch's own layers that ask for sparse gradients: servers take their rows."""
+    """Whether a layer of torch has sparse gradients, so that servers store its rows."""
     return isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
 
 
 @contextlib.contextmanager
 def written(module: nn.Module, lookups: list[Lookup]) -> Iterator[None]:
-    """Inside the block, layers of the module write lookups and read nothing."""
+    """Inside the block, layers of the module record lookups."""
     layers = [part for part in module.modules() if has_table(part)]
     before = [layer.__dict__.get(_place(layer)) for layer in layers]
     for layer in layers:
@@ -44,12 +44,12 @@ def written(module: nn.Module, lookups: list[Lookup]) -> Iterator[None]:
 
 
 def _place(layer: nn.Module) -> str:
-    # our own layers may have a forward of the user's around it
+    # the user may have wrapped the forward of our own layers
     return "written" if isinstance(layer, TableLayer) else "forward"
 
 
 class _Writing:
-    """What a layer does in place of a lookup."""
+    """Records a lookup of a layer."""
 
     def __init__(self, layer: nn.Module, lookups: list[Lookup]) -> None:
         self._layer = layer
@@ -99,7 +99,7 @@ def _check_bags(name: str, ids: Tensor, offsets: Tensor | None) -> None:
 
 
 def named(lookups: Sequence[Lookup], root: nn.Module) -> tuple[Lookup, ...]:
-    """The lookups with the names of their tables, as parameter servers have them."""
+    """The lookups with the names of their tables on parameter servers."""
     paths = {id(module): path for path, module in root.named_modules()}
     owners: dict[int, str] = {}
     for module in root.modules():
@@ -119,18 +119,18 @@ def _table_of(layer: nn.Module, paths: dict[int, str]) -> str:
 
 
 def refuse_without_servers(lookups: Sequence[Lookup], model: nn.Module) -> None:
-    """Only parameter servers make steps of tables."""
+    """Refuse lookups that train: only parameter servers step tables."""
     for lookup in named(lookups, model):
         name = type(lookup.layer).__name__
         if isinstance(lookup.layer, TableLayer):
             raise PlanError(
-                f"{lookup.table}: the rows of a {name} are kept by parameter servers, and "
+                f"{lookup.table}: parameter servers store the rows of a {name}, but "
                 "this program has none: call fleet.init() and minimize with the optimizer that "
-                "fleet.distributed_optimizer answered, or use torch.nn.Embedding"
+                "fleet.distributed_optimizer returned, or use torch.nn.Embedding"
             )
         if lookup.trains:
             raise PlanError(
                 f"{lookup.table}: a program has no gradients of {name}(sparse=True); build "
                 "it with sparse=False, or train with parameter servers (fleet.init(), and the "
-                "optimizer that fleet.distributed_optimizer answered), which keep its rows"
+                "optimizer that fleet.distributed_optimizer returned), which store its rows"
             )

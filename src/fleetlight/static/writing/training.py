@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backward and the optimizer's step, written behind the forward of a program."""
+"""Writes backward and the optimizer's step after the forward of a program."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from fleetlight.static.ops.marks import GRADIENT
 from fleetlight.static.writing import optimizers
 from fleetlight.static.writing.recorder import Recorder
 
-#: entries of a param group that may change: where the parameters are, and the learning rate
+#: entries of a param group that may change: the parameters and the learning rate
 _FREE = {"params", "lr", "initial_lr"}
-#: the name of the slot with what the gradients of a batch weigh
+#: the name of the slot with the weight of a batch's gradients
 WEIGHT = "of the batch"
 
 
 def write_backward(
     recorder: Recorder, loss: Variable, names: dict[int, str], optimizer: torch.optim.Optimizer
 ) -> dict[str, Variable]:
-    """The gradients of the parameters that the optimizer trains, marked, by name.
+    """Write backward; return the marked gradients of the optimizer's parameters by name.
 
-    A parameter that the loss does not depend on has none, and stays as it is.
+    A parameter that the loss does not depend on has none and does not change.
     """
     if loss.dim() != 0:
         raise PlanError(
@@ -43,9 +43,9 @@ def write_backward(
         found = torch.autograd.grad(
             loss, [variable for _, variable in trained], [weight], allow_unused=True
         )
-        recorder.chance.end()
+        recorder.checkpoint_rng.end()
         for entry in recorder.entries.values():
-            # of another optimizer, with which writing has failed
+            # remove the check of another optimizer, with which writing failed
             entry.slot.check = None
         slot.check = Trained(optimizer, names).check
         return {
@@ -61,7 +61,7 @@ def write_step(
     names: dict[int, str],
     gradients: dict[str, Variable],
 ) -> None:
-    """The step of torch's own optimizer, on the state as it is when a program runs."""
+    """Write the step of torch's own optimizer."""
     optimizers.begin(optimizer)
     groups = optimizer.param_groups
     with recorder.part_of("update"), recorder.writing():
@@ -101,7 +101,7 @@ def _trained(
 def _state(
     recorder: Recorder, name: str, optimizer: torch.optim.Optimizer, parameter: Tensor
 ) -> dict[str, Any]:
-    """What the optimizer keeps for a parameter; whoever loads a state_dict puts other tensors."""
+    """The optimizer's state of a parameter; its slots follow a loaded state_dict."""
 
     def live(key: str) -> Slot:
         return Slot(
@@ -122,7 +122,7 @@ def _state(
 def _kept(optimizer: torch.optim.Optimizer, parameter: Tensor, key: str) -> Tensor:
     kept = optimizer.state.get(parameter)
     if not kept or key not in kept:
-        # the state of an optimizer that has not stepped was loaded
+        # the script loaded the state of an optimizer without steps
         optimizers.begin(optimizer)
         kept = optimizer.state[parameter]
     tensor: Tensor = kept[key]
@@ -136,20 +136,20 @@ def _rate(recorder: Recorder, optimizer: torch.optim.Optimizer, number: int) -> 
 
 
 def _reading(optimizer: torch.optim.Optimizer, number: int) -> Callable[[], float]:
-    """The learning rate as it is now; what else a group says has become part of the program."""
+    """A function that reads the learning rate and refuses other changes of the group."""
     written = _options(optimizer.param_groups[number])
 
     def read() -> float:
-        # whoever loads a state_dict puts other groups there
+        # load_state_dict replaces the groups
         group = optimizer.param_groups[number]
         now = _options(group)
-        # schedulers note things of their own in a group
+        # schedulers add entries to a group
         option = next((o for o in written if now.get(o) != written[o]), None)
         if option is not None:
             raise PlanError(
                 f"group {number} of the optimizer: {option} is {now.get(option)!r} and was "
-                f"{written[option]!r} when the program was written; of a program only the learning "
-                "rate can be changed, so write it again"
+                f"{written[option]!r} when the program was written; only the learning rate of "
+                "a program may change, so write it again"
             )
         return float(group["lr"])
 
@@ -161,7 +161,7 @@ def _options(group: dict[str, Any]) -> dict[str, Any]:
 
 
 class Trained:
-    """What an optimizer trained when a program was written: the program trains just that."""
+    """The parameters that an optimizer trained when a program was written."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, names: dict[int, str]) -> None:
         self._optimizer = optimizer
@@ -171,7 +171,7 @@ class Trained:
         self._names = [[names[id(p)] for p in group] for group in self._groups]
 
     def check(self) -> None:
-        """Refuse to train when it is something else now. It is asked before each step."""
+        """Refuse to train if the optimizer has changed. Called before each step."""
         groups = self._optimizer.param_groups
         if len(groups) != len(self._groups):
             self._refuse("the optimizer", f"{len(groups)} param groups", str(len(self._groups)))
@@ -197,6 +197,6 @@ class Trained:
 
     def _refuse(self, place: str, has: str, had: str) -> None:
         raise PlanError(
-            f"{place} has {has} and had {had} when the program was written, which trains what it "
-            "was written with; capture or write the program again"
+            f"{place} has {has} and had {had} when the program was written, which would not "
+            "train the change; capture or write the program again"
         )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which modules go their own way in training, so that nobody can say what an evaluation does.
+"""Detects modules that branch on `training`, whose evaluation a program cannot know.
 
-`F.dropout(x, p, self.training)` is known: the function that is called next acts by what was read.
-After `if self.training:` anything may come.
+`F.dropout(x, p, self.training)` is known: the next call shows how the flag is used.
+After `if self.training:` any code may follow.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import nn
 
 from fleetlight.static.writing.recorder import Recorder
 
-#: modules of these act by functions that are known
+#: these modules pass the flag to known functions
 _KNOWN = "torch.nn.modules."
 
 
 class _Training:
-    """Stands for `training` of all modules while one is called by a program."""
+    """Replaces `training` of all modules while a program calls one."""
 
     def __init__(self, read: Callable[[], None]) -> None:
         self._read = read
@@ -39,14 +39,14 @@ class _Training:
 
 @contextlib.contextmanager
 def watched_training(recorder: Recorder) -> Iterator[None]:
-    """Inside the block, whoever looks at `self.training` is noted."""
+    """Inside the block, reads of `self.training` are noted."""
     if "training" in nn.Module.__dict__:
-        # a program is written inside of another one
+        # a program is written while another one is
         yield
         return
-    nn.Module.training = _Training(recorder.looks_at_training)  # type: ignore[assignment]
+    nn.Module.training = _Training(recorder.flag_read)  # type: ignore[assignment]
     try:
         yield
-        recorder.note_look()
+        recorder.mark_flag_read()
     finally:
         del nn.Module.training
