@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             ("127.0.0.1", server.ports["plain"]), "server", deadline_s=60.0
         )
         stack.callback(channel.close)
-        channel.call(m.Beat(0))
+        channel.call(m.Heartbeat(0))
         loop, sender = Loop(), Sender(channel)
         turn("a thread", loop, sender, 50)
         for _ in range(options.rounds):

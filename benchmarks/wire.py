@@ -123,7 +123,7 @@ def _moves(
             ("127.0.0.1", server.ports[kind]), "server", deadline_s=60.0, tls=tls
         )
         stack.callback(channel.close)
-        channel.call(m.Beat(0))
+        channel.call(m.Heartbeat(0))
         calls: list[tuple[str, m.Message, list[Any], int]] = [
             ("pull", _ROWS, [ids], IDS_BYTES + ROWS_BYTES),
             ("push", _PUSH, [ids, grads], IDS_BYTES + ROWS_BYTES),
@@ -205,7 +205,7 @@ class Pulls:
         self._raw.recv_into(self._rows, flags=socket.MSG_WAITALL)
 
     def _connect(self, lane: str) -> Sequence[SocketChannel]:
-        hello = m.Hello("benchmark", 0, 1, 0, 1, incarnation=1, lane=lane)
+        hello = m.Greeting("benchmark", 0, 1, 0, 1, incarnation=1, lane=lane)
         endpoint = ("127.0.0.1", self._server.ports["server"])
         return [SocketChannel.connect(endpoint, "server", deadline_s=60.0, greeting=lambda: hello)]
 

@@ -25,8 +25,8 @@ from fleetlight.ps.server.server import Server
 from fleetlight.ps.transport.interface import MemoryChannel
 from fleetlight.ps.worker.client import Client, Wanted
 from fleetlight.ps.worker.communicator import Communicator
-from fleetlight.ps.worker.crew import Crew
-from fleetlight.ps.worker.lanes import CONTROL, PUSH
+from fleetlight.ps.worker.connections import CONTROL, PUSH
+from fleetlight.ps.worker.served_group import ServedGroup
 from fleetlight.roles import Role
 from fleetlight.strategy import DistributedStrategy
 
@@ -121,7 +121,7 @@ class Job:
             channels = [MemoryChannel(s, f"server {s.index}") for s in self.servers]
             known = lane if lane in (CONTROL, PUSH) else "pull"
             for server, channel in enumerate(channels):
-                channel.call(m.Hello("test", index, self.workers, server, servers, 1, known))
+                channel.call(m.Greeting("test", index, self.workers, server, servers, 1, known))
             return channels
 
         return Client(index, self.workers, servers, connect)
@@ -132,7 +132,7 @@ class Job:
         client = self.client(index)
         context = ServedJob(
             role=Role(index=index, worker_num=self.workers, server_num=len(self.servers)),
-            group=Crew(client, self.deadline_s),
+            group=ServedGroup(client, self.deadline_s),
             strategy=DistributedStrategy(**self.strategy),
             session=ServerSession(client, None),
         )

@@ -131,9 +131,7 @@ READS_TIME_OF_DAY = {
     "src/fleetlight/launch/doctor/probe.py": 1,
     "src/fleetlight/launch/doctor/service.py": 1,
     # dates that people read: when something was saved
-    "src/fleetlight/checkpoint/inference.py": 1,
-    "src/fleetlight/checkpoint/snapshot.py": 1,
-    "src/fleetlight/static/files/saving.py": 1,
+    "src/fleetlight/checkpoint/storage/generations.py": 1,
     # tells apart workers that were started one after another, also on another machine
     "src/fleetlight/fleet/bootstrap.py": 1,
     # dates in certificates

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepFM in plain PyTorch: products of all pairs of fields, and an MLP, over the same vectors."""
+"""DeepFM: products of all pairs of fields, and an MLP, over the same vectors. Plain PyTorch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class DeepFM(nn.Module):
         ids = ids % self.rows
         vectors = self.vectors(ids)
         first = self.weights(ids) + self.linear(dense)
-        # the sum over all pairs, in linear time
+        # the sum over pairs, without a loop
         second = (vectors.sum(1).square() - vectors.square().sum(1)).sum(1, keepdim=True) / 2
         deep = self.mlp(torch.cat([vectors.flatten(1), dense], dim=1))
         return (first + second + deep).squeeze(1)

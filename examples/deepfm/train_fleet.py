@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepFM on click records: tables on parameter servers, dense parameters there or all-reduced."""
+"""DeepFM on click records: parameter servers, dense parameters there or all-reduced."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, args: argparse.Nam
 
 
 def data(args: argparse.Namespace) -> tuple[Dataset, Dataset, str]:
-    """Training records, test records, and a note on the best possible AUC."""
+    """Records to train and to test on, and the best possible AUC if it is known."""
     if args.data:
         found = Criteo(args.data)
         cut = len(found) * 9 // 10
@@ -87,7 +87,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dense", choices=["servers", "allreduce"], default="servers")
     parser.add_argument("--data", default="", help="Criteo's train.txt (default: generated)")
     parser.add_argument("--samples", type=int, default=200_000, help="records to generate")
-    parser.add_argument("--test", type=int, default=50_000, help="test records to generate")
+    parser.add_argument("--test", type=int, default=50_000, help="records to generate for the test")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--lr", type=float, default=0.02)

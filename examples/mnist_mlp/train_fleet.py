@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def mnist(folder: str, train: bool) -> MNIST:
-    """MNIST from `folder`, or generated images without one."""
+    """MNIST from `folder`; without one, generated images that say so in their name."""
     return MNIST(folder or "data", train, stand_in=not folder)
 
 
@@ -92,7 +92,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--data", default="", help="folder of the idx files (default: generated)")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--limit", type=int, default=0, help="records to use (0: all)")
+    parser.add_argument("--limit", type=int, default=0, help="number of records (0: all)")
     parser.add_argument("--show_every", type=int, default=100, metavar="STEPS")
     parser.add_argument("--out", type=Path, default=Path("output/mnist_mlp"))
     return parser.parse_args()

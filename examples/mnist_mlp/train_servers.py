@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def work(model: nn.Module, optimizer: torch.optim.Optimizer, args: argparse.Namespace) -> None:
-    """The part of a worker: train, test, save."""
+    """What workers do: train, test, save."""
     train, test = mnist(args.data, True), mnist(args.data, False)
     say(f"data: {train.name} and {test.name}")
     train_loader = DataLoader(first(train, args.limit), args.batch, shuffle=True)
@@ -71,7 +71,7 @@ def work(model: nn.Module, optimizer: torch.optim.Optimizer, args: argparse.Name
 
 
 def mnist(folder: str, train: bool) -> MNIST:
-    """MNIST from `folder`, or generated images without one."""
+    """MNIST from `folder`; without one, generated images that say so in their name."""
     return MNIST(folder or "data", train, stand_in=not folder)
 
 
@@ -82,7 +82,7 @@ def first(dataset: Dataset, count: int) -> Dataset:
 
 def mlp() -> nn.Sequential:
     return nn.Sequential(
-        # asynchronous gradients are stale: training is stable with centred images
+        # values are stale here: images around 0 make a model that tolerates it
         nn.LayerNorm((1, 28, 28), elementwise_affine=False),
         nn.Flatten(),
         *(nn.Linear(784, 128), nn.Tanh()),
@@ -102,7 +102,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--data", default="", help="folder of the idx files (default: generated)")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--limit", type=int, default=0, help="records to use (0: all)")
+    parser.add_argument("--limit", type=int, default=0, help="number of records (0: all)")
     parser.add_argument("--show_every", type=int, default=100, metavar="STEPS")
     parser.add_argument("--out", type=Path, default=Path("output/mnist_mlp"))
     return parser.parse_args()

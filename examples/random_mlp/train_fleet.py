@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def tuning() -> fleet.DistributedStrategy:
-    """Five tuning settings; `explain()` shows the effect of each in this job."""
+    """Five tuning settings; `explain()` says what each of them does in this job."""
     strategy = fleet.DistributedStrategy()
     strategy.nccl_comm_num = 2
     strategy.fuse_all_reduce_ops = True

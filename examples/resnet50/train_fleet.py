@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def top(k: int, logits: Tensor, labels: Tensor) -> float:
-    """The share of samples whose label is among the k best classes."""
+    """The share of records whose label is among the k best scores."""
     hits = (logits.topk(k).indices == labels[:, None]).any(1)
     return fleet.metrics.acc(hits.sum(), len(labels))
 
@@ -65,7 +65,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--size", type=int, default=224, help="side of the images")
-    parser.add_argument("--limit", type=int, default=0, help="records to use (0: all)")
+    parser.add_argument("--limit", type=int, default=0, help="number of records (0: all)")
     parser.add_argument("--readers", type=int, default=0, help="processes that decode images")
     parser.add_argument("--augment", action=argparse.BooleanOptionalAction, default=True)
     return parser.parse_args()

@@ -64,7 +64,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--size", type=int, default=224, help="side of the images")
-    parser.add_argument("--limit", type=int, default=0, help="records to use (0: all)")
+    parser.add_argument("--limit", type=int, default=0, help="number of records (0: all)")
     parser.add_argument("--readers", type=int, default=0, help="processes that decode images")
     parser.add_argument("--augment", action=argparse.BooleanOptionalAction, default=True)
     return parser.parse_args()

@@ -15,7 +15,7 @@ import fleetlight as fleet
 from fleetlight import static
 from fleetlight.data import ClickLog, Criteo
 
-#: the modes differ in these fields of the strategy
+#: the modes differ in one field of the strategy
 MODES = {
     "sync": {"a_sync": False},
     "async": {"a_sync": True},
@@ -103,7 +103,7 @@ def train(exe: static.Executor, args: argparse.Namespace) -> None:
 
 
 def data(args: argparse.Namespace) -> tuple[Dataset, Dataset, str]:
-    """Training records, test records, and a note on the best possible AUC."""
+    """Records to train and to test on, and the best possible AUC if it is known."""
     if args.data:
         found = Criteo(args.data)
         cut = len(found) * 9 // 10
@@ -133,7 +133,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--mode", choices=sorted(MODES), default="async")
     parser.add_argument("--data", default="", help="Criteo's train.txt (default: generated)")
     parser.add_argument("--samples", type=int, default=400_000, help="records to generate")
-    parser.add_argument("--test", type=int, default=50_000, help="test records to generate")
+    parser.add_argument("--test", type=int, default=50_000, help="records to generate for the test")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--optimizer", choices=["adagrad", "sgd"], default="adagrad")

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from fleetlight.data import ClickLog, Criteo
 
-#: rows of an embedding, which ids of the whole int64 range share
+#: rows of an embedding; ids are any int64, so some share a row
 ROWS = 1_000_001
 
 
@@ -74,7 +74,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, args: argparse.Nam
 
 
 def data(args: argparse.Namespace) -> tuple[Dataset, Dataset, str]:
-    """Training records, test records, and a note on the best possible AUC."""
+    """Records to train and to test on, and the best possible AUC if it is known."""
     if args.data:
         found = Criteo(args.data)
         cut = len(found) * 9 // 10
@@ -99,7 +99,7 @@ def predictions(model: nn.Module, test: Dataset) -> tuple[Tensor, Tensor]:
 
 
 def auc(scores: Tensor, labels: Tensor) -> float:
-    """The probability that a click scores higher than a record without one."""
+    """The probability that a click has a higher score than a record without one."""
     ranks = torch.empty(len(scores), dtype=torch.float64)
     ranks[scores.argsort()] = torch.arange(1, len(scores) + 1, dtype=torch.float64)
     clicks = labels.sum().double()
@@ -111,7 +111,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", default="", help="Criteo's train.txt (default: generated)")
     parser.add_argument("--samples", type=int, default=400_000, help="records to generate")
-    parser.add_argument("--test", type=int, default=50_000, help="test records to generate")
+    parser.add_argument("--test", type=int, default=50_000, help="records to generate for the test")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--optimizer", choices=["adagrad", "sgd"], default="adagrad")

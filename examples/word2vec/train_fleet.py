@@ -16,17 +16,17 @@ from fleetlight.data import Corpus, SkipGram
 
 
 class WordVectors(nn.Module):
-    """Two vectors for each word: one as the centre of a window, one as a neighbour."""
+    """Two vectors for each word: one as the centre of a window, one as its context."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.centre = fleet.nn.SparseEmbedding(dim, initializer=("uniform", -0.5 / dim, 0.5 / dim))
-        self.neighbour = fleet.nn.SparseEmbedding(dim, initializer="zeros")
+        self.output = fleet.nn.SparseEmbedding(dim, initializer="zeros")
 
     def forward(self, centre: Tensor, context: Tensor, negatives: Tensor) -> Tensor:
-        """The loss of a batch: real neighbours should match the centre, drawn words should not."""
+        """The loss of a batch: words of the window should fit the centre, others should not."""
         words = torch.cat([context.unsqueeze(1), negatives], dim=1)
-        fits = (self.neighbour(words) @ self.centre(centre).unsqueeze(2)).squeeze(2)
+        fits = (self.output(words) @ self.centre(centre).unsqueeze(2)).squeeze(2)
         is_real = torch.zeros_like(fits)
         is_real[:, 0] = 1
         losses = F.binary_cross_entropy_with_logits(fits, is_real, reduction="none")
@@ -44,7 +44,7 @@ def main() -> None:
     strategy = fleet.DistributedStrategy(a_sync=True, a_sync_configs={"k_steps": args.k_steps})
     torch.manual_seed(0)
     model = WordVectors(args.dim)
-    # the gradient is a mean over the batch: multiply word2vec's rate of one pair
+    # the gradient is a mean: multiply the rate of word2vec by the pairs of a batch
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr * args.batch)
     model = fleet.distributed_model(model)
     optimizer = fleet.distributed_optimizer(optimizer, strategy)
@@ -78,17 +78,17 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, args: argparse.Nam
     fleet.barrier_worker()
     speed = fleet.metrics.sum(seen) / (time.perf_counter() - start)
     say(f"last loss {loss.item():.4f}, training speed {speed:.0f} pairs/s")
-    show_neighbours(model, corpus, args.ask.split(","))
+    show_nearest(model, corpus, args.ask.split(","))
 
 
 @torch.no_grad()
-def show_neighbours(model: nn.Module, corpus: Corpus, words: list[str]) -> None:
-    """Print the words with the most similar vectors."""
+def show_nearest(model: nn.Module, corpus: Corpus, words: list[str]) -> None:
+    """Print the words with the largest cosine similarity."""
     vectors = F.normalize(model.centre(torch.arange(len(corpus.vocabulary))), dim=1)
     for word in words:
         if word in corpus.vocabulary:
-            likeness = vectors @ vectors[corpus.vocabulary[word]]
-            nearest = likeness.topk(6).indices.tolist()[1:]
+            similarity = vectors @ vectors[corpus.vocabulary[word]]
+            nearest = similarity.topk(6).indices.tolist()[1:]
             say(f"{word}: {', '.join(corpus.vocabulary.words[i] for i in nearest)}")
 
 
@@ -101,9 +101,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--negatives", type=int, default=5)
     parser.add_argument("--min_count", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=0, help="steps per epoch (0: all)")
+    parser.add_argument("--steps", type=int, default=0, help="of each epoch at most (0: all)")
     parser.add_argument("--batch", type=int, default=512)
-    parser.add_argument("--lr", type=float, default=0.025, help="rate of one pair, as in word2vec")
+    parser.add_argument("--lr", type=float, default=0.025, help="of one pair, as in word2vec")
     parser.add_argument("--ask", default="topic0_0,topic7_3", metavar="WORD,WORD")
     parser.add_argument("--show_every", type=int, default=500, metavar="STEPS")
     return parser.parse_args()

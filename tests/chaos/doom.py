@@ -15,7 +15,8 @@ from typing import Any
 
 from fleetlight.ps.journal import folder, journal, segment
 from fleetlight.ps.transport import frames
-from fleetlight.ps.worker.redo import answers, redo
+from fleetlight.ps.worker.replay import replay_log as answers
+from fleetlight.ps.worker.replay import worker_journal as redo
 
 #: a life ends within so many moments
 MOMENTS = 1500
@@ -44,8 +45,8 @@ class Doom:
             (segment.Segment, "__init__"),
             (folder.Folder, "complete"),
             (folder.Folder, "drop_before"),
-            (redo.Redo, "commit"),
-            (answers.Answers, "once"),
+            (redo.WorkerJournal, "commit"),
+            (answers.ReplayLog, "once"),
         ):
             setattr(owner, name, self._around(getattr(owner, name)))
 

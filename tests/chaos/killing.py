@@ -27,7 +27,7 @@ from tests.chaos.harms import HARMS
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("counting.py")
 #: what is said of a job that begins to count anew
-AGAIN = "starting all again"
+AGAIN = "restarting all processes"
 #: how long a server may take to come back, and a job to end
 PATIENCE_S = 100.0
 #: of the moments between two kills
@@ -125,7 +125,7 @@ def _wait(folder: Path, job: subprocess.Popen[bytes], kills: int) -> list[float]
     """Until they have killed themselves often enough; how long they were away is not known."""
     seen, end = 0, time.monotonic() + PATIENCE_S
     while seen < kills and job.poll() is None:
-        now = (folder / "output").read_text().count("; starting it again (restart ")
+        now = (folder / "output").read_text().count("; restarting it (restart ")
         if now > seen:
             seen, end = now, time.monotonic() + PATIENCE_S
         elif time.monotonic() > end:

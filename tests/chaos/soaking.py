@@ -113,7 +113,7 @@ def soak(folder: Path, minutes: float, every_s: float, seed: int) -> tuple[int, 
     finally:
         job.terminate()
         job.wait()
-    if job.returncode or "starting all again" in (folder / "output").read_text():
+    if job.returncode or "restarting all processes" in (folder / "output").read_text():
         raise ChaosError(f"exit code {job.returncode}\n{end_of(folder)}")
     return killed, {name: Course.of(of) for name, of in looks.items()}
 

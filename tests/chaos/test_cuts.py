@@ -21,7 +21,7 @@ from fleetlight.ps import messages as m
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.transport import Listener, SocketChannel
 from fleetlight.ps.transport import channel as channel_module
-from fleetlight.ps.transport.interface import Patience
+from fleetlight.ps.transport.interface import RetryPolicy
 from fleetlight.security import certificates
 from fleetlight.security.context import client_context, server_context
 from fleetlight.wire import plain
@@ -120,7 +120,7 @@ def called(listener: Listener, lane: str, secrets: Path | None) -> SocketChannel
         listener.address,
         "server 0",
         deadline_s=20.0,
-        patience=Patience(10.0, comes_back=True),
+        patience=RetryPolicy(10.0, comes_back=True),
         tls=secrets and client_context(secrets),
         greeting=lambda: msgspec.structs.replace(hello(0, lane, 1), joined=next(joined)),
     )
@@ -146,7 +146,7 @@ def clipped(channel: SocketChannel, number: int) -> None:
 
 def exchange(channel: SocketChannel, number: int) -> None:
     """A difference of 1."""
-    answer = channel.call(m.Exchange(number, 0, number, [0], dense=False), row(1.0))
+    answer = channel.call(m.GeoExchange(number, 0, number, [0], dense=False), row(1.0))
     assert answer.arrays[0][0, 0] == number + 1
 
 
@@ -188,7 +188,7 @@ def test_a_goodbye_is_heard_by_a_server_that_ends_with_it(scissors: Scissors) ->
             scissors.cuts = [(SERVER, number)]
             channel.call(m.Leave())
             is_over, scissors.cuts = bool(scissors.cuts), []
-            channel.call(m.Heard())
+            channel.call(m.GoodbyeAck())
             channel.close()
             ending.join(20)
             assert not ending.is_alive()

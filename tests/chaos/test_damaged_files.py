@@ -19,8 +19,8 @@ from tests.checkpoint.test_manifest import manifest
 from tests.ps.made_tables import ALL, LR, make, ones, saved, some_ids
 from tests.ps.serving import plan
 
-from fleetlight.checkpoint.manifest import Manifest, decode, encode
-from fleetlight.checkpoint.worker import WorkerState
+from fleetlight.checkpoint.state.worker import WorkerState
+from fleetlight.checkpoint.storage.manifest import Manifest, decode, encode
 from fleetlight.errors import FleetError
 from fleetlight.kernels import RULES
 from fleetlight.ps.changes import Change
@@ -31,7 +31,7 @@ from fleetlight.ps.journal.segment import Segment, segments
 from fleetlight.ps.messages import EndPhase, Message
 from fleetlight.ps.server.durability import CODEC
 from fleetlight.ps.tables.table_file import TableReader, columns_of
-from fleetlight.ps.transport.protocol import Codec
+from fleetlight.ps.transport.protocol import MessageCodec
 from fleetlight.roles.environment import from_environment
 from fleetlight.security.certificate_folder import CLIENT, SERVER
 from fleetlight.security.certificate_folder import CertificateFolder as Certificates
@@ -231,7 +231,7 @@ def test_an_environment(env: dict[str, str]) -> None:
         from_environment(env)
 
 
-RECORDS: Codec[Message] = Codec(Message)
+RECORDS: MessageCodec[Message] = MessageCodec(Message)
 
 
 def _journal() -> bytes:
@@ -252,7 +252,7 @@ def test_a_journal(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> Non
         found = [record.number for record in history(folder, RECORDS, 1, lambda text: None)]
         assert found == list(range(1, len(found) + 1))
     # of other changes than these
-    changes: Codec[Change] = CODEC
+    changes: MessageCodec[Change] = CODEC
     with contextlib.suppress(FleetError):
         list(history(folder, changes, 1, lambda text: None))
 

@@ -20,7 +20,7 @@ from tests.chaos.fuzzing.serving import Serving
 
 from fleetlight.errors import ProtocolError
 from fleetlight.ps.server.server import Server
-from fleetlight.ps.transport.protocol import Codec
+from fleetlight.ps.transport.protocol import MessageCodec
 from fleetlight.ps.transport.session import Session
 
 pytestmark = pytest.mark.timeout(240)
@@ -102,10 +102,10 @@ def test_a_frame_is_made_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
     def decode_header(*_: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Codec, "decode_header", decode_header)
+    monkeypatch.setattr(MessageCodec, "decode_header", decode_header)
     with pytest.raises(ZeroDivisionError):
         decode(3, range(100), multiprocessing.Value("q", 0))
-    monkeypatch.setattr(Codec, "decode_header", _refuses)
+    monkeypatch.setattr(MessageCodec, "decode_header", _refuses)
     assert decode(3, range(100), multiprocessing.Value("q", 0)) == 0
 
 

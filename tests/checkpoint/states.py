@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,22 +13,23 @@ from typing import Any
 import torch
 
 from fleetlight import checkpoint
-from fleetlight.checkpoint import files, store
+from fleetlight.checkpoint.storage import files, generations
+from fleetlight.checkpoint.storage.manifest import FileEntry
 from fleetlight.files import atomic, lock
 
 #: the modules that change a disk, and the calls that do so
-_CHANGERS = (files, store, atomic, lock)
+_CHANGERS = (files, generations, atomic, lock)
 CHANGES = ("open", "write", "pwrite", "ftruncate", "fsync", "mkdir", "replace", "unlink")
 
 
-def snapshot(step: int, size: int = 4) -> checkpoint.Snapshot:
+def snapshot(step: int, size: int = 4) -> checkpoint.JobSnapshot:
     """A job after `step` steps; every number in it tells the step."""
     module = torch.nn.Linear(size, 2)
     with torch.no_grad():
         for param in module.parameters():
             param.fill_(step)
     worker = checkpoint.WorkerState(rank=0, values={"sampler": {"position": step}})
-    return checkpoint.Snapshot(
+    return checkpoint.JobSnapshot(
         model=checkpoint.model_state(module),
         optimizers=[optimizer_state(module, torch.optim.SGD(module.parameters(), lr=0.5))],
         workers=[worker],
@@ -58,6 +60,12 @@ def whole_step(dirname: str | os.PathLike[str]) -> int:
 
 def folders(root: Path) -> list[str]:
     return sorted(path.name for path in root.iterdir() if path.name not in (".lock",))
+
+
+def described(path: Path) -> FileEntry:
+    """The manifest's entry of a file as it is now."""
+    data = path.read_bytes()
+    return FileEntry(path.name, len(data), hashlib.sha256(data).hexdigest())
 
 
 class WatchedOs:

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from fleetlight.checkpoint.archive import read_program, refuse_pickle, write_program
-from fleetlight.checkpoint.files import Sink
+from fleetlight.checkpoint.inference.archive import read_program, refuse_pickle, write_program
+from fleetlight.checkpoint.storage.files import Sink
 from fleetlight.errors import CheckpointError, CorruptCheckpointError
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.checkpoint.states import full_disk_at
+from tests.checkpoint.states import described, full_disk_at
 
-from fleetlight.checkpoint import files
-from fleetlight.checkpoint.manifest import FileEntry
+from fleetlight.checkpoint.storage import files
+from fleetlight.checkpoint.storage.manifest import FileEntry
 from fleetlight.errors import CorruptCheckpointError
 
 
@@ -25,7 +25,7 @@ def test_a_sink_knows_size_and_checksum(tmp_path: Path) -> None:
         entry = sink.flush()
     assert (tmp_path / "a").read_bytes() == data
     assert entry == FileEntry("a", 3000, hashlib.sha256(data).hexdigest())
-    assert files.describe(tmp_path / "a") == entry
+    assert described(tmp_path / "a") == entry
     files.verify(tmp_path / "a", entry)
 
 
@@ -50,7 +50,7 @@ def test_writes_that_take_only_a_part_are_continued(
 def test_verify_tells_truncated_from_changed(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"12345678")
-    entry = files.describe(path)
+    entry = described(path)
     path.write_bytes(b"1234")
     with pytest.raises(CorruptCheckpointError, match=r"a was truncated .* 4 bytes, expected 8"):
         files.verify(path, entry)

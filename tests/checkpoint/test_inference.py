@@ -94,7 +94,7 @@ def test_training_flags_come_back_after_a_failure(tmp_path: Path) -> None:
 def test_a_model_with_a_fixed_batch_says_why(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, logger="fleetlight.checkpoint.inference"):
+    with caplog.at_level(logging.WARNING, logger="fleetlight.checkpoint.inference.exported"):
         manifest = save_inference(tmp_path, FixedBatch(), torch.ones(6, 2))
     assert "FixedBatch: exported for the example's batch size only, because: " in caplog.text
     assert manifest.static_because

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fleetlight.checkpoint.inputs import InputEntry, Inputs, bind_inputs, name_examples
+from fleetlight.checkpoint.inference.inputs import InputEntry, Inputs, bind_inputs, name_examples
 from fleetlight.errors import ConfigError
 
 X, Y = torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64)

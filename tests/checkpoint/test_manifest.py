@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fleetlight.checkpoint.manifest import (
+from fleetlight.checkpoint.storage.manifest import (
     VERSION,
     FileEntry,
     HighWaterEntry,

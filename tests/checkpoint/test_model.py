@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fleetlight.checkpoint.model import ModelState, load_model_state, model_state
+from fleetlight.checkpoint.state.model import ModelState, load_model_state, model_state
 from fleetlight.errors import CheckpointError
 
 

@@ -13,12 +13,12 @@ from tests.checkpoint.states import names
 from torch import nn
 from torch.optim import Optimizer
 
-from fleetlight.checkpoint.manifest import OptimizerEntry
-from fleetlight.checkpoint.optimizer import (
+from fleetlight.checkpoint.state.optimizer import (
     OptimizerState,
     load_optimizer_state,
     optimizer_state,
 )
+from fleetlight.checkpoint.storage.manifest import OptimizerEntry
 from fleetlight.errors import CheckpointError
 
 CASES: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {

@@ -84,7 +84,7 @@ def test_export_is_a_plain_state_dict(tmp_path: Path) -> None:
     )
     source[1].weight = source[0].weight
     model = checkpoint.model_state(source)
-    checkpoint.write(tmp_path / "ckpt", checkpoint.Snapshot(model=model))
+    checkpoint.write(tmp_path / "ckpt", checkpoint.JobSnapshot(model=model))
     out = checkpoint.export(tmp_path / "ckpt", tmp_path / "out.safetensors")
     target.load_state_dict(safetensors.torch.load_file(out))
     assert torch.equal(target[0].weight, source[0].weight)
@@ -101,7 +101,7 @@ def test_export_keeps_extra_state_in_the_metadata(tmp_path: Path) -> None:
             raise NotImplementedError
 
     model = checkpoint.model_state(Counting(1, 1))
-    checkpoint.write(tmp_path / "ckpt", checkpoint.Snapshot(model=model))
+    checkpoint.write(tmp_path / "ckpt", checkpoint.JobSnapshot(model=model))
     out = checkpoint.export(tmp_path / "ckpt", tmp_path / "out.safetensors")
     with safetensors.safe_open(out, framework="pt") as file:
         assert file.metadata() == {"format": "pt", "extra_state": '{"_extra_state":7}'}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fleetlight.checkpoint.rng import RngState, RngWatch, rng_state, set_rng_state
+from fleetlight.checkpoint.state.rng import RngState, RngStateCache, rng_state, set_rng_state
 
 
 def _no_cuda() -> bool:
@@ -57,7 +57,7 @@ def test_round_trip(before: int) -> None:
     ],
 )
 def test_one_who_watches_sees_every_move(move: Callable[[], object]) -> None:
-    watch = RngWatch()
+    watch = RngStateCache()
     for _ in range(3):
         assert same(watch.state(), rng_state())
         move()
@@ -65,7 +65,7 @@ def test_one_who_watches_sees_every_move(move: Callable[[], object]) -> None:
 
 
 def test_one_who_watches_knows_other_generators_of_numpy() -> None:
-    usual, watch = np.random.get_bit_generator(), RngWatch()
+    usual, watch = np.random.get_bit_generator(), RngStateCache()
     np.random.set_bit_generator(np.random.PCG64(3))
     try:
         for _ in range(2):

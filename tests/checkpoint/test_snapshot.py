@@ -37,7 +37,7 @@ def test_a_detached_snapshot_does_not_follow_training(tmp_path: Path) -> None:
     module(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     names = {param: name for name, param in module.named_parameters()}
-    live = checkpoint.Snapshot(
+    live = checkpoint.JobSnapshot(
         model=checkpoint.model_state(module),
         optimizers=[checkpoint.optimizer_state(optimizer, names)],
         workers=[checkpoint.WorkerState(rank=0, tensors={"r": torch.ones(1)})],
@@ -58,7 +58,7 @@ def test_a_detached_snapshot_does_not_follow_training(tmp_path: Path) -> None:
 
 def test_a_detached_snapshot_keeps_extra_as_it_was() -> None:
     extra: dict[str, Any] = {"rates": [0.1, (2, math.inf)]}
-    frozen = checkpoint.Snapshot(model=checkpoint.ModelState({}, {}), extra=extra).detached()
+    frozen = checkpoint.JobSnapshot(model=checkpoint.ModelState({}, {}), extra=extra).detached()
     extra["rates"].append(0.2)
     assert frozen.extra == {"rates": [0.1, (2, math.inf)]}
 
@@ -66,8 +66,8 @@ def test_a_detached_snapshot_keeps_extra_as_it_was() -> None:
 def test_what_cannot_be_saved_is_refused_when_it_is_detached() -> None:
     empty = torch.nn.Linear(2, 2, device="meta")
     with pytest.raises(CheckpointError, match=r"'weight' cannot be saved: got a .* on meta"):
-        checkpoint.Snapshot(model=checkpoint.model_state(empty)).detached()
-    strange = checkpoint.Snapshot(model=checkpoint.ModelState({}, {}), extra={"best": print})
+        checkpoint.JobSnapshot(model=checkpoint.model_state(empty)).detached()
+    strange = checkpoint.JobSnapshot(model=checkpoint.ModelState({}, {}), extra={"best": print})
     with pytest.raises(CheckpointError, match=r"extra\.best cannot be saved: got a"):
         strange.detached()
 

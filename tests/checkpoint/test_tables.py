@@ -13,10 +13,10 @@ from tests.checkpoint.states import snapshot, whole_step
 from torch import Tensor
 
 from fleetlight import checkpoint
-from fleetlight.checkpoint import tables
-from fleetlight.checkpoint.manifest import HighWaterEntry, TableEntry, TableFileEntry
+from fleetlight.checkpoint.formats import tables
+from fleetlight.checkpoint.formats.tables import TableOnDisk
 from fleetlight.checkpoint.snapshot import SavedTables
-from fleetlight.checkpoint.tables import TableOnDisk
+from fleetlight.checkpoint.storage.manifest import HighWaterEntry, TableEntry, TableFileEntry
 from fleetlight.errors import CheckpointError, CorruptCheckpointError
 
 #: as two servers have them: no order that all ids follow
@@ -54,7 +54,7 @@ def written(folder: Path, name: str, parts: list[Tensor]) -> list[checkpoint.Fil
     return entries
 
 
-def job(*more: TableEntry) -> checkpoint.Snapshot:
+def job(*more: TableEntry) -> checkpoint.JobSnapshot:
     """A job with a table of open ids and one of the ids 0 to 4, in the place of a bias."""
 
     def save_tables(folder: Path) -> SavedTables:
@@ -89,7 +89,7 @@ def test_rows_come_by_id(tmp_path: Path, piece: int, monkeypatch: pytest.MonkeyP
     saved = checkpoint.read(tmp_path)
     table = saved.table(saved.manifest.tables[0])
     assert table.ids.tolist() == sorted(torch.cat(PARTS).tolist())
-    assert torch.equal(tables.whole(table.weight()), rows_of(table.ids))
+    assert torch.equal(tables.materialize(table.weight()), rows_of(table.ids))
     assert torch.equal(saved.moved_weights()["bias"], rows_of(torch.arange(5)))
 
 
@@ -105,7 +105,7 @@ def test_export_has_ids_and_rows_and_whole_weights(tmp_path: Path) -> None:
 def test_an_empty_table() -> None:
     table = TableOnDisk(entry("ads", 0), [])
     assert table.ids.tolist() == []
-    assert tables.whole(table.weight()).shape == (0, 2)
+    assert tables.materialize(table.weight()).shape == (0, 2)
 
 
 def test_a_lost_file_of_a_table_is_told(tmp_path: Path) -> None:

@@ -15,8 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fleetlight.checkpoint.files import Sink
-from fleetlight.checkpoint.tensors import CODES, describe_tensors, read_tensors, write_tensors
+from fleetlight.checkpoint.formats.tensors import (
+    CODES,
+    describe_tensors,
+    read_tensors,
+    write_tensors,
+)
+from fleetlight.checkpoint.storage.files import Sink
 from fleetlight.errors import CheckpointError, CorruptCheckpointError
 
 

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetlight.checkpoint.values import pack, unpack
+from fleetlight.checkpoint.formats.values import pack, unpack
 from fleetlight.errors import CheckpointError
 
 numbers = st.integers() | st.integers(2**63, 2**200) | st.floats()

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fleetlight.checkpoint.rng import rng_state
-from fleetlight.checkpoint.store import new_generation
-from fleetlight.checkpoint.tensors import read_tensors
-from fleetlight.checkpoint.worker import WorkerState, read_worker, write_worker
+from fleetlight.checkpoint.formats.tensors import read_tensors
+from fleetlight.checkpoint.state.rng import rng_state
+from fleetlight.checkpoint.state.worker import WorkerState, read_worker, write_worker
+from fleetlight.checkpoint.storage.generations import new_generation
 from fleetlight.errors import CheckpointError, CorruptCheckpointError
 
 

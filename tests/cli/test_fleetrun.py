@@ -28,7 +28,11 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
         (["-m", "nope.mod"], 2, "module 'nope.mod' does not exist"),
         (["--nproc_per_nodes=2", "t.py"], 2, "did you mean '--nproc_per_node'"),
         (["--gpus", "0,1", "t.py"], 2, "this machine has no GPU; use --nproc_per_node 2"),
-        (["--ips", "203.0.113.1,203.0.113.2", "t.py"], 2, "none of the machines"),
+        (
+            ["--ips", "203.0.113.1,203.0.113.2", "t.py"],
+            2,
+            "none of 203.0.113.1, 203.0.113.2 is an address",
+        ),
         (
             ["--ssl", "dir", "--server_num", "1", "--worker_num", "1", "t.py"],
             2,
@@ -82,7 +86,7 @@ def test_help_is_cheap_and_complete() -> None:
     for flag in ("--nproc_per_node", "--gpus", "--ips", "--server_num", "--max_restarts", "--tee"):
         assert flag in done.stdout
     assert "--xpus" not in done.stdout
-    assert "on this machine, or, with the addresses of all, on several" in done.stdout
+    assert "on this machine; on several, list all with --servers and --workers" in done.stdout
 
 
 def test_the_version(capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A codec whose results can be foreseen: bfloat16, of which the rest is owed."""
+"""A codec whose results can be foreseen: bfloat16, whose residual is kept."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Rounding:
         assert spans[0].start == 0
         return 2 * spans[-1].stop
 
-    def encode(self, values: Tensor, stretch: CodecSegment, message: Tensor) -> None:
-        assert message.numel() == self.message_bytes(stretch.spans) == 2 * values.numel()
-        if stretch.owed is not None:
-            values.add_(stretch.owed)
+    def encode(self, values: Tensor, segment: CodecSegment, message: Tensor) -> None:
+        assert message.numel() == self.message_bytes(segment.spans) == 2 * values.numel()
+        if segment.residual is not None:
+            values.add_(segment.residual)
         sent = values.bfloat16()
         message.copy_(sent.view(torch.uint8))
-        if stretch.owed is not None:
-            stretch.owed.copy_(values - sent.float())
+        if segment.residual is not None:
+            segment.residual.copy_(values - sent.float())
         values.fill_(torch.nan)  # it may be overwritten
 
     def add(self, message: Tensor, spans: Sequence[Span], total: Tensor) -> None:

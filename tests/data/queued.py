@@ -14,7 +14,7 @@ from tests.data.simulated import numbers_in, plain
 
 from fleetlight.data import ShardLoader
 from fleetlight.data.queue.client import QueueOptions, RangePosition, RangeRequest
-from fleetlight.ps.messages import Deal, Reached
+from fleetlight.ps.messages import LeaseProgress, LeaseRequest
 from fleetlight.ps.server.work import Interval, Work
 
 
@@ -36,14 +36,14 @@ class Desk:
 
     def deal(self, request: RangeRequest) -> Interval | None:
         self.said.append(f"deal {request.number}")
-        dealt = self.work.deal(self.worker, Deal(loader=0, **vars(request)))
+        dealt = self.work.deal(self.worker, LeaseRequest(loader=0, **vars(request)))
         if dealt is None and request.waits and not self.others():
             raise WaitsError
         return dealt
 
     def reached(self, turn: int, position: RangePosition, *, gives_back: bool) -> None:
         self.said.append("give back" if gives_back else "tell")
-        self.work.reach(self.worker, Reached(0, turn, position, gives_back))
+        self.work.reach(self.worker, LeaseProgress(0, turn, position, gives_back))
 
     def remaining(self, turn: int) -> list[Interval] | None:
         return self.work.remaining(0, turn)

@@ -78,8 +78,8 @@ def test_word2vec_with_two_servers_puts_topics_together(k_steps: int, counted: s
     script = EXAMPLES / "word2vec/train_fleet.py"
     output = run(*SERVED, script, "--k_steps", k_steps, "--steps", 800, "--dim", 16)
     assert counted in output
-    for topic, neighbours in re.findall(r"^topic(\d+)_\d+: (.*)$", output, re.MULTILINE):
-        of_topic = [word for word in neighbours.split(", ") if word.startswith(f"topic{topic}_")]
+    for topic, nearest in re.findall(r"^topic(\d+)_\d+: (.*)$", output, re.MULTILINE):
+        of_topic = [word for word in nearest.split(", ") if word.startswith(f"topic{topic}_")]
         assert len(of_topic) >= 4, output
 
 

@@ -23,9 +23,9 @@ from fleetlight.fleet.served.job import ServedJob
 from fleetlight.fleet.server.job import ServerJob, ServerProcess
 from fleetlight.ps import messages as m
 from fleetlight.ps.transport.listener import hold
-from fleetlight.ps.worker.crew import Crew
-from fleetlight.ps.worker.lanes import AHEAD, CONTROL, PULL, PUSH
-from fleetlight.ps.worker.redo.redo import Identity, Redo
+from fleetlight.ps.worker.connections import CONTROL, PREFETCH, PULL, PUSH
+from fleetlight.ps.worker.replay.worker_journal import WorkerIdentity, WorkerJournal
+from fleetlight.ps.worker.served_group import ServedGroup
 from fleetlight.roles import Kind, Role
 from fleetlight.roles.secret import Secret
 from fleetlight.strategy import DistributedStrategy
@@ -68,7 +68,7 @@ def test_a_process_must_have_an_index() -> None:
 def test_servers_are_told_how_long_a_worker_may_be_away(tmp_path: Path) -> None:
     strategy = DistributedStrategy(durability="log")
     role = Role(index=0, server_num=1, server_endpoints=[("127.0.0.1", 1)], job="a job")
-    redo = Redo(tmp_path, Identity(0, 1, 1, "a job", 0, 7), 60.0)
+    redo = WorkerJournal(tmp_path, WorkerIdentity(0, 1, 1, "a job", 0, 7), 60.0)
     # less than others wait for it
     assert _Connector(Start(role, strategy, 60.0), redo)._greeting(0, CONTROL).away_s == 40.0
     assert _Connector(Start(role, strategy, 60.0), None)._greeting(0, CONTROL).away_s == 0.0
@@ -119,8 +119,8 @@ def test_workers_meet_before_the_server_knows_what_is_trained() -> None:
 def test_every_lane_is_welcome() -> None:
     with Job() as job:
         crew = joined(job.roles[0]).group
-        assert isinstance(crew, Crew)
-        for lane in (CONTROL, PUSH, PULL, AHEAD):
+        assert isinstance(crew, ServedGroup)
+        for lane in (CONTROL, PUSH, PULL, PREFETCH):
             [channel] = crew.client.open_lane(lane)
             assert channel.peer.startswith("server 0")
         crew.leave()
@@ -131,7 +131,7 @@ def test_no_lane_leads_to_an_earlier_life_of_a_server() -> None:
         server = job.process.server
         server._life = 3
         crew = joined(job.roles[0], deadline_s=0.5).group
-        assert isinstance(crew, Crew)
+        assert isinstance(crew, ServedGroup)
         server._life = 2
         with pytest.raises(DeadlineError, match="answers in its life 2, but its life 3 has been"):
             crew.client.open_lane(PUSH)
@@ -143,7 +143,7 @@ def test_no_lane_leads_to_an_earlier_life_of_a_server() -> None:
 def test_a_server_that_fails_tells_why() -> None:
     with Job() as job:
         crew = joined(job.roles[0]).group
-        assert isinstance(crew, Crew)
+        assert isinstance(crew, ServedGroup)
         job.process.fail("KeyError: 'x'")
         with pytest.raises(PeerError, match="server 0 has closed: KeyError: 'x'"):
             crew.client.everywhere(m.EndPhase(0))

@@ -24,7 +24,7 @@ from fleetlight.ps import messages as m
 from fleetlight.ps.journal.folder import Folder
 from fleetlight.ps.server.durability import Durable
 from fleetlight.ps.transport.listener import Listener
-from fleetlight.ps.worker.crew import Crew
+from fleetlight.ps.worker.served_group import ServedGroup
 from fleetlight.roles import Kind, Role
 from fleetlight.strategy import DistributedStrategy
 
@@ -97,13 +97,13 @@ def test_a_worker_says_that_it_parts_before_it_does(
     error_file = str(tmp_path / "error")
     set_current(join_servers(Start(Role(error_file=error_file), DistributedStrategy(), 20.0)))
     amid: list[ProcessExit] = []
-    real = Crew.leave
+    real = ServedGroup.leave
 
-    def leave(crew: Crew) -> None:
+    def leave(crew: ServedGroup) -> None:
         amid.append(killed(error_file))
         real(crew)
 
-    with mock.patch.object(Crew, "leave", leave):
+    with mock.patch.object(ServedGroup, "leave", leave):
         fleet.stop_worker()
     assert current_or_none() is None
     assert [one.killed_while_leaving for one in [*amid, killed(error_file)]] == [True, False]

@@ -19,8 +19,8 @@ import fleetlight as fleet
 from fleetlight.errors import PlanError
 from fleetlight.fleet.job import current
 from fleetlight.ps.layers.embedding import SparseEmbedding
-from fleetlight.ps.worker.lanes import PUSH
-from fleetlight.ps.worker.lookahead import LookAhead
+from fleetlight.ps.worker.connections import PUSH
+from fleetlight.ps.worker.prefetcher import Prefetcher
 from fleetlight.strategy import DistributedStrategy
 
 DIM, IDS, STEPS, READERS = 2, 40, 60, 3
@@ -232,7 +232,7 @@ def test_rows_that_a_step_makes_old_meanwhile_are_not_read() -> None:
         for _ in range(2):
             worker.communicator.announce({0: ids.numpy()})
         ahead = worker.communicator.ahead
-        assert isinstance(ahead, LookAhead)
+        assert isinstance(ahead, Prefetcher)
         assert ahead._now is not None
         wait = ahead._now.pulled.result
 

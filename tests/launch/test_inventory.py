@@ -32,7 +32,7 @@ def test_a_container_limit_counts(tmp_path: pathlib.Path) -> None:
 
 @LINUX_ONLY
 def test_the_loopback_interface_is_found() -> None:
-    assert inventory.look({}).interface("127.0.0.2") == "lo"
+    assert inventory.this_machine({}).interface("127.0.0.2") == "lo"
 
 
 def test_gpus_are_counted_by_their_device_files(
@@ -95,7 +95,7 @@ def test_no_route_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unknown_name_is_said() -> None:
-    with pytest.raises(ConfigError, match=r"cannot find the address of host 'no\.such\.invalid'"):
+    with pytest.raises(ConfigError, match=r"cannot resolve host 'no\.such\.invalid'"):
         inventory.resolve("no.such.invalid")
 
 

@@ -99,22 +99,20 @@ def test_an_interrupt_is_never_restarted() -> None:
 def test_why_it_starts_again() -> None:
     failed = Conclusion(next=NextAction.RESTART, failure=FAILURE)
     assert report.restarting(failed, 2, 1).endswith(
-        "E: x; starting all again (restart 2, 1 more left)"
+        "E: x; restarting all processes (restart 2, 1 left)"
     )
     lost = Conclusion(
         next=NextAction.REGROUP, failure=JobFailure(what="node 1 (b) went away", code=1)
     )
-    assert report.restarting(lost, 1, 0).startswith("node 1 (b) went away; starting again with")
-    assert "another machine has come" in report.restarting(
-        Conclusion(next=NextAction.REGROUP), 1, 0
-    )
+    assert report.restarting(lost, 1, 0).startswith("node 1 (b) went away; restarting with")
+    assert "another machine joined" in report.restarting(Conclusion(next=NextAction.REGROUP), 1, 0)
 
 
 def test_surprises_about_the_log_folder() -> None:
     here = pathlib.Path.cwd()
     assert report.folder(LogFolder(here / "log"), "log") == []
     moved = LogFolder(here / "log", moved_to=here / "log/old/1")
-    assert report.folder(moved, "log") == ["logs of an earlier run moved to log/old/1"]
+    assert report.folder(moved, "log") == ["moved the logs of an earlier run to log/old/1"]
     (line,) = report.folder(LogFolder(here / "log-2"), "log")
     assert line == "log is in use by another fleetrun: logs of this run go to log-2"
 
@@ -133,12 +131,12 @@ def test_a_stop_is_no_failure_and_says_how_to_go_on() -> None:
 def test_a_stop_that_was_none_says_what_remains() -> None:
     late = report.interrupted(signal.SIGTERM, 30.0, error=report.not_saved(None))
     assert str(late).endswith(
-        "by SIGTERM after 30.0 s: it did not save in time, what it had saved before remains"
+        "by SIGTERM after 30.0 s: the job did not save in time; earlier saves remain"
     )
-    assert "it did not save (worker 1 of 2 exited with code 3" in report.not_saved(FAILURE)
+    assert "the job did not save (worker 1 of 2 exited with code 3" in report.not_saved(FAILURE)
     stopped_early = report.interrupted(signal.SIGTERM, 3.0, error=report.stopped_early("/there"))
     assert str(stopped_early).endswith(
-        "by SIGTERM after 3.0 s: it saved nothing, /there is as it was"
+        "by SIGTERM after 3.0 s: the job saved nothing; /there is unchanged"
     )
     assert str(report.interrupted(signal.SIGTERM, 3.0, error=report.stopped_early(None))).endswith(
         "3.0 s"

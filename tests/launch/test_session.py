@@ -246,7 +246,7 @@ def test_a_stop_that_fails_is_an_interrupt(
     code, last = saving(place, how, grace_s=grace_s)
     assert code == 143
     assert "interrupted by SIGTERM after" in last
-    assert f"it did not save {why}" in last
+    assert f"the job did not save {why}" in last
 
 
 FAMILY = """
@@ -281,7 +281,7 @@ def test_restarts(place: Workplace) -> None:
     """)
     code, output = place.run("--nproc_per_node", "2", "--max_restarts", "2", script)
     assert code == 0, output
-    assert "starting all again (restart 2, 0 more left)" in output
+    assert "restarting all processes (restart 2, 0 left)" in output
     log = place.log("workerlog.0").splitlines()
     assert [line for line in log if line.startswith("---")] == [
         "--- restart 1 ---",
@@ -294,7 +294,7 @@ def test_restarts_end(place: Workplace) -> None:
     script = place.script("raise SystemExit(5)")
     code, output = place.run("--max_restarts", "1", script)
     assert code == 5
-    assert output.count("starting all again") == 1
+    assert output.count("restarting all processes") == 1
 
 
 def test_what_would_come_again_is_not_tried_again(place: Workplace) -> None:
@@ -308,7 +308,7 @@ def test_what_would_come_again_is_not_tried_again(place: Workplace) -> None:
     flags = ("--server_num", "1", "--worker_num", "1", "--max_restarts", "3")
     code, output = place.run(*flags, script)
     assert code == 1
-    assert "starting all again" not in output
+    assert "restarting all processes" not in output
     assert "StrategyError: " in output.splitlines()[-1]
 
 
@@ -335,7 +335,7 @@ def test_old_logs_are_kept_apart(place: Workplace) -> None:
     script = place.script("print('run')")
     place.run(script)
     _, output = place.run(script)
-    assert "fleetrun: logs of an earlier run moved to log/old/" in output
+    assert "fleetrun: moved the logs of an earlier run to log/old/" in output
     assert place.log("workerlog.0") == "run\n"
     assert len(list(place.path.glob("log/old/*/workerlog.0"))) == 1
 
@@ -419,5 +419,5 @@ def test_gpus_for_a_server_job_on_a_machine_without_any(place: Workplace) -> Non
     script = place.script(REPORT)
     code, output = place.run("--gpus", "0,1", "--server_num", "1", script, **hidden)
     assert code == 0
-    assert "fleetrun: --gpus 0,1: this machine has no GPU, workers use CPUs" in output
+    assert "fleetrun: --gpus 0,1: this machine has no GPU; workers use CPUs" in output
     assert (place.path / "worker.1").exists()

@@ -15,8 +15,8 @@ from mortal import die_if_asked
 
 import fleetlight as fleet
 from fleetlight.fleet.job import current
-from fleetlight.ps.calls import Call
 from fleetlight.ps.messages import Apply
+from fleetlight.ps.messages.base import ControlSignal
 from fleetlight.ps.server.keeping import Keeping
 from fleetlight.ps.worker.client import Client
 
@@ -53,7 +53,7 @@ def kill_a_server(step: int) -> None:
 def call_for_a_save(number: int) -> None:
     """Request a save as the clock of worker 0 does; both servers know before the step is made."""
     client = client_here()
-    client.wish = Call(saves=number)
+    client.wish = ControlSignal(saves=number)
     client.beat(0)
 
 

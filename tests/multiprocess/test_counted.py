@@ -45,7 +45,7 @@ def test_workers_are_killed_before_and_after_a_stop(
     code, text = run(tmp_path, TWO, *how, "--die", *first, "--stop", "6")
     assert code == 75, text
     assert text.count("of 2 was killed by SIGKILL") == 2, text
-    assert "starting all again" not in text
+    assert "restarting all processes" not in text
     flags = TWO.replace("worker_num 2", "worker_num 3") + " --resume"
     code, text = run(tmp_path, flags, *how, "--die", *later)
     assert code == 0, text
@@ -134,5 +134,5 @@ def test_a_server_with_an_older_folder_is_refused(tmp_path: Path, mode: str) -> 
     assert code == 0, text
     assert "server 0 of 2 was killed by SIGKILL" in text
     assert "this server came back older than it was: it has acknowledged push" in text, text
-    assert text.count("starting all again") == 1, text
+    assert text.count("restarting all processes") == 1, text
     check_counts(text, 1)

@@ -43,4 +43,4 @@ def test_a_restarted_worker_resumes_in_its_own_ranges(tmp_path: Path) -> None:
     moments = ["1:4:forward", "1:8:step", "1:12:after", "0:0:epoch", "1:244:step"]
     text = run(tmp_path, "--die", *moments, restarts=9)
     assert text.count("of 2 was killed by SIGKILL") == 5, text
-    assert "starting all again" not in text
+    assert "restarting all processes" not in text

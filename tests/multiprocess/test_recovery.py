@@ -47,7 +47,7 @@ def test_sync_learns_the_same_bits(tmp_path: Path, quiet: tuple[set[str], set[st
     assert (killed, its) == quiet
     for number, left in ((0, 8), (1, 7), (0, 6)):
         assert f"server {number} of 2 was killed by SIGKILL" in text
-        assert f"{left} more left), the others go on" in text
+        assert f"{left} left), the others continue" in text
     died, its, text = learnt(
         tmp_path / "died",
         "--die",
@@ -56,13 +56,13 @@ def test_sync_learns_the_same_bits(tmp_path: Path, quiet: tuple[set[str], set[st
     )
     assert (died, its) == quiet
     assert text.count("of 2 was killed by SIGKILL") == 6
-    assert "starting all again" not in text
+    assert "restarting all processes" not in text
 
 
 def test_the_others_continue_without_a_lost_worker(tmp_path: Path) -> None:
     _, _, text = learnt(tmp_path / "lost", "--go_on", "--die", "1:3:clip")
     assert "worker 1 of 2 was killed by SIGKILL" in text
-    assert "the others go on without it" in text
+    assert "the others continue without it" in text
     assert "done: all workers but worker 1 exited with code 0" in text
 
 

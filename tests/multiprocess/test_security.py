@@ -20,7 +20,7 @@ from tests.workers import reserved_port
 
 import fleetlight
 from fleetlight.errors import MembershipError
-from fleetlight.ps.messages import Hello
+from fleetlight.ps.messages import Greeting
 from fleetlight.ps.transport import SocketChannel
 from fleetlight.roles import parse_endpoints
 from fleetlight.roles.secret import Secret
@@ -120,7 +120,7 @@ def test_a_job_on_one_machine_has_a_token_of_its_own(tmp_path: Path) -> None:
 
 
 def refuses_strangers(place: Path) -> None:
-    hello = Hello(fleetlight.__version__, 1, 2, 0, 1, 1, "control")
+    hello = Greeting(fleetlight.__version__, 1, 2, 0, 1, 1, "control")
     for token, why in ((None, "comes without a token"), (Secret(TOKEN), "does not know the token")):
         with pytest.raises(MembershipError, match=why):
             SocketChannel.connect(

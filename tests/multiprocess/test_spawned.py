@@ -26,7 +26,7 @@ def test_a_restarted_worker_starts_new_loading_processes(tmp_path: Path) -> None
     code, text = run(tmp_path, "--server_num 2 --worker_num 2")
     assert code == 0, text
     assert "worker 1 of 2 was killed by SIGKILL" in text
-    assert "starting all again" not in text
+    assert "restarting all processes" not in text
     assert re.findall(r"COUNTED (.*)", text) == ["2 to 2"] * 2, text
 
 
@@ -35,7 +35,7 @@ def test_a_script_without_a_guard_gets_one_error(tmp_path: Path, how: str) -> No
     """Once, and not that a loading process ended, as often as the job may restart."""
     code, text = run(tmp_path, "--server_num 1 --worker_num 1", "--unguarded", how)
     assert code == 1, text
-    assert "starting all again" not in text, text
+    assert "restarting all processes" not in text, text
     last = text.strip().splitlines()[-1]
     assert "ConfigError: fleet.init was called in a process that a worker has started" in last, text
     assert 'behind if __name__ == "__main__":' in last, text

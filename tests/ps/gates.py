@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from fleetlight.ps.transport.interface import PATIENCE
+from fleetlight.ps.transport.interface import DEFAULT_RETRY
 from fleetlight.ps.worker.client import Client
 
 LIMIT_S = 20
@@ -16,7 +16,7 @@ class Gate:
     """Keeps requests from being sent (`send`), or answers from being taken, until it opens."""
 
     welcome = None
-    patience = PATIENCE
+    patience = DEFAULT_RETRY
 
     def __init__(self, client: Client, lane: str, holds: str) -> None:
         self._opened, self._asked = threading.Event(), threading.Event()

@@ -16,7 +16,7 @@ from fleetlight.ps.placement import Placement
 from fleetlight.ps.plan import SYNC, DensePlan, Plan
 from fleetlight.ps.tables.dense import DenseBlocks
 from fleetlight.ps.tables.rules import optimizer_plan, push_options
-from fleetlight.ps.worker.live import Live
+from fleetlight.ps.worker.local_parameters import LocalParameters
 
 
 def plan_of(
@@ -71,14 +71,14 @@ class DenseServers:
         options = [push_options(group) for group in self.optimizers[number].param_groups]
         gradients = {n: _flat(p.grad) for n, p in enumerate(self.parameters)}
         absent = {n for n, g in gradients.items() if g is None}
-        live = Live(self.parameters)
+        live = LocalParameters(self.parameters)
         for server, blocks in enumerate(self.servers):
             mine = self.placement.blocks_of(server, number)
             blocks.step(number, options, absent, [live.pack(b, gradients) for b in mine])
 
     def take(self) -> None:
         """Put the servers' values into the parameters."""
-        live = Live(self.parameters)
+        live = LocalParameters(self.parameters)
         for server, blocks in enumerate(self.servers):
             for block, values in zip(
                 self.placement.blocks_of(server), blocks.values(), strict=True

@@ -69,12 +69,12 @@ def closed_server(
     return Server(index, servers, workers, version="test", deadline_s=deadline_s)
 
 
-def hello(index: int, lane: str, workers: int = 2, server: int = 0, servers: int = 1) -> m.Hello:
+def hello(index: int, lane: str, workers: int = 2, server: int = 0, servers: int = 1) -> m.Greeting:
     """What a worker begins with."""
-    return m.Hello("test", index, workers, server, servers, incarnation=1, lane=lane)
+    return m.Greeting("test", index, workers, server, servers, incarnation=1, lane=lane)
 
 
-def ask(number: int = 0, reached: tuple[int, int] = (0, 0), **facts: Any) -> m.Deal:
+def ask(number: int = 0, reached: tuple[int, int] = (0, 0), **facts: Any) -> m.LeaseRequest:
     """A worker's request for its next range of 96 records."""
     usual: dict[str, Any] = {
         "loader": 0,
@@ -85,7 +85,7 @@ def ask(number: int = 0, reached: tuple[int, int] = (0, 0), **facts: Any) -> m.D
         "unit": 4,
         "batches": 4,
     }
-    return m.Deal(number=number, reached=reached, **{**usual, **facts})
+    return m.LeaseRequest(number=number, reached=reached, **{**usual, **facts})
 
 
 @dataclasses.dataclass
@@ -111,7 +111,7 @@ class Worker:
         return answer
 
     def say(self, message: m.Message, *arrays: Any, lane: str = "control") -> tuple[Any, list[Any]]:
-        if isinstance(message, m.Hello):
+        if isinstance(message, m.Greeting):
             self.greeted.append(self.lanes[lane])
         answer, found = self.server(self.lanes[lane], message, list(arrays))
         return answer, list(found)
@@ -119,7 +119,7 @@ class Worker:
     def leave(self) -> None:
         """Say goodbye, and that it was heard."""
         self.say(m.Leave())
-        self.say(m.Heard())
+        self.say(m.GoodbyeAck())
 
     def push(
         self,
@@ -179,7 +179,7 @@ class Worker:
         return [float(x) for x in self.say(m.Pull([], True), lane="pull")[1][0]]
 
     def meet(self, meeting: int, operation: str, data: int = 0, deadline_s: float = 20.0) -> Any:
-        message = m.Meet(meeting, operation, deadline_s)
+        message = m.Barrier(meeting, operation, deadline_s)
         return self.say(message, np.array([data], np.uint8))[1]
 
     def hang_up(self, *lanes: str) -> None:

@@ -17,10 +17,10 @@ from tests.security.handshakes import shaken
 from fleetlight.errors import ConfigError, StrategyError
 from fleetlight.roles.password import PASSWORD, PASSWORD_FILE
 from fleetlight.security import context as module
-from fleetlight.security.certificate_folder import Encryption, encryption_of
 from fleetlight.security.certificates import make
 from fleetlight.security.context import client_context, server_context
 from fleetlight.strategy import DistributedStrategy
+from fleetlight.strategy.features.ssl import Encryption, encryption_of
 
 SUITE, OTHER = "TLS_CHACHA20_POLY1305_SHA256", "TLS_AES_128_GCM_SHA256"
 CHOOSES = hasattr(ssl.SSLContext, "set_ciphersuites")

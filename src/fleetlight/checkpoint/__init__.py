@@ -5,10 +5,31 @@ This package knows nothing of processes. Who calls it has gathered the state alr
 which process writes.
 """
 
-from fleetlight.checkpoint.differences import refuse_differences
-from fleetlight.checkpoint.files import Sink
-from fleetlight.checkpoint.inference import InferenceModel, load_inference, save_inference
-from fleetlight.checkpoint.manifest import (
+from fleetlight.checkpoint.formats.tables import read_tables
+from fleetlight.checkpoint.formats.values import pack, unpack
+from fleetlight.checkpoint.inference.exported import InferenceModel, load_inference, save_inference
+from fleetlight.checkpoint.reader import Checkpoint, export, read
+from fleetlight.checkpoint.renaming import RenamedCheckpoint
+from fleetlight.checkpoint.snapshot import JobSnapshot, SavedTables, write
+from fleetlight.checkpoint.state.model import (
+    ModelState,
+    is_extra,
+    load_model_state,
+    model_state,
+    prepare_model_load,
+    refuse_differences,
+)
+from fleetlight.checkpoint.state.optimizer import (
+    OptimizerState,
+    class_name,
+    load_optimizer_state,
+    optimizer_state,
+    prepare_optimizer_load,
+)
+from fleetlight.checkpoint.state.rng import RngState, rng_state, set_rng_state
+from fleetlight.checkpoint.state.worker import WorkerState
+from fleetlight.checkpoint.storage.files import Sink
+from fleetlight.checkpoint.storage.manifest import (
     MANIFEST,
     FileEntry,
     HighWaterEntry,
@@ -16,27 +37,6 @@ from fleetlight.checkpoint.manifest import (
     TableEntry,
     TableFileEntry,
 )
-from fleetlight.checkpoint.model import (
-    ModelState,
-    fitted_model_state,
-    is_extra,
-    load_model_state,
-    model_state,
-)
-from fleetlight.checkpoint.optimizer import (
-    OptimizerState,
-    class_name,
-    fitted_optimizer_state,
-    load_optimizer_state,
-    optimizer_state,
-)
-from fleetlight.checkpoint.reader import Checkpoint, export, read
-from fleetlight.checkpoint.renaming import Renamed
-from fleetlight.checkpoint.rng import RngState, rng_state, set_rng_state
-from fleetlight.checkpoint.snapshot import SavedTables, Snapshot, write
-from fleetlight.checkpoint.tables import tables_in
-from fleetlight.checkpoint.values import pack, unpack
-from fleetlight.checkpoint.worker import WorkerState
 
 __all__ = [
     "MANIFEST",
@@ -44,21 +44,19 @@ __all__ = [
     "FileEntry",
     "HighWaterEntry",
     "InferenceModel",
+    "JobSnapshot",
     "Manifest",
     "ModelState",
     "OptimizerState",
-    "Renamed",
+    "RenamedCheckpoint",
     "RngState",
     "SavedTables",
     "Sink",
-    "Snapshot",
     "TableEntry",
     "TableFileEntry",
     "WorkerState",
     "class_name",
     "export",
-    "fitted_model_state",
-    "fitted_optimizer_state",
     "is_extra",
     "load_inference",
     "load_model_state",
@@ -66,12 +64,14 @@ __all__ = [
     "model_state",
     "optimizer_state",
     "pack",
+    "prepare_model_load",
+    "prepare_optimizer_load",
     "read",
+    "read_tables",
     "refuse_differences",
     "rng_state",
     "save_inference",
     "set_rng_state",
-    "tables_in",
     "unpack",
     "write",
 ]

@@ -9,21 +9,21 @@ from typing import Any
 import msgspec
 from torch import Tensor
 
-from fleetlight.checkpoint import files
-from fleetlight.checkpoint.manifest import MANIFEST, Manifest, TableEntry
-from fleetlight.checkpoint.model import ModelState
-from fleetlight.checkpoint.optimizer import OptimizerState
+from fleetlight.checkpoint.formats.tables import TableOnDisk, materialize
+from fleetlight.checkpoint.formats.tensors import StreamedTensor, read_tensors, write_tensors
+from fleetlight.checkpoint.formats.values import unpack
 from fleetlight.checkpoint.snapshot import FORMAT, MODEL_FILE, optimizer_file
-from fleetlight.checkpoint.store import (
+from fleetlight.checkpoint.state.model import ModelState
+from fleetlight.checkpoint.state.optimizer import OptimizerState
+from fleetlight.checkpoint.state.worker import WorkerState, read_worker, record_file, tensor_file
+from fleetlight.checkpoint.storage import files
+from fleetlight.checkpoint.storage.generations import (
     Directory,
     generation_folder,
     read_manifest,
     verified,
 )
-from fleetlight.checkpoint.tables import TableOnDisk, whole
-from fleetlight.checkpoint.tensors import Streamed, read_tensors, write_tensors
-from fleetlight.checkpoint.values import unpack
-from fleetlight.checkpoint.worker import WorkerState, read_worker, record_file, tensor_file
+from fleetlight.checkpoint.storage.manifest import MANIFEST, Manifest, TableEntry
 from fleetlight.errors import CheckpointError
 
 
@@ -78,7 +78,7 @@ class Checkpoint:
     def moved_weights(self) -> dict[str, Tensor]:
         """The weights of layers of torch that were tables when this was saved."""
         return {
-            name: whole(self.table(entry).dense())
+            name: materialize(self.table(entry).dense())
             for entry in self.manifest.tables
             if entry.ids
             for name in entry.weights
@@ -115,7 +115,7 @@ def export(dirname: Directory, out: Directory) -> Path:
 
     The names are those of `model.state_dict()`; tied tensors stand under each of their names.
     Extra state goes into the file's metadata as JSON. A table becomes `<table>.ids`, ascending, and
-    `<table>.weight`, their rows; one of a layer of torch is its whole weight again.
+    `<table>.weight`, their rows; one of a layer of torch is its materialize weight again.
     """
     path, saved = Path(out), read(dirname)
     state, tables = saved.model(), _tables(saved)
@@ -133,9 +133,9 @@ def export(dirname: Directory, out: Directory) -> Path:
     return path
 
 
-def _tables(saved: Checkpoint) -> dict[str, Tensor | Streamed]:
+def _tables(saved: Checkpoint) -> dict[str, Tensor | StreamedTensor]:
     """Tables as they are exported."""
-    tensors: dict[str, Tensor | Streamed] = {}
+    tensors: dict[str, Tensor | StreamedTensor] = {}
     for entry in saved.manifest.tables:
         tensors |= saved.table(entry).exported()
     return tensors

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Renamed`: a checkpoint whose tensors and tables go by other names than in its files."""
+"""`RenamedCheckpoint`: a checkpoint with other names for its tensors and tables."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from fleetlight.checkpoint.manifest import Manifest, OptimizerEntry, TableEntry
-from fleetlight.checkpoint.model import ModelState
 from fleetlight.checkpoint.reader import Checkpoint
-from fleetlight.checkpoint.worker import WorkerState
+from fleetlight.checkpoint.state.model import ModelState
+from fleetlight.checkpoint.state.worker import WorkerState
+from fleetlight.checkpoint.storage.manifest import Manifest, OptimizerEntry, TableEntry
 
 Name = Callable[[str], str]
 _T = TypeVar("_T")
 
 
-class Renamed(Checkpoint):
+class RenamedCheckpoint(Checkpoint):
     """Answers by the new names; the files and the tensors in them keep theirs."""
 
     def __init__(self, saved: Checkpoint, name: Name) -> None:

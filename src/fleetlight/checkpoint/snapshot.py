@@ -1,33 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Snapshot`: all that a checkpoint holds, and `write`, which makes it durable."""
+"""`JobSnapshot`: all that a checkpoint holds, and `write`, which makes it durable."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from fleetlight.checkpoint.manifest import (
-    VERSION,
+from fleetlight.checkpoint.formats.tensors import describe_tensors, refuse_unstorable, write_tensors
+from fleetlight.checkpoint.formats.values import pack, unpack
+from fleetlight.checkpoint.state.model import ModelState
+from fleetlight.checkpoint.state.optimizer import OptimizerState
+from fleetlight.checkpoint.state.worker import WorkerState, write_worker
+from fleetlight.checkpoint.storage.generations import Directory, Generation, new_generation
+from fleetlight.checkpoint.storage.manifest import (
     FileEntry,
     HighWaterEntry,
     Manifest,
     TableEntry,
     TensorEntry,
-    encode,
 )
-from fleetlight.checkpoint.model import ModelState
-from fleetlight.checkpoint.optimizer import OptimizerState
-from fleetlight.checkpoint.store import Directory, Generation, new_generation
-from fleetlight.checkpoint.tensors import describe_tensors, refuse_unstorable, write_tensors
-from fleetlight.checkpoint.values import pack, unpack
-from fleetlight.checkpoint.worker import WorkerState, write_worker
 from fleetlight.errors import CheckpointError
 
 FORMAT = "fleetlight-checkpoint"
@@ -44,7 +39,7 @@ class SavedTables:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Snapshot:
+class JobSnapshot:
     """The state of a job between two steps."""
 
     model: ModelState
@@ -60,7 +55,7 @@ class Snapshot:
     #: anything else to be found in the manifest: numbers, strings, None, containers of these
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
-    def detached(self) -> Snapshot:
+    def detached(self) -> JobSnapshot:
         """A copy on the CPU, to be written while training changes the original.
 
         What cannot be saved is refused here already, not when it is written.
@@ -77,7 +72,7 @@ class Snapshot:
         )
 
 
-def write(dirname: Directory, snapshot: Snapshot) -> Manifest:
+def write(dirname: Directory, snapshot: JobSnapshot) -> Manifest:
     """Save `snapshot` as the checkpoint in `dirname`; it is on disk when this returns.
 
     Until then, and after any failure, `dirname` holds the checkpoint that was there before.
@@ -88,7 +83,7 @@ def write(dirname: Directory, snapshot: Snapshot) -> Manifest:
         saved = SavedTables() if save_tables is None else save_tables(generation.path)
         generation.files += saved.files
         manifest = _manifest(generation, snapshot, tensors, saved)
-        generation.publish(encode(manifest))
+        generation.publish(manifest)
     return manifest
 
 
@@ -97,21 +92,13 @@ def optimizer_file(number: int) -> str:
     return f"optimizer-{number}.safetensors" if number else "optimizer.safetensors"
 
 
-def package_version() -> str:
-    """The version of Fleetlight that writes."""
-    try:
-        return importlib.metadata.version("fleetlight")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown (not installed)"
-
-
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         refuse_unstorable(name, tensor)
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
-def _write_files(generation: Generation, snapshot: Snapshot) -> list[TensorEntry]:
+def _write_files(generation: Generation, snapshot: JobSnapshot) -> list[TensorEntry]:
     ranks = [worker.rank for worker in snapshot.workers]
     if ranks != list(range(len(ranks))):
         raise CheckpointError(
@@ -138,17 +125,10 @@ def _write_model(generation: Generation, model: ModelState) -> list[TensorEntry]
 
 
 def _manifest(
-    generation: Generation, snapshot: Snapshot, tensors: list[TensorEntry], saved: SavedTables
+    generation: Generation, snapshot: JobSnapshot, tensors: list[TensorEntry], saved: SavedTables
 ) -> Manifest:
     return Manifest(
-        format=FORMAT,
-        version=VERSION,
-        checksum="",
-        generation=generation.number,
-        created=datetime.now(timezone.utc),
-        fleetlight=package_version(),
-        torch=str(torch.__version__),
-        files=generation.files,
+        **generation.header(),
         workers=max(1, len(snapshot.workers)),
         servers=snapshot.server_num,
         seed=snapshot.seed,

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands `fleetrun` and `fleetlight`: arguments in, text and an exit code out."""
+"""The commands `fleetrun` and `fleetlight`."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flags of `fleetrun`, read into `LaunchOptions`."""
+"""Parse the flags of `fleetrun` into `LaunchOptions`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ USAGE = "fleetrun [flags] script.py [arguments of the script]"
 EPILOG = """examples:
   fleetrun --nproc_per_node 4 train.py            4 workers on the CPUs of this machine
   fleetrun --gpus 0,1,2,3 train.py                4 workers, one GPU each
-  fleetrun --ips 10.0.0.1,10.0.0.2 train.py       started on both machines
+  fleetrun --ips 10.0.0.1,10.0.0.2 train.py       two machines; run it on both
 """
 
 
 def parse(argv: Sequence[str]) -> LaunchOptions:
-    """The flags and the script in `argv`; raises ConfigError on anything that is not understood."""
+    """Parse the flags and the script in `argv`; raise ConfigError if a word is invalid."""
     found, unknown = _parser().parse_known_args(list(argv))
     if unknown:
         raise _unknown_flag(unknown[0])
@@ -35,7 +35,7 @@ def parse(argv: Sequence[str]) -> LaunchOptions:
 
 
 def known_flags() -> list[str]:
-    """Every flag that may be written, aliases included."""
+    """All flags, aliases included."""
     return sorted(flag for flag in _parser()._option_string_actions if flag not in REFUSED)
 
 
@@ -54,7 +54,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Refuse(argparse.Action):
-    """Stops at a flag that is known but not taken."""
+    """Refuses a known flag that fleetrun does not support."""
 
     def __call__(
         self,
@@ -67,7 +67,7 @@ class _Refuse(argparse.Action):
 
 
 class _Version(argparse.Action):
-    """Shows the version; looked up only then, because it takes time."""
+    """Prints the version, looked up on demand because that takes time."""
 
     def __call__(
         self,
@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_servers(
         parser.add_argument_group(
             "parameter servers",
-            "on this machine, or, with the addresses of all, on several",
+            "on this machine; on several, list all with --servers and --workers",
         )
     )
     _add_machines(parser.add_argument_group("several machines"))
@@ -138,15 +138,15 @@ def _add_servers(group: argparse._ArgumentGroup) -> None:
 
 def _add_machines(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--ips", "--cluster_node_ips", type=_words, metavar="a,b", help="all machines, in order")
-    add("--nnodes", type=_range, metavar="N|MIN:MAX", help="how many machines")
-    add("--master", type=_endpoint, metavar="host:port", help="where the machines meet (node 0)")
-    add("--rank", "--node_rank", type=_count, metavar="R", help="the place of this machine")
+    add("--ips", "--cluster_node_ips", type=_words, metavar="a,b", help="all machines, by rank")
+    add("--nnodes", type=_range, metavar="N|MIN:MAX", help="the number of machines")
+    add("--master", type=_endpoint, metavar="host:port", help="an address and free port of node 0")
+    add("--rank", "--node_rank", type=_count, metavar="R", help="the rank of this machine")
     add("--host", "--node_ip", metavar="ADDRESS", help="the address of this machine")
     add(
         "--use_paddlecloud",
         action="store_true",
-        help="machines from PADDLE_TRAINERS, POD_IP, PADDLE_TRAINER_ID and PADDLE_PORT",
+        help="read machines from PADDLE_TRAINERS, POD_IP, PADDLE_TRAINER_ID and PADDLE_PORT",
     )
 
 
@@ -159,51 +159,55 @@ def _add_running(group: argparse._ArgumentGroup) -> None:
         metavar="P",
         help="use ports P, P+1, ... (default: free ports)",
     )
-    add("--log_dir", metavar="DIR", help="where the logs go (default: log)")
+    add("--log_dir", metavar="DIR", help="the folder for logs (default: log)")
     add(
-        "--max_restarts", "--max_restart", type=_count, metavar="N", help="restarts after a failure"
+        "--max_restarts",
+        "--max_restart",
+        type=_count,
+        metavar="N",
+        help="how often to restart after a failure (default: 0)",
     )
-    add("--tee", action="store_true", help="show the output of all processes, prefixed")
+    add("--tee", action="store_true", help="show the output of all processes, each line prefixed")
     add(
         "-v",
         "--verbose",
         action="store_true",
-        help="show the arguments, and the variables of the first server and the first worker",
+        help="show the arguments, and the variables of the first server and worker",
     )
     add(
         "--deadline_s",
         type=_seconds,
         metavar="S",
-        help="how long the machines wait for each other (300)",
+        help="how long the machines wait for each other (default: 300)",
     )
     add(
         "--grace_s",
         type=_seconds,
         metavar="S",
-        help="time between SIGTERM and SIGKILL (3, to save 30)",
+        help="time between SIGTERM and SIGKILL (default: 3, with a save 30)",
     )
-    add("--checkpoint", metavar="DIR", help="save into DIR now and then, and when stopped")
-    add("--resume", action="store_true", help="go on with what an earlier job has left")
+    add("--checkpoint", metavar="DIR", help="save into DIR periodically, and when stopped")
+    add("--resume", action="store_true", help="resume the training of an earlier job")
     add(
         "--ssl",
         metavar="DIR",
         help="TLS between machines and to servers, with the certificates in DIR",
     )
-    add("--ssl_ciphers", metavar="A:B", help="the suites of TLS 1.3 to choose from")
+    add("--ssl_ciphers", metavar="A:B", help="the TLS 1.3 cipher suites to choose from")
     add(
         "--ssl_expiry_warning_days",
         type=_days,
         metavar="N",
-        help="days before its end that a certificate is warned about (30)",
+        help="how many days before its expiry to warn about a certificate (default: 30)",
     )
     add(
         "--on",
         metavar="NAME",
-        help=f"what runs the job: {' or '.join(backends.names())} (default: by the other flags)",
+        help=f"the backend: {' or '.join(backends.names())} (default: by the other flags)",
     )
-    add("--token_file", metavar="FILE", help="the job's token (default: FLEET_TOKEN)")
+    add("--token_file", metavar="FILE", help="a file with the job's token (default: FLEET_TOKEN)")
     add("--version", action=_Version, nargs=0, help="show the version and exit")
-    add("-m", "--module", action="store_true", help="the script is a module name, as python -m")
+    add("-m", "--module", action="store_true", help="run the script as a module, like python -m")
 
 
 def _number(least: int, most: int | None, what: str) -> Callable[[str], int]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fleetlight`: small tools around a job."""
+"""`fleetlight`: tools around a job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fleetlight.strategy.job import counted
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code."""
+    """Run the command and return its exit code."""
     found = _parser().parse_args(argv)
     command: Callable[[argparse.Namespace], int] = found.command
     try:
@@ -30,23 +30,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fleetlight", description="Tools around Fleetlight jobs.")
     commands = parser.add_subparsers(required=True, metavar="command")
-    version = commands.add_parser("version", help="versions of fleetlight, python and torch")
+    version = commands.add_parser("version", help="print the versions of fleetlight, python, torch")
     version.set_defaults(command=_version)
-    export = commands.add_parser("export", help="a checkpoint as one plain safetensors file")
-    export.add_argument("dirname", metavar="DIR", help="the folder save_persistables wrote")
+    export = commands.add_parser("export", help="write a checkpoint as one safetensors file")
+    export.add_argument("dirname", metavar="DIR", help="the folder of save_persistables")
     export.add_argument("out", metavar="OUT.safetensors", help="the file to write")
     export.set_defaults(command=_export)
-    cert = commands.add_parser("cert", help="certificates for encrypted connections (--ssl)")
-    cert.add_argument("folder", metavar="DIR", help="the folder to write them to")
+    cert = commands.add_parser("cert", help="make certificates for encrypted connections (--ssl)")
+    cert.add_argument("folder", metavar="DIR", help="the folder for the certificates")
     cert.add_argument(
         "--host",
         action="append",
         default=[],
         metavar="NAME",
-        help="a name or address of a machine that runs servers, beside this one; may be repeated",
+        help="a name or address of another machine that runs servers; may be repeated",
     )
-    cert.add_argument("--days", type=int, default=365, help="how long they are valid (365)")
-    cert.add_argument("--replace", action="store_true", help="make all anew where there are some")
+    cert.add_argument("--days", type=int, default=365, help="their validity (default: 365)")
+    cert.add_argument("--replace", action="store_true", help="replace existing certificates")
     cert.set_defaults(command=_cert)
     _add_doctor(commands)
     return parser
@@ -55,27 +55,37 @@ def _parser() -> argparse.ArgumentParser:
 def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     doctor = commands.add_parser(
         "doctor",
-        help="whether machines and the network between them are fit",
-        description="Looks at this machine; with --ips, started on each of them at the same time, "
-        "at all of them and the network between them. Exit code 0: fit, 1: not.",
+        help="check machines and the network between them",
+        description="Checks this machine. With --ips, run it on each machine at the same time: it "
+        "checks all machines and the network between them. Exit code 0: fit, 1: not fit.",
     )
     doctor.add_argument("--ips", default="", metavar="A,B", help="the machines, as for fleetrun")
-    doctor.add_argument("--host", metavar="ADDRESS", help="which of them this is, if it is unclear")
+    doctor.add_argument("--host", metavar="ADDRESS", help="the address of this machine")
     doctor.add_argument(
         "--port",
         type=int,
         default=DEFAULT_PORT,
-        help=f"where doctors meet; the ports behind it are tried as well ({DEFAULT_PORT})",
-    )
-    doctor.add_argument("--nproc", type=int, metavar="N", help="workers per machine (one per GPU)")
-    doctor.add_argument(
-        "--seconds", type=float, default=1.0, metavar="S", help="to measure each link for (1)"
+        help=f"the port of the doctors; those after it are checked (default: {DEFAULT_PORT})",
     )
     doctor.add_argument(
-        "--deadline_s", type=float, default=60.0, metavar="S", help="how long to wait for all (60)"
+        "--nproc", type=int, metavar="N", help="workers per machine (default: one per GPU)"
     )
     doctor.add_argument(
-        "--token_file", metavar="FILE", help="what doctors must know (default: FLEET_TOKEN)"
+        "--seconds",
+        type=float,
+        default=1.0,
+        metavar="S",
+        help="how long to measure each link (default: 1)",
+    )
+    doctor.add_argument(
+        "--deadline_s",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="how long to wait for all machines (default: 60)",
+    )
+    doctor.add_argument(
+        "--token_file", metavar="FILE", help="a file with the token (default: FLEET_TOKEN)"
     )
     doctor.set_defaults(command=_doctor)
 
@@ -113,7 +123,7 @@ def _doctor(found: argparse.Namespace) -> int:
 
     ips = tuple(word.strip() for word in found.ips.split(",") if word.strip())
     if found.ips and not ips:
-        raise ConfigError(f"--ips {found.ips!r} names no machine; leave it out for this one alone")
+        raise ConfigError(f"--ips {found.ips!r} names no machine; omit it to check only this one")
     wish = DoctorOptions(
         ips=ips,
         host=found.host,
@@ -123,7 +133,7 @@ def _doctor(found: argparse.Namespace) -> int:
         deadline_s=found.deadline_s,
         token_file=found.token_file,
     )
-    result = examine(wish, inventory.look(os.environ), os.environ, _say)
+    result = examine(wish, inventory.this_machine(os.environ), os.environ, _say)
     print(f"\n{result.text}\n")
     if result.found:
         print(f"{table.of_findings(result.found)}\n")

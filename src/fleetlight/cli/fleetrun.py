@@ -12,12 +12,12 @@ from fleetlight.cli.arguments import parse
 from fleetlight.errors import ConfigError, FleetError
 from fleetlight.launch.job.options import LaunchOptions, from_cloud
 
-#: exit codes of fleetrun itself; a failed process gives its own
+#: exit codes of fleetrun itself; after a failed process fleetrun exits with its code
 WRONG_USE, CANNOT_RUN, INTERRUPTED = 2, 1, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code."""
+    """Run the command and return its exit code."""
     try:
         return _run(from_cloud(parse(sys.argv[1:] if argv is None else argv), os.environ))
     except ConfigError as error:
@@ -34,7 +34,7 @@ def _refuse(error: FleetError, code: int) -> int:
 
 
 def _run(options: LaunchOptions) -> int:
-    # Imported late: `fleetrun --help` has nothing to do with processes and sockets.
+    # imported late, because `fleetrun --help` needs no processes and sockets
     from fleetlight.cli.screen import StandardOutput
     from fleetlight.launch import backends, inventory
     from fleetlight.launch.job.plan import plan
@@ -44,7 +44,7 @@ def _run(options: LaunchOptions) -> int:
     check_script(options)
     backend = None if options.on is None else backends.named(options.on)
     is_placed_here = backend is None or not backend.chooses_machines
-    machine = inventory.look(os.environ) if is_placed_here else None
+    machine = inventory.this_machine(os.environ) if is_placed_here else None
     job = plan(options, machine, os.environ)
     screen = StandardOutput(options.verbose)
     if screen.verbose:
@@ -55,7 +55,7 @@ def _run(options: LaunchOptions) -> int:
 
 
 def _argument_pairs(options: LaunchOptions) -> list[tuple[str, object]]:
-    """Every argument, so that a log tells how a job was started."""
+    """The arguments that are set, so that a log records how a job was started."""
     pairs = [(field.name, getattr(options, field.name)) for field in dataclasses.fields(options)]
     return [(name, _as_text(name, value)) for name, value in pairs if value not in (None, ())]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The real screen: standard output."""
+"""The screen of the command line: standard output."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 
 class StandardOutput:
-    """Shows the launcher's own lines and the job's output; a reader that went away is no error."""
+    """Prints the launcher's lines and the job's output; a closed pipe is no error."""
 
     def __init__(self, verbose: bool = False) -> None:
         #: whether the user wants every detail of the start
@@ -19,7 +19,7 @@ class StandardOutput:
 
     @property
     def size(self) -> tuple[int, int] | None:
-        """(columns, lines) of the terminal, None when it is not one."""
+        """(columns, lines) of the terminal; None when the output is no terminal."""
         if not self._is_terminal:
             return None
         try:
@@ -29,17 +29,17 @@ class StandardOutput:
         return size.columns, size.lines
 
     def say(self, text: str) -> None:
-        """One line of the launcher itself."""
-        # A worker may have stopped in the middle of a line, or of a progress bar.
+        """Print one line of the launcher itself."""
+        # the output of a worker may end within a line, or a progress bar
         start = "" if self._at_line_start else "\n"
         self.show(f"{start}fleetrun: {text}\n".encode())
 
     def show(self, data: bytes) -> None:
-        """Output of the job, as it came."""
+        """Print output of the job unchanged."""
         if data:
             self._at_line_start = data.endswith(b"\n")
         while data and self._descriptor is not None:
             try:
                 data = data[os.write(self._descriptor, data) :]
             except BrokenPipeError:
-                self._descriptor = None  # `fleetrun ... | head`: the job and its logs go on
+                self._descriptor = None  # `fleetrun ... | head`: the job and its logs continue

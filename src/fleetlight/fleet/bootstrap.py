@@ -29,14 +29,13 @@ from fleetlight.observe.log import logger
 from fleetlight.ps import messages as m
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.transport.channel import SocketChannel, connect_all
-from fleetlight.ps.transport.interface import Channel, MemoryChannel, Patience
+from fleetlight.ps.transport.interface import Channel, MemoryChannel, RetryPolicy
 from fleetlight.ps.transport.listener import Listener, hold
-from fleetlight.ps.transport.session import Limits
+from fleetlight.ps.transport.session import ConnectionLimits
 from fleetlight.ps.worker.client import Client
-from fleetlight.ps.worker.crew import Crew
-from fleetlight.ps.worker.fence import Fence
-from fleetlight.ps.worker.lanes import CONTROL, PULL, PUSH
-from fleetlight.ps.worker.redo.redo import Redo
+from fleetlight.ps.worker.connections import CONTROL, PULL, PUSH, IncarnationFence
+from fleetlight.ps.worker.replay.worker_journal import WorkerJournal
+from fleetlight.ps.worker.served_group import ServedGroup
 from fleetlight.roles import Role, endpoint_text
 from fleetlight.roles.address import is_loopback
 from fleetlight.security.context import Contexts
@@ -120,7 +119,7 @@ def _listening(start: Start, held: socket.socket | None) -> ServerJob:
         server,
         tls=None if tls is None else tls.as_server,
         token=role.token,
-        limits=Limits(silence_s=deadline_s),
+        limits=ConnectionLimits(silence_s=deadline_s),
         name=f"server {index}",
         held=held,
     )
@@ -155,7 +154,7 @@ def _work(start: Start) -> ServedJob:
     resume_with_all(client, role, strategy, waits=True)
     # one that cannot go on says so before the servers take it in
     replay = None if redo is None else WorkerReplay(redo, functools.partial(report_returning, role))
-    crew = Crew(client, deadline_s)
+    crew = ServedGroup(client, deadline_s)
     session = ServerSession(client, None, replay)
     return ServedJob(role=role, group=crew, strategy=strategy, tls=tls, session=session)
 
@@ -178,7 +177,7 @@ def _alone(start: Start) -> ServedJob:
     client = Client(0, 1, 1, connect, redo)
     resume_with_all(client, role, strategy, waits=False)
     replay = None if redo is None else WorkerReplay(redo, lambda returns: None)
-    crew = Crew(client, deadline_s)
+    crew = ServedGroup(client, deadline_s)
     session = ServerSession(client, server, replay)
     return ServedJob(role=role, group=crew, strategy=strategy, tls=tls, session=session)
 
@@ -186,7 +185,7 @@ def _alone(start: Start) -> ServedJob:
 class _Connector:
     """Opens lanes to the servers of a job."""
 
-    def __init__(self, start: Start, redo: Redo | None) -> None:
+    def __init__(self, start: Start, redo: WorkerJournal | None) -> None:
         role, strategy, deadline_s, tls = start
         self._role = role
         self._deadline_s = deadline_s
@@ -200,7 +199,7 @@ class _Connector:
         if redo is not None and role.job and role.max_restarts != 0:
             self._away_s = configs.away_within(deadline_s)
         #: on all lanes
-        self._fence = Fence()
+        self._fence = IncarnationFence()
         #: whether the servers know this worker's plan
         self.has_joined: Callable[[], bool] = lambda: False
         #: the last push that a server has acknowledged, and may not have lost
@@ -216,7 +215,7 @@ class _Connector:
                 f"server {server}",
                 # the server names whoever it waits for, if it is given the time to say so
                 deadline_s=self._deadline_s + _GRACE_S,
-                patience=Patience(max(least_s, self._away_s)),
+                patience=RetryPolicy(max(least_s, self._away_s)),
                 tls=self._tls,
                 token=self._role.token,
                 greeting=lambda server=server: self._greeting(server, lane),  # type: ignore[misc]
@@ -227,7 +226,7 @@ class _Connector:
         connect_all(channels, self._deadline_s, _tell_not_ready)
         return channels
 
-    def _greeting(self, server: int, lane: str) -> m.Hello:
+    def _greeting(self, server: int, lane: str) -> m.Greeting:
         hello = _hello(self._role, server, len(self._endpoints), lane, self._incarnation)
         return msgspec.structs.replace(
             hello,
@@ -247,8 +246,8 @@ def _tell_not_ready(missing: list[str]) -> None:
     logger.info("not ready endpoints: %s", missing)
 
 
-def _hello(role: Role, server: int, server_num: int, lane: str, incarnation: int) -> m.Hello:
-    return m.Hello(
+def _hello(role: Role, server: int, server_num: int, lane: str, incarnation: int) -> m.Greeting:
+    return m.Greeting(
         fleetlight=VERSION,
         worker=_index(role),
         worker_num=role.worker_num,

@@ -29,9 +29,9 @@ from fleetlight.fleet.training import compression, local_training
 from fleetlight.observe import log
 from fleetlight.observe.log import logger
 from fleetlight.roles import Kind, Role, RoleMaker, unsupported_variables
-from fleetlight.security.certificate_folder import encryption_of
 from fleetlight.security.context import both_contexts
 from fleetlight.strategy import DistributedStrategy, JobFacts, set_current_job
+from fleetlight.strategy.features.ssl import encryption_of
 from fleetlight.torch_compat.lazy_dynamo import postpone_compiler
 from fleetlight.torch_compat.version import untested_torch
 from fleetlight.version import VERSION

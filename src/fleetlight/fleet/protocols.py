@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from fleetlight.checkpoint import Snapshot
+from fleetlight.checkpoint import JobSnapshot
 from fleetlight.collective.data_parallel.replica import Replica
 from fleetlight.collective.local_training.engine import LocalTrainingEngine
 from fleetlight.collective.local_training.outer import Means
@@ -359,7 +359,7 @@ class PrefetchHints(Protocol):
 class ServerCut(Protocol):
     """What the servers hold at one moment; `served.tables.server_checkpoint`."""
 
-    def completed(self, snapshot: Snapshot) -> Snapshot:
+    def completed(self, snapshot: JobSnapshot) -> JobSnapshot:
         """A worker's snapshot with what the servers have."""
 
     @property

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this machine has: cores, GPUs, addresses, packages. Found without torch."""
+"""This machine's cores, GPUs, addresses and packages, found without torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NVIDIA_SMI_DEADLINE_S = 10.0
 
 
 def version_of(package: str) -> str:
-    """The installed version, found without importing the package."""
+    """The installed version, read without importing the package."""
     import importlib.metadata
 
     try:
@@ -28,28 +28,28 @@ def version_of(package: str) -> str:
 
 
 def resolve(host: str) -> str:
-    """The IP address of a host name; an address stays as it is."""
+    """The IP address of a host name; an address is returned unchanged."""
     found = address.resolve(host)
     if found is None:
         raise ConfigError(
-            f"cannot find the address of host {host!r}; check its spelling, or give an address"
+            f"cannot resolve host {host!r}; check its spelling, or give an IP address"
         )
     return found
 
 
 def route(host: str) -> str:
-    """The own address that packets to `host` leave from."""
+    """This machine's address from which packets to `host` leave."""
     found = address.find_route(resolve(host))
     if found is None:
         raise ConfigError(
-            f"no route from this machine to {host}; check the network or say --host ADDRESS"
+            f"no route from this machine to {host}; check the network or pass --host ADDRESS"
         )
     return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The facts a plan needs. Tests make their own."""
+    """The facts about a machine that a plan needs."""
 
     cores: int = 1
     gpus: int = 0
@@ -64,22 +64,22 @@ class Machine:
         return address.is_loopback(found) or found in {own for _, own in self.addresses}
 
     def interface(self, own: str) -> str | None:
-        """The interface that has the address `own`, if it can be known."""
+        """The interface that has the address `own`, None if unknown."""
         return address.interface_of(own, self.addresses)
 
     @property
     def outside_addresses(self) -> list[str]:
-        """Addresses other machines may know this one by."""
+        """The addresses at which other machines may reach this one."""
         return [own for _, own in self.addresses if not address.is_loopback(own)]
 
 
-def look(environment: Mapping[str, str]) -> Machine:
-    """The facts of the machine this runs on."""
+def this_machine(environment: Mapping[str, str]) -> Machine:
+    """The facts about the machine this runs on."""
     return Machine(cores=cores(), gpus=gpus(environment), addresses=address.own_addresses())
 
 
 def cores() -> int:
-    """Cores this process may use: its affinity, and a container's CPU limit."""
+    """Cores this process may use, by its affinity and its container's CPU limit."""
     if hasattr(os, "sched_getaffinity"):
         allowed = len(os.sched_getaffinity(0))
     else:
@@ -96,7 +96,7 @@ def _cpu_limit(file: pathlib.Path) -> int | None:
 
 
 def gpus(environment: Mapping[str, str], root: pathlib.Path = pathlib.Path("/")) -> int:
-    """How many GPUs a child would see."""
+    """The number of GPUs a child process sees."""
     present = _gpus_present(root)
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is None or not present:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every sentence the launcher says about a job, from its start to its end."""
+"""The lines that the launcher prints about a job, from its start to its end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fleetlight.launch.status import RESUME_CODE, Stop
 from fleetlight.roles.role import Kind
 
 _KINDS = (Kind.SERVER, Kind.WORKER)
-#: lines of a start without `-v`, the line that says what runs included
+#: most lines that a start prints without `-v`, including the line that says what runs
 _LINES = 5
 
 
@@ -34,7 +34,7 @@ def first_of_each_kind(members: Sequence[JobProcess]) -> list[JobProcess]:
 
 
 def remarks(lines: Sequence[str], said: int, *, verbose: bool) -> list[str]:
-    """Guesses about the environment, as many as a start has lines for; `said` are there already."""
+    """The remarks that fit into the lines of a start, of which `said` are printed already."""
     room = len(lines) if verbose else max(0, _LINES - 1 - said)
     if len(lines) <= room:
         return list(lines)
@@ -42,18 +42,19 @@ def remarks(lines: Sequence[str], said: int, *, verbose: bool) -> list[str]:
 
 
 def folder(logs: LogFolder, asked: str) -> list[str]:
-    """Where the logs are, if that is not simply where the user said."""
+    """Lines about a log folder that is another than asked for, or that had old logs."""
     lines = []
     if logs.path != pathlib.Path(asked).absolute():
-        lines.append(f"{asked} is in use by another fleetrun: logs of this run go to "
-                     f"{relative(logs.path)}")  # fmt: skip
+        lines.append(
+            f"{asked} is in use by another fleetrun: logs of this run go to {relative(logs.path)}"
+        )
     if logs.moved_to is not None:
-        lines.append(f"logs of an earlier run moved to {relative(logs.moved_to)}")
+        lines.append(f"moved the logs of an earlier run to {relative(logs.moved_to)}")
     return lines
 
 
 def started(run: Run, members: Sequence[JobProcess]) -> str:
-    """What runs here and where its output is."""
+    """What runs on this machine and where its output is."""
     parts = [_span(kind, members) for kind in _KINDS]
     what = " and ".join(part for part in parts if part) or "nothing"
     layout = run.layout
@@ -73,22 +74,24 @@ def _span(kind: Kind, members: Sequence[JobProcess]) -> str:
 
 
 def restarting(conclusion: Conclusion, restart: int, left: int) -> str:
-    """Why everything starts again."""
+    """Why all processes restart."""
     if conclusion.next is NextAction.REGROUP:
-        reason = f"{conclusion.failure}; " if conclusion.failure else "another machine has come; "
-        return f"{reason}starting again with the machines that are there (restart {restart})"
-    return f"failed: {conclusion.failure}; starting all again (restart {restart}, {left} more left)"
+        reason = str(conclusion.failure) if conclusion.failure else "another machine joined"
+        return f"{reason}; restarting with the connected machines (restart {restart})"
+    return (
+        f"failed: {conclusion.failure}; restarting all processes (restart {restart}, {left} left)"
+    )
 
 
 def stopped(stop: Stop) -> JobFailure:
-    """The user, or a job scheduler, had the job stop; it can go on."""
+    """A stop that the user or a job scheduler asked for; the job can resume."""
     return JobFailure(
         what=(
             f"stopped at step {stop.step}, saved in {stop.folder}; resume with fleetrun "
             f"--checkpoint {stop.folder} --resume and any number of processes"
         ),
         code=RESUME_CODE,
-        # another machine has workers, who know at which step it was
+        # servers count no steps: a machine with workers reports the step
         consequence=not stop.step,
         may_restart=False,
         stopped=True,
@@ -96,18 +99,18 @@ def stopped(stop: Stop) -> JobFailure:
 
 
 def not_saved(failure: JobFailure | None) -> str:
-    """What became of a job that was to save before it ends."""
+    """The outcome of a stop that did not save the job."""
     why = "in time" if failure is None else f"({failure})"
-    return f"it did not save {why}, what it had saved before remains"
+    return f"the job did not save {why}; earlier saves remain"
 
 
 def stopped_early(checkpoint: str | None) -> str:
-    """What a job leaves that was ended before it could save."""
-    return "" if checkpoint is None else f"it saved nothing, {checkpoint} is as it was"
+    """The outcome of an interrupt that came before the job could save."""
+    return "" if checkpoint is None else f"the job saved nothing; {checkpoint} is unchanged"
 
 
 def interrupted(number: int, after_s: float, node: str = "", error: str = "") -> JobFailure:
-    """The user, or a job scheduler, ended the job."""
+    """An interrupt by the user or a job scheduler."""
     return JobFailure(
         what=f"fleetrun was interrupted by {signal.Signals(number).name}",
         code=exit_code(-number),
@@ -120,7 +123,7 @@ def interrupted(number: int, after_s: float, node: str = "", error: str = "") ->
 
 
 def end(layout: JobLayout, watch: Watch, failure: JobFailure | None, seconds: float) -> str:
-    """The one line that says what happened."""
+    """The last line of a job: its success or its failure."""
     if failure is not None:
         return str(failure) if failure.stopped else f"failed: {failure}"
     workers, machines = len(layout.workers), len(layout.nodes)

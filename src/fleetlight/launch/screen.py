@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the launcher speaks to the user; the command line gives the real one."""
+"""The launcher's output: the interface of a screen, and how lines and tables are formatted."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Protocol
 
 
 class Screen(Protocol):
-    """What a backend needs to show things."""
+    """What a backend prints to."""
 
     @property
     def size(self) -> tuple[int, int] | None:
-        """(columns, lines) of the terminal, None when it is not one."""
+        """(columns, lines) of the terminal; None when the output is no terminal."""
 
     @property
     def verbose(self) -> bool:
         """Whether the user wants every detail of the start (`fleetrun -v`)."""
 
     def say(self, text: str) -> None:
-        """One line of the launcher itself."""
+        """Print one line of the launcher itself."""
 
     def show(self, data: bytes) -> None:
-        """Output of the job, as it came."""
+        """Print output of the job unchanged."""
 
 
 class Prefixed:
-    """Shows only whole lines, each behind the name of its process."""
+    """Prints complete lines, each prefixed with the name of its process."""
 
     def __init__(self, name: str, show: Callable[[bytes], None]) -> None:
         self._prefix = f"[{name}] ".encode()
@@ -34,26 +34,26 @@ class Prefixed:
         self._rest = b""
 
     def __call__(self, data: bytes) -> None:
-        """Show the lines that are complete now."""
+        """Print the lines that `data` completes."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if lines:
             self._show(b"".join(self._prefix + line + b"\n" for line in lines))
 
     def finish(self) -> None:
-        """Show a last line that was never ended."""
+        """Print a last line that has no newline."""
         if self._rest:
             self(b"\n")
 
 
 def arguments_block(pairs: Sequence[tuple[str, object]]) -> str:
-    """The arguments as they were understood."""
+    """The parsed arguments as a block of text."""
     rows = [f"{name}: {value}" for name, value in pairs]
     title = "-----------  Configuration Arguments -----------"
     return "\n".join([title, *rows, "-" * len(title)]) + "\n"
 
 
 def boxed(title: tuple[str, str], rows: Sequence[tuple[str, str]], width: int = 100) -> str:
-    """A two-column table. Long values are cut in the middle: both ends of a list tell most."""
+    """A two-column table. Long values lose their middle, so that both ends of a list show."""
     left = max(len(name) for name, _ in (title, *rows))
     right = min(max(len(value) for _, value in (title, *rows)), width - left - 7)
     line = "+" + "-" * (left + 2) + "+" + "-" * (right + 2) + "+"

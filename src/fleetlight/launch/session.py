@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts and watches this machine's processes of a job, alone or together with other launchers."""
+"""Start and supervise this machine's processes of a job."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from fleetlight.launch.processes.supervise import supervise
 from fleetlight.launch.processes.watch import Verdict, Watch
 from fleetlight.launch.screen import Screen
 
-#: reaches the other machines; raises `Interrupted` when the user does not want to wait
+#: connects to the other machines; raises `Interrupted` when the user interrupts the wait
 Connect = Callable[[Interrupts], OtherMachines]
 
 
 def run(job: JobSpec, screen: Screen, connect: Connect) -> int:
-    """Run this machine's part of the job; the exit code of the first failure, else 0."""
+    """Run this machine's part of the job; return the exit code of the first failure, else 0."""
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
         try:
@@ -47,8 +47,8 @@ def run(job: JobSpec, screen: Screen, connect: Connect) -> int:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Ended:
-    """How one start of the job went here."""
+class _Attempt:
+    """The result of one start of the job on this machine."""
 
     watch: Watch
     layout: JobLayout
@@ -72,11 +72,11 @@ class _Session:
         self._own_id = secrets.token_hex(8)
         self._folder: LogFolder | None = None
         self._began = time.monotonic()
-        #: lines about the log folder
+        #: lines printed about the log folder
         self._lines_shown = 0
 
     def run(self) -> int:
-        """Start the job, and again as often as that is allowed and needed."""
+        """Start the job, and restart it after failures up to `max_restarts` times."""
         restart = failures = 0
         while True:
             ended = self._start(restart, failures)
@@ -90,7 +90,7 @@ class _Session:
             left = self._job.max_restarts - failures
             self._screen.say(report.restarting(conclusion, restart, left))
 
-    def _start(self, restart: int, failures: int) -> _Ended:
+    def _start(self, restart: int, failures: int) -> _Attempt:
         with contextlib.ExitStack() as held:
             node, reservations = reserve_node(self._job, held, restart=restart, failures=failures)
             layout = self._peers.gather(node)
@@ -100,7 +100,7 @@ class _Session:
                 self._peers.give_up(str(error))
                 raise
 
-    def _run_gang(self, layout: JobLayout, reservations: Sequence[Reservation]) -> _Ended:
+    def _run_gang(self, layout: JobLayout, reservations: Sequence[Reservation]) -> _Attempt:
         folder, job_id = self._prepare_logs(layout)
         run = Run(
             job=self._job,
@@ -118,11 +118,11 @@ class _Session:
             reservation.hand_over()
         gang.start()
         left = self._job.max_restarts - layout.failures
-        watch = supervise(gang, self._peers.elsewhere, self._interrupts, left)
-        return _Ended(watch=watch, layout=layout, failure=self._failure(watch, gang, folder))
+        watch = supervise(gang, self._peers.exchange_state, self._interrupts, left)
+        return _Attempt(watch=watch, layout=layout, failure=self._failure(watch, gang, folder))
 
     def _prepare_logs(self, layout: JobLayout) -> tuple[LogFolder, str]:
-        """Node 0 first: launchers may share the folder, and only it moves old logs away then."""
+        """Claim the log folder: node 0 first, since it moves old logs out of a shared folder."""
         job_id = self._peers.share(None) if layout.own else self._own_id
         if self._folder is None:
             self._folder = claim(self._job.log_dir, job_id)
@@ -174,7 +174,7 @@ class _Session:
             node=node,
         )
 
-    def _finish(self, ended: _Ended, failure: JobFailure | None) -> int:
+    def _finish(self, ended: _Attempt, failure: JobFailure | None) -> int:
         seconds = time.monotonic() - self._began
         self._screen.say(report.end(ended.layout, ended.watch, failure, seconds))
         return failure.code if failure else 0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ProcessStatus`: what a process of a job tells the launcher that started it, in a file.
+"""`ProcessStatus`: the file in which a process reports to the launcher that started it.
 
-The launcher names the file in `FLEET_ERROR_FILE`. A process writes all of its status at each
-change; a launcher reads it when the process has ended, or before it sends a signal.
+The launcher names the file in `FLEET_ERROR_FILE`. A process rewrites the file at each change of
+its status. The launcher reads it when the process has exited, or before it sends a signal.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import msgspec
 
 from fleetlight.files.atomic import replace_file
 
-#: the exit code of a process that has saved what the job needs to resume: "try again later"
+#: the exit code of a process that saved what the job needs to resume; sysexits.h: EX_TEMPFAIL
 RESUME_CODE = 75
 
 
 class Stop(msgspec.Struct, frozen=True):
-    """A job was asked to stop, and did."""
+    """Where a job that stopped on request can resume."""
 
     step: int
     folder: str
 
 
 class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The status of one process, as it tells it."""
+    """The status of one process."""
 
     #: when it was written, by the monotonic clock, which all processes of a machine share
     at: float | None = None
@@ -36,28 +36,28 @@ class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     caused_by_peer: bool = False
     #: the process would fail again with the same error
     permanent: bool = False
-    #: the launcher may start the process again alone, should a signal end it
+    #: the launcher may restart only this process if a signal ends it
     restartable: bool = False
     #: the others continue without the process
     expendable: bool = False
     #: the process saves when it receives SIGTERM
     saves_at_sigterm: bool = False
-    #: the process is about to say goodbye to the servers
+    #: the process is about to disconnect from the servers
     saying_goodbye: bool = False
-    #: the process has said goodbye to the job
+    #: the process has disconnected from the job
     left_job: bool = False
-    #: the script is over; only the exit code is to come
+    #: the script has ended; the process is about to exit
     exiting: bool = False
-    #: where the job can resume, once it was asked to stop and has saved
+    #: where the job can resume, once the process has stopped on request
     stopped: Stop | None = None
 
 
-#: what a process has told that has told nothing
+#: the status of a process that has reported nothing
 UNKNOWN = ProcessStatus()
 
 
 def read(path: str) -> ProcessStatus:
-    """The status in a file; `UNKNOWN` where there is none that can be read."""
+    """The status in a file, or `UNKNOWN` if no valid status is there."""
     try:
         return msgspec.json.decode(pathlib.Path(path).read_bytes(), type=ProcessStatus)
     except (OSError, msgspec.MsgspecError):
@@ -65,13 +65,13 @@ def read(path: str) -> ProcessStatus:
 
 
 def write(path: str, status: ProcessStatus) -> None:
-    """Put a status, with the time, into a file; a reader sees this one or the one before."""
+    """Write a status and its time atomically."""
     stamped = msgspec.structs.replace(status, at=time.monotonic())
     replace_file(pathlib.Path(path), msgspec.json.encode(stamped), durable=False)
 
 
 def clear_saves_at_sigterm(path: str) -> None:
-    """A new process is about to write this file, and has yet to tell that it saves."""
+    """Clear `saves_at_sigterm` for a restarted process, which reports it again."""
     status = read(path)
     if status.saves_at_sigterm:
         write(path, msgspec.structs.replace(status, saves_at_sigterm=False))

@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
-from fleetlight.ps.calls import NONE, Call
-from fleetlight.ps.messages import Deal, Fill, Reached, Shrink, TablePush
-from fleetlight.ps.sequences import Mark
+from fleetlight.ps.high_water_marks import Mark
+from fleetlight.ps.messages import Fill, LeaseProgress, LeaseRequest, Shrink, TablePush
+from fleetlight.ps.messages.base import NO_SIGNAL, ControlSignal
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class WorkerPart(msgspec.Struct, frozen=True, array_like=True):
     """A worker's part of a change."""
 
     worker: int
@@ -35,7 +35,7 @@ class _Change(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
-class Stepped(_Change, frozen=True):
+class StepApplied(_Change, frozen=True, tag="Stepped"):
     """The gradients of one optimizer's step, of one worker or the mean of all. Arrays: as Push.
 
     Without gradients where the step was skipped: then the workers are further, and nothing else.
@@ -44,16 +44,16 @@ class Stepped(_Change, frozen=True):
     optimizer: int
     step: int
     options: list[dict[str, Any]]
-    entries: list[Entry]
+    entries: list[WorkerPart]
     tables: list[TablePush] = []
     dense: bool = False
     absent: list[int] = []
     skipped: bool = False
     #: what all workers are to do behind it: who asks again must hear the same
-    call: Call = NONE
+    call: ControlSignal = NO_SIGNAL
 
 
-class Held(_Change, frozen=True):
+class StepHeld(_Change, frozen=True, tag="Held"):
     """The mean gradients of a step that waits for a factor. Arrays: as Push.
 
     Without gradients where it will be skipped.
@@ -61,7 +61,7 @@ class Held(_Change, frozen=True):
 
     optimizer: int
     step: int
-    entries: list[Entry]
+    entries: list[WorkerPart]
     square: float
     tables: list[TablePush] = []
     dense: bool = False
@@ -73,23 +73,23 @@ class Held(_Change, frozen=True):
     restated: bool = False
 
 
-class Released(_Change, frozen=True):
+class HeldStepApplied(_Change, frozen=True, tag="Released"):
     """What was held is applied times a factor, or skipped."""
 
     optimizer: int
     step: int
     options: list[dict[str, Any]]
-    entries: list[Entry]
+    entries: list[WorkerPart]
     factor: float
     skipped: bool = False
-    #: as in `Stepped`
-    call: Call = NONE
+    #: as in `StepApplied`
+    call: ControlSignal = NO_SIGNAL
 
 
-class Differed(_Change, frozen=True):
+class DifferencesAdded(_Change, frozen=True, tag="Differed"):
     """GeoSGD. Arrays: ids, differences of each table; then D differences if `dense`."""
 
-    entry: Entry
+    entry: WorkerPart
     step: int
     tables: list[int]
     dense: bool
@@ -97,21 +97,21 @@ class Differed(_Change, frozen=True):
     more: bool = False
 
 
-class Sighted(_Change, frozen=True):
+class RowsSeen(_Change, frozen=True, tag="Sighted"):
     """Ids were read in training, at that step; they have rows from now on. Arrays: ids."""
 
     table: int
     step: int
 
 
-class EndedPhase(_Change, frozen=True):
+class PhaseEnded(_Change, frozen=True, tag="EndedPhase"):
     """The worker makes no more step before the coming barrier."""
 
     worker: int
     phase: int
 
 
-class Went(_Change, frozen=True):
+class WorkerLeft(_Change, frozen=True, tag="Went"):
     """A worker has left for good, or was lost."""
 
     worker: int
@@ -120,7 +120,7 @@ class Went(_Change, frozen=True):
     lost: bool = False
 
 
-class Came(_Change, frozen=True):
+class WorkerJoined(_Change, frozen=True, tag="Came"):
     """A worker has come, or was started again: nothing of an earlier life is taken any more."""
 
     worker: int
@@ -128,7 +128,7 @@ class Came(_Change, frozen=True):
     life: int
 
 
-class Met(_Change, frozen=True):
+class BarrierPassed(_Change, frozen=True, tag="Met"):
     """All workers have met. Arrays: the bytes of every worker, in their order."""
 
     meeting: int
@@ -137,14 +137,14 @@ class Met(_Change, frozen=True):
     counts: list[int]
 
 
-class Asked(_Change, frozen=True):
+class LeaseChanged(_Change, frozen=True, tag="Asked"):
     """A worker was dealt records, or has said what it has done."""
 
     worker: int
-    message: Deal | Reached
+    message: LeaseRequest | LeaseProgress
 
 
-class Freed(_Change, frozen=True):
+class LeasesFreed(_Change, frozen=True, tag="Freed"):
     """A worker leaves or is lost, and what it had in hand is others'."""
 
     worker: int
@@ -164,7 +164,7 @@ class LedgerState(msgspec.Struct, frozen=True):
     #: the workers whose last push changed nothing
     skipped: list[int] = []
     #: what all have been told to do behind their steps
-    call: Call = NONE
+    call: ControlSignal = NO_SIGNAL
 
 
 class StepsState(msgspec.Struct, frozen=True):
@@ -175,7 +175,7 @@ class StepsState(msgspec.Struct, frozen=True):
     positions: list[tuple[int, int, int, int, int, bool]]
 
 
-class HandState(msgspec.Struct, frozen=True, array_like=True):
+class LeaseState(msgspec.Struct, frozen=True, array_like=True):
     """What a worker was dealt in a turn, and what it has done of it."""
 
     worker: int
@@ -183,7 +183,7 @@ class HandState(msgspec.Struct, frozen=True, array_like=True):
     reached: tuple[int, int]
 
 
-class TurnState(msgspec.Struct, frozen=True):
+class RoundState(msgspec.Struct, frozen=True):
     """One iteration of a loader by all workers."""
 
     loader: int
@@ -191,13 +191,13 @@ class TurnState(msgspec.Struct, frozen=True):
     epoch: int
     whole: list[tuple[int, int]]
     free: list[tuple[int, int]]
-    hands: list[HandState]
+    hands: list[LeaseState]
 
 
-class WorkState(msgspec.Struct, frozen=True):
+class ShardQueueState(msgspec.Struct, frozen=True):
     """Which records are free, in whose hands, or done."""
 
-    turns: list[TurnState] = []
+    turns: list[RoundState] = []
     #: by loader: its last turn
     newest: dict[int, int] = {}
     #: loader, worker, the first turn that it may still ask for
@@ -206,7 +206,7 @@ class WorkState(msgspec.Struct, frozen=True):
     gone: list[int] = []
 
 
-class Standing(_Change, frozen=True):
+class Baseline(_Change, frozen=True, tag="Standing"):
     """Everything but rows, as it is before the next change. Arrays: D; then those of `state`.
 
     The first record of each file; with a snapshot of the rows, one may begin there.
@@ -221,7 +221,7 @@ class Standing(_Change, frozen=True):
     has_values: bool
     state: list[tuple[int, str, str]]
     scalars: list[dict[str, bool | int | float | None]]
-    work: WorkState = WorkState()
+    work: ShardQueueState = ShardQueueState()
     #: of tables that were shrunk: table, number of the last call, rows that went and were left
     shrunk: list[tuple[int, int, int, int]] = []
     #: who has ever come: worker, incarnation, its newest life
@@ -229,6 +229,6 @@ class Standing(_Change, frozen=True):
 
 
 Change = (
-    Stepped | Held | Released | Differed | Fill | Sighted | Shrink | EndedPhase | Went | Met
-    | Asked | Freed | Came | Standing
+    StepApplied | StepHeld | HeldStepApplied | DifferencesAdded | Fill | RowsSeen | Shrink
+    | PhaseEnded | WorkerLeft | BarrierPassed | LeaseChanged | LeasesFreed | WorkerJoined | Baseline
 )  # fmt: skip

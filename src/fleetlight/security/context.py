@@ -10,13 +10,8 @@ from pathlib import Path
 
 from fleetlight.errors import ConfigError
 from fleetlight.roles.password import PASSWORD, PASSWORD_FILE, key_password
-from fleetlight.security.certificate_folder import (
-    CLIENT,
-    SERVER,
-    CertificateFolder,
-    Encryption,
-    as_encryption,
-)
+from fleetlight.security.certificate_folder import CLIENT, SERVER, CertificateFolder
+from fleetlight.strategy.features.ssl import Encryption, as_encryption
 
 
 class Contexts:

@@ -7,15 +7,10 @@ import ssl
 from pathlib import Path
 
 from fleetlight.errors import ConfigError
-from fleetlight.security.certificate_folder import (
-    CLIENT,
-    SERVER,
-    CertificateFolder,
-    Encryption,
-    as_encryption,
-)
+from fleetlight.security.certificate_folder import CLIENT, SERVER, CertificateFolder
 from fleetlight.security.context import client_context, server_context
 from fleetlight.security.tls_errors import BAD_LIST
+from fleetlight.strategy.features.ssl import Encryption, as_encryption
 
 
 def check(said: Encryption | str | Path) -> None:

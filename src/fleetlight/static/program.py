@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from fleetlight.checkpoint.store import Directory
+from fleetlight.checkpoint.storage.generations import Directory
 from fleetlight.errors import ConfigError, PlanError
 from fleetlight.static import drawing
 from fleetlight.static.drawing import text

@@ -10,9 +10,9 @@ from tests.chaos.fuzzing.making import Frame, any_arrays, any_message, damaged, 
 
 from fleetlight.errors import ProtocolError
 from fleetlight.ps.messages import Message
-from fleetlight.ps.transport.protocol import PREFIX_BYTES, Codec, Prefix, views
+from fleetlight.ps.transport.protocol import PREFIX_BYTES, MessageCodec, Prefix, views
 
-_CODEC: Codec[Message] = Codec(Message)
+_CODEC: MessageCodec[Message] = MessageCodec(Message)
 #: how many frames the damaged ones are made of
 _POOL = 400
 

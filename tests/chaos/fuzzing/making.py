@@ -104,7 +104,7 @@ def sensible(chance: random.Random, plan: Plan, sequence: int, folder: str) -> W
     rows = np.full((len(ids), DIM), chance.random(), np.float32)
     dense = np.ones(3, np.float32)
     table, token = chance.randrange(2), "token"
-    state = m.Restore([], [{}]), [dense]
+    state = m.RestoreDense([], [{}]), [dense]
     options: list[dict[str, Any]] = OPTIONS
     push = m.Push(
         sequence, 0, 0, sequence, 0, options, [m.TablePush(table)], True,
@@ -115,26 +115,29 @@ def sensible(chance: random.Random, plan: Plan, sequence: int, folder: str) -> W
         (push, [ids, rows, dense]),
         (m.Apply(sequence, 0, 0, sequence, 0, 0.5, options), []),
         (m.Pull([m.TablePull(table, chance.random() < 0.5)], True, ahead=True, batch=2), [ids]),
-        (m.Exchange(sequence, 0, 0, [table], True), [ids, rows, dense]),
+        (m.GeoExchange(sequence, 0, 0, [table], True), [ids, rows, dense]),
         (m.Fill([table], True), [ids, rows, dense]),
         (m.Join(plan), []),
         (m.EndPhase(0), []),
-        (m.Meet(1, "barrier", _DEADLINE_S), [np.ones(4, np.uint8)]),
-        (m.Beat(3), []),
-        (m.Heard(), []),
-        (m.Deal(0, 1, 0, chance.randrange(3), (-1, 0), 1, [(0, 40)], 4, 2), []),
-        (m.Reached(0, 1, (chance.randrange(3), 4), chance.random() < 0.2), []),
-        (m.Remain(0, chance.randrange(3)), []),
-        (m.Cut(), []),
+        (m.Barrier(1, "barrier", _DEADLINE_S), [np.ones(4, np.uint8)]),
+        (m.Heartbeat(3), []),
+        (m.GoodbyeAck(), []),
+        (m.LeaseRequest(0, 1, 0, chance.randrange(3), (-1, 0), 1, [(0, 40)], 4, 2), []),
+        (m.LeaseProgress(0, 1, (chance.randrange(3), 4), chance.random() < 0.2), []),
+        (m.RemainingRequest(0, chance.randrange(3)), []),
+        (m.SnapshotRequest(), []),
         (m.Save(chance.choice(("", folder)), token, 0), []),
-        (m.Take("table000.server000.safetensors", 0, 100), []),
-        (m.Put("table000.server000.safetensors", 0), [np.frombuffer(chance.randbytes(64), "u1")]),
-        (m.Drop(), []),
-        (m.Fetch(), []),
+        (m.ReadFile("table000.server000.safetensors", 0, 100), []),
+        (
+            m.WriteFile("table000.server000.safetensors", 0),
+            [np.frombuffer(chance.randbytes(64), "u1")],
+        ),
+        (m.DropSnapshot(), []),
+        (m.FetchDense(), []),
         (m.Load("", [(0, "table000.server000.safetensors")], 1, dry=chance.random() < 0.5), []),
         state,
         (m.Shrink(table, 0, 0.5, 0.9), []),
-        (m.Ask(), []),
+        (m.FiguresRequest(), []),
     ]
     if chance.random() < 0.01:
         return m.Leave(chance.choice(("", "an error"))), []

@@ -28,10 +28,10 @@ from fleetlight.observe.log import logger
 from fleetlight.ps.messages import Message
 from fleetlight.ps.plan import ASYNC, GEO, SYNC
 from fleetlight.ps.transport.listener import Listener
-from fleetlight.ps.transport.protocol import PREFIX_BYTES, Codec, Prefix
-from fleetlight.ps.transport.session import Limits
+from fleetlight.ps.transport.protocol import PREFIX_BYTES, MessageCodec, Prefix
+from fleetlight.ps.transport.session import ConnectionLimits
 
-_CODEC: Codec[Message] = Codec(Message)
+_CODEC: MessageCodec[Message] = MessageCodec(Message)
 #: connections to one server, and how many at a time
 CONNECTIONS, AT_ONCE = 150, 4
 #: how long the server waits for others, and for bytes; and how long we wait for it
@@ -75,7 +75,7 @@ class Serving:
             open_up(server, the_plan)
         # from then on it may be that the worker has no connection, and the job is over
         last = chance.randrange(2 * CONNECTIONS)
-        limits = Limits(first_s=_SILENCE_S, silence_s=_SILENCE_S)
+        limits = ConnectionLimits(first_s=_SILENCE_S, silence_s=_SILENCE_S)
         listener = Listener(("127.0.0.1", 0), server, limits=limits)
         try:
             with _there(listener) as worker, ThreadPoolExecutor(at_once) as pool:

@@ -11,7 +11,7 @@ import numpy as np
 from tests.chaos.simulation.world import Violation, World
 
 from fleetlight.ps.journal.records import LogRecord, Reader
-from fleetlight.ps.transport.protocol import Codec
+from fleetlight.ps.transport.protocol import MessageCodec
 
 
 class Disk:
@@ -146,7 +146,7 @@ class MemoryFolder:
 
 
 def memory_history(
-    disk: Disk, codec: Codec[Any], first: int, say: Callable[..., None]
+    disk: Disk, codec: MessageCodec[Any], first: int, say: Callable[..., None]
 ) -> Iterator[LogRecord[Any]]:
     """Stands for `history`: only the very end may be torn, since nobody damages this disk."""
     files = sorted((start, file) for start, file in disk.files.items() if start >= first)

@@ -25,11 +25,11 @@ from fleetlight.observe import log
 from fleetlight.ps import messages as m
 from fleetlight.ps.journal import journal
 from fleetlight.ps.journal.journal import NEVER, Policy
+from fleetlight.ps.messages.base import failure_of
 from fleetlight.ps.server import attendance, chronicle, durability, gate, keeping, server
 from fleetlight.ps.server.durability import Durability, Durable
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.tables import snapshot, sweep
-from fleetlight.ps.transport.failures import failure_of
 from fleetlight.ps.transport.interface import Connection
 
 #: far behind all that happens

@@ -113,7 +113,7 @@ class Launched:
             now=now,
             exits=[one.exit for one in self.processes if one.exit is not None],
             interrupts=[signal.SIGINT for at in self.interrupts if at <= now],
-            elsewhere=RemoteState.STOP if self.stops_at <= now else RemoteState.DONE,
+            remote=RemoteState.STOP if self.stops_at <= now else RemoteState.DONE,
         )
 
     def _revive(self, lost: ProcessExit) -> None:

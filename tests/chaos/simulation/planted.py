@@ -14,7 +14,7 @@ from tests.chaos.simulation.worker import Worker
 
 from fleetlight.launch.processes.watch import Watch
 from fleetlight.ps import messages as m
-from fleetlight.ps.sequences import HighWater
+from fleetlight.ps.high_water_marks import HighWaterMarks
 from fleetlight.ps.server import server, tickets
 from fleetlight.ps.server.ahead_lists import AheadLists
 from fleetlight.ps.server.chronicle import Chronicle
@@ -38,7 +38,9 @@ def _redo_unmarked(real: Callable[..., None]) -> Callable[..., None]:
     return redo
 
 
-def _any_life(self: HighWater, worker: int, incarnation: int, epoch: int, sequence: int) -> bool:
+def _any_life(
+    self: HighWaterMarks, worker: int, incarnation: int, epoch: int, sequence: int
+) -> bool:
     life = self._last.get(worker)
     return life is None or life.incarnation != incarnation or sequence > life.sequence
 
@@ -91,7 +93,7 @@ def _settle_late(self: Chronicle) -> None:
 _UNSETTLED = (*server._UNSETTLED, m.Pull)
 
 PLANTED: dict[str, Sequence[Patch]] = {
-    "a mark is not booked": [(HighWater, "applied", lambda *_: None)],
+    "a mark is not booked": [(HighWaterMarks, "applied", lambda *_: None)],
     "a push that is under way is not known": [(tickets, "_same", lambda *_: False)],
     "the answer leaves before the commit": [(Chronicle, "settle", _settle_late)],
     "a change is made and never put": [(Chronicle, "make", _put_first)],
@@ -99,7 +101,7 @@ PLANTED: dict[str, Sequence[Patch]] = {
     "what is not committed is told to readers": [(server, "_UNSETTLED", _UNSETTLED)],
     "a snapshot forgets which pushes came": [(Ledger, "state", _without_marks(Ledger.state))],
     "staleness is off by one": [(Clocks, "behind", _one_too_few(Clocks.behind))],
-    "an earlier life is accepted": [(HighWater, "is_new", _any_life)],
+    "an earlier life is accepted": [(HighWaterMarks, "is_new", _any_life)],
     "a worker that returns sends under new numbers": [
         (Worker, "_send_again", _under_new_numbers(Worker._send_again))
     ],

@@ -117,9 +117,9 @@ class Worker:
         if self.script.mode not in (SYNC, GEO):
             self._begin(self._send())
 
-    def hello(self, lane: Lane) -> m.Hello:
+    def hello(self, lane: Lane) -> m.Greeting:
         """The first words on a connection."""
-        return m.Hello(
+        return m.Greeting(
             "",
             self.index,
             self.script.workers,
@@ -227,7 +227,7 @@ class Worker:
             self._ahead = None
             self.redo.phase, self.redo.number = self.redo.phase + 1, 0
         yield from self._everywhere(m.Leave())
-        yield from self._everywhere(m.Heard())
+        yield from self._everywhere(m.GoodbyeAck())
         self.has_finished = True
         self.dies()
 
@@ -389,7 +389,7 @@ class Worker:
         self._begins([update])
         floors = [self.oracle.floors(ids) for ids in update.ids]
         for server in range(self.script.servers):
-            message = m.Exchange(
+            message = m.GeoExchange(
                 self._next(server), 0, self.redo.step, [0], False, more=update.more
             )
             words[server] = message, self._gradients([update], server)
@@ -430,7 +430,7 @@ class Worker:
     def _meet(self) -> Thread:
         meeting = self.redo.meetings + 1
         mine = np.array([self.index, meeting], np.uint8)
-        message = m.Meet(meeting, "barrier", DEADLINE_S)
+        message = m.Barrier(meeting, "barrier", DEADLINE_S)
         answers = yield from self._ask(CONTROL, {0: (message, [mine])})
         told = [array.tolist() for array in answers[0][1]]
         if told != [[worker, meeting] for worker in range(self.script.workers)]:

@@ -58,6 +58,6 @@ def test_what_has_arrived_is_left_as_it_is() -> None:
     found, mean = compression(), torch.ones(3)
     assert found.prepare()
     found.begin()
-    found.arrived({"body.0.weight": mean})
-    found.hand_over({"body.0.weight": mean})
+    found.receive({"body.0.weight": mean})
+    found.correct({"body.0.weight": mean})
     assert mean.tolist() == [1, 1, 1]

@@ -17,7 +17,7 @@ from torch import Tensor
 from fleetlight.collective.buckets import ParameterSlice, flat_of, spread
 from fleetlight.collective.codecs.codec import CodecSegment, Span
 from fleetlight.collective.codecs.compression import Compression
-from fleetlight.collective.codecs.dgc import DGC, Momentum, handed_over
+from fleetlight.collective.codecs.dgc import DGC, Momentum, to_gradient
 from fleetlight.collective.routes.route_segments import SegmentPlace, SegmentStates
 
 #: the first is cut by the end of a piece
@@ -55,7 +55,7 @@ class Job:
         find = functools.partial(momentum_of, like=parameters, optimizer=self.optimizer)
         self.momentum_of = find
         self.codecs = [DGC(find, **how) for _ in range(senders)]
-        self.ledgers = [SegmentStates(Compression(codec)) for codec in self.codecs]
+        self.feedbacks = [SegmentStates(Compression(codec)) for codec in self.codecs]
         for codec in self.codecs:
             codec.senders = senders
 
@@ -63,14 +63,14 @@ class Job:
         """Encode, add up, hand over, and let torch step."""
         like = list(self.parameters.values())
         total = torch.zeros(sum(part.size for part in self.parts))
-        for sender, (codec, stretches) in enumerate(zip(self.codecs, self.ledgers, strict=True)):
-            codec.sparsity, codec.begins = sparsity, begins
+        for sender, (codec, segments) in enumerate(zip(self.codecs, self.feedbacks, strict=True)):
+            codec.sparsity, codec.is_first = sparsity, begins
             mine = gradients_of(number, sender, self.parameters)
             flat = flat_of(list(mine.values()), like) / len(self.codecs)
-            travel(codec, stretches, flat, self.parts, total)
+            travel(codec, segments, flat, self.parts, total)
         movements = total.split([part.size for part in self.parts])
         for name, movement in zip(self.parameters, movements, strict=True):
-            handed_over(movement, self.momentum_of(name))
+            to_gradient(movement, self.momentum_of(name))
         grads = [torch.empty_like(parameter) for parameter in like]
         spread(total, grads, like)
         self._apply(grads)
@@ -89,7 +89,7 @@ class Job:
 
 def travel(
     codec: DGC,
-    stretches: SegmentStates,
+    segments: SegmentStates,
     flat: Tensor,
     parts: tuple[ParameterSlice, ...],
     total: Tensor,
@@ -98,11 +98,11 @@ def travel(
     sizes = PIECES if sum(PIECES) == len(flat) else (len(flat),)
     place = SegmentPlace(parts)
     for values, sums in zip(flat.split(list(sizes)), total.split(list(sizes)), strict=True):
-        stretch = stretches.at(place, len(values))
-        message = torch.zeros(codec.message_bytes(stretch.spans), dtype=torch.uint8)
-        codec.encode(values, stretch, message)
-        codec.add(message, stretch.spans, sums)
-        place = place.behind(len(values))
+        segment = segments.at(place, len(values))
+        message = torch.zeros(codec.message_bytes(segment.spans), dtype=torch.uint8)
+        codec.encode(values, segment, message)
+        codec.add(message, segment.spans, sums)
+        place = place.after(len(values))
 
 
 @dataclasses.dataclass
@@ -232,21 +232,21 @@ def test_only_the_part_that_is_not_spared_is_in_a_message() -> None:
 def test_what_is_not_finite_arrives_and_nothing_gathers(bad: float) -> None:
     codec = DGC(lambda name: Momentum(torch.zeros(8), 0.9, weight_decay=1.0))
     codec.sparsity = 0.75
-    owed, velocity = torch.arange(8.0), torch.ones(8)
-    stretch = CodecSegment((Span("a", 0, 0, 8),), owed, velocity)
-    message = torch.zeros(codec.message_bytes(stretch.spans), dtype=torch.uint8)
+    residual, velocity = torch.arange(8.0), torch.ones(8)
+    segment = CodecSegment((Span("a", 0, 0, 8),), residual, velocity)
+    message = torch.zeros(codec.message_bytes(segment.spans), dtype=torch.uint8)
     values = torch.tensor([1, 2, bad, bad, bad, 6, 7, 8])
-    codec.encode(values, stretch, message)
+    codec.encode(values, segment, message)
     total = torch.zeros(8)
-    codec.add(message, stretch.spans, total)
+    codec.add(message, segment.spans, total)
     assert total.isfinite().tolist() == [True, True, False, False, True, True, True, True]
-    assert owed.tolist() == list(range(8))
+    assert residual.tolist() == list(range(8))
     assert velocity.tolist() == [1] * 8
 
 
 def test_a_parameter_that_nobody_steps_has_no_momentum() -> None:
     movement = torch.tensor([1.0, 2])
-    handed_over(movement, Momentum(torch.ones(2)))
+    to_gradient(movement, Momentum(torch.ones(2)))
     assert movement.tolist() == [1, 2]
 
 
@@ -255,6 +255,6 @@ def test_the_movement_may_be_shaped_as_the_parameter_is() -> None:
     momentum = Momentum(parameter, 0.9, True, 0.1, torch.randn(2, 3))
     shaped = torch.randn(2, 3)
     flat = shaped.t().reshape(-1).clone()
-    handed_over(shaped, momentum)
-    handed_over(flat, momentum)
+    to_gradient(shaped, momentum)
+    to_gradient(flat, momentum)
     torch.testing.assert_close(flat, shaped.t().reshape(-1))

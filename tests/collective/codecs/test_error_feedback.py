@@ -13,43 +13,43 @@ A, B, C = ParameterSlice("a", 2), ParameterSlice("b", 3), ParameterSlice("c", 1)
 
 
 def filled() -> ErrorFeedback:
-    ledger = ErrorFeedback()
-    ledger.of("owed", (A, B)).copy_(torch.arange(5.0))
-    ledger.of("owed", (C,)).fill_(9)
-    return ledger
+    feedback = ErrorFeedback()
+    feedback.of("owed", (A, B)).copy_(torch.arange(5.0))
+    feedback.of("owed", (C,)).fill_(9)
+    return feedback
 
 
 def test_it_is_zero_at_first_and_changed_in_place() -> None:
-    ledger = ErrorFeedback()
-    assert ledger.of("owed", (A, B)).tolist() == [0] * 5
-    ledger.of("owed", (A, B))[1] = 7
-    assert ledger.of("owed", (A, B)).tolist() == [0, 7, 0, 0, 0]
+    feedback = ErrorFeedback()
+    assert feedback.of("owed", (A, B)).tolist() == [0] * 5
+    feedback.of("owed", (A, B))[1] = 7
+    assert feedback.of("owed", (A, B)).tolist() == [0, 7, 0, 0, 0]
 
 
 def test_kinds_are_apart() -> None:
-    ledger = filled()
-    ledger.of("owed again", (A, B)).fill_(5)
-    assert ledger.of("velocity", (A, B)).tolist() == [0] * 5
-    assert ledger.of("owed", (A, B)).tolist() == [0, 1, 2, 3, 4]
+    feedback = filled()
+    feedback.of("owed again", (A, B)).fill_(5)
+    assert feedback.of("velocity", (A, B)).tolist() == [0] * 5
+    assert feedback.of("owed", (A, B)).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_it_knows_of_which_kind_it_has_any() -> None:
-    ledger = filled()
-    assert ledger.has("owed")
-    assert not ledger.has("velocity")
-    ledger.load({"velocity/a": torch.ones(2)})
-    assert not ledger.has("owed")
-    assert ledger.has("velocity")
+    feedback = filled()
+    assert feedback.has("owed")
+    assert not feedback.has("velocity")
+    feedback.load({"velocity/a": torch.ones(2)})
+    assert not feedback.has("owed")
+    assert feedback.has("velocity")
 
 
 def test_it_goes_with_the_parameter_into_other_buckets() -> None:
-    ledger = filled()
-    assert ledger.of("owed", (B, C, A)).tolist() == [2, 3, 4, 9, 0, 1]
+    feedback = filled()
+    assert feedback.of("owed", (B, C, A)).tolist() == [2, 3, 4, 9, 0, 1]
     # what is in no bucket at present is not lost
-    assert ledger.of("owed", (B,)).tolist() == [2, 3, 4]
-    assert ledger.of("owed", (A,)).tolist() == [0, 1]
-    assert ledger.of("owed", (A, B)).tolist() == [0, 1, 2, 3, 4]
-    assert ledger.of("owed", (C,)).tolist() == [9]
+    assert feedback.of("owed", (B,)).tolist() == [2, 3, 4]
+    assert feedback.of("owed", (A,)).tolist() == [0, 1]
+    assert feedback.of("owed", (A, B)).tolist() == [0, 1, 2, 3, 4]
+    assert feedback.of("owed", (C,)).tolist() == [9]
 
 
 def test_a_new_parameter_has_nothing_in_an_old_bucket() -> None:
@@ -57,31 +57,31 @@ def test_a_new_parameter_has_nothing_in_an_old_bucket() -> None:
 
 
 def test_its_state_is_by_kind_and_parameter() -> None:
-    ledger = filled()
-    ledger.of("velocity", (ParameterSlice("moved/a", 1),)).fill_(3)
-    state = ledger.state()
+    feedback = filled()
+    feedback.of("velocity", (ParameterSlice("moved/a", 1),)).fill_(3)
+    state = feedback.state()
     assert {name: tensor.tolist() for name, tensor in state.items()} == {
         "owed/a": [0, 1],
         "owed/b": [2, 3, 4],
         "owed/c": [9],
         "velocity/moved/a": [3],
     }
-    ledger.of("owed", (C,)).fill_(1)
+    feedback.of("owed", (C,)).fill_(1)
     assert state["owed/c"].tolist() == [9]
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["at_once", "behind_another_save"])
 def test_what_is_loaded_is_found_in_any_bucket(again: bool) -> None:
-    state, ledger = filled().state(), ErrorFeedback()
-    ledger.of("owed", (A, C)).fill_(5)
-    ledger.of("velocity", (C,)).fill_(5)
-    ledger.load(state)
+    state, feedback = filled().state(), ErrorFeedback()
+    feedback.of("owed", (A, C)).fill_(5)
+    feedback.of("velocity", (C,)).fill_(5)
+    feedback.load(state)
     if again:
-        ledger.load(ledger.state())
+        feedback.load(feedback.state())
     state["owed/a"].fill_(8)
-    assert ledger.of("owed", (C, A)).tolist() == [9, 0, 1]
-    assert ledger.of("velocity", (C,)).tolist() == [0]
-    assert ledger.state()["owed/b"].tolist() == [2, 3, 4]
+    assert feedback.of("owed", (C, A)).tolist() == [9, 0, 1]
+    assert feedback.of("velocity", (C,)).tolist() == [0]
+    assert feedback.state()["owed/b"].tolist() == [2, 3, 4]
 
 
 def test_it_has_the_type_of_codecs_whatever_the_default_is() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of bytes: what arrives, what is owed, and how long they are."""
+"""Messages of bytes: what arrives, the residual, and how long they are."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def values_of(count: int, seed: int = 0) -> Tensor:
     return torch.randn(count, generator=torch.Generator().manual_seed(seed))
 
 
-def sent(values: Tensor, owed: Tensor | None = None) -> Tensor:
+def sent(values: Tensor, residual: Tensor | None = None) -> Tensor:
     """A message at an address as those have that lie one behind the other."""
     spans = spans_of(len(values))
     length = CODEC.message_bytes(spans)
     messages = torch.zeros(2, length, dtype=torch.uint8)
-    CODEC.encode(values.clone(), CodecSegment(spans, owed), messages[1])
+    CODEC.encode(values.clone(), CodecSegment(spans, residual), messages[1])
     return messages[1]
 
 
@@ -50,12 +50,12 @@ def test_a_message_has_a_byte_for_each_value(count: int, length: int) -> None:
 
 
 def test_what_is_owed_is_sent_later() -> None:
-    owed, total = torch.zeros(700), torch.zeros(700)
+    residual, total = torch.zeros(700), torch.zeros(700)
     for step in range(5):
-        total += arrived(sent(values_of(700, step), owed), 700)
+        total += arrived(sent(values_of(700, step), residual), 700)
     meant = torch.stack([values_of(700, step) for step in range(5)]).sum(0)
-    assert owed.abs().max() > 1e-3
-    torch.testing.assert_close(total + owed, meant, rtol=0, atol=1e-5)
+    assert residual.abs().max() > 1e-3
+    torch.testing.assert_close(total + residual, meant, rtol=0, atol=1e-5)
 
 
 def test_messages_are_added_up() -> None:
@@ -67,10 +67,10 @@ def test_messages_are_added_up() -> None:
 
 
 def test_a_nan_arrives_and_leaves_what_is_owed() -> None:
-    values, owed = values_of(600), values_of(600, 1)
+    values, residual = values_of(600), values_of(600, 1)
     values[10] = float("nan")
-    before = owed.clone()
-    got = arrived(sent(values, owed), 600)
+    before = residual.clone()
+    got = arrived(sent(values, residual), 600)
     assert got.isnan().tolist() == [n < 256 for n in range(600)]
-    assert torch.equal(owed[:256], before[:256])
-    assert owed.isfinite().all()
+    assert torch.equal(residual[:256], before[:256])
+    assert residual.isfinite().all()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The largest values of each parameter: which are sent, and what is owed."""
+"""The largest values of each parameter: which are sent, and the residual."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ VALUES = [1.0, -4, 2, 3, 0.1, 10, 20, -30, 40, 50]
 HALF = [0, -4, 0, 3, 0.1, 0, 0, -30, 40, 50]
 
 
-def sent(values: list[float], owed: Tensor | None, ratio: float = 0.5) -> Tensor:
+def sent(values: list[float], residual: Tensor | None, ratio: float = 0.5) -> Tensor:
     """What arrives of values."""
     codec = TopK(ratio)
     length = codec.message_bytes(SPANS)
     messages = torch.zeros(3, length, dtype=torch.uint8)
-    codec.encode(torch.tensor(values), CodecSegment(SPANS, owed), messages[1])
+    codec.encode(torch.tensor(values), CodecSegment(SPANS, residual), messages[1])
     total = torch.zeros(len(values))
     for message in messages[1:2]:
         codec.add(message, SPANS, total)
@@ -35,19 +35,19 @@ def test_each_parameter_sends_its_largest() -> None:
 
 
 def test_the_rest_is_owed_and_sent_when_it_has_grown() -> None:
-    owed, total = torch.zeros(10), torch.zeros(10)
-    total += sent(VALUES, owed)
-    assert owed.tolist() == [1, 0, 2, 0, 0, 10, 20, 0, 0, 0]
+    residual, total = torch.zeros(10), torch.zeros(10)
+    total += sent(VALUES, residual)
+    assert residual.tolist() == [1, 0, 2, 0, 0, 10, 20, 0, 0, 0]
     for _ in range(3):
-        total += sent([1.0] * 10, owed)
-    torch.testing.assert_close(total + owed, torch.tensor(VALUES) + 3)
+        total += sent([1.0] * 10, residual)
+    torch.testing.assert_close(total + residual, torch.tensor(VALUES) + 3)
     assert (total[[0, 2, 5, 6]] != 0).all()
 
 
 def test_all_is_sent_by_a_ratio_of_one() -> None:
-    owed = torch.ones(10)
-    assert sent(VALUES, owed, 1.0).tolist() == pytest.approx([v + 1 for v in VALUES])
-    assert owed.tolist() == [0] * 10
+    residual = torch.ones(10)
+    assert sent(VALUES, residual, 1.0).tolist() == pytest.approx([v + 1 for v in VALUES])
+    assert residual.tolist() == [0] * 10
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_how_many_are_sent(ratio: float, count: int, expected: int) -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")], ids=str)
 def test_what_is_not_finite_arrives_and_is_not_owed(bad: float) -> None:
-    owed = torch.full((10,), 5.0)
-    got = sent([bad, bad, bad, 1.0, *VALUES[4:]], owed)
+    residual = torch.full((10,), 5.0)
+    got = sent([bad, bad, bad, 1.0, *VALUES[4:]], residual)
     assert got.isfinite().tolist() == [False] * 2 + [True] * 8
-    assert owed.tolist() == [5] * 10
+    assert residual.tolist() == [5] * 10

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients that travel coded: all workers step with the same ones; the rest is owed."""
+"""Gradients that travel coded: all workers step with the same ones; the rest is kept."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def train(way: str, settings: dict[str, Any], host: str | None = None) -> Any:
     optimizer = fleet.distributed_optimizer(optimizer, fleet.DistributedStrategy(**settings))
     x, y = (t.chunk(fleet.worker_num())[fleet.worker_index()] for t in records())
     steps(WAYS[way], model, optimizer, x, y)
-    return flat(model), set(compression.ledger.state())
+    return flat(model), set(compression.residuals.state())
 
 
 def plain(way: str) -> torch.Tensor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Outer steps: the mean of the parameters, or torch's own NesterovMomentum step."""
+"""Outer steps: the mean of the parameters, or torch's own Nesterov step."""
 
 from __future__ import annotations
 

@@ -66,8 +66,8 @@ def made(kind: str) -> tuple[Exchange, ErrorFeedback | None]:
         return PlainExchange(turns, torch.bfloat16 if kind == "bf16" else None), None
     compression = rounded(divisible=kind == "two shots")
     if kind == "gathered":
-        return AllGatherExchange(turns, compression), compression.ledger
-    return TwoShotExchange(turns, GroupRotation(groups(1)), compression), compression.ledger
+        return AllGatherExchange(turns, compression), compression.residuals
+    return TwoShotExchange(turns, GroupRotation(groups(1)), compression), compression.residuals
 
 
 def values_of(index: int, round_: int) -> Tensor:
@@ -78,21 +78,21 @@ def values_of(index: int, round_: int) -> Tensor:
 def summed(kind: str) -> tuple[list[Tensor], Tensor]:
     """The totals of each round, and what this worker still owes."""
     index, totals = current().group.index, []
-    exchange, ledger = made(kind)
+    exchange, feedback = made(kind)
     for round_ in range(ROUNDS):
         bucket, place, shots = values_of(index, round_), SegmentPlace(PARTS), []
         for piece in bucket.split(list(PIECES)):
             shots.append(exchange.start(piece, place))
-            place = place.behind(piece.numel())
+            place = place.after(piece.numel())
         for shot in shots:
-            shot.go_on()
+            shot.advance()
         for shot in shots:
             shot.wait()
         totals.append(bucket)
-    kept = [ledger.of(kind, PARTS) for kind in ("owed", "owed again")] if ledger else []
-    owed = sum(kept, torch.zeros(sum(PIECES)))
+    kept = [feedback.of(kind, PARTS) for kind in ("owed", "owed again")] if feedback else []
+    residual = sum(kept, torch.zeros(sum(PIECES)))
     exchange.close()
-    return totals, owed
+    return totals, residual
 
 
 @pytest.mark.multiprocess
@@ -112,6 +112,6 @@ def test_all_have_the_sum_and_what_is_missing_is_owed(kind: str, workers: int) -
             torch.testing.assert_close(total, right, rtol=0, atol=digits)
     if "bf16" not in kind:
         sent = torch.stack(results[0][0]).sum(0)
-        owed = torch.stack([mine for _, mine in results]).sum(0)
-        assert kind == "plain" or owed.abs().max() > 1e-4
-        torch.testing.assert_close(sent + owed, torch.stack(true).sum(0), rtol=0, atol=1e-5)
+        residual = torch.stack([mine for _, mine in results]).sum(0)
+        assert kind == "plain" or residual.abs().max() > 1e-4
+        torch.testing.assert_close(sent + residual, torch.stack(true).sum(0), rtol=0, atol=1e-5)

@@ -35,7 +35,7 @@ def test_each_value_of_each_piece_belongs_to_one_parameter(sizes: list[int], siz
         spans = spans_of(place, len(values))
         assert [s.start for s in spans] == [0, *(s.stop for s in spans[:-1])]
         found += [(s.name, s.at + k) for s in spans for k in range(s.stop - s.start)]
-        place = place.behind(len(values))
+        place = place.after(len(values))
     assert found == expected
 
 
@@ -46,27 +46,27 @@ def test_chunks_are_enough_for_all_values(count: int, among: int, grain: int) ->
     assert count <= among * size < count + among * grain
 
 
-def stretches(error_feedback: bool = True) -> tuple[SegmentStates, ErrorFeedback]:
+def segments(error_feedback: bool = True) -> tuple[SegmentStates, ErrorFeedback]:
     compression = rounded(error_feedback=error_feedback)
-    return SegmentStates(compression), compression.ledger
+    return SegmentStates(compression), compression.residuals
 
 
 def test_what_is_owed_is_a_view_of_what_is_kept() -> None:
-    made, kept = stretches()
-    owed = made.at(SegmentPlace(PARTS, 3), 5).owed
-    again = made.of_sums(SegmentPlace(PARTS, 3), 5).owed
-    assert owed is not None
+    made, kept = segments()
+    residual = made.at(SegmentPlace(PARTS, 3), 5).residual
+    again = made.of_sums(SegmentPlace(PARTS, 3), 5).residual
+    assert residual is not None
     assert again is not None
-    owed.fill_(1.0)
+    residual.fill_(1.0)
     again.fill_(2.0)
     assert kept.of("owed", PARTS).tolist() == [0, 0, 0, 1, 1, 1, 1, 1, 0, 0]
     assert kept.of("owed again", PARTS).tolist() == [0, 0, 0, 2, 2, 2, 2, 2, 0, 0]
 
 
 def test_without_error_feedback_nothing_is_kept() -> None:
-    made, kept = stretches(error_feedback=False)
-    assert made.at(SegmentPlace(PARTS), 10).owed is None
-    assert made.of_sums(SegmentPlace(PARTS), 10).owed is None
+    made, kept = segments(error_feedback=False)
+    assert made.at(SegmentPlace(PARTS), 10).residual is None
+    assert made.of_sums(SegmentPlace(PARTS), 10).residual is None
     assert made.at(SegmentPlace(PARTS), 10).velocity is None
     assert not kept.state()
 
@@ -78,4 +78,4 @@ def test_a_codec_with_momentum_gets_it() -> None:
     velocity = made.at(SegmentPlace(PARTS, 1), 2).velocity
     assert velocity is not None
     velocity.fill_(1.0)
-    assert compression.ledger.of("velocity", PARTS).tolist() == [0, 1, 1, 0, 0, 0, 0, 0, 0, 0]
+    assert compression.residuals.of("velocity", PARTS).tolist() == [0, 1, 1, 0, 0, 0, 0, 0, 0, 0]

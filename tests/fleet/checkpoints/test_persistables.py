@@ -207,7 +207,7 @@ def write_job(context: Any, dirname: str, saved: Any) -> None:
     other = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 2)).double()
     adam = torch.optim.Adam(other.parameters(), lr=0.05)
     names = {parameter: name for name, parameter in other.named_parameters()}
-    snapshot = checkpoint.Snapshot(
+    snapshot = checkpoint.JobSnapshot(
         model=checkpoint.model_state(other),
         optimizers=[checkpoint.optimizer_state(adam, names)],
         workers=[saved],

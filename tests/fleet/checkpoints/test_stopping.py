@@ -22,13 +22,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fleetlight as fleet
 from fleetlight import checkpoint
-from fleetlight.checkpoint import store
-from fleetlight.checkpoint.manifest import VERSION, encode
+from fleetlight.checkpoint.storage import generations
+from fleetlight.checkpoint.storage.manifest import VERSION, encode
 from fleetlight.errors import MembershipError, StoppedError
 from fleetlight.fleet.checkpoints.stopping import RESUME_CODE, Stopped, Stopping
 from fleetlight.fleet.job import current
 from fleetlight.fleet.served.stop_calls import ServedCalls
-from fleetlight.ps.calls import Call
+from fleetlight.ps.messages.base import ControlSignal
 
 pytestmark = pytest.mark.multiprocess
 
@@ -263,7 +263,7 @@ def end_early(dirname: str) -> None:
     def behind(steps: int) -> None:
         if steps == 5:
             current().saving.finish()
-            store.sync_folder_if_supported = lambda path: os._exit(9)
+            generations.sync_folder_if_supported = lambda path: os._exit(9)
             os.kill(os.getpid(), signal.SIGTERM)
 
     job.train(behind)
@@ -444,7 +444,7 @@ class Left:
         self.done: list[str] = []
         one: Any = object.__new__(Stopping)
         plan = SimpleNamespace(mode="sync" if lockstep else "async", serves_dense=True)
-        client = SimpleNamespace(heard=Call(stop=heard))
+        client = SimpleNamespace(heard=ControlSignal(stop=heard))
         session: Any = SimpleNamespace(is_open=True, drawn=SimpleNamespace(plan=plan))
         crew: Any = SimpleNamespace(client=client)
         one._calls = ServedCalls(SimpleNamespace(), session, crew)  # type: ignore[arg-type]

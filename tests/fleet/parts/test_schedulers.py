@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from fleetlight.checkpoint.values import pack, unpack
+from fleetlight.checkpoint.formats.values import pack, unpack
 from fleetlight.errors import CheckpointError
 from fleetlight.fleet.parts.schedulers import Schedulers
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fleetlight.fleet.served.figures import of_server, of_servers, of_worker, too_late
-from fleetlight.ps.messages import Counted
+from fleetlight.ps.messages import ServerFigures
 from fleetlight.ps.plan import ASYNC, DensePlan, InitializerPlan, Plan, RulePlan, TablePlan
 from fleetlight.strategy import DistributedStrategy
 
@@ -23,7 +23,7 @@ def test_a_worker_tells_its_counts_and_times() -> None:
 
 
 def test_a_server_tells_its_pushes_and_tables() -> None:
-    counted = Counted(1200, {"wide": 3000, "deep": 5}, {"wide": 3 * MIB, "deep": 0}, {})
+    counted = ServerFigures(1200, {"wide": 3000, "deep": 5}, {"wide": 3 * MIB, "deep": 0}, {})
     assert of_server(counted) == (
         "all workers have left after 1,200 pushes; "
         "tables: wide 3,000 rows, 3.0 MiB; deep 5 rows, 0.0 MiB"
@@ -31,15 +31,15 @@ def test_a_server_tells_its_pushes_and_tables() -> None:
 
 
 def test_servers_are_summed_and_staleness_is_averaged_over_pushes() -> None:
-    one = Counted(4, {"deep": 1000}, {"deep": MIB}, {0: 3, 2: 1})
-    other = Counted(4, {"deep": 500}, {"deep": MIB}, {0: 1, 4: 1})
+    one = ServerFigures(4, {"deep": 1000}, {"deep": MIB}, {0: 3, 2: 1})
+    other = ServerFigures(4, {"deep": 500}, {"deep": MIB}, {0: 1, 4: 1})
     assert of_servers([one, other]) == (
         "servers: 4 pushes, staleness 1.00 on average, 4 at most; tables: deep 1,500 rows, 2.0 MiB"
     )
 
 
 def test_without_pushes_and_tables_that_is_said() -> None:
-    told = of_servers([Counted(0, {}, {}, {})])
+    told = of_servers([ServerFigures(0, {}, {}, {})])
     assert told == "servers: 0 pushes, staleness not counted; no tables"
 
 
@@ -53,7 +53,7 @@ def late_by(
         dense=[DENSE] if dense else [], optimizers=[], staleness=staleness,
         serves_dense=configs.dense == "servers",
     )  # fmt: skip
-    usual, late = Counted(9, {}, {}, {3: 8, 9: 1}), Counted(9, {}, {}, {4: 1, 6: 3})
+    usual, late = ServerFigures(9, {}, {}, {3: 8, 9: 1}), ServerFigures(9, {}, {}, {4: 1, 6: 3})
     assert too_late([usual], plan, configs) is None
     assert too_late([], plan, configs) is None
     return too_late([usual, late], plan, configs)
@@ -93,4 +93,4 @@ def test_nor_where_workers_average_dense_gradients() -> None:
         mode=ASYNC, worker_num=2, server_num=1, seed=0, tables=[TABLE], dense=[DENSE],
         optimizers=[], serves_dense=False,
     )  # fmt: skip
-    assert too_late([Counted(9, {}, {}, {9: 9})], plan, configs) is None
+    assert too_late([ServerFigures(9, {}, {}, {9: 9})], plan, configs) is None

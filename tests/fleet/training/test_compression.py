@@ -54,11 +54,11 @@ def coded_names(settings: dict[str, Any]) -> Any:
     model, optimizer = prepared(**settings)
     steps(model, optimizer, 0, 4)
     [compression] = current().compressions.values()
-    return flat(model), sorted(compression.ledger.state())
+    return flat(model), sorted(compression.residuals.state())
 
 
 @pytest.mark.parametrize(
-    ("settings", "owed", "tolerance"),
+    ("settings", "residual", "tolerance"),
     [
         (compressed("int8"), ["owed/0.weight", "owed/2.weight"], 5e-3),
         (compressed("topk", ratio=0.5), ["owed/0.weight", "owed/2.weight"], 0.2),
@@ -68,11 +68,11 @@ def coded_names(settings: dict[str, Any]) -> Any:
     ids=["int8", "topk", "without_feedback", "min_size"],
 )
 def test_workers_are_equal_and_near_the_exact(
-    settings: dict[str, Any], owed: list[str], tolerance: float
+    settings: dict[str, Any], residual: list[str], tolerance: float
 ) -> None:
     [(exact, _), _] = run_workers(exactly)
     for end, names in run_workers(coded_names, 2, settings):
-        assert names == owed
+        assert names == residual
         assert not torch.equal(end, exact)
         torch.testing.assert_close(end, exact, rtol=0, atol=tolerance)
 
@@ -113,7 +113,7 @@ def load_and_go_on(folder: Path, drops: bool = False) -> tuple[torch.Tensor, lis
     fleet.load_persistables(folder)
     if drops:
         [compression] = current().compressions.values()
-        compression.ledger.load({})
+        compression.residuals.load({})
     steps(model, optimizer, 3, 6)
     return flat(model), [text for text in told if "dropped" in text]
 
@@ -163,7 +163,7 @@ def test_who_sends_no_more_drops_what_it_owed(
         context = context_of(index, compression="topk", use_hierarchical_allreduce=levels)
         compression.load_unsent(context, kept, workers=4)
         [made] = context.compressions.values()
-        assert ("owed/weight" in made.ledger.state()) is (is_sender or not levels)
+        assert ("owed/weight" in made.residuals.state()) is (is_sender or not levels)
         assert ("another one sends for it" in caplog.text) is (levels and not is_sender)
 
 

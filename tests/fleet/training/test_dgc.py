@@ -254,16 +254,16 @@ def test_momentum_is_taken_over_when_none_has_gathered(step: int) -> None:
     codec = compression.codec
     assert isinstance(codec, Codec)
     assert compression.prepare()
-    assert codec.begins
+    assert codec.is_first
     # it is asked once a step, whatever the first bucket leaves
-    compression.ledger.of(VELOCITY, (ParameterSlice("0.weight", 72),))
-    assert codec.begins
+    compression.residuals.of(VELOCITY, (ParameterSlice("0.weight", 72),))
+    assert codec.is_first
     assert compression.prepare()
-    assert not codec.begins
+    assert not codec.is_first
     # what was loaded may have none
-    compression.ledger.load({"owed/0.weight": torch.ones(72)})
+    compression.residuals.load({"owed/0.weight": torch.ones(72)})
     assert compression.prepare()
-    assert codec.begins
+    assert codec.is_first
     assert not alone(1, {"rampup_begin_step": 2})[2].prepare()
 
 
@@ -288,10 +288,10 @@ def test_a_parameter_must_not_get_an_optimizer_on_its_way() -> None:
     sgd.param_groups[0]["params"].pop(2)
     assert compression.prepare()
     means = {"2.weight": torch.zeros(3, 12)}
-    compression.hand_over(means)
+    compression.correct(means)
     sgd.add_param_group({"params": [model[2].weight]})
     with pytest.raises(PlanError, match=r"got the parameter 2\.weight while"):
-        compression.hand_over(means)
+        compression.correct(means)
 
 
 def test_messages_are_reported_as_short_as_they_get() -> None:

@@ -84,12 +84,12 @@ def test_an_unknown_backend_is_refused() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--on", "hosts", "train.py"], "--on hosts needs to know the hosts: give --ips"),
+        (["--on", "hosts", "train.py"], "--on hosts needs the hosts: pass --ips"),
         (
             ["--on", "processes", "--nnodes", "2", "--master", "127.0.0.1:6170", "train.py"],
-            "--on processes runs the job on this machine alone",
+            "--on processes runs the job on this machine only",
         ),
-        (["--on", "toy", "--ips", "10.0.0.1", "train.py"], "--on toy chooses them; leave --ips"),
+        (["--on", "toy", "--ips", "10.0.0.1", "train.py"], "--on toy chooses them; omit --ips"),
     ],
 )
 def test_a_backend_that_does_not_fit_the_other_flags_is_refused(

@@ -49,14 +49,14 @@ def test_what_is_said_is_heard(pair: Pair) -> None:
     other = DoctorChannel(pair.other, "10.0.0.1", 5.0)
     facts = Facts(asked=ExamOptions(hosts=("a", "b")), taken={5: "why"}, listening=(1, 2))
     exam = Exam(asked=facts.asked, facts={0: facts}, absent={1: "no"}, clocks={1: 0.5})
-    pair.wire.say(Finish(exam))
-    pair.wire.say(Echo())
-    assert [other.request(), other.request()] == [Finish(exam), Echo()]
-    other.say(facts)
-    other.say(Acknowledged())
-    assert [pair.wire.answer(Facts), pair.wire.answer(Acknowledged)] == [facts, Acknowledged()]
+    pair.wire.send(Finish(exam))
+    pair.wire.send(Echo())
+    assert [other.receive_request(), other.receive_request()] == [Finish(exam), Echo()]
+    other.send(facts)
+    other.send(Acknowledged())
+    assert [pair.wire.receive(Facts), pair.wire.receive(Acknowledged)] == [facts, Acknowledged()]
     pair.wire.close()
-    assert other.request() is None
+    assert other.receive_request() is None
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_what_is_said_is_heard(pair: Pair) -> None:
         pytest.param(b"\0\0\0\x0f" + b"[" * 15, ProtocolError, "version", id="deep"),
         pytest.param(b"\0\0\0\5ab", PeerLostError, "in the middle of a frame", id="half"),
         pytest.param(b"\0\0", PeerLostError, "in the middle", id="half a length"),
-        pytest.param(b"", ProtocolError, "answered with nothing", id="nothing"),
+        pytest.param(b"", ProtocolError, "replied with nothing", id="nothing"),
     ],
 )
 def test_what_is_no_message_is_an_error_that_names_the_peer(
@@ -78,29 +78,29 @@ def test_what_is_no_message_is_an_error_that_names_the_peer(
     pair.other.sendall(sent)
     pair.other.shutdown(socket.SHUT_WR)
     with pytest.raises(error, match=complaint) as caught:
-        pair.wire.answer(Acknowledged)
+        pair.wire.receive(Acknowledged)
     assert "10.0.0.2" in str(caught.value)
 
 
 def test_another_answer_than_was_asked_for(pair: Pair) -> None:
     other = DoctorChannel(pair.other, "10.0.0.1", 5.0)
-    other.say(Time(3.0))
-    with pytest.raises(ProtocolError, match="answered with Time, expected Acknowledged"):
-        pair.wire.answer(Acknowledged)
-    other.say(Refused("only 10.0.0.1 may"))
+    other.send(Time(3.0))
+    with pytest.raises(ProtocolError, match="replied with Time, expected Acknowledged"):
+        pair.wire.receive(Acknowledged)
+    other.send(Refused("only 10.0.0.1 may"))
     with pytest.raises(ProtocolError, match="refused: only"):
-        pair.wire.answer(Acknowledged)
+        pair.wire.receive(Acknowledged)
 
 
 def test_every_wait_ends() -> None:
     pair = Pair(limit_s=0.05)
-    with pytest.raises(DeadlineError, match=r"10\.0\.0\.2 did not answer within 0\.05 s"):
-        pair.wire.ask(Echo(), Acknowledged)
+    with pytest.raises(DeadlineError, match=r"10\.0\.0\.2 did not reply within 0\.05 s"):
+        pair.wire.call(Echo(), Acknowledged)
     pair.wire.limit_s = 0.2
     # one that takes nothing, and more than buffers hold
     exam = Exam(asked=ExamOptions(names=("x" * MOST_BYTES,) * 4), facts={})
-    with pytest.raises(DeadlineError, match="took no message"):
-        pair.wire.say(Finish(exam))
+    with pytest.raises(DeadlineError, match="accepted no message"):
+        pair.wire.send(Finish(exam))
     pair.close()
 
 
@@ -111,7 +111,7 @@ def test_any_bytes_are_a_message_or_an_error_of_ours(sent: bytes) -> None:
     pair.other.sendall(sent)
     pair.other.close()
     try:
-        while pair.wire.request() is not None:
+        while pair.wire.receive_request() is not None:
             pass
     except FleetError:
         pass

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.launch.doctor.doctors import free_ports
 
-from fleetlight.launch.doctor.facts import PortListeners, look, mtu_of, shared_memory
+from fleetlight.launch.doctor.facts import PortListeners, facts_of, mtu_of, shared_memory
 from fleetlight.launch.doctor.messages import ExamOptions
 from fleetlight.launch.inventory import Machine
 
@@ -17,14 +17,14 @@ from fleetlight.launch.inventory import Machine
 def test_the_facts() -> None:
     machine = Machine(cores=3, gpus=1, addresses=(("lo", "127.0.0.1"),))
     asked = ExamOptions(workers=2)
-    facts = look(machine, {"OMP_NUM_THREADS": "4"}, asked, "127.0.0.2")
+    facts = facts_of(machine, {"OMP_NUM_THREADS": "4"}, asked, "127.0.0.2")
     assert (facts.asked, facts.cores, facts.gpus, facts.threads) == (asked, 3, 1, "4")
     assert facts.name == socket.gethostname()
     assert facts.python.startswith("3.")
     assert facts.memory > 1 << 20
     assert facts.interface == "lo"
     assert facts.mtu == mtu_of("lo")
-    assert look(machine, {}, asked).interface is None
+    assert facts_of(machine, {}, asked).interface is None
 
 
 def test_an_mtu_that_nobody_knows() -> None:

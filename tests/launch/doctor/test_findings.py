@@ -65,26 +65,26 @@ def test_nothing_is_said_of_what_is_sound() -> None:
 PROBLEMS: dict[str, tuple[Exam, str, str]] = {
     "did not start": (
         exam(absent={1: "connection refused"}),
-        "10.0.0.2 did not come: connection refused",
+        "10.0.0.2 is absent: connection refused",
         "start `fleetlight doctor --ips 10.0.0.1,10.0.0.2 --port 6170` there",
     ),
-    "firewall": (exam(absent={1: "no answer"}), "no answer", "its firewall pass TCP port 6170"),
+    "firewall": (exam(absent={1: "no reply"}), "no reply", "its firewall pass TCP port 6170"),
     "another list": (
         exam(absent={1: "was started with"}),
         "with",
         "the same list in the same order",
     ),
-    "another program": (exam(absent={1: "did not answer within 1 s"}), "", "sport = 6170"),
-    "gone": (exam(absent={0: "went away"}), "10.0.0.1 did not come", "what its doctor printed"),
-    "lost": (exam(absent={0: "lost it"}), "10.0.0.1 did not come", "what its doctor printed"),
+    "another program": (exam(absent={1: "did not reply within 1 s"}), "", "sport = 6170"),
+    "gone": (exam(absent={0: "went away"}), "10.0.0.1 is absent", "read the output of its doctor"),
+    "lost": (exam(absent={0: "lost it"}), "10.0.0.1 is absent", "read the output of its doctor"),
     "untold": (
-        exam(untold={1: "no answer"}),
-        "10.0.0.2 could not be told what was found: no answer",
+        exam(untold={1: "no reply"}),
+        "10.0.0.2 did not receive the results: no reply",
         "set dev eth0 mtu 1400",
     ),
     "torch": (
         exam(facts=second(torch="2.1")),
-        "torch is not the same everywhere: 2 on 10.0.0.1; 2.1 on 10.0.0.2",
+        "torch differs between the machines: 2 on 10.0.0.1; 2.1 on 10.0.0.2",
         "install one torch on all",
     ),
     "fleetlight": (exam(facts=second(fleetlight="0")), "1 on 10.0.0.1; 0 on", "one fleetlight"),
@@ -132,11 +132,15 @@ def test_a_problem_is_named_with_its_remedy(case: str) -> None:
 
 
 ADVICE: dict[str, tuple[Exam, str, str]] = {
-    "python": (exam(facts=second(python="3.9")), "python is not the same everywhere", "one python"),
-    "mtu": (exam(facts=second(mtu=9000)), "MTU is not the same", "large packets may be lost"),
+    "python": (
+        exam(facts=second(python="3.9")),
+        "python differs between the machines",
+        "one python",
+    ),
+    "mtu": (exam(facts=second(mtu=9000)), "MTU differs", "large packets may be lost"),
     "options": (
         exam(facts=second(asked=ExamOptions(names=HOSTS, hosts=HOSTS, port=6170, workers=3))),
-        "started differently: --nproc 2, --port 6170 on 10.0.0.1; --nproc 3",
+        "different options: --nproc 2, --port 6170 on 10.0.0.1; --nproc 3",
         "the same options",
     ),
     "name": (
@@ -149,13 +153,13 @@ ADVICE: dict[str, tuple[Exam, str, str]] = {
     "late": (exam(links=link(round_trip_s=0.04)), "and back takes 40 ms", "fuse_grad_size_in_MB"),
     "shared": (exam(facts=second(shared_memory=64 << 20)), "has 64 MiB of shared", "--shm-size"),
     "unshared": (exam(facts=second(shared_memory=None)), "has no shared memory", "--shm-size"),
-    "files": (exam(facts=second(files=256)), "may open 256 files", "ulimit -n"),
-    "cores": (exam(facts=second(cores=1)), "2 workers would share the 1 cores", "or fewer"),
+    "files": (exam(facts=second(files=256)), "may open only 256 files", "ulimit -n"),
+    "cores": (exam(facts=second(cores=1)), "2 workers would share the 1 cores", "at most as many"),
     "threads": (exam(facts=second(threads="8")), "OMP_NUM_THREADS=8", "unset it"),
     "slow": (
         exam(links=(*link(), *link(sender=1, receiver=0, bytes_per_s=25e6))),
         "200 Mbit/s from 10.0.0.2 to 10.0.0.1: 100 MB of gradients take 4 s a step",
-        "compression='int8' makes it about 1 s, localsgd with k_steps=4 1 s on average, diloco",
+        "compression='int8' reduces it to about 1 s, localsgd with k_steps=4 1 s on average",
     ),
     "modest": (exam(links=link(bytes_per_s=400e6)), "take 0.25 s", "compression='bf16'"),
 }
@@ -177,7 +181,7 @@ def test_problems_come_first() -> None:
 
 def test_one_that_heard_nothing_of_the_first_still_tells() -> None:
     found = exam(facts={1: SOUND}, absent={0: "connection refused"}, links=(), clocks={})
-    assert [f.what for f in of_exam(found)] == ["10.0.0.1 did not come: connection refused"]
+    assert [f.what for f in of_exam(found)] == ["10.0.0.1 is absent: connection refused"]
 
 
 def test_workers_with_gpus_need_no_core_each() -> None:

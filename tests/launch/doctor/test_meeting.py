@@ -59,10 +59,10 @@ def test_all_find_the_same() -> None:
 def test_how_long_it_takes_is_said_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "_LONG_S", 0.0)
     (_, said), (_, other) = doctors(asked(2), range(2))
-    (at,) = [number for number, text in enumerate(said) if "links are measured" in text]
-    assert said[at].startswith("2 links are measured, one after another")
+    (at,) = [number for number, text in enumerate(said) if "measuring 2 links" in text]
+    assert said[at].startswith("measuring 2 links, one after another")
     assert said[at + 1].startswith("measuring ")
-    assert not any("links are measured" in text for text in other)
+    assert not any("measuring 2 links" in text for text in other)
 
 
 def test_one_that_does_not_come_is_named_and_the_others_are_measured() -> None:
@@ -86,7 +86,7 @@ def test_a_first_that_listens_and_cannot_ask() -> None:
     of = asked(2)
     with socket.create_server((HOSTS[0], of.port)):
         ((exam, _),) = doctors(of, range(1, 2), deadline_s=0.5)
-    assert exam.absent == {0: "listens, but has not asked 127.0.0.2: can it be reached from there?"}
+    assert exam.absent == {0: "listens, but has not called 127.0.0.2: can it reach this machine?"}
 
 
 def test_another_list_is_said_so() -> None:
@@ -97,7 +97,7 @@ def test_another_list_is_said_so() -> None:
     ((exam, _),) = doctors(of, range(1), deadline_s=0.5)
     service.close()
     assert exam.absent == {
-        1: "was started with --ips that stand for 127.0.0.1, 127.0.0.2, 127.0.0.3"
+        1: "was started with --ips that resolve to 127.0.0.1, 127.0.0.2, 127.0.0.3"
     }
 
 
@@ -144,8 +144,8 @@ def test_a_first_that_goes_away_is_noticed() -> None:
         _ask_once(of)
         listener.close()
         exam = running.result(timeout=30)
-    assert exam.absent == {0: "went away before it told what was found"}
-    assert f"127.0.0.1:{of.port} is here and asks" in said
+    assert exam.absent == {0: "went away before it sent the results"}
+    assert f"127.0.0.1:{of.port} has started the examination" in said
 
 
 def _ask_once(of: ExamOptions) -> None:
@@ -157,7 +157,7 @@ def _ask_once(of: ExamOptions) -> None:
             wire = dial(HOSTS[1], of.port, HOSTS[0], 5.0)
         except OSError:
             continue
-        wire.ask(TellFacts(), Facts)
+        wire.call(TellFacts(), Facts)
         wire.close()
         return
 

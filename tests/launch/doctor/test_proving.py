@@ -44,7 +44,7 @@ def wire() -> DoctorChannel:
 def test_who_knows_the_token_is_answered() -> None:
     asking = wire()
     asking.introduce(TOKEN, HOSTS[0], HOSTS[1])
-    assert asking.ask(TellFacts(), Facts) == facts(ASKED)
+    assert asking.call(TellFacts(), Facts) == facts(ASKED)
     asking.close()
     link = Link(sender=0, receiver=1)
     measured = probe.measure(HOSTS[0], HOSTS[1], ASKED.port, link, (), 0.02, TOKEN)
@@ -67,7 +67,7 @@ def test_anybody_else_is_refused(token: Secret | None, own: str, why: str) -> No
 
     def speak() -> None:
         if token is None:
-            asking.ask(Echo(), Acknowledged)
+            asking.call(Echo(), Acknowledged)
         else:
             asking.introduce(token, own, HOSTS[1])
 
@@ -86,24 +86,24 @@ def test_a_doctor_without_a_token_says_so() -> None:
 
 def test_a_proof_cannot_be_used_again(service: DoctorService) -> None:
     asking, knock = wire(), AuthRequest(nonce())
-    challenge = asking.ask(knock, Challenge)
+    challenge = asking.call(knock, Challenge)
     met = ProofTranscript(knock.nonce, challenge.nonce, f"doctor {HOSTS[0]} to {HOSTS[1]}".encode())
     proof = Proof(met.proof(TOKEN, CLIENT))
-    asking.ask(proof, Proof)
+    asking.call(proof, Proof)
     asking.close()
     again = wire()
-    again.ask(knock, Challenge)
+    again.call(knock, Challenge)
     with pytest.raises(ProtocolError, match="does not know the token"):
-        again.ask(proof, Proof)
+        again.call(proof, Proof)
     again.close()
-    assert not service.asked.is_set()
+    assert not service.was_called.is_set()
 
 
 def test_a_stranger_may_not_say_much() -> None:
     made, asking = serving(TOKEN), wire()
     asking._socket.sendall((1 << 20).to_bytes(4, "big") + bytes(1 << 12))
     with contextlib.suppress(PeerLostError):
-        assert asking.request() is None, "it hangs up, and does not wait for the rest"
+        assert asking.receive_request() is None, "it hangs up, and does not wait for the rest"
     asking.close()
     made.close()
 
@@ -114,10 +114,10 @@ def test_a_doctor_that_poses_as_another_is_told_nothing() -> None:
         poser = DoctorChannel(door.accept()[0], "10.0.0.1", 5.0)
 
     def pose() -> None:
-        assert isinstance(poser.request(), AuthRequest)
-        poser.say(Challenge(nonce()))
-        assert isinstance(poser.request(), Proof)
-        poser.say(Proof(bytes(32)))
+        assert isinstance(poser.receive_request(), AuthRequest)
+        poser.send(Challenge(nonce()))
+        assert isinstance(poser.receive_request(), Proof)
+        poser.send(Proof(bytes(32)))
 
     thread = threading.Thread(target=pose)
     thread.start()

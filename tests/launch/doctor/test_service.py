@@ -54,26 +54,26 @@ def test_it_tells_of_its_machine_and_measures(service: DoctorService) -> None:
     assert (measured.round_trip_s or 0) > 0
     assert (measured.bytes_per_s or 0) > 1e6
     asking = wire()
-    assert asking.ask(TellFacts(), Facts) == facts(ASKED)
-    assert asking.ask(TellTime(), Time).now == pytest.approx(time.time(), abs=5)
+    assert asking.call(TellFacts(), Facts) == facts(ASKED)
+    assert asking.call(TellTime(), Time).now == pytest.approx(time.time(), abs=5)
     assert abs(probe.clock_ahead(asking)) < 1
-    assert not service.told.is_set()
+    assert not service.has_exam.is_set()
     exam = Exam(asked=ASKED, facts={})
-    asking.ask(Finish(exam), Acknowledged)
-    assert service.told.is_set()
+    asking.call(Finish(exam), Acknowledged)
+    assert service.has_exam.is_set()
     assert service.exam == exam
     asking.close()
 
 
 def test_only_the_first_may_command(service: DoctorService) -> None:
     other = wire(HOSTS[1])
-    assert other.ask(Echo(), Acknowledged) == Acknowledged()
+    assert other.call(Echo(), Acknowledged) == Acknowledged()
     for command in (Finish(Exam(asked=ASKED, facts={})), Measure(0, ())):
-        with pytest.raises(ProtocolError, match=r"refused: only 127\.0\.0\.1 may ask for that"):
-            other.ask(command, Acknowledged)
+        with pytest.raises(ProtocolError, match=r"refused: only 127\.0\.0\.1 may request that"):
+            other.call(command, Acknowledged)
     other.close()
-    assert not service.asked.is_set()
-    assert not service.told.is_set()
+    assert not service.was_called.is_set()
+    assert not service.has_exam.is_set()
 
 
 @pytest.mark.usefixtures("service")
@@ -89,16 +89,16 @@ def test_only_the_first_may_command(service: DoctorService) -> None:
 def test_it_is_no_tool_to_probe_others_with(request_: Measure) -> None:
     asking = wire()
     with pytest.raises(ProtocolError, match="refused: no machine"):
-        asking.ask(request_, Link)
+        asking.call(request_, Link)
     asking.close()
 
 
 def test_a_machine_outside_the_list_is_not_listened_to(service: DoctorService) -> None:
     stranger = wire(HOSTS[2])
     with pytest.raises(FleetError):
-        stranger.ask(TellFacts(), Facts)
+        stranger.call(TellFacts(), Facts)
     stranger.close()
-    assert not service.asked.is_set()
+    assert not service.was_called.is_set()
 
 
 @pytest.mark.usefixtures("service")
@@ -117,7 +117,7 @@ def test_connections_come_to_an_end_in_number() -> None:
     for _ in range(100):
         # those that were turned away make room as soon as they are noticed
         try:
-            assert last.ask(Echo(), Acknowledged) == Acknowledged()
+            assert last.call(Echo(), Acknowledged) == Acknowledged()
             break
         except FleetError:
             last.close()
@@ -155,7 +155,7 @@ def test_too_many_open_files_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(threading, "Event", Counted)
     service = DoctorService(listener, ASKED, 1, facts(ASKED))
     asking = wire()
-    assert asking.ask(Echo(), Acknowledged) == Acknowledged()
+    assert asking.call(Echo(), Acknowledged) == Acknowledged()
     asking.close()
     service.close()
     assert waits.count(0.01) == 1
@@ -169,4 +169,4 @@ def test_a_port_that_cannot_be_reached_is_named(service: DoctorService) -> None:
     link = Link(sender=0, receiver=1)
     gone = probe.measure(HOSTS[0], HOSTS[1], free, link, (), 0.02)
     assert gone.error == f"port {free}: connection refused"
-    assert not service.told.is_set()
+    assert not service.has_exam.is_set()

@@ -46,7 +46,7 @@ def test_machines_and_links() -> None:
 
 def test_a_machine_alone() -> None:
     lines = of_machine(FACTS, (("eth0", "10.0.0.1"), ("", "::1")), [1500, None]).splitlines()
-    assert lines[0] == "name             a (stands for no address)"
+    assert lines[0] == "name             a (resolves to no address)"
     assert "shared memory    none (/dev/shm)" in lines
     assert "open files       no limit" in lines
     assert lines[-2:] == [

@@ -14,7 +14,7 @@ from fleetlight.launch.job.layout import JobLayout, Node
 from fleetlight.launch.job.spec import JobSpec, MachineSpec, Meeting, Resources, RoleSpec
 from fleetlight.roles.role import Kind
 from fleetlight.roles.secret import Secret
-from fleetlight.security.certificate_folder import Encryption
+from fleetlight.strategy.features.ssl import Encryption
 
 NODE = Node(
     host="10.0.0.1",
@@ -143,7 +143,7 @@ def test_several_machines_are_told_the_interface() -> None:
 def test_every_default_is_said() -> None:
     first, second = environment.remarks(JOB, {"https_proxy": "x"})
     assert first.startswith("OMP_NUM_THREADS=3: the cores of this machine shared by 3 processes")
-    assert second == "not passed on: https_proxy: processes of a job talk directly"
+    assert second == "not passed on: https_proxy (processes connect to each other directly)"
 
 
 def test_only_identity_is_shown_never_secrets() -> None:

@@ -47,7 +47,7 @@ def test_the_own_place_in_a_list() -> None:
     assert found.meeting is not None
     assert found.meeting.master == ("10.0.0.1", 6170)
     assert (found.meeting.rank, found.meeting.is_master) == (1, False)
-    assert "own address: 10.0.0.2" in notes[0]
+    assert "this machine's address: 10.0.0.2" in notes[0]
 
 
 def test_the_first_of_a_list_is_the_master() -> None:
@@ -65,7 +65,7 @@ def test_the_own_address_is_the_one_the_route_takes() -> None:
     assert found.meeting is not None
     assert not found.meeting.is_master
     assert (found.meeting.min_nodes, found.meeting.max_nodes) == (2, 3)
-    assert "by the route to the master" in notes[0]
+    assert "from the route to the master" in notes[0]
 
 
 def test_who_owns_the_masters_address_serves_it() -> None:
@@ -111,13 +111,16 @@ def test_a_list_in_mixed_order_is_said() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"ips": ("10.0.0.1", "10.0.0.3")}, "none of the machines .* is this one, which has 10.0"),
-        ({"ips": ("127.0.0.1", "127.0.0.2")}, "all addresses of this machine; say --host"),
-        ({"ips": ("10.0.0.2", "second")}, "names 10.0.0.2 twice"),
+        (
+            {"ips": ("10.0.0.1", "10.0.0.3")},
+            "none of .* is an address of this machine, which has 10.0",
+        ),
+        ({"ips": ("127.0.0.1", "127.0.0.2")}, "all addresses of this machine; pass --host"),
+        ({"ips": ("10.0.0.2", "second")}, "lists 10.0.0.2 twice"),
         ({"ips": ("10.0.0.1", "10.0.0.2"), "host": "127.0.0.1"}, "is not among the machines"),
-        ({"ips": ("10.0.0.1", "10.0.0.2"), "rank": 0}, "10.0.0.2 is number 1"),
+        ({"ips": ("10.0.0.1", "10.0.0.2"), "rank": 0}, "10.0.0.2 has rank 1"),
         ({"ips": ("10.0.0.1", "10.0.0.2"), "nnodes": (3, 3)}, "--ips lists 2 machines"),
-        ({"ips": ("10.0.0.1", "10.0.0.2"), "master": ("a", 1)}, "leave --master out"),
+        ({"ips": ("10.0.0.1", "10.0.0.2"), "master": ("a", 1)}, "omit --master"),
         ({"host": "10.0.0.9"}, "--host 10.0.0.9: not an address of this machine"),
         ({"nnodes": (2, 2)}, "--nnodes 2 needs --master"),
         ({"master": ("first", 1)}, "--master needs --nnodes"),
@@ -126,8 +129,8 @@ def test_a_list_in_mixed_order_is_said() -> None:
         ({"servers": ("10.0.0.2:1",)}, "--servers needs --workers too"),
         ({"workers": ("10.0.0.2:1",)}, "--workers needs --servers too"),
         ({"servers": ("second:1",), "workers": ("second:2", "second:2")}, "10.0.0.2:2 twice"),
-        ({"servers": ("a:1",), "workers": ("a:2",), "worker_num": 1}, "leave --worker_num out"),
-        ({"servers": ("a:1",), "workers": ("a:2",), "nnodes": (2, 2), "master": ("a", 1)}, "leave"),
+        ({"servers": ("a:1",), "workers": ("a:2",), "worker_num": 1}, "omit --worker_num"),
+        ({"servers": ("a:1",), "workers": ("a:2",), "nnodes": (2, 2), "master": ("a", 1)}, "omit"),
         ({"servers": ("second",), "workers": ("second:1",)}, "expected host:port"),
     ],
 )

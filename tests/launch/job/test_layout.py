@@ -82,7 +82,7 @@ def test_asked_ranks_win() -> None:
 
 
 def test_one_rank_asked_twice() -> None:
-    with pytest.raises(MembershipError, match="two machines say --rank 1"):
+    with pytest.raises(MembershipError, match="two machines have --rank 1"):
         ordered([dataclasses.replace(one, rank=1) for one in (A, B)], MEETING)
 
 
@@ -103,7 +103,7 @@ def test_what_should_be_the_same_is_warned_about() -> None:
     one = dataclasses.replace(A, noted=(("script", "aa"), ("python version", "3")))
     two = dataclasses.replace(B, noted=(("script", "bb"), ("python version", "3")))
     assert check([one, two]) == [
-        "warning: the script is not the same everywhere (10.0.0.1: aa, 10.0.0.2: bb)"
+        "warning: the script differs between the machines (10.0.0.1: aa, 10.0.0.2: bb)"
     ]
 
 

@@ -35,7 +35,7 @@ def test_without_the_flag_the_cloud_is_not_asked() -> None:
 
 
 def test_what_is_missing_is_named() -> None:
-    with pytest.raises(ConfigError, match="PADDLE_TRAINERS and POD_IP not set"):
+    with pytest.raises(ConfigError, match="needs PADDLE_TRAINERS and POD_IP"):
         from_cloud(LaunchOptions(script="t.py", use_paddlecloud=True), {})
 
 

@@ -16,8 +16,8 @@ from fleetlight.launch.job.options import LaunchOptions
 from fleetlight.launch.job.plan import plan
 from fleetlight.launch.job.spec import JobSpec
 from fleetlight.roles.role import Kind
-from fleetlight.security.certificate_folder import Encryption
 from fleetlight.security.certificates import make
+from fleetlight.strategy.features.ssl import Encryption
 
 ADDRESSES = (("lo", "127.0.0.1"), ("eth0", "10.0.0.1"))
 CPU = Machine(cores=8, addresses=ADDRESSES)
@@ -52,7 +52,7 @@ def test_fewer_processes_than_gpus_take_the_first() -> None:
 def test_more_processes_than_gpus_use_cpus_and_say_so() -> None:
     found = job(GPU, nproc_per_node=5)
     assert found.machine.devices == ()
-    assert "5 workers do not fit on 4 GPUs" in found.notes[0]
+    assert "5 workers need one GPU each and this machine has 4" in found.notes[0]
 
 
 def test_servers_and_workers() -> None:
@@ -101,7 +101,7 @@ def test_what_is_asked_of_tls_comes_from_flags_else_from_variables(tmp_path: Pat
 
 @pytest.mark.parametrize("asked", [{"ssl_ciphers": "A"}, {"ssl_expiry_warning_days": 0}])
 def test_what_is_asked_of_tls_needs_certificates(asked: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"--ssl_.* is for --ssl DIR, which is not there"):
+    with pytest.raises(ConfigError, match=r"--ssl_.* needs --ssl DIR"):
         job(server_num=1, worker_num=1, **asked)
 
 
@@ -130,7 +130,7 @@ def test_workers_of_a_server_job_take_the_named_gpus() -> None:
 def test_a_server_job_without_gpus_uses_cpus_and_says_so() -> None:
     found = job(CPU, server_num=1, gpus=(0, 1))
     assert (found.worker.count, found.machine.devices) == (2, ())
-    assert "no GPU, workers use CPUs" in found.notes[0]
+    assert "no GPU; workers use CPUs" in found.notes[0]
 
 
 def test_listed_processes() -> None:
@@ -168,18 +168,26 @@ def test_among_several_machines_one_may_have_only_servers() -> None:
     [
         (CPU, {"gpus": (0, 1)}, "this machine has no GPU; use --nproc_per_node 2"),
         (GPU, {"gpus": (3, 4)}, "numbered 0 to 3; there is no GPU 4"),
-        (GPU, {"gpus": (0, 1), "nproc_per_node": 3}, "names 2 GPUs but --nproc_per_node says 3"),
+        (GPU, {"gpus": (0, 1), "nproc_per_node": 3}, "names 2 GPUs but --nproc_per_node is 3"),
         (GPU, {"gpus": (0,), "server_num": 1, "worker_num": 2}, "one GPU for each worker"),
-        (CPU, {"worker_num": 2}, "say --server_num N; .* use --nproc_per_node 2"),
-        (CPU, {"server_num": 2}, "needs workers: say --worker_num"),
+        (CPU, {"worker_num": 2}, "pass --server_num N; .* use --nproc_per_node 2"),
+        (CPU, {"server_num": 2}, "needs workers: pass --worker_num"),
         (CPU, {"server_num": 0, "worker_num": 2}, "needs servers"),
-        (CPU, {"server_num": 2, "ips": ("10.0.0.1", "10.0.0.2")}, "have none, say --worker_num 0"),
-        (CPU, {"worker_num": 2, "ips": ("10.0.0.1", "10.0.0.2")}, "servers, say --server_num 0"),
+        (
+            CPU,
+            {"server_num": 2, "ips": ("10.0.0.1", "10.0.0.2")},
+            "without workers, pass --worker_num 0",
+        ),
+        (
+            CPU,
+            {"worker_num": 2, "ips": ("10.0.0.1", "10.0.0.2")},
+            "without servers, pass --server_num 0",
+        ),
         (CPU, {"server_num": 1, "worker_num": 1, "nproc_per_node": 2}, "with servers use --worker"),
         (
             CPU,
             {"server_num": 0, "worker_num": 0, "ips": ("10.0.0.1", "10.0.0.2")},
-            "would run nothing",
+            "this machine has no process",
         ),
     ],
 )
@@ -200,7 +208,7 @@ def test_a_backend_that_chooses_machines_gets_counts_and_resources() -> None:
 
 def test_a_backend_that_chooses_machines_takes_no_flags_that_name_them() -> None:
     options = LaunchOptions(script="t.py", on="x", ips=("10.0.0.1", "10.0.0.2"), start_port=7000)
-    with pytest.raises(ConfigError, match=r"--on x chooses them; leave --ips and --start_port out"):
+    with pytest.raises(ConfigError, match=r"--on x chooses them; omit --ips and --start_port"):
         plan(options, None)
 
 

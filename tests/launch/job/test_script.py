@@ -60,7 +60,7 @@ def test_a_module_is_found_without_importing_anything(name: str) -> None:
         ("outer.nope", "does not exist"),
         ("outer.inner.train.more", "does not exist"),
         (".inner", "does not exist"),
-        ("alone.py", "leave -m out to run a file"),
+        ("alone.py", "omit -m to run a file"),
         ("outer", "is a package without __main__.py"),
         ("spread", "is a package without __main__.py"),
     ],

@@ -43,7 +43,7 @@ def test_it_comes_from_the_environment_or_a_file(file: Path) -> None:
 
 def test_two_that_differ_are_refused(file: Path) -> None:
     other = "b846d0513f9ac27e"
-    with pytest.raises(ConfigError, match="hold different tokens; unset FLEET_TOKEN") as caught:
+    with pytest.raises(ConfigError, match="have different tokens; unset FLEET_TOKEN") as caught:
         read_token(str(file), {"FLEET_TOKEN": other})
     assert TOKEN not in str(caught.value)
     assert other not in str(caught.value)
@@ -52,7 +52,7 @@ def test_two_that_differ_are_refused(file: Path) -> None:
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o620])
 def test_a_file_that_others_can_read_is_refused_with_the_command(file: Path, mode: int) -> None:
     file.chmod(mode)
-    with pytest.raises(ConfigError, match=rf"\(mode {mode:o}\); chmod 600 {file}"):
+    with pytest.raises(ConfigError, match=rf"\(mode {mode:o}\); run chmod 600 {file}"):
         read_token(str(file), {})
 
 

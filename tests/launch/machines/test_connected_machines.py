@@ -58,7 +58,7 @@ def test_two_machines_form_one_job(place: Workplace) -> None:
     (code, output), (other_code, _) = first.end(), second.end()
     assert (code, other_code) == (0, 0), output
     assert "node 0 (127.0.0.1), node 1 (127.0.0.2); this is node 0" in output
-    assert "warning: the script is not the same everywhere (127.0.0.1: " in output
+    assert "warning: the script differs between the machines (127.0.0.1: " in output
     assert "done: all 3 workers on 2 machines exited with code 0" in output
     endpoints = f"{FIRST}:{port + 1},{SECOND}:{port + 1},{SECOND}:{port + 2}"
     assert place.log("workerlog.0", "log1") == f"worker 0 {endpoints} {FIRST} 0 lo 2\n"
@@ -80,7 +80,7 @@ def test_a_failure_on_one_machine_ends_both_and_a_restart_cures_both(place: Work
             output
         )
         assert "ValueError: bad batch" in output
-        assert "starting all again (restart 1, 0 more left)" in output
+        assert "restarting all processes (restart 1, 0 left)" in output
     assert "--- restart 1 ---" in place.log("workerlog.0", "log1")
 
 
@@ -167,5 +167,5 @@ def test_an_elastic_job_takes_in_a_machine_and_goes_on_when_it_vanishes(place: W
     place.script("", "enough")
     code, output = first.end()
     assert code == 0, output
-    assert "another machine has come; starting again" in output
-    assert "node 1 (127.0.0.2) went away: no sign of life; starting again" in output
+    assert "another machine joined; restarting" in output
+    assert "node 1 (127.0.0.2) went away: no heartbeat; restarting" in output

@@ -45,7 +45,7 @@ def test_addresses_and_interfaces_are_found(place: Workplace) -> None:
         assert cable == f"cable{number}"
         code, output = ended[number]
         assert code == 0, output
-        assert f"own address: {own}" in output
+        assert f"this machine's address: {own}" in output
         assert f"GLOO_SOCKET_IFNAME={cable}: the interface of {own}" in output
 
 
@@ -59,6 +59,6 @@ def test_a_cut_cable_ends_the_job_on_both_sides(place: Workplace) -> None:
         (code, first), (other_code, second) = (job.end() for job in jobs)
     assert (code, other_code) == (1, 1)
     master, other = rig.addresses
-    assert f"failed: node 1 ({other}) went away: no sign of life" in first.splitlines()[-1]
-    assert "gives no sign of life; waiting for it up to 15 s (--deadline_s)" in first
+    assert f"failed: node 1 ({other}) went away: no heartbeat" in first.splitlines()[-1]
+    assert "sends no heartbeats; waiting up to 15 s for it (--deadline_s)" in first
     assert f"failed: node 0, which serves {master}:6170, went away" in second.splitlines()[-1]

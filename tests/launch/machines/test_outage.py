@@ -57,7 +57,7 @@ def case(monkeypatch: pytest.MonkeyPatch) -> Case:
 def test_a_cut_that_ends_before_the_deadline_is_outlasted(case: Case) -> None:
     assert case.outage.outlast(case.cut_until(59.0)) == case.attempts
     assert case.ears.heard == [
-        "node 0 is out of reach; waiting for it up to 60 s (--deadline_s)",
+        "node 0 is unreachable; waiting up to 60 s for it (--deadline_s)",
         "node 0 is back after 59 s",
     ]
     # and the next one has all of the time again
@@ -89,7 +89,7 @@ def test_single_attempts_have_the_same_deadline(case: Case) -> None:
 
 def test_whoever_has_gone_is_not_waited_for(case: Case) -> None:
     def gone() -> None:
-        raise StoreGoneError("nothing listens")
+        raise StoreGoneError("no process listens")
 
     with pytest.raises(StoreGoneError):
         case.outage.outlast(gone)
@@ -115,5 +115,5 @@ def test_each_machine_that_falls_silent_or_is_back_gets_one_line() -> None:
     silences = SilenceReport(300.0, ears)
     for silent in ({}, {"node 1": 8.0}, {"node 1": 9.4}, {"node 2": 8.0}):
         silences.tell(silent)
-    waiting = "gives no sign of life; waiting for it up to 300 s (--deadline_s)"
+    waiting = "sends no heartbeats; waiting up to 300 s for it (--deadline_s)"
     assert ears.heard == [f"node 1 {waiting}", f"node 2 {waiting}", "node 1 is back after 9 s"]

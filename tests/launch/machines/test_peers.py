@@ -17,7 +17,7 @@ def test_alone_there_is_nobody_to_wait_for() -> None:
     alone, node = NoOtherMachines(), Node(host="a")
     assert alone.gather(node).nodes == (node,)
     assert alone.share("id") == "id"
-    assert alone.elsewhere(workers_done=False) is RemoteState.DONE
+    assert alone.exchange_state(workers_done=False) is RemoteState.DONE
     assert alone.conclude(FAILURE, restarts_left=1).next is NextAction.RESTART
     alone.give_up("why")
     alone.close()

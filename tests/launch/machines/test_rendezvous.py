@@ -26,7 +26,7 @@ def test_a_meeting_port_that_somebody_else_uses() -> None:
         meeting = Meeting(
             master=taken.getsockname(), min_nodes=2, max_nodes=2, rank=0, is_master=True
         )
-        with pytest.raises(LaunchError, match="where the machines meet, is taken by process"):
+        with pytest.raises(LaunchError, match="at which the machines meet, is taken by process"):
             reach(meeting, StartDeadline(Ears(), Interrupts(), deadline_s=60))
 
 
@@ -73,4 +73,4 @@ def test_everybody_comes_to_the_same_layout() -> None:
         assert [node.host for node in layout.nodes] == ["10.0.0.1", "10.0.0.2"]
         assert layout.own == 1 - number
         assert launchers == (2, 1)
-        assert "the script is not the same everywhere" in warnings[0]
+        assert "the script differs between the machines" in warnings[0]

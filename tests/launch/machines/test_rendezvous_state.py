@@ -111,7 +111,7 @@ def test_what_is_set_and_got_is_data() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"round": "x"}', b"\x80\x04."])
 def test_anything_else_is_refused(data: bytes) -> None:
-    with pytest.raises(dynamic.RendezvousStateError, match="no state of a rendezvous"):
+    with pytest.raises(dynamic.RendezvousStateError, match="in place of a rendezvous state"):
         JsonBackend(Memory(data), dynamic).get_state()
 
 
@@ -129,7 +129,7 @@ def test_a_pickle_in_the_store_is_not_opened(tmp_path: Path) -> None:
     served, meeting = met()
     served.set(KEY, base64.b64encode(pickle.dumps(Trap(mark))).decode())
     rendezvous = Rendezvous(store.connect(meeting), meeting, "127.0.0.1", 10.0)
-    with pytest.raises(MembershipError, match="no state of a rendezvous"):
+    with pytest.raises(MembershipError, match="in place of a rendezvous state"):
         rendezvous.next_round()
     with pytest.raises(RuntimeError):
         rendezvous.waiting()

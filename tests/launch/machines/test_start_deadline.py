@@ -26,15 +26,15 @@ def test_listed_machines_are_missed_by_address() -> None:
 
 
 def test_other_machines_are_counted() -> None:
-    assert describe_missing(ELASTIC, ["a"]) == "waiting for 1 of 2 machines (here: a)"
+    assert describe_missing(ELASTIC, ["a"]) == "waiting for 1 of 2 machines (connected: a)"
     assert (
         describe_missing(ELASTIC, ["b", "a"])
-        == "enough machines are here (a, b); more may come, up to 3"
+        == "enough machines are connected (a, b); up to 3 may join"
     )
 
 
 def test_when_nobody_is_missing_nobody_is_named() -> None:
-    both = "all machines are here (10.0.0.1, 10.0.0.2), not all are ready to start"
+    both = "all machines are connected (10.0.0.1, 10.0.0.2), but not all are ready to start"
     assert describe_missing(LISTED, ["10.0.0.2", "10.0.0.1"]) == both
     assert describe_missing(dataclasses.replace(LISTED, hosts=()), ["10.0.0.1", "10.0.0.2"]) == both
 

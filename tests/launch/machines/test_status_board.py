@@ -81,7 +81,7 @@ def test_a_silent_machine_is_the_cause_and_ends_a_fixed_job() -> None:
     one.report_end(CAUSE)
     silent = one.wait_for_ends(60)
     found = agree(one, silent, FIXED, 1)
-    assert str(found.failure) == "node 1 (b) went away: no sign of life"
+    assert str(found.failure) == "node 1 (b) went away: no heartbeat"
     assert found.next is NextAction.FINISH
     assert agree(one, silent, ELASTIC, 0).next is NextAction.REGROUP
 

@@ -26,8 +26,8 @@ from fleetlight.launch.machines.store_connection import (
     StoreLostError,
 )
 from fleetlight.launch.processes.ports import Reservation
-from fleetlight.security.certificate_folder import Encryption
 from fleetlight.security.certificates import make
+from fleetlight.strategy.features.ssl import Encryption
 
 HOST = "127.0.0.1"
 
@@ -110,7 +110,7 @@ def test_a_store_that_is_gone_is_not_waited_for() -> None:
         found.check(["key"])
     away = free_meeting()
     renew = functools.partial(store._reconnect, away, away.master, b"")
-    with pytest.raises(StoreGoneError, match="nothing listens"):
+    with pytest.raises(StoreGoneError, match="no process listens"):
         Store(StoreConnection(None, renew, Forever())).check(["key"])
 
 
@@ -143,7 +143,7 @@ def test_something_else_that_answers_is_named_within_the_deadline() -> None:
     with socket.create_server((HOST, 0)) as other:
         meeting = Meeting(master=other.getsockname(), min_nodes=2, max_nodes=2)
         who = f" but process {os.getpid()} " if sys.platform == "linux" else ""
-        with pytest.raises(LaunchError, match=rf"is not a fleetrun{who}.* not answer for 0.02 s"):
+        with pytest.raises(LaunchError, match=rf"is not a fleetrun{who}.* not reply within 0.02 s"):
             store.connect(meeting, left_s=0.02)
 
 
@@ -152,5 +152,5 @@ def test_what_answers_on_another_machine_is_not_looked_for_here() -> None:
     with socket.create_server((HOST, 0)) as other:
         away = ("203.0.113.1", other.getsockname()[1])
         meeting = Meeting(master=away, min_nodes=2, max_nodes=2)
-        with pytest.raises(LaunchError, match=r"is not a fleetrun: the store did not answer"):
+        with pytest.raises(LaunchError, match=r"is not a fleetrun: the store did not reply"):
             store.connect(meeting, left_s=0)

@@ -12,7 +12,7 @@ from fleetlight.launch.machines.store_connection import StoreConnection, StoreLo
 
 def test_what_hangs_is_left_behind() -> None:
     release = threading.Event()
-    with pytest.raises(StoreLostError, match=r"did not answer for 0.01 s"):
+    with pytest.raises(StoreLostError, match=r"did not reply within 0.01 s"):
         bounded(release.wait, deadline_s=0.01)
     release.set()
 

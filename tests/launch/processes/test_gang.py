@@ -212,7 +212,7 @@ def test_one_that_is_started_again_is_shown_as_before(
             made.close()
     assert {one.status for one in made.exits()} == {0}
     assert screen.shown.count(b"life 1") == 1
-    assert "starting it again (restart 1, 2 more left)" in "".join(screen.said)
+    assert "restarting it (restart 1, 2 left)" in "".join(screen.said)
 
 
 SAVE_AT_SIGTERM = """

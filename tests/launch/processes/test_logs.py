@@ -89,7 +89,7 @@ def test_a_restart_is_marked(tmp_path: pathlib.Path) -> None:
 
 def test_a_folder_that_cannot_be_written(tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(LaunchError, match=r"cannot write logs to .*; make it writable or say"):
+    with pytest.raises(LaunchError, match=r"cannot write logs to .*; make it writable or pass"):
         claim(str(tmp_path / "file" / "log"), "a")
 
 

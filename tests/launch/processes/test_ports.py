@@ -115,7 +115,7 @@ def test_a_command_of_several_lines_is_told_in_one() -> None:
 
 
 def test_ports_must_exist() -> None:
-    with pytest.raises(LaunchError, match="the last would be 65536"):
+    with pytest.raises(LaunchError, match="up to 65536, expected at most 65535"):
         reserve(HOST, 3, 65534)
 
 

@@ -158,16 +158,16 @@ def test_a_server_that_is_done_early_is_no_failure() -> None:
 def test_the_end_waits_for_the_other_machines() -> None:
     one = watch(S0, W0)
     done = [ended(W0)]
-    assert one.step(Observation(now=0, exits=done, elsewhere=RemoteState.RUNNING)) is None
+    assert one.step(Observation(now=0, exits=done, remote=RemoteState.RUNNING)) is None
     assert one.phase is Phase.RUNNING
-    one.step(Observation(now=1, exits=done, elsewhere=RemoteState.DONE))
+    one.step(Observation(now=1, exits=done, remote=RemoteState.DONE))
     assert one.phase is Phase.LEAVING
 
 
 def test_another_machine_ends_this_one() -> None:
     one = watch(W0)
-    assert one.step(Observation(now=0, elsewhere=RemoteState.STOP)) == signal.SIGTERM
-    one.step(Observation(now=1, exits=[ended(W0, -15)], elsewhere=RemoteState.STOP))
+    assert one.step(Observation(now=0, remote=RemoteState.STOP)) == signal.SIGTERM
+    one.step(Observation(now=1, exits=[ended(W0, -15)], remote=RemoteState.STOP))
     assert one.is_over
     assert (one.verdict, one.failure) == (Verdict.STOPPED, None)
 
@@ -175,7 +175,7 @@ def test_another_machine_ends_this_one() -> None:
 def test_the_own_failure_is_told_also_when_others_stopped() -> None:
     one = watch(W0)
     failed = ended(W0, 3)
-    one.step(Observation(now=0, exits=[failed], elsewhere=RemoteState.STOP))
+    one.step(Observation(now=0, exits=[failed], remote=RemoteState.STOP))
     assert (one.verdict, one.failure) == (Verdict.FAILED, failed)
 
 
@@ -383,13 +383,13 @@ def test_a_stop_that_goes_wrong_is_no_failure_that_a_restart_cures() -> None:
 
 def test_workers_may_have_been_asked_elsewhere() -> None:
     one = watch(W0, W1)
-    assert one.step(Observation(now=0, exits=[stopped(W0)], elsewhere=RemoteState.RUNNING)) is None
+    assert one.step(Observation(now=0, exits=[stopped(W0)], remote=RemoteState.RUNNING)) is None
     assert one.phase is Phase.STOPPING
     # this machine hears it a little later than the first one
-    late = Observation(now=1, exits=[stopped(W0)], interrupts=TERM, elsewhere=RemoteState.RUNNING)
+    late = Observation(now=1, exits=[stopped(W0)], interrupts=TERM, remote=RemoteState.RUNNING)
     assert one.step(late) is None
     both = [stopped(W0), stopped(W1)]
-    one.step(Observation(now=2, exits=both, interrupts=TERM, elsewhere=RemoteState.STOP))
+    one.step(Observation(now=2, exits=both, interrupts=TERM, remote=RemoteState.STOP))
     assert (one.is_over, one.verdict) == (True, Verdict.SAVED)
 
 
@@ -422,7 +422,7 @@ def test_one_that_is_killed_behind_the_end_of_its_script_has_done_all() -> None:
     killed = ProcessExit(member=W0, status=-signal.SIGKILL, at=0.0, reported=reported)
     assert not killed.has_failed
     assert one.to_continue_without(Observation(now=0, exits=[killed])) is killed
-    assert "had done all" in continuing_without(killed)
+    assert "no work is lost" in continuing_without(killed)
     one.step(Observation(now=1, exits=[killed, ended(W1)]))
     one.step(Observation(now=2, exits=[killed, ended(W1), ended(S0)]))
     assert one.verdict is Verdict.SUCCESS

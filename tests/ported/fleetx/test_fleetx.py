@@ -84,7 +84,7 @@ def test_parameter_servers(mode: str, tmp_path: Path) -> None:
     flags = ["--server_num=1", "--worker_num=2", "--gpus=0,1"]
     script = HERE / "train.py"
     output = run(tmp_path, *FLEETRUN, *flags, script, mode, CUDA_VISIBLE_DEVICES="")
-    assert "this machine has no GPU, workers use CPUs" in output
+    assert "this machine has no GPU; workers use CPUs" in output
     assert "done: all 2 workers exited with code 0" in output
     for text in logs(tmp_path / "log"):
         losses = numbers(LOSS, text)

@@ -18,9 +18,9 @@ from fleetlight.ps.journal.history import history
 from fleetlight.ps.journal.records import framed
 from fleetlight.ps.journal.segment import Segment, segments
 from fleetlight.ps.messages import EndPhase, Message
-from fleetlight.ps.transport.protocol import Codec
+from fleetlight.ps.transport.protocol import MessageCodec
 
-CODEC: Codec[Message] = Codec(Message)
+CODEC: MessageCodec[Message] = MessageCodec(Message)
 
 
 def write(folder: Path, *files: range, synced: int = 0) -> list[Path]:

@@ -23,9 +23,9 @@ from fleetlight.ps.journal.journal import COMMIT, NEVER, SECOND, Journal, Policy
 from fleetlight.ps.journal.records import LogRecord, Reader
 from fleetlight.ps.journal.segment import Segment, cut, segments
 from fleetlight.ps.messages import EndPhase, Fill, Message
-from fleetlight.ps.transport.protocol import Codec
+from fleetlight.ps.transport.protocol import MessageCodec
 
-CODEC: Codec[Message] = Codec(Message)
+CODEC: MessageCodec[Message] = MessageCodec(Message)
 
 
 def opened(

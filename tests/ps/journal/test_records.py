@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetlight.ps.changes import Met
+from fleetlight.ps.changes import BarrierPassed
 from fleetlight.ps.journal.records import MAGIC, Gap, LogRecord, Reader, framed
-from fleetlight.ps.messages import Ask, EndPhase, Fill, Message
+from fleetlight.ps.messages import EndPhase, FiguresRequest, Fill, Message
 from fleetlight.ps.server import durability
-from fleetlight.ps.transport.protocol import HEADER_LIMIT, Array, Codec
+from fleetlight.ps.transport.protocol import HEADER_LIMIT, Array, MessageCodec
 
-CODEC: Codec[Message] = Codec(Message)
+CODEC: MessageCodec[Message] = MessageCodec(Message)
 FIRST = 7
 
 
@@ -133,12 +133,12 @@ def test_a_record_stays_what_it_was() -> None:
 
 def test_small_records_cost_little() -> None:
     assert framed(CODEC, EndPhase(3)).nbytes < 80
-    assert framed(CODEC, Ask()).nbytes < 70
+    assert framed(CODEC, FiguresRequest()).nbytes < 70
 
 
 def test_what_a_server_says_of_itself_may_be_longer_than_what_travels() -> None:
     """Of an epoch of many ranges, say."""
-    change = Met(1, "x" * (HEADER_LIMIT + 1), [])
+    change = BarrierPassed(1, "x" * (HEADER_LIMIT + 1), [])
     data = b"".join(framed(durability.CODEC, change).sealed(FIRST))
     [record] = Reader(durability.CODEC, np.frombuffer(data, np.uint8), FIRST)
     assert record.message == change

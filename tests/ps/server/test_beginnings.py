@@ -119,7 +119,7 @@ def test_values_that_were_trained_are_worth_more_than_first_values(
     one.workers[0].say(m.Fill([1], True), *first)
     if mode == "geo":
         difference = [ids_of([1]), rows_of([-1]), np.array([-1, -1, -1], np.float32)]
-        one.workers[0].say(m.Exchange(0, 0, 0, [1], dense=True), *difference, lane="push")
+        one.workers[0].say(m.GeoExchange(0, 0, 0, [1], dense=True), *difference, lane="push")
     else:
         one.workers[0].push(0, {1: ([1], [1])}, [1, 1, 1])
     if not log:

@@ -11,7 +11,7 @@ import pytest
 from tests.ps.serving import Worker, closed_server, open_up, plan
 
 from fleetlight.ps import messages as m
-from fleetlight.ps.changes import EndedPhase
+from fleetlight.ps.changes import PhaseEnded
 from fleetlight.ps.journal.journal import NEVER, Journal, Policy
 from fleetlight.ps.server.chronicle import Chronicle
 from fleetlight.ps.server.durability import CODEC, Durable
@@ -33,7 +33,7 @@ def test_a_change_that_is_being_made_is_waited_for(journal: Any) -> None:
         is_made.set()
         assert may_go_on.wait(20)
 
-    maker = threading.Thread(target=lambda: chronicle.make(EndedPhase(0, 0), [], act))
+    maker = threading.Thread(target=lambda: chronicle.make(PhaseEnded(0, 0), [], act))
     maker.start()
     assert is_made.wait(20)
     # whoever reads now may see it
@@ -51,7 +51,7 @@ def test_without_values_nobody_waits_for_a_change(journal: Any) -> None:
     chronicle = Chronicle()
     chronicle.settle()
     chronicle.keep(journal, values=False)
-    chronicle.note(EndedPhase(0, 0))
+    chronicle.note(PhaseEnded(0, 0))
     with chronicle.turn:
         thread = threading.Thread(target=chronicle.settle)
         thread.start()
@@ -59,14 +59,14 @@ def test_without_values_nobody_waits_for_a_change(journal: Any) -> None:
     assert journal.size > 0
 
 
-@pytest.mark.parametrize("tells", [m.Pull([], True), m.Fetch()])
+@pytest.mark.parametrize("tells", [m.Pull([], True), m.FetchDense()])
 def test_what_is_told_is_written_down_whoever_made_it(tmp_path: Path, tells: m.Message) -> None:
     server = closed_server(workers=1)
     policy = Policy(sync=NEVER)
     open_up(server, plan(workers=1), Durable(tmp_path / "kept", job="a job", policy=policy))
     worker = Worker(server, 0, workers=1)
     # somebody has made a change, and its commit is still to come
-    server._chronicle.note(EndedPhase(0, 0))
+    server._chronicle.note(PhaseEnded(0, 0))
     assert server._durability is not None
     journal = server._durability._journal
     assert journal is not None

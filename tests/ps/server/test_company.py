@@ -27,7 +27,7 @@ from tests.ps.serving import (
 from fleetlight.errors import DeadlineError, MembershipError, PeerLostError, StoppedError
 from fleetlight.launch.processes import watch
 from fleetlight.ps import messages as m
-from fleetlight.ps.calls import Call
+from fleetlight.ps.messages.base import ControlSignal
 from fleetlight.ps.server import attendance
 from fleetlight.ps.server.roster import AWAY, HERE, LOST
 from fleetlight.ps.server.server import Server
@@ -49,11 +49,11 @@ def test_a_worker_that_does_not_come_is_named() -> None:
 def test_a_worker_that_is_elsewhere_is_named_with_its_place() -> None:
     server = opened(plan("async"), deadline_s=0.3)
     first, second = team(server)
-    second.say(m.Beat(41))
+    second.say(m.Heartbeat(41))
     first.push(0)
     with pytest.raises(DeadlineError, match=r"worker 1 \(silent for \d+ s, last at step 41\)"):
         first.pull(0, [1], at_least=1)
-    is_there, meet = threading.Event(), server._handlers[m.Meet]
+    is_there, meet = threading.Event(), server._handlers[m.Barrier]
 
     def told(*of: Any) -> Any:
         is_there.set()
@@ -66,7 +66,7 @@ def test_a_worker_that_is_elsewhere_is_named_with_its_place() -> None:
         finally:
             server.refuse()
 
-    server._handlers[m.Meet] = told
+    server._handlers[m.Barrier] = told
     answers = together(pull, lambda: second.meet(0, "auc", deadline_s=60.0))
     assert isinstance(answers[0], DeadlineError)
     assert "every worker waited 0.3 s for worker 1 (it is in auc)" in str(answers[0])
@@ -128,7 +128,7 @@ def test_a_lost_worker_is_told_to_whoever_waits(operation: str) -> None:
     assert isinstance(lost, PeerLostError)
     assert "worker 1 went away without goodbye" in str(lost)
     # and to whoever calls later
-    for call in (*waits.values(), lambda: first.say(m.Beat(0))):
+    for call in (*waits.values(), lambda: first.say(m.Heartbeat(0))):
         with pytest.raises(PeerLostError, match="worker 1 went away"):
             call()
     first.leave()
@@ -164,7 +164,7 @@ def test_over_sockets_a_worker_that_hangs_up_is_lost() -> None:
             )
             for n in range(2)
         )
-        first.send(m.Meet(0, "barrier", 20.0))
+        first.send(m.Barrier(0, "barrier", 20.0))
         second.close()
         with pytest.raises(PeerLostError, match=r"server 0 .*worker 1 went away without goodbye"):
             first.receive()
@@ -245,7 +245,7 @@ def test_a_worker_that_was_silent_and_calls_again_is_there_again() -> None:
     with server._news:
         server._attendance.lose(1, "it has been silent for 20 s")
     assert server._roster.those(AWAY) == [1]
-    second.say(m.Beat(3), lane="push")
+    second.say(m.Heartbeat(3), lane="push")
     assert server._roster.those(HERE) == [0, 1]
 
 
@@ -267,7 +267,7 @@ def test_a_meeting_that_nobody_can_complete_ends_at_once() -> None:
 
 
 @pytest.mark.parametrize("lost_worker", ["fail", "go_on"])
-@pytest.mark.parametrize("word", [m.Beat(3, stops=True), m.Leave(stopped=True)], ids=str)
+@pytest.mark.parametrize("word", [m.Heartbeat(3, stops=True), m.Leave(stopped=True)], ids=str)
 def test_a_meeting_with_one_that_stops_ends_at_once(word: m.Message, lost_worker: str) -> None:
     server = opened(plan(lost_worker=lost_worker))
     first, second = team(server)
@@ -312,7 +312,7 @@ def test_the_server_stays_for_one_that_may_not_know_that_its_goodbye_was_heard()
     second.hang_up()
     again = Connection("control")
     joined = msgspec.structs.replace(hello(1, "control"), joined=True)
-    for message in (joined, m.Leave(), m.Heard()):
+    for message in (joined, m.Leave(), m.GoodbyeAck()):
         assert waiting.is_alive()
         server(again, message, [])
     waiting.join(20)
@@ -325,7 +325,7 @@ def test_but_not_for_ever(speaks: bool, monkeypatch: pytest.MonkeyPatch) -> None
     first, second = team(server)
     if speaks:
         # before its goodbye that means nothing
-        second.say(m.Heard())
+        second.say(m.GoodbyeAck())
     second.say(m.Leave())
     first.leave()
     now = time.monotonic()
@@ -378,7 +378,7 @@ def test_a_later_life_of_a_worker_takes_the_place_of_the_one_before() -> None:
     for lane, connection in before.items():
         worker.lanes[lane] = connection
         with pytest.raises(MembershipError, match="its life 1 still calls"):
-            worker.pull(0, [7]) if lane == "pull" else worker.say(m.Beat(1), lane=lane)
+            worker.pull(0, [7]) if lane == "pull" else worker.say(m.Heartbeat(1), lane=lane)
     # and its connections may end
     worker.hang_up(*before)
     assert server._roster.those(HERE) == [0]
@@ -443,7 +443,7 @@ def test_one_that_was_taken_for_lost_cannot_write(mode: str) -> None:
 
     def bring() -> None:
         if mode == "geo":
-            exchange = m.Exchange(0, 0, 0, [0], False)
+            exchange = m.GeoExchange(0, 0, 0, [0], False)
             second.say(exchange, ids_of([7]), rows_of([1]), lane="push")
         else:
             second.push(0, {0: ([7], [-1.0])})
@@ -467,13 +467,13 @@ def test_a_stop_is_not_forgotten_over_what_a_worker_calls_for(
     """A signal comes at any moment."""
     server = opened(plan(workers=1))
     worker = Worker(server, 0, 1)
-    add = Call.__or__
+    add = ControlSignal.__or__
 
-    def interrupted(one: Call, other: Call) -> Call:
-        monkeypatch.setattr(Call, "__or__", add)
+    def interrupted(one: ControlSignal, other: ControlSignal) -> ControlSignal:
+        monkeypatch.setattr(ControlSignal, "__or__", add)
         server.call_stop()
         return one | other
 
-    monkeypatch.setattr(Call, "__or__", interrupted)
-    worker.say(m.Beat(0, Call(saves=1)))
-    assert worker.say(m.Beat(0))[0].call == Call(stop=True, saves=1)
+    monkeypatch.setattr(ControlSignal, "__or__", interrupted)
+    worker.say(m.Heartbeat(0, ControlSignal(saves=1)))
+    assert worker.say(m.Heartbeat(0))[0].call == ControlSignal(stop=True, saves=1)

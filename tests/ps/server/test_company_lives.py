@@ -105,7 +105,7 @@ def test_whoever_does_not_come_to_the_next_life_is_lost(
     later = time.monotonic() + one.durable.away_s + 1.0
     monkeypatch.setattr(one.server._attendance, "_clock", lambda: later)
     (first,) = one.workers
-    first.say(m.Beat(0))
+    first.say(m.Heartbeat(0))
     one.server._company._look()
     assert one.server._roster.those(LOST) == [1]
     assert first.push(0, {0: ([1], [3])})[0].applied

@@ -20,19 +20,19 @@ from fleetlight.ps.server.durability import Durable
 
 def dealt(worker: Worker, *arguments: Any, **facts: Any) -> tuple[int, int] | None:
     answer, _ = worker.say(ask(*arguments, **facts))
-    return (answer.start, answer.stop) if isinstance(answer, m.Dealt) else None
+    return (answer.start, answer.stop) if isinstance(answer, m.LeaseReply) else None
 
 
 def remaining(worker: Worker) -> Any:
-    return worker.say(m.Remain(0, 1))[0].ranges
+    return worker.say(m.RemainingRequest(0, 1))[0].ranges
 
 
 def test_workers_ask_for_ranges() -> None:
     first, second = team(opened(plan("async")))
     assert (dealt(first), dealt(second), dealt(first, 1)) == ((0, 16), (16, 32), (32, 48))
-    assert second.say(m.Reached(0, 1, (0, 20)))[0] == m.Done()
+    assert second.say(m.LeaseProgress(0, 1, (0, 20)))[0] == m.Done()
     assert remaining(first) == [(0, 16), (20, 96)]
-    assert first.say(m.Remain(0, 2))[0] == m.Remaining(None)
+    assert first.say(m.RemainingRequest(0, 2))[0] == m.Remaining(None)
 
 
 def test_who_waits_is_told_to_ask_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +54,7 @@ def test_who_waits_is_told_at_once_when_there_is_news(monkeypatch: pytest.Monkey
     def finish() -> None:
         with server._news:
             server._news.wait_for(lambda: server._company.dealing.work.waits_for(1), 20)
-        first.say(m.Reached(0, 1, (0, 4)), lane="pull")
+        first.say(m.LeaseProgress(0, 1, (0, 4)), lane="pull")
 
     told, _ = together(lambda: dealt(second, whole=whole, waits=True), finish)
     assert told is None
@@ -84,7 +84,7 @@ def test_what_is_in_hand_is_dealt_out_again(how: str, caplog: pytest.LogCaptureF
 def test_a_worker_that_has_done_all_leaves_without_a_word(caplog: Any) -> None:
     first, _ = team(opened(plan("async")))
     dealt(first)
-    first.say(m.Reached(0, 1, (0, 16)))
+    first.say(m.LeaseProgress(0, 1, (0, 16)))
     first.say(m.Leave())
     assert caplog.messages == []
 
@@ -123,7 +123,7 @@ def test_a_server_knows_what_it_had_dealt_out(one: Lives, snapshot: bool) -> Non
     dealt(first)
     dealt(second)
     dealt(first, 1, (0, 12))
-    second.say(m.Reached(0, 1, (0, 20)))
+    second.say(m.LeaseProgress(0, 1, (0, 20)))
     if snapshot:
         assert one.durability.snapshot()
     one.die()
@@ -143,7 +143,7 @@ def test_a_server_knows_what_it_has_to_deal_out_again(one: Lives, how: str, snap
     if how == "leaves":
         first.say(m.Leave())
     elif how == "gives back":
-        first.say(m.Reached(0, 1, (0, 0), gives_back=True))
+        first.say(m.LeaseProgress(0, 1, (0, 0), gives_back=True))
     else:
         with one.server._news:
             one.server._company.dealing.lose(0)
@@ -227,7 +227,7 @@ def test_whatever_happens_the_next_life_knows_the_same(
         elif name == "reach":
             who, gives_back = arguments
             place = max(0, had[who] - 1), 0
-            one.workers[who].say(m.Reached(0, 1, place, gives_back))
+            one.workers[who].say(m.LeaseProgress(0, 1, place, gives_back))
         elif name == "snapshot":
             assert one.durability.snapshot()
         else:

@@ -96,7 +96,7 @@ def test_a_later_life_refuses_workers_in_whose_place_others_were_started(
     lives: Any, more: dict[str, Any], snapshots: int
 ) -> None:
     one = lives(plan("async"), **more)
-    earlier, later = (m.Hello("test", 0, 2, 0, 1, 1, "push", True, life) for life in (1, 2))
+    earlier, later = (m.Greeting("test", 0, 2, 0, 1, 1, "push", True, life) for life in (1, 2))
     one.workers[0].say(later)
     for _ in range(snapshots):
         assert one.durability.snapshot()
@@ -316,7 +316,7 @@ def test_a_damaged_journal_is_no_shorter_one(lives: Any) -> None:
 def test_differences_of_geo_are_added_once(lives: Any) -> None:
     one = lives(plan("geo", k_steps=2))
     worker = one.workers[0]
-    message = m.Exchange(0, 0, 1, [0], dense=True)
+    message = m.GeoExchange(0, 0, 1, [0], dense=True)
     arrays = [ids_of([1, 2]), rows_of([1, 2]), np.array([1, 1, 1], np.float32)]
     worker.say(message, *arrays, lane="push")
     one.die()
@@ -366,10 +366,10 @@ def test_a_checkpoint_that_was_loaded_is_there_still(lives: Any, tmp_path: Path)
     folder.mkdir()
     (folder / "token").write_text("")
     saved, _ = worker.say(m.Save(str(folder), "token", 0))
-    state, arrays = worker.say(m.Fetch())
+    state, arrays = worker.say(m.FetchDense())
     worker.push(1, {0: ([1, 5], [7, 7])}, [9, 9, 9])
     worker.say(m.Load(str(folder), [(f.table, f.name) for f in saved.files], epoch=1))
-    worker.say(m.Restore(state.state, state.scalars), *arrays)
+    worker.say(m.RestoreDense(state.state, state.scalars), *arrays)
     shutil.rmtree(folder)
     one.die()
     worker = one.workers[0]

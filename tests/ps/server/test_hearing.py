@@ -11,7 +11,7 @@ from tests.ps.server.test_durability import Lives
 from tests.ps.serving import OPTIONS, plan
 
 from fleetlight.ps import messages as m
-from fleetlight.ps.calls import Call
+from fleetlight.ps.messages.base import ControlSignal
 
 
 @pytest.mark.parametrize("clips", [False, True])
@@ -21,19 +21,19 @@ def test_who_asks_again_hears_what_was_called_for_behind_the_step(
 ) -> None:
     """The other worker has acted upon it, and waits there."""
     one = Lives(tmp_path / "kept", plan("sync"))
-    one.workers[0].say(m.Beat(0, Call(saves=1)))
+    one.workers[0].say(m.Heartbeat(0, ControlSignal(saves=1)))
     gradients: dict[int, Any] = {0: ([1], [2])}
     last: list[Any] = [w.pushed(0, {0: None}, None, hold=clips) for w in one.workers]
     answers = one.send(last, gradients)
     if clips:
         gradients, last = {}, [m.Apply(1, 0, 0, 0, 0, 0.5, OPTIONS)] * 2
         answers = one.send(last, gradients)
-    assert [answer.call for answer, _ in answers] == [Call(saves=1)] * 2
+    assert [answer.call for answer, _ in answers] == [ControlSignal(saves=1)] * 2
     # called for later: nobody has heard it
-    one.workers[0].say(m.Beat(1, Call(stop=True)))
+    one.workers[0].say(m.Heartbeat(1, ControlSignal(stop=True)))
     if between is not None:
         assert one.durability.snapshot()
     one.die()
     answer, _ = one.workers[1].send(last[1], gradients, None)
-    assert (answer.applied, answer.call) == (True, Call(saves=1))
+    assert (answer.applied, answer.call) == (True, ControlSignal(saves=1))
     one.end()

@@ -40,22 +40,22 @@ def trained(mode: str = "async") -> Worker:
 
 def test_a_save_writes_the_cut_and_not_what_came_after(tmp_path: Path) -> None:
     worker = trained()
-    worker.say(m.Cut())
+    worker.say(m.SnapshotRequest())
     worker.push(1, {0: ([1, 1000], [7, 7])}, [1, 1, 1])
-    state, (dense, *_) = worker.say(m.Fetch())
+    state, (dense, *_) = worker.say(m.FetchDense())
     saved = save(worker, tmp_path)
     assert [(f.table, f.rows) for f in saved.files] == [(0, 100), (1, 1)]
     # the marks are of the cut, too: the push after it is not in it
     assert saved.marks == [(0, 1, 0)]
     assert dense.tolist() == [0, -1, -2]
-    assert isinstance(state, m.Fetched)
+    assert isinstance(state, m.FetchedDense)
     other = Worker(opened(plan("async", workers=1)), 0, 1)
     other.say(m.Load(str(tmp_path), files(saved), epoch=1))
     assert other.pull(0, [1, -50, 1000]) == [-1, 50, 0]
     # without a cut it is as it is now, and so is the dense part
     later = save(worker, tmp_path / "later")
     assert (later.files[0].rows, later.marks) == (101, [(0, 1, 1)])
-    assert worker.say(m.Fetch())[1][0].tolist() == [-1, -2, -3]
+    assert worker.say(m.FetchDense())[1][0].tolist() == [-1, -2, -3]
 
 
 def test_other_servers_read_their_own_rows(tmp_path: Path) -> None:
@@ -95,10 +95,10 @@ def test_a_load_begins_an_epoch(tmp_path: Path) -> None:
 
 def test_a_loaded_checkpoint_is_worth_more_than_first_values(tmp_path: Path) -> None:
     worker = trained()
-    saved, (state, arrays) = save(worker, tmp_path), worker.say(m.Fetch())
+    saved, (state, arrays) = save(worker, tmp_path), worker.say(m.FetchDense())
     other = Worker(opened(plan("async", workers=1)), 0, 1)
     other.say(m.Load(str(tmp_path), files(saved), epoch=1))
-    other.say(m.Restore(state.state, state.scalars), *arrays)
+    other.say(m.RestoreDense(state.state, state.scalars), *arrays)
     other.say(m.Fill([0], True), ids_of([1]), rows_of([99]), np.zeros(3, np.float32))
     assert other.pull(0, [1]) == [-1]
     assert other.dense() == [0, -1, -2]
@@ -108,8 +108,8 @@ def test_the_state_of_dense_parameters_comes_back() -> None:
     momentum = [{**OPTIONS[0], "momentum": 0.5}]
     one, two = (Worker(opened(plan(workers=1)), 0, 1) for _ in range(2))
     one.push(0, {}, [1, 2, 4], options=momentum)
-    state, arrays = one.say(m.Fetch())
-    two.say(m.Restore(state.state, state.scalars), *arrays)
+    state, arrays = one.say(m.FetchDense())
+    two.say(m.RestoreDense(state.state, state.scalars), *arrays)
     for worker, step in ((one, 1), (two, 0)):
         worker.push(step, {}, [0, 0, 0], options=momentum)
     assert one.dense() == two.dense() == [-0.5, -2, -5]
@@ -137,8 +137,8 @@ def test_a_cut_lies_between_two_pushes(tmp_path: Path) -> None:
     def keep(worker: Worker) -> list[Any]:
         found = []
         for number in range(5):
-            worker.say(m.Cut())
-            dense = worker.say(m.Fetch())[1][0].tolist()
+            worker.say(m.SnapshotRequest())
+            dense = worker.say(m.FetchDense())[1][0].tolist()
             folder = tmp_path / str(number)
             saved = save(worker, folder)
             found.append((saved.marks, dense, read(saved, folder)))
@@ -169,7 +169,7 @@ def test_nobody_waits_while_a_cut_is_prepared(monkeypatch: pytest.MonkeyPatch, k
 
     monkeypatch.setattr(getattr(keeping, kind), "get_ready", push_meanwhile)
     if kind == "snapshot":
-        worker.say(m.Cut())
+        worker.say(m.SnapshotRequest())
     else:
         rows = worker.server._serving().keeping.aside()
         assert rows is not None
@@ -242,6 +242,6 @@ def test_a_cut_that_worker_0_has_died_over_is_let_go_of() -> None:
         server(connection, greeting, [])
         assert service.keeping.aside() is not None
         service.keeping._written()
-        server(connection, m.Cut(), [])
+        server(connection, m.SnapshotRequest(), [])
         assert service.keeping.aside() is None
         server.gone(connection, None)

@@ -179,7 +179,7 @@ def test_who_waits_for_a_step_of_one_that_stops_gets_its_values() -> None:
     first.push(0)
 
     def stop() -> None:
-        second.say(m.Beat(0, stops=True))
+        second.say(m.Heartbeat(0, stops=True))
         second.push(0, {0: ([7], [1])})
 
     rows, _ = together(lambda: first.pull(0, [7], at_least=1), stop)
@@ -203,7 +203,7 @@ def test_staleness_is_measured() -> None:
 def exchange(worker: Worker, ids: list[int], numbers: list[float], **facts: Any) -> list[Any]:
     worker.sequence += 1
     usual: dict[str, Any] = {"sequence": worker.sequence, "wants": True}
-    message = m.Exchange(epoch=0, step=4, tables=[0], dense=True, **{**usual, **facts})
+    message = m.GeoExchange(epoch=0, step=4, tables=[0], dense=True, **{**usual, **facts})
     arrays = [ids_of(ids), rows_of(numbers), np.array([1, 0, -1], np.float32)]
     return worker.say(message, *arrays, lane="push")[1]
 
@@ -221,7 +221,7 @@ def test_pieces_of_an_exchange_count_as_one_change() -> None:
     worker = alone("geo")
     for more in (True, True, False):
         exchange(worker, [1], [10], more=more)
-    assert worker.say(m.Ask())[0].pushes == 1  # type: ignore[attr-defined]
+    assert worker.say(m.FiguresRequest())[0].pushes == 1  # type: ignore[attr-defined]
     assert worker.pull(0, [1]) == [30]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fleetlight.errors import MembershipError, PeerLostError
-from fleetlight.ps.messages import Hello
+from fleetlight.ps.messages import Greeting
 from fleetlight.ps.server.roster import ABSENT, AWAY, HERE, LEFT, LOST, Roster
 
 
@@ -16,12 +16,12 @@ def roster() -> Roster:
     return Roster(server=1, server_num=2, worker_num=2, version="0.1")
 
 
-def hello(worker: int = 0, **facts: Any) -> Hello:
+def hello(worker: int = 0, **facts: Any) -> Greeting:
     usual: dict[str, Any] = {
         "fleetlight": "0.1", "worker_num": 2, "server": 1, "server_num": 2,
         "incarnation": 5, "lane": "control",
     }  # fmt: skip
-    return Hello(worker=worker, **{**usual, **facts})
+    return Greeting(worker=worker, **{**usual, **facts})
 
 
 def test_workers_come_and_leave() -> None:

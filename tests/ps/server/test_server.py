@@ -63,8 +63,8 @@ def test_join_does_not_wait_for_ever() -> None:
 
 def test_strangers_and_the_hasty_are_refused() -> None:
     server = closed_server(1)
-    with pytest.raises(ProtocolError, match="a stranger began with Beat, expected Hello"):
-        server(Connection("a stranger"), m.Beat(0), [])
+    with pytest.raises(ProtocolError, match="a stranger began with Heartbeat, expected Greeting"):
+        server(Connection("a stranger"), m.Heartbeat(0), [])
     server.gone(Connection("a stranger"), None)
     worker = Worker(server, 0, 1)
     with pytest.raises(PlanError, match="Join comes before"):
@@ -82,7 +82,17 @@ def test_whoever_is_told_anything_waits_for_the_journal(monkeypatch: pytest.Monk
         server._handlers[kind] = lambda *_: (m.Done(), [])
         monkeypatch.setattr(server._chronicle, "settle", lambda kind=kind: settled.append(kind))
         worker.say(any_value(random.Random(1), kind))
-    told_nothing = {m.Heard, m.Beat, m.Ask, m.Resume, m.Join, m.Cut, m.Put, m.Take, m.Drop}
+    told_nothing = {
+        m.GoodbyeAck,
+        m.Heartbeat,
+        m.FiguresRequest,
+        m.Resume,
+        m.Join,
+        m.SnapshotRequest,
+        m.WriteFile,
+        m.ReadFile,
+        m.DropSnapshot,
+    }
     # a goodbye has seen to it itself
     assert set(kinds) - set(settled) == told_nothing | {m.Leave}
 
@@ -159,9 +169,9 @@ def test_bfloat16_travels_over_sockets() -> None:
         gradient = flat_array(torch.tensor([1.0, 0.5, -2.0], dtype=torch.bfloat16))
         [array] = channel.call(push, [gradient]).arrays
         assert as_tensor(array, torch.bfloat16).tolist() == [0.0, 0.5, 3.0]
-        fetched = channel.call(m.Fetch())
-        assert isinstance(fetched.message, m.Fetched)
-        restore = m.Restore(fetched.message.state, fetched.message.scalars)
+        fetched = channel.call(m.FetchDense())
+        assert isinstance(fetched.message, m.FetchedDense)
+        restore = m.RestoreDense(fetched.message.state, fetched.message.scalars)
         assert channel.call(restore, fetched.arrays).message == m.Done()
     finally:
         channel.close()

@@ -235,7 +235,7 @@ def test_by_snapshots_alone_what_came_later_is_lost(tmp_path: Path, mode: str) -
         if mode == "geo":
             difference = [ids_of([1]), rows_of([-1])]
             one.workers[0].sequence += 1
-            message = m.Exchange(one.workers[0].sequence, 0, step, [0], dense=False)
+            message = m.GeoExchange(one.workers[0].sequence, 0, step, [0], dense=False)
             one.workers[0].say(message, *difference, lane="push")
         elif mode == "async":
             one.workers[0].push(step, {0: ([1], [1])})

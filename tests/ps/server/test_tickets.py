@@ -12,7 +12,7 @@ from tests.ps.serving import opened, plan, team
 
 from fleetlight.errors import ProtocolError
 from fleetlight.ps import messages as m
-from fleetlight.ps.sequences import HighWater
+from fleetlight.ps.high_water_marks import HighWaterMarks
 from fleetlight.ps.server.attendance import Attendance
 from fleetlight.ps.server.ledger import Peer
 from fleetlight.ps.server.roster import Roster
@@ -56,15 +56,15 @@ def _waits(server: Server) -> bool:
 
 def test_whoever_is_done_forgets_only_its_own_ticket() -> None:
     attendance = Attendance(Roster(0, 1, 1, ""), 1, 20.0, lambda: 0.0)
-    tickets = Tickets(attendance, HighWater())
+    tickets = Tickets(attendance, HighWaterMarks())
     peer = Peer(0, 1, "push")
 
     def exchange(sequence: int, act: Any) -> None:
-        message = m.Exchange(sequence, 0, 0, [], False)
+        message = m.GeoExchange(sequence, 0, 0, [], False)
         tickets.once(peer, message, act, lambda _: (m.Done(), []), keep=False)
 
     def next_one() -> tuple[m.Message, list[Any]]:
-        return m.Exchanged(1, 1), []
+        return m.GeoExchangeReply(1, 1), []
 
     def slow() -> tuple[m.Message, list[Any]]:
         # its answer was told already to the one that came again, and the next is under way
@@ -78,21 +78,21 @@ def test_whoever_is_done_forgets_only_its_own_ticket() -> None:
 def test_a_push_of_an_earlier_life_of_the_server_is_told_once() -> None:
     """It comes twice, and what is told takes what the worker has pulled ahead by then."""
     attendance = Attendance(Roster(0, 1, 1, ""), 1, 20.0, lambda: 0.0)
-    marks, peer = HighWater(), Peer(0, 1, "push")
+    marks, peer = HighWaterMarks(), Peer(0, 1, "push")
     tickets = Tickets(attendance, marks)
     told: list[bool] = []
 
     def ask(sequence: int) -> m.Message:
         def again(is_last: bool) -> tuple[m.Message, list[Any]]:
             told.append(is_last)
-            return m.Exchanged(len(told), 0), []
+            return m.GeoExchangeReply(len(told), 0), []
 
-        message = m.Exchange(sequence, 0, 0, [], False)
+        message = m.GeoExchange(sequence, 0, 0, [], False)
         reply: m.Message = tickets.once(peer, message, lambda: (m.Done(), []), again)[0]
         return reply
 
     marks.applied(0, 1, 2)
-    assert ask(2) == ask(2) == m.Exchanged(1, 0)
+    assert ask(2) == ask(2) == m.GeoExchangeReply(1, 0)
     # nobody waits for what came before it
-    assert ask(1) == m.Exchanged(2, 0)
+    assert ask(1) == m.GeoExchangeReply(2, 0)
     assert told == [True, False]

@@ -14,7 +14,7 @@ from tests.ps.serving import Worker, opened, plan, team, together
 
 from fleetlight.errors import DeadlineError, GradientError, PlanError, ProtocolError
 from fleetlight.ps import messages as m
-from fleetlight.ps.calls import NONE, Call
+from fleetlight.ps.messages.base import NO_SIGNAL, ControlSignal
 from fleetlight.ps.plan import OptimizerPlan
 
 
@@ -367,28 +367,28 @@ def test_what_was_called_for_is_heard_by_all_behind_the_same_step() -> None:
     server = opened(plan(workers=3))
     workers = team(server, 3)
     answers = both(workers, lambda w: w.push(0, {0: ([1], [3])}))
-    assert [answer[0].call for answer in answers] == [NONE] * 3
-    beaten = workers[1].say(m.Beat(1, Call(stop=True)))[0]
-    assert (beaten.call, beaten.here) == (Call(stop=True), 3)
-    workers[2].say(m.Beat(1, Call(saves=2)))
+    assert [answer[0].call for answer in answers] == [NO_SIGNAL] * 3
+    beaten = workers[1].say(m.Heartbeat(1, ControlSignal(stop=True)))[0]
+    assert (beaten.call, beaten.here) == (ControlSignal(stop=True), 3)
+    workers[2].say(m.Heartbeat(1, ControlSignal(saves=2)))
     answers = both(workers, lambda w: w.push(1, {0: ([1], [3])}))
-    assert [answer[0].call for answer in answers] == [Call(True, 2)] * 3
+    assert [answer[0].call for answer in answers] == [ControlSignal(True, 2)] * 3
     # one that makes no more steps would not hear it
     workers[2].say(m.EndPhase(0))
     answers = both(workers[:2], lambda w: w.push(2, {0: ([1], [3])}))
-    assert [answer[0].call for answer in answers] == [NONE] * 2
+    assert [answer[0].call for answer in answers] == [NO_SIGNAL] * 2
 
 
 def test_a_server_that_is_to_stop_tells_the_workers() -> None:
     server = opened(plan())
     workers = team(server)
     server.call_stop()
-    assert workers[0].say(m.Beat(0))[0].call == Call(stop=True)
+    assert workers[0].say(m.Heartbeat(0))[0].call == ControlSignal(stop=True)
     answers = both(workers, lambda w: w.push(0, {0: ([1], [3])}))
-    assert [answer[0].call for answer in answers] == [Call(stop=True)] * 2
+    assert [answer[0].call for answer in answers] == [ControlSignal(stop=True)] * 2
     workers[0].say(m.Leave())
     assert not server.stopped
-    assert workers[1].say(m.Beat(1))[0].here == 1
+    assert workers[1].say(m.Heartbeat(1))[0].here == 1
     workers[1].say(m.Leave(stopped=True))
     assert server.stopped
 
@@ -396,8 +396,8 @@ def test_a_server_that_is_to_stop_tells_the_workers() -> None:
 def test_what_was_called_for_is_heard_behind_a_clipped_step_too() -> None:
     """Not when it is held: a worker that dies then makes it anew."""
     workers = team(opened(plan()))
-    workers[1].say(m.Beat(0, Call(saves=1)))
+    workers[1].say(m.Heartbeat(0, ControlSignal(saves=1)))
     answers = both(workers, lambda w: w.push(0, {0: ([1], [2])}, hold=True))
-    assert [answer[0].call for answer in answers] == [NONE] * 2
+    assert [answer[0].call for answer in answers] == [NO_SIGNAL] * 2
     answers = both(workers, lambda w: w.apply(0, 0.5))
-    assert [answer[0].call for answer in answers] == [Call(saves=1)] * 2
+    assert [answer[0].call for answer in answers] == [ControlSignal(saves=1)] * 2

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.ps.serving import ask
 
 from fleetlight.errors import PlanError, ProtocolError
-from fleetlight.ps.changes import WorkState
-from fleetlight.ps.messages import Reached
+from fleetlight.ps.changes import ShardQueueState
+from fleetlight.ps.messages import LeaseProgress
 from fleetlight.ps.server.work import NOTHING, Work, joined, told
 
 
@@ -71,7 +71,7 @@ def test_a_turn_is_over_when_all_is_done() -> None:
 def test_what_was_done_does_not_become_undone() -> None:
     work = Work(1)
     work.deal(0, ask())
-    work.reach(0, Reached(0, 1, (0, 8)))
+    work.reach(0, LeaseProgress(0, 1, (0, 8)))
     work.deal(0, ask(1, (0, 4)))
     assert work.remaining(0, 1) == [(8, 96)]
 
@@ -92,7 +92,7 @@ def test_a_worker_that_gives_back_may_still_ask_for_what_it_had() -> None:
     work = Work(2)
     for number in range(3):
         work.deal(0, ask(number))
-    work.reach(0, Reached(0, 1, (1, 20), gives_back=True))
+    work.reach(0, LeaseProgress(0, 1, (1, 20), gives_back=True))
     assert work.remaining(0, 1) == [(20, 96)]
     assert work.deal(1, ask()) == (20, 36)
     assert [work.deal(0, ask(n)) for n in range(3)] == [(0, 16), (16, 20), NOTHING]
@@ -106,7 +106,7 @@ def test_who_waits_for_whom() -> None:
     assert work.waits_for(1) == []
     assert work.deal(1, ask(whole=whole, waits=True)) is None
     assert (work.waits_for(1), work.waits_for(0)) == ([0], [])
-    work.reach(0, Reached(0, 1, (0, 4)))
+    work.reach(0, LeaseProgress(0, 1, (0, 4)))
     assert work.waits_for(1) == []
 
 
@@ -115,12 +115,12 @@ def test_turns_that_nobody_asks_for_again_are_forgotten() -> None:
     for turn in (1, 2, 3):
         for worker in (0, 1):
             work.deal(worker, ask(turn=turn, epoch=turn, back=max(1, turn - 1), whole=whole))
-        work.reach(0, Reached(0, turn, (0, 4)))
+        work.reach(0, LeaseProgress(0, turn, (0, 4)))
     assert [one.turn for one in work.state().turns] == [2, 3]
     assert work.deal(0, ask(turn=2, epoch=2, back=2, whole=whole)) == (0, 4)
     # long over
     assert work.deal(1, ask(turn=1, epoch=1, whole=whole)) == NOTHING
-    work.reach(1, Reached(0, 1, (0, 4)))
+    work.reach(1, LeaseProgress(0, 1, (0, 4)))
     assert work.remaining(0, 1) == []
     assert work.remaining(0, 4) is None
     # who is gone will not ask
@@ -135,7 +135,7 @@ def test_turns_that_only_some_workers_are_in_are_forgotten() -> None:
         facts = {"turn": turn, "epoch": turn, "back": max(1, turn - 1), "whole": whole}
         for worker, start in ((0, 0), (1, 4)):
             assert work.deal(worker, ask(**facts)) == (start, start + 4)
-            work.reach(worker, Reached(0, turn, (0, start + 4)))
+            work.reach(worker, LeaseProgress(0, turn, (0, start + 4)))
     assert [one.turn for one in work.state().turns] == [7, 8]
     # one that comes late is told what it was told before
     assert work.deal(2, ask(epoch=1, whole=whole)) == NOTHING
@@ -144,7 +144,7 @@ def test_turns_that_only_some_workers_are_in_are_forgotten() -> None:
     work = Work(2)
     for turn in range(1, 9):
         work.deal(0, ask(turn=turn, epoch=turn, back=max(1, turn - 1), whole=whole))
-        work.reach(0, Reached(0, turn, (0, 2), gives_back=turn != 3))
+        work.reach(0, LeaseProgress(0, turn, (0, 2), gives_back=turn != 3))
     turns = work.state().turns
     assert [one.turn for one in turns if one.hands] == [3, 7, 8]
     assert work.deal(1, ask(epoch=1, whole=whole)) == (2, 6)
@@ -222,7 +222,7 @@ class Hands:
             self.at[worker] = (number, end) if end < stop else (number + 1, 0)
 
     def tell(self, worker: int, data: Any) -> None:
-        self.work.reach(worker, Reached(0, 1, self.at[worker]))
+        self.work.reach(worker, LeaseProgress(0, 1, self.at[worker]))
 
     def lose(self, worker: int, data: Any) -> None:
         """What the server does not know to be done is done again."""
@@ -233,7 +233,9 @@ class Hands:
 
     def begin_anew(self, worker: int, data: Any) -> None:
         """The server dies, and comes back with what it has written down."""
-        state = msgspec.msgpack.decode(msgspec.msgpack.encode(self.work.state()), type=WorkState)
+        state = msgspec.msgpack.decode(
+            msgspec.msgpack.encode(self.work.state()), type=ShardQueueState
+        )
         assert state == self.work.state()
         self.work = Work(len(self.had))
         self.work.restore(state)

@@ -10,14 +10,19 @@ import pytest
 from tests.ps.made_tables import ALL, LR, ids_of, make, ones, read, saved, some_ids
 
 from fleetlight.errors import PlanError
-from fleetlight.ps.layers.entries import CountFilterEntry, Entry, ProbabilityEntry, ShowClickEntry
+from fleetlight.ps.layers.entries import (
+    CountFilterEntry,
+    EntryPolicy,
+    ProbabilityEntry,
+    ShowClickEntry,
+)
 from fleetlight.ps.plan import EntryPlan
 from fleetlight.ps.tables import table as table_module
 from fleetlight.ps.tables.table import Table
 from fleetlight.ps.update import Ids
 
 
-def table_with(entry: Entry, geo: bool = False) -> Table:
+def table_with(entry: EntryPolicy, geo: bool = False) -> Table:
     return make("sgd", geo=geo, entry=entry.plan)
 
 
@@ -109,7 +114,7 @@ def test_shows_and_clicks_are_summed(tmp_path: Path) -> None:
 
 
 def test_rows_worth_little_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_module, "PIECE_BYTES", 64)
+    monkeypatch.setattr(table_module, "CHUNK_BYTES", 64)
     table = table_with(ShowClickEntry())
     ids = np.arange(20, dtype=np.int64)
     shows, clicks = np.full(20, 10, np.float32), (ids % 4).astype(np.float32)

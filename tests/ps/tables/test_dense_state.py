@@ -22,14 +22,14 @@ from tests.ps.tables.test_dense import (
 from torch import nn
 
 from fleetlight.errors import CheckpointError
-from fleetlight.ps.messages import Fetched, Message
+from fleetlight.ps.messages import FetchedDense, Message
 from fleetlight.ps.plan import GEO
 from fleetlight.ps.tables.dense_state import ELEMENTS, ODD, DenseState, PieceState, part, whole
 
 
 def sent(state: DenseState) -> DenseState:
     """As it arrives on the other side."""
-    message = Fetched(state.state, state.scalars)
+    message = FetchedDense(state.state, state.scalars)
     arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=Message)
     return DenseState(state.values, arrived.state, arrived.scalars, state.arrays)
 

@@ -128,7 +128,7 @@ def test_an_exchange_is_answered_in_the_memory_it_came_in() -> None:
 
 
 def test_first_values_of_a_worker_take_the_place_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_module, "PIECE_BYTES", 64)
+    monkeypatch.setattr(table_module, "CHUNK_BYTES", 64)
     table = make("adagrad")
     ids = some_ids(40)
     rows = np.random.default_rng(1).normal(size=(len(ids), 3)).astype(np.float32)
@@ -226,7 +226,7 @@ def test_saving_beside_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ordered: bool
 ) -> None:
     """Between any two pieces rows are changed, born and forgotten; the file knows nothing of it."""
-    monkeypatch.setattr(table_module, "PIECE_BYTES", 400)
+    monkeypatch.setattr(table_module, "CHUNK_BYTES", 400)
     monkeypatch.setattr(snapshot_module, "LIST_ROWS", 7)
     table, ids = trained(entry=EntryPlan("count", 1.0))
     still = saved(table, tmp_path / "still")
@@ -279,7 +279,7 @@ def test_saving_beside_training(
 def test_saving_while_another_thread_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_module, "PIECE_BYTES", 2000)
+    monkeypatch.setattr(table_module, "CHUNK_BYTES", 2000)
     table, ids = trained("adagrad", 3000)
     before = read(table, ids)
     snapshot = table.cut()

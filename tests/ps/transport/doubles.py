@@ -12,12 +12,20 @@ from typing import Any
 import numpy as np
 
 from fleetlight.errors import PeerError
-from fleetlight.ps.messages import Ask, Beat, Done, Fetch, Message, Pull, Pulled
+from fleetlight.ps.messages import (
+    Done,
+    FetchDense,
+    FiguresRequest,
+    Heartbeat,
+    Message,
+    Pull,
+    Pulled,
+)
 from fleetlight.ps.transport import Connection, Listener, Reply, SocketChannel
 from fleetlight.ps.transport.frames import Frames
-from fleetlight.ps.transport.interface import Patience
+from fleetlight.ps.transport.interface import RetryPolicy
 from fleetlight.ps.transport.protocol import Array
-from fleetlight.ps.transport.session import Limits
+from fleetlight.ps.transport.session import ConnectionLimits
 from fleetlight.roles.role import Endpoint
 from fleetlight.roles.secret import Secret
 from fleetlight.wire.plain import Wire
@@ -43,11 +51,11 @@ class Desk:
     def __call__(self, connection: Connection, message: Message, arrays: Sequence[Array]) -> Reply:
         self.seen.append(message)
         self.connections.append(connection)
-        if isinstance(message, Ask):
+        if isinstance(message, FiguresRequest):
             self.on_ask(connection)
-        if isinstance(message, Beat) and self.error is not None:
+        if isinstance(message, Heartbeat) and self.error is not None:
             raise self.error
-        if isinstance(message, Fetch):
+        if isinstance(message, FetchDense):
             return Done(), [np.zeros(2, np.complex64)]
         if isinstance(message, Pull):
             return Pulled(1, 1), arrays
@@ -62,7 +70,9 @@ class Desk:
 def listening(
     handler: Any, tls: Any = None, token: Secret | None = None, **limits: Any
 ) -> Iterator[Listener]:
-    listener = Listener(("127.0.0.1", 0), handler, tls=tls, token=token, limits=Limits(**limits))
+    listener = Listener(
+        ("127.0.0.1", 0), handler, tls=tls, token=token, limits=ConnectionLimits(**limits)
+    )
     try:
         yield listener
     finally:
@@ -76,7 +86,7 @@ def listening(
 @contextlib.contextmanager
 def connected(address: Endpoint, **options: Any) -> Iterator[SocketChannel]:
     channel = SocketChannel.connect(
-        address, "server 0", **{"deadline_s": LIMIT_S, "patience": Patience(1.0), **options}
+        address, "server 0", **{"deadline_s": LIMIT_S, "patience": RetryPolicy(1.0), **options}
     )
     try:
         yield channel

@@ -21,10 +21,10 @@ from fleetlight.errors import (
     ProtocolError,
 )
 from fleetlight.launch.processes.ports import Reservation
-from fleetlight.ps.messages import Ask, Beat, Done, Failure, Pulled, Save
+from fleetlight.ps.messages import Done, Failure, FiguresRequest, Heartbeat, Pulled, Save
 from fleetlight.ps.transport import Connection, Listener, SocketChannel, connect_all
 from fleetlight.ps.transport.frames import Frames
-from fleetlight.ps.transport.interface import Patience
+from fleetlight.ps.transport.interface import RetryPolicy
 
 
 def reset(raw: socket.socket) -> None:
@@ -43,7 +43,7 @@ def test_arrays_there_and_back() -> None:
 
 def test_64_mib_and_many_small_arrays() -> None:
     with listening(Desk()) as server, connected(server.address) as channel:
-        channel.call(Beat(0))
+        channel.call(Heartbeat(0))
         large = np.arange(8 << 20, dtype=np.int64)
         np.testing.assert_array_equal(channel.call(PULL, [large]).arrays[0], large)
         # more buffers than one system call takes
@@ -63,8 +63,8 @@ def test_answers_of_several_servers_are_awaited_after_all_were_asked() -> None:
         connected(one.address) as first,
         connected(two.address) as second,
     ):
-        first.send(Ask())
-        second.send(Ask())
+        first.send(FiguresRequest())
+        second.send(FiguresRequest())
         assert first.receive().message == second.receive().message == Done()
 
 
@@ -80,9 +80,9 @@ def test_a_failure_is_raised_as_the_class_it_names() -> None:
     with listening(desk) as server, connected(server.address) as channel:
         desk.error = PlanError("table t has dim 8 here")
         with pytest.raises(PlanError, match=r"server 0 \(127.0.0.1:\d+\): table t has dim 8 here"):
-            channel.call(Beat(1))
+            channel.call(Heartbeat(1))
         desk.error = None
-        assert channel.call(Beat(2)).message == Done()
+        assert channel.call(Heartbeat(2)).message == Done()
 
 
 def test_silence_is_named_and_ends() -> None:
@@ -90,9 +90,9 @@ def test_silence_is_named_and_ends() -> None:
     desk = Desk()
     desk.on_ask = lambda connection: release.wait(LIMIT_S) and None
     with listening(desk) as server, connected(server.address) as channel:
-        text = r"server 0 \(127.0.0.1:\d+\) was silent for 0\.\d s during ask"
+        text = r"server 0 \(127.0.0.1:\d+\) was silent for 0\.\d s during figures"
         with pytest.raises(DeadlineError, match=text):
-            channel.call(Ask(), deadline_s=0.1)
+            channel.call(FiguresRequest(), deadline_s=0.1)
         release.set()
         # the late answer is not taken for that of the next request
         assert channel.call(PULL).message == Pulled(1, 1)
@@ -110,12 +110,12 @@ def test_a_server_that_takes_nothing_in_is_silent_too() -> None:
 
 
 def test_what_may_be_repeated() -> None:
-    for once in (Patience(1.0), Patience(1.0, comes_back=True)):
+    for once in (RetryPolicy(1.0), RetryPolicy(1.0, comes_back=True)):
         assert once.may_repeat(PULL, tries=1)
         assert not once.may_repeat(Save("", "", 0), tries=1)
-    assert not Patience(1.0).may_repeat(PULL, tries=2)
-    assert Patience(1.0, comes_back=True).may_repeat(PULL, tries=9)
-    assert not Patience(0.0, comes_back=True).may_repeat(PULL, tries=1)
+    assert not RetryPolicy(1.0).may_repeat(PULL, tries=2)
+    assert RetryPolicy(1.0, comes_back=True).may_repeat(PULL, tries=9)
+    assert not RetryPolicy(0.0, comes_back=True).may_repeat(PULL, tries=1)
 
 
 @pytest.mark.parametrize("how", [lambda raw: None, reset], ids=["closed", "reset"])
@@ -139,13 +139,13 @@ def test_a_pull_is_repeated_under_the_same_number_after_a_new_greeting(how: obje
     def welcome(frames: Frames) -> None:
         frame = frames.receive("a greeting")
         assert frame is not None
-        assert isinstance(frame.message, Beat)
+        assert isinstance(frame.message, Heartbeat)
         incarnations.append(frame.message.step)
         frames.send(frame.request, Done(), (), "a reply")
 
     with (
         scripted(take_and_hang_up, answer) as address,
-        connected(address, greeting=lambda: Beat(len(incarnations))) as channel,
+        connected(address, greeting=lambda: Heartbeat(len(incarnations))) as channel,
     ):
         answered = channel.call(PULL, [np.arange(3)])
         assert answered.message == Pulled(3, 3)
@@ -166,7 +166,7 @@ def test_a_server_that_comes_back_is_asked_as_often_as_it_dies() -> None:
         die(raw, frames)
         frames.send(numbers[-1], Pulled(3, 3), [], "a reply")
 
-    patience = Patience(LIMIT_S, comes_back=True)
+    patience = RetryPolicy(LIMIT_S, comes_back=True)
     with (
         scripted(die, die, die, answer) as address,
         connected(address, patience=patience) as channel,
@@ -178,11 +178,11 @@ def test_a_server_that_comes_back_is_asked_as_often_as_it_dies() -> None:
 
 def test_a_server_that_is_away_may_be_tried_now_and_then() -> None:
     desk = Desk()
-    patience = Patience(0.0, comes_back=True)
+    patience = RetryPolicy(0.0, comes_back=True)
     with listening(desk) as server, connected(server.address, patience=patience) as channel:
         desk.on_ask = lambda connection: connection.close()
         with pytest.raises(PeerLostError):
-            channel.call(Ask())
+            channel.call(FiguresRequest())
         assert channel.reopen(LIMIT_S)
         assert channel.call(PULL).message == Pulled(1, 1)
         server.stop()
@@ -207,8 +207,8 @@ def test_a_server_that_welcomes_nobody_is_away_for_now() -> None:
             "server 0",
             # far longer than this test may take
             deadline_s=1e6,
-            greeting=lambda: Beat(0),
-            patience=Patience(0.0, comes_back=True),
+            greeting=lambda: Heartbeat(0),
+            patience=RetryPolicy(0.0, comes_back=True),
         )
         connect_all([channel], LIMIT_S)
         assert not channel.reopen(0.1)
@@ -228,7 +228,7 @@ def test_what_must_not_be_repeated_is_lost() -> None:
 
 def test_a_server_that_is_gone_is_named_once_reconnecting_failed() -> None:
     desk = Desk()
-    with listening(desk) as server, connected(server.address, patience=Patience(0.3)) as channel:
+    with listening(desk) as server, connected(server.address, patience=RetryPolicy(0.3)) as channel:
         channel.call(PULL)
         server.stop()
         with pytest.raises(PeerLostError, match=r"lost server 0 .* during pull.*not ready within"):
@@ -243,7 +243,7 @@ def test_an_end_in_the_middle_of_a_frame_is_a_loss() -> None:
 
     with (
         scripted(half_an_answer) as address,
-        connected(address, patience=Patience(0)) as channel,
+        connected(address, patience=RetryPolicy(0)) as channel,
         pytest.raises(PeerLostError, match="in the middle of a frame"),
     ):
         channel.call(PULL)
@@ -280,7 +280,7 @@ def test_the_reason_of_a_refusal_is_heard_even_while_sending() -> None:
 
     with (
         scripted(refuse) as address,
-        connected(address, patience=Patience(0)) as channel,
+        connected(address, patience=RetryPolicy(0)) as channel,
         pytest.raises(MembershipError, match=r"server 0 .*: worker 5 is not of this job"),
     ):
         channel.call(PULL, [np.zeros(256 << 20, np.uint8)])
@@ -291,9 +291,9 @@ def test_a_refused_greeting_is_not_tried_again() -> None:
     desk.error = MembershipError("the job has only 2 workers")
     with listening(desk) as server, pytest.raises(MembershipError, match="only 2 workers"):
         SocketChannel.connect(
-            server.address, "server 0", deadline_s=LIMIT_S, greeting=lambda: Beat(0)
+            server.address, "server 0", deadline_s=LIMIT_S, greeting=lambda: Heartbeat(0)
         )
-    assert desk.seen == [Beat(0)]
+    assert desk.seen == [Heartbeat(0)]
 
 
 def test_another_program_at_the_address_of_a_server_is_thought_of() -> None:
@@ -303,7 +303,7 @@ def test_another_program_at_the_address_of_a_server_is_thought_of() -> None:
         pytest.raises(DeadlineError, match=hint),
     ):
         SocketChannel.connect(
-            silent.getsockname()[:2], "server 0", deadline_s=0.3, greeting=lambda: Beat(0)
+            silent.getsockname()[:2], "server 0", deadline_s=0.3, greeting=lambda: Heartbeat(0)
         )
 
 
@@ -373,7 +373,7 @@ def test_a_channel_may_be_closed_while_another_thread_waits_on_it() -> None:
     desk.on_ask = hold
     with listening(desk) as server, connected(server.address) as channel:
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            waits = pool.submit(channel.call, Ask())
+            waits = pool.submit(channel.call, FiguresRequest())
             assert asked.wait(LIMIT_S)
             channel.close()
             assert isinstance(waits.exception(LIMIT_S), PeerLostError)
@@ -382,7 +382,7 @@ def test_a_channel_may_be_closed_while_another_thread_waits_on_it() -> None:
             channel.call(PULL)
         with pytest.raises(PeerLostError, match="closed during connecting"):
             connect_all([channel], LIMIT_S)
-    assert [type(message) for message in desk.seen] == [Ask]
+    assert [type(message) for message in desk.seen] == [FiguresRequest]
 
 
 def test_nothing_waits_longer_than_forever() -> None:

@@ -16,7 +16,7 @@ import torch
 from fleetlight.errors import PeerLostError
 from fleetlight.ps import messages as m
 from fleetlight.ps.transport.frames import _EARLY_BYTES, _KEEP_BYTES, _WORTH_BYTES, Frames, _Memory
-from fleetlight.ps.transport.protocol import PREFIX_BYTES, Codec
+from fleetlight.ps.transport.protocol import PREFIX_BYTES, MessageCodec
 from fleetlight.wire.plain import Wire
 
 SIZE = 4 * _WORTH_BYTES
@@ -70,15 +70,15 @@ def test_neither_too_much_nor_too_little_is_kept() -> None:
 
 #: shorter than what is read at once, longer in its arrays, longer in its header
 WORDS: list[tuple[m.Message, int]] = [
-    (m.Beat(7), 0),
+    (m.Heartbeat(7), 0),
     (m.Pull([m.TablePull(0, True)], dense=False), 3 * _EARLY_BYTES),
     (m.Leave("x" * 2 * _EARLY_BYTES), 5),
-    (m.Beat(8), 0),
+    (m.Heartbeat(8), 0),
 ]
 
 
 def written() -> bytes:
-    codec: Codec[m.Message] = Codec(m.Message)
+    codec: MessageCodec[m.Message] = MessageCodec(m.Message)
     frames = [
         codec.encode(number, message, [np.arange(size, dtype=np.int64)] if size else [])
         for number, (message, size) in enumerate(WORDS)

@@ -8,7 +8,7 @@ import pytest
 from tests.ps.transport.doubles import PULL, Desk
 
 from fleetlight.errors import PlanError
-from fleetlight.ps.messages import Beat, Done, Leave, Pulled
+from fleetlight.ps.messages import Done, Heartbeat, Leave, Pulled
 from fleetlight.ps.transport import Channel, MemoryChannel
 
 
@@ -25,10 +25,10 @@ def test_errors_are_raised_as_they_are() -> None:
     desk.error = PlanError("no such table")
     channel = MemoryChannel(desk)
     with pytest.raises(PlanError) as caught:
-        channel.call(Beat(1))
+        channel.call(Heartbeat(1))
     assert caught.value is desk.error
     desk.error = None
-    assert channel.call(Beat(2)).message == Done()
+    assert channel.call(Heartbeat(2)).message == Done()
 
 
 def test_the_end_is_told_once() -> None:

@@ -28,9 +28,17 @@ from tests.workers import run_processes
 
 from fleetlight.errors import ConfigError, DeadlineError, PeerLostError, PlanError, ProtocolError
 from fleetlight.launch.processes.ports import Reservation
-from fleetlight.ps.messages import Ask, Beat, Done, Failure, Fetch, Leave, Pulled
+from fleetlight.ps.messages import (
+    Done,
+    Failure,
+    FetchDense,
+    FiguresRequest,
+    Heartbeat,
+    Leave,
+    Pulled,
+)
 from fleetlight.ps.transport import Connection, Listener, SocketChannel, connect_all, listener
-from fleetlight.ps.transport.interface import Patience
+from fleetlight.ps.transport.interface import RetryPolicy
 from fleetlight.ps.transport.listener import hold
 from fleetlight.ps.transport.protocol import MAGIC, Prefix
 from fleetlight.ps.transport.session import Session
@@ -176,9 +184,9 @@ def test_the_handler_can_hang_up_and_remember() -> None:
         connection.close()
 
     desk.on_ask = hang_up
-    with listening(desk) as server, connected(server.address, patience=Patience(0)) as channel:
+    with listening(desk) as server, connected(server.address, patience=RetryPolicy(0)) as channel:
         with pytest.raises(PeerLostError):
-            channel.call(Ask())
+            channel.call(FiguresRequest())
         assert desk.ended.wait(LIMIT_S)
     assert desk.connections[0].note == "worker 3"
 
@@ -188,13 +196,13 @@ def test_what_a_handler_raises_reaches_the_client_and_the_log(lines: list[str]) 
     with listening(desk) as server, connected(server.address) as channel:
         desk.error = ZeroDivisionError("in the table")
         with pytest.raises(Exception, match="ZeroDivisionError: in the table") as caught:
-            channel.call(Beat(1))
+            channel.call(Heartbeat(1))
         assert type(caught.value).__name__ == "PeerError"
         with pytest.raises(PlanError, match="complex64"):
-            channel.call(Fetch())
+            channel.call(FetchDense())
         assert channel.call(PULL).message == Pulled(1, 1)
     (line,) = lines
-    assert line.startswith("beat of 127.0.0.1:")
+    assert line.startswith("heartbeat of 127.0.0.1:")
 
 
 def test_the_number_of_connections_is_bounded(lines: list[str]) -> None:
@@ -293,11 +301,11 @@ def test_stop_ends_everything_and_can_be_called_twice() -> None:
     desk.on_ask = busy
     with listening(desk) as server:
         idle, asking = (
-            SocketChannel.connect(server.address, "s", deadline_s=LIMIT_S, patience=Patience(0))
+            SocketChannel.connect(server.address, "s", deadline_s=LIMIT_S, patience=RetryPolicy(0))
             for _ in range(2)
         )
         idle.call(PULL)
-        asking.send(Ask())
+        asking.send(FiguresRequest())
         assert started.wait(LIMIT_S)
         release.set()
         server.stop()
@@ -314,15 +322,15 @@ def test_stop_ends_everything_and_can_be_called_twice() -> None:
 
 def test_a_handler_may_stop_its_own_server() -> None:
     desk = Desk()
-    with listening(desk) as server, connected(server.address, patience=Patience(0)) as channel:
+    with listening(desk) as server, connected(server.address, patience=RetryPolicy(0)) as channel:
         desk.on_ask = lambda connection: server.stop()
         with pytest.raises(PeerLostError):
-            channel.call(Ask())
+            channel.call(FiguresRequest())
 
 
 def test_an_answer_under_way_still_goes_out_when_it_stops() -> None:
     desk = Desk()
-    with listening(desk) as server, connected(server.address, patience=Patience(0)) as channel:
+    with listening(desk) as server, connected(server.address, patience=RetryPolicy(0)) as channel:
         stopping = threading.Thread(target=server.stop)
 
         def stop_meanwhile(connection: Connection) -> None:
@@ -332,7 +340,7 @@ def test_an_answer_under_way_still_goes_out_when_it_stops() -> None:
             assert session._accepted.recv(1, socket.MSG_PEEK) == b""
 
         desk.on_ask = stop_meanwhile
-        assert channel.call(Ask()).message == Done()
+        assert channel.call(FiguresRequest()).message == Done()
         stopping.join(LIMIT_S)
 
 
@@ -346,7 +354,7 @@ def test_stop_does_not_wait_for_ever_for_a_handler(lines: list[str]) -> None:
 
     desk.on_ask = busy
     with listening(desk) as server, connected(server.address) as channel:
-        channel.send(Ask())
+        channel.send(FiguresRequest())
         assert started.wait(LIMIT_S)
         server.stop(within_s=0.1)
         assert "is still at work after 0.1 s" in next(iter(lines))

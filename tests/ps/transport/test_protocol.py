@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 from fleetlight.errors import PeerError, PlanError, ProtocolError
-from fleetlight.ps.messages import Ask, Failure, Message, Pull, TablePull
+from fleetlight.ps.messages import Failure, FiguresRequest, Message, Pull, TablePull
 from fleetlight.ps.transport.protocol import (
     ALIGNMENT,
     ARRAY_LIMIT,
@@ -26,14 +26,14 @@ from fleetlight.ps.transport.protocol import (
     PREFIX_BYTES,
     VERSION,
     Array,
-    Codec,
+    MessageCodec,
     Prefix,
     check_start,
     views,
 )
 from fleetlight.wire.plain import unsent
 
-CODEC: Codec[Message] = Codec(Message)
+CODEC: MessageCodec[Message] = MessageCodec(Message)
 PULL = Pull([TablePull(0, True), TablePull(3, False)], dense=True, at_least=5)
 
 
@@ -41,7 +41,7 @@ def on_the_wire(message: Message, arrays: list[Array], request: int = 1) -> byte
     return b"".join(CODEC.encode(request, message, arrays))
 
 
-def decoded(data: bytes, codec: Codec[Any] = CODEC) -> tuple[int, Message, list[Array]]:
+def decoded(data: bytes, codec: MessageCodec[Any] = CODEC) -> tuple[int, Message, list[Array]]:
     prefix = Prefix.parse(data[:PREFIX_BYTES], codec.body_limit)
     split = PREFIX_BYTES + prefix.header
     header = codec.decode_header(prefix, data[PREFIX_BYTES:split])
@@ -76,20 +76,20 @@ def test_a_frame_comes_back(arrays: list[Array], request: int) -> None:
 
 def test_bfloat16_travels_as_its_bits() -> None:
     bits = np.array([[1, 2], [3, 4]], np.uint16)
-    _, _, (got,) = decoded(on_the_wire(Ask(), [bits]))
+    _, _, (got,) = decoded(on_the_wire(FiguresRequest(), [bits]))
     assert got.dtype == DTYPES["bfloat16"] == np.uint16
     np.testing.assert_array_equal(got, bits)
 
 
 def test_an_array_out_of_order_in_memory_arrives_in_order() -> None:
     turned = np.arange(6.0).reshape(2, 3).T
-    _, _, (got,) = decoded(on_the_wire(Ask(), [turned]))
+    _, _, (got,) = decoded(on_the_wire(FiguresRequest(), [turned]))
     np.testing.assert_array_equal(got, turned)
 
 
 def test_arrays_are_not_copied_and_stay_aligned() -> None:
     odd, large = np.ones(3, np.uint8), np.zeros(1000)
-    buffers = CODEC.encode(1, Ask(), [odd, large])
+    buffers = CODEC.encode(1, FiguresRequest(), [odd, large])
     assert any(np.shares_memory(large, np.frombuffer(b, np.uint8)) for b in buffers)
     prefix = Prefix.parse(bytes(buffers[0][:PREFIX_BYTES]))
     header = CODEC.decode_header(prefix, buffers[0][PREFIX_BYTES:])
@@ -126,7 +126,7 @@ def test_a_damaged_frame_is_a_frame_or_refused(arrays: list[Array], data: st.Dat
 
 @given(st.integers(0, PREFIX_BYTES + 40))
 def test_a_frame_cut_short_is_refused(length: int) -> None:
-    whole = on_the_wire(Ask(), [])
+    whole = on_the_wire(FiguresRequest(), [])
     if length < len(whole):
         with pytest.raises(ProtocolError):
             decoded(whole[:length])
@@ -149,20 +149,20 @@ def test_strangers_are_recognised_by_their_first_bytes(start: bytes, name: str) 
 
 
 def test_what_may_still_become_a_frame_is_waited_for() -> None:
-    whole = on_the_wire(Ask(), [])
+    whole = on_the_wire(FiguresRequest(), [])
     for length in range(PREFIX_BYTES):
         check_start(whole[:length])
 
 
 def test_another_version_is_named_with_ours() -> None:
-    data = bytearray(on_the_wire(Ask(), []))
+    data = bytearray(on_the_wire(FiguresRequest(), []))
     data[len(MAGIC)] = 7
     with pytest.raises(ProtocolError, match=f"speaks version 7 .* this one speaks {VERSION}"):
         decoded(bytes(data))
 
 
 def test_a_damaged_prefix_does_not_fit_its_checksum() -> None:
-    data = bytearray(on_the_wire(Ask(), []))
+    data = bytearray(on_the_wire(FiguresRequest(), []))
     data[10] ^= 1
     with pytest.raises(ProtocolError, match="checksum"):
         decoded(bytes(data))
@@ -227,12 +227,12 @@ def test_deep_nesting_is_refused() -> None:
 
 def test_what_cannot_travel_is_said_where_it_is_sent() -> None:
     with pytest.raises(PlanError, match="array 1 of a message is 1-dimensional complex64"):
-        CODEC.encode(1, Ask(), [np.zeros(1), np.zeros(1, np.complex64)])
+        CODEC.encode(1, FiguresRequest(), [np.zeros(1), np.zeros(1, np.complex64)])
     with pytest.raises(PlanError, match="1-dimensional >f4"):
-        CODEC.encode(1, Ask(), [np.zeros(1, ">f4")])
-    small: Codec[Message] = Codec(Message, body_limit=100)
+        CODEC.encode(1, FiguresRequest(), [np.zeros(1, ">f4")])
+    small: MessageCodec[Message] = MessageCodec(Message, body_limit=100)
     with pytest.raises(PlanError, match="104 bytes of arrays, and at most 100"):
-        small.encode(1, Ask(), [np.zeros(13)])
+        small.encode(1, FiguresRequest(), [np.zeros(13)])
     with pytest.raises(PlanError, match="bytes of header"):
         CODEC.encode(1, Failure("PeerError", "x" * (HEADER_LIMIT + 1)))
 
@@ -243,7 +243,7 @@ def test_a_protocol_error_is_a_peers_fault() -> None:
 
 def test_the_layout_is_the_one_of_version_1() -> None:
     """Peers of this version must understand it for ever: a change needs a new version."""
-    data = on_the_wire(Ask(), [np.array([1], np.int64)], request=2)
+    data = on_the_wire(FiguresRequest(), [np.array([1], np.int64)], request=2)
     header = b"\x93\x02\x81\xa4type\xa3Ask\x91\x92\xa5int64\x91\x01"
     lengths = b"\xf1EET\x01\x00\x00\x00\x16\x00\x00\x00\x08" + bytes(7)
     assert data[: PREFIX_BYTES - 4] == lengths

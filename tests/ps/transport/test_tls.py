@@ -28,11 +28,11 @@ from tests.ps.transport.doubles import (
 )
 
 from fleetlight.errors import DeadlineError, MembershipError, PeerLostError
-from fleetlight.ps.messages import Ask, Beat, Done, Leave, Pulled
+from fleetlight.ps.messages import Done, FiguresRequest, Heartbeat, Leave, Pulled
 from fleetlight.ps.transport import Listener, SocketChannel, connect_all, session
-from fleetlight.ps.transport.interface import Patience
-from fleetlight.ps.transport.room import BOUNDLESS
-from fleetlight.ps.transport.session import Limits, Session
+from fleetlight.ps.transport.interface import RetryPolicy
+from fleetlight.ps.transport.memory_budget import UNLIMITED
+from fleetlight.ps.transport.session import ConnectionLimits, Session
 from fleetlight.security.context import client_context, server_context
 from fleetlight.wire.tls import _BATCH_BYTES, _RECORD_BYTES, TlsWire
 
@@ -49,7 +49,7 @@ def refusal(listener: Listener, tls: ssl.SSLContext | None) -> str:
     """What a client is told that is not let in."""
     with pytest.raises(MembershipError) as caught:
         SocketChannel.connect(
-            listener.address, "server 0", deadline_s=5.0, tls=tls, greeting=lambda: Beat(0)
+            listener.address, "server 0", deadline_s=5.0, tls=tls, greeting=lambda: Heartbeat(0)
         )
     return str(caught.value)
 
@@ -122,14 +122,14 @@ def test_ends_are_those_of_a_plain_connection(certificates: Path) -> None:
     desk.on_ask = lambda connection: connection.close()
     tls = client_context(certificates)
     with listening(desk, server_context(certificates)) as server:
-        text = r"lost server 0 .* during ask"
+        text = r"lost server 0 .* during figures"
         with (
-            connected(server.address, tls=tls, patience=Patience(0)) as channel,
+            connected(server.address, tls=tls, patience=RetryPolicy(0)) as channel,
             pytest.raises(PeerLostError, match=text),
         ):
-            channel.call(Ask())
+            channel.call(FiguresRequest())
         with connected(server.address, tls=tls) as channel:
-            assert channel.call(Beat(0)).message == Done()
+            assert channel.call(Heartbeat(0)).message == Done()
     assert isinstance(desk.ends[0], PeerLostError)
     assert desk.ends[1] is None
 
@@ -142,8 +142,8 @@ def test_a_deadline_is_that_of_a_plain_connection(certificates: Path) -> None:
         listening(desk, server_context(certificates)) as server,
         connected(server.address, tls=client_context(certificates)) as channel,
     ):
-        with pytest.raises(DeadlineError, match=r"was silent for 0\.\d s during ask"):
-            channel.call(Ask(), deadline_s=0.1)
+        with pytest.raises(DeadlineError, match=r"was silent for 0\.\d s during figures"):
+            channel.call(FiguresRequest(), deadline_s=0.1)
         release.set()
         # over a new connection: the late answer is not taken for this one's
         assert channel.call(PULL, [np.ones(2)]).arrays[0].tolist() == [1.0, 1.0]
@@ -318,7 +318,11 @@ def test_a_stranger_has_one_time_for_all_that_makes_it_known(
         raw.shutdown(socket.SHUT_WR)
         accepted = Watched(fileno=door.accept()[0].detach())
         accepted.limits = []
-        tls, limits, ended = server_context(certificates), Limits(first_s=20.0), threading.Event()
+        tls, limits, ended = (
+            server_context(certificates),
+            ConnectionLimits(first_s=20.0),
+            threading.Event(),
+        )
         Session(
             accepted,
             "a stranger",
@@ -326,7 +330,7 @@ def test_a_stranger_has_one_time_for_all_that_makes_it_known(
             tls=tls,
             token=None,
             limits=limits,
-            room=BOUNDLESS,
+            room=UNLIMITED,
             ended=lambda _: ended.set(),
         ).run()
     # each look at the clock takes five seconds

@@ -21,7 +21,7 @@ from fleetlight.ps.transport.listener import Listener
 from fleetlight.ps.update import TableGradients
 from fleetlight.ps.worker import client
 from fleetlight.ps.worker.client import Client, Wanted
-from fleetlight.ps.worker.lanes import CONTROL, PUSH
+from fleetlight.ps.worker.connections import CONTROL, PUSH
 
 SERVERS, ROWS, STEPS, LIMIT_S = 2, 40, 6, 20.0
 
@@ -34,7 +34,7 @@ class Breaking(SocketChannel):
     pieces = breaks = 0
 
     def send(self, message: m.Message, arrays: Sequence[Any] = ()) -> None:
-        is_next = isinstance(message, m.Exchange) and self._is_next()
+        is_next = isinstance(message, m.GeoExchange) and self._is_next()
         if is_next and self.when == "before it is sent":
             self._break()
         self.server.answered.clear()
@@ -64,7 +64,7 @@ class Desk:
 
     def __call__(self, connection: Connection, message: m.Message, arrays: Sequence[Any]) -> Reply:
         reply = self.inner(connection, message, arrays)
-        if isinstance(message, m.Exchange):
+        if isinstance(message, m.GeoExchange):
             self.pieces += 1
             self.answered.set()
         return reply
@@ -89,7 +89,7 @@ def job(when: str) -> Iterator[tuple[Client, list[Breaking], list[Desk]]]:
                 listener.address,
                 f"server {i}",
                 deadline_s=LIMIT_S,
-                greeting=lambda i=i: m.Hello("test", 0, 1, i, SERVERS, 1, known),  # type: ignore[misc]
+                greeting=lambda i=i: m.Greeting("test", 0, 1, i, SERVERS, 1, known),  # type: ignore[misc]
             )
             for i, listener in enumerate(listeners)
         ]
@@ -112,7 +112,7 @@ def job(when: str) -> Iterator[tuple[Client, list[Breaking], list[Desk]]]:
 
 @pytest.mark.parametrize("when", ["before it is sent", "before its answer"])
 def test_every_difference_is_added_once(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "PIECE_BYTES", 4 * (8 + 4 * DIM))
+    monkeypatch.setattr(client, "CHUNK_BYTES", 4 * (8 + 4 * DIM))
     distinct = dedup(np.arange(ROWS), SERVERS)
     with job(when) as (worker, channels, desks):
         for step in range(1, STEPS + 1):

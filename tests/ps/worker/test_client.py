@@ -16,23 +16,23 @@ from tests.ps.serving import DIM, OPTIONS, opened, plan
 from fleetlight.errors import GradientError, PeerLostError, PlanError, ProtocolError
 from fleetlight.kernels import dedup
 from fleetlight.ps import messages as m
-from fleetlight.ps.calls import NONE, Call
+from fleetlight.ps.messages.base import NO_SIGNAL, ControlSignal
 from fleetlight.ps.plan import DensePlan, Plan
-from fleetlight.ps.transport.interface import PATIENCE, Answer, MemoryChannel
+from fleetlight.ps.transport.interface import DEFAULT_RETRY, Answer, MemoryChannel
 from fleetlight.ps.update import TableGradients, Update
 from fleetlight.ps.worker import client
-from fleetlight.ps.worker.client import Client, Values, Wanted
-from fleetlight.ps.worker.live import Live
-from fleetlight.ps.worker.parcel import Parcel
-from fleetlight.ps.worker.redo.commits import Moment
-from fleetlight.ps.worker.redo.redo import Identity, Redo
+from fleetlight.ps.worker.client import Client, ReplyValues, Wanted
+from fleetlight.ps.worker.local_parameters import LocalParameters
+from fleetlight.ps.worker.push_request import PushRequest
+from fleetlight.ps.worker.replay.commit_log import ResumePoint
+from fleetlight.ps.worker.replay.worker_journal import WorkerIdentity, WorkerJournal
 
 
 class Spy:
     """A channel that remembers what it was asked, and fails where it is told to."""
 
     welcome = None
-    patience = PATIENCE
+    patience = DEFAULT_RETRY
 
     def __init__(self, inner: Any, log: list[Any], server: int) -> None:
         self.peer = f"server {server}"
@@ -75,7 +75,7 @@ class Team:
     """A client and its servers; `log` is what was said to whom."""
 
     def __init__(
-        self, servers: int = 2, mode: str = "async", redo: Redo | None = None, **facts: Any
+        self, servers: int = 2, mode: str = "async", redo: WorkerJournal | None = None, **facts: Any
     ) -> None:
         self.plan = plan(mode, 1, server_num=servers, **facts)
         self.servers = [opened(self.plan, index=i) for i in range(servers)]
@@ -83,13 +83,13 @@ class Team:
         self.lanes: dict[str, list[Spy]] = {}
         self.client = Client(0, 1, servers, self.connect, redo)
         self.client.join(self.plan)
-        self.live = Live([torch.ones(d.shape) for d in self.plan.dense])
+        self.live = LocalParameters([torch.ones(d.shape) for d in self.plan.dense])
 
     def connect(self, lane: str) -> list[Any]:
         spies = []
         for server in self.servers:
             channel = MemoryChannel(server)
-            hello = m.Hello("test", 0, 1, server.index, len(self.servers), 1, lane)
+            hello = m.Greeting("test", 0, 1, server.index, len(self.servers), 1, lane)
             channel.call(hello)
             spies.append(Spy(channel, self.log, server.index))
         self.lanes[lane] = spies
@@ -106,7 +106,7 @@ class Team:
 
     def parcel(
         self, ids: Sequence[int], value: float = -1.0, dense: Any = None, step: int = 0
-    ) -> Parcel:
+    ) -> PushRequest:
         distinct = dedup(np.array(ids, np.int64), len(self.servers))
         grads = np.full((len(distinct.ids), DIM), value, np.float32)
         part = TableGradients(distinct.ids, distinct.starts, grads)
@@ -230,7 +230,7 @@ def test_the_first_values_are_brought_by_worker_0() -> None:
     assert dense.tolist() == [7, 7, 7]
 
 
-def arrived(values: Values) -> list[float]:
+def arrived(values: ReplyValues) -> list[float]:
     """What an exchange has brought of table 0, in the order of the ids."""
     pieces = sorted((span.start, rows) for table, span, rows in values.pieces if table == 0)
     return [float(row[0]) for _, rows in pieces for row in rows]
@@ -253,13 +253,13 @@ def test_differences_are_exchanged() -> None:
 def test_differences_in_pieces_are_one_exchange(
     servers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "PIECE_BYTES", 3 * (8 + 4 * DIM))
+    monkeypatch.setattr(client, "CHUNK_BYTES", 3 * (8 + 4 * DIM))
     team = Team(servers, mode="geo", k_steps=1)
     parcel = team.parcel(list(range(20)), value=2.0)
     blocks = {s: team.client.placement.blocks_of(s) for s in range(servers)}
     ones = {s: [np.ones(b.size, np.float32) for b in mine] for s, mine in blocks.items() if mine}
     values = team.client.exchange(parcel.tables, ones, step=1)
-    said = len(team.said(m.Exchange))
+    said = len(team.said(m.GeoExchange))
     # of one server there is nothing to overlap
     assert said == 1 if servers == 1 else said >= 20 / 3
     assert arrived(values) == [2.0] * 20
@@ -271,7 +271,7 @@ def test_differences_in_pieces_are_one_exchange(
 def test_one_server_answers_while_the_next_is_sent_its_piece(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(client, "PIECE_BYTES", 2 * (8 + 4 * DIM))
+    monkeypatch.setattr(client, "CHUNK_BYTES", 2 * (8 + 4 * DIM))
     team = Team(2, mode="geo", k_steps=1)
     parcel = team.parcel([*OWNED.ids[OWNED.of_server(0)][:4], *OWNED.ids[OWNED.of_server(1)][:2]])
     team.client.open_lane("push")
@@ -289,7 +289,7 @@ def test_one_server_answers_while_the_next_is_sent_its_piece(
 def test_a_piece_that_fails_leaves_no_answer_behind(
     fails: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "PIECE_BYTES", 8 + 4 * DIM)
+    monkeypatch.setattr(client, "CHUNK_BYTES", 8 + 4 * DIM)
     team = Team(2, mode="geo", k_steps=1)
     parcel = team.parcel(list(range(20)), value=2.0)
     team.client.exchange(parcel.tables, {}, step=1)
@@ -337,13 +337,13 @@ def test_plans_that_differ_are_told_apart() -> None:
 def test_a_sign_of_life_does_not_wait_for_the_control_lane() -> None:
     """Else a server would miss those of a worker that waits at another one."""
     team = Team(2)
-    team.said(m.Beat)
+    team.said(m.Heartbeat)
     with team.client._turn("control"):
         beat = threading.Thread(target=team.client.beat, args=(1,))
         beat.start()
         beat.join(20)
         assert not beat.is_alive()
-    assert team.said(m.Beat) == [0, 1]
+    assert team.said(m.Heartbeat) == [0, 1]
 
 
 @pytest.mark.parametrize("broken", [None, "control", "beat"])
@@ -413,50 +413,50 @@ def test_at_the_end_all_lanes_are_closed(end: Callable[[Client], None]) -> None:
 def test_who_makes_steps_alone_hears_of_a_stop_with_the_answer(mode: str) -> None:
     team = Team(1, mode=mode)
 
-    def bring(step: int) -> Call:
+    def bring(step: int) -> ControlSignal:
         if mode == "geo":
             team.client.exchange(team.parcel([ZERO]).tables, {}, step=step)
         else:
             team.client.push(team.parcel([ZERO], step=step), phase=0)
         return team.client.heard
 
-    assert bring(0) == Call()
+    assert bring(0) == ControlSignal()
     team.servers[0].call_stop()
-    assert bring(1) == Call(stop=True)
+    assert bring(1) == ControlSignal(stop=True)
 
 
 def test_a_later_life_hears_what_was_called_for(tmp_path: Path) -> None:
     """Behind the step that it brings again, and what the life before had heard before that."""
-    whose = Identity(0, 1, 2, job="j", start=0, incarnation=1)
-    first = Redo(tmp_path, whose)
+    whose = WorkerIdentity(0, 1, 2, job="j", start=0, incarnation=1)
+    first = WorkerJournal(tmp_path, whose)
     team = Team(mode="sync", redo=first)
 
-    def call_for(server: int, call: Call) -> None:
+    def call_for(server: int, call: ControlSignal) -> None:
         team.client.open_lane("beat")
-        team.lanes["beat"][server].send(m.Beat(0, call))
+        team.lanes["beat"][server].send(m.Heartbeat(0, call))
         team.lanes["beat"][server].receive()
 
-    def parcel(step: int) -> Parcel:
+    def parcel(step: int) -> PushRequest:
         parcel = team.parcel([ZERO, ONE], step=step)
-        parcel.moment = Moment(0, 0, 0, b"")
+        parcel.moment = ResumePoint(0, 0, 0, b"")
         return parcel
 
-    call_for(0, Call(saves=1))
+    call_for(0, ControlSignal(saves=1))
     team.client.push(parcel(0), phase=0)
-    assert team.client.called == Call(saves=1)
+    assert team.client.called == ControlSignal(saves=1)
     # a server that was started again knows nothing of what it had told
-    team.servers[0]._attendance._called = NONE
-    call_for(1, Call(stop=True))
+    team.servers[0]._attendance._called = NO_SIGNAL
+    call_for(1, ControlSignal(stop=True))
     last = parcel(1)
     team.client.push(last, phase=0, hold=True)
-    assert team.client.called == Call(saves=1)
+    assert team.client.called == ControlSignal(saves=1)
     team.client.apply(last, phase=0, factor=0.5)
-    assert team.client.called == Call(stop=True, saves=1)
+    assert team.client.called == ControlSignal(stop=True, saves=1)
     first.close(is_needed=True)
-    second = Redo(tmp_path, whose)
+    second = WorkerJournal(tmp_path, whose)
     later = Client(0, 1, 2, team.connect, second)
     assert later.bring_again()
-    assert later.called == Call(stop=True, saves=1)
+    assert later.called == ControlSignal(stop=True, saves=1)
     second.close(is_needed=False)
 
 
@@ -467,7 +467,7 @@ def test_what_was_acknowledged_is_counted_for_each_server(monkeypatch: pytest.Mo
     assert sync.client.acknowledged == [0, 0]
     sync.client.apply(sync.parcel([ZERO], dense=np.ones(3)), phase=0, factor=0.5)
     assert sync.client.acknowledged == [2, 2]
-    monkeypatch.setattr(client, "PIECE_BYTES", 8 + 4 * DIM)
+    monkeypatch.setattr(client, "CHUNK_BYTES", 8 + 4 * DIM)
     geo = Team(2, mode="geo", k_steps=1)
     geo.lanes.clear()
     pieces = geo.parcel([*OWNED.ids[OWNED.of_server(0)][:4], ONE]).tables
@@ -481,15 +481,15 @@ def test_what_was_acknowledged_is_counted_for_each_server(monkeypatch: pytest.Mo
 
 
 def test_a_later_life_knows_what_was_acknowledged(tmp_path: Path) -> None:
-    whose = Identity(0, 1, 2, job="j", start=0, incarnation=1)
-    first = Redo(tmp_path, whose)
+    whose = WorkerIdentity(0, 1, 2, job="j", start=0, incarnation=1)
+    first = WorkerJournal(tmp_path, whose)
     team = Team(redo=first)
     for _ in range(2):
         parcel = team.parcel([ZERO, ONE])
-        parcel.moment = Moment(0, 0, 0, b"")
+        parcel.moment = ResumePoint(0, 0, 0, b"")
         team.client.push(parcel, phase=0)
     first.close(is_needed=True)
-    second = Redo(tmp_path, whose)
+    second = WorkerJournal(tmp_path, whose)
     # whether the second push came through is not known: it is told again
     later = Client(0, 1, 2, team.connect, second)
     assert later.acknowledged == [1, 1]

@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from tests.checkpoint.states import described
 from tests.static.nets import accuracy, batch, captured, net
 from torch import Tensor, nn
 
 from fleetlight import static
-from fleetlight.checkpoint import files as checkpoint_files
-from fleetlight.checkpoint.manifest import encode
+from fleetlight.checkpoint.storage.manifest import encode
 from fleetlight.errors import CheckpointError, ConfigError, CorruptCheckpointError
 from fleetlight.static.files import saving
 from fleetlight.static.files.document import Document, describe, form_of
@@ -253,7 +253,7 @@ def rewritten(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     document = json.loads(file.read_text())
     change(document)
     file.write_text(json.dumps(document))
-    files = [checkpoint_files.describe(file) if f.name == file.name else f for f in manifest.files]
+    files = [described(file) if f.name == file.name else f for f in manifest.files]
     (path / "manifest.json").write_bytes(encode(msgspec.structs.replace(manifest, files=files)))
 
 

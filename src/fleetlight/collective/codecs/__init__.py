@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In which form gradients cross between hosts. Tensors in, tensors out: nothing is sent here."""
+"""The form in which gradients cross between hosts; nothing is sent here."""

@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a codec is: a form in which consecutive values of a bucket travel, and back."""
+"""`Codec`: the form in which consecutive values of a bucket travel; and casts to half precision."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import importlib
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from fleetlight.strategy import CompressionConfigs
+
 
 class Span(NamedTuple):
-    """The values [start:stop) of a stretch are those of a parameter from `at` on."""
+    """The values [start:stop) of a segment; they are those of a parameter from `at` on."""
 
     name: str
     at: int
@@ -22,46 +25,61 @@ class Span(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class CodecSegment:
-    """Consecutive values of a bucket that are encoded at once, and what the sender keeps of them.
+    """Consecutive values of a bucket that are encoded together, and what their sender keeps.
 
-    What is kept has the length of the stretch, is changed in place, and is there the next time.
+    The tensors have the length of the segment; encoding changes them in place for the next step.
     """
 
     spans: Sequence[Span]
-    #: what was not sent so far; None: it is dropped
-    owed: Tensor | None = None
-    #: momentum that gathers before anything is sent
+    #: what earlier messages dropped (error feedback); None: it is lost
+    residual: Tensor | None = None
+    #: momentum that accumulates before anything is sent
     velocity: Tensor | None = None
 
 
 class Codec(Protocol):
-    """One form. Messages of the same spans have the same length, whoever sends them."""
+    """One form. Messages of the same spans have the same length on all senders."""
 
     name: str
     #: whether any run of values can be a message of its own
     divisible: bool
-    #: whether a sender gathers momentum for it, in `CodecSegment.velocity`
+    #: whether a sender accumulates momentum in `CodecSegment.velocity`
     has_velocity: bool
 
     def message_bytes(self, spans: Sequence[Span]) -> int:
-        """How long a message is."""
+        """The length of a message."""
 
-    def encode(self, values: Tensor, stretch: CodecSegment, message: Tensor) -> None:
-        """Write float32 values into a message of bytes; `values` may be overwritten."""
+    def encode(self, values: Tensor, segment: CodecSegment, message: Tensor) -> None:
+        """Write float32 values into a message of bytes; may overwrite `values`."""
 
     def add(self, message: Tensor, spans: Sequence[Span], total: Tensor) -> None:
-        """Add what a message holds to float32 values."""
+        """Add the values of a message to float32 values."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CodecRecord:
+    """A codec under the name of its file, and how a job makes it from its settings."""
+
+    name: str
+    make: Callable[[CompressionConfigs], Codec]
+
+
+def make_codec(name: str, configs: CompressionConfigs) -> Codec:
+    """Make the codec of `forms/<name>.py`."""
+    module = importlib.import_module(f"{__package__}.forms.{name}")
+    record: CodecRecord = module.RECORD
+    return record.make(configs)
 
 
 def narrow_type(asked: bool | str) -> torch.dtype | None:
-    """The type that a strategy's `fp16_allreduce` or `compression` asks for; None: as it is."""
+    """The type that `fp16_allreduce` or `compression` asks for; None: no cast."""
     if asked == "bf16":
         return torch.bfloat16
     return torch.float16 if asked in (True, "fp16") else None
 
 
 def narrowed(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """What travels: the tensor itself when nothing is to be gained."""
+    """The tensor cast to a narrower type, or itself where that saves nothing."""
     # the values of a sparse tensor travel with indices, which are most of its bytes
     is_wide = tensor.is_floating_point() and not tensor.is_sparse and tensor.element_size() > 2
     return tensor.to(dtype) if dtype is not None and is_wide else tensor

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Compression`: which codec a model's gradients have, and which parameters it covers."""
+"""`Compression`: the codec of a model's gradients, and which parameters it covers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fleetlight.errors import StrategyError, did_you_mean
 
 
 class Compression:
-    """A codec, what it is for, and what this worker keeps for it."""
+    """A codec, the parameters it covers, and what this worker keeps for it."""
 
     def __init__(
         self,
@@ -25,39 +25,39 @@ class Compression:
     ) -> None:
         self.codec = codec
         self.error_feedback = error_feedback
-        self.ledger = ErrorFeedback()
+        self.residuals = ErrorFeedback()
         self._min_size = min_size
         self._exclude = tuple(exclude)
 
     def begin(self) -> None:
-        """Called where it takes effect, before the first gradient; may refuse."""
+        """Called before the first gradient where compression takes effect; may refuse."""
 
     def prepare(self) -> bool:
-        """Called once before gradients travel; answers whether they do so coded."""
+        """Called before gradients travel; returns whether they travel coded."""
         return True
 
     def message_bytes(self, values: int) -> int:
-        """How long the message of a parameter with so many values is, once nothing changes."""
+        """The final length of the message of a parameter with this many values."""
         return self.codec.message_bytes([Span("", 0, 0, values)])
 
-    def arrived(self, means: Mapping[str, Tensor]) -> None:
-        """Called with the means of covered gradients of a backward, before anybody uses them."""
-        self.hand_over(means)
+    def receive(self, means: Mapping[str, Tensor]) -> None:
+        """Called with the means of a backward's covered gradients, before any use of them."""
+        self.correct(means)
 
-    def hand_over(self, means: Mapping[str, Tensor]) -> None:
-        """Make of some of them, in place, what the optimizer is to get."""
+    def correct(self, means: Mapping[str, Tensor]) -> None:
+        """Turn means, in place, into what the optimizer takes for gradients."""
 
-    def tell_at_end(self) -> None:
-        """Called when a job ends well."""
+    def warn_at_end(self) -> None:
+        """Called when a job ends without an error."""
 
     def covers(self, name: str, parameter: Tensor) -> bool:
-        """False for what travels as it is: biases, norms, small parameters, excluded ones."""
+        """False for biases, norms, small and excluded parameters, which travel as they are."""
         if parameter.dim() < 2 or parameter.numel() < self._min_size:
             return False
         return not any(_is_in(name, excluded) for excluded in self._exclude)
 
     def check(self, names: Iterable[str]) -> None:
-        """Every name that is excluded must be that of a parameter, or of a module with some."""
+        """Raise where an excluded name is that of no parameter and of no module with some."""
         known = list(dict.fromkeys(names))
         modules = {name.rpartition(".")[0] for name in known}
         for excluded in self._exclude:

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deep gradient compression (Lin et al., 2018): few values are sent, and momentum knows of it.
+"""Deep gradient compression (Lin et al., 2018): sparsification with momentum correction.
 
 With a sender's part g of the mean gradient and the momentum m of the optimizer,
 
     u = m u + g         with Nesterov's momentum  u = m (u + g)
     v = v + u                                     v = v + u + g
 
-the largest of |v| are sent, and are 0 in v and in u afterwards. What arrives is not a gradient any
-more but a movement, in which momentum is contained; `handed_over` makes of it what the
-optimizer takes for a gradient and turns back into that movement.
+the largest of |v| are sent, and are 0 in v and in u afterwards. A sum of messages is no gradient
+but a movement that contains momentum; `to_gradient` makes of it the gradient that the optimizer
+turns back into that movement.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from fleetlight.kernels import add_at, all_finite, take_out
 
 @dataclasses.dataclass(frozen=True)
 class Sparsity:
-    """Dense up to `begin` steps, then each of `levels` for an equal part of `steps`."""
+    """The sparsity of each step: dense for `begin` steps, then each level for a part of `steps`."""
 
     begin: int
     steps: int
     levels: Sequence[float]
 
     def __post_init__(self) -> None:
-        """A step must not be denser than the one before it."""
+        """Refuse levels that do not rise."""
         levels = list(self.levels)
         if not levels or levels != sorted(levels) or not 0 <= levels[0] <= levels[-1] < 1:
             raise StrategyError(
@@ -48,11 +48,11 @@ class Sparsity:
             )
 
     def at(self, step: int) -> float | None:
-        """The part of the values that is not sent in a step, counted from 0; None: all are."""
-        behind = step - self.begin
-        if behind < 0:
+        """The part of the values that a step, counted from 0, does not send; None: dense."""
+        done = step - self.begin
+        if done < 0:
             return None
-        return self.levels[min(behind * len(self.levels) // self.steps, len(self.levels) - 1)]
+        return self.levels[min(done * len(self.levels) // self.steps, len(self.levels) - 1)]
 
 
 class Momentum(NamedTuple):
@@ -67,7 +67,7 @@ class Momentum(NamedTuple):
 
 
 class DGC:
-    """A message is places, then values, as those of `TopK`."""
+    """A message is indices, then values, as in `TopK`."""
 
     name = "dgc"
     divisible = False
@@ -83,47 +83,47 @@ class DGC:
         self._momentum_of = momentum_of
         self._clip_norm = clip_norm
         self._factor_masking = factor_masking
-        #: how many send what is summed
+        #: the number of senders
         self.senders = 1
-        #: the part of the values that is not sent now
+        #: the part of the values that is not sent in this step
         self.sparsity = 0.0
-        #: True while momentum is to be taken over from the optimizer
-        self.begins = False
+        #: True in the first step, which takes momentum over from the optimizer
+        self.is_first = False
 
     def message_bytes(self, spans: Sequence[Span]) -> int:
         """As in `Codec`."""
         return bytes_at(self.sparsity, spans)
 
-    def encode(self, values: Tensor, stretch: CodecSegment, message: Tensor) -> None:
-        """As in `Codec`. Where values are not finite, these are sent and nothing gathers."""
-        velocity, gathered = stretch.velocity, stretch.owed
+    def encode(self, values: Tensor, segment: CodecSegment, message: Tensor) -> None:
+        """As in `Codec`. Values that are not finite are sent, and nothing accumulates."""
+        velocity, residual = segment.velocity, segment.residual
         assert velocity is not None
-        assert gathered is not None
+        assert residual is not None
         if not all_finite(values.numpy()):
-            self._send(values, stretch.spans, message)
+            self._send(values, segment.spans, message)
             return
-        for span in stretch.spans:
+        for span in segment.spans:
             run = slice(span.start, span.stop)
-            self._gather(span, values[run], velocity[run], gathered[run])
-        places = self._send(gathered, stretch.spans, message)
+            self._accumulate(span, values[run], velocity[run], residual[run])
+        indices = self._send(residual, segment.spans, message)
         if self._factor_masking:
-            velocity[torch.from_numpy(places)] = 0.0
+            velocity[torch.from_numpy(indices)] = 0.0
 
     def add(self, message: Tensor, spans: Sequence[Span], total: Tensor) -> None:
         """As in `Codec`."""
         add_at(*fields_of(message), total.numpy())
 
     def _send(self, values: Tensor, spans: Sequence[Span], message: Tensor) -> NDArray[np.int32]:
-        """Take the largest out; answers where they were."""
-        places, taken = fields_of(message)
-        find_largest(values.numpy(), spans, 1 - self.sparsity, places)
-        take_out(values.numpy(), places, taken)
-        return places
+        """Move the largest values into the message; returns their indices."""
+        indices, taken = fields_of(message)
+        find_largest(values.numpy(), spans, 1 - self.sparsity, indices)
+        take_out(values.numpy(), indices, taken)
+        return indices
 
-    def _gather(self, span: Span, gradient: Tensor, velocity: Tensor, gathered: Tensor) -> None:
+    def _accumulate(self, span: Span, gradient: Tensor, velocity: Tensor, residual: Tensor) -> None:
         momentum = self._momentum_of(span.name)
         run = slice(span.at, span.at + len(gradient))
-        if self.begins and momentum.buffer is not None:
+        if self.is_first and momentum.buffer is not None:
             share = momentum.factor if momentum.nesterov else 1.0
             before = _flat(momentum.buffer, momentum.parameter)[run]
             velocity.copy_(before).mul_(share / self.senders)
@@ -136,15 +136,15 @@ class DGC:
             gradient.add_(kept.to(gradient.device), alpha=decay)
         if momentum.nesterov:
             velocity.add_(gradient).mul_(momentum.factor)
-            gathered.add_(velocity).add_(gradient)
+            residual.add_(velocity).add_(gradient)
         else:
             velocity.mul_(momentum.factor).add_(gradient)
-            gathered.add_(velocity)
+            residual.add_(velocity)
 
     def _clip(self, gradient: Tensor, size: int) -> None:
-        """To a norm of which the sum over the senders has the limit, if they are independent.
+        """Clip to a norm whose sum over independent senders has the limit.
 
-        A part of a parameter may have its part of that.
+        A slice of a parameter has its share of the limit.
         """
         assert self._clip_norm is not None
         limit = self._clip_norm * math.sqrt(len(gradient) / size / self.senders)
@@ -154,15 +154,15 @@ class DGC:
 
 
 def bytes_at(sparsity: float, spans: Sequence[Span]) -> int:
-    """How long a message is at a sparsity."""
+    """The length of a message at a sparsity."""
     return 8 * sum(sent_of(span, 1 - sparsity) for span in spans)
 
 
-def handed_over(movement: Tensor, momentum: Momentum) -> None:
-    """Make of a movement, in place, the gradient that the optimizer turns into it.
+def to_gradient(movement: Tensor, momentum: Momentum) -> None:
+    """Turn a movement, in place, into the gradient x by which the optimizer makes it.
 
-    With its buffer b, it will step by b' = m b + x + w p, or by x + w p + m b' with Nesterov's
-    momentum; x is to be such that this is the movement.
+    With the buffer b, the optimizer steps by b' = m b + x + w p, or by x + w p + m b' with
+    Nesterov's momentum.
     """
     m = momentum.factor
     if momentum.buffer is not None:
@@ -180,8 +180,8 @@ def _shaped_like(movement: Tensor, tensor: Tensor, parameter: Tensor) -> Tensor:
 
 
 def _flat(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """In the order of the parameter's memory, as in buckets; the tensor itself may lie otherwise.
+    """Flatten in the order of the parameter's memory, as buckets do.
 
-    Momentum does when it was loaded.
+    The tensor may have another layout; momentum has one after it was loaded.
     """
     return as_it_lies(tensor.detach(), parameter).reshape(-1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ErrorFeedback`: what a sender keeps of gradients that it has not sent, found by parameter."""
+"""`ErrorFeedback`: what a sender keeps of gradients that its codec has dropped, by parameter."""
 
 from __future__ import annotations
 
@@ -10,71 +10,71 @@ from torch import Tensor
 
 from fleetlight.collective.buckets import ParameterSlice
 
-_Parts = tuple[ParameterSlice, ...]
+_Slices = tuple[ParameterSlice, ...]
 
 
 class ErrorFeedback:
-    """Several kinds of it, each as long as the parameters are.
+    """Values of several kinds, each as long as the parameters.
 
-    It lies as buckets do, so that a bucket's is one tensor. Buckets may change: what is found in
-    old ones is carried over.
+    They have the layout of buckets, so that the values of a bucket are one tensor. Buckets may
+    change: values of former buckets move into the new ones.
     """
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, _Parts], Tensor] = {}
-        #: the bucket in which the values of a parameter are
-        self._homes: dict[tuple[str, str], _Parts] = {}
-        #: what was loaded, or lay in a bucket that is no more, by kind and parameter
+        self._kept: dict[tuple[str, _Slices], Tensor] = {}
+        #: the bucket that has the values of a parameter
+        self._buckets: dict[tuple[str, str], _Slices] = {}
+        #: values that were loaded, or were in a former bucket, by kind and parameter
         self._loose: dict[tuple[str, str], Tensor] = {}
 
-    def of(self, kind: str, parts: _Parts) -> Tensor:
-        """What is kept of a bucket with these parts, zeros at first; changed in place."""
-        found = self._kept.get((kind, parts))
-        return self._taken_in(kind, parts) if found is None else found
+    def of(self, kind: str, slices: _Slices) -> Tensor:
+        """The values of a bucket, zeros at first; callers change them in place."""
+        found = self._kept.get((kind, slices))
+        return self._new_bucket(kind, slices) if found is None else found
 
     def has(self, kind: str) -> bool:
-        """Whether anything of that kind is kept, or was loaded."""
+        """True where values of this kind are kept, or were loaded."""
         return any(found == kind for found, _ in (*self._kept, *self._loose))
 
     def state(self) -> dict[str, Tensor]:
         """Copies, by kind and parameter."""
         loose = {f"{kind}/{name}": tensor.clone() for (kind, name), tensor in self._loose.items()}
-        for kind, parts in self._kept:
-            for part, values in zip(parts, self._split(kind, parts), strict=True):
+        for kind, slices in self._kept:
+            for part, values in zip(slices, self._split(kind, slices), strict=True):
                 loose[f"{kind}/{part.name}"] = values.clone()
         return loose
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state` has answered; what is not in it is zero."""
+        """Load what `state` returned; values that it lacks are zero."""
         self._kept.clear()
-        self._homes.clear()
+        self._buckets.clear()
         self._loose.clear()
         for key, tensor in state.items():
             kind, _, name = key.partition("/")
             self._loose[kind, name] = tensor.reshape(-1).clone()
 
-    def _taken_in(self, kind: str, parts: _Parts) -> Tensor:
-        for part in parts:
+    def _new_bucket(self, kind: str, slices: _Slices) -> Tensor:
+        for part in slices:
             self._loosen(kind, part.name)
         # in main memory and of the codecs' type, whatever torch's defaults are
-        kept = torch.zeros(sum(p.size for p in parts), dtype=torch.float32, device="cpu")
-        self._kept[kind, parts] = kept
-        self._homes.update({(kind, part.name): parts for part in parts})
-        for part, values in zip(parts, self._split(kind, parts), strict=True):
+        kept = torch.zeros(sum(p.size for p in slices), dtype=torch.float32, device="cpu")
+        self._kept[kind, slices] = kept
+        self._buckets.update({(kind, part.name): slices for part in slices})
+        for part, values in zip(slices, self._split(kind, slices), strict=True):
             found = self._loose.pop((kind, part.name), None)
             if found is not None:
                 values.copy_(found)
         return kept
 
     def _loosen(self, kind: str, name: str) -> None:
-        """Take a bucket apart in which the parameter was."""
-        parts = self._homes.get((kind, name))
-        if parts is None:
+        """Dissolve the former bucket of a parameter."""
+        slices = self._buckets.get((kind, name))
+        if slices is None:
             return
-        for part, values in zip(parts, self._split(kind, parts), strict=True):
+        for part, values in zip(slices, self._split(kind, slices), strict=True):
             self._loose[kind, part.name] = values.clone()
-            del self._homes[kind, part.name]
-        del self._kept[kind, parts]
+            del self._buckets[kind, part.name]
+        del self._kept[kind, slices]
 
-    def _split(self, kind: str, parts: _Parts) -> tuple[Tensor, ...]:
-        return torch.split(self._kept[kind, parts], [part.size for part in parts])
+    def _split(self, kind: str, slices: _Slices) -> tuple[Tensor, ...]:
+        return torch.split(self._kept[kind, slices], [part.size for part in slices])

@@ -273,7 +273,7 @@ class Replica:
         """Means that have travelled coded are here."""
         self._coming.clear()
         if self.compression is not None:
-            self.compression.arrived(means)
+            self.compression.receive(means)
 
     def _prepare(self) -> None:
         """Before gradients travel: in which form, and what the others are told of this worker."""

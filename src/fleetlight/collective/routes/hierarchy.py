@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The route by levels: sums inside the hosts first, so that only leaders send across.
+"""Hierarchical all-reduce: workers of a host sum first, and only leaders send to other hosts.
 
-Those who send sum by an exchange, which may encode what it sends. Without levels, all workers do.
+The senders sum by an exchange, which may encode what it sends. Without levels, all workers send.
 
-A thread of its own brings tensors up, in pieces and in the order in which they are started: while
-a piece is on the network, the host sums the next one and backward goes on. `finish` brings the
-totals down again, on the thread that waits for them. So each connection has one user at a time:
-nothing comes down before all that was started is up.
+A thread brings tensors up, in pieces and in the order in which they are started: while a piece is
+on the network, the host sums the next one and backward continues. `finish` brings the totals down,
+on the thread that waits for them. Each connection has one user at a time, since nothing comes down
+before all pieces are up.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from fleetlight.collective.routes.route import Bucket
 from fleetlight.collective.routes.route_segments import SegmentPlace
 from fleetlight.collective.stamp import GradientStamp
 
-#: so much goes up at a time; smaller pieces overlap more, larger ones have fewer waits
+#: the size of a piece; smaller pieces overlap more, larger ones have fewer waits
 PIECE_BYTES = 4 << 20
-#: how long the thread may take to end when its waits have been interrupted
+#: how long the thread may take to end after its waits were interrupted
 _END_S = 5.0
 
 
@@ -39,32 +39,32 @@ class Level(Protocol):
     """This worker's group at one level."""
 
     def up(self, tensor: Tensor) -> Tensor | None:
-        """Add a flat tensor to those of the group; the leader gets the sum, the others None."""
+        """Sum a flat tensor over the group; returns the sum to the leader, None to the others."""
 
     def down(self, tensor: Tensor) -> None:
-        """Take the total of what came up first and is not yet down.
+        """Write the total of the oldest tensor that is up into `tensor`.
 
-        The leader's sum, where `up` has put it, holds the total by then.
+        The leader has put the total where `up` returned the sum.
         """
 
     def end_round(self) -> None:
-        """All that went up has come down."""
+        """Called when all tensors that went up have come down."""
 
     def interrupt(self) -> None:
-        """End the waits of another thread, as far as that is possible."""
+        """End the waits of another thread, as far as possible."""
 
     def close(self) -> None:
-        """Let go of what was opened for it."""
+        """Release connections and memory."""
 
 
 class GroupLevel:
-    """A group with a process group, where there is no memory to share."""
+    """A level whose workers sum through a process group, where they cannot share memory."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
 
     def up(self, tensor: Tensor) -> Tensor | None:
-        """As in `Level`; the first of the process group leads."""
+        """As in `Level`; rank 0 of the process group leads."""
         self._group.reduce(tensor, 0).wait()
         return tensor if self._group.rank() == 0 else None
 
@@ -73,25 +73,25 @@ class GroupLevel:
         self._group.broadcast(tensor, 0).wait()
 
     def end_round(self) -> None:
-        """Nothing is kept."""
+        """Nothing to do."""
 
     def interrupt(self) -> None:
-        """The process group's own deadline ends its waits."""
+        """Nothing to do: the process group's own deadline ends its waits."""
 
     def close(self) -> None:
-        """The process group is the group's."""
+        """Nothing to do: the process group belongs to `Group`."""
 
 
 @dataclasses.dataclass
 class _Piece:
-    """A part of a tensor, on its way."""
+    """A part of a tensor on its way up."""
 
     tensor: Tensor
     #: where it lies in its bucket
     place: SegmentPlace
-    #: what this worker had at each of its levels
+    #: the tensor of this worker at each of its levels
     sums: list[Tensor] = dataclasses.field(default_factory=list)
-    #: done when it is up; its result is on its way among the leaders, where this worker is one
+    #: done when it is up; the result is the sum among the senders, where this worker is one
     up: concurrent.futures.Future[Any] = dataclasses.field(
         default_factory=concurrent.futures.Future
     )
@@ -109,10 +109,10 @@ class Hierarchy:
         coded: Exchange | None = None,
         closed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`levels` are this worker's, from below. Where it leads in all, it goes on by an exchange.
+        """`levels` are this worker's, lowest first. A worker that leads in all of them sends.
 
-        By `coded`, if a bucket says whose its values are. The process groups are the route's own
-        until it has `closed`: others would change the order in which they are used.
+        It sends by `coded` where a bucket names its parameters, else by `plain`. No other code may
+        use the process groups before `closed` is called: it would change the order of messages.
         """
         self._index, self._size = index, size
         self._levels = list(levels)
@@ -122,14 +122,14 @@ class Hierarchy:
         self._started: list[tuple[Tensor, Future[Tensor]]] = []
         self._stamps: Tensor | None = None
         self._failure: Exception | None = None
-        self._way_up: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
+        self._pieces_up: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._bring_up, name="fleet-hierarchy", daemon=True)
         self._thread.start()
 
     def start(self, bucket: Bucket, stamp: GradientStamp) -> Future[Tensor]:
-        """Send a bucket on its way up; its future is done by `finish`."""
+        """Start to bring a bucket up; `finish` completes its future."""
         if not self._started:
-            # the sum of the stamps has all of them, and takes the way of the others
+            # the sum of the stamps contains all of them, and travels like a bucket
             self._stamps = packed_stamps(stamp, self._index, self._size, torch.uint8)
             self._send_up(self._stamps, SegmentPlace((), is_exact=True))
         self._send_up(bucket.buffer, SegmentPlace(bucket.parts, is_exact=bucket.is_exact))
@@ -142,41 +142,41 @@ class Hierarchy:
             return
         for part in torch.split(tensor.view(-1), PIECE_BYTES // tensor.element_size()):
             piece = _Piece(part, place)
-            place = place.behind(part.numel())
+            place = place.after(part.numel())
             self._pieces.append(piece)
-            self._way_up.put(piece)
+            self._pieces_up.put(piece)
 
     def finish(self) -> None:
-        """Wait until all is up, and bring it down."""
+        """Wait until all pieces are up, and bring the totals down."""
         pieces, self._pieces = self._pieces, []
         started, self._started = self._started, []
         if not started:
-            return  # no round to end: memory whose halves take turns would not
+            return  # no round to end: the halves of shared memory must not change roles
         try:
-            shots = [self._gone_up(piece) for piece in pieces]
-            for piece, shot in zip(pieces, shots, strict=True):
-                self._bring_down(piece, shot)
+            sums = [self._wait_up(piece) for piece in pieces]
+            for piece, pending in zip(pieces, sums, strict=True):
+                self._bring_down(piece, pending)
         finally:
             for level in self._levels:
                 level.end_round()
             for tensor, future in started:
                 future.set_result(tensor)
 
-    def _gone_up(self, piece: _Piece) -> PendingSum | None:
-        """Wait until a piece is up; the waits of the thread are bounded, so this is."""
-        shot: PendingSum | None = piece.up.result()
-        if shot is not None:
-            shot.go_on()
-        return shot
+    def _wait_up(self, piece: _Piece) -> PendingSum | None:
+        """Wait until a piece is up; bounded, since each wait of the thread is."""
+        pending: PendingSum | None = piece.up.result()
+        if pending is not None:
+            pending.advance()
+        return pending
 
     def stamps(self) -> Mapping[int, GradientStamp]:
-        """What the workers told of themselves in the round that has ended."""
+        """The stamps of the workers in the round that has ended."""
         stamps, self._stamps = self._stamps, None
         return {} if stamps is None else unpacked_stamps(stamps)
 
     def close(self) -> None:
-        """End the thread and let go of connections, memory and process groups."""
-        self._way_up.put(None)
+        """End the thread, and release connections, memory and process groups."""
+        self._pieces_up.put(None)
         for level in self._levels:
             level.interrupt()
         self._thread.join(_END_S)
@@ -189,21 +189,21 @@ class Hierarchy:
         self._closed()
 
     def _bring_up(self) -> None:
-        """What the thread does."""
-        while (piece := self._way_up.get()) is not None:
+        """The loop of the thread."""
+        while (piece := self._pieces_up.get()) is not None:
             try:
                 if self._failure is not None:
                     raise self._failure
                 piece.up.set_result(self._carry(piece))
             except Exception as error:
-                # whoever waits for the piece raises it; the levels are no longer in step
+                # the thread that waits for the piece raises it; the levels are out of step now
                 self._failure = error
                 piece.up.set_exception(error)
-            # not to be kept until the next one comes
+            # else this frame would keep the piece until the next one comes
             del piece
 
     def _carry(self, piece: _Piece) -> PendingSum | None:
-        """Through the levels, as far as this worker leads, and then on to the network."""
+        """Sum a piece through the levels in which this worker leads, then start to send it."""
         tensor = piece.tensor
         for level in self._levels:
             piece.sums.append(tensor)
@@ -214,8 +214,8 @@ class Hierarchy:
         coded = self._coded if piece.place.parts else None
         return (coded or self._plain).start(tensor, piece.place)
 
-    def _bring_down(self, piece: _Piece, shot: PendingSum | None) -> None:
-        if shot is not None:
-            shot.wait()
+    def _bring_down(self, piece: _Piece, pending: PendingSum | None) -> None:
+        if pending is not None:
+            pending.wait()
         for level, tensor in reversed(list(zip(self._levels, piece.sums, strict=True))):
             level.down(tensor)

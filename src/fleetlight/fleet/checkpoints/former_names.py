@@ -46,7 +46,7 @@ def read_named(job: Job, path: Path) -> Checkpoint:
             new,
             _LATER_IDS if saved.manifest.tables else "",
         )
-    return checkpoint.Renamed(saved, name)
+    return checkpoint.RenamedCheckpoint(saved, name)
 
 
 def _former_names(job: Job) -> dict[str, str]:

@@ -133,11 +133,11 @@ class LocalLoading:
             n: p for p, n in names.items() if isinstance(p, TableWeight) and n in state.tensors
         }
         state = dataclasses.replace(state, tensors={**state.tensors, **tables, **open_ids})
-        yield checkpoint.fitted_model_state(model, state)
+        yield checkpoint.prepare_model_load(model, state)
         # what a table's rule has kept is not in the optimizer
         elsewhere = [parameter for parameter, name in names.items() if name in tables]
         for plan, one in zip(job.optimizers, optimizers, strict=True):
-            yield checkpoint.fitted_optimizer_state(plan.optimizer, names, one, elsewhere)
+            yield checkpoint.prepare_optimizer_load(plan.optimizer, names, one, elsewhere)
 
     def end(self) -> None:
         """Nothing was brought anywhere."""

@@ -69,7 +69,7 @@ class LocalValues:
 
 def fitted_values(model: nn.Module, values: dict[str, Any]) -> Callable[[], None]:
     """What gives a model values; they are compared first."""
-    return checkpoint.fitted_model_state(
+    return checkpoint.prepare_model_load(
         model, ModelState(values, dict.fromkeys(values, "parameter"))
     )
 

@@ -14,7 +14,7 @@ from torch import nn
 
 # not `from fleetlight import`, which asks for the API, and that may be being imported
 import fleetlight.checkpoint as checkpoint
-from fleetlight.checkpoint import Snapshot, WorkerState
+from fleetlight.checkpoint import JobSnapshot, WorkerState
 from fleetlight.errors import ConfigError, PeerLostError, names_arguments
 from fleetlight.fleet.checkpoints.checkpoint_copy import FOLDER, check_via
 from fleetlight.fleet.checkpoints.loading import load_job
@@ -144,7 +144,7 @@ def _write_now_or_later(
     job: Job,
     model: nn.Module,
     dirname: Directory,
-    snapshot: Snapshot,
+    snapshot: JobSnapshot,
     *,
     background: bool,
     via: str,
@@ -167,7 +167,7 @@ def _write_now_or_later(
             cut.drop()
 
 
-def _is_written(dirname: Directory, snapshot: Snapshot, cut: ServerCut | None) -> bool:
+def _is_written(dirname: Directory, snapshot: JobSnapshot, cut: ServerCut | None) -> bool:
     """False: a server has died over it, and all is to be asked for anew, for which it comes back.
 
     What is asked for may wait for that; the files of a server that has died do not.
@@ -189,7 +189,7 @@ def _is_written(dirname: Directory, snapshot: Snapshot, cut: ServerCut | None) -
     return True
 
 
-def _write_and_drop(dirname: Directory, snapshot: Snapshot, cut: ServerCut | None) -> None:
+def _write_and_drop(dirname: Directory, snapshot: JobSnapshot, cut: ServerCut | None) -> None:
     try:
         _write(dirname, snapshot)
     finally:
@@ -199,8 +199,8 @@ def _write_and_drop(dirname: Directory, snapshot: Snapshot, cut: ServerCut | Non
 
 def _snapshot(
     job: Job, model: nn.Module, workers: Sequence[WorkerState], extra: Mapping[str, Any]
-) -> Snapshot:
-    return Snapshot(
+) -> JobSnapshot:
+    return JobSnapshot(
         model=checkpoint.model_state(model),
         optimizers=[
             checkpoint.optimizer_state(plan.optimizer, names_of(model)) for plan in job.optimizers
@@ -222,7 +222,7 @@ def _workers(job: Job) -> list[WorkerState]:
     return [dataclasses.replace(one, rank=rank) for rank, one in enumerate(states)]
 
 
-def _write(dirname: Directory, snapshot: Snapshot) -> None:
+def _write(dirname: Directory, snapshot: JobSnapshot) -> None:
     checkpoint.write(dirname, snapshot)
     logger.info("saved %s at step %d", dirname, snapshot.step)
 

@@ -10,7 +10,7 @@ import torch
 
 from fleetlight.errors import MembershipError
 from fleetlight.fleet.protocols import Peers
-from fleetlight.ps.calls import Call
+from fleetlight.ps.messages.base import ControlSignal
 
 #: how long a call may wait for the next meeting, as far as steps take as long as they took
 EVERY_S = 0.5
@@ -25,7 +25,7 @@ class StopCalls(Protocol):
     def in_lockstep(self) -> bool:
         """True where the workers make their steps together."""
 
-    def called(self, wish: Call) -> Call:
+    def called(self, wish: ControlSignal) -> ControlSignal:
         """What all are to do at this place of the script; the same on all of them."""
 
     def is_left_alone(self, error: MembershipError, *, was_asked: bool) -> bool:
@@ -48,18 +48,18 @@ class MeetingCalls:
         self._rhythm = PollSchedule()
         self._met_at = time.monotonic()
 
-    def called(self, wish: Call) -> Call:
+    def called(self, wish: ControlSignal) -> ControlSignal:
         """As in `StopCalls`."""
         if self._peers.alone:
             return wish
         if not self._rhythm.arrives():
-            return Call()
+            return ControlSignal()
         now = time.monotonic()
         told = torch.tensor([wish.stop, wish.saves, now - self._met_at], dtype=torch.float64)
         stop, saves, seconds = self._peers.all_reduce(told, "max").tolist()
         self._rhythm.met(seconds)
         self._met_at = time.monotonic()
-        return Call(bool(stop), int(saves))
+        return ControlSignal(bool(stop), int(saves))
 
     def is_left_alone(self, error: MembershipError, *, was_asked: bool) -> bool:
         """All stop at the same place."""

@@ -26,7 +26,7 @@ from fleetlight.fleet.exit.exit_status import report_stopped, report_stops
 from fleetlight.fleet.job import Job
 from fleetlight.launch.status import RESUME_CODE
 from fleetlight.observe.log import logger
-from fleetlight.ps.calls import Call
+from fleetlight.ps.messages.base import ControlSignal
 from fleetlight.strategy import CheckpointConfigs
 
 
@@ -169,12 +169,12 @@ class Stopping(Terminations):
         finally:
             self._place = None
 
-    def _wish(self) -> Call:
+    def _wish(self) -> ControlSignal:
         """What this worker calls for. The clock that counts is worker 0's."""
         every_s = self._configs.every_s
         is_due = every_s and time.monotonic() - self._saved_at >= every_s
         due = is_due and self._job.group.index == 0
-        return Call(self.seen, self._made + 1 if due else 0)
+        return ControlSignal(self.seen, self._made + 1 if due else 0)
 
     def _is_due_by_steps(self) -> bool:
         every = self._configs.every_steps

@@ -90,7 +90,7 @@ class ProgramReducer:
 
     def _arrived(self, means: Mapping[str, Tensor]) -> None:
         if self._compression is not None:
-            self._compression.hand_over(means)
+            self._compression.correct(means)
 
     @torch.no_grad()
     def mean(self, named: Mapping[str, Tensor], operation: str) -> None:

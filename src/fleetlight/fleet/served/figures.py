@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from fleetlight.ps.messages import Counted
+from fleetlight.ps.messages import ServerFigures
 from fleetlight.ps.plan import ASYNC, Plan
 from fleetlight.strategy import ASyncConfigs
 
@@ -18,19 +18,19 @@ def of_worker(figures: Mapping[str, float]) -> str:
     return "done: " + ", ".join(_figure(name, value) for name, value in figures.items())
 
 
-def of_server(counted: Counted) -> str:
+def of_server(counted: ServerFigures) -> str:
     """What one server says of itself."""
     pushes = f"all workers have left after {counted.pushes:,} pushes"
     return f"{pushes}; {_tables([counted])}"
 
 
-def of_servers(counted: Sequence[Counted]) -> str:
+def of_servers(counted: Sequence[ServerFigures]) -> str:
     """What the servers hold together, and how old the values were that gradients came from."""
     pushes = max(one.pushes for one in counted)
     return f"servers: {pushes:,} pushes, {_staleness(counted)}; {_tables(counted)}"
 
 
-def too_late(counted: Sequence[Counted], plan: Plan, configs: ASyncConfigs) -> str | None:
+def too_late(counted: Sequence[ServerFigures], plan: Plan, configs: ASyncConfigs) -> str | None:
     """A warning where what workers push comes later than one push under way each makes it.
 
     That is so in async with dense parameters on servers. Between the reading of a value and the
@@ -76,7 +76,7 @@ def _figure(name: str, value: float) -> str:
     return f"{name} {value:,.0f}"
 
 
-def _staleness(counted: Sequence[Counted]) -> str:
+def _staleness(counted: Sequence[ServerFigures]) -> str:
     times: Counter[int] = Counter()
     for one in counted:
         times.update(one.staleness)
@@ -85,7 +85,7 @@ def _staleness(counted: Sequence[Counted]) -> str:
     return f"staleness {_mean(times):.2f} on average, {max(times)} at most"
 
 
-def _tables(counted: Sequence[Counted]) -> str:
+def _tables(counted: Sequence[ServerFigures]) -> str:
     """Rows and memory of each table, over these servers."""
     rows: Counter[str] = Counter()
     nbytes: Counter[str] = Counter()

@@ -33,7 +33,7 @@ from fleetlight.fleet.training.model import ModelPlan
 from fleetlight.fleet.training.optimizer import StepPlan
 from fleetlight.ps.plan import GEO
 from fleetlight.ps.worker.communicator.base import norm_of
-from fleetlight.ps.worker.crew import Crew
+from fleetlight.ps.worker.served_group import ServedGroup
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -53,8 +53,8 @@ class ServedJob(Job):
         self.closers.callback(self.session.leave)
 
     @property
-    def _crew(self) -> Crew:
-        assert isinstance(self.group, Crew)
+    def _crew(self) -> ServedGroup:
+        assert isinstance(self.group, ServedGroup)
         return self.group
 
     def plan_model(self, module: nn.Module) -> ModelPlan:

@@ -40,8 +40,8 @@ from fleetlight.ps.update import Floats, Ids, TableGradients, Update
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.communicator import Communicator, open_communicator
 from fleetlight.ps.worker.communicator.base import norm_of
-from fleetlight.ps.worker.live import Live
-from fleetlight.ps.worker.redo.commits import Moment
+from fleetlight.ps.worker.local_parameters import LocalParameters
+from fleetlight.ps.worker.replay.commit_log import ResumePoint
 from fleetlight.strategy import ASyncConfigs
 from fleetlight.version import VERSION
 
@@ -72,7 +72,7 @@ class ServerSession:
         self._has_left = False
         self._drawn: BoundPlan | None = None
         self._communicator: Communicator | None = None
-        self._live: Live | None = None
+        self._live: LocalParameters | None = None
         #: how it was asked to exchange when it opened
         self._configs = ASyncConfigs()
         #: what each optimizer's gradients were clipped as, until its step
@@ -103,7 +103,7 @@ class ServerSession:
         return self._communicator
 
     @property
-    def live(self) -> Live:
+    def live(self) -> LocalParameters:
         """The dense parameters in training."""
         assert self._live is not None, "the session is not open"
         return self._live
@@ -122,7 +122,7 @@ class ServerSession:
         if drawn.plan.durability != "none":
             durability = job.strategy.durability_configs
             self.client.wait_for_comebacks(durability.away_within(job.group.deadline_s))
-        self._live = Live(drawn.dense)
+        self._live = LocalParameters(drawn.dense)
         if job.group.index == 0:
             self.client.answers.once("first values", lambda: self._fill(drawn))
         if not drawn.plan.serves_dense and job.role.worker_num > 1:
@@ -248,7 +248,7 @@ class ServerSession:
         # with the words for what is wrong
         return self.client.parcel(update, self.live).skip
 
-    def step(self, update: Update, moment: Moment | None = None) -> bool:
+    def step(self, update: Update, moment: ResumePoint | None = None) -> bool:
         """Send an update; False when somebody's infinity made it a skip for all."""
         self._warn_of_lost_values()
         clipped = self._clipped.pop(update.optimizer, None)

@@ -16,7 +16,7 @@ from fleetlight.fleet.job import Job
 from fleetlight.fleet.served.session import ServerSession
 from fleetlight.ps import messages as m
 from fleetlight.ps.plan import SYNC
-from fleetlight.ps.worker.lanes import CONTROL
+from fleetlight.ps.worker.connections import CONTROL
 
 #: the server that deals out
 _SERVER = 0
@@ -30,7 +30,7 @@ class ShardQueueClient:
 
     def deal(self, request: RangeRequest) -> Interval | None:
         """As in `QueueClient`."""
-        message = m.Deal(
+        message = m.LeaseRequest(
             self._loader,
             request.turn,
             request.epoch,
@@ -43,16 +43,16 @@ class ShardQueueClient:
             request.waits,
         )
         told = self._told(message)
-        return (told.start, told.stop) if isinstance(told, m.Dealt) else None
+        return (told.start, told.stop) if isinstance(told, m.LeaseReply) else None
 
     def reached(self, turn: int, position: RangePosition, *, gives_back: bool) -> None:
         """As in `QueueClient`."""
         if self._is_here():
-            self._told(m.Reached(self._loader, turn, position, gives_back))
+            self._told(m.LeaseProgress(self._loader, turn, position, gives_back))
 
     def remaining(self, turn: int) -> list[Interval] | None:
         """As in `QueueClient`."""
-        told = self._told(m.Remain(self._loader, turn))
+        told = self._told(m.RemainingRequest(self._loader, turn))
         assert isinstance(told, m.Remaining), told
         return told.ranges
 

@@ -25,7 +25,7 @@ from fleetlight.fleet.training.optimizer import StepPlan
 from fleetlight.observe.log import logger
 from fleetlight.ps.layers.table_gradient import TableGradient
 from fleetlight.ps.plan import GEO
-from fleetlight.ps.worker.redo.commits import Moment
+from fleetlight.ps.worker.replay.commit_log import ResumePoint
 from fleetlight.torch_compat.optimizers import (
     foreach_unscale_,
     is_scaled_by,
@@ -117,7 +117,7 @@ class ServedSteps:
         #: True where a step that is skipped has been skipped for an infinity
         self._infinite = True
         #: where the step in hand is made, should another life of this worker go on from there
-        self._moment: Moment | None = None
+        self._moment: ResumePoint | None = None
         #: True when the step in hand is left out, since the servers have it
         self._passes = False
         #: whose infinities make steps a skip

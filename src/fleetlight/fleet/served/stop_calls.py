@@ -10,9 +10,9 @@ from fleetlight.fleet.checkpoints.stop_calls import MeetingCalls
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.served.session import ServerSession
 from fleetlight.observe.log import logger
-from fleetlight.ps.calls import Call
+from fleetlight.ps.messages.base import ControlSignal
 from fleetlight.ps.plan import SYNC
-from fleetlight.ps.worker.crew import Crew
+from fleetlight.ps.worker.served_group import ServedGroup
 
 #: how long worker 0 waits for the last gradients of the others where these do not wait for it
 _LAST_S = 10.0
@@ -22,7 +22,7 @@ _ASK_EVERY_S = 0.1
 class ServedCalls:
     """The servers tell, with their answers to steps and to signs of life."""
 
-    def __init__(self, job: Job, session: ServerSession, crew: Crew) -> None:
+    def __init__(self, job: Job, session: ServerSession, crew: ServedGroup) -> None:
         self._job, self._session, self._crew = job, session, crew
         self._meetings = MeetingCalls(crew)
 
@@ -35,7 +35,7 @@ class ServedCalls:
     def _is_sync(self) -> bool:
         return self._session.drawn.plan.mode == SYNC
 
-    def called(self, wish: Call) -> Call:
+    def called(self, wish: ControlSignal) -> ControlSignal:
         """As in `StopCalls`."""
         if self._crew.alone:
             return wish
@@ -45,10 +45,10 @@ class ServedCalls:
             return self._crew.client.called
         if not self.in_lockstep:
             # each stops for itself, and worker 0 saves what is on the servers
-            return wish | Call(stop=self._crew.client.heard.stop)
+            return wish | ControlSignal(stop=self._crew.client.heard.stop)
         return self._meetings.called(wish)
 
-    def _tell(self, wish: Call) -> None:
+    def _tell(self, wish: ControlSignal) -> None:
         """What this worker calls for goes with its signs of life; a stop has no time for that."""
         client = self._crew.client
         is_urgent = wish.stop and not client.wish.stop

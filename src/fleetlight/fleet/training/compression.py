@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from torch import Tensor, nn
 
+from fleetlight.collective.codecs.codec import make_codec
 from fleetlight.collective.codecs.compression import Compression
-from fleetlight.collective.codecs.forms.int8 import Int8
-from fleetlight.collective.codecs.forms.topk import TopK
 from fleetlight.collective.routes.routing import senders
 from fleetlight.errors import PlanError
 from fleetlight.fleet.job import Job
@@ -17,15 +16,14 @@ from fleetlight.fleet.parts.loss import scaler_at_work
 from fleetlight.fleet.protocols import RegisteredModel
 from fleetlight.fleet.training.dgc import DeepCompression
 from fleetlight.observe.log import logger
+from fleetlight.strategy.features.reduction.compression import CODECS
 
 
 def compression_of(job: Job, module: nn.Module) -> Compression | None:
     """What the strategy asks for. There is one of each model, however often workers agree anew."""
     strategy = job.strategy
     # where there are servers, steps are not the optimizer's own: DGC has nothing to correct
-    asked = strategy.compression in ("int8", "topk") or (
-        strategy.dgc and job.collective_group is not None
-    )
+    asked = strategy.compression in CODECS or (strategy.dgc and job.collective_group is not None)
     if job.group.alone or not asked:
         return None
     if module not in job.compressions:
@@ -41,7 +39,7 @@ def _made(job: Job, module: nn.Module) -> Compression:
         return DeepCompression(job, module)
     strategy, configs = job.strategy, job.strategy.compression_configs
     return Compression(
-        Int8() if strategy.compression == "int8" else TopK(configs.ratio),
+        make_codec(strategy.compression, configs),
         min_size=configs.min_size,
         exclude=configs.exclude,
         error_feedback=configs.error_feedback,
@@ -65,7 +63,7 @@ def tell_at_end(job: Job) -> None:
     """What is to be said of it when a job ends well."""
     if job.group.index == 0:
         for compression in job.compressions.values():
-            compression.tell_at_end()
+            compression.warn_at_end()
 
 
 def unsent(job: Job) -> dict[str, Tensor]:
@@ -73,7 +71,7 @@ def unsent(job: Job) -> dict[str, Tensor]:
     return {
         f"{number}/{name}": tensor
         for number, compression in _compressions(job)
-        for name, tensor in compression.ledger.state().items()
+        for name, tensor in compression.residuals.state().items()
     }
 
 
@@ -97,7 +95,7 @@ def load_unsent(job: Job, kept: Mapping[str, Tensor], workers: int) -> None:
     for number, compression in _compressions(job):
         prefix = f"{number}/"
         mine = {n.removeprefix(prefix): t for n, t in kept.items() if n.startswith(prefix)}
-        compression.ledger.load(mine)
+        compression.residuals.load(mine)
 
 
 def _sends(job: Job) -> bool:

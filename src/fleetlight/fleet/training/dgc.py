@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fleetlight.collective.codecs.codec import Span
 from fleetlight.collective.codecs.compression import Compression
-from fleetlight.collective.codecs.dgc import DGC, Momentum, Sparsity, bytes_at, handed_over
+from fleetlight.collective.codecs.dgc import DGC, Momentum, Sparsity, bytes_at, to_gradient
 from fleetlight.collective.routes.route_segments import VELOCITY
 from fleetlight.collective.routes.routing import crosses_a_link, senders
 from fleetlight.errors import PlanError
@@ -48,14 +48,14 @@ class DeepCompression(Compression):
         self._find_owners()
         self._dgc.sparsity = sparsity
         # it begins, or goes on where a checkpoint had none: nothing has gathered yet
-        self._dgc.begins = not self.ledger.has(VELOCITY)
+        self._dgc.is_first = not self.residuals.has(VELOCITY)
         return True
 
     def message_bytes(self, values: int) -> int:
         """As in `Compression`: when it has become as sparse as it gets."""
         return bytes_at(self._sparsity.levels[-1], [Span("", 0, 0, values)])
 
-    def tell_at_end(self) -> None:
+    def warn_at_end(self) -> None:
         """Say so if gradients were dense to the end."""
         steps, begin = self._step, self._sparsity.begin
         if 0 < steps <= begin:
@@ -81,18 +81,18 @@ class DeepCompression(Compression):
         inner = strategy.hierarchical_allreduce_inter_nranks if by_levels else None
         self._dgc.senders = len(senders(group, inner))
 
-    def arrived(self, means: Mapping[str, Tensor]) -> None:
+    def receive(self, means: Mapping[str, Tensor]) -> None:
         """As in `Compression`: each reduction is to be that of one step."""
         self._refuse_second()
-        self.hand_over(means)
+        self.correct(means)
 
     @torch.no_grad()
-    def hand_over(self, means: Mapping[str, Tensor]) -> None:
+    def correct(self, means: Mapping[str, Tensor]) -> None:
         """As in `Compression`: it is given what it turns into the movement that has arrived."""
         self._check_optimizers()
         self._check_owners(means)
         for name, mean in means.items():
-            handed_over(mean, self.momentum_of(name))
+            to_gradient(mean, self.momentum_of(name))
 
     def _refuse_second(self) -> None:
         """Momentum that has gathered twice for one step would be wrong."""

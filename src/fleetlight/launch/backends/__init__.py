@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs a `JobSpec`: each module of this package holds one backend, a record `BACKEND`."""
+"""The backends that run a `JobSpec`: each module of this package has one, as `BACKEND`."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ class Backend:
 
     #: runs the job to its end; returns the exit code of fleetrun
     run: Callable[[JobSpec, Screen], int]
-    #: True for an engine that decides where processes run: the job then has no machines of its own,
-    #: its counts are those of the whole job, and flags that name machines are refused
+    #: True if the backend decides where processes run: counts are then those of the whole job,
+    #: and flags that name machines are refused
     chooses_machines: bool = False
 
 
 def names() -> list[str]:
-    """All backends."""
+    """The names of all backends."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
 def named(name: str) -> Backend:
-    """The backend of that name."""
+    """The backend with this name."""
     if name not in names():
         raise ConfigError(f"--on {name}: no such backend; {did_you_mean(name, names())}")
     found = importlib.import_module(f"{__name__}.{name}").BACKEND
@@ -39,5 +39,5 @@ def named(name: str) -> Backend:
 
 
 def default_for(job: JobSpec) -> Backend:
-    """This machine alone, or together with the hosts that the flags name."""
+    """`hosts` if the flags name several machines, else `processes`."""
     return named("processes" if job.machine.meeting is None else "hosts")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A few named hosts: the user starts fleetrun on each, and the launchers meet at node 0."""
+"""Named hosts: the user starts fleetrun on each host, and the launchers meet at node 0."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def _run(job: JobSpec, screen: Screen) -> int:
     meeting = job.machine.meeting
     if meeting is None:
         raise ConfigError(
-            "--on hosts needs to know the hosts: give --ips A,B or --nnodes N --master host:port, "
-            "or leave --on out"
+            "--on hosts needs the hosts: pass --ips A,B or --nnodes N --master host:port, or omit "
+            "--on"
         )
 
     def connect(interrupts: Interrupts) -> OtherMachines:

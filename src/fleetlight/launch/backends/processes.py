@@ -18,14 +18,14 @@ from fleetlight.roles.secret import Secret
 def _run(job: JobSpec, screen: Screen) -> int:
     if job.machine.meeting is not None:
         raise ConfigError(
-            "--on processes runs the job on this machine alone, but other flags name several "
-            "machines; use --on hosts, or leave --on out"
+            "--on processes runs the job on this machine only, but other flags name several "
+            "machines; use --on hosts, or omit --on"
         )
     return session.run(_with_token(job), screen, lambda interrupts: NoOtherMachines())
 
 
 def _with_token(job: JobSpec) -> JobSpec:
-    """On one machine the user need not give a token: the job gets a random one."""
+    """Give the job a random token if the user gave none."""
     if job.token is not None:
         return job
     return dataclasses.replace(job, token=Secret(secrets.token_hex(32)))

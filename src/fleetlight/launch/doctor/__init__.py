@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fleetlight doctor`: whether machines and the network between them are fit, before training.
+"""`fleetlight doctor`: check machines and the network between them before training.
 
-The doctors of all machines listen (`service.py`). The first asks the others in turn, and tells all
-of them what was found (`meeting.py`). `facts.py` looks at one machine, `probe.py` measures between
-two, `channel.py` carries messages (`messages.py`). `findings.py` makes problems and advice of them,
-`table.py` text; these two are pure. `examination.py` is where the command line comes in.
+The doctor of each machine serves requests (`service.py`). The first doctor calls the others and
+sends all of them the results (`meeting.py`). `facts.py` inspects one machine, `probe.py` measures
+between two, `channel.py` carries the messages of `messages.py`. `findings.py` derives problems
+and advice, `table.py` formats text; both are pure. `examination.py` is the entry point.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of doctors over a `Wire`: length, then JSON; and the proof of the token before them."""
+"""Messages of doctors over a `Wire`, as length and JSON, after a proof of the token."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from fleetlight.wire.plain import Wire
 
 T = TypeVar("T")
 
-#: of one message; the longest tells what was found between 64 machines
+#: the largest message; the results of 64 machines fit
 MOST_BYTES = 4 << 20
-#: of a message of the proof
+#: the largest message before the proof is complete
 _MOST_UNPROVED_BYTES = 1 << 12
 _LENGTH = struct.Struct("!I")
 _OPERATION = "a message"
@@ -32,83 +32,84 @@ _replies = msgspec.json.Decoder(Reply)
 
 
 class DoctorChannel:
-    """One connection to another doctor, `peer` by name."""
+    """A connection to another doctor."""
 
     def __init__(self, connected: socket.socket, peer: str, limit_s: float) -> None:
-        """No single message may take longer than `limit_s`."""
+        """`peer` names the other doctor in errors; each message has `limit_s`."""
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connected
         self.peer = peer
         self.limit_s = limit_s
         self._wire = Wire(connected, peer)
 
-    def say(self, message: Request | Reply) -> None:
+    def send(self, message: Request | Reply) -> None:
         """Send one message."""
         data = msgspec.json.encode(message)
         until = time.monotonic() + self.limit_s
         try:
             self._wire.write([_LENGTH.pack(len(data)), data], _OPERATION, self.limit_s, until)
         except DeadlineError:
-            raise self._late("took no message") from None
+            raise self._late("accepted no message") from None
 
-    def request(self, most: int = MOST_BYTES) -> Request | None:
-        """What the other asks, None when it has hung up."""
-        return self._received(_requests, most=most)
+    def receive_request(self, most: int = MOST_BYTES) -> Request | None:
+        """The next request, None if the peer closed the connection."""
+        return self._receive(_requests, most=most)
 
-    def ask(self, request: Request, kind: type[T], more_s: float = 0.0) -> T:
-        """Send a request and return the reply, for which the other may need `more_s`."""
-        self.say(request)
-        return self.answer(kind, more_s)
+    def call(self, request: Request, kind: type[T], more_s: float = 0.0) -> T:
+        """Send a request and return its reply, which may take `more_s` longer."""
+        self.send(request)
+        return self.receive(kind, more_s)
 
-    def answer(self, kind: type[T], more_s: float = 0.0) -> T:
+    def receive(self, kind: type[T], more_s: float = 0.0) -> T:
         """The reply to an earlier request."""
-        reply = self.reply(more_s)
+        reply = self.receive_reply(more_s)
         if not isinstance(reply, kind):
             got = "nothing" if reply is None else type(reply).__name__
-            raise ProtocolError(f"{self.peer} answered with {got}, expected {kind.__name__}")
+            raise ProtocolError(f"{self.peer} replied with {got}, expected {kind.__name__}")
         return reply
 
-    def reply(self, more_s: float = 0.0) -> Reply | None:
-        """Any reply but a refusal, which is an error; None when the other has hung up."""
-        reply = self._received(_replies, more_s)
+    def receive_reply(self, more_s: float = 0.0) -> Reply | None:
+        """The next reply, None if the peer closed the connection; a refusal is an error."""
+        reply = self._receive(_replies, more_s)
         if isinstance(reply, Refused):
             raise ProtocolError(f"{self.peer} refused: {reply.why}")
         return reply
 
     @contextlib.contextmanager
     def raw(self) -> Iterator[socket.socket]:
-        """The socket itself, for a measurement with timeouts of its own."""
+        """The socket, for a measurement with its own timeouts."""
         try:
             yield self._socket
         finally:
-            # the timeouts of a `Wire` are the kernel's
+            # a `Wire` uses the kernel's timeouts
             with contextlib.suppress(OSError):
                 self._socket.settimeout(None)
 
     def introduce(self, token: Secret, own: str, to: str) -> None:
-        """Prove to the doctor at `to` that this one knows the token; it does the same."""
-        ProofExchange(self.peer, self.say, self.reply).prove(token, _greeting(own, to), sent=b"")
+        """Exchange proofs of the token with the doctor at `to`."""
+        exchange = ProofExchange(self.peer, self.send, self.receive_reply)
+        exchange.prove(token, _greeting(own, to), sent=b"")
 
     def admit(self, token: Secret | None, caller: str, own: str) -> Request | None:
-        """The first request of a doctor that belongs here; None when it hangs up or is refused."""
-        first = self.request(_MOST_UNPROVED_BYTES)
+        """The first request of a doctor of this job; None if it leaves or is refused."""
+        first = self.receive_request(_MOST_UNPROVED_BYTES)
         if first is None:
             return None
         try:
-            exchange = ProofExchange("the caller", self.say, self._request_or_lost)
+            exchange = ProofExchange("the caller", self.send, self._request_or_lost)
             exchange.admit(first, token, "this doctor", _greeting(caller, own))
         except MembershipError as error:
-            self.say(Refused(str(error)))
+            self.send(Refused(str(error)))
             return None
-        return self.request() if isinstance(first, AuthRequest) else first
+        return self.receive_request() if isinstance(first, AuthRequest) else first
 
     def _request_or_lost(self) -> Request:
-        request = self.request(_MOST_UNPROVED_BYTES)
+        request = self.receive_request(_MOST_UNPROVED_BYTES)
         if request is None:
-            raise PeerLostError(f"{self.peer} went away when it was asked for a proof")
+            raise PeerLostError(f"{self.peer} went away in place of a proof of the token")
         return request
 
-    def _received(
+    def _receive(
         self, decoder: msgspec.json.Decoder[T], more_s: float = 0.0, most: int = MOST_BYTES
     ) -> T | None:
         until = time.monotonic() + self.limit_s + more_s
@@ -124,17 +125,17 @@ class DoctorChannel:
                 )
             data = self._read(length, until) if length else b""
         except DeadlineError:
-            raise self._late("did not answer") from None
+            raise self._late("did not reply") from None
         try:
             return decoder.decode(data or b"")
         except (msgspec.DecodeError, RecursionError) as error:
             raise ProtocolError(
-                f"{self.peer} said something that is no doctor's message ({error}); is another "
+                f"{self.peer} sent an invalid doctor's message ({error}); is another "
                 "version of fleetlight installed there?"
             ) from None
 
     def _read(self, count: int, until: float) -> bytes | None:
-        """So many bytes, None where the connection is over before the first."""
+        """Read `count` bytes; None if the connection ends before the first."""
         data = memoryview(bytearray(count))
         limit_s = until - time.monotonic()
         began = self._wire.read(data, _OPERATION, limit_s, until)
@@ -147,7 +148,7 @@ class DoctorChannel:
         return DeadlineError(f"{self.peer} {what} within {self.limit_s:g} s")
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         with contextlib.suppress(OSError):
             self._socket.close()
 
@@ -157,6 +158,6 @@ def _greeting(own: str, to: str) -> bytes:
 
 
 def dial(address: str, port: int, own: str, limit_s: float) -> DoctorChannel:
-    """A connection from an own address to a doctor; OSError where there is none."""
+    """Connect from the address `own` to a doctor; raise OSError on failure."""
     connected = socket.create_connection((address, port), limit_s, (own, 0))
     return DoctorChannel(connected, f"{address}:{port}", limit_s)

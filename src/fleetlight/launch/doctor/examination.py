@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the words of the command line to what was found: alone, or with other machines."""
+"""Run an examination from the options of the command line, alone or with other machines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from fleetlight.errors import ConfigError
 from fleetlight.launch.doctor import findings, table
-from fleetlight.launch.doctor.facts import look, mtu_of
+from fleetlight.launch.doctor.facts import facts_of, mtu_of
 from fleetlight.launch.doctor.findings import Finding
 from fleetlight.launch.doctor.meeting import Say, meet
 from fleetlight.launch.doctor.messages import ExamOptions
@@ -18,13 +18,13 @@ from fleetlight.launch.job.options import LaunchOptions
 from fleetlight.launch.job.token import read_token
 from fleetlight.roles.address import is_loopback
 
-#: longest list of machines: each two measure each other
+#: most machines of an examination, since each pair measures its link
 _MOST = 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DoctorOptions:
-    """What the user has asked for."""
+    """The options of the command."""
 
     ips: tuple[str, ...] = ()
     host: str | None = None
@@ -37,21 +37,21 @@ class DoctorOptions:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What to show, and what was found."""
+    """The text to show, and the findings."""
 
     text: str
     found: list[Finding]
 
     @property
     def is_fit(self) -> bool:
-        """True without a problem."""
+        """True if no finding is a problem."""
         return not any(finding.is_problem for finding in self.found)
 
 
 def examine(
     wish: DoctorOptions, machine: Machine, environment: Mapping[str, str], say: Say
 ) -> Result:
-    """Look at this machine and, with a list of machines, at what is between them."""
+    """Examine this machine and, with a list of machines, the links between them."""
     _check(wish)
     workers = wish.workers or max(1, machine.gpus)
     if not wish.ips:
@@ -66,14 +66,14 @@ def examine(
     asked = ExamOptions(
         names=wish.ips, hosts=hosts, port=wish.port, workers=workers, seconds=wish.seconds
     )
-    facts = look(machine, environment, asked, place.host)
+    facts = facts_of(machine, environment, asked, place.host)
     token = read_token(wish.token_file, environment)
     exam = meet(asked, hosts.index(place.host), facts, wish.deadline_s, say, token)
     return Result(table.of_exam(exam), findings.of_exam(exam))
 
 
 def _alone(machine: Machine, environment: Mapping[str, str], workers: int) -> Result:
-    facts = look(machine, environment, ExamOptions(workers=workers))
+    facts = facts_of(machine, environment, ExamOptions(workers=workers))
     mtus = [mtu_of(interface) for interface, _ in machine.addresses]
     text = table.of_machine(facts, machine.addresses, mtus)
     return Result(text, list(findings.of_machine(facts)))
@@ -96,12 +96,12 @@ def _check(wish: DoctorOptions) -> None:
 
 
 def _check_names(names: Sequence[str], machine: Machine) -> None:
-    """A name that leads a machine to itself leads the others nowhere."""
+    """Refuse names that resolve to loopback addresses, at which others cannot connect."""
     found = {name: machine.resolve(name) for name in names}
     outside = any(not is_loopback(address) for address in found.values())
     for name, address in found.items():
         if outside and is_loopback(address):
             raise ConfigError(
-                f"{name} stands for {address} on this machine, where others cannot reach it; "
+                f"{name} resolves to {address} on this machine, where others cannot reach it; "
                 "correct /etc/hosts, or list addresses in place of names"
             )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one machine is like, found without torch."""
+"""The facts about one machine, found without torch."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from fleetlight.roles import address
 _SHARED = Path("/dev/shm")
 
 
-def look(
+def facts_of(
     machine: Machine, environment: Mapping[str, str], asked: ExamOptions, own: str | None = None
 ) -> Facts:
-    """The facts of this machine; `own` is its address among those that were asked about."""
+    """The facts about this machine; `own` is its address in the list of machines."""
     name = socket.gethostname()
     interface = machine.interface(own) if own else None
     return Facts(
@@ -53,7 +53,7 @@ def _memory() -> int:
 
 
 def shared_memory(folder: Path) -> int | None:
-    """The size of the file system that processes share memory through, None without one."""
+    """The size of the file system for shared memory, None without one."""
     with contextlib.suppress(OSError):
         found = os.statvfs(folder)
         return found.f_frsize * found.f_blocks
@@ -70,7 +70,7 @@ def _files() -> int | None:
 
 
 def mtu_of(interface: str | None) -> int | None:
-    """The largest packet of an interface, None where that cannot be known."""
+    """The largest packet size of an interface, None if unknown."""
     if not interface or sys.platform != "linux":
         return None
     import fcntl
@@ -83,7 +83,7 @@ def mtu_of(interface: str | None) -> int | None:
 
 
 class PortListeners:
-    """The ports of a job on this machine, held open while the doctor runs."""
+    """Listens on the ports of a job on this machine while the doctor runs."""
 
     def __init__(self, own: str, wanted: range) -> None:
         self.taken: dict[int, str] = {}
@@ -91,10 +91,10 @@ class PortListeners:
         self.ports = tuple(int(one.getsockname()[1]) for one in self._sockets)
 
     def _opened(self, own: str, wanted: range) -> Iterator[socket.socket]:
-        # behind them any free one, such as Gloo and NCCL choose
+        # after them any free port, such as Gloo and NCCL choose
         for port in (*wanted, 0):
             try:
-                # the launcher's own way of looking: another job may hold a port and not listen
+                # as the launcher checks: another job may have reserved a port without listening
                 ports.Reservation(own, port).close()
                 found = ports.listen(own, port)
             except (LaunchError, OverflowError) as error:
@@ -104,6 +104,6 @@ class PortListeners:
                     yield found
 
     def close(self) -> None:
-        """Give the ports back."""
+        """Release the ports."""
         for one in self._sockets:
             one.close()

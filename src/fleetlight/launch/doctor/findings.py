@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is made of the facts: problems, which make a machine unfit, and advice. Pure."""
+"""Derive problems, which make a machine unfit, and advice from the facts. Pure."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from collections.abc import Iterator, Mapping
 from fleetlight.launch.doctor.messages import Exam, Facts, Link
 from fleetlight.roles.address import is_loopback
 
-#: gradients that times are told for: 25 million of float32
+#: the size of gradients that times are estimated for: 25 million float32 values
 MEGABYTES = 100
-#: seconds a step for those, from which on the network is slow, and from which on not the fastest
+#: seconds per step for those at which a network counts as slow, and as not fast
 _SLOW_S, _MODEST_S = 0.5, 0.2
 _LATE_S, _CLOCK_S = 0.02, 1.0
 _LITTLE_SHARED, _FEW_FILES = 64 << 20, 1024
-_AGAIN = "look at what its doctor printed, and start all of them again"
-_FIREWALLS = "let the firewalls pass TCP in both directions, and start the doctors again"
+_AGAIN = "read the output of its doctor, and restart all doctors"
+_FIREWALLS = "let the firewalls pass TCP in both directions, and restart the doctors"
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One sentence of what is, and one of what to do."""
+    """A sentence about the state, and one about what to do."""
 
     is_problem: bool
     what: str
@@ -30,18 +30,18 @@ class Finding:
 
 
 def of_machine(facts: Facts, where: str = "this machine") -> Iterator[Finding]:
-    """Of one machine by itself."""
+    """The findings about one machine."""
     if facts.torch == "not installed":
         yield _problem(f"torch is not installed on {where}", "pip install torch")
     if facts.shared_memory is None or facts.shared_memory <= _LITTLE_SHARED:
         size = "no" if facts.shared_memory is None else f"{facts.shared_memory >> 20} MiB of"
         yield _advice(
-            f"{where} has {size} shared memory (/dev/shm), through which its workers sum gradients",
+            f"{where} has {size} shared memory (/dev/shm), which its workers use to sum gradients",
             "start the container with --shm-size=1g, or more for larger models",
         )
     if facts.files is not None and facts.files < _FEW_FILES:
         yield _advice(
-            f"a process on {where} may open {facts.files} files, and sockets are files",
+            f"a process on {where} may open only {facts.files} files, sockets included",
             "ulimit -n 65536",
         )
     yield from _of_threads(facts, where)
@@ -52,7 +52,7 @@ def _of_threads(facts: Facts, where: str) -> Iterator[Finding]:
     if workers > facts.cores and not facts.gpus:
         yield _advice(
             f"{workers} workers would share the {facts.cores} cores of {where}",
-            "start as many workers as there are cores, or fewer",
+            "start at most as many workers as there are cores",
         )
     threads = facts.threads or ""
     if threads.isdecimal() and workers > 1 and int(threads) * workers > facts.cores:
@@ -64,7 +64,7 @@ def _of_threads(facts: Facts, where: str) -> Iterator[Finding]:
 
 
 def of_exam(exam: Exam) -> list[Finding]:
-    """Of all machines and what is between them; problems first."""
+    """The findings about all machines and their links; problems first."""
     found = [
         *_of_absent(exam),
         *_of_differences(exam),
@@ -81,37 +81,37 @@ def of_exam(exam: Exam) -> list[Finding]:
 def _of_absent(exam: Exam) -> Iterator[Finding]:
     asked = exam.asked
     for number, why in exam.absent.items():
-        yield _problem(f"{asked.hosts[number]} did not come: {why}", _how_to_come(exam, number))
+        yield _problem(f"{asked.hosts[number]} is absent: {why}", _how_to_join(exam, number))
     for number, why in exam.untold.items():
         yield _problem(
-            f"{asked.hosts[number]} could not be told what was found: {why}",
-            "look at what its doctor printed; if only long messages get lost, try "
+            f"{asked.hosts[number]} did not receive the results: {why}",
+            "read the output of its doctor; if only long messages get lost, try "
             f"`ip link set dev {exam.facts[number].interface or 'INTERFACE'} mtu 1400` on both",
         )
 
 
-def _how_to_come(exam: Exam, number: int) -> str:
+def _how_to_join(exam: Exam, number: int) -> str:
     asked, why = exam.asked, exam.absent[number]
     command = f"fleetlight doctor --ips {','.join(asked.names)} --port {asked.port}"
     if _is_gone(why):
         return _AGAIN
-    if "did not answer" in why:
+    if "did not reply" in why:
         return (
-            f"something listens there and is no doctor: see by `ss -ltnp 'sport = {asked.port}'`, "
-            "or choose another --port everywhere"
+            "the process that listens there is no doctor: find it with "
+            f"`ss -ltnp 'sport = {asked.port}'`, or choose another --port on all machines"
         )
     if "refused" in why:
         return f"start `{command}` there"
-    if "no answer" in why or "unreachable" in why or "no route" in why:
+    if "no reply" in why or "unreachable" in why or "no route" in why:
         return (
-            f"see whether it runs (ping {asked.hosts[number]}), and let its firewall pass TCP port "
+            f"check that it runs (ping {asked.hosts[number]}), and let its firewall pass TCP port "
             f"{asked.port}"
         )
     return f"start `{command}` on every machine, with the same list in the same order"
 
 
 def _is_gone(why: str) -> bool:
-    """True when a doctor was there and ended."""
+    """True when a doctor was reachable and has ended."""
     return "went away" in why or why.startswith("lost ")
 
 
@@ -119,21 +119,26 @@ def _of_differences(exam: Exam) -> Iterator[Finding]:
     for what, must in (("fleetlight", True), ("torch", True), ("python", False)):
         kind = _problem if must else _advice
         if told := _differing(exam, {n: getattr(f, what) for n, f in exam.facts.items()}):
-            yield kind(f"{what} is not the same everywhere: {told}", f"install one {what} on all")
+            yield kind(
+                f"{what} differs between the machines: {told}",
+                f"install one {what} on all machines",
+            )
     if told := _differing(exam, {n: f.mtu for n, f in exam.facts.items() if f.mtu}):
         yield _advice(
-            f"the MTU is not the same everywhere: {told}",
-            "give the interfaces the same, or large packets may be lost on their way",
+            f"the MTU differs between the machines: {told}",
+            "set one MTU on all interfaces, or large packets may be lost",
         )
     options = {
         n: f"--nproc {f.asked.workers}, --port {f.asked.port}" for n, f in exam.facts.items()
     }
     if told := _differing(exam, options):
-        yield _advice(f"the doctors were started differently: {told}", "give all the same options")
+        yield _advice(
+            f"the doctors have different options: {told}", "start all with the same options"
+        )
 
 
 def _differing(exam: Exam, values: Mapping[int, object]) -> str:
-    """Each value with the machines that have it; empty where there is only one."""
+    """Each value with the machines that have it, "" if all values are equal."""
     kinds = dict.fromkeys(values.values())
     if len(kinds) < 2:
         return ""
@@ -152,20 +157,19 @@ def _of_names(exam: Exam) -> Iterator[Finding]:
     ]
     if told:
         yield _advice(
-            f"names of machines stand for addresses that only they can reach: {', '.join(told)}",
-            "fleetlight asks the routing table instead; for programs that do not, correct "
-            "/etc/hosts",
+            f"names of machines resolve to loopback addresses: {', '.join(told)}",
+            "fleetlight uses the routing table instead; for other programs, correct /etc/hosts",
         )
 
 
 def _of_ports(exam: Exam) -> Iterator[Finding]:
     for facts in exam.facts.values():
         for why in facts.taken.values():
-            # behind the semicolon is what fleetrun would say to do
+            # after the semicolon follows the advice of fleetrun
             yield _problem(
                 why.partition(";")[0],
                 "end that process, or choose another --port here and --start_port for fleetrun: "
-                "the ports of a job begin one behind it",
+                "the ports of a job begin one after it",
             )
 
 
@@ -181,7 +185,7 @@ def _of_links(exam: Exam) -> Iterator[Finding]:
         elif not link.bytes_per_s:
             yield _problem(
                 f"{way}: small messages arrive, large ones do not",
-                "some part of the way takes only smaller packets: try `ip link set dev "
+                "the path has a smaller MTU: try `ip link set dev "
                 f"{_interface(exam, link)} mtu 1400` on both",
             )
         if link.closed:
@@ -189,7 +193,7 @@ def _of_links(exam: Exam) -> Iterator[Finding]:
         if (link.round_trip_s or 0.0) > _LATE_S:
             yield _advice(
                 f"{way} and back takes {1000 * (link.round_trip_s or 0.0):.0f} ms",
-                "send rarely and much: larger fuse_grad_size_in_MB, or localsgd",
+                "send fewer, larger messages: a larger fuse_grad_size_in_MB, or localsgd",
             )
 
 
@@ -198,7 +202,7 @@ def _interface(exam: Exam, link: Link) -> str:
 
 
 def _closed(exam: Exam, link: Link, way: str) -> Finding:
-    """Ports where something listens, and no connection gets."""
+    """A finding about ports at which a doctor listens and no connection arrives."""
     fixed = [port for port in link.closed if port in exam.asked.ports]
     host = exam.asked.hosts[link.receiver]
     told = ", ".join(f"{port} ({why})" for port, why in link.closed.items())
@@ -208,7 +212,7 @@ def _closed(exam: Exam, link: Link, way: str) -> Finding:
         remedy += (
             " and all above 1024 from the other machines: Gloo and NCCL choose among them"
             if fixed
-            else ", and also those that Gloo and NCCL choose by themselves: all above 1024"
+            else " and all above 1024, among which Gloo and NCCL choose"
         )
     return _problem(f"{way}: no connection to ports {told}", remedy)
 
@@ -219,7 +223,7 @@ def _of_clocks(exam: Exam) -> Iterator[Finding]:
             yield _advice(
                 f"the clock of {exam.asked.hosts[number]} is {abs(ahead):.1f} s "
                 f"{'ahead of' if ahead > 0 else 'behind'} that of {exam.asked.hosts[0]}",
-                "run NTP (timedatectl set-ntp true): logs and certificates count on it",
+                "run NTP (timedatectl set-ntp true): logs and certificates depend on the clock",
             )
 
 
@@ -239,26 +243,26 @@ def _of_bandwidth(exam: Exam) -> Iterator[Finding]:
     elif step >= _MODEST_S:
         yield _advice(
             what,
-            "use_hierarchical_allreduce=True keeps it at that with several workers a host; "
-            f"compression='bf16' makes it {seconds(step / 2)}",
+            "use_hierarchical_allreduce=True keeps this time with several workers per host; "
+            f"compression='bf16' reduces it to {seconds(step / 2)}",
         )
 
 
 def _for_slow(step: float) -> str:
     return (
-        "use_hierarchical_allreduce=True keeps it at that whatever the number of workers; "
-        f"compression='int8' makes it about {seconds(step / 4)}, localsgd with k_steps=4 "
+        "use_hierarchical_allreduce=True keeps this time for any number of workers; "
+        f"compression='int8' reduces it to about {seconds(step / 4)}, localsgd with k_steps=4 "
         f"{seconds(step / 4)} on average, diloco with k_steps=500 {seconds(step / 500)}"
     )
 
 
 def seconds_a_step(bytes_per_s: float, hosts: int) -> float:
-    """How long each host sends by hierarchical all-reduce, were nothing else in the way."""
+    """The time that each host sends per step of hierarchical all-reduce."""
     return 2 * (hosts - 1) / hosts * MEGABYTES * 1e6 / bytes_per_s
 
 
 def bits(bytes_per_s: float) -> str:
-    """`940 Mbit/s`, in the way networks are sold."""
+    """`940 Mbit/s`."""
     rate = 8 * bytes_per_s
     return f"{rate / 1e9:.3g} Gbit/s" if rate >= 1e9 else f"{rate / 1e6:.3g} Mbit/s"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the doctors of several machines come to one exam: the first asks, all others answer."""
+"""The examination of several machines: the first doctor leads, the others serve its requests."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from fleetlight.roles.secret import Secret
 
 Say = Callable[[str], None]
 
-#: how often the others are looked for, and the user is told who is missing
+#: the intervals of attempts to reach doctors, and of messages about missing ones
 _LOOK_S, TELL_S = 0.2, 3.0
-#: how long a first connection may take; one that a firewall swallows is never answered
+#: the limit of a first connection, which a firewall may drop
 _DIAL_S = 1.0
-#: how often the first machine may be out of reach before it counts as gone
+#: how often the first machine may be unreachable before it counts as lost
 _STRIKES = 3
-#: how long measuring takes if that is worth a word
+#: measurements from this duration on are announced
 _LONG_S = 30.0
 
 
@@ -49,14 +49,15 @@ def meet(
     say: Say,
     token: Secret | None = None,
 ) -> Exam:
-    """What was found on all machines and between them; this is the one with that number."""
+    """Examine all machines together and return the results; this machine has `number`."""
     own = asked.hosts[number]
     with contextlib.ExitStack() as leaving:
         listener = ports.listen(own, asked.port)
         if listener is None:
             raise LaunchError(
-                f"port {asked.port} on {own}, where doctors meet, is taken"
-                f"{ports.owner(asked.port)}; end that process or choose another --port everywhere"
+                f"port {asked.port} on {own}, at which doctors meet, is taken"
+                f"{ports.owner(asked.port)}; end that process or choose another --port on all "
+                "machines"
             )
         held = PortListeners(own, asked.ports)
         leaving.callback(held.close)
@@ -81,11 +82,11 @@ class _Leader:
     ) -> None:
         self._asked, self._service, self._say, self._token = asked, service, say, token
         self._facts = {0: facts}
-        #: why a machine is not here
-        self._absent = dict.fromkeys(range(1, len(asked.hosts)), "not asked yet")
+        #: the reason why a machine is absent
+        self._absent = dict.fromkeys(range(1, len(asked.hosts)), "not called yet")
 
     def examine(self, deadline_s: float) -> Exam:
-        """Wait for the others, have each measure its links in turn, and tell them all."""
+        """Wait for the others, let each measure its links in turn, and send them the results."""
         self._gather(deadline_s)
         pairs = list(itertools.permutations(sorted(self._facts), 2))
         self._announce(len(pairs))
@@ -100,12 +101,12 @@ class _Leader:
         return msgspec.structs.replace(exam, untold=dict(self._tell(exam)))
 
     def _announce(self, links: int) -> None:
-        """Say how long it takes where that is long: two at a time would slow each other."""
+        """Announce a long measurement; links are measured one by one, not to slow each other."""
         seconds = links * self._asked.seconds
         if seconds >= _LONG_S:
             self._say(
-                f"{links} links are measured, one after another, for {self._asked.seconds:g} s "
-                f"each: {_duration(seconds)} or more; a smaller --seconds takes less"
+                f"measuring {links} links, one after another, for {self._asked.seconds:g} s each: "
+                f"{_duration(seconds)} or more; a smaller --seconds takes less"
             )
 
     def _others(self) -> list[int]:
@@ -132,7 +133,7 @@ class _Leader:
     def _look_for(self, number: int) -> None:
         try:
             with self._wire(number, _DIAL_S) as wire:
-                facts = wire.ask(TellFacts(), Facts)
+                facts = wire.call(TellFacts(), Facts)
         except (FleetError, OSError) as error:
             self._absent[number] = _why(error)
         else:
@@ -141,7 +142,7 @@ class _Leader:
     def _take(self, number: int, facts: Facts) -> None:
         theirs = facts.asked.hosts
         if theirs != self._asked.hosts:
-            self._absent[number] = f"was started with --ips that stand for {', '.join(theirs)}"
+            self._absent[number] = f"was started with --ips that resolve to {', '.join(theirs)}"
             return
         del self._absent[number]
         self._facts[number] = facts
@@ -158,11 +159,11 @@ class _Leader:
             wire.close()
 
     def _tell(self, exam: Exam) -> Iterator[tuple[int, str]]:
-        """Tell all the others; who cannot be told, and why."""
+        """Send the results to the others; yield those that did not receive them, and why."""
         for number in self._others():
             try:
                 with self._wire(number) as wire:
-                    wire.ask(Finish(exam), Acknowledged)
+                    wire.call(Finish(exam), Acknowledged)
             except (FleetError, OSError) as error:
                 yield number, _why(error)
 
@@ -177,17 +178,17 @@ class _Leader:
 
     def _ask_to_measure(self, sender: int, request: Measure) -> Link:
         if sender == 0:
-            answer = self._service.answer(request)
-            assert isinstance(answer, Link)
-            return answer
-        # what is swallowed by a firewall takes its time
+            reply = self._service.reply(request)
+            assert isinstance(reply, Link)
+            return reply
+        # connections that a firewall drops end by their timeouts
         more_s = self._asked.seconds + 4 * probe.LIMIT_S + 2 * probe.PORT_S * len(request.ports)
         with self._wire(sender) as wire:
-            return wire.ask(request, Link, more_s)
+            return wire.call(request, Link, more_s)
 
     def _clocks(self) -> Iterator[tuple[int, float]]:
         for number in self._others():
-            # who went away meanwhile is missed when it is told what was found
+            # sending the results reports a machine that has gone
             with contextlib.suppress(FleetError, OSError), self._wire(number) as wire:
                 yield number, probe.clock_ahead(wire)
 
@@ -197,12 +198,12 @@ def _duration(seconds: float) -> str:
 
 
 def _why(error: FleetError | OSError) -> str:
-    """In few words; errors of ours have their own."""
+    """A short reason."""
     return str(error) if isinstance(error, FleetError) else probe.why(error)
 
 
 class _Follower:
-    """The doctor of any other machine."""
+    """The doctor of another machine."""
 
     def __init__(
         self, asked: ExamOptions, service: DoctorService, facts: Facts, say: Say, number: int
@@ -214,24 +215,24 @@ class _Follower:
         self._strikes = 0
 
     def await_exam(self, deadline_s: float) -> Exam:
-        """What the first doctor tells; if it does not, that is what was found."""
-        if not self._wait(self._service.asked.is_set, deadline_s, lost=False):
+        """The results from the first doctor, or results that say why it sent none."""
+        if not self._wait(self._service.was_called.is_set, deadline_s, lost=False):
             return self._exam_without(self._state())
-        self._say(f"{self._first} is here and asks")
-        if self._wait(self._service.told.is_set, self._longest_s(deadline_s), lost=True):
+        self._say(f"{self._first} has started the examination")
+        if self._wait(self._service.has_exam.is_set, self._longest_s(deadline_s), lost=True):
             assert self._service.exam is not None
             return self._service.exam
-        return self._exam_without("went away before it told what was found")
+        return self._exam_without("went away before it sent the results")
 
     def _longest_s(self, deadline_s: float) -> float:
-        """The first may wait for others as long, and then has every link measured."""
+        """The longest time of an examination: the first doctor's wait and all measurements."""
         machines = len(self._asked.hosts)
         ports_s = 2 * probe.PORT_S * (len(self._asked.ports) + 1)
         each = self._asked.seconds + 6 * probe.LIMIT_S + ports_s
         return deadline_s + machines * (machines - 1) * each
 
     def _wait(self, is_done: Callable[[], bool], limit_s: float, *, lost: bool) -> bool:
-        """Whether it is done in time; with `lost`, only as long as the first can be reached."""
+        """Wait until `is_done`; False on timeout or, with `lost`, once the first is unreachable."""
         begin = told = time.monotonic()
         while not is_done():
             now = time.monotonic()
@@ -248,14 +249,14 @@ class _Follower:
         return True
 
     def _state(self) -> str:
-        """What the first machine does when it is knocked at."""
+        """Try to connect to the first doctor; return the state of its machine."""
         try:
             dial(self._asked.hosts[0], self._asked.port, self._own, _DIAL_S).close()
         except OSError as error:
             self._strikes += 1
             return probe.why(error)
         self._strikes = 0
-        return f"listens, but has not asked {self._own}: can it be reached from there?"
+        return f"listens, but has not called {self._own}: can it reach this machine?"
 
     def _exam_without(self, why: str) -> Exam:
         return Exam(asked=self._asked, facts=self._facts, absent={0: why})

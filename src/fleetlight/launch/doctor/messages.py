@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What doctors say to each other, and what is found in the end."""
+"""The messages of doctors, and the results of an examination."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from fleetlight.security.token import AuthRequest, Challenge, Proof
 
 
 class ExamOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a doctor was started with; the same on all machines."""
+    """The options of an examination, equal on all machines."""
 
-    #: the machines as they were written, and the addresses they stand for here
+    #: the machines as the user wrote them, and their addresses on this machine
     names: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     port: int = 0
-    #: workers of a machine; they and their store have the ports behind `port`
+    #: workers of a machine; they and their store use the ports after `port`
     workers: int = 1
     seconds: float = 1.0
 
     @property
     def ports(self) -> range:
-        """Those that the processes of a job have on each machine."""
+        """The ports that the processes of a job use on each machine."""
         return range(self.port + 1, self.port + self.workers + 2)
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """One machine."""
+    """The facts about one machine."""
 
     asked: ExamOptions = ExamOptions()
-    #: its name, and what that stands for on this machine
+    #: the host name, and the address that it resolves to on this machine
     name: str = ""
     name_address: str | None = None
     fleetlight: str = ""
@@ -40,7 +40,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     system: str = ""
     cores: int = 1
     gpus: int = 0
-    #: bytes of memory, and of what processes can share
+    #: bytes of memory, and of shared memory
     memory: int = 0
     shared_memory: int | None = None
     #: how many files a process may open
@@ -49,66 +49,66 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     threads: str | None = None
     interface: str | None = None
     mtu: int | None = None
-    #: why a port of a job cannot be had
+    #: the reason for each unavailable port
     taken: dict[int, str] = {}
-    #: where something listens for as long as the doctor runs: those ports, and one that was free
+    #: ports at which the doctor listens: those of a job, and one free port
     listening: tuple[int, ...] = ()
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """From one machine to another, by their numbers."""
+    """The measurement from one machine to another, by their numbers."""
 
     sender: int
     receiver: int
     round_trip_s: float | None = None
     bytes_per_s: float | None = None
-    #: why a port that is listened on cannot be reached
+    #: the reason for each unreachable port
     closed: dict[int, str] = {}
-    #: why it could not be measured
+    #: why the measurement failed
     error: str = ""
 
 
 class Exam(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was found, the same on all machines."""
+    """The results, equal on all machines."""
 
     asked: ExamOptions
-    #: by number; who is missing here is in `absent`, with the reason
+    #: by number; `absent` has the reasons for the other machines
     facts: dict[int, Facts]
     absent: dict[int, str] = {}
-    #: who could not be told all this in the end, and why
+    #: the machines that did not receive the results, and why
     untold: dict[int, str] = {}
     links: tuple[Link, ...] = ()
-    #: how many seconds the clock of a machine is ahead of the first one's
+    #: by how many seconds a machine's clock is ahead of that of the first
     clocks: dict[int, float] = {}
 
 
 class TellFacts(msgspec.Struct, frozen=True, tag=True):
-    """What is your machine like?"""
+    """Request the machine's facts."""
 
 
 class TellTime(msgspec.Struct, frozen=True, tag=True):
-    """What time is it?"""
+    """Request the machine's time."""
 
 
 class Measure(msgspec.Struct, frozen=True, tag=True):
-    """Try your link to that machine, and whether these of its ports can be reached."""
+    """Request a measurement of the link to a machine, and a check of its ports."""
 
     receiver: int
     ports: tuple[int, ...]
 
 
 class Echo(msgspec.Struct, frozen=True, tag=True):
-    """Answer at once."""
+    """Request an immediate reply."""
 
 
 class Receive(msgspec.Struct, frozen=True, tag=True):
-    """Take what comes behind this, for as long, and say how much it was."""
+    """Request to receive the bytes that follow for `seconds`, and to report their number."""
 
     seconds: float
 
 
 class Finish(msgspec.Struct, frozen=True, tag=True):
-    """That is all; here is what was found."""
+    """The results, at the end of the examination."""
 
     exam: Exam
 
@@ -120,18 +120,18 @@ class Time(msgspec.Struct, frozen=True, tag=True):
 
 
 class Received(msgspec.Struct, frozen=True, tag=True):
-    """How many bytes came, in how many seconds."""
+    """The number of bytes that arrived, and in how many seconds."""
 
     count: int
     seconds: float
 
 
 class Acknowledged(msgspec.Struct, frozen=True, tag="Done"):
-    """It is done."""
+    """The request succeeded."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """It is not done."""
+    """The request is refused."""
 
     why: str
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures between two machines, by plain sockets: round trip, bandwidth, ports, clocks."""
+"""Measure round trip, bandwidth, open ports and clocks between two machines."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from fleetlight.launch.doctor.messages import (
 )
 from fleetlight.roles.secret import Secret
 
-#: how long one message, or one connection, may take
+#: the limit of one message or one connection
 LIMIT_S = 5.0
-#: how long a port may take to answer
+#: the limit of a connection to one port
 PORT_S = 2.0
 _ECHOES = 20
 _CHUNK = bytes(1 << 17)
-#: how long a receiver that has said how much came lets the rest run out
+#: how long a receiver drains a connection after its report
 _DRAIN_S = 1.0
 
 
@@ -45,7 +45,7 @@ def measure(
     seconds: float,
     token: Secret | None = None,
 ) -> Link:
-    """The link from here to the doctor at another machine; what fails is a part of the answer."""
+    """Measure the link to another machine's doctor; failures are part of the result."""
     try:
         wire = dial(to, port, own, LIMIT_S)
     except OSError as error:
@@ -68,35 +68,35 @@ def _with(link: Link, **found: Any) -> Link:
 
 
 def why(error: OSError) -> str:
-    """An error of a connection in few words."""
+    """A connection error in few words."""
     if isinstance(error, TimeoutError):
-        return "no answer"
+        return "no reply"
     return (error.strerror or str(error)).lower()
 
 
 def round_trip(wire: DoctorChannel) -> float:
-    """Seconds from a small message to its answer, the median."""
+    """The median of the seconds from a small message to its reply."""
     taken = []
     for _ in range(_ECHOES):
         begin = time.perf_counter()
-        wire.ask(Echo(), Acknowledged)
+        wire.call(Echo(), Acknowledged)
         taken.append(time.perf_counter() - begin)
     return statistics.median(taken)
 
 
 def clock_ahead(wire: DoctorChannel) -> float:
-    """How far the clock there is ahead of this one, as the quickest answer shows."""
+    """By how much the peer's clock is ahead of this one, from the fastest reply."""
     found = []
     for _ in range(_ECHOES):
         begin, now = time.perf_counter(), time.time()
-        theirs = wire.ask(TellTime(), Time).now
+        theirs = wire.call(TellTime(), Time).now
         taken = time.perf_counter() - begin
         found.append((taken, theirs - now - taken / 2))
     return min(found)[1]
 
 
 def unreachable(own: str, to: str, ports: Iterable[int]) -> dict[int, str]:
-    """The ports that no connection gets to, and why."""
+    """The ports that refuse connections, and why."""
     closed = {}
     for port in ports:
         try:
@@ -107,20 +107,20 @@ def unreachable(own: str, to: str, ports: Iterable[int]) -> dict[int, str]:
 
 
 def send_for(wire: DoctorChannel, seconds: float) -> Received:
-    """Send as much as goes; what the other received until it had enough.
+    """Send as fast as possible for `seconds`; return the receiver's report.
 
-    The receiver's clock counts: much of what was sent may still lie in buffers.
+    The receiver measures, since sent bytes may still be in buffers.
     """
-    wire.say(Receive(seconds))
+    wire.send(Receive(seconds))
     with wire.raw() as connected:
         connected.setblocking(False)
         try:
             _push_until_reply(connected, time.monotonic() + seconds + wire.limit_s)
         except TimeoutError:
-            raise DeadlineError(f"{wire.peer} did not say how much it received") from None
+            raise DeadlineError(f"{wire.peer} did not report how much it received") from None
         except OSError as error:
             raise PeerLostError(f"{wire.peer} went away ({why(error)})") from None
-    return wire.answer(Received)
+    return wire.receive(Received)
 
 
 def _push_until_reply(connected: socket.socket, until: float) -> None:
@@ -135,18 +135,18 @@ def _push_until_reply(connected: socket.socket, until: float) -> None:
 
 
 def receive_for(wire: DoctorChannel, seconds: float) -> None:
-    """Take what comes, say how much it was, and let the rest run out."""
+    """Receive for `seconds`, report how much arrived, and drain the rest."""
     with wire.raw() as connected:
         count, took = _received_bytes(connected, seconds)
-    wire.say(Received(count, took))
+    wire.send(Received(count, took))
     with wire.raw() as connected:
-        # to hang up on what is on its way would take the answer away with it
+        # closing with unread bytes would reset the connection, and the report would be lost
         connected.shutdown(socket.SHUT_WR)
         _received_bytes(connected, _DRAIN_S)
 
 
 def _received_bytes(connected: socket.socket, seconds: float) -> tuple[int, float]:
-    """How many bytes come until the time is up or the sender hangs up; the first begins it."""
+    """Count bytes until the deadline or the end; the clock starts with the first bytes."""
     buffer = bytearray(1 << 20)
     count, begin, last = 0, 0.0, 0.0
     end = time.monotonic() + seconds
@@ -160,7 +160,7 @@ def _received_bytes(connected: socket.socket, seconds: float) -> tuple[int, floa
             break
         last = time.perf_counter()
         if begin == 0.0:
-            begin = last  # what it brought was on its way before
+            begin = last  # the first bytes were sent before the clock started
         else:
             count += got
     return count, last - begin

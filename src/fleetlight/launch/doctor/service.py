@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`DoctorService`: a doctor's answers to the others."""
+"""`DoctorService`: serves the requests of other doctors."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from fleetlight.launch.doctor.messages import (
 )
 from fleetlight.roles.secret import Secret
 
-#: connections of others at a time; one is what they need
+#: most connections at a time; the doctors need one
 _MOST = 16
-#: how long a connection may be silent
+#: how long a connection may be idle
 _SILENT_S = 30.0
 _LOOK_S = 0.2
 
 
 class DoctorService:
-    """Listens until it is closed; only to machines of the list, and only the first may command."""
+    """Serves the machines of the list until closed; only the first may request measurements."""
 
     def __init__(
         self,
@@ -52,17 +52,17 @@ class DoctorService:
         self._listener = listener
         self._room = threading.Semaphore(_MOST)
         self._over = threading.Event()
-        #: set once the first machine has asked for anything
-        self.asked = threading.Event()
-        #: set once it has told what was found: `exam`
-        self.told = threading.Event()
+        #: set after the first request of the first machine
+        self.was_called = threading.Event()
+        #: set once `exam` has the results
+        self.has_exam = threading.Event()
         self.exam: Exam | None = None
         listener.settimeout(_LOOK_S)
         self._thread = threading.Thread(target=self._accept, name="doctor", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Listen no longer."""
+        """Stop listening."""
         self._over.set()
         self._thread.join()
         self._listener.close()
@@ -74,7 +74,7 @@ class DoctorService:
             except TimeoutError:
                 continue
             except OSError:
-                # such as too many open files: whoever knocks stays there, and so does the error
+                # such as too many open files: the caller and the error persist, so pause
                 self._over.wait(_LOOK_S)
                 continue
             self._let_in(connected, address)
@@ -92,38 +92,40 @@ class DoctorService:
             request = wire.admit(self._token, address, own)
             while request is not None:
                 if isinstance(request, Receive):
-                    # it is asked for by a doctor that was started with as many seconds
+                    # the doctors have the same options, so this limit fits an honest request
                     probe.receive_for(wire, min(request.seconds, self._asked.seconds))
                     return
-                wire.say(self._reply_to(request, address))
-                request = wire.request()
+                wire.send(self._reply_to(request, address))
+                request = wire.receive_request()
         except (FleetError, OSError):
-            pass  # whoever asked finds out by itself
+            pass  # the caller notices the lost connection
         finally:
             wire.close()
             self._room.release()
 
     def _reply_to(self, request: Request, address: str) -> Reply:
         if address == self._asked.hosts[0]:
-            self.asked.set()
+            self.was_called.set()
         elif isinstance(request, (Measure, Finish)):
-            return Refused(f"only {self._asked.hosts[0]} may ask for that")
-        return self.answer(request)
+            return Refused(f"only {self._asked.hosts[0]} may request that")
+        return self.reply(request)
 
-    def answer(self, request: Request) -> Reply:
-        """What this machine has to say; the doctor of the first one asks itself here."""
-        if isinstance(request, TellFacts):
-            return self._facts
-        if isinstance(request, TellTime):
-            return Time(time.time())
-        if isinstance(request, Measure):
-            return self._measured(request)
-        if isinstance(request, Finish):
-            self.exam = request.exam
-            self.told.set()
-        return (
-            Acknowledged() if isinstance(request, (Echo, Finish)) else Refused("not asked this way")
-        )
+    def reply(self, request: Request) -> Reply:
+        """Carry out a request; the first doctor also calls this for its own machine."""
+        match request:
+            case TellFacts():
+                return self._facts
+            case TellTime():
+                return Time(time.time())
+            case Measure():
+                return self._measured(request)
+            case Echo():
+                return Acknowledged()
+            case Finish(exam=exam):
+                self.exam = exam
+                self.has_exam.set()
+                return Acknowledged()
+        return Refused(f"unexpected {type(request).__name__}")
 
     def _measured(self, request: Measure) -> Reply:
         asked = self._asked

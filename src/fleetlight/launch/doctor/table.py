@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was found, as text."""
+"""Format results as text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fleetlight.roles.address import Addresses
 
 
 def of_exam(exam: Exam) -> str:
-    """A table of the machines and one of the links between them."""
+    """A table of the machines, and one of the links between them."""
     heads = ["machine", "name", "fleetlight", "torch", "python", "cores", "memory", "GPUs"]
     machines = [[*heads, "interface", "MTU", "clock"]]
     for number, facts in sorted(exam.facts.items()):
@@ -32,9 +32,9 @@ def of_exam(exam: Exam) -> str:
 
 
 def of_machine(facts: Facts, addresses: Addresses, mtus: Sequence[int | None]) -> str:
-    """What one machine is like, a line each."""
+    """The facts about one machine, one line each."""
     told = [
-        ("name", f"{facts.name} ({facts.name_address or 'stands for no address'})"),
+        ("name", f"{facts.name} ({facts.name_address or 'resolves to no address'})"),
         ("system", facts.system),
         ("fleetlight", facts.fleetlight),
         ("torch", facts.torch),
@@ -53,7 +53,7 @@ def of_machine(facts: Facts, addresses: Addresses, mtus: Sequence[int | None]) -
 
 
 def of_findings(found: Iterable[Finding]) -> str:
-    """One line for what is, one for what to do."""
+    """Two lines for each finding: the state, and what to do."""
     lines = []
     for finding in found:
         kind = "problem" if finding.is_problem else "advice"

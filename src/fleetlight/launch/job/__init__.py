@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to run: from flags to a `JobSpec`, and from there to the environment of each process.
+"""Flags become a `JobSpec`, and a `JobSpec` becomes the environment of each process.
 
-Pure: nothing here starts, opens or waits for anything.
+Pure: no function here starts a process, opens a socket or waits.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The certificates of a job and what is asked of TLS, as the user of fleetrun says it."""
+"""A job's certificates and TLS settings, from the flags and variables of fleetrun."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Mapping
 
 from fleetlight.errors import ConfigError
 from fleetlight.launch.job.options import LaunchOptions
-from fleetlight.security.certificate_folder import Encryption
+from fleetlight.strategy.features.ssl import Encryption
 
 MOST_DAYS = 36_500
 CIPHERS, WARNING_DAYS = "FLEET_SSL_CIPHERS", "FLEET_SSL_EXPIRY_WARNING_DAYS"
 
 
 def read_encryption(options: LaunchOptions, environment: Mapping[str, str]) -> Encryption | None:
-    """What flags say, else variables, once it is known that the certificates are of use."""
+    """The settings from flags, else from variables; the certificates are checked."""
     if options.ssl is None:
         _refuse_without_folder(options)
         return None
@@ -32,7 +32,7 @@ def read_encryption(options: LaunchOptions, environment: Mapping[str, str]) -> E
 
 
 def variables(encryption: Encryption | None) -> dict[str, str]:
-    """The same for the processes of the job; what nobody has chosen is left out."""
+    """The settings as variables for the processes of the job, without defaults."""
     if encryption is None:
         return {}
     chosen = {"FLEET_SSL": encryption.folder}
@@ -44,7 +44,7 @@ def variables(encryption: Encryption | None) -> dict[str, str]:
 
 
 def without_read(encryption: Encryption | None, environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables but for those that the launcher has read, and tells as it understood them."""
+    """The environment without the variables that `variables` replaces."""
     read = () if encryption is None else (CIPHERS, WARNING_DAYS)
     return {name: value for name, value in environment.items() if name not in read}
 
@@ -55,7 +55,7 @@ def _refuse_without_folder(options: LaunchOptions) -> None:
         "--ssl_expiry_warning_days": options.ssl_expiry_warning_days is not None,
     }
     for flag in (flag for flag, is_said in said.items() if is_said):
-        raise ConfigError(f"{flag} is for --ssl DIR, which is not there; give both or neither")
+        raise ConfigError(f"{flag} needs --ssl DIR; pass both or neither")
 
 
 def _days(environment: Mapping[str, str]) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment of each process: who it is, where its peers are, and nothing stale."""
+"""The environment of each process: its role and its peers, without stale variables."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from fleetlight.roles.password import PASSWORD_FILE
 from fleetlight.roles.role import Endpoint, endpoint_text
 from fleetlight.roles.unsupported import is_unsupported
 
-#: what fleetrun decides for its children; values inherited from outside would contradict it
+#: variables that fleetrun sets for its children; inherited values would contradict them
 _OURS = re.compile(
     r"FLEET_(ROLE|INDEX|WORKER_NUM|SERVER_NUM|MASTER|WORKER_ENDPOINTS|SERVER_ENDPOINTS|LOCAL_RANK"
     r"|LOCAL_SIZE|NODE_RANK|NODE_NUM|HOST|DEVICE|RESTART|ERROR_FILE|LOG_DIR|JOB)|FLAGS_selected_gpus"
 )
 
-# Peers are reached directly; a proxy between them at best slows and at worst breaks the job.
+# Processes connect to each other directly; a proxy would slow the job down or break it.
 _PROXY = re.compile(r"(https?|all|no|ftp)_proxy", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-    """What is the same for all processes of this machine during one start of the job."""
+    """What all processes of this machine share during one start of the job."""
 
     job: JobSpec
-    #: the same for all starts of the job, and on all machines
+    #: equal on all machines, and kept across restarts
     job_id: str = ""
     layout: JobLayout
     log_dir: str
@@ -40,7 +40,7 @@ class Run:
     restart: int = 0
 
     def error_file(self, member: JobProcess) -> str:
-        """Where a process leaves its last error."""
+        """The status file of a process."""
         return f"{self.error_dir}/{member.log_name}.{self.restart}.json"
 
 
@@ -55,7 +55,7 @@ def dropped_proxies(outside: Mapping[str, str]) -> list[str]:
 
 
 def _is_dropped(name: str) -> bool:
-    # what tunes another system misleads nobody, and fleet.init says what to use instead
+    # variables of other systems stay: fleet.init says what to use in their place
     misleads = _OURS.fullmatch(name) or _PROXY.fullmatch(name) or is_kept_from_children(name)
     return bool(misleads) and not is_unsupported(name)
 
@@ -76,18 +76,18 @@ def of_member(run: Run, member: JobProcess, outside: Mapping[str, str]) -> dict[
 
 
 def _password_file(kept: Mapping[str, str]) -> dict[str, str]:
-    """Scripts may change their working directory."""
+    # a script may change its working directory
     file = kept.get(PASSWORD_FILE)
     return {PASSWORD_FILE: os.path.abspath(file)} if file else {}
 
 
 def secret(job: JobSpec) -> dict[str, str]:
-    """The job's token, which is never shown."""
+    """The job's token, which is never printed."""
     return {} if job.token is None else {VARIABLE: job.token.reveal()}
 
 
 def identity(run: Run, member: JobProcess) -> dict[str, str]:
-    """The FLEET_* variables: all that is shown to the user."""
+    """The FLEET_* variables that describe a process; `fleetrun -v` prints them."""
     layout = run.layout
     device = {} if member.device is None else {"FLEET_DEVICE": str(member.device)}
     return {
@@ -117,7 +117,7 @@ def joined(endpoints: Iterable[Endpoint]) -> str:
 
 
 def _torch_identity(layout: JobLayout, member: JobProcess) -> dict[str, str]:
-    """torch's own variables, so that a plain torch.distributed script runs too."""
+    """torch's variables, so that a plain torch.distributed script runs too."""
     host, port = layout.master
     gpu = {} if member.device is None else {"FLAGS_selected_gpus": str(member.device)}
     return {
@@ -132,26 +132,26 @@ def _torch_identity(layout: JobLayout, member: JobProcess) -> dict[str, str]:
 
 
 def _defaults(job: JobSpec, member: JobProcess, kept: Mapping[str, str]) -> dict[str, str]:
-    """What the user may have set otherwise."""
+    """Defaults of variables that the user may set."""
     role = job.worker if member.kind is job.worker.kind else job.server
     interface = _interface_of_others(job)
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if interface else ()
     return {
         "OMP_NUM_THREADS": str(role.resources.cpus),
         "PYTHONUNBUFFERED": "1",
-        # torch's store tells of a lost peer by forty lines of C++ stack; the errors say it in one
+        # torch's store logs 40 lines of C++ stack for a lost peer, which the errors name in one
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         **{name: str(interface) for name in names if name not in kept},
     }
 
 
 def _interface_of_others(job: JobSpec) -> str | None:
-    """The interface through which the other machines of the job are reached, if any."""
+    """The interface that leads to the other machines of the job, if any."""
     return job.machine.interface if job.machine.meeting else None
 
 
 def remarks(job: JobSpec, outside: Mapping[str, str]) -> list[str]:
-    """One line for every setting that children get without the user having said it."""
+    """One line for each variable that fleetrun chooses or drops by itself."""
     lines = []
     if "OMP_NUM_THREADS" not in outside:
         number = job.processes
@@ -164,5 +164,7 @@ def remarks(job: JobSpec, outside: Mapping[str, str]) -> list[str]:
         free = [n for n in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if n not in outside]
         lines += [f"{name}={interface}: the interface of {job.machine.host}" for name in free]
     if proxies := dropped_proxies(outside):
-        lines.append(f"not passed on: {', '.join(proxies)}: processes of a job talk directly")
+        lines.append(
+            f"not passed on: {', '.join(proxies)} (processes connect to each other directly)"
+        )
     return lines

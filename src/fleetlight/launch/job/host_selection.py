@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which machines belong to the job and which of them this is, from the flags alone."""
+"""Find the machines of the job, and which of them this one is, from the flags."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HostSelection:
-    """This machine's address, how it meets the others, and the endpoints listed for it."""
+    """This machine's address, its meeting with other machines, and its listed endpoints."""
 
     host: str = LOOPBACK
     meeting: Meeting | None = None
@@ -26,7 +26,7 @@ class HostSelection:
 
 
 def select_hosts(options: LaunchOptions, machine: Machine, notes: list[str]) -> HostSelection:
-    """Where this machine stands; what had to be guessed is added to `notes`."""
+    """The machines that the flags select; decisions go to `notes`."""
     _check_combination(options)
     if options.servers or options.workers:
         return _by_endpoints(options, machine, notes)
@@ -43,19 +43,19 @@ def _check_combination(options: LaunchOptions) -> None:
     rules = (
         (
             options.ips and options.nnodes not in (None, (len(options.ips),) * 2),
-            f"--ips lists {len(options.ips)} machines but --nnodes says something else; give one "
+            f"--ips lists {len(options.ips)} machines but --nnodes gives another number; pass one "
             "of the two",
         ),
-        (options.ips and options.master, "--ips says where machines meet; leave --master out"),
+        (options.ips and options.master, "with --ips, machines meet at the first; omit --master"),
         (
             machines > 1 and not options.ips and options.master is None,
-            f"--nnodes {machines} needs --master host:port, an address of node 0 and a free port "
-            "there, the same on every machine",
+            f"--nnodes {machines} needs --master host:port: an address of node 0 and a free port "
+            "there, equal on every machine",
         ),
-        (options.master and options.nnodes is None, "--master needs --nnodes N, how many machines"),
+        (options.master and options.nnodes is None, "--master needs --nnodes N"),
         (
             lists and (options.ips or options.nnodes),
-            "--servers and --workers already say the machines; leave --ips and --nnodes out",
+            "--servers and --workers already name the machines; omit --ips and --nnodes",
         ),
         (
             options.rank is not None and options.nnodes is None and not options.ips,
@@ -69,7 +69,7 @@ def _check_combination(options: LaunchOptions) -> None:
 
 def _alone(options: LaunchOptions, machine: Machine, notes: list[str]) -> HostSelection:
     if options.master is not None:
-        notes.append("--master has no effect: this machine is the whole job")
+        notes.append("--master has no effect: the job has one machine")
     host = options.host or (options.ips[0] if options.ips else None)
     if host is None:
         return HostSelection()
@@ -95,8 +95,8 @@ def _by_list(options: LaunchOptions, machine: Machine, notes: list[str]) -> Host
     host = _own_of_list(options, machine, hosts, notes)
     if options.rank is not None and options.rank != hosts.index(host):
         raise ConfigError(
-            f"rank {options.rank} does not fit: {host} is number {hosts.index(host)} of "
-            f"{', '.join(hosts)}"
+            f"--rank {options.rank} does not fit: {host} has rank {hosts.index(host)} in the list "
+            f"{', '.join(hosts)}; omit --rank"
         )
     return HostSelection(
         host=host, meeting=_listed_meeting(hosts, host, options.start_port or DEFAULT_PORT)
@@ -117,7 +117,7 @@ def _listed_meeting(hosts: tuple[str, ...], host: str, port: int) -> Meeting:
 def _check_different(hosts: Sequence[str]) -> None:
     twice = [host for host in hosts if hosts.count(host) > 1]
     if twice:
-        raise ConfigError(f"--ips names {twice[0]} twice; list every machine once")
+        raise ConfigError(f"--ips lists {twice[0]} twice; list each machine once")
 
 
 def _own_of_list(
@@ -131,14 +131,14 @@ def _own_of_list(
     own = [host for host in hosts if machine.owns(host)]
     if not own:
         raise ConfigError(
-            f"none of the machines {', '.join(hosts)} is this one, which has "
-            f"{_told(machine.outside_addresses)}; list the right address, or say --host"
+            f"none of {', '.join(hosts)} is an address of this machine, which has "
+            f"{_told(machine.outside_addresses)}; list one of those, or pass --host"
         )
     if len(own) > 1:
         raise ConfigError(
-            f"{' and '.join(own)} are all addresses of this machine; say --host with the one meant"
+            f"{' and '.join(own)} are all addresses of this machine; pass --host with one of them"
         )
-    notes.append(f"own address: {own[0]}, the one of the list that this machine has")
+    notes.append(f"this machine's address: {own[0]}, from the list")
     return own[0]
 
 
@@ -167,10 +167,10 @@ def _own_by_route(options: LaunchOptions, machine: Machine, master: str, notes: 
     if options.host is not None:
         return _own(machine, options.host, "--host")
     if machine.owns(master):
-        notes.append(f"own address: {master}, which is the master's")
+        notes.append(f"this machine's address: {master}, the master's")
         return master
     host = machine.route(master)
-    notes.append(f"own address: {host}, by the route to the master (--host overrides)")
+    notes.append(f"this machine's address: {host}, from the route to the master (--host overrides)")
     return host
 
 
@@ -200,18 +200,18 @@ def _endpoints(
         given, missing = (
             ("--servers", "--workers") if options.servers else ("--workers", "--servers")
         )
-        raise ConfigError(f"{given} needs {missing} too: both lists are the same on every machine")
+        raise ConfigError(f"{given} needs {missing} too; pass both, equal on every machine")
     for flag_name, count in (
         ("--server_num", options.server_num),
         ("--worker_num", options.worker_num),
     ):
         if count is not None:
-            raise ConfigError(f"{flag} lists the processes; leave {flag_name} out")
+            raise ConfigError(f"{flag} lists the processes; omit {flag_name}")
     pairs = [parse_endpoint(word, flag) for word in words]
     found = tuple((machine.resolve(host), port) for host, port in pairs)
     twice = [endpoint for endpoint in found if found.count(endpoint) > 1]
     if twice:
-        raise ConfigError(f"{flag} names {twice[0][0]}:{twice[0][1]} twice")
+        raise ConfigError(f"{flag} lists {twice[0][0]}:{twice[0][1]} twice; list each process once")
     return found
 
 

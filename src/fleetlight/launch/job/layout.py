@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is where: the machines of a job in their order, and every process on them."""
+"""The machines of a job in rank order, and the processes on each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fleetlight.roles.role import Endpoint, Kind
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Node:
-    """One machine, as its launcher describes it to the others."""
+    """One machine, as its launcher describes it to the other launchers."""
 
     host: str
     workers: tuple[Endpoint, ...] = ()
@@ -24,11 +24,11 @@ class Node:
     master_port: int = 0
     rank: int | None = None
     collective: bool = True
-    #: (what, value) that must be the same on all machines
+    #: (name, value) pairs that must be equal on all machines
     agreed: tuple[tuple[str, str], ...] = ()
-    #: (what, value) that should be the same
+    #: (name, value) pairs that should be equal
     noted: tuple[tuple[str, str], ...] = ()
-    #: how often this machine has started its processes again, and how often after a failure
+    #: how often this machine has restarted its processes, and how often after a failure
     restart: int = 0
     failures: int = 0
 
@@ -38,7 +38,7 @@ class Node:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Node:
-        """The inverse of `to_dict`, also after JSON has turned tuples into lists."""
+        """The inverse of `to_dict`; accepts lists for tuples, as from JSON."""
         names = ("workers", "servers", "agreed", "noted")
         return cls(**{**data, **{name: tuple(map(tuple, data[name])) for name in names}})
 
@@ -79,28 +79,28 @@ class JobLayout:
 
     @property
     def master(self) -> Endpoint:
-        """Where worker 0 serves the job's store."""
+        """The endpoint at which worker 0 serves the job's store."""
         first = next(node for node in self.nodes if node.workers)
         return first.host, first.master_port
 
     @property
     def workers(self) -> tuple[Endpoint, ...]:
-        """The endpoints of all workers, by index."""
+        """The endpoints of all workers in index order."""
         return tuple(endpoint for node in self.nodes for endpoint in node.workers)
 
     @property
     def servers(self) -> tuple[Endpoint, ...]:
-        """The endpoints of all servers, by index."""
+        """The endpoints of all servers in index order."""
         return tuple(endpoint for node in self.nodes for endpoint in node.servers)
 
     @property
     def restart(self) -> int:
-        """The number of this start: a machine that joins late counts like the others."""
+        """How often the job has restarted, also for a machine that joined later."""
         return max(node.restart for node in self.nodes)
 
     @property
     def failures(self) -> int:
-        """How many of the starts before ended in a failure."""
+        """How many earlier starts ended in a failure."""
         return max(node.failures for node in self.nodes)
 
     @property
@@ -148,19 +148,19 @@ def _members(
 
 
 def check(nodes: Sequence[Node]) -> list[str]:
-    """Warnings about machines that differ; MembershipError where they cannot work together."""
+    """Return warnings about machines that differ; raise MembershipError if they do not fit."""
     first = nodes[0]
     for node in nodes[1:]:
         for (what, mine), (_, theirs) in zip(first.agreed, node.agreed, strict=True):
             if mine != theirs:
                 raise MembershipError(
                     f"the machines do not fit together: {what} is {mine} on {first.host} but "
-                    f"{theirs} on {node.host}; make them the same"
+                    f"{theirs} on {node.host}; make them equal"
                 )
     if not any(node.workers for node in nodes):
-        raise MembershipError("no machine has a worker; say --worker_num N on at least one")
+        raise MembershipError("no machine has a worker; pass --worker_num N on at least one")
     if not first.collective and not any(node.servers for node in nodes):
-        raise MembershipError("no machine has a server; say --server_num N on at least one")
+        raise MembershipError("no machine has a server; pass --server_num N on at least one")
     return _differences(nodes)
 
 
@@ -169,12 +169,12 @@ def _differences(nodes: Sequence[Node]) -> list[str]:
     for values in zip(*(node.noted for node in nodes), strict=True):
         if len(set(values)) > 1:
             told = ", ".join(f"{n.host}: {v}" for n, (_, v) in zip(nodes, values, strict=True))
-            warnings.append(f"warning: the {values[0][0]} is not the same everywhere ({told})")
+            warnings.append(f"warning: the {values[0][0]} differs between the machines ({told})")
     return warnings
 
 
 def ordered(nodes: Sequence[Node], meeting: Meeting) -> tuple[Node, ...]:
-    """As listed; else by the rank they ask for; else the master's first, then by address."""
+    """The nodes as the user listed them, else by requested rank, master first, and address."""
     if meeting.hosts:
         hosts = [node.host for node in nodes]
         if sorted(hosts) != sorted(meeting.hosts):
@@ -186,7 +186,7 @@ def ordered(nodes: Sequence[Node], meeting: Meeting) -> tuple[Node, ...]:
     asked = [node.rank for node in nodes if node.rank is not None]
     twice = sorted({rank for rank in asked if asked.count(rank) > 1})
     if twice:
-        raise MembershipError(f"two machines say --rank {twice[0]}; give each its own")
+        raise MembershipError(f"two machines have --rank {twice[0]}; give each its own")
     return tuple(sorted(nodes, key=lambda node: _place(node, meeting.master[0], len(nodes))))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`LaunchOptions`: the command line, or a cloud launcher's environment, as data."""
+"""`LaunchOptions`: the command line, and a cloud launcher's environment, as data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fleetlight.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LaunchOptions:
-    """What the user wrote, checked word by word but not yet against the machine."""
+    """The user's flags, each checked by itself but not yet against the machine."""
 
     script: str
     arguments: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ class LaunchOptions:
     tee: bool = False
     verbose: bool = False
     deadline_s: float = 300.0
-    #: None: as long as the job needs by default
+    #: None: the default of the job
     grace_s: float | None = None
     use_paddlecloud: bool = False
     ssl: str | None = None
@@ -42,18 +42,18 @@ class LaunchOptions:
     checkpoint: str | None = None
     resume: bool = False
     token_file: str | None = None
-    #: the backend, by name; None: by the other flags
+    #: the name of the backend; None: the other flags decide
     on: str | None = None
 
 
 def from_cloud(options: LaunchOptions, environment: Mapping[str, str]) -> LaunchOptions:
-    """`--use_paddlecloud`: the machines as the cloud launcher's environment names them."""
+    """Read the machines from the cloud launcher's environment (`--use_paddlecloud`)."""
     if not options.use_paddlecloud:
         return options
     missing = [name for name in ("PADDLE_TRAINERS", "POD_IP") if not environment.get(name)]
     if missing:
         raise ConfigError(
-            f"--use_paddlecloud: {' and '.join(missing)} not set in the environment; set "
+            f"--use_paddlecloud needs {' and '.join(missing)} in the environment; set "
             "PADDLE_TRAINERS=ip,ip and POD_IP, or use --ips"
         )
     hosts = [host.strip() for host in environment["PADDLE_TRAINERS"].split(",")]

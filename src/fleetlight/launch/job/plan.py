@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the user wrote and what the machine has, turned into a `JobSpec` or a clear error."""
+"""Turn the user's options and the machine's facts into a `JobSpec` or a clear error."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from fleetlight.launch.job.spec import JobSpec, MachineSpec, Meeting, Resources,
 from fleetlight.launch.job.token import OPEN, OPEN_COLLECTIVE, read_token
 from fleetlight.roles.role import Kind
 from fleetlight.roles.secret import Secret
-from fleetlight.security.certificate_folder import Encryption
+from fleetlight.strategy.features.ssl import Encryption
 
-#: between SIGTERM and SIGKILL: to end, and to save before that
+#: defaults of the time between SIGTERM and SIGKILL, without and with a save
 _GRACE_S, _STOP_S = 3.0, 30.0
 
 
 def plan(
     options: LaunchOptions, machine: Machine | None, environment: Mapping[str, str] | None = None
 ) -> JobSpec:
-    """The job, or this machine's part of it; the environment may hold its token.
+    """The job, or this machine's part of it; `environment` may have the token.
 
-    `machine` is None where the backend chooses the machines.
+    `machine` is None if the backend chooses the machines.
     """
     notes: list[str] = []
     is_placed_elsewhere = machine is None
@@ -85,14 +85,14 @@ def _encrypted(meeting: Meeting | None, encryption: Encryption | None) -> Meetin
 
 
 def _folder(options: LaunchOptions) -> str | None:
-    """Scripts may change their working directory."""
+    # a script may change its working directory
     return None if options.checkpoint is None else os.path.abspath(options.checkpoint)
 
 
 def _token(
     options: LaunchOptions, environment: Mapping[str, str], is_open: bool, notes: list[str]
 ) -> Secret | None:
-    """What the user has given; a note where the ports are open to strangers without it."""
+    """The user's token; without one, a note if other machines can reach the ports."""
     token = read_token(options.token_file, environment)
     if not is_open:
         return token
@@ -108,18 +108,18 @@ def _has_several(hosts: HostSelection) -> bool:
 
 
 def _refuse_machines(options: LaunchOptions) -> None:
-    """Flags that name machines contradict a backend that chooses them."""
+    """Refuse flags that name machines for a backend that chooses them."""
     names = ("ips", "nnodes", "master", "rank", "servers", "workers", "host", "start_port")
     said = [name for name in names if getattr(options, name) not in (None, ())]
     if said:
         raise ConfigError(
-            f"--{said[0]} names machines or ports, but --on {options.on} chooses them; leave "
-            f"{' and '.join(f'--{name}' for name in said)} out"
+            f"--{said[0]} names machines or ports, but --on {options.on} chooses them; omit "
+            f"{' and '.join(f'--{name}' for name in said)}"
         )
 
 
 def _machine_for(options: LaunchOptions) -> Machine:
-    """A machine that has what the flags ask for: the backend finds one."""
+    """A machine with the GPUs that the flags ask for; the backend finds a real one."""
     return Machine(gpus=1 + max(options.gpus or (), default=-1))
 
 
@@ -128,7 +128,7 @@ def _with_resources(role: RoleSpec, cpus: int, gpus: int) -> RoleSpec:
 
 
 def _first_port(options: LaunchOptions, hosts: HostSelection) -> int | None:
-    """Where fixed endpoint ports begin; None: any free ports."""
+    """The first fixed endpoint port; None: any free ports."""
     if options.start_port is None or hosts.workers:
         return None
     # The launchers of listed machines meet at --start_port of the first one.
@@ -142,16 +142,16 @@ def _collective(
     count = options.nproc_per_node
     if devices and count is not None and count != len(devices):
         raise ConfigError(
-            f"--gpus names {len(devices)} GPUs but --nproc_per_node says {count}; one worker runs "
-            "on each GPU, so give one of the two"
+            f"--gpus names {len(devices)} GPUs but --nproc_per_node is {count}; one worker runs on "
+            "each GPU, so pass one of the two"
         )
     if not devices:
         count = count or machine.gpus or 1
         devices = tuple(range(count)) if count <= machine.gpus else ()
         if machine.gpus and not devices:
             notes.append(
-                f"{count} workers do not fit on {machine.gpus} GPUs, one each: using CPUs "
-                "(--gpus chooses GPUs)"
+                f"{count} workers need one GPU each and this machine has {machine.gpus}: using "
+                "CPUs (--gpus chooses GPUs)"
             )
     worker = RoleSpec(kind=Kind.WORKER, count=count or len(devices))
     return worker, RoleSpec(kind=Kind.SERVER), devices
@@ -202,7 +202,7 @@ def _with_servers(
 
 
 def _counts(options: LaunchOptions, *, alone: bool) -> tuple[int, int]:
-    """Servers and workers of this machine; among several, one may have only servers."""
+    """Servers and workers of this machine; of several machines, one may have only servers."""
     workers = options.worker_num
     if workers is None and options.gpus is not None:
         workers = len(options.gpus)
@@ -210,15 +210,17 @@ def _counts(options: LaunchOptions, *, alone: bool) -> tuple[int, int]:
     if alone or servers is None or workers is None:
         if not servers:
             raise ConfigError(
-                "a parameter-server job needs servers: say --server_num N; for training without "
+                "a parameter-server job needs servers: pass --server_num N; for training without "
                 f"servers use --nproc_per_node {workers or 'N'} instead of --worker_num"
-                + ("" if alone else "; on a machine that is to have no servers, say --server_num 0")
+                + ("" if alone else "; on a machine without servers, pass --server_num 0")
             )
         if not workers:
-            none = "" if alone else "; on a machine that is to have none, say --worker_num 0"
-            raise ConfigError(f"a parameter-server job needs workers: say --worker_num N{none}")
+            none = "" if alone else "; on a machine without workers, pass --worker_num 0"
+            raise ConfigError(f"a parameter-server job needs workers: pass --worker_num N{none}")
     if not servers and not workers:
-        raise ConfigError("this machine would run nothing; give it a server or a worker")
+        raise ConfigError(
+            "this machine has no process: --server_num and --worker_num are both 0; raise one"
+        )
     return servers, workers
 
 
@@ -228,7 +230,7 @@ def _server_job_devices(
     if options.gpus is None:
         return ()
     if not machine.gpus:
-        notes.append(f"--gpus {_listed(options.gpus)}: this machine has no GPU, workers use CPUs")
+        notes.append(f"--gpus {_listed(options.gpus)}: this machine has no GPU; workers use CPUs")
         return ()
     if workers != len(options.gpus):
         raise ConfigError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is there something to run? Asked before anything starts, and without running any of it."""
+"""Check that the script exists, before a process starts and without importing it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fleetlight.launch.job.options import LaunchOptions
 
 
 def check_script(options: LaunchOptions) -> None:
-    """ConfigError when the script is not there: better than a traceback from every worker."""
+    """Raise ConfigError if the script is missing, in place of a traceback from each worker."""
     if options.module:
         _check_module(options.script)
     elif not os.path.isfile(options.script):
         what = "is a folder" if os.path.isdir(options.script) else "does not exist"
         raise ConfigError(
-            f"script {options.script!r} {what} (looked in {os.getcwd()}); give the path of a "
+            f"script {options.script!r} {what} (looked in {os.getcwd()}); pass the path of a "
             "Python file, or -m MODULE"
         )
 
@@ -28,28 +28,30 @@ def _check_module(name: str) -> None:
     found = _find(name)
     if not found:
         remedy = (
-            "-m takes the name of a module; leave -m out to run a file"
+            "-m takes the name of a module; omit -m to run a file"
             if name.endswith(".py")
             else "check its spelling and PYTHONPATH"
         )
-        raise ConfigError(f"module {name!r} does not exist (looked in {os.getcwd()} and on "
-                          f"Python's path); {remedy}")  # fmt: skip
+        raise ConfigError(
+            f"module {name!r} does not exist (looked in {os.getcwd()} and on Python's path); "
+            f"{remedy}"
+        )
     is_package = all(spec.submodule_search_locations is not None for spec in found)
     if is_package and not _find(f"{name}.__main__"):
         raise ConfigError(f"module {name!r} is a package without __main__.py; name a module in it")
 
 
 def _find(name: str) -> list[ModuleSpec]:
-    """Everything `name` may stand for.
+    """All modules that `name` may mean.
 
-    `importlib.util.find_spec` would import the packages above a module, which is user code. Not
-    importing them, we cannot know which places a package looks in: so any place counts.
+    `importlib.util.find_spec` would import the parent packages, which are user code. Without
+    them the search path of a package is not exact: a module in any of its folders counts.
     """
     above, _, last = name.rpartition(".")
     if not last:
         return []
     if not above:
-        # Workers look in the current folder first, which fleetrun itself may not.
+        # workers search the current folder first, fleetrun itself may not
         return _specs(name, [os.getcwd(), *sys.path], None)
     places = [place for spec in _find(above) for place in spec.submodule_search_locations or ()]
     return _specs(name, places, places) if places else []
@@ -57,6 +59,6 @@ def _find(name: str) -> list[ModuleSpec]:
 
 def _specs(name: str, places: Sequence[str], path: Sequence[str] | None) -> list[ModuleSpec]:
     in_places = [PathFinder.find_spec(name, [place]) for place in places]
-    # Packages installed for development are found in ways of their own.
+    # editable installs have finders of their own
     elsewhere = [finder.find_spec(name, path) for finder in sys.meta_path]
     return [spec for spec in (*in_places, *elsewhere) if spec is not None]

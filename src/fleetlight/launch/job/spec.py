@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`JobSpec`: what to run, as pure data that any backend reads."""
+"""`JobSpec`: what to run, as data that any backend reads."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import dataclasses
 from fleetlight.launch.job.encryption import variables
 from fleetlight.roles.role import Endpoint, Kind
 from fleetlight.roles.secret import Secret
-from fleetlight.security.certificate_folder import Encryption
+from fleetlight.strategy.features.ssl import Encryption
 
-#: where launchers of several machines meet, when nothing else is said
+#: the default port at which launchers of several machines meet
 DEFAULT_PORT = 6170
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Resources:
-    """What one process uses."""
+    """The resources of one process."""
 
     cpus: int = 1
     gpus: int = 0
@@ -24,11 +24,11 @@ class Resources:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RoleSpec:
-    """The processes of one kind: of this machine, or of the job where the backend places them."""
+    """The processes of one kind on this machine, or in the job if the backend places them."""
 
     kind: Kind
     count: int = 0
-    #: of each process
+    #: those of each process
     resources: Resources = Resources()
 
 
@@ -36,45 +36,45 @@ class RoleSpec:
 class Meeting:
     """How the launchers of several machines find each other."""
 
-    #: the store all launchers talk to, on node 0
+    #: the address of the launchers' store, on node 0
     master: Endpoint
     min_nodes: int
     max_nodes: int
-    #: the machines in their order, when the user lists them
+    #: the machines in rank order, if the user lists them
     hosts: tuple[str, ...] = ()
-    #: the place this machine asks for
+    #: the node rank that this machine asks for
     rank: int | None = None
     #: True when this machine serves the store
     is_master: bool = False
-    #: the certificates, when the store is inside TLS
+    #: the certificates, if the store uses TLS
     ssl: Encryption | None = None
 
     @property
     def is_elastic(self) -> bool:
-        """True when the job may go on with fewer machines."""
+        """True when the job may continue with fewer machines."""
         return self.min_nodes < self.max_nodes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MachineSpec:
-    """This machine's part, for backends that start processes here."""
+    """This machine's part of the job, for backends that start processes here."""
 
-    #: the address other processes reach this machine at, and the interface that owns it
+    #: the address at which other processes reach this machine, and its interface
     host: str = "127.0.0.1"
     interface: str | None = None
-    #: None when this machine is the whole job
+    #: None when the job has one machine
     meeting: Meeting | None = None
     start_port: int | None = None
     #: GPU index of each worker; empty on CPUs
     devices: tuple[int, ...] = ()
-    #: where each process is reached, when the user says so; else free ports are found
+    #: the endpoints that the user gives; else the launcher finds free ports
     workers: tuple[Endpoint, ...] = ()
     servers: tuple[Endpoint, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """One job: its processes, what they run, and how failures and stops are handled."""
+    """One job: its processes, their command, and how it handles failures and stops."""
 
     script: str
     arguments: tuple[str, ...] = ()
@@ -88,29 +88,29 @@ class JobSpec:
     max_restarts: int = 0
     tee: bool = False
     deadline_s: float = 300.0
-    #: between SIGTERM and SIGKILL
+    #: time between SIGTERM and SIGKILL
     grace_s: float = 3.0
-    #: the same where the processes save before they end
+    #: the same for processes that save before they exit
     stop_s: float = 30.0
-    #: the certificates, as every process of this machine finds them
+    #: the certificates, by their path on this machine
     ssl: Encryption | None = None
-    #: the folder that the job saves into by itself
+    #: the folder for automatic checkpoints
     checkpoint: str | None = None
-    #: True when the job resumes what an earlier one has left
+    #: True when the job resumes an earlier one
     resume: bool = False
-    #: what the processes of the job prove to each other; None: the user gives none
+    #: the secret that the processes share; None: the user gives none
     token: Secret | None = None
-    #: every guess of the plan, for the user to read
+    #: decisions of the plan that the user should know
     notes: tuple[str, ...] = ()
 
     @property
     def command(self) -> tuple[str, ...]:
-        """What follows the interpreter."""
+        """The arguments of the Python interpreter."""
         return (*(("-m",) if self.is_module else ()), self.script, *self.arguments)
 
     @property
     def environment(self) -> dict[str, str]:
-        """What every process of the job gets, on any backend; the token goes by a secret way."""
+        """Variables of every process on any backend; the token is passed separately."""
         return {
             **variables(self.ssl),
             **({} if self.checkpoint is None else {"FLEET_CHECKPOINT": self.checkpoint}),
@@ -119,10 +119,10 @@ class JobSpec:
 
     @property
     def roles(self) -> tuple[RoleSpec, ...]:
-        """The kinds that have processes; servers first, because workers wait for them."""
+        """The roles that have processes; servers first, because workers wait for them."""
         return tuple(role for role in (self.server, self.worker) if role.count)
 
     @property
     def processes(self) -> int:
-        """How many processes there are."""
+        """The number of processes of all roles."""
         return sum(role.count for role in self.roles)

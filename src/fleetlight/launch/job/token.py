@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The token of a job, as its user says it: in the environment of fleetrun, or in a file."""
+"""The token of a job, from the environment of fleetrun or a file."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from fleetlight.roles.secret import MAX_CHARACTERS, TOKEN_ADVICE, Secret, parse_
 
 VARIABLE = "FLEET_TOKEN"
 
-#: what is said of a job over several machines that has neither token nor certificates
+#: the warning for a job of several machines without token and certificates
 OPEN = (
     "anyone who reaches the ports of this job can join it: give all its machines the same "
     f"{VARIABLE}, or --token_file ({TOKEN_ADVICE}), or --ssl DIR"
 )
-#: and of one whose traffic is torch's, which neither helps
+#: the same for a collective job, which a token does not protect
 OPEN_COLLECTIVE = (
-    "anyone who reaches the ports of this job can join it: torch's store, Gloo and NCCL check "
-    "nobody; give --ssl DIR, or use a network where you trust every machine (WireGuard, IPsec)"
+    "anyone who reaches the ports of this job can join it: torch's store, Gloo and NCCL have no "
+    "authentication; pass --ssl DIR, or use a network of trusted machines (WireGuard, IPsec)"
 )
 
 
 def read_token(file: str | None, environment: Mapping[str, str]) -> Secret | None:
-    """What the user has given, None if nothing."""
+    """The user's token, None if there is none."""
     text = environment.get(VARIABLE, "").strip()
     told = parse_token(text, VARIABLE) if text else None
     if file is None:
@@ -32,8 +32,8 @@ def read_token(file: str | None, environment: Mapping[str, str]) -> Secret | Non
     read = _read(file)
     if told is not None and told != read:
         raise ConfigError(
-            f"{VARIABLE} and --token_file {file} hold different tokens; unset {VARIABLE} or leave "
-            "--token_file out"
+            f"{VARIABLE} and --token_file {file} have different tokens; unset {VARIABLE} or omit "
+            "--token_file"
         )
     return read
 
@@ -49,7 +49,7 @@ def _read(file: str) -> Secret:
         ) from None
     if mode & 0o077:
         raise ConfigError(
-            f"--token_file {file} can be read or changed by others (mode {mode & 0o777:o}); "
+            f"--token_file {file} is accessible to other users (mode {mode & 0o777:o}); run "
             f"chmod 600 {file}"
         )
     return parse_token(data.decode("ascii", "replace").strip(), f"--token_file {file}")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several machines: how their launchers meet, and what they tell each other while the job runs.
+"""Connect the launchers of several machines, and exchange their states while the job runs.
 
-`OtherMachines` is what the local backend asks of them; `NoOtherMachines` answers where there are
-none, `ConnectedMachines` where there are.
+A session uses the protocol `OtherMachines`. `NoOtherMachines` implements it for one machine,
+`ConnectedMachines` for several.
 """

@@ -29,14 +29,14 @@ from fleetlight.launch.processes.interrupts import Interrupts
 from fleetlight.launch.processes.watch import LEAVE_S, SETTLE_S, UNKILLABLE_S, RemoteState
 from fleetlight.launch.screen import Screen
 
-#: how often the others are asked how it goes
+#: the interval at which launchers exchange their states
 _ASK_S = 0.25
-#: how often node 0 looks whether another machine would like to join
+#: the interval at which node 0 looks for machines that wait to join
 _ADMIT_S = 2.0
 
 
 class ConnectedMachines:
-    """The other machines, met through torch's store and rendezvous."""
+    """The other machines, connected by torch's store and rendezvous."""
 
     def __init__(
         self, job: JobSpec, meeting: Meeting, screen: Screen, interrupts: Interrupts
@@ -46,7 +46,7 @@ class ConnectedMachines:
         store.quiet_torch()
         self._outage = Outage(self._master(), job.deadline_s, screen, interrupts)
         self._store, self._serves = reach(meeting, self._deadline(), self._outage)
-        # The rendezvous blocks on its connection, so it gets one of its own.
+        # the rendezvous blocks on its connection, so it has one of its own
         own = store.connect(meeting)
         self._rendezvous = store.Rendezvous(own, meeting, job.machine.host, job.deadline_s)
         now = time.monotonic()
@@ -62,11 +62,11 @@ class ConnectedMachines:
 
     @property
     def _board(self) -> StatusBoard:
-        assert self._status_board is not None, "gather comes first"
+        assert self._status_board is not None, "gather was not called"
         return self._status_board
 
     def gather(self, node: Node) -> JobLayout:
-        """Wait for the other machines and put all in order."""
+        """Wait for the other machines and agree on a layout."""
         self._status_board, self._last = None, RemoteState.RUNNING
         self._silences = SilenceReport(self._job.deadline_s, self._screen)
         deadline, meet = self._deadline(), RendezvousThread(self._rendezvous)
@@ -92,7 +92,7 @@ class ConnectedMachines:
         return describe_missing(self._meeting, self._heartbeats.reachable_hosts(time.monotonic()))
 
     def share(self, job_id: str | None) -> str:
-        """The job's id: given by node 0 once its logs are in place, awaited by the others."""
+        """Publish the job's id on node 0; on the others (`job_id` None) wait for it."""
         with self._store_errors():
             if job_id is None:
                 return self._board.await_job_id(self._deadline())
@@ -101,7 +101,7 @@ class ConnectedMachines:
 
     @contextlib.contextmanager
     def _store_errors(self) -> Iterator[None]:
-        """Turn torch's errors about the connection into one that says whose it was."""
+        """Turn torch's connection errors into one that names the master."""
         try:
             yield
         except FleetError:
@@ -117,8 +117,8 @@ class ConnectedMachines:
     def _master_gone(self) -> str:
         return f"{self._master()} went away"
 
-    def elsewhere(self, workers_done: bool) -> RemoteState:
-        """Tell the others how it goes here, hear how it goes there."""
+    def exchange_state(self, workers_done: bool) -> RemoteState:
+        """Report this machine's state; return that of the other machines."""
         now = time.monotonic()
         if now >= self._next_ask and not self._is_gone:
             try:
@@ -136,7 +136,7 @@ class ConnectedMachines:
         return self._board.ask(now, workers_done=workers_done)
 
     def _admit(self, now: float) -> None:
-        """Node 0 sees a machine that waits and makes everybody meet again."""
+        """On node 0: stop the job for another rendezvous if a machine waits to join."""
         layout = self._board.layout
         has_room = len(layout.nodes) < self._meeting.max_nodes
         if has_room and layout.own == 0 and now >= self._next_admission:
@@ -146,11 +146,11 @@ class ConnectedMachines:
 
     @property
     def _longest_end_s(self) -> float:
-        """How much later than here the processes of another machine may end."""
+        """How much later the processes of another machine may end."""
         return SETTLE_S + LEAVE_S + self._job.grace_s + UNKILLABLE_S
 
     def conclude(self, failure: JobFailure | None, *, restarts_left: int) -> Conclusion:
-        """Tell the failure, wait until all machines have ended, and choose the first one."""
+        """Report the failure, wait until all machines have ended, and agree on what is next."""
         agreed = Conclusion(
             next=NextAction.FINISH,
             failure=JobFailure(what=self._master_gone(), code=1, may_restart=False),
@@ -172,7 +172,7 @@ class ConnectedMachines:
         return agreed
 
     def give_up(self, why: str) -> None:
-        """This machine cannot go on; the others need not wait for its signs of life."""
+        """Report that this machine cannot continue, so that the others do not wait for it."""
         if self._status_board is not None and not self._is_finished:
             node = self._status_board.layout.node_name(self._status_board.layout.own)
             with contextlib.suppress(RuntimeError):
@@ -180,11 +180,11 @@ class ConnectedMachines:
                 self._status_board.report_end(told)
 
     def close(self) -> None:
-        """Say goodbye; node 0 stays until the others have heard everything."""
+        """Leave the store; node 0 serves it until the others have left."""
         if self._is_gone:
             return
         with contextlib.suppress(RuntimeError):
-            # An elastic job goes on without a machine that gave up.
+            # an elastic job continues without a machine that gave up
             if self._is_finished and self._serves:
                 self._rendezvous.close()
             self._heartbeats.leave()
@@ -195,7 +195,7 @@ class ConnectedMachines:
         if self._status_board is None:
             serve_until_others_leave(self._heartbeats, (), STRANGERS_S, self._interrupts)
         else:
-            # Others wait as long for a machine that does not end, and may have begun that later.
+            # other launchers may wait as long for a machine that does not end, and may start later
             longest_s = 2 * self._longest_end_s
             serve_until_others_leave(
                 self._heartbeats, self._status_board.launchers, longest_s, self._interrupts

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The heartbeats of launchers: who has come and who still gives signs of life."""
+"""The heartbeats of launchers, counted in the store."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-#: how often a launcher gives a sign of life and looks at those of the others
+#: the interval at which a launcher beats and reads the beats of the others
 BEAT_S = 1.0
-#: silence after which a launcher counts as out of reach
+#: how long a launcher may send no heartbeat before it counts as unreachable
 SILENT_S = 7.0
 
 
 class Counters(Protocol):
-    """The part of torch's store that never blocks."""
+    """The operations of torch's store that never block."""
 
     def add(self, key: str, amount: int) -> int: ...
 
@@ -24,12 +24,12 @@ class Counters(Protocol):
 
 
 class Heartbeats:
-    """Every launcher counts its own beats; the others only compare, so clocks need not agree."""
+    """Each launcher counts its own beats; others compare counts, so clocks need not agree."""
 
     def __init__(
         self, store: Counters, host: str, now: float, patience_s: float = SILENT_S
     ) -> None:
-        """A launcher that is silent for longer than `patience_s` is lost."""
+        """A launcher that sends no heartbeat for `patience_s` is lost."""
         self._store = store
         self._patience_s = max(SILENT_S, patience_s)
         self.number = store.add("launchers", 1)
@@ -37,12 +37,12 @@ class Heartbeats:
         self._hosts: dict[int, str] = {}
         self._beats: dict[int, int] = {}
         self._beat_seen_at: dict[int, float] = {}
-        #: when a silence ended
+        #: when a launcher was unreachable last
         self._reachable_since: dict[int, float] = {}
         self._next = now
 
     def beat(self, now: float) -> None:
-        """Give a sign of life and listen, if it is time again."""
+        """Send a heartbeat and read those of the others, once per interval."""
         if now < self._next:
             return
         self._next = now + BEAT_S
@@ -50,14 +50,14 @@ class Heartbeats:
         self.poll(now)
 
     def poll(self, now: float) -> None:
-        """Hear all launchers that have come so far."""
+        """Read the heartbeats of all launchers that have joined."""
         for number in range(1, self._store.add("launchers", 0) + 1):
             self._poll_launcher(number, now)
 
     def _poll_launcher(self, number: int, now: float) -> None:
         if number not in self._hosts:
             if not self._store.check([f"launcher/{number}"]):
-                return  # counted itself a moment ago, its name follows
+                return  # the launcher has counted itself, but not yet written its name
             self._hosts[number] = self._store.get(f"launcher/{number}").decode()
         beats = self._store.add(f"beat/{number}", 0)
         if beats != self._beats.get(number):
@@ -67,32 +67,32 @@ class Heartbeats:
             self._beat_seen_at[number] = now
 
     def reachable_hosts(self, now: float) -> list[str]:
-        """The hosts of all launchers that give signs of life."""
+        """The hosts of all launchers that send heartbeats."""
         return [host for number, host in self._hosts.items() if not self.is_silent(number, now)]
 
     def leave(self) -> None:
-        """This launcher has heard everything and needs the store no more."""
+        """Mark that this launcher no longer needs the store."""
         self._store.set(f"goodbye/{self.number}", "")
 
     def remaining(self, now: float) -> set[int]:
-        """The launchers that have neither said goodbye nor are lost."""
+        """The launchers that have not left and are not lost."""
         here = {number for number in self._hosts if not self.is_lost(number, now)}
         return {number for number in here if not self._store.check([f"goodbye/{number}"])}
 
     def silence_s(self, number: int, now: float) -> float:
-        """How long a launcher has given no sign of life."""
+        """How long a launcher has sent no heartbeat."""
         return now - self._beat_seen_at.get(number, now)
 
     def is_silent(self, number: int, now: float) -> bool:
-        """True when a launcher is out of reach; it may come back."""
+        """True when a launcher is unreachable; it may come back."""
         return self.silence_s(number, now) > SILENT_S
 
     def is_lost(self, number: int, now: float) -> bool:
-        """True when a launcher has been silent for too long."""
+        """True when a launcher has been unreachable for too long."""
         return self.silence_s(number, now) > self._patience_s
 
     def is_late(self, number: int, since: float, now: float, longest_s: float) -> bool:
-        """True when a launcher is lost, or had `longest_s` within reach since then."""
+        """True when a launcher is lost, or was reachable for `longest_s` after `since`."""
         if self.is_silent(number, now):
             return self.is_lost(number, now)
         return now - max(since, self._reachable_since.get(number, since)) >= longest_s

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machines out of each other's reach: how long they wait, and what the user reads."""
+"""Wait for unreachable machines, and report them to the user."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _T = TypeVar("_T")
 
 
 class OutOfReachError(StoreLostError):
-    """The store cannot be reached now; a later attempt may succeed."""
+    """The store is unreachable now; a later attempt may succeed."""
 
 
 class Outage:
-    """How long the store has been out of reach, and who waits for it."""
+    """Retries operations while the store is unreachable, up to a deadline."""
 
     def __init__(self, name: str, longest_s: float, screen: Screen, interrupts: Interrupts) -> None:
-        """`name` is what the user reads for the machine that serves the store."""
+        """`name` describes the machine that serves the store."""
         self._name, self._longest_s = name, longest_s
         self._screen, self._interrupts = screen, interrupts
         self._since: float | None = None
@@ -33,7 +33,7 @@ class Outage:
 
     @contextlib.contextmanager
     def single_attempt(self) -> Iterator[None]:
-        """Inside, one attempt is enough: OutOfReachError when it fails."""
+        """Within the context, raise OutOfReachError after one failed attempt."""
         self._once = True
         try:
             yield
@@ -41,7 +41,7 @@ class Outage:
             self._once = False
 
     def outlast(self, attempt: Callable[[], _T]) -> _T:
-        """Try until it works; the last error at the deadline, or after a further interrupt."""
+        """Retry until success; raise the last error at the deadline or after another interrupt."""
         interrupts = len(self._interrupts.seen)
         while True:
             began = time.monotonic()
@@ -62,9 +62,9 @@ class Outage:
         if self._since is None:
             self._since = began
         elif not self._is_told:
-            # a connection that only broke is replaced by the first further attempt
+            # the second attempt replaces a connection that only broke
             self._is_told = True
-            self._screen.say(f"{self._name} is out of reach; {_waiting(self._longest_s)}")
+            self._screen.say(f"{self._name} is unreachable; {_waiting(self._longest_s)}")
         if time.monotonic() - self._since >= self._longest_s:
             raise error
         if self._once:
@@ -78,20 +78,20 @@ class Outage:
 
 
 class SilenceReport:
-    """Tells the user which machines give no sign of life, and which of them are back."""
+    """Reports machines that send no heartbeats, and those that are back."""
 
     def __init__(self, longest_s: float, screen: Screen) -> None:
         self._longest_s, self._screen = longest_s, screen
         self._seen: dict[str, float] = {}
 
     def tell(self, silent: Mapping[str, float]) -> None:
-        """One line for each change; `silent` has the silence of each machine in seconds."""
+        """Print one line for each change; `silent` maps machines to seconds without heartbeat."""
         for name in silent.keys() - self._seen.keys():
-            self._screen.say(f"{name} gives no sign of life; {_waiting(self._longest_s)}")
+            self._screen.say(f"{name} sends no heartbeats; {_waiting(self._longest_s)}")
         for name in self._seen.keys() - silent.keys():
             self._screen.say(f"{name} is back after {self._seen[name]:.0f} s")
         self._seen = dict(silent)
 
 
 def _waiting(longest_s: float) -> str:
-    return f"waiting for it up to {longest_s:g} s (--deadline_s)"
+    return f"waiting up to {longest_s:g} s for it (--deadline_s)"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this machine brings to the job: its ports, held from now on, and what others check."""
+"""This machine's part of the job: reserved ports, and the facts that launchers compare."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from fleetlight.roles.role import Endpoint
 def reserve_node(
     job: JobSpec, held: contextlib.ExitStack, *, restart: int = 0, failures: int = 0
 ) -> tuple[Node, list[Reservation]]:
-    """This machine as the others will know it; `held` gives the ports back in the end."""
+    """Reserve ports for this machine's processes and describe it; `held` releases the ports."""
     here = job.machine
     listed = [
-        Reservation(*endpoint, said=f"another port in {flag}")
+        Reservation(*endpoint, remedy=f"another port in {flag}")
         for flag, endpoints in (("--workers", here.workers), ("--servers", here.servers))
         for endpoint in endpoints
     ]
@@ -49,7 +49,7 @@ def _endpoints(role: RoleSpec, host: str, ports: Iterator[int]) -> tuple[Endpoin
 
 
 def with_shared_facts(node: Node, job: JobSpec, meeting: Meeting) -> Node:
-    """The same node, with everything the launchers compare when they meet."""
+    """The node with the facts that launchers compare when they meet."""
     return dataclasses.replace(
         node,
         rank=meeting.rank,
@@ -65,7 +65,7 @@ def with_shared_facts(node: Node, job: JobSpec, meeting: Meeting) -> Node:
 
 
 def script_hash(job: JobSpec) -> str:
-    """A short hash of the script's bytes; for a module its name."""
+    """A short hash of the script's bytes, or the name of a module."""
     if job.is_module:
         return job.script
     try:

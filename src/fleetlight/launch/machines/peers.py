@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a launcher says to the launchers of the other machines, and the case of no others."""
+"""The interface between a session and the other machines, and the case of one machine."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from fleetlight.launch.processes.watch import RemoteState
 
 
 class NextAction(enum.Enum):
-    """What happens after all machines have ended one start of the job."""
+    """What follows after all machines have ended one start of the job."""
 
     FINISH = enum.auto()
     #: a failure that a restart may cure
     RESTART = enum.auto()
-    #: machines came or went and the job goes on with those that are there
+    #: machines joined or left, and the job continues with the connected ones
     REGROUP = enum.auto()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Conclusion:
-    """What all machines together made of one start of the job."""
+    """What all machines agree on after one start of the job."""
 
     next: NextAction
     failure: JobFailure | None = None
@@ -34,53 +34,53 @@ class OtherMachines(Protocol):
     """The other machines."""
 
     def gather(self, node: Node) -> JobLayout:
-        """Meet the others; who is where."""
+        """Wait for the other machines; return the layout of the job."""
 
     def share(self, job_id: str | None) -> str:
-        """The job's id: given by node 0 once its logs are in place, awaited by the others."""
+        """Publish the job's id on node 0; on the others (`job_id` None) wait for it."""
 
-    def elsewhere(self, workers_done: bool) -> RemoteState:
-        """Tell the others how it goes here, hear how it goes there."""
+    def exchange_state(self, workers_done: bool) -> RemoteState:
+        """Report this machine's state; return that of the other machines."""
 
     def conclude(self, failure: JobFailure | None, *, restarts_left: int) -> Conclusion:
-        """This machine has ended its processes; wait for the others and agree."""
+        """Report that this machine has ended its processes; wait for the others and agree."""
 
     def give_up(self, why: str) -> None:
-        """This machine cannot go on; the others need not wait for its signs of life."""
+        """Report that this machine cannot continue, so that the others do not wait for it."""
 
     def close(self) -> None:
-        """Nothing more will be said."""
+        """Disconnect from the other machines."""
 
 
 class NoOtherMachines:
     """A job of one machine."""
 
     def gather(self, node: Node) -> JobLayout:
-        """There is nobody to wait for."""
+        """The layout of this machine alone."""
         return JobLayout(nodes=(node,))
 
     def share(self, job_id: str | None) -> str:
-        """The own id."""
+        """Return `job_id`."""
         assert job_id is not None
         return job_id
 
-    def elsewhere(self, workers_done: bool) -> RemoteState:
-        """Nobody else has anything left to do."""
+    def exchange_state(self, workers_done: bool) -> RemoteState:
+        """Return DONE: no other machine has work left."""
         return RemoteState.DONE
 
     def conclude(self, failure: JobFailure | None, *, restarts_left: int) -> Conclusion:
-        """What happened here is what happened."""
+        """Decide by this machine's failure."""
         return conclusion(failure, restarts_left)
 
     def give_up(self, why: str) -> None:
-        """There is nobody to tell."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
 
 def conclusion(failure: JobFailure | None, restarts_left: int) -> Conclusion:
-    """The rule all machines follow."""
+    """The rule that all machines follow."""
     may_restart = failure is not None and failure.may_restart and restarts_left > 0
     return Conclusion(
         next=NextAction.RESTART if may_restart else NextAction.FINISH, failure=failure

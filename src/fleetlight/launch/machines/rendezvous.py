@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How launchers reach the store, meet, exchange a layout, and leave the store in the end."""
+"""Connect to the launchers' store, agree on a layout, and leave the store at the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fleetlight.launch.processes import ports
 from fleetlight.launch.processes.interrupts import Interrupts
 from fleetlight.roles.role import endpoint_text
 
-#: how long to wait for launchers that take part in no start of the job: they cannot know its end
+#: how long to serve launchers that never joined a start of the job, and cannot know its end
 STRANGERS_S = 5.0
 _LOOK_S = 0.05
 
@@ -27,7 +27,7 @@ _LOOK_S = 0.05
 def reach(
     meeting: Meeting, deadline: StartDeadline, retry: Retry | None = None
 ) -> tuple[store.Store, bool]:
-    """The launchers' store, and whether it is served here or was found on node 0."""
+    """Serve or connect to the launchers' store; return it, and True if it is served here."""
     if meeting.is_master:
         served = store.serve(meeting)
         if served is not None:
@@ -41,18 +41,18 @@ def reach(
 
 
 def _check_may_be_served_by_another(meeting: Meeting) -> None:
-    # Two launchers on one machine without --rank: the first one serves. Else the port is taken.
+    # of two launchers on one machine without --rank, the first serves; else the port is taken
     if meeting.hosts or meeting.rank == 0:
         host, port = meeting.master
         flag = "--start_port" if meeting.hosts else "--master"
         raise LaunchError(
-            f"port {port} on {host}, where the machines meet, is taken{ports.owner(port)}; end "
+            f"port {port} on {host}, at which the machines meet, is taken{ports.owner(port)}; end "
             f"that process or choose another {flag} on all machines"
         )
 
 
 class RendezvousThread:
-    """Runs torch's rendezvous, which blocks, beside a loop that stays awake."""
+    """Runs torch's rendezvous, which blocks, on a thread of its own."""
 
     def __init__(self, rendezvous: store.Rendezvous) -> None:
         self._found: tuple[str, int, int] | None = None
@@ -64,11 +64,11 @@ class RendezvousThread:
     def _run(self) -> None:
         try:
             self._found = self._rendezvous.next_round()
-        except Exception as error:  # told to the loop, which raises it
+        except Exception as error:  # is_done raises it
             self._error = error
 
     def is_done(self) -> bool:
-        """True when the machines are there; raises what the rendezvous raised."""
+        """True when the rendezvous is complete; raise its error if it failed."""
         if self._thread.is_alive():
             return False
         if self._error is not None:
@@ -77,7 +77,7 @@ class RendezvousThread:
 
     @property
     def found(self) -> tuple[str, int, int]:
-        """The round's name, a number in 0..n-1, and n."""
+        """The round's name, this machine's number in 0..n-1, and n."""
         assert self._found is not None
         return self._found
 
@@ -89,7 +89,7 @@ def exchange(
     meeting: Meeting,
     deadline: StartDeadline,
 ) -> tuple[JobLayout, tuple[int, ...], list[str]]:
-    """Everybody's node, in order, with their launchers' numbers, and warnings."""
+    """Exchange nodes; return the layout, the launchers' numbers in its order, and warnings."""
     shared, number, count = met
     shared.set(f"node/{number}", json.dumps([node.to_dict(), heartbeats.number]))
     keys = [f"node/{other}" for other in range(count)]
@@ -98,7 +98,7 @@ def exchange(
         heartbeats.beat(time.monotonic())
         return shared.check(keys)
 
-    deadline.wait(all_there, lambda: "a machine met the others but did not say what it has")
+    deadline.wait(all_there, lambda: "a machine joined but did not send its description")
     told = [json.loads(shared.get(key)) for key in keys]
     pairs = [(Node.from_dict(data), launcher) for data, launcher in told]
     return _layout_of([n for n, _ in pairs], [launcher for _, launcher in pairs], number, meeting)
@@ -119,11 +119,11 @@ def serve_until_others_leave(
 ) -> None:
     """Serve the store until every other launcher has left or is silent.
 
-    `job_launchers` took part in the last start of the job: each is about to leave, so it has
-    `longest_s`. A further interrupt ends the wait.
+    `job_launchers` took part in the last start of the job and have `longest_s` to leave.
+    Another interrupt ends the wait.
     """
     began, interrupts_before = time.monotonic(), len(interrupts.seen)
-    # One may have come since the last beat: the whole job may be shorter than that.
+    # a launcher may have joined since the last beat, if the job was short
     heartbeats.poll(began)
     while len(interrupts.seen) == interrupts_before:
         now = time.monotonic()

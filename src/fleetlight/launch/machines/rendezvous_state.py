@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of torch's rendezvous as JSON in the launchers' store.
 
-torch would put a pickle there and unpickle whatever it finds: the store checks nobody, and anyone
-who reached it could run code in every launcher. So what travels is data. Only bytes that this very
-process has pickled a moment ago are ever unpickled: torch takes the state in no other form.
+torch would store a pickle and unpickle what it finds. The store has no authentication, so anyone
+who reaches it could run code in every launcher. JSON is data only. torch takes the state as a
+pickle, so this module unpickles bytes, but only those that this process has just pickled.
 """
 
 from __future__ import annotations
@@ -35,41 +35,41 @@ class _Round(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RendezvousBackend(Protocol):
-    """The part of torch's `RendezvousBackend` that we stand in for; a token is torch's own mark."""
+    """The methods of torch's `RendezvousBackend`; a token identifies a version of the state."""
 
     @property
     def name(self) -> str:
-        """What torch calls it."""
+        """The name that torch logs."""
 
     def get_state(self) -> tuple[bytes, Any] | None:
-        """The state and its mark, None before there is one."""
+        """The state and its token, None before the first write."""
 
     def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:
-        """Replace the state with that mark; what is there then, and whether it is the new one."""
+        """Compare and swap; return the current state, its token, and True if it is `state`."""
 
 
 class JsonBackend:
-    """Between torch, which speaks pickle, and a store in which there is none."""
+    """Translates between torch's pickle and the store's JSON."""
 
     def __init__(self, inner: RendezvousBackend, torch: Any) -> None:
-        """`torch` is the module of the rendezvous, with its classes and errors."""
+        """`torch` is the module with the rendezvous' classes and errors."""
         self._inner, self._torch = inner, torch
         #: the round of the last state that was read or written
         self.round = 0
 
     @property
     def name(self) -> str:
-        """What torch calls it."""
+        """The name that torch logs."""
         return self._inner.name
 
     def get_state(self) -> tuple[bytes, Any] | None:
-        """The state, pickled here, and its mark."""
+        """The state as a pickle, and its token."""
         found = self._inner.get_state()
         return None if found is None else (self._pickled(found[0]), found[1])
 
     def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:
-        """Replace the state that has the mark `token`."""
-        # torch has pickled it in the line before it called this
+        """Replace the state that has this token."""
+        # torch pickles the state just before this call
         plain = pickle.loads(state)
         answer = self._inner.set_state(to_json(plain), token)
         if answer is None:
@@ -85,15 +85,15 @@ class JsonBackend:
             plain = from_json(data, self._torch)
         except (msgspec.MsgspecError, RecursionError, ValueError) as error:
             raise self._torch.RendezvousStateError(
-                f"the launchers' store holds something that is no state of a rendezvous ({error}); "
-                "is another version of fleetlight, or another program, using this port?"
+                f"the launchers' store has invalid data in place of a rendezvous state ({error}); "
+                "does another version of fleetlight, or another program, use this port?"
             ) from None
         self.round = plain.round
         return pickle.dumps(plain)
 
 
 def to_json(state: Any) -> bytes:
-    """A state of torch's as data; equal states give equal bytes."""
+    """Encode torch's state; equal states give equal bytes."""
     return msgspec.json.encode(
         _Round(
             round=state.round,
@@ -109,8 +109,8 @@ def to_json(state: Any) -> bytes:
 
 
 def from_json(data: bytes, torch: Any) -> Any:
-    """The way back, into torch's own classes."""
-    # loads torch, which a job of one machine has no use for
+    """Decode a state into torch's classes."""
+    # imported late, because a job of one machine does not need torch
     from fleetlight.torch_compat.c10d import empty_rendezvous_state, rendezvous_node
 
     read = msgspec.json.decode(data, type=_Round)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waiting for other machines: visibly, and not for ever."""
+"""Wait for other machines up to a deadline, with progress messages."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fleetlight.launch.processes.interrupts import Interrupts
 from fleetlight.launch.screen import Screen
 from fleetlight.roles.role import endpoint_text
 
-#: how often the user is told who is missing
+#: the interval of messages about missing machines
 TELL_S = 3.0
 _LOOK_S = 0.05
 
 
 class StartDeadline:
-    """Waits for something, tells the user about it, and gives up at the deadline."""
+    """Waits for conditions, prints what is missing, and fails at the deadline."""
 
     def __init__(self, screen: Screen, interrupts: Interrupts, deadline_s: float) -> None:
         self._screen, self._interrupts = screen, interrupts
@@ -28,18 +28,18 @@ class StartDeadline:
 
     @property
     def left_s(self) -> float:
-        """How long is left until the deadline."""
+        """The time until the deadline."""
         return max(0.0, self._began + self._deadline_s - time.monotonic())
 
     def wait(self, is_there: Callable[[], bool], missing: Callable[[], str]) -> None:
-        """Returns when `is_there()`; MembershipError with `missing()` at the deadline."""
+        """Return when `is_there()`; raise MembershipError with `missing()` at the deadline."""
         while not is_there():
             self._interrupts.check()
             now = time.monotonic()
             if now - self._began > self._deadline_s:
                 raise MembershipError(
                     f"the job did not form within {self._deadline_s:g} s (--deadline_s): "
-                    f"{missing()}; start the same command there, or check addresses and firewall"
+                    f"{missing()}; start the same command there, or check addresses and firewalls"
                 )
             if now - self._told_at >= TELL_S:
                 self._told_at = now
@@ -48,7 +48,7 @@ class StartDeadline:
 
 
 def describe_missing(meeting: Meeting, here: Sequence[str]) -> str:
-    """Who has not come yet, in words."""
+    """A sentence about the machines that have not joined yet."""
     least, most = meeting.min_nodes, meeting.max_nodes
     missing = [host for host in meeting.hosts if host not in here]
     names = ", ".join(sorted(here))
@@ -56,7 +56,7 @@ def describe_missing(meeting: Meeting, here: Sequence[str]) -> str:
         port = meeting.master[1]
         return f"not ready endpoints: {[endpoint_text((host, port)) for host in missing]}"
     if len(here) >= most:
-        return f"all machines are here ({names}), not all are ready to start"
+        return f"all machines are connected ({names}), but not all are ready to start"
     if len(here) >= least:
-        return f"enough machines are here ({names}); more may come, up to {most}"
-    return f"waiting for {least - len(here)} of {least} machines (here: {names})"
+        return f"enough machines are connected ({names}); up to {most} may join"
+    return f"waiting for {least - len(here)} of {least} machines (connected: {names})"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`StatusBoard`: what launchers tell each other during one start of the job."""
+"""`StatusBoard`: the states that launchers exchange during one start of the job."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ _LOOK_S = 0.05
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _End:
-    """What a machine tells once its processes have ended: all of it in one value of the store."""
+class _EndReport:
+    """The report of a machine whose processes have ended, written as one value of the store."""
 
-    #: True when its workers had exited with 0
+    #: True when all its workers exited with 0
     workers_done: bool
-    #: which of the failures that were told this one is
+    #: the position of this failure in the order of reports
     place: int
     failure: JobFailure | None
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> _End:
+    def from_dict(cls, data: dict[str, Any]) -> _EndReport:
         failure = data["failure"]
         return cls(**{**data, "failure": JobFailure(**failure) if failure else None})
 
 
 class StatusBoard:
-    """Notices of the machines that have met, in the store they share until they meet again."""
+    """The states of the machines of one rendezvous, in their part of the store."""
 
     def __init__(
         self, store: Counters, heartbeats: Heartbeats, layout: JobLayout, launchers: Sequence[int]
@@ -48,14 +48,14 @@ class StatusBoard:
         self._store, self._heartbeats = store, heartbeats
         self._nodes = range(len(layout.nodes))
         self._said_done = False
-        self._ends: dict[int, _End] = {}
+        self._ends: dict[int, _EndReport] = {}
 
     def publish_job_id(self, job_id: str) -> None:
-        """Node 0 has its logs in place."""
+        """Write the job's id; called on node 0 once its log folder is ready."""
         self._store.set("job", job_id)
 
     def await_job_id(self, deadline: StartDeadline) -> str:
-        """Wait until node 0 has."""
+        """Wait for the job's id from node 0."""
 
         def there() -> bool:
             self._heartbeats.beat(time.monotonic())
@@ -67,7 +67,7 @@ class StatusBoard:
         return self._store.get("job").decode()
 
     def ask(self, now: float, *, workers_done: bool) -> RemoteState:
-        """Say how it goes here, hear how it goes there."""
+        """Report whether this machine's workers are done; return the state of all machines."""
         if workers_done and not self._said_done:
             self._store.set(f"done/{self.layout.own}", "")
             self._said_done = True
@@ -77,15 +77,15 @@ class StatusBoard:
         return RemoteState.STOP if stop else RemoteState.RUNNING
 
     def all_done(self) -> bool:
-        """True when the workers of all machines have exited with 0."""
+        """True when all workers of all machines have exited with 0."""
         return self._store.check([f"done/{node}" for node in self._nodes])
 
     def lost(self, now: float) -> list[int]:
-        """The nodes whose launcher has fallen silent."""
+        """The nodes whose launchers are lost."""
         return [node for node in self._nodes if self._heartbeats.is_lost(self.launchers[node], now)]
 
     def silent(self, now: float) -> dict[str, float]:
-        """The names of the nodes that are out of reach, and how long they have been silent."""
+        """The names of the unreachable nodes, with the seconds since their last heartbeat."""
         return {
             self.layout.node_name(node): self._heartbeats.silence_s(number, now)
             for node, number in enumerate(self.launchers)
@@ -93,22 +93,22 @@ class StatusBoard:
         }
 
     def request_stop(self) -> int:
-        """End this start of the job everywhere; how many have called so."""
+        """End this start of the job on all machines; return the number of such requests."""
         return self._store.add("stop", 1)
 
     def report_end(self, failure: JobFailure | None) -> None:
-        """All processes here have ended, because of `failure` if there is one."""
+        """Report that this machine's processes have ended, and with which failure."""
         place = 0 if failure is None else self.request_stop()
-        end = _End(workers_done=self._said_done, place=place, failure=failure)
+        end = _EndReport(workers_done=self._said_done, place=place, failure=failure)
         self._store.set(f"ended/{self.layout.own}", json.dumps(dataclasses.asdict(end)))
 
     def wait_for_ends(
         self, longest_s: float, is_enough: Callable[[], bool] = lambda: False
     ) -> list[JobFailure]:
-        """Wait until all machines have ended their processes; those that never said so.
+        """Wait for the end reports of all machines; return failures for those without one.
 
-        Whoever has heard all ends knows all that is needed to agree: the store may go then. The
-        wait is over as well when `is_enough()`.
+        A launcher that has all reports can agree without the store. The wait also ends when
+        `is_enough()`.
         """
         began = time.monotonic()
         left = set(self._nodes)
@@ -126,22 +126,22 @@ class StatusBoard:
     def _has_reported(self, node: int) -> bool:
         key = f"ended/{node}"
         if node not in self._ends and self._store.check([key]):
-            self._ends[node] = _End.from_dict(json.loads(self._store.get(key)))
+            self._ends[node] = _EndReport.from_dict(json.loads(self._store.get(key)))
         return node in self._ends
 
     def _missing_report(self, node: int) -> JobFailure:
         is_silent = self._heartbeats.is_silent(self.launchers[node], time.monotonic())
-        how = "went away: no sign of life" if is_silent else "did not end its processes in time"
+        how = "went away: no heartbeat" if is_silent else "did not end its processes in time"
         what = f"{self.layout.node_name(node)} {how}"
         return JobFailure(what=what, code=1, killed=True, may_restart=False)
 
     def failures(self) -> list[JobFailure]:
-        """The failures that were told, in the order they were told."""
+        """The reported failures in order of report."""
         told = sorted(self._ends.values(), key=lambda end: end.place)
         return [end.failure for end in told if end.failure is not None]
 
     def all_succeeded(self) -> bool:
-        """True when all machines ended after the workers of all had exited with 0."""
+        """True when all machines ended after all workers had exited with 0."""
         return len(self._ends) == len(self._nodes) and all(
             end.workers_done for end in self._ends.values()
         )
@@ -150,7 +150,7 @@ class StatusBoard:
 def agree(
     board: StatusBoard, silent: Sequence[JobFailure], meeting: Meeting, restarts_left: int
 ) -> Conclusion:
-    """What all machines make of one start of the job, each for itself and all the same."""
+    """The conclusion that each machine draws by itself, equal on all machines."""
     first = first_of_all([*silent, *board.failures()])
     left = len(board.layout.nodes) - len(silent)
     if first in silent and meeting.is_elastic and left >= meeting.min_nodes:

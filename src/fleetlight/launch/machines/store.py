@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch's store and rendezvous between launchers: the only file of the launcher that uses torch.
+"""torch's store and rendezvous between launchers; only this file of the launcher uses torch.
 
-torch is imported inside the functions, since a job of one machine has no use for it.
+torch is imported inside functions, since a job of one machine does not need it.
 """
 
 from __future__ import annotations
@@ -30,37 +30,37 @@ from fleetlight.roles.role import Endpoint
 from fleetlight.security.context import client_context, server_context
 from fleetlight.wire import tunnel
 
-#: a launcher that listens gets this long to answer, however little is left of --deadline_s
+#: the least time that a listening launcher gets to reply, whatever is left of --deadline_s
 _LEAST_S = 1.0
-#: with MIN:MAX machines, how long to wait for more once MIN are there
+#: with MIN:MAX machines, how long to wait for more once MIN have joined
 LAST_CALL_S = 5.0
-#: a key all launchers of a job use; the master's port is what tells jobs apart
+#: a key of all jobs; jobs differ by the master's port
 _RUN = "fleetrun"
-#: a key with a number that no other store has
+#: the key of a random number that identifies the store
 _IDENTITY = "store"
 _LOOPBACK = "127.0.0.1"
-#: Collecting a handler joins its heartbeat thread, which may hang on a dead connection: never done.
-#: Tunnels last as long as the launcher.
+#: a handler's destructor joins its heartbeat thread, which may hang on a dead connection;
+#: tunnels must last as long as the launcher
 _NEVER_COLLECTED: list[object] = []
 
 
 class Store:
-    """The part of torch's store that answers at once, with an end to every wait."""
+    """The non-blocking operations of torch's store, each with a deadline."""
 
     def __init__(self, link: StoreConnection, prefix: str = "") -> None:
         self._link, self._prefix = link, prefix
 
     @property
     def raw(self) -> Any:
-        """torch's store itself."""
+        """torch's store."""
         return self._link.raw
 
     def prefixed(self, name: str) -> Store:
-        """Keys of their own in the same store."""
+        """A view of the store whose keys start with `name`."""
         return Store(self._link, f"{self._prefix}{name}/")
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter; its new value."""
+        """Add to a counter and return its new value."""
         return int(self._link.call(lambda raw: raw.add(self._prefix + key, amount)))
 
     def set(self, key: str, value: str) -> None:
@@ -68,24 +68,24 @@ class Store:
         self._link.call(lambda raw: raw.set(self._prefix + key, value))
 
     def check(self, keys: list[str]) -> bool:
-        """True when all keys have been written."""
+        """True when all keys are written."""
         there = [self._prefix + key for key in keys]
         return bool(self._link.call(lambda raw: raw.check(there)))
 
     def get(self, key: str) -> bytes:
-        """Read a value that has been written."""
+        """Read a written value."""
         return bytes(self._link.call(lambda raw: raw.get(self._prefix + key)))
 
 
 def quiet_torch() -> None:
-    """torch reports lost connections at length; the launcher names the machine in one line."""
+    """Silence torch's logs of lost connections, which the launcher reports in one line."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    # Children get a store of their own, served by worker 0.
+    # processes use another store, which worker 0 serves
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
 
 
 def serve(meeting: Meeting) -> Store | None:
-    """The store, served here on the master's address only; None when the port is taken."""
+    """Serve the store at the master's address only; None if the port is taken."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     host, port = meeting.master
@@ -115,7 +115,7 @@ def _warn(text: str) -> None:
 
 
 def is_served(meeting: Meeting) -> bool:
-    """True when something listens where the master should."""
+    """True when a process listens at the master's address."""
     try:
         with socket.create_connection(meeting.master, timeout=1.0):
             return True
@@ -126,11 +126,11 @@ def is_served(meeting: Meeting) -> bool:
 def connect(
     meeting: Meeting, left_s: float = STORE_DEADLINE_S, retry: Retry | None = None
 ) -> Store:
-    """The store of another machine, when it answers within `left_s`.
+    """Connect to the store of another machine within `left_s`.
 
     With `retry`, a connection that fails later is replaced.
     """
-    import torch.distributed  # noqa: F401  # takes seconds, which are not the store's
+    import torch.distributed  # noqa: F401  # the import takes seconds, which must not count
 
     host, port = _client_endpoint(meeting)
     deadline_s = min(STORE_DEADLINE_S, max(_LEAST_S, left_s))
@@ -141,14 +141,14 @@ def connect(
         listener = ports.listener(port) if is_own(host) else ""
         but = f" but {listener}" if listener else ""
         raise LaunchError(
-            f"what answers at {host}:{port} is not a fleetrun{but}: {error}; end it, or choose "
+            f"the process at {host}:{port} is not a fleetrun{but}: {error}; end it, or choose "
             "another port for all machines (--master host:port, or --start_port with --ips)"
         ) from None
     return Store(StoreConnection(raw, lambda: _reconnect(meeting, (host, port), identity), retry))
 
 
 def _client_endpoint(meeting: Meeting) -> Endpoint:
-    """Where torch's client connects to: the master, or a tunnel that leads there inside TLS."""
+    """The address for torch's client: the master's, or that of a TLS tunnel to it."""
     if meeting.ssl is None:
         return meeting.master
     entrance = tunnel.entrance_to(meeting.master, client_context(meeting.ssl), _warn)
@@ -157,13 +157,13 @@ def _client_endpoint(meeting: Meeting) -> Endpoint:
 
 
 def _reconnect(meeting: Meeting, door: Endpoint, identity: bytes) -> Any:
-    """Another connection to the same store."""
+    """A new connection to the same store."""
     try:
         socket.create_connection(meeting.master, timeout=1.0).close()
     except ConnectionRefusedError as error:
-        raise StoreGoneError("nothing listens where the store was") from error
+        raise StoreGoneError("no process listens at the store's address") from error
     except OSError as error:
-        raise StoreLostError(f"the store is out of reach: {error}") from error
+        raise StoreLostError(f"the store is unreachable: {error}") from error
     raw, found = bounded(lambda: _client(*door, STORE_DEADLINE_S))
     if found != identity:
         raise StoreGoneError("another store has taken its place")
@@ -171,7 +171,7 @@ def _reconnect(meeting: Meeting, door: Endpoint, identity: bytes) -> Any:
 
 
 def _client(host: str, port: int, deadline_s: float) -> tuple[Any, bytes]:
-    """torch's client, and which store it has found."""
+    """torch's client, and the identity of its store."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     timeout = datetime.timedelta(seconds=deadline_s)
@@ -180,7 +180,7 @@ def _client(host: str, port: int, deadline_s: float) -> tuple[Any, bytes]:
 
 
 class Rendezvous:
-    """torch's dynamic rendezvous: rounds of machines that come, stay and go."""
+    """torch's dynamic rendezvous: in each round, machines may join or leave."""
 
     def __init__(self, store: Store, meeting: Meeting, host: str, deadline_s: float) -> None:
         from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend as c10d
@@ -204,7 +204,7 @@ class Rendezvous:
         _NEVER_COLLECTED.append(self._handler)
 
     def next_round(self) -> tuple[str, int, int]:
-        """Blocks until the machines are there: the round's name, a number and how many."""
+        """Block until the machines have joined; return the round's name, a number and the size."""
         from torch.distributed.elastic.rendezvous import api
 
         try:
@@ -212,7 +212,7 @@ class Rendezvous:
         except api.RendezvousTimeoutError as error:
             raise MembershipError(str(error)) from None
         except (api.RendezvousClosedError, api.RendezvousGracefulExitError):
-            raise MembershipError("the job has ended without this machine") from None
+            raise MembershipError("the job ended before this machine joined") from None
         except api.RendezvousConnectionError as error:
             raise MembershipError(f"the store of node 0 went away: {error.__cause__}") from None
         except api.RendezvousStateError as error:
@@ -220,7 +220,7 @@ class Rendezvous:
         return f"round.{self._backend.round}", met.rank, met.world_size
 
     def waiting(self) -> int:
-        """How many machines would like to join."""
+        """The number of machines that wait to join."""
         from torch.distributed.elastic.rendezvous import api
 
         try:
@@ -229,5 +229,5 @@ class Rendezvous:
             raise StoreLostError(str(error)) from None
 
     def close(self) -> None:
-        """Nobody may join any more."""
+        """Let no more machines join."""
         bounded(self._handler.shutdown)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of one machine: started, followed, watched and ended, with nothing left behind."""
+"""Start, supervise and end the processes of one machine, without leaving any behind."""

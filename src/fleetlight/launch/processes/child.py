@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Start and end one process of the job, so that nothing of it is left whatever happens."""
+"""Start and end one process of the job, with all processes that it starts."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fleetlight.launch.processes import reaper as reaper_program
 from fleetlight.roles.password import PASSWORD
 
 _PR_SET_PDEATHSIG = 1
-_KEEPER_DEADLINE_S = 5.0
+_REAPER_DEADLINE_S = 5.0
 
 
 class Reaper:
-    """The handle of the `reaper` program; of fleetrun's own `folder` it leaves nothing."""
+    """The handle of the `reaper` program, which also removes fleetrun's own `folder`."""
 
     def __init__(self, folder: str = "") -> None:
-        # Run by path and isolated: importing the package would cost more than the program.
+        # run by path and isolated, since importing the package would take longer than the program
         program = str(pathlib.Path(reaper_program.__file__).resolve())
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", program, *([folder] if folder else [])],
@@ -34,22 +34,22 @@ class Reaper:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
             cwd="/",
-            # it opens no key
+            # the program opens no key
             env={name: value for name, value in os.environ.items() if name != PASSWORD},
         )
         assert self._process.stdin is not None
         self._orders = self._process.stdin.fileno()
 
     def add_self(self) -> None:
-        """Called in a child before its program starts: there is no moment it is unknown."""
+        """Register the calling child, before its program starts."""
         self._tell(b"add", os.getpid())
 
     def drop(self, group: int) -> None:
-        """The group has been ended; its number may be used again."""
+        """Forget a group that has ended, since its number may be reused."""
         self._tell(b"drop", group)
 
     def _tell(self, word: bytes, group: int) -> None:
-        # Without the reaper the job still runs; only the guard against SIGKILL is missing.
+        # without the reaper the job still runs, but a SIGKILL of fleetrun leaves processes
         with contextlib.suppress(OSError):
             os.write(self._orders, b"%s %d\n" % (word, group))
 
@@ -63,7 +63,7 @@ class Reaper:
         trace: TracebackType | None,
     ) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired, OSError):
-            self._process.communicate(timeout=_KEEPER_DEADLINE_S)
+            self._process.communicate(timeout=_REAPER_DEADLINE_S)
 
 
 def _die_with(parent: int, reaper: Reaper) -> Callable[[], None]:
@@ -73,14 +73,14 @@ def _die_with(parent: int, reaper: Reaper) -> Callable[[], None]:
         reaper.add_self()
         if prctl is not None:
             prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the line above
+        if os.getppid() != parent:  # the parent died before prctl
             os._exit(1)
 
     return prepare
 
 
 class Child:
-    """One running process, leader of its own group."""
+    """One running process, which leads a process group of its own."""
 
     def __init__(
         self,
@@ -106,10 +106,10 @@ class Child:
         self._status: int | None = None
 
     def poll(self) -> int | None:
-        """Exit code, -N for signal N, None while it runs.
+        """The exit code, -N for signal N, None while the process runs.
 
-        The process is looked at but not reaped: as long as it stays a zombie, the number of its
-        group cannot be given to a stranger, and `signal` and `end` cannot hit one.
+        The process is not reaped: while it is a zombie, its group's number cannot be reused, and
+        `signal` and `end` cannot hit another process.
         """
         if self._status is None:
             self._status = _peek(self._process)
@@ -121,17 +121,17 @@ class Child:
             os.killpg(self.pid, number)
 
     def ask(self, number: int) -> None:
-        """Send a signal to the process itself, which sees to what it has started."""
-        # it is not reaped before `end`, so the number is its own
+        """Send a signal to the process itself and not to its children."""
+        # the process is not reaped before `end`, so the number is still its own
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(self.pid, number)
 
     def end(self) -> None:
-        """Kill what is left of the group, grandchildren included, and let the number go."""
+        """Kill what is left of the group, grandchildren included, and reap the process."""
         self.signal(signal.SIGKILL)
         self._reaper.drop(self.pid)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=_KEEPER_DEADLINE_S)
+            self._process.wait(timeout=_REAPER_DEADLINE_S)
 
 
 def _peek(process: subprocess.Popen[bytes]) -> int | None:

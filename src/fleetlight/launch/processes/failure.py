@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which process failed first, and why, in one line."""
+"""Find the process that failed first, and describe its failure in one line."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from fleetlight.launch.job.layout import JobProcess
 from fleetlight.launch.processes.logs import relative, tail
 from fleetlight.launch.status import RESUME_CODE, UNKNOWN, ProcessStatus, Stop
 
-_OFTEN = {
+#: the usual cause of a signal
+_CAUSES = {
     signal.SIGKILL: "often: out of memory",
     signal.SIGSEGV: "a crash in native code",
     signal.SIGBUS: "often: /dev/shm is full",
-    signal.SIGABRT: "native code gave up",
+    signal.SIGABRT: "abort in native code",
     signal.SIGILL: "native code for another processor",
 }
 
 _ERROR = re.compile(
     r"^[\w.]*(Error|Exception|Interrupt|ProcessExit)\b|^Fatal Python error|^terminate "
 )
-#: of an exception's name: `fleetlight.errors.` in `fleetlight.errors.ConfigError: x`
+#: the module in an exception's name: `fleetlight.errors.` in `fleetlight.errors.ConfigError: x`
 _MODULE_PATH = re.compile(r"^([\w<>]+\.)+(?=\w+(:|$))")
 _SEPARATOR = re.compile(r"^--- restart \d+ ---$", re.MULTILINE)
 _LONGEST = 500
@@ -32,25 +33,25 @@ _LONGEST = 500
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProcessExit:
-    """The end of one process, as this machine's launcher saw it."""
+    """The exit of one process."""
 
     member: JobProcess
-    #: exit code, or -N for signal N
+    #: the exit code, or -N for signal N
     status: int
-    #: when its last error was raised, else when its end was seen; by the monotonic clock
+    #: when the process raised its last error, else when its exit was seen; on the monotonic clock
     at: float
-    #: what it has reported in its file
+    #: the last status that the process reported
     reported: ProcessStatus = UNKNOWN
-    #: where the job can resume, of a process that was asked to stop and has
+    #: where the job can resume, if the process stopped on request
     stop: Stop | None = None
 
     @classmethod
     def of(
         cls, member: JobProcess, status: int, reported: ProcessStatus, seen_at: float
     ) -> ProcessExit:
-        """From the status that a process has left; its end was seen at `seen_at`."""
+        """The exit of a process with its last reported status; `seen_at` is when it was seen."""
         raised_at = None if reported.error is None else reported.at
-        # one that was killed after it had reported its stop has saved, too
+        # a process that was killed after it had reported its stop has saved, too
         has_stopped = status == RESUME_CODE or is_killed(status)
         return cls(
             member=member,
@@ -62,45 +63,45 @@ class ProcessExit:
 
     @property
     def may_restart_alone(self) -> bool:
-        """True when the launcher may start it again alone.
+        """True when the launcher may restart only this process.
 
-        An exit code is an error, also of a process that could not tell it, as after os._exit.
+        A signal must have ended it: an exit code is an error, even where none is reported.
         """
         return self.status < 0 and self.reported.restartable
 
     @property
     def has_failed(self) -> bool:
-        """True when the job has failed with it."""
+        """True when the job fails with this process."""
         is_fine = self.reported.expendable or self.is_done or self.stop is not None
         return self.status != 0 and not is_fine
 
     @property
     def is_done(self) -> bool:
-        """True when it was killed, and had nothing more to do."""
+        """True when the process was killed after its work was done."""
         return is_killed(self.status) and self.reported.left_job and self.reported.exiting
 
     @property
     def killed_while_leaving(self) -> bool:
-        """True when it was killed during its goodbye: only servers know whether they heard it."""
+        """True when the process was killed while it disconnected: only servers know how far."""
         return (
             is_killed(self.status) and self.reported.saying_goodbye and not self.reported.left_job
         )
 
     @property
     def is_root_cause(self) -> bool:
-        """True when no process that is still running can be the cause of this."""
+        """True when no running process can be the cause of this failure."""
         has_own_error = self.reported.error is not None and not self.reported.caused_by_peer
         return is_killed(self.status) or has_own_error
 
 
 def is_killed(status: int) -> bool:
-    """True for the status of a process that was ended from outside."""
-    # An abort comes from inside, often because a peer has gone.
+    """True if the process was ended from outside."""
+    # an abort comes from inside, often because a peer was lost
     return status < 0 and status != -signal.SIGABRT
 
 
 def first_failure(exits: Sequence[ProcessExit]) -> ProcessExit | None:
-    """The failure that the others follow from."""
+    """The failure that caused the other failures."""
     failed = [one for one in exits if one.has_failed]
     order = sorted(
         failed, key=lambda one: (one.reported.caused_by_peer, not is_killed(one.status), one.at)
@@ -110,24 +111,24 @@ def first_failure(exits: Sequence[ProcessExit]) -> ProcessExit | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobFailure:
-    """Why a job ended: what travels between launchers and what the user reads."""
+    """Why a job failed, as launchers exchange it and as the user reads it."""
 
-    #: who and how: `worker 1 of 2 exited with code 3`
+    #: the process and its exit: `worker 1 of 2 exited with code 3`
     what: str
-    #: the exit code of fleetrun for it
+    #: the exit code of fleetrun
     code: int
-    #: None when it is not known
+    #: None if unknown
     after_s: float | None = None
     error: str = ""
     log: str = ""
     #: `node 1 (10.0.0.2)` in a job of several machines
     node: str = ""
-    #: the process failed only because a peer did
+    #: True when the process failed only because a peer did
     consequence: bool = False
     killed: bool = False
-    #: False for what a restart cannot cure
+    #: False if a restart would fail again
     may_restart: bool = True
-    #: True when the job has stopped as it was asked to
+    #: True when the job stopped on request
     stopped: bool = False
 
     def __str__(self) -> str:
@@ -141,7 +142,7 @@ class JobFailure:
 def failure_of(
     one: ProcessExit, log: pathlib.Path, *, after_s: float, node: str = ""
 ) -> JobFailure:
-    """The failure of one process, with its reason."""
+    """The failure of one process, with its cause."""
     return JobFailure(
         what=f"{one.member.title} {how(one.status)}",
         code=exit_code(one.status),
@@ -159,18 +160,18 @@ def _why(one: ProcessExit, log: pathlib.Path) -> str:
     error = one.reported.error
     if error:
         return _short(error) if error != how(one.status) else ""
-    # To a signal the process had nothing to say: its last line is not the reason.
+    # a killed process did not log the cause: its last line is unrelated
     return last_error(log) or ("" if one.status < 0 else _last_line(log))
 
 
 def first_of_all(failures: Sequence[JobFailure]) -> JobFailure | None:
-    """The failure that those of other machines follow from; `failures` are in order of report."""
+    """The failure that caused those of other machines; `failures` are in order of report."""
     order = sorted(failures, key=lambda one: (one.stopped, one.consequence, not one.killed))
     return order[0] if order else None
 
 
 def exit_code(status: int) -> int:
-    """A process status as a shell tells it: 128 + N for signal N."""
+    """A process status as shells show it: 128 + N for signal N."""
     return status if status >= 0 else 128 - status
 
 
@@ -182,28 +183,28 @@ def how(status: int) -> str:
         number = signal.Signals(-status)
     except ValueError:
         return f"was killed by signal {-status}"
-    often = f" ({_OFTEN[number]})" if number in _OFTEN else ""
-    return f"was killed by {number.name}{often}"
+    cause = f" ({_CAUSES[number]})" if number in _CAUSES else ""
+    return f"was killed by {number.name}{cause}"
 
 
-def restarting_process(one: ProcessExit, life: int, left: int) -> str:
-    """Why one process starts again, while the others wait for it."""
+def restarting_process(one: ProcessExit, restart: int, left: int) -> str:
+    """The line about a process that restarts while the others continue."""
     return (
-        f"{one.member.title} {how(one.status)}; starting it again (restart {life}, {left} more "
-        "left), the others go on"
+        f"{one.member.title} {how(one.status)}; restarting it (restart {restart}, {left} left), "
+        "the others continue"
     )
 
 
 def continuing_without(one: ProcessExit) -> str:
-    """Why the others go on alone."""
+    """The line about a process without which the others continue."""
     if one.is_done:
-        return f"{one.member.title} {how(one.status)} behind the end of its script: it had done all"
+        return f"{one.member.title} {how(one.status)} after its script had ended; no work is lost"
     why = f": {one.reported.error}" if one.reported.error else ""
-    return f"{one.member.title} {how(one.status)}{why}; the others go on without it"
+    return f"{one.member.title} {how(one.status)}{why}; the others continue without it"
 
 
 def last_error(log: pathlib.Path) -> str:
-    """The last exception of the last run in a log; empty when there is none."""
+    """The last exception that a log's last run has, "" if there is none."""
     lines = _lines(log)
     matching = [line for line in lines if _ERROR.search(line)]
     found = _end_of_traceback(lines) or (matching[-1] if matching else "")
@@ -211,7 +212,7 @@ def last_error(log: pathlib.Path) -> str:
 
 
 def _last_line(log: pathlib.Path) -> str:
-    # a line of our own, such as "saved ckpt", is no reason either
+    # a line of Fleetlight, such as "saved ckpt", is not the cause either
     last = next(reversed(_lines(log)), "[fleet ")
     return "" if last.startswith("[fleet ") else f"last line: {_short(last)}"
 

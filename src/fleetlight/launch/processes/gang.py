@@ -27,7 +27,7 @@ class _OutputFollower(Protocol):
 
 
 class Gang:
-    """Started together, watched together, ended together."""
+    """The processes, which start and end together."""
 
     def __init__(
         self,
@@ -44,15 +44,15 @@ class Gang:
         self._folder, self._reaper, self._screen, self._outside = folder, reaper, screen, outside
         self._children: dict[JobProcess, Child] = {}
         self._exits: dict[JobProcess, ProcessExit] = {}
-        #: how often each was started again alone
+        #: how often each process was restarted alone
         self._incarnations: dict[JobProcess, int] = {}
         self._followers: list[_OutputFollower] = []
-        #: of the first worker, where there is one
+        #: the terminal of the first worker, if it has one
         self._terminal: PtyFollower | None = None
         self._prefixed: list[Prefixed] = []
 
     def start(self) -> None:
-        """Start every process; when one cannot be started, none is left."""
+        """Start all processes, or none if one cannot start."""
         try:
             for member in self.members:
                 self._children[member] = self._start(member)
@@ -71,14 +71,14 @@ class Gang:
                 terminal.started()
         try:
             if not incarnation:
-                # what follows a file goes on to
+                # the follower of an earlier incarnation still reads the file
                 self._follow(member)
             return self._spawn(member, log)
         finally:
             os.close(log)
 
     def _replace_terminal(self, terminal: PtyFollower) -> None:
-        """A process that was started again shows what it writes, and the one before it no more."""
+        """Show the new incarnation's terminal in place of the previous one's."""
         if self._terminal is not None:
             self._terminal.pump()
             self._terminal.close()
@@ -102,12 +102,12 @@ class Gang:
         return Child(self.run.job.command, variables, output, self._reaper)
 
     def pump(self) -> None:
-        """Show what the processes have written since the last look."""
+        """Show what the processes have written since the last call."""
         for follower in self._followers:
             follower.pump()
 
     def exits(self) -> list[ProcessExit]:
-        """The ends seen so far."""
+        """The exits seen so far."""
         for member, child in self._children.items():
             status = child.poll()
             if status is not None and member not in self._exits:
@@ -115,7 +115,7 @@ class Gang:
         return list(self._exits.values())
 
     def any_exiting(self) -> bool:
-        """True while a process whose end was not seen has said that it is about to exit."""
+        """True while a running process has reported that it is about to exit."""
         running = (member for member in self._children if member not in self._exits)
         return any(self._status(member).exiting for member in running)
 
@@ -126,49 +126,49 @@ class Gang:
         return read(self.run.error_file(member))
 
     def restart_alone(self, one: ProcessExit, left: int) -> None:
-        """Start a process again that has ended, while the others go on."""
+        """Restart a process that has exited, while the others continue."""
         member = one.member
         self._incarnations[member] = incarnation = self._incarnations.get(member, 0) + 1
         self._screen.say(restarting_process(one, incarnation, left))
         self._children[member].end()
-        # this life has still to say it
+        # the new incarnation reports it again
         clear_saves_at_sigterm(self.run.error_file(member))
         self._children[member] = self._start(member, incarnation)
         del self._exits[member]
 
     def can_stop(self) -> bool:
-        """True when all that run have said that they save at SIGTERM.
+        """True when all running processes have reported that they save at SIGTERM.
 
-        One that comes back has not said so yet; its life before did, or the others.
+        A restarting process has not reported it yet and does not count.
         """
         running = [member for member in self._children if member not in self._exits]
-        said = [member for member in running if not self._is_restarting(member)]
-        return bool(said) and all(self._status(member).saves_at_sigterm for member in said)
+        ready = [member for member in running if not self._is_restarting(member)]
+        return bool(ready) and all(self._status(member).saves_at_sigterm for member in ready)
 
     def _is_restarting(self, member: JobProcess) -> bool:
-        """True as long as one that was started again would be ended by a signal."""
+        """True while a signal would end a restarted process that does not save yet."""
         return member in self._incarnations and not self._status(member).saves_at_sigterm
 
     def ask(self, number: int, kinds: Collection[Kind]) -> None:
-        """Send a signal to the processes of these kinds, and not to what they have started.
+        """Send a signal to the processes of these kinds and not to their children.
 
-        One that comes back hears from the others what it is to do.
+        A restarting process learns of the stop from the others.
         """
         for member, child in self._children.items():
             if member.kind in kinds and not self._is_restarting(member):
                 child.ask(number)
 
     def continue_without(self, one: ProcessExit) -> None:
-        """Say that the job goes on without a process that has ended."""
+        """Report that the job continues without a process that has exited."""
         self._screen.say(continuing_without(one))
 
     def signal(self, number: int) -> None:
-        """Send a signal to every process and what it started."""
+        """Send a signal to all processes and their children."""
         for child in self._children.values():
             child.signal(number)
 
     def close(self) -> None:
-        """Leave nothing running and nothing unshown."""
+        """End all processes and show the rest of their output."""
         for child in self._children.values():
             child.end()
         for follower in self._followers:

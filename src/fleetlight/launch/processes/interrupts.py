@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ctrl-C and friends, noted instead of acted upon: the supervisor decides what they mean."""
+"""Record Ctrl-C and similar signals, for the supervisor to act on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Interrupted(Exception):
-    """An interrupt came while nothing was running yet."""
+    """An interrupt arrived before the processes started."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"interrupted by {signal.Signals(number).name}")
@@ -17,14 +17,14 @@ class Interrupted(Exception):
 
 
 class Interrupts:
-    """While entered, records SIGINT, SIGTERM and SIGHUP in the order they came."""
+    """Records SIGINT, SIGTERM and SIGHUP in their order while the context is entered."""
 
     def __init__(self) -> None:
         self.seen: list[int] = []
         self._before: dict[signal.Signals, Any] = {}
 
     def check(self) -> None:
-        """Raise Interrupted if one has come."""
+        """Raise Interrupted after a signal."""
         if self.seen:
             raise Interrupted(self.seen[0])
 
@@ -33,7 +33,7 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # nohup has asked for SIGHUP to be ignored; that stays so
+            # nohup ignores SIGHUP, and so does fleetrun then
             if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                 continue
             self._before[number] = signal.signal(number, self._note)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log folder: one file for each process, never mixed with an earlier or another run."""
+"""The log folder: one file a process, separate from those of other runs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from fleetlight.files.atomic import replace_file
 from fleetlight.files.lock import FileLock
 from fleetlight.launch.job.layout import JobLayout, JobProcess
 
-#: the file that says whose logs these are
+#: the file that names the job of these logs
 ENDPOINTS = "endpoints.log"
 _OURS = re.compile(r"(workerlog|serverlog)\.\d+|endpoints\.log")
 _CHUNK = 1 << 20
 
 
 class LogFolder:
-    """The folder of one run, held by a lock while the run lives."""
+    """The log folder of one run, locked for its duration."""
 
     def __init__(
         self,
@@ -33,45 +33,45 @@ class LogFolder:
         is_shared: bool = False,
     ) -> None:
         self.path = path
-        #: where the logs of an earlier run went
+        #: the folder that has the logs of an earlier run now
         self.moved_to = moved_to
-        #: True when another launcher of the same job looks after this folder
+        #: True when another launcher of the same job has locked this folder
         self.is_shared = is_shared
         self._lock = lock
 
     def open(self, member: JobProcess, restart: int) -> int:
-        """A descriptor that appends to the log of one process."""
+        """Open the log of one process for appending; return its descriptor."""
         descriptor = os.open(self.file(member), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         if restart:
             os.write(descriptor, b"--- restart %d ---\n" % restart)
         return descriptor
 
     def file(self, member: JobProcess) -> pathlib.Path:
-        """The log of one process."""
+        """The path of one process's log."""
         return self.path / member.log_name
 
     def write_endpoints(self, job_id: str, layout: JobLayout) -> None:
-        """Where every process of the job is reached."""
+        """Write the endpoints of all processes of the job."""
         rows = [f"job {job_id}"]
         for rank, node in enumerate(layout.nodes):
             rows.append(f"node {rank} {node.host}")
         for kind, endpoints in (("server", layout.servers), ("worker", layout.workers)):
             rows += [f"{kind} {n} {host}:{port}" for n, (host, port) in enumerate(endpoints)]
-        # another launcher of the job may be reading
+        # atomic, since another launcher of the job may be reading
         data = ("\n".join(rows) + "\n").encode()
         replace_file(self.path / ENDPOINTS, data, unique=True, durable=False)
 
     def close(self) -> None:
-        """Let another run have the folder."""
+        """Unlock the folder."""
         if self._lock is not None:
             self._lock.release()
 
 
 def claim(log_dir: str, job_id: str) -> LogFolder:
-    """The folder for this run: `log_dir`, or `log_dir`-2, ... while another run writes there.
+    """Claim `log_dir` for this run, or `log_dir`-2, ... if another run uses it.
 
-    The launchers of one job may share the folder, over NFS or on one machine. Node 0 comes first
-    and leaves the job's id; who finds that id moves nothing away.
+    The launchers of one job may share the folder, over NFS or on one machine. Node 0 claims it
+    first and writes the job's id; a launcher that finds this id moves no logs.
     """
     for number in range(1, 1000):
         path = pathlib.Path(log_dir if number == 1 else f"{log_dir}-{number}").absolute()
@@ -81,7 +81,9 @@ def claim(log_dir: str, job_id: str) -> LogFolder:
         lock = _lock(path)
         if lock is not None:
             return LogFolder(path, moved_to=_move_old(path), lock=lock)
-    raise LaunchError(f"every log folder from {log_dir} to {log_dir}-999 is in use; say --log_dir")
+    raise LaunchError(
+        f"the log folders {log_dir} to {log_dir}-999 are all in use; pass another --log_dir"
+    )
 
 
 def _make(path: pathlib.Path) -> None:
@@ -92,7 +94,7 @@ def _make(path: pathlib.Path) -> None:
         probe.unlink()
     except OSError as error:
         raise LaunchError(
-            f"cannot write logs to {path}: {error.strerror}; make it writable or say --log_dir"
+            f"cannot write logs to {path}: {error.strerror}; make it writable or pass --log_dir"
         ) from None
 
 
@@ -103,9 +105,9 @@ def _is_of_job(path: pathlib.Path, job_id: str) -> bool:
 
 
 def _lock(path: pathlib.Path) -> FileLock | None:
-    """The lock of the folder; None while another run holds it."""
+    """Lock the folder; None while another run has the lock."""
     lock = FileLock(path / ".lock", 0o644)
-    # a file system without locks must not stop the job
+    # on a file system without locks, the job runs without one
     with contextlib.suppress(OSError):
         if not lock.acquire():
             lock.release()
@@ -130,11 +132,11 @@ def _fresh(wanted: pathlib.Path) -> pathlib.Path:
         with contextlib.suppress(FileExistsError):
             target.mkdir(parents=True)
             return target
-    raise LaunchError(f"too many old logs in {wanted.parent}; remove some")
+    raise LaunchError(f"{wanted.parent} has 999 folders {wanted.name}-N of old logs; remove some")
 
 
 class FileFollower:
-    """Shows what is appended to a file."""
+    """Shows what processes append to a file."""
 
     def __init__(self, path: pathlib.Path, show: Callable[[bytes], None]) -> None:
         self._file = path.open("rb", buffering=0)
@@ -142,23 +144,23 @@ class FileFollower:
         self._show = show
 
     def pump(self) -> None:
-        """Show what is new."""
+        """Show what was appended since the last call."""
         while data := self._file.read(_CHUNK):
             self._show(data)
 
     def close(self) -> None:
-        """Show the rest."""
+        """Show the rest and close the file."""
         self.pump()
         self._file.close()
 
 
 def relative(path: pathlib.Path) -> str:
-    """A path as a person would type it here."""
+    """A path, relative if it lies in the current folder."""
     return os.path.relpath(path) if path.is_relative_to(pathlib.Path.cwd()) else str(path)
 
 
 def tail(path: pathlib.Path, limit: int = 1 << 16) -> str:
-    """The last part of a log; empty when it cannot be read."""
+    """The last `limit` bytes of a log, "" if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - limit))

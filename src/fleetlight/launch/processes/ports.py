@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ports that are ours from the moment they are chosen until the job ends."""
+"""Reserve ports from the moment they are chosen until the job ends."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ _TIME_WAIT, _LISTEN = "06", "0A"
 
 
 class Reservation:
-    """A port held for a child.
+    """A port reserved for a child.
 
-    Looking for a free port and closing it again leaves a gap in which somebody else may get it. So
-    the socket stays open for the life of the job: bound, with SO_REUSEADDR, but never listening.
-    Linux hands such a port to nobody who asks for a free one, yet lets a process bind and listen
-    on it when that process sets SO_REUSEADDR too, as torch's TCPStore and our servers do. Other
-    systems refuse the second bind; there the port is let go just before the children start.
+    A port that is found free and released may be taken by another process. So its socket stays
+    open until the job ends: bound, with SO_REUSEADDR, but not listening. Linux then gives the
+    port to no process that asks for any free one. A process that sets SO_REUSEADDR too, as
+    torch's TCPStore and Fleetlight's servers do, can still bind it and listen. Other systems
+    refuse the second bind; there the port is released just before the children start.
     """
 
-    def __init__(self, host: str, port: int = 0, said: str = "another --start_port") -> None:
-        """`said` is what else the user can say where the port is taken."""
+    def __init__(self, host: str, port: int = 0, remedy: str = "another --start_port") -> None:
+        """`remedy` is what the user can choose if the port is taken."""
         self._socket = socket.socket(_family(host), socket.SOCK_STREAM)
         try:
-            _bind(self._socket, host, port, said)
+            _bind(self._socket, host, port, remedy)
         except BaseException:
             self._socket.close()
             raise
         self.port: int = self._socket.getsockname()[1]
 
     def hand_over(self) -> None:
-        """Let a child have the port."""
+        """Release the port where a child could not bind it otherwise."""
         if sys.platform != "linux":
             self.close()
 
     def close(self) -> None:
-        """Give the port back."""
+        """Release the port."""
         self._socket.close()
 
 
 def reserve(host: str, count: int, start_port: int | None = None) -> list[Reservation]:
-    """`count` ports on `host`: any free ones, or `start_port` and those after it."""
+    """Reserve `count` ports on `host`: any free ones, or those from `start_port` on."""
     if start_port is not None and start_port + count > 65536:
         raise LaunchError(
-            f"--start_port {start_port}: this machine needs {count} ports, the last would be "
-            f"{start_port + count - 1}; choose a lower port"
+            f"--start_port {start_port}: this machine needs {count} ports, up to "
+            f"{start_port + count - 1}, expected at most 65535; choose a lower port"
         )
     held: list[Reservation] = []
     try:
@@ -67,7 +67,7 @@ def reserve(host: str, count: int, start_port: int | None = None) -> list[Reserv
 
 
 def listen(host: str, port: int) -> socket.socket | None:
-    """A listening socket on a fixed port, or None when the port is taken."""
+    """A listening socket on a fixed port, or None if the port is taken."""
     listener = socket.socket(_family(host), socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -85,7 +85,7 @@ def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def _bind(held: socket.socket, host: str, port: int, said: str) -> None:
+def _bind(held: socket.socket, host: str, port: int, remedy: str) -> None:
     try:
         if port == 0:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -93,12 +93,12 @@ def _bind(held: socket.socket, host: str, port: int, said: str) -> None:
         else:
             _bind_fixed(held, host, port)
     except OSError as error:
-        raise _cannot_bind(host, port, error, said) from None
+        raise _cannot_bind(host, port, error, remedy) from None
 
 
 def _bind_fixed(held: socket.socket, host: str, port: int) -> None:
-    # First without SO_REUSEADDR: with it, the reservation of another fleetrun would let us in.
-    # What an earlier run left in TIME_WAIT does not count as taken.
+    # first without SO_REUSEADDR, with which the reservation of another fleetrun would not conflict
+    # a connection of an earlier run in TIME_WAIT does not count as taken
     try:
         held.bind((host, port))
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -109,13 +109,13 @@ def _bind_fixed(held: socket.socket, host: str, port: int) -> None:
         held.bind((host, port))
 
 
-def _cannot_bind(host: str, port: int, error: OSError, said: str = "another port") -> LaunchError:
+def _cannot_bind(host: str, port: int, error: OSError, remedy: str = "another port") -> LaunchError:
     if error.errno == errno.EADDRINUSE:
         return LaunchError(
-            f"port {port} on {host} is taken{owner(port)}; end that process or choose {said}"
+            f"port {port} on {host} is taken{owner(port)}; end that process or choose {remedy}"
         )
     if error.errno == errno.EADDRNOTAVAIL:
-        return LaunchError(f"{host} is not an address of this machine; say --host with one that is")
+        return LaunchError(f"{host} is not an address of this machine; pass --host with one")
     return LaunchError(f"cannot use port {port} on {host}: {error.strerror}")
 
 
@@ -125,13 +125,13 @@ def _only_time_wait(port: int) -> bool:
 
 
 def owner(port: int) -> str:
-    """` by process 123 (python train.py)`, or as much of it as can be known."""
+    """` by process 123 (python train.py)`, or a guess if the process is unknown."""
     found = listener(port)
     return f" by {found}" if found else " (another fleetrun may hold it)"
 
 
 def listener(port: int) -> str:
-    """`process 123 (python train.py)`: what listens on a port of this machine; empty: nothing."""
+    """`process 123 (python train.py)` for what listens on a port of this machine; "" if nothing."""
     found = {f"socket:[{entry.inode}]" for entry in tcp_entries(port) if entry.state == _LISTEN}
     for pid in _processes() if found else ():
         if not found.isdisjoint(open_sockets(pid).values()):
@@ -148,6 +148,6 @@ def _command(pid: str) -> str:
     with contextlib.suppress(OSError):
         words = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         text = b" ".join(words).decode(errors="replace")
-        # `python -c` may bring lines of its own
+        # the code of `python -c` may have several lines
         return " ".join(text.split())[:80]
     return "unknown command"

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tiny program that outlives fleetrun by a moment and leaves no process of the job behind.
+"""A small program that ends the processes of the job after fleetrun, even after SIGKILL.
 
-It is told on its standard input which process groups exist (`add 123`, `drop 123`). When the other
-end is closed, in whatever way fleetrun ended, it kills the groups still listed, grandchildren
-included, and removes the folder it was started with, in case fleetrun could not. It is run by path,
-without site packages, and imports almost nothing, so it is there within milliseconds.
+Its standard input names the process groups that exist (`add 123`, `drop 123`). When fleetrun ends
+in any way, the input closes. The program then kills the remaining groups, grandchildren included,
+and removes the folder of its argument, which fleetrun could not. It is run by path, without site
+packages, and imports almost nothing, so it starts within milliseconds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterable
 
 
 def keep(orders: Iterable[bytes]) -> set[int]:
-    """Follow the orders to their end; the groups that are left."""
+    """Read all orders; return the groups that are left."""
     groups: set[int] = set()
     for order in orders:
         word, number = order.split()
@@ -25,22 +25,22 @@ def keep(orders: Iterable[bytes]) -> set[int]:
 
 
 def kill(groups: Iterable[int]) -> None:
-    """End every group at once."""
+    """Kill all processes of each group."""
     for group in groups:
         try:
             os.killpg(group, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
-            continue  # already gone, or its number belongs to somebody else by now
+            continue  # the group has ended, or another user's group has its number now
 
 
 def remove(folder: str) -> None:
-    """A flat folder of small files, and what is in it."""
+    """Remove a folder and the files in it."""
     try:
         for entry in os.scandir(folder):
             os.unlink(entry)
         os.rmdir(folder)
     except OSError:
-        return  # fleetrun has done it itself
+        return  # fleetrun has removed it
 
 
 if __name__ == "__main__":

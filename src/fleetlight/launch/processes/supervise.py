@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop that looks, asks `Watch`, and acts, until a gang is over."""
+"""The loop that observes a gang, asks `Watch` what to do, and does it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from fleetlight.launch.processes.interrupts import Interrupts
 from fleetlight.launch.processes.watch import Observation, Phase, RemoteState, Watch
 from fleetlight.roles.role import Kind
 
-#: how often to look; output reaches the terminal and an end is noticed within this time
+#: the interval of the loop, which bounds the delay of output and of noticing an exit
 TICK_S = 0.03
 
-#: called with whether all workers here are done; how it goes on the other machines
-Ask = Callable[[bool], RemoteState]
+#: takes whether all workers of this machine are done; returns the state of the other machines
+ExchangeState = Callable[[bool], RemoteState]
 
 
-def supervise(gang: Gang, ask: Ask, interrupts: Interrupts, max_restarts: int = 0) -> Watch:
-    """Watch over a started gang until nothing of it runs any more."""
+def supervise(
+    gang: Gang, exchange_state: ExchangeState, interrupts: Interrupts, max_restarts: int = 0
+) -> Watch:
+    """Supervise a started gang until none of its processes runs."""
     job = gang.run.job
     watch = Watch(gang.members, job.grace_s, max_restarts, job.stop_s)
     try:
         while not watch.is_over:
             gang.pump()
-            seen = _look(gang, ask, interrupts, watch)
+            seen = _observe(gang, exchange_state, interrupts, watch)
             if (lost := watch.to_restart(seen)) is not None:
                 gang.restart_alone(lost, watch.restarts_left)
                 continue
@@ -43,10 +45,12 @@ def supervise(gang: Gang, ask: Ask, interrupts: Interrupts, max_restarts: int = 
     return watch
 
 
-def _look(gang: Gang, ask: Ask, interrupts: Interrupts, watch: Watch) -> Observation:
+def _observe(
+    gang: Gang, exchange_state: ExchangeState, interrupts: Interrupts, watch: Watch
+) -> Observation:
     now = time.monotonic()
     exits = watch.confirmed_exits(gang.exits(), now)
-    ended = sum(1 for one in exits if one.member.kind is Kind.WORKER and not one.has_failed)
+    done = sum(1 for one in exits if one.member.kind is Kind.WORKER and not one.has_failed)
     workers = sum(1 for member in gang.members if member.kind is Kind.WORKER)
     return Observation(
         now=now,
@@ -54,5 +58,5 @@ def _look(gang: Gang, ask: Ask, interrupts: Interrupts, watch: Watch) -> Observa
         leaving=any(one.has_failed for one in exits) and gang.any_exiting(),
         interrupts=list(interrupts.seen),
         can_stop=bool(interrupts.seen or watch.phase is Phase.ENDING) and gang.can_stop(),
-        elsewhere=ask(ended == workers),
+        remote=exchange_state(done == workers),
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pseudo terminal for worker 0, so that its progress bars work on the user's screen."""
+"""A pseudo terminal for worker 0, so that its progress bars work in the user's terminal."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import struct
 import termios
 from collections.abc import Callable
 
-#: escape sequences: CSI (colours, cursor), OSC (titles), and the two-byte ones
+#: escape sequences: CSI (colors, cursor), OSC (titles), and two-byte ones
 _CONTROL = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_=>])")
 _CHUNK = 1 << 16
 
 
 def plain(line: bytes) -> bytes:
-    """A line as it looked in the end: no control sequences, nothing that was overwritten."""
+    """The final text of a line, without control sequences and overwritten parts."""
     return _CONTROL.sub(b"", line).rstrip(b"\r").rpartition(b"\r")[2]
 
 
@@ -37,19 +37,19 @@ class PtyFollower:
         self._resize()
 
     def started(self) -> None:
-        """The child has the other end now; keeping it open here would hide its end."""
+        """Close the child's end, without which its exit would go unnoticed."""
         os.close(self.slave)
 
     def pump(self) -> None:
-        """Show and log what is new."""
+        """Show and log the output since the last call."""
         self._resize()
-        # Reading fails with EIO once no process has the other end open.
+        # reading fails with EIO once no process has the other end open
         with contextlib.suppress(OSError):
             while data := os.read(self._master, _CHUNK):
                 self._take(data)
 
     def close(self) -> None:
-        """Show and log the rest."""
+        """Show and log the rest of the output."""
         self.pump()
         if self._rest:
             self._take(b"\n")
@@ -72,7 +72,7 @@ class PtyFollower:
 
 
 def _no_output_processing(descriptor: int) -> None:
-    # The user's own terminal turns \n into \r\n; doing it twice would spoil the log.
+    # the user's terminal turns \n into \r\n; doing it twice would spoil the log
     mode = termios.tcgetattr(descriptor)
     mode[1] &= ~termios.OPOST
     termios.tcsetattr(descriptor, termios.TCSANOW, mode)

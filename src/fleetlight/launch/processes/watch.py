@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Watch`: from what was seen, what to do next. No processes, no clock, no sockets.
+"""`Watch`: a state machine that decides what to do with a gang. No processes, clock or sockets.
 
-RUNNING -> SETTLING   somebody failed: who else does, before anything is touched?
-        -> LEAVING    all workers are done: servers may end by themselves
-        -> STOPPING   workers were asked to save and end, and servers end when they have
-        -> ENDING     a signal was sent, SIGKILL follows after the grace period
-        -> OVER
+RUNNING -> SETTLING   a process failed: wait for the failures that belong to it
+        -> LEAVING    all workers are done: servers may exit by themselves
+        -> STOPPING   workers save and exit on request, then servers exit
+        -> ENDING     a signal was sent; SIGKILL follows after the grace period
+        -> OVER       no process runs
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from fleetlight.launch.processes.failure import ProcessExit, first_failure, is_k
 from fleetlight.launch.status import Stop
 from fleetlight.roles.role import Kind
 
-#: how long others may take to fail too, before the first failure is chosen
+#: how long other processes may take to fail too, before the first failure is chosen
 SETTLE_S = 1.8
-#: as long as one is about to exit, perhaps with the code that is the reason
+#: the same while a process is about to exit, perhaps with the error that is the cause
 EXIT_S = 4.0
-#: how long servers may take to end by themselves when all workers have
+#: how long servers may take to exit by themselves after all workers
 LEAVE_S = 5.0
-#: how long the ends of the servers may tell whether a worker was heard that was killed amid its
-#: goodbye; then it is started again
+#: how long to wait for the exits of servers after a worker was killed while it disconnected: they
+#: show whether its goodbye arrived; after that the worker restarts
 GOODBYE_S = 5.0
-#: how long a process that only notes the first SIGTERM may take to do so; the second one ends it
+#: how long a process that only records the first SIGTERM may take; the second one ends it
 FIRST_SIGTERM_S = 0.3
-#: how long the system may take to end a killed process; beyond that it is left to it
+#: how long to wait for a killed process; then the launcher ends without it
 UNKILLABLE_S = 5.0
 
 
 class Phase(enum.Enum):
-    """Where a gang is in its life."""
+    """The state of a gang."""
 
     RUNNING = enum.auto()
     SETTLING = enum.auto()
@@ -49,11 +49,11 @@ class Phase(enum.Enum):
 
 
 class RemoteState(enum.Enum):
-    """What the launchers of the other machines say."""
+    """What the launchers of the other machines report."""
 
     RUNNING = enum.auto()
     DONE = enum.auto()
-    #: something happened that ends this start of the job here too
+    #: this machine must end its processes too
     STOP = enum.auto()
 
 
@@ -63,28 +63,28 @@ class Verdict(enum.Enum):
     SUCCESS = enum.auto()
     FAILED = enum.auto()
     INTERRUPTED = enum.auto()
-    #: ended because of another machine
+    #: another machine ended this start of the job
     STOPPED = enum.auto()
-    #: asked to stop, and saved before that
+    #: stopped on request, with the job saved
     SAVED = enum.auto()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Observation:
-    """Everything `Watch` may base a decision on."""
+    """The inputs of a decision."""
 
     now: float
     exits: Sequence[ProcessExit] = ()
-    #: True while a process that runs has said that it is about to exit
+    #: True while a running process has reported that it is about to exit
     leaving: bool = False
     interrupts: Sequence[int] = ()
-    #: True when all processes that run save before they end
+    #: True when all running processes save before they exit
     can_stop: bool = False
-    elsewhere: RemoteState = RemoteState.DONE
+    remote: RemoteState = RemoteState.DONE
 
 
 class Watch:
-    """Decides over one gang, from its start to its end."""
+    """The state machine of one gang."""
 
     def __init__(
         self,
@@ -93,10 +93,7 @@ class Watch:
         max_restarts: int = 0,
         stop_s: float = 30.0,
     ) -> None:
-        """`max_restarts` is how many processes may be started again alone.
-
-        `stop_s` is how long a stop may take for which the job is saved.
-        """
+        """`max_restarts` limits restarts of single processes; `stop_s` limits a stop that saves."""
         self._members = members
         self._max_restarts = max_restarts
         self._workers = sum(1 for member in members if member.kind is Kind.WORKER)
@@ -104,46 +101,46 @@ class Watch:
         self._since = 0.0
         self._interrupts_taken = 0
         self._killed = False
-        #: True while nobody may have taken SIGTERM for more than the wish for a stop
+        #: True while the processes may have taken SIGTERM as a request to save
         self._may_be_noted = False
         self.phase = Phase.RUNNING
         self.verdict = Verdict.SUCCESS
-        #: the local failure that the others follow from, or that kept a stop from being one
+        #: the local failure that caused the others, or that made a stop fail
         self.failure: ProcessExit | None = None
         #: the interrupt that ended the job
         self.signal = 0
-        #: whom the signal that was answered last asks to stop; empty: it is to end all
+        #: the kinds that get the signal of the last `step`; empty: all processes get it
         self.asked: tuple[Kind, ...] = ()
-        #: where the job can go on, once it has stopped
+        #: where the job can resume, once it has stopped
         self.stop: Stop | None = None
-        #: True when it was to stop, and there was no time
+        #: True when a stop failed or took too long
         self.stop_failed = False
         #: True when servers had to be ended after the workers were done
         self.ended_servers = False
-        #: when those were seen that were killed amid their goodbye
+        #: when the exits were seen of processes that were killed while they disconnected
         self._goodbye_seen_at: dict[JobProcess, float] = {}
-        #: how many processes were started again alone
+        #: how many processes were restarted alone
         self.restarted = 0
-        #: those without which the others go on
+        #: the processes without which the others continue
         self.continued_without: list[ProcessExit] = []
 
     @property
     def restarts_left(self) -> int:
-        """How many more may be."""
+        """How many processes may still be restarted alone."""
         return self._max_restarts - self.restarted
 
     def confirmed_exits(self, exits: Sequence[ProcessExit], now: float) -> list[ProcessExit]:
-        """What counts of the ends that were seen.
+        """The exits to act on now.
 
-        Servers end well when they have heard the goodbyes of all workers. So the end of one that
-        was killed amid its own is reported once theirs are, or have not come for a while.
+        Servers exit with 0 once they have the goodbyes of all workers. So the exit of a worker
+        that was killed while it disconnected counts after theirs, or after a timeout.
         """
         exits = _with_saved_stop(exits)
         servers = sum(1 for member in self._members if member.kind is Kind.SERVER)
         ended = sum(1 for one in exits if one.member.kind is Kind.SERVER)
         fails = any(one.has_failed and not one.killed_while_leaving for one in exits)
-        goes_on = self.phase in (Phase.RUNNING, Phase.STOPPING)
-        if not servers or fails or not goes_on:
+        continues = self.phase in (Phase.RUNNING, Phase.STOPPING)
+        if not servers or fails or not continues:
             return list(exits)
         if ended == servers:
             return [_as_departed(one) if one.killed_while_leaving else one for one in exits]
@@ -153,10 +150,10 @@ class Watch:
         return now - self._goodbye_seen_at.setdefault(one.member, now) >= GOODBYE_S
 
     def to_restart(self, seen: Observation) -> ProcessExit | None:
-        """A process that is to be started again, while the others go on."""
+        """A process to restart while the others continue, if any."""
         is_new = len(seen.interrupts) > self._interrupts_taken
-        goes_on = self.phase in (Phase.RUNNING, Phase.STOPPING)
-        if not goes_on or is_new or not self.restarts_left:
+        continues = self.phase in (Phase.RUNNING, Phase.STOPPING)
+        if not continues or is_new or not self.restarts_left:
             return None
         lost = next((one for one in seen.exits if one.may_restart_alone), None)
         if lost is not None:
@@ -165,7 +162,7 @@ class Watch:
         return lost
 
     def to_continue_without(self, seen: Observation) -> ProcessExit | None:
-        """A process that has just ended, and without which the others go on."""
+        """A process that has just exited and without which the others continue, if any."""
         if self.phase is not Phase.RUNNING:
             return None
         known = {one.member for one in self.continued_without}
@@ -176,35 +173,40 @@ class Watch:
 
     @property
     def is_over(self) -> bool:
-        """True when nothing of the gang runs any more."""
+        """True when no process of the gang runs."""
         return self.phase is Phase.OVER
 
     def step(self, seen: Observation) -> int | None:
-        """The signal to send now, if any, to all or to those who are `asked`."""
+        """The signal to send now, if any: to the kinds in `asked`, or to all processes."""
         self.asked = ()
         is_new = len(seen.interrupts) > self._interrupts_taken
         if is_new and self.phase in (Phase.RUNNING, Phase.SETTLING, Phase.LEAVING):
             return self._interrupt(seen)
-        decide = {
-            Phase.RUNNING: self._run,
-            Phase.SETTLING: self._settle,
-            Phase.LEAVING: self._leave,
-            Phase.STOPPING: self._stop,
-            Phase.ENDING: self._end,
-        }
-        return decide[self.phase](seen) if self.phase in decide else None
+        match self.phase:
+            case Phase.RUNNING:
+                return self._run(seen)
+            case Phase.SETTLING:
+                return self._settle(seen)
+            case Phase.LEAVING:
+                return self._leave(seen)
+            case Phase.STOPPING:
+                return self._stop(seen)
+            case Phase.ENDING:
+                return self._end(seen)
+            case Phase.OVER:
+                return None
 
     def _run(self, seen: Observation) -> int | None:
         if any(one.has_failed for one in seen.exits):
             self._enter(Phase.SETTLING, seen)
             return self._settle(seen)
         if any(one.stop for one in seen.exits):
-            # workers tell each other: somebody else was asked to stop
+            # workers tell each other of a stop that another launcher requested
             self._enter(Phase.STOPPING, seen)
             return self._stop(seen)
-        if seen.elsewhere is RemoteState.STOP:
+        if seen.remote is RemoteState.STOP:
             return self._begin_end(Verdict.STOPPED, seen)
-        if self._workers_done(seen) and seen.elsewhere is RemoteState.DONE:
+        if self._workers_done(seen) and seen.remote is RemoteState.DONE:
             self._enter(Phase.LEAVING, seen)
             return self._leave(seen)
         return None
@@ -230,9 +232,9 @@ class Watch:
         return None
 
     def _stop(self, seen: Observation) -> int | None:
-        """Workers save and end; servers, which hold what is saved, end behind them."""
+        """Wait until the workers have saved and exited; servers exit after them."""
         if not self.signal and seen.interrupts:
-            # they know it already, from those of another machine
+            # the processes know of the stop already, from those of another machine
             self.signal, self._interrupts_taken = seen.interrupts[0], len(seen.interrupts)
         waited, again = seen.now - self._since, len(seen.interrupts) > self._interrupts_taken
         done = self._workers_done(seen) if self._workers else self._all_exited(seen)
@@ -297,15 +299,16 @@ class Watch:
 
 
 def _as_departed(one: ProcessExit) -> ProcessExit:
-    """It has said goodbye: nobody is there whom another life of it could call."""
+    """The exit of a worker whose goodbye arrived; all servers have exited."""
     reported = msgspec.structs.replace(one.reported, left_job=True, restartable=False)
     return dataclasses.replace(one, reported=reported)
 
 
 def _with_saved_stop(exits: Sequence[ProcessExit]) -> Sequence[ProcessExit]:
-    """Servers miss the goodbye of a worker that was killed behind its stop, and fail: it has saved.
+    """The exits, where servers that failed after a saved stop count as stopped.
 
-    So this is an end of theirs like any other of a job that has stopped.
+    A worker that is killed after its stop has saved, but its goodbye does not arrive at the
+    servers, which then fail.
     """
     killed = (one.stop for one in exits if one.stop is not None and is_killed(one.status))
     stop = next(killed, None)
@@ -322,6 +325,6 @@ def _failed_without_goodbye(one: ProcessExit) -> bool:
 
 
 def _first_stop(exits: Sequence[ProcessExit]) -> Stop | None:
-    """The stop of worker 0, or of the next process: servers count no steps."""
+    """The stop of worker 0, or of the next process; servers, which count no steps, come last."""
     order = sorted(exits, key=lambda one: (one.member.kind is not Kind.WORKER, one.member.index))
     return next((one.stop for one in order if one.stop is not None), None)

@@ -18,7 +18,7 @@ from fleetlight.errors import JournalError
 from fleetlight.ps.journal.fsync_marker import SyncedBytes
 from fleetlight.ps.journal.records import Gap, LogRecord, Reader
 from fleetlight.ps.journal.segment import cut, segment_path, segments
-from fleetlight.ps.transport.protocol import Codec
+from fleetlight.ps.transport.protocol import MessageCodec
 
 M = TypeVar("M")
 
@@ -27,7 +27,7 @@ _AHEAD_BYTES, _LET_GO_BYTES = 4 << 20, 16 << 20
 
 
 def history(
-    folder: Path, codec: Codec[M], first: int, say: Callable[[str], None]
+    folder: Path, codec: MessageCodec[M], first: int, say: Callable[[str], None]
 ) -> Iterator[LogRecord[M]]:
     """The records from there on.
 

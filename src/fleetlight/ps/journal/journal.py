@@ -17,7 +17,7 @@ from fleetlight.errors import DeadlineError, JournalError
 from fleetlight.ps.journal.disk_full_retry import is_full, once_there_is_room
 from fleetlight.ps.journal.records import Framed, framed
 from fleetlight.ps.journal.segment import Segment
-from fleetlight.ps.transport.protocol import Array, Codec
+from fleetlight.ps.transport.protocol import Array, MessageCodec
 from fleetlight.wire.plain import Buffer
 
 M = TypeVar("M")
@@ -45,7 +45,7 @@ class Journal(Generic[M]):
     def __init__(
         self,
         folder: Path,
-        codec: Codec[M],
+        codec: MessageCodec[M],
         first: int,
         policy: Policy,
         say: Callable[[str], None],

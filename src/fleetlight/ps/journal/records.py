@@ -24,7 +24,7 @@ from fleetlight.kernels import checksum
 from fleetlight.ps.transport.protocol import (
     PREFIX_BYTES,
     Array,
-    Codec,
+    MessageCodec,
     views,
 )
 from fleetlight.wire.plain import Buffer
@@ -95,7 +95,7 @@ class Framed:
         return [_SEAL.pack(MAGIC, _sealing(self.checksum, number), number), self.head, self.body]
 
 
-def framed(codec: Codec[M], message: M, arrays: Sequence[Array] = ()) -> Framed:
+def framed(codec: MessageCodec[M], message: M, arrays: Sequence[Array] = ()) -> Framed:
     """What takes time of making a record. Arrays are copied: who applies them may change them."""
     head, *parts = codec.encode(0, message, arrays)
     body = b"".join(parts)
@@ -114,7 +114,7 @@ def _sealing(frame: int, number: int) -> int:
 class Reader(Generic[M]):
     """Goes through a file's bytes; `gap` says what lies behind the last record, if anything."""
 
-    def __init__(self, codec: Codec[M], data: RecordBytes, first: int) -> None:
+    def __init__(self, codec: MessageCodec[M], data: RecordBytes, first: int) -> None:
         self._codec = codec
         self._data = data
         self._number = first

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from fleetlight.errors import ConfigError, PlanError, names_arguments
 from fleetlight.kernels import sum_by
 from fleetlight.kernels.bags import Mode
-from fleetlight.ps.layers.entries import Entry
+from fleetlight.ps.layers.empty_state import warn_of_no_rows
+from fleetlight.ps.layers.entries import EntryPolicy
 from fleetlight.ps.layers.handle import TableHandle, Visit
 from fleetlight.ps.layers.lookup import Counts, embed, embed_bags
-from fleetlight.ps.layers.rowless_state import warn_of_no_rows
 from fleetlight.ps.layers.table_weight import TableWeight
 from fleetlight.ps.plan import InitializerPlan
 from fleetlight.ps.update import Floats, Ids
@@ -48,7 +48,7 @@ class TableLayer(nn.Module):
         *,
         optimizer: str | None = None,
         initializer: Initializer = DEFAULT,
-        entry: Entry | None = None,
+        entry: EntryPolicy | None = None,
         padding_idx: int | None = None,
         table: str | None = None,
     ) -> None:
@@ -57,7 +57,7 @@ class TableLayer(nn.Module):
             raise ConfigError(
                 f"{type(self).__name__}: got dim={dim!r}, expected a positive integer"
             )
-        if entry is not None and not isinstance(entry, Entry):
+        if entry is not None and not isinstance(entry, EntryPolicy):
             raise ConfigError(
                 f"{type(self).__name__}: got entry={entry!r}, expected a CountFilterEntry, a "
                 "ProbabilityEntry or a ShowClickEntry"
@@ -149,7 +149,7 @@ class SparseEmbeddingBag(TableLayer):
         include_last_offset: bool = False,
         optimizer: str | None = None,
         initializer: Initializer = DEFAULT,
-        entry: Entry | None = None,
+        entry: EntryPolicy | None = None,
         padding_idx: int | None = None,
         table: str | None = None,
     ) -> None:

@@ -7,7 +7,7 @@ from fleetlight.errors import ConfigError
 from fleetlight.ps.plan import EntryPlan
 
 
-class Entry:
+class EntryPolicy:
     """Base of the entries; `plan` is what servers and workers agree on."""
 
     plan: EntryPlan
@@ -16,7 +16,7 @@ class Entry:
         return f"{type(self).__name__}({self.plan.value:g})"
 
 
-class CountFilterEntry(Entry):
+class CountFilterEntry(EntryPolicy):
     """A row is trained only once its id has been seen `count` times."""
 
     def __init__(self, count: int) -> None:
@@ -25,7 +25,7 @@ class CountFilterEntry(Entry):
         self.plan = EntryPlan("count", float(count))
 
 
-class ProbabilityEntry(Entry):
+class ProbabilityEntry(EntryPolicy):
     """Each time an unknown id is seen, it gets a row by this chance."""
 
     def __init__(self, probability: float) -> None:
@@ -34,7 +34,7 @@ class ProbabilityEntry(Entry):
         self.plan = EntryPlan("probability", float(probability))
 
 
-class ShowClickEntry(Entry):
+class ShowClickEntry(EntryPolicy):
     """How often an id was shown and clicked is counted, for `fleet.shrink` to decide by.
 
     The numbers come with the lookup: `embedding(ids, show=..., click=...)`. The two names are those

@@ -16,7 +16,7 @@ from fleetlight.ps.plan import TablePlan
 from fleetlight.ps.update import Floats, Ids
 
 
-class Rows(Protocol):
+class RowSource(Protocol):
     """Whoever has the rows: a communicator, seen from a layer."""
 
     #: told which ids a layer reads rows of, before padding is left out
@@ -46,12 +46,12 @@ class TableHandle:
         self,
         number: int,
         plan: TablePlan,
-        source: Rows,
+        source: RowSource,
         when_pickled: Callable[[str], None] | None = None,
     ) -> None:
         self.number = number
         self.plan = plan
-        self._source: Rows | None = source
+        self._source: RowSource | None = source
         #: told the name of the table
         self._when_pickled = when_pickled
 
@@ -64,7 +64,7 @@ class TableHandle:
         """Let go of the job, which has been left."""
         self._source = None
 
-    def _rows(self) -> Rows:
+    def _rows(self) -> RowSource:
         if self._source is None:
             raise PlanError(
                 f"the rows of table {self.plan.name} were in a job that fleet.reset() has ended; "
@@ -106,7 +106,7 @@ class LeftBehind(TableHandle):
     def close(self) -> None:
         """There is nothing to let go of."""
 
-    def _rows(self) -> Rows:
+    def _rows(self) -> RowSource:
         raise PlanError(self.refusal)
 
     @property

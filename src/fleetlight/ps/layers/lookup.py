@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from fleetlight.kernels import gather_bags, gather_visited, spread_bags, sum_visited, weight_grads
 from fleetlight.kernels.bags import Mode
-from fleetlight.ps.layers.arrival import arrived
+from fleetlight.ps.layers.grad_accumulation import arrived
 from fleetlight.ps.layers.handle import Visit
 from fleetlight.ps.update import Floats, TableGradients
 from fleetlight.torch_compat.tensors import without_functions

@@ -7,36 +7,49 @@ the dense blocks of that server in the order of `placement.Placement.blocks_of`.
 
 from __future__ import annotations
 
-from fleetlight.ps.messages.company import Beat, Beaten, Heard, Leave, Meet, Met
-from fleetlight.ps.messages.dealing import Deal, Dealt, Reached, Remain, Remaining
-from fleetlight.ps.messages.joining import Hello, Join, Resume, Resumed, Welcome
-from fleetlight.ps.messages.outcomes import Done, Failure, decode_failure, encode_failure
-from fleetlight.ps.messages.saving import (
-    Cut,
-    Drop,
-    Fetch,
-    Fetched,
+from fleetlight.ps.messages.base import Done, Failure, decode_failure, encode_failure
+from fleetlight.ps.messages.checkpoints import (
+    DropSnapshot,
+    FetchDense,
+    FetchedDense,
+    FileChunk,
     Load,
-    Put,
-    Restore,
+    ReadFile,
+    RestoreDense,
     Save,
     Saved,
+    SnapshotRequest,
     TableFile,
-    Take,
-    Taken,
+    WriteFile,
+)
+from fleetlight.ps.messages.joining import Greeting, Join, Resume, Resumed, Welcome
+from fleetlight.ps.messages.membership import (
+    Barrier,
+    BarrierReply,
+    GoodbyeAck,
+    Heartbeat,
+    HeartbeatAck,
+    Leave,
+)
+from fleetlight.ps.messages.shard_queue import (
+    LeaseProgress,
+    LeaseReply,
+    LeaseRequest,
+    Remaining,
+    RemainingRequest,
 )
 from fleetlight.ps.messages.training import (
     Apply,
-    Ask,
-    Counted,
     EndPhase,
-    Exchange,
-    Exchanged,
+    FiguresRequest,
     Fill,
+    GeoExchange,
+    GeoExchangeReply,
     Pull,
     Pulled,
     Push,
     Pushed,
+    ServerFigures,
     Shrink,
     Shrunk,
     TablePull,
@@ -46,62 +59,63 @@ from fleetlight.security.token import AuthRequest, Challenge, Proof
 
 __all__ = [
     "Apply",
-    "Ask",
     "AuthRequest",
-    "Beat",
-    "Beaten",
+    "Barrier",
+    "BarrierReply",
     "Challenge",
-    "Counted",
-    "Cut",
-    "Deal",
-    "Dealt",
     "Done",
-    "Drop",
+    "DropSnapshot",
     "EndPhase",
-    "Exchange",
-    "Exchanged",
     "Failure",
-    "Fetch",
-    "Fetched",
+    "FetchDense",
+    "FetchedDense",
+    "FiguresRequest",
+    "FileChunk",
     "Fill",
-    "Heard",
-    "Hello",
+    "GeoExchange",
+    "GeoExchangeReply",
+    "GoodbyeAck",
+    "Greeting",
+    "Heartbeat",
+    "HeartbeatAck",
     "Join",
+    "LeaseProgress",
+    "LeaseReply",
+    "LeaseRequest",
     "Leave",
     "Load",
-    "Meet",
     "Message",
-    "Met",
     "Proof",
     "Pull",
     "Pulled",
     "Push",
     "Pushed",
-    "Put",
-    "Reached",
-    "Remain",
+    "ReadFile",
     "Remaining",
-    "Restore",
+    "RemainingRequest",
+    "RestoreDense",
     "Resume",
     "Resumed",
     "Save",
     "Saved",
+    "ServerFigures",
     "Shrink",
     "Shrunk",
+    "SnapshotRequest",
     "TableFile",
     "TablePull",
     "TablePush",
-    "Take",
-    "Taken",
     "Welcome",
+    "WriteFile",
     "decode_failure",
     "encode_failure",
 ]
 
 Message = (
-    Hello | Welcome | Resume | Resumed | Join | Fill | Pull | Pulled | Push | Apply | Pushed
-    | Exchange | Exchanged | EndPhase | Meet | Met | Leave | Heard | Beat | Beaten | Cut | Save
-    | Saved | Take | Taken | Put | Drop | Fetch | Fetched | Load | Restore | Shrink | Shrunk | Ask
-    | Counted | Deal | Dealt | Reached | Remain | Remaining | Done | Failure | AuthRequest
-    | Challenge | Proof
+    Greeting | Welcome | Resume | Resumed | Join | Fill | Pull | Pulled | Push | Apply | Pushed
+    | GeoExchange | GeoExchangeReply | EndPhase | Barrier | BarrierReply | Leave | GoodbyeAck
+    | Heartbeat | HeartbeatAck | SnapshotRequest | Save | Saved | ReadFile | FileChunk | WriteFile
+    | DropSnapshot | FetchDense | FetchedDense | Load | RestoreDense | Shrink | Shrunk
+    | FiguresRequest | ServerFigures | LeaseRequest | LeaseReply | LeaseProgress
+    | RemainingRequest | Remaining | Done | Failure | AuthRequest | Challenge | Proof
 )  # fmt: skip

@@ -1,15 +1,91 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Words`: what every message is."""
+"""What all messages share: their base class, the replies `Done` and `Failure`, control signals."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import ClassVar
 
 import msgspec
 
+# not `from fleetlight import`, which asks for the API, and that may be being imported
+import fleetlight.errors as errors
+from fleetlight.errors import FleetError, PeerError
 
-class Words(msgspec.Struct, frozen=True, tag=True):
-    """One message. Its class is told by its name."""
 
-    #: True when the same request may be sent again after a lost connection
+class MessageBase(msgspec.Struct, frozen=True, tag=True):
+    """One message. The tag is part of the wire format: keep it when you rename a class."""
+
+    #: True when a client may repeat the request after a lost connection
     repeatable: ClassVar[bool] = False
+
+
+class Done(MessageBase, frozen=True):
+    """The server carried out the request and has nothing to return."""
+
+
+class Failure(MessageBase, frozen=True):
+    """The server could not carry out the request: the name of an error class and its text."""
+
+    kind: str
+    text: str
+
+
+class ControlSignal(msgspec.Struct, frozen=True):
+    """What all workers of a job are asked to do after a step. Signals merge and never expire."""
+
+    #: stop the job
+    stop: bool = False
+    #: how many automatic saves have been requested so far
+    saves: int = 0
+
+    def __or__(self, other: ControlSignal) -> ControlSignal:
+        return ControlSignal(self.stop or other.stop, max(self.saves, other.saves))
+
+
+NO_SIGNAL = ControlSignal()
+
+
+def combined(signals: Iterable[ControlSignal]) -> ControlSignal:
+    """Merge signals of several workers."""
+    total = NO_SIGNAL
+    for signal in signals:
+        total |= signal
+    return total
+
+
+def operation_of(message: object) -> str:
+    """The name of a request in errors: `push`, `shard lease`."""
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(message).__name__).lower()
+    return words.removesuffix(" request")
+
+
+def failure_of(error: Exception) -> Failure:
+    """An error as a message: only the class and the text travel."""
+    known = next((c.__name__ for c in type(error).__mro__ if _class(c.__name__) is c), None)
+    if known is None:
+        return Failure(PeerError.__name__, f"{type(error).__name__}: {error}")
+    return Failure(known, str(error))
+
+
+def error_of(failure: Failure, peer: str) -> FleetError:
+    """The error that a message names; its text starts with the peer."""
+    kind = _class(failure.kind) or PeerError
+    return kind(f"{peer}: {failure.text}")
+
+
+def _class(name: str) -> type[FleetError] | None:
+    """Look up an error class of Fleetlight; a peer may name no other class."""
+    found = getattr(errors, name, None)
+    return found if isinstance(found, type) and issubclass(found, FleetError) else None
+
+
+def encode_failure(failure: Failure) -> bytes:
+    """A failure as bytes, which workers exchange through a barrier."""
+    return msgspec.json.encode(failure)
+
+
+def decode_failure(data: bytes) -> Failure:
+    """Inverse of `encode_failure`."""
+    return msgspec.json.decode(data, type=Failure)

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fleetlight.ps.messages.base import Words
+from fleetlight.ps.messages.base import MessageBase
 from fleetlight.ps.plan import Plan
 from fleetlight.ps.resume import Decision, Remains, Report
 
 
-class Hello(Words, frozen=True):
+class Greeting(MessageBase, frozen=True, tag="Hello"):
     """The first words on a connection. Answer: Welcome."""
 
     fleetlight: str
@@ -32,7 +32,7 @@ class Hello(Words, frozen=True):
     acknowledged: int = 0
 
 
-class Welcome(Words, frozen=True):
+class Welcome(MessageBase, frozen=True):
     """The server takes the worker in, or into its plan."""
 
     server: int
@@ -44,7 +44,7 @@ class Welcome(Words, frozen=True):
     remains: Remains | None = None
 
 
-class Resume(Words, frozen=True):
+class Resume(MessageBase, frozen=True):
     """What a worker knows of an earlier launch; waits for those of all workers. Answer: Resumed.
 
     Or Done, while a server that goes on with its workers is not open: then the worker asks again.
@@ -56,7 +56,7 @@ class Resume(Words, frozen=True):
     waits: bool = True
 
 
-class Resumed(Words, frozen=True):
+class Resumed(MessageBase, frozen=True):
     """What all processes do."""
 
     decision: Decision
@@ -68,7 +68,7 @@ class Resumed(Words, frozen=True):
     was_lost: bool = False
 
 
-class Join(Words, frozen=True):
+class Join(MessageBase, frozen=True):
     """The worker's plan, once it is known; waits until the server's is too. Answer: Welcome.
 
     Or Done, while the server reads a checkpoint: then the worker asks again.

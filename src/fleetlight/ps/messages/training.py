@@ -7,11 +7,10 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from fleetlight.ps.calls import NONE, Call
-from fleetlight.ps.messages.base import Words
+from fleetlight.ps.messages.base import NO_SIGNAL, ControlSignal, MessageBase
 
 
-class Fill(Words, frozen=True):
+class Fill(MessageBase, frozen=True):
     """Worker 0's first values. Arrays: ids, rows of each table in `tables`; then D if `dense`."""
 
     repeatable: ClassVar[bool] = True
@@ -31,7 +30,7 @@ class TablePull(msgspec.Struct, frozen=True):
     insert: bool
 
 
-class Pull(Words, frozen=True):
+class Pull(MessageBase, frozen=True):
     """Rows, dense values or both. Arrays: ids of each table. Answer: Pulled."""
 
     repeatable: ClassVar[bool] = True
@@ -49,7 +48,7 @@ class Pull(Words, frozen=True):
     batch: int = 0
 
 
-class Pulled(Words, frozen=True):
+class Pulled(MessageBase, frozen=True):
     """Arrays: rows of each table asked for; then D if dense was."""
 
     #: pushes applied on this server so far
@@ -65,7 +64,7 @@ class TablePush(msgspec.Struct, frozen=True):
     counted: bool = False
 
 
-class Push(Words, frozen=True):
+class Push(MessageBase, frozen=True):
     """Gradients of one optimizer's step. Arrays: those of each table; then its D if `dense`.
 
     Answer: Pushed; in sync mode when the pushes of all workers for that step are applied.
@@ -100,7 +99,7 @@ class Push(Words, frozen=True):
     seen: int = 0
 
 
-class Apply(Words, frozen=True):
+class Apply(MessageBase, frozen=True):
     """Apply the gradients that were held, times a factor. Answer: Pushed."""
 
     repeatable: ClassVar[bool] = True
@@ -115,7 +114,7 @@ class Apply(Words, frozen=True):
     wants_dense: bool = True
 
 
-class Pushed(Words, frozen=True):
+class Pushed(MessageBase, frozen=True):
     """Arrays: D (of all optimizers) if wanted; then for each of `changed`: positions, rows.
 
     `changed` are tables with rows pulled ahead that this step changed; positions are those in the
@@ -131,13 +130,13 @@ class Pushed(Words, frozen=True):
     batches: list[int] = msgspec.field(default_factory=list)
     #: what all workers that made this step are to do behind it; where each makes its own steps,
     #: what was called for by now
-    call: Call = NONE
+    call: ControlSignal = NO_SIGNAL
 
 
-class Exchange(Words, frozen=True):
+class GeoExchange(MessageBase, frozen=True, tag="Exchange"):
     """GeoSGD. Arrays: ids, differences of each table; then D differences if `dense`.
 
-    The server adds them. Answer: Exchanged.
+    The server adds them. Answer: GeoExchangeReply.
     """
 
     repeatable: ClassVar[bool] = True
@@ -152,23 +151,23 @@ class Exchange(Words, frozen=True):
     more: bool = False
 
 
-class Exchanged(Words, frozen=True):
+class GeoExchangeReply(MessageBase, frozen=True, tag="Exchanged"):
     """Arrays: the rows of each table asked for, as they are now; then D if dense was."""
 
     version: int
     slowest: int
     #: what was called for by now
-    call: Call = NONE
+    call: ControlSignal = NO_SIGNAL
 
 
-class EndPhase(Words, frozen=True):
+class EndPhase(MessageBase, frozen=True):
     """The worker makes no more step before the coming barrier. Answer: Done."""
 
     repeatable: ClassVar[bool] = True
     phase: int
 
 
-class Shrink(Words, frozen=True):
+class Shrink(MessageBase, frozen=True):
     """A day has passed: decay the counts, forget rows. Answer: Shrunk."""
 
     repeatable: ClassVar[bool] = True
@@ -180,20 +179,20 @@ class Shrink(Words, frozen=True):
     number: int = 0
 
 
-class Shrunk(Words, frozen=True):
+class Shrunk(MessageBase, frozen=True):
     """How many rows were forgotten and how many are left."""
 
     removed: int
     left: int
 
 
-class Ask(Words, frozen=True):
-    """What the server has counted. Answer: Counted."""
+class FiguresRequest(MessageBase, frozen=True, tag="Ask"):
+    """What the server has counted. Answer: ServerFigures."""
 
     repeatable: ClassVar[bool] = True
 
 
-class Counted(Words, frozen=True):
+class ServerFigures(MessageBase, frozen=True, tag="Counted"):
     """Figures of one server."""
 
     pushes: int

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from fleetlight.errors import DeadlineError, MembershipError, PeerError, PeerLostError
-from fleetlight.ps.calls import NONE, Call
+from fleetlight.ps.messages.base import NO_SIGNAL, ControlSignal
 from fleetlight.ps.server.roster import ABSENT, AWAY, HERE, LEFT, LOST, Roster
 
 LONGER = "if they need longer, raise deadline_s of the strategy given to fleet.init"
@@ -44,15 +44,15 @@ class Attendance:
         self._traces = [_Trace(clock()) for _ in range(worker_num)]
         self._closed: str | None = None
         #: what workers have called for
-        self._called = NONE
+        self._called = NO_SIGNAL
         self._stops = False
 
     @property
-    def call(self) -> Call:
+    def call(self) -> ControlSignal:
         """What workers or this server have called for."""
-        return self._called | Call(stop=self._stops)
+        return self._called | ControlSignal(stop=self._stops)
 
-    def call_for(self, call: Call) -> None:
+    def call_for(self, call: ControlSignal) -> None:
         """A worker calls for it; called with `news` held."""
         self._called |= call
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fleetlight.errors import MembershipError, PeerError, StoppedError
 from fleetlight.observe.log import logger
 from fleetlight.ps import messages as m
-from fleetlight.ps.changes import Came, Went
+from fleetlight.ps.changes import WorkerJoined, WorkerLeft
 from fleetlight.ps.server.attendance import Attendance
 from fleetlight.ps.server.chronicle import Chronicle
 from fleetlight.ps.server.dealing import Dealing
@@ -57,7 +57,7 @@ class Company:
         for worker, _, _ in gone:
             self._make_way(worker)
 
-    def greet(self, connection: Connection, message: m.Hello) -> bool:
+    def greet(self, connection: Connection, message: m.Greeting) -> bool:
         """Somebody says hello, and belongs here.
 
         True when it, or this life of it, is new: that is to be settled before it hears an answer.
@@ -68,7 +68,9 @@ class Company:
             is_another = self._roster.arrive(message)
             is_news = self._roster.lives() != lives and not self._attendance.closed
             if is_news:
-                self._chronicle.note(Came(message.worker, message.incarnation, message.life))
+                self._chronicle.note(
+                    WorkerJoined(message.worker, message.incarnation, message.life)
+                )
             peer = Peer(message.worker, message.incarnation, message.lane, message.life)
             if is_another and self._pushes is not None:
                 self._pushes.forget_ahead(message.worker)
@@ -127,14 +129,14 @@ class Company:
             self._make_way(worker)
 
     def _note_gone(self, worker: int, *, lost: bool) -> None:
-        self._chronicle.note(Went(worker, self._roster.incarnation(worker), lost))
+        self._chronicle.note(WorkerLeft(worker, self._roster.incarnation(worker), lost))
 
     def _lose_unconnected(self, worker: int, why: str) -> None:
         """A process that has died has no connection left; called with `news` held."""
         if all(connection.has_ended() for connection in self._connections[worker]):
             self._attendance.lose(worker, why)
 
-    def beat(self, peer: Peer, message: m.Beat) -> Reply:
+    def beat(self, peer: Peer, message: m.Heartbeat) -> Reply:
         """A sign of life."""
         self._attendance.at_step(peer.worker, message.step)
         self._attendance.check()
@@ -143,9 +145,9 @@ class Company:
             if message.stops:
                 self._stop(peer.worker)
             here = len(self._roster.those(ABSENT, HERE, AWAY))
-        return m.Beaten(self._attendance.call, here), []
+        return m.HeartbeatAck(self._attendance.call, here), []
 
-    def meet(self, peer: Peer, message: m.Meet, arrays: Sequence[Array]) -> Reply:
+    def meet(self, peer: Peer, message: m.Barrier, arrays: Sequence[Array]) -> Reply:
         """A worker waits for all others."""
         meeting = message.meeting
         with self._news:
@@ -165,7 +167,7 @@ class Company:
                 self._news.notify_all()
                 raise
             brought = self.meetings.result(meeting) or []
-        return m.Met(), [array for arrays_ in brought for array in arrays_]
+        return m.BarrierReply(), [array for arrays_ in brought for array in arrays_]
 
     @contextlib.contextmanager
     def _noting_meetings(self) -> Iterator[None]:
@@ -177,7 +179,7 @@ class Company:
             self._chronicle.note(*met_change(*after))
         self._news.notify_all()
 
-    def _missing(self, peer: Peer, message: m.Meet) -> list[int]:
+    def _missing(self, peer: Peer, message: m.Barrier) -> list[int]:
         """Who has not come; an error when one never will, who stops or waits for this worker."""
         missing = self.meetings.missing(message.meeting)
         stopping = [worker for worker in missing if worker in self._stopping]

@@ -4,8 +4,15 @@
 from __future__ import annotations
 
 from fleetlight.observe.log import logger
-from fleetlight.ps.changes import Asked, Freed
-from fleetlight.ps.messages import Deal, Dealt, Done, Reached, Remain, Remaining
+from fleetlight.ps.changes import LeaseChanged, LeasesFreed
+from fleetlight.ps.messages import (
+    Done,
+    LeaseProgress,
+    LeaseReply,
+    LeaseRequest,
+    Remaining,
+    RemainingRequest,
+)
 from fleetlight.ps.server.attendance import Attendance
 from fleetlight.ps.server.chronicle import Chronicle
 from fleetlight.ps.server.ledger import Peer
@@ -25,7 +32,7 @@ class Dealing:
         self._chronicle = chronicle
         self.work = Work(worker_num)
 
-    def deal(self, peer: Peer, message: Deal) -> Reply:
+    def deal(self, peer: Peer, message: LeaseRequest) -> Reply:
         """The worker's next range."""
         with self._news:
             self._attendance.check()
@@ -34,9 +41,9 @@ class Dealing:
             if dealt is None and message.waits:
                 # Others may take long, and no answer may wait for longer than a deadline.
                 self._news.wait_for(lambda: self.work.has_news(message), _WAIT_S)
-        return (Done() if dealt is None else Dealt(*dealt)), []
+        return (Done() if dealt is None else LeaseReply(*dealt)), []
 
-    def reach(self, peer: Peer, message: Reached) -> Reply:
+    def reach(self, peer: Peer, message: LeaseProgress) -> Reply:
         """What the worker has done."""
         with self._news:
             before = self.work.changes
@@ -44,7 +51,7 @@ class Dealing:
             self._note(peer, message, before)
         return Done(), []
 
-    def remain(self, message: Remain) -> Reply:
+    def remain(self, message: RemainingRequest) -> Reply:
         """What is not done yet."""
         with self._news:
             return Remaining(self.work.remaining(message.loader, message.turn)), []
@@ -59,7 +66,7 @@ class Dealing:
 
     def _free(self, worker: int, what: str) -> None:
         # others may be dealt it at once: it lies before what they are told
-        self._chronicle.note(Freed(worker))
+        self._chronicle.note(LeasesFreed(worker))
         for epoch, intervals in self.work.release(worker):
             logger.warning(
                 "worker %d %s with records %s of epoch %d in hand: they are handed out again",
@@ -70,13 +77,13 @@ class Dealing:
             )
         self._news.notify_all()
 
-    def _deal(self, peer: Peer, message: Deal) -> Interval | None:
+    def _deal(self, peer: Peer, message: LeaseRequest) -> Interval | None:
         before = self.work.changes
         dealt = self.work.deal(peer.worker, message)
         self._note(peer, message, before)
         return dealt
 
-    def _note(self, peer: Peer, message: Deal | Reached, before: int) -> None:
+    def _note(self, peer: Peer, message: LeaseRequest | LeaseProgress, before: int) -> None:
         if self.work.changes != before:
-            self._chronicle.note(Asked(peer.worker, message))
+            self._chronicle.note(LeaseChanged(peer.worker, message))
             self._news.notify_all()

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fleetlight.errors import DeadlineError
 from fleetlight.observe.log import logger
-from fleetlight.ps.changes import Change, Standing
+from fleetlight.ps.changes import Baseline, Change
 from fleetlight.ps.journal.disk_full_retry import once_there_is_room
 from fleetlight.ps.journal.folder import Folder, FolderIdentity
 from fleetlight.ps.journal.history import history
@@ -29,11 +29,11 @@ from fleetlight.ps.messages import TableFile
 from fleetlight.ps.resume import Decision
 from fleetlight.ps.server.chronicle import Chronicle
 from fleetlight.ps.tables.pace import Between, Pace, at_once
-from fleetlight.ps.transport.protocol import FILE_HEADER_LIMIT, Codec
+from fleetlight.ps.transport.protocol import FILE_HEADER_LIMIT, MessageCodec
 
 Array = NDArray[Any]
 Written = tuple[Change, Sequence[Array]]
-CODEC: Codec[Change] = Codec(Change, header_limit=FILE_HEADER_LIMIT)
+CODEC: MessageCodec[Change] = MessageCodec(Change, header_limit=FILE_HEADER_LIMIT)
 #: of a core: what a snapshot takes from training at least
 _SHARE = 0.1
 #: how often it is looked whether a snapshot is due
@@ -91,9 +91,9 @@ class Values(Protocol):
         """The same, but what is taken up says nothing of the workers that are here."""
 
     def standing(self) -> list[Written]:
-        """What the first records of a file say: a `Standing`, then what it has no place for."""
+        """What the first records of a file say: a `Baseline`, then what it has no place for."""
 
-    def restore(self, standing: Standing, arrays: Sequence[Array], *, is_last: bool) -> None:
+    def restore(self, standing: Baseline, arrays: Sequence[Array], *, is_last: bool) -> None:
         """Take up everything but rows; `is_last`: later changes were not written down."""
 
     def load(self, files: Sequence[TableFile], folder: Path) -> None:
@@ -165,7 +165,7 @@ class Durability:
         last, begun = first - 1, False
         for record in history(self._folder.path, CODEC, first, logger.warning):
             last = record.number
-            if isinstance(record.message, Standing):
+            if isinstance(record.message, Baseline):
                 # those of later files say what was redone
                 if not begun:
                     is_last = not self._durable.log

@@ -12,19 +12,19 @@ from typing import Any
 from numpy.typing import NDArray
 
 from fleetlight.errors import CheckpointError
+from fleetlight.ps.high_water_marks import Mark
 from fleetlight.ps.messages import (
     Done,
-    Fetched,
+    FetchedDense,
+    FileChunk,
     Load,
-    Put,
-    Restore,
+    ReadFile,
+    RestoreDense,
     Save,
     Saved,
     TableFile,
-    Take,
-    Taken,
+    WriteFile,
 )
-from fleetlight.ps.sequences import Mark
 from fleetlight.ps.server.gate import Gate
 from fleetlight.ps.server.handover import Handover
 from fleetlight.ps.server.pushes import Pushes
@@ -119,11 +119,11 @@ class Keeping:
             self._is_writing = False
             self._lock.notify_all()
 
-    def take(self, message: Take) -> Reply:
+    def take(self, message: ReadFile) -> Reply:
         """A piece of what was saved without a folder."""
-        return Taken(), [self._handover.take(message.name, message.offset, message.size)]
+        return FileChunk(), [self._handover.take(message.name, message.offset, message.size)]
 
-    def put(self, message: Put, arrays: Sequence[Array]) -> Reply:
+    def put(self, message: WriteFile, arrays: Sequence[Array]) -> Reply:
         """A piece of what is to be loaded without a folder."""
         for array in arrays:
             self._handover.put(message.name, message.offset, array)
@@ -143,7 +143,7 @@ class Keeping:
         with self._lock:
             made = self._last
         state = self._holdings.dense.state() if made is None else made.state.dense
-        return Fetched(state.state, state.scalars), [*state.values, *state.arrays]
+        return FetchedDense(state.state, state.scalars), [*state.values, *state.arrays]
 
     def load(self, message: Load) -> Reply:
         """Take over the rows of a checkpoint; what was made for older ones is refused from now."""
@@ -162,7 +162,7 @@ class Keeping:
             self._written()
         return Done(), []
 
-    def restore(self, message: Restore, arrays: Sequence[Array]) -> Reply:
+    def restore(self, message: RestoreDense, arrays: Sequence[Array]) -> Reply:
         """Take over dense values and state."""
         unpacking = Unpacking(arrays, "dense state")
         values = unpacking.blocks(self._holdings.blocks())

@@ -14,7 +14,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from fleetlight.ps import changes as c
-from fleetlight.ps.messages import Deal, Fill, Load, Shrink, TableFile
+from fleetlight.ps.messages import Fill, LeaseRequest, Load, Shrink, TableFile
 from fleetlight.ps.server.attendance import Attendance
 from fleetlight.ps.server.chronicle import Chronicle
 from fleetlight.ps.server.durability import Rows, Written
@@ -60,7 +60,7 @@ class Kept:
             gone, lives = self.attendance.roster.gone(), self.attendance.roster.lives()
             held, met = self.pushes.held_now(), self.meetings.last
             work = self.work.state()
-        standing = c.Standing(
+        standing = c.Baseline(
             ledger,
             steps,
             releases,
@@ -78,7 +78,7 @@ class Kept:
             written.append(met_change(meeting, operation, brought))
         return written
 
-    def restore(self, standing: c.Standing, arrays: Sequence[Array], *, is_last: bool) -> None:
+    def restore(self, standing: c.Baseline, arrays: Sequence[Array], *, is_last: bool) -> None:
         """As in `Values`."""
         unpacking = Unpacking(arrays, "dense state in the journal")
         values = unpacking.blocks(self.holdings.blocks())
@@ -105,33 +105,33 @@ class Kept:
 
     def redo(self, change: c.Change, arrays: Sequence[Array]) -> None:
         """As in `Values`."""
-        if isinstance(change, (c.Stepped, c.Held, c.Released, c.Differed)):
+        if isinstance(change, (c.StepApplied, c.StepHeld, c.HeldStepApplied, c.DifferencesAdded)):
             self.pushes.redo(change, arrays)
         elif isinstance(change, Fill):
             self.holdings.fill(change, arrays)
-        elif isinstance(change, c.Sighted):
+        elif isinstance(change, c.RowsSeen):
             self.holdings.table(change.table).pull(arrays[0], True, change.step)
         elif isinstance(change, Shrink):
             self.holdings.shrink(change)
-        elif isinstance(change, c.EndedPhase):
+        elif isinstance(change, c.PhaseEnded):
             self.pushes.end(change.worker, change.phase)
-        elif isinstance(change, c.Went):
+        elif isinstance(change, c.WorkerLeft):
             # `Company.begin` has the meetings do without it
             self.attendance.roster.outlive([(change.worker, change.incarnation, change.lost)])
             self.pushes.leave(change.worker)
-        elif isinstance(change, c.Came):
+        elif isinstance(change, c.WorkerJoined):
             life = change.worker, change.incarnation, change.life
             self.attendance.roster.know([life])
-        elif isinstance(change, c.Freed):
+        elif isinstance(change, c.LeasesFreed):
             self.work.release(change.worker)
-        elif isinstance(change, c.Asked):
+        elif isinstance(change, c.LeaseChanged):
             self._ask_again(change)
         else:
-            assert isinstance(change, c.Met), change
+            assert isinstance(change, c.BarrierPassed), change
             self.meetings.restore(change.meeting, change.operation, apart(change, arrays))
 
-    def _ask_again(self, change: c.Asked) -> None:
-        if isinstance(change.message, Deal):
+    def _ask_again(self, change: c.LeaseChanged) -> None:
+        if isinstance(change.message, LeaseRequest):
             self.work.deal(change.worker, change.message)
         else:
             self.work.reach(change.worker, change.message)
@@ -154,11 +154,11 @@ class Kept:
 
 def met_change(meeting: int, operation: str, brought: Sequence[Sequence[Array]]) -> Written:
     """A meeting, with what each worker has brought to it."""
-    change = c.Met(meeting, operation, [len(arrays) for arrays in brought])
+    change = c.BarrierPassed(meeting, operation, [len(arrays) for arrays in brought])
     return change, [array for arrays in brought for array in arrays]
 
 
-def apart(change: c.Met, arrays: Sequence[Array]) -> list[list[Array]]:
+def apart(change: c.BarrierPassed, arrays: Sequence[Array]) -> list[list[Array]]:
     """The way back: by worker, in memory of its own."""
     left = iter(arrays)
     return [[next(left).copy() for _ in range(count)] for count in change.counts]

@@ -6,9 +6,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from fleetlight.ps.calls import NONE, Call
-from fleetlight.ps.changes import Entry, LedgerState
-from fleetlight.ps.sequences import HighWater
+from fleetlight.ps.changes import LedgerState, WorkerPart
+from fleetlight.ps.high_water_marks import HighWaterMarks
+from fleetlight.ps.messages.base import NO_SIGNAL, ControlSignal
 from fleetlight.ps.server.staleness import Clocks, Versions
 
 
@@ -32,13 +32,15 @@ class Ledger:
         self._worker_num = worker_num
         self.clocks = Clocks(worker_num)
         self.versions = Versions()
-        self.marks = HighWater()
+        self.marks = HighWaterMarks()
         #: the workers whose last push changed nothing
         self.skipped: set[int] = set()
         #: what all have been told to do behind their steps: calls add up
-        self.call = NONE
+        self.call = NO_SIGNAL
 
-    def book(self, entries: Sequence[Entry], applied: bool, call: Call = NONE) -> None:
+    def book(
+        self, entries: Sequence[WorkerPart], applied: bool, call: ControlSignal = NO_SIGNAL
+    ) -> None:
         """A change was made, or skipped: then the workers are further, the values are the same."""
         self.call |= call
         if applied:
@@ -55,7 +57,7 @@ class Ledger:
         self.marks.restore(self.marks.epoch, [])
         self.versions.restore(self.versions.version, {})
         self.skipped.clear()
-        self.call = NONE
+        self.call = NO_SIGNAL
 
     def state(self) -> LedgerState:
         """All of it, to be kept with the values."""

@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 from fleetlight.errors import GradientError, PlanError
 from fleetlight.kernels import member
 from fleetlight.ps.changes import (
-    Differed,
-    EndedPhase,
-    Entry,
-    Held,
+    Baseline,
+    DifferencesAdded,
+    HeldStepApplied,
     LedgerState,
-    Released,
-    Standing,
-    Stepped,
+    PhaseEnded,
+    StepApplied,
+    StepHeld,
     StepsState,
+    WorkerPart,
 )
 from fleetlight.ps.gradients import Gradients, described, not_finite, refusal
-from fleetlight.ps.messages import Apply, Exchange, Exchanged, Push, Pushed
+from fleetlight.ps.messages import Apply, GeoExchange, GeoExchangeReply, Push, Pushed
 from fleetlight.ps.plan import GEO, SYNC
 from fleetlight.ps.server.ahead_lists import AheadList, AheadLists
 from fleetlight.ps.server.attendance import Attendance
@@ -77,7 +77,7 @@ class Pushes:
             lambda is_last: self._pushed(peer, message, self._became(peer, message), is_last),
         )
 
-    def exchange(self, peer: Peer, message: Exchange, arrays: Sequence[Array]) -> Reply:
+    def exchange(self, peer: Peer, message: GeoExchange, arrays: Sequence[Array]) -> Reply:
         """Differences of one worker, in geo mode."""
         if self._plan.mode != GEO:
             raise PlanError(f"{peer} exchanges differences, but the mode is {self._plan.mode!r}")
@@ -109,7 +109,7 @@ class Pushes:
         """The worker makes no more step in this phase: others may wait for just that."""
         with self._news:
             self.ledger.clocks.end(worker, phase)
-            self._chronicle.note(EndedPhase(worker, phase))
+            self._chronicle.note(PhaseEnded(worker, phase))
             carry_out = self._together.end(worker, phase)
             self._news.notify_all()
         carry_out()
@@ -147,7 +147,7 @@ class Pushes:
 
     def _push_alone(self, peer: Peer, message: Push, gradients: Gradients, skip: bool) -> Outcome:
         tables, dense, absent, arrays = described(None if skip else gradients)
-        entry = Entry(
+        entry = WorkerPart(
             worker=peer.worker,
             incarnation=peer.incarnation,
             sequence=message.sequence,
@@ -156,7 +156,7 @@ class Pushes:
             seen=message.seen,
             step=message.step,
         )
-        change = Stepped(
+        change = StepApplied(
             message.optimizer,
             message.step,
             message.options,
@@ -170,13 +170,13 @@ class Pushes:
             self._chronicle.make(change, arrays, lambda: self._stepped(change, gradients))
         return Outcome(applied=not skip)
 
-    def _stepped(self, change: Stepped, gradients: Gradients | None) -> None:
+    def _stepped(self, change: StepApplied, gradients: Gradients | None) -> None:
         """The change itself, alike the first time and again."""
         if gradients is not None and not change.skipped:
             self._holdings.step(change.optimizer, change.options, change.step, gradients)
         self._book(change.entries, applied=not change.skipped)
 
-    def _exchange(self, peer: Peer, message: Exchange, differences: Gradients) -> list[Array]:
+    def _exchange(self, peer: Peer, message: GeoExchange, differences: Gradients) -> list[Array]:
         self._attendance.roster.check_trains(peer.worker)
         refused = self._refusal(f"{peer} brought a difference (step {message.step})", differences)
         self._attendance.at_step(peer.worker, message.step)
@@ -184,39 +184,45 @@ class Pushes:
             raise refused
         # what comes in pieces is one change
         steps = 0 if message.more else 1
-        entry = Entry(peer.worker, peer.incarnation, message.sequence, merged=steps)
-        change = Differed(entry, message.step, message.tables, message.dense, message.more)
+        entry = WorkerPart(peer.worker, peer.incarnation, message.sequence, merged=steps)
+        change = DifferencesAdded(entry, message.step, message.tables, message.dense, message.more)
         _, _, _, arrays = described(differences)
         with self._gate.passing():
             return self._chronicle.make(
                 change, arrays, lambda: self._differed(change, differences, message.wants)
             )
 
-    def _differed(self, change: Differed, differences: Gradients, wants: bool) -> list[Array]:
+    def _differed(
+        self, change: DifferencesAdded, differences: Gradients, wants: bool
+    ) -> list[Array]:
         """The change itself, alike the first time and again."""
         found = self._holdings.exchange(differences, wants)
         self._book([change.entry], applied=not change.more)
         return found
 
-    def redo(self, change: Stepped | Held | Released | Differed, arrays: Sequence[Array]) -> None:
+    def redo(
+        self,
+        change: StepApplied | StepHeld | HeldStepApplied | DifferencesAdded,
+        arrays: Sequence[Array],
+    ) -> None:
         """Make what was written down in a life before."""
-        if isinstance(change, Differed):
+        if isinstance(change, DifferencesAdded):
             self._differed(change, self._holdings.differences(change, arrays, "a journal"), False)
             return
         gradients = None
-        if not isinstance(change, Released) and not change.skipped:
+        if not isinstance(change, HeldStepApplied) and not change.skipped:
             gradients = self._holdings.unpacked(change, arrays, "a change in the journal")
         if self._plan.mode == SYNC:
             self._together.redo(change, gradients)
         else:
-            assert isinstance(change, Stepped), change
+            assert isinstance(change, StepApplied), change
             self._stepped(change, gradients)
 
     def standing(self) -> tuple[LedgerState, StepsState, StepsState]:
         """How far everybody is; called with `news` held."""
         return self.ledger.state(), *self._together.standing()
 
-    def held_now(self) -> list[tuple[Held, list[Array]]]:
+    def held_now(self) -> list[tuple[StepHeld, list[Array]]]:
         """The steps that wait for a factor; called with `news` held."""
         return self._together.held_now()
 
@@ -224,7 +230,7 @@ class Pushes:
         """The last push of a worker, and how many wait for a factor; called with `news` held."""
         return self.ledger.marks.last(worker, incarnation), self._together.held_of(worker)
 
-    def restore(self, state: Standing, *, is_last: bool) -> None:
+    def restore(self, state: Baseline, *, is_last: bool) -> None:
         """The way back of `standing`, before anybody pushes.
 
         `is_last`: what came later is lost, and whatever the workers bring next is taken.
@@ -245,10 +251,10 @@ class Pushes:
                 return held
             return Outcome(peer.worker not in self.ledger.skipped, call=self.ledger.call)
 
-    def _reread(self, message: Exchange, differences: Gradients) -> list[Array]:
+    def _reread(self, message: GeoExchange, differences: Gradients) -> list[Array]:
         return self._holdings.reread(differences, message.step) if message.wants else []
 
-    def _book(self, entries: Sequence[Entry], applied: bool) -> None:
+    def _book(self, entries: Sequence[WorkerPart], applied: bool) -> None:
         with self._news:
             self.ledger.book(entries, applied)
             self._news.notify_all()
@@ -317,4 +323,4 @@ class Pushes:
         with self._news:
             version, slowest = self.ledger.versions.version, self.ledger.clocks.slowest(0)
             call = self._attendance.call
-        return Exchanged(version, slowest, call), arrays
+        return GeoExchangeReply(version, slowest, call), arrays

@@ -8,7 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from fleetlight.ps.changes import Sighted
+from fleetlight.ps.changes import RowsSeen
 from fleetlight.ps.messages import Pull, TablePull
 from fleetlight.ps.server.chronicle import Chronicle
 from fleetlight.ps.tables.holdings import Holdings
@@ -34,7 +34,7 @@ def _rows(
     holdings: Holdings, chronicle: Chronicle, wanted: TablePull, ids: Ids, step: int
 ) -> Floats:
     table = holdings.table(wanted.table)
-    change = Sighted(wanted.table, step)
+    change = RowsSeen(wanted.table, step)
     if not wanted.insert:
         return table.pull(ids, False, step)
     if table.plan.entry is not None:

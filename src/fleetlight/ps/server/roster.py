@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable
 
 from fleetlight.errors import MembershipError, PeerLostError
-from fleetlight.ps.messages import Hello
+from fleetlight.ps.messages import Greeting
 
 #: what has become of a worker; one that is away may be started again
 ABSENT, HERE, AWAY, LEFT, LOST = "absent", "here", "away", "left", "lost"
@@ -83,7 +83,7 @@ class Roster:
                 seat.since, seat.away_s = now, away_s
                 seat.why = "this server was started again"
 
-    def arrive(self, hello: Hello) -> bool:
+    def arrive(self, hello: Greeting) -> bool:
         """A worker opens a connection; an error says why it does not belong here.
 
         True when another life of it has begun.
@@ -227,7 +227,7 @@ class Roster:
     def _fail(self, text: str) -> None:
         self._failure = self._failure or text
 
-    def _check_fits(self, hello: Hello) -> None:
+    def _check_fits(self, hello: Greeting) -> None:
         if hello.fleetlight != self._version:
             raise MembershipError(
                 f"worker {hello.worker} runs fleetlight {hello.fleetlight}, this server "

@@ -25,6 +25,7 @@ from fleetlight.errors import (
 )
 from fleetlight.ps import messages as m
 from fleetlight.ps.journal.folder import FolderIdentity
+from fleetlight.ps.messages.base import operation_of
 from fleetlight.ps.plan import Plan, first_difference
 from fleetlight.ps.resume import FINISHED, KEPT, REFUSED, check_beginning
 from fleetlight.ps.server.ahead_lists import AheadList
@@ -50,7 +51,18 @@ Arrays = Sequence[Array]
 Loaded = Callable[[], Iterable[tuple[m.Message, Arrays]]]
 #: their answers tell nothing that could be lost later, or it was written down before; all others
 #: wait for the journal
-_UNSETTLED = (m.Beat, m.Ask, m.Resume, m.Join, m.Leave, m.Heard, m.Cut, m.Put, m.Take, m.Drop)
+_UNSETTLED = (
+    m.Heartbeat,
+    m.FiguresRequest,
+    m.Resume,
+    m.Join,
+    m.Leave,
+    m.GoodbyeAck,
+    m.SnapshotRequest,
+    m.WriteFile,
+    m.ReadFile,
+    m.DropSnapshot,
+)
 #: how often a worker that joins is told that a checkpoint is still being read
 _LOADING_S = 1.0
 
@@ -68,7 +80,7 @@ class _Service:
         """Values of a checkpoint, before anybody has joined."""
         if isinstance(message, m.Load):
             self.keeping.load(message)
-        elif isinstance(message, m.Restore):
+        elif isinstance(message, m.RestoreDense):
             self.keeping.restore(message, arrays)
         else:
             assert isinstance(message, m.Fill), message
@@ -190,12 +202,12 @@ class Server:
 
     def __call__(self, connection: Connection, message: m.Message, arrays: Arrays) -> Reply:
         """Answer a message; what is raised is meant for the worker."""
-        if isinstance(message, m.Hello):
+        if isinstance(message, m.Greeting):
             return self._hello(connection, message)
         peer = connection.note
         if not isinstance(peer, Peer):
             raise ProtocolError(
-                f"{connection.peer} began with {type(message).__name__}, expected Hello"
+                f"{connection.peer} began with {type(message).__name__}, expected Greeting"
             )
         handler = self._handlers.get(type(message))
         if handler is None:
@@ -217,7 +229,7 @@ class Server:
             return not message.dry
         # first values are brought once; a log has them
         brings = isinstance(message, m.Fill) and not self._chronicle.keeps_values
-        return brings or isinstance(message, m.Restore)
+        return brings or isinstance(message, m.RestoreDense)
 
     def gone(self, connection: Connection, error: PeerError | None) -> None:
         """A connection has ended."""
@@ -265,16 +277,16 @@ class Server:
         """True once it serves no more."""
         return self._attendance.closed
 
-    def counted(self) -> m.Counted:
+    def counted(self) -> m.ServerFigures:
         """What there is to say in figures."""
         service = self._service
         if service is None:
-            return m.Counted(0, {}, {}, {})
+            return m.ServerFigures(0, {}, {}, {})
         tables = service.holdings.tables
         with self._news:
             versions = service.pushes.ledger.versions
             pushes, staleness = versions.version, dict(versions.staleness)
-        return m.Counted(
+        return m.ServerFigures(
             pushes,
             {table.plan.name: len(table) for table in tables},
             {table.plan.name: table.nbytes for table in tables},
@@ -285,31 +297,31 @@ class Server:
         """By class of the message. Those that work on the holdings need the plan."""
         dealing = self._company.dealing
         return {
-            m.Meet: self._company.meet,
-            m.Beat: lambda peer, message, a: self._company.beat(peer, message),
+            m.Barrier: self._company.meet,
+            m.Heartbeat: lambda peer, message, a: self._company.beat(peer, message),
             m.Leave: lambda peer, message, a: self._company.leave(peer, message),
-            m.Heard: lambda peer, message, a: self._company.confirm(peer),
-            m.Ask: lambda peer, message, arrays: (self.counted(), []),
-            m.Deal: lambda peer, message, a: dealing.deal(peer, message),
-            m.Reached: lambda peer, message, a: dealing.reach(peer, message),
-            m.Remain: lambda peer, message, a: dealing.remain(message),
+            m.GoodbyeAck: lambda peer, message, a: self._company.confirm(peer),
+            m.FiguresRequest: lambda peer, message, arrays: (self.counted(), []),
+            m.LeaseRequest: lambda peer, message, a: dealing.deal(peer, message),
+            m.LeaseProgress: lambda peer, message, a: dealing.reach(peer, message),
+            m.RemainingRequest: lambda peer, message, a: dealing.remain(message),
             m.Resume: self._resume,
             m.Join: self._join,
             m.Pull: self._pull,
             m.EndPhase: self._end_phase,
             m.Push: lambda p, message, a: self._serving().pushes.push(p, message, a),
             m.Apply: lambda p, message, a: self._serving().pushes.apply(p, message),
-            m.Exchange: lambda p, message, a: self._serving().pushes.exchange(p, message, a),
+            m.GeoExchange: lambda p, message, a: self._serving().pushes.exchange(p, message, a),
             m.Fill: self._fill,
             m.Shrink: self._shrink,
-            m.Cut: lambda p, message, a: self._serving().keeping.cut(),
+            m.SnapshotRequest: lambda p, message, a: self._serving().keeping.cut(),
             m.Save: lambda p, message, a: self._serving().keeping.save(message),
-            m.Take: lambda p, message, a: self._serving().keeping.take(message),
-            m.Put: lambda p, message, a: self._serving().keeping.put(message, a),
-            m.Drop: lambda p, message, a: self._serving().keeping.drop(),
-            m.Fetch: lambda p, message, a: self._serving().keeping.fetch(),
+            m.ReadFile: lambda p, message, a: self._serving().keeping.take(message),
+            m.WriteFile: lambda p, message, a: self._serving().keeping.put(message, a),
+            m.DropSnapshot: lambda p, message, a: self._serving().keeping.drop(),
+            m.FetchDense: lambda p, message, a: self._serving().keeping.fetch(),
             m.Load: lambda p, message, a: self._serving().keeping.load(message),
-            m.Restore: lambda p, message, a: self._serving().keeping.restore(message, a),
+            m.RestoreDense: lambda p, message, a: self._serving().keeping.restore(message, a),
         }
 
     def _serving(self) -> _Service:
@@ -325,7 +337,7 @@ class Server:
             )
         return self._service
 
-    def _hello(self, connection: Connection, message: m.Hello) -> Reply:
+    def _hello(self, connection: Connection, message: m.Greeting) -> Reply:
         with self._news:
             if message.joined and not self.is_open:
                 # to be tried again
@@ -416,8 +428,8 @@ class Server:
 
 def _operation(message: m.Message) -> str:
     """What a worker is doing, for error texts."""
-    if isinstance(message, m.Meet):
+    if isinstance(message, m.Barrier):
         return message.operation
     if isinstance(message, (m.Push, m.Apply)):
         return f"step {message.step} of optimizer {message.optimizer}"
-    return type(message).__name__.lower()
+    return operation_of(message)

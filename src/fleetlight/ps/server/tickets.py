@@ -10,8 +10,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from fleetlight.errors import ProtocolError
-from fleetlight.ps.messages import Apply, Exchange, Message, Push
-from fleetlight.ps.sequences import HighWater
+from fleetlight.ps.high_water_marks import HighWaterMarks
+from fleetlight.ps.messages import Apply, GeoExchange, Message, Push
 from fleetlight.ps.server.attendance import Attendance, again
 from fleetlight.ps.server.ledger import Peer
 
@@ -33,7 +33,7 @@ class _Ticket:
 class Tickets:
     """The last push of each worker: it may still be under way when it comes again."""
 
-    def __init__(self, attendance: Attendance, marks: HighWater) -> None:
+    def __init__(self, attendance: Attendance, marks: HighWaterMarks) -> None:
         self._attendance = attendance
         self._marks = marks
         self._tickets: dict[int, _Ticket] = {}
@@ -41,7 +41,7 @@ class Tickets:
     def once(
         self,
         peer: Peer,
-        message: Push | Apply | Exchange,
+        message: Push | Apply | GeoExchange,
         carry_out: Callable[[], Reply],
         answer_again: Callable[[bool], Reply],
         keep: bool = True,

@@ -16,10 +16,10 @@ import msgspec
 from numpy.typing import NDArray
 
 from fleetlight.errors import GradientError, PlanError, ProtocolError
-from fleetlight.ps.calls import NONE, Call
-from fleetlight.ps.changes import Entry, Held, Released, Stepped, StepsState
+from fleetlight.ps.changes import HeldStepApplied, StepApplied, StepHeld, StepsState, WorkerPart
 from fleetlight.ps.gradients import Gradients, described, mean, scaled
 from fleetlight.ps.messages import Apply, Push
+from fleetlight.ps.messages.base import NO_SIGNAL, ControlSignal
 from fleetlight.ps.server.attendance import Attendance, again
 from fleetlight.ps.server.chronicle import Chronicle
 from fleetlight.ps.server.gate import Gate
@@ -43,7 +43,7 @@ class Outcome:
     touched: dict[int, Ids] = dataclasses.field(default_factory=dict)
     square: float = 0.0
     #: what all who made the step are to do behind it
-    call: Call = NONE
+    call: ControlSignal = NO_SIGNAL
 
 
 @dataclasses.dataclass
@@ -69,7 +69,7 @@ class _Release:
 
 @dataclasses.dataclass
 class _Kept:
-    change: Held
+    change: StepHeld
     #: None when the step will be skipped
     gradients: Gradients | None
 
@@ -78,7 +78,7 @@ class _Kept:
         """Why they must not be applied; a loss scaler may yet have the step skipped."""
         return GradientError(self.change.refusal) if self.change.refusal else None
 
-    def entry(self, worker: int) -> Entry | None:
+    def entry(self, worker: int) -> WorkerPart | None:
         """What a worker has brought."""
         return next((entry for entry in self.change.entries if entry.worker == worker), None)
 
@@ -154,7 +154,7 @@ class Together:
 
     def _apply_nothing(self, peer: Peer, message: Apply) -> Outcome:
         """Gradients that an earlier life held are lost as if applied; called with `news` held."""
-        entry = Entry(peer.worker, peer.incarnation, message.sequence, message.phase)
+        entry = WorkerPart(peer.worker, peer.incarnation, message.sequence, message.phase)
         self._ledger.book([entry], not message.skip)
         return Outcome(applied=not message.skip)
 
@@ -176,19 +176,21 @@ class Together:
         """By optimizer: whom a worker waits for in a step; called with `news` held."""
         return {**self._steps.awaited_by(worker), **self._releases.awaited_by(worker)}
 
-    def redo(self, change: Stepped | Held | Released, gradients: Gradients | None) -> None:
+    def redo(
+        self, change: StepApplied | StepHeld | HeldStepApplied, gradients: Gradients | None
+    ) -> None:
         """Make what was written down in a life before: its workers bring it no more."""
-        if isinstance(change, Held) and self._has_lost:
+        if isinstance(change, StepHeld) and self._has_lost:
             # of whom it is nothing is known any more
             return
-        is_counted = isinstance(change, Held) and change.restated
+        is_counted = isinstance(change, StepHeld) and change.restated
         for entry in () if is_counted else change.entries:
-            groups = self._releases if isinstance(change, Released) else self._steps
-            again = isinstance(change, Held) or change.skipped
+            groups = self._releases if isinstance(change, HeldStepApplied) else self._steps
+            again = isinstance(change, StepHeld) or change.skipped
             groups.passed(change.optimizer, entry.worker, entry.phase, entry.step, again)
-        if isinstance(change, Stepped):
+        if isinstance(change, StepApplied):
             self._stepped(change, gradients)
-        elif isinstance(change, Held):
+        elif isinstance(change, StepHeld):
             self._holding(change, gradients)
         else:
             self._released(self._held.pop(change.optimizer), change)
@@ -209,7 +211,7 @@ class Together:
         for groups in (self._steps, self._releases):
             groups.restore(StepsState(dict.fromkeys(range(self._worker_num), -1), []))
 
-    def held_now(self) -> list[tuple[Held, list[Array]]]:
+    def held_now(self) -> list[tuple[StepHeld, list[Array]]]:
         """The steps that are held, to be written down once more; called with `news` held."""
         return [
             (msgspec.structs.replace(kept.change, restated=True), described(kept.gradients)[3])
@@ -273,7 +275,7 @@ class Together:
                 self._steps.undone(complete.optimizer, complete.contributions)
             self._tell(parts, outcome)
 
-    def _called_behind(self, parts: Sequence[_Part | _Release]) -> Call:
+    def _called_behind(self, parts: Sequence[_Part | _Release]) -> ControlSignal:
         """What all are to do behind a step: some hear of it in no other way.
 
         All hear it behind the same step, so it waits for one that nobody makes without the others.
@@ -282,7 +284,7 @@ class Together:
             roster = self._attendance.roster
             gone = roster.those(LEFT, LOST) if roster.goes_on else []
             are_all = len(parts) == self._worker_num - len(gone)
-            return self._attendance.call if are_all else NONE
+            return self._attendance.call if are_all else NO_SIGNAL
 
     def _carry_out_held(self, complete: Complete[_Release]) -> None:
         releases = list(complete.contributions.values())
@@ -328,7 +330,7 @@ class Together:
         # hyper-parameters belong to a step: those of the worker that is furthest
         furthest = max(parts, key=lambda part: part.message.step).message
         tables, dense, absent, arrays = described(gradients)
-        change = Stepped(
+        change = StepApplied(
             complete.optimizer,
             complete.step,
             furthest.options,
@@ -342,7 +344,7 @@ class Together:
         self._chronicle.make(change, arrays, lambda: self._stepped(change, gradients))
         return _outcome_of(gradients, change.call)
 
-    def _stepped(self, change: Stepped, gradients: Gradients | None) -> None:
+    def _stepped(self, change: StepApplied, gradients: Gradients | None) -> None:
         """The change itself, alike the first time and again."""
         with self._news:
             self._held.pop(change.optimizer, None)
@@ -358,7 +360,7 @@ class Together:
         if gradients is not None:
             gradients, square = self._holdings.summed(gradients)
         tables, dense, absent, arrays = described(gradients)
-        change = Held(
+        change = StepHeld(
             complete.optimizer,
             complete.step,
             [_entry(part, part.message.sequence) for part in complete.contributions.values()],
@@ -372,7 +374,7 @@ class Together:
         self._chronicle.make(change, arrays, lambda: self._holding(change, gradients))
         return Outcome(gradients is not None, square=square)
 
-    def _holding(self, change: Held, gradients: Gradients | None) -> None:
+    def _holding(self, change: StepHeld, gradients: Gradients | None) -> None:
         with self._news:
             self._held[change.optimizer] = _Kept(change, gradients)
             self._steps.undone(change.optimizer, [entry.worker for entry in change.entries])
@@ -390,7 +392,7 @@ class Together:
         if kept.refusal is not None and not skip and self._refuses:
             raise kept.refusal
         furthest = max(releases, key=lambda release: release.message.step).message
-        change = Released(
+        change = HeldStepApplied(
             complete.optimizer,
             complete.step,
             furthest.options,
@@ -401,7 +403,7 @@ class Together:
         )
         return self._chronicle.make(change, [], lambda: self._released(kept, change))
 
-    def _released(self, kept: _Kept, change: Released) -> Outcome:
+    def _released(self, kept: _Kept, change: HeldStepApplied) -> Outcome:
         gradients = None
         if kept.gradients is not None and not change.skipped:
             gradients = scaled(kept.gradients, change.factor)
@@ -412,14 +414,14 @@ class Together:
                 self._steps.done(change.optimizer, [entry.worker for entry in change.entries])
         return _outcome_of(gradients, change.call)
 
-    def _book(self, change: Stepped | Released) -> None:
+    def _book(self, change: StepApplied | HeldStepApplied) -> None:
         with self._news:
             self._ledger.book(change.entries, not change.skipped, change.call)
 
 
-def _entry(part: _Part, sequence: int) -> Entry:
+def _entry(part: _Part, sequence: int) -> WorkerPart:
     peer, message = part.peer, part.message
-    return Entry(
+    return WorkerPart(
         worker=peer.worker,
         incarnation=peer.incarnation,
         sequence=sequence,
@@ -430,19 +432,19 @@ def _entry(part: _Part, sequence: int) -> Entry:
     )
 
 
-def _released(kept: _Kept, release: _Release) -> Entry:
+def _released(kept: _Kept, release: _Release) -> WorkerPart:
     """The part of a held step, under the number of the word that released it."""
     entry = kept.entry(release.peer.worker)
     assert entry is not None
     return msgspec.structs.replace(entry, sequence=release.message.sequence)
 
 
-def _is_of(entry: Entry | None, peer: Peer, sequence: int) -> bool:
+def _is_of(entry: WorkerPart | None, peer: Peer, sequence: int) -> bool:
     """Whether a part is that of this push."""
     return entry is not None and (entry.incarnation, entry.sequence) == (peer.incarnation, sequence)
 
 
-def _outcome_of(gradients: Gradients | None, call: Call) -> Outcome:
+def _outcome_of(gradients: Gradients | None, call: ControlSignal) -> Outcome:
     if gradients is None:
         return Outcome(applied=False, call=call)
     touched = {number: part.ids for number, part in gradients.tables.items()}

@@ -13,8 +13,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from fleetlight.errors import PlanError, ProtocolError
-from fleetlight.ps.changes import HandState, TurnState, WorkState
-from fleetlight.ps.messages import Deal, Reached
+from fleetlight.ps.changes import LeaseState, RoundState, ShardQueueState
+from fleetlight.ps.messages import LeaseProgress, LeaseRequest
 
 #: positions in an epoch's order: from the first up to, and without, the second
 Interval = tuple[int, int]
@@ -92,7 +92,7 @@ class Work:
         #: how often anything has changed
         self.changes = 0
 
-    def deal(self, worker: int, deal: Deal) -> Interval | None:
+    def deal(self, worker: int, deal: LeaseRequest) -> Interval | None:
         """The range of that number; `NOTHING`: all is done, None: others may give some back."""
         if deal.unit < 1:
             raise ProtocolError(f"worker {worker} asked for batches of {deal.unit} records")
@@ -107,7 +107,7 @@ class Work:
             self._waiting[worker] = turn
         return told
 
-    def reach(self, worker: int, told: Reached) -> None:
+    def reach(self, worker: int, told: LeaseProgress) -> None:
         """The worker has done so much; where it gives back, it does no more of this turn."""
         turn = self._turns.get((told.loader, told.turn))
         if turn is None:
@@ -136,7 +136,7 @@ class Work:
         hands = [i for hand in there.hands.values() for i in hand.remaining()]
         return joined([*there.free, *hands])
 
-    def has_news(self, deal: Deal) -> bool:
+    def has_news(self, deal: LeaseRequest) -> bool:
         """True when whoever waited for this would be told something."""
         turn = self._turns.get((deal.loader, deal.turn))
         return turn is None or bool(turn.free) or turn.is_over
@@ -146,16 +146,16 @@ class Work:
         turn = self._waiting.get(worker)
         return [] if turn is None else turn.holders()
 
-    def state(self) -> WorkState:
+    def state(self) -> ShardQueueState:
         """All of it, to be kept."""
         turns = [
-            TurnState(loader, number, turn.epoch, turn.whole, turn.free, _hands(turn.hands))
+            RoundState(loader, number, turn.epoch, turn.whole, turn.free, _hands(turn.hands))
             for (loader, number), turn in self._turns.items()
         ]
         backs = [(*key, back) for key, back in self._backs.items()]
-        return WorkState(turns, dict(self._newest), backs, sorted(self._gone))
+        return ShardQueueState(turns, dict(self._newest), backs, sorted(self._gone))
 
-    def restore(self, state: WorkState) -> None:
+    def restore(self, state: ShardQueueState) -> None:
         """The way back of `state`."""
         self._turns = {
             (one.loader, one.turn): _Turn(
@@ -171,7 +171,7 @@ class Work:
         self._gone = set(state.gone)
         self._waiting.clear()
 
-    def _turn(self, worker: int, deal: Deal) -> _Turn | None:
+    def _turn(self, worker: int, deal: LeaseRequest) -> _Turn | None:
         """The turn asked for, begun by whoever comes first; None: it is long over."""
         key = deal.loader, deal.turn
         turn = self._turns.get(key)
@@ -190,7 +190,7 @@ class Work:
             )
         return turn
 
-    def _look_back(self, worker: int, deal: Deal) -> None:
+    def _look_back(self, worker: int, deal: LeaseRequest) -> None:
         """Forget what nobody can ask for again."""
         self._backs[deal.loader, worker] = deal.back
         first = min((self._back(deal.loader, w) for w in range(self._worker_num)), default=0)
@@ -207,7 +207,7 @@ class Work:
         """The first turn that a worker may still ask for."""
         return math.inf if worker in self._gone else self._backs.get((loader, worker), 0)
 
-    def _dealt(self, turn: _Turn, worker: int, deal: Deal) -> Interval | None:
+    def _dealt(self, turn: _Turn, worker: int, deal: LeaseRequest) -> Interval | None:
         hand = turn.hand(worker)
         if not 0 <= deal.number <= len(hand.dealt):
             raise ProtocolError(
@@ -257,5 +257,5 @@ def _told(intervals: Sequence[Interval]) -> str:
     return f"records {told(intervals)}" if intervals else "no record"
 
 
-def _hands(hands: Mapping[int, _Hand]) -> list[HandState]:
-    return [HandState(worker, list(h.dealt), h.reached) for worker, h in hands.items() if h.dealt]
+def _hands(hands: Mapping[int, _Hand]) -> list[LeaseState]:
+    return [LeaseState(worker, list(h.dealt), h.reached) for worker, h in hands.items() if h.dealt]

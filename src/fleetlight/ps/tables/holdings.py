@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleetlight.errors import CheckpointError, PlanError, ProtocolError
-from fleetlight.ps.changes import Differed, Held, Stepped
+from fleetlight.ps.changes import DifferencesAdded, StepApplied, StepHeld
 from fleetlight.ps.gradients import Gradients, TablePart, dense_square, square
-from fleetlight.ps.messages import Exchange, Fill, Load, Pull, Push, Shrink, TableFile
+from fleetlight.ps.messages import Fill, GeoExchange, Load, Pull, Push, Shrink, TableFile
 from fleetlight.ps.placement import Block, Placement, buckets_of
 from fleetlight.ps.plan import GEO, Plan
 from fleetlight.ps.tables.dense import DenseBlocks
@@ -88,7 +88,7 @@ class Holdings:
         return self.unpacked(message, arrays, f"a push of {who}")
 
     def unpacked(
-        self, message: Push | Stepped | Held, arrays: Sequence[Array], operation: str
+        self, message: Push | StepApplied | StepHeld, arrays: Sequence[Array], operation: str
     ) -> Gradients:
         """Take gradients apart."""
         unpacking = Unpacking(arrays, operation)
@@ -145,7 +145,7 @@ class Holdings:
         return ids
 
     def differences(
-        self, message: Exchange | Differed, arrays: Sequence[Array], who: str
+        self, message: GeoExchange | DifferencesAdded, arrays: Sequence[Array], who: str
     ) -> Gradients:
         """Take an exchange apart."""
         tables, dense = self._rows(message.tables, message.dense, arrays, f"an exchange of {who}")

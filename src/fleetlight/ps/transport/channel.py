@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 from fleetlight.errors import DeadlineError, PeerError, PeerLostError, ProtocolError
 from fleetlight.ps.messages import Failure, Message
-from fleetlight.ps.transport.calling import NotReadyError, call_up
-from fleetlight.ps.transport.failures import error_of
+from fleetlight.ps.messages.base import error_of, operation_of
+from fleetlight.ps.transport.authentication import introduce
+from fleetlight.ps.transport.dialing import NotReadyError, call_up
 from fleetlight.ps.transport.frames import Frame, Frames
-from fleetlight.ps.transport.interface import PATIENCE, Answer, Patience
+from fleetlight.ps.transport.interface import DEFAULT_RETRY, Answer, RetryPolicy
 from fleetlight.ps.transport.protocol import Array
-from fleetlight.ps.transport.proving import introduce
 from fleetlight.roles.role import Endpoint, endpoint_text
 from fleetlight.roles.secret import Secret
 
@@ -42,7 +42,7 @@ class _Request:
     @property
     def operation(self) -> str:
         """How errors call it."""
-        return type(self.message).__name__.lower()
+        return operation_of(self.message)
 
 
 class SocketChannel:
@@ -57,7 +57,7 @@ class SocketChannel:
         tls: ssl.SSLContext | None = None,
         token: Secret | None = None,
         greeting: Callable[[], Message] | None = None,
-        patience: Patience = PATIENCE,
+        patience: RetryPolicy = DEFAULT_RETRY,
         check: Callable[[Message], None] = lambda welcome: None,
     ) -> None:
         """`deadline_s` is how long the server may be silent.
@@ -88,7 +88,7 @@ class SocketChannel:
         tls: ssl.SSLContext | None = None,
         token: Secret | None = None,
         greeting: Callable[[], Message] | None = None,
-        patience: Patience = PATIENCE,
+        patience: RetryPolicy = DEFAULT_RETRY,
         not_ready: Callable[[list[str]], None] | None = None,
     ) -> SocketChannel:
         """A channel to a server that may still have to start."""

@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 
 from fleetlight.errors import ProtocolError
 from fleetlight.ps.messages import Message
+from fleetlight.ps.transport.memory_budget import UNLIMITED, MemoryBudget
 from fleetlight.ps.transport.protocol import (
     BODY_LIMIT,
     HEADER_LIMIT,
     PREFIX_BYTES,
     Array,
-    Codec,
+    MessageCodec,
     Prefix,
     check_start,
     views,
 )
-from fleetlight.ps.transport.room import BOUNDLESS, Room
 from fleetlight.wire.plain import Wire
 
 #: smaller memory costs nothing, larger memory is given back after each frame
@@ -33,7 +33,7 @@ _WORTH_BYTES, _KEEP_BYTES = 1 << 16, 256 << 20
 _EARLY_BYTES = 512
 
 _ANY = Prefix(HEADER_LIMIT, BODY_LIMIT)
-_CODEC: Codec[Message] = Codec(Message)
+_CODEC: MessageCodec[Message] = MessageCodec(Message)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Frame:
 class Frames:
     """Sends and receives frames; what is wrong with one is said together with who sent it."""
 
-    def __init__(self, wire: Wire, silence_s: float, room: Room = BOUNDLESS) -> None:
+    def __init__(self, wire: Wire, silence_s: float, room: MemoryBudget = UNLIMITED) -> None:
         """`room` is what the bodies of all connections share."""
         self.wire = wire
         self._room = room

@@ -24,7 +24,7 @@ class Answer:
 
 
 @dataclasses.dataclass(frozen=True)
-class Patience:
+class RetryPolicy:
     """What is done about a server that is away."""
 
     #: how long it may be away; 0: not at all
@@ -42,7 +42,7 @@ class Patience:
         return message.repeatable and self.away_s > 0 and (self.comes_back or tries == 1)
 
 
-PATIENCE = Patience()
+DEFAULT_RETRY = RetryPolicy()
 
 
 class Channel(Protocol):
@@ -58,7 +58,7 @@ class Channel(Protocol):
     #: the latest answer to what was said first on a connection
     welcome: Answer | None
     #: what is done about a server that is away
-    patience: Patience
+    patience: RetryPolicy
 
     def send(self, message: Message, arrays: Sequence[Array] = ()) -> None:
         """Send a request; the one before must have been answered."""
@@ -130,7 +130,7 @@ class MemoryChannel:
     def __init__(self, handler: Handler, peer: str = "server 0 (in this process)") -> None:
         self.peer = peer
         self.welcome: Answer | None = None
-        self.patience = Patience(0.0)
+        self.patience = RetryPolicy(0.0)
         self._handler = handler
         self._connection = Connection("worker 0 (in this process)")
         self._reply: Reply | None = None

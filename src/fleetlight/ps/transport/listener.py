@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from fleetlight.errors import AddressError, PeerLostError
 from fleetlight.observe.log import logger
 from fleetlight.ps.messages import Message
-from fleetlight.ps.transport.failures import failure_of
+from fleetlight.ps.messages.base import failure_of
 from fleetlight.ps.transport.interface import Handler
-from fleetlight.ps.transport.options import family
-from fleetlight.ps.transport.protocol import Codec
-from fleetlight.ps.transport.room import Room, free_memory
-from fleetlight.ps.transport.session import Limits, Session
+from fleetlight.ps.transport.memory_budget import MemoryBudget, free_memory
+from fleetlight.ps.transport.protocol import MessageCodec
+from fleetlight.ps.transport.session import ConnectionLimits, Session
+from fleetlight.ps.transport.socket_options import family
 from fleetlight.roles.role import Endpoint, endpoint_text
 from fleetlight.roles.secret import Secret
 from fleetlight.wire.forking import keep_from_children, keep_port_from_children
@@ -41,7 +41,7 @@ class Listener:
         *,
         tls: ssl.SSLContext | None = None,
         token: Secret | None = None,
-        limits: Limits | None = None,
+        limits: ConnectionLimits | None = None,
         name: str = "server",
         held: socket.socket | None = None,
     ) -> None:
@@ -50,7 +50,7 @@ class Listener:
         `held` is what `hold` has answered, where the endpoint had to be known before.
         """
         self._handler, self._tls, self._token = handler, tls, token
-        self._limits, self._room = limits or Limits(), Room(free_memory)
+        self._limits, self._room = limits or ConnectionLimits(), MemoryBudget(free_memory)
         self._socket = hold(endpoint) if held is None else held
         with _telling(self._socket, endpoint):
             self._socket.listen(_BACKLOG)
@@ -166,7 +166,7 @@ class Listener:
 
 def _refusal(why: str) -> bytes:
     """A frame that says why nobody is taken in at the moment."""
-    codec: Codec[Message] = Codec(Message)
+    codec: MessageCodec[Message] = MessageCodec(Message)
     return b"".join(codec.encode(0, failure_of(PeerLostError(f"turned away: {why}"))))
 
 

@@ -143,7 +143,7 @@ def _described(data: bytes) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class ArrayLocation:
     """Where an array lies in the body."""
 
     offset: int
@@ -158,10 +158,10 @@ class Header(Generic[M]):
 
     request: int
     message: M
-    places: tuple[Place, ...]
+    places: tuple[ArrayLocation, ...]
 
 
-class Codec(Generic[M]):
+class MessageCodec(Generic[M]):
     """Turns messages of one tagged union into frames and back."""
 
     def __init__(
@@ -212,7 +212,7 @@ class Codec(Generic[M]):
         return Header(envelope.request, envelope.message, places)
 
 
-def views(places: Iterable[Place], body: NDArray[np.uint8]) -> list[Array]:
+def views(places: Iterable[ArrayLocation], body: NDArray[np.uint8]) -> list[Array]:
     """The arrays of a frame: views of the memory it was received into."""
     return [
         body[place.offset : place.offset + place.nbytes].view(place.dtype).reshape(place.shape)
@@ -245,7 +245,7 @@ def _laid_out(arrays: Iterable[Array]) -> tuple[list[Buffer], int]:
     return parts, size
 
 
-def _places(specs: Iterable[ArraySpec]) -> tuple[tuple[Place, ...], int]:
+def _places(specs: Iterable[ArraySpec]) -> tuple[tuple[ArrayLocation, ...], int]:
     """Where each array lies, and the length of the body; as `_laid_out` does it."""
     places, end = [], 0
     for spec in specs:
@@ -254,6 +254,6 @@ def _places(specs: Iterable[ArraySpec]) -> tuple[tuple[Place, ...], int]:
             raise ProtocolError(f"a frame announces an array of shape {spec.shape}")
         nbytes = math.prod(spec.shape) * dtype.itemsize
         offset = end + -end % ALIGNMENT if nbytes else 0
-        places.append(Place(offset, nbytes, dtype, spec.shape))
+        places.append(ArrayLocation(offset, nbytes, dtype, spec.shape))
         end = offset + nbytes if nbytes else end
     return tuple(places), end

@@ -20,13 +20,13 @@ from fleetlight.errors import (
     ProtocolError,
 )
 from fleetlight.observe.log import logger
-from fleetlight.ps.transport.failures import failure_of
+from fleetlight.ps.messages.base import failure_of, operation_of
+from fleetlight.ps.transport.authentication import admit
 from fleetlight.ps.transport.frames import Frame, Frames
 from fleetlight.ps.transport.interface import Connection, Handler, Reply
-from fleetlight.ps.transport.options import prepare
+from fleetlight.ps.transport.memory_budget import MemoryBudget
 from fleetlight.ps.transport.protocol import BODY_LIMIT, HEADER_LIMIT, MAGIC, Prefix
-from fleetlight.ps.transport.proving import admit
-from fleetlight.ps.transport.room import Room
+from fleetlight.ps.transport.socket_options import prepare
 from fleetlight.roles.secret import Secret
 from fleetlight.wire.plain import Wire
 from fleetlight.wire.tls import TlsWire
@@ -36,7 +36,7 @@ _SHORTEST_S = 0.001
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class ConnectionLimits:
     """What a server grants to those who connect."""
 
     connections: int = 1024
@@ -64,8 +64,8 @@ class Session(threading.Thread):
         *,
         tls: ssl.SSLContext | None,
         token: Secret | None,
-        limits: Limits,
-        room: Room,
+        limits: ConnectionLimits,
+        room: MemoryBudget,
         ended: Callable[[Session], None],
     ) -> None:
         super().__init__(name=f"fleet-{caller}", daemon=True)
@@ -167,7 +167,7 @@ class Session(threading.Thread):
         except FleetError as error:
             return failure_of(error), ()
         except Exception as error:
-            operation = type(frame.message).__name__.lower()
+            operation = operation_of(frame.message)
             logger.exception("%s of %s failed", operation, self.connection.peer)
             return failure_of(error), ()
 

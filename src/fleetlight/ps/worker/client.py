@@ -15,20 +15,26 @@ from numpy.typing import NDArray
 from fleetlight.errors import PlanError
 from fleetlight.kernels import Deduped, dedup
 from fleetlight.ps import messages as m
-from fleetlight.ps.calls import NONE, Call, added
+from fleetlight.ps.high_water_marks import common_epoch
+from fleetlight.ps.messages.base import NO_SIGNAL, ControlSignal, combined
 from fleetlight.ps.placement import Placement
 from fleetlight.ps.plan import Plan
-from fleetlight.ps.sequences import common_epoch
 from fleetlight.ps.tables.unpacking import Unpacking
 from fleetlight.ps.transport.interface import Answer
 from fleetlight.ps.update import Floats, Ids, TableGradients, Update
-from fleetlight.ps.worker.lanes import CONTROL, PULL, PUSH, Connect, Lanes, Request
-from fleetlight.ps.worker.live import Live
-from fleetlight.ps.worker.parcel import Parcel, Shares, check_differences, checked, packed
-from fleetlight.ps.worker.pieces import LONE_BYTES, PIECE_BYTES, Piece, pieces_of
-from fleetlight.ps.worker.redo.answers import Answers
-from fleetlight.ps.worker.redo.commits import Moment
-from fleetlight.ps.worker.redo.redo import Redo
+from fleetlight.ps.worker.chunks import CHUNK_BYTES, LONE_CHUNK_BYTES, Chunk, chunks_of
+from fleetlight.ps.worker.connections import CONTROL, PULL, PUSH, Connect, Connections, Request
+from fleetlight.ps.worker.local_parameters import LocalParameters
+from fleetlight.ps.worker.push_request import (
+    PushRequest,
+    Shares,
+    check_differences,
+    checked,
+    packed,
+)
+from fleetlight.ps.worker.replay.commit_log import ResumePoint
+from fleetlight.ps.worker.replay.replay_log import ReplayLog
+from fleetlight.ps.worker.replay.worker_journal import WorkerJournal
 
 Array = NDArray[Any]
 
@@ -43,7 +49,7 @@ class Wanted:
 
 
 @dataclasses.dataclass
-class Values:
+class ReplyValues:
     """What servers answered to a pull, a push or an exchange."""
 
     #: rows of each table asked for, in the order of the distinct ids
@@ -65,7 +71,7 @@ class Values:
     changed: list[tuple[int, int, int, Array, Array]] = dataclasses.field(default_factory=list)
 
 
-class Client(Lanes):
+class Client(Connections):
     """Made before the plan is known: workers can meet from the beginning."""
 
     def __init__(
@@ -74,20 +80,20 @@ class Client(Lanes):
         worker_num: int,
         server_num: int,
         connect: Connect,
-        redo: Redo | None = None,
+        redo: WorkerJournal | None = None,
     ) -> None:
         super().__init__(worker, server_num, connect)
         self.worker_num = worker_num
         #: what outlives this worker, where anything does
         self.redo = redo
         #: those that are made once in the life of a job
-        self.answers = Answers() if redo is None else redo.answers
+        self.answers = ReplayLog() if redo is None else redo.answers
         #: True where a job resumes that was killed before it has made any step
         self.begins = False
         #: counts the loads of checkpoints
         self.epoch = 0
         #: what answers to steps have brought: all workers hear it that made the step together
-        self.called = NONE
+        self.called = NO_SIGNAL
         self._sequences = [0] * server_num
         last = None if redo is None else redo.last
         if last is not None and last.commit.acknowledged:
@@ -134,7 +140,7 @@ class Client(Lanes):
         self.epoch = common_epoch(epochs)
         self._plan, self._placement = plan, Placement(plan)
 
-    def fill(self, tables: Mapping[int, tuple[Ids, Floats]], live: Live) -> None:
+    def fill(self, tables: Mapping[int, tuple[Ids, Floats]], live: LocalParameters) -> None:
         """Bring the first values: rows of tables by number, and the dense parameters."""
         split = {n: dedup(ids, self.server_num) for n, (ids, _) in tables.items()}
         requests: dict[int, Request] = {}
@@ -159,7 +165,7 @@ class Client(Lanes):
             requests[server] = m.Fill([number], False, loaded=True, reset=reset), arrays
         self.ask(CONTROL, requests)
 
-    def refill_dense(self, live: Live) -> None:
+    def refill_dense(self, live: LocalParameters) -> None:
         """Give the servers the dense values of this worker."""
         blocks = {n: self.placement.blocks_of(n) for n in range(self.server_num)}
         requests: dict[int, Request] = {
@@ -179,7 +185,7 @@ class Client(Lanes):
         step: int = 0,
         batch: int | None = None,
         lane: str = PULL,
-    ) -> Values:
+    ) -> ReplyValues:
         """Rows of distinct ids, dense values, or both; only servers that have any are asked.
 
         With `batch` the servers keep the ids until the worker's next push, whose answer brings the
@@ -205,7 +211,7 @@ class Client(Lanes):
         values.lives = self.lives(lane)
         return values
 
-    def _pulled(self, wanted: Sequence[Wanted], answers: Mapping[int, Answer]) -> Values:
+    def _pulled(self, wanted: Sequence[Wanted], answers: Mapping[int, Answer]) -> ReplyValues:
         values = _counted(answers)
         parts: list[list[Floats]] = [[] for _ in wanted]
         for server, answer in answers.items():
@@ -226,7 +232,9 @@ class Client(Lanes):
             return np.empty((0, self.plan.tables[table].dim), np.float32)
         return np.concatenate(parts)
 
-    def parcel(self, update: Update, live: Live, shares: Shares | None = None) -> Parcel:
+    def parcel(
+        self, update: Update, live: LocalParameters, shares: Shares | None = None
+    ) -> PushRequest:
         """What is to be sent of an update, which may be that nobody shall make this step.
 
         With `shares` in place of dense gradients these have been looked at before the step.
@@ -238,13 +246,13 @@ class Client(Lanes):
 
     def push(
         self,
-        parcel: Parcel,
+        parcel: PushRequest,
         *,
         phase: int,
         hold: bool = False,
         wants_dense: bool = True,
         everywhere: bool = True,
-    ) -> Values:
+    ) -> ReplyValues:
         """Send a parcel; without `everywhere` only to servers for which something is in it."""
         requests: dict[int, Request] = {}
         for server in range(self.server_num):
@@ -276,8 +284,8 @@ class Client(Lanes):
         return self._pushed(requests)
 
     def apply(
-        self, parcel: Parcel, *, phase: int, factor: float, wants_dense: bool = True
-    ) -> Values:
+        self, parcel: PushRequest, *, phase: int, factor: float, wants_dense: bool = True
+    ) -> ReplyValues:
         """Let the servers apply, times a factor, what they hold of a parcel."""
         requests: dict[int, Request] = {}
         for server in range(self.server_num):
@@ -296,7 +304,7 @@ class Client(Lanes):
         self._commit(parcel.moment, {server: [one] for server, one in requests.items()})
         return self._pushed(requests)
 
-    def _pushed(self, requests: Mapping[int, Request]) -> Values:
+    def _pushed(self, requests: Mapping[int, Request]) -> ReplyValues:
         answers = self.ask(PUSH, requests)
         self._hear(answers.values())
         return _pushed(answers)
@@ -304,7 +312,9 @@ class Client(Lanes):
     def _hear(self, answers: Iterable[Answer]) -> None:
         """Remember what is to be done behind the step that was answered."""
         told = [one.message for one in answers]
-        self.called |= added(o.call for o in told if isinstance(o, (m.Pushed, m.Exchanged)))
+        self.called |= combined(
+            o.call for o in told if isinstance(o, (m.Pushed, m.GeoExchangeReply))
+        )
 
     def exchange(
         self,
@@ -313,16 +323,16 @@ class Client(Lanes):
         *,
         step: int,
         wants: bool = True,
-        moment: Moment | None = None,
-    ) -> Values:
+        moment: ResumePoint | None = None,
+    ) -> ReplyValues:
         """Send differences, grouped by server; answers the values of the same rows and blocks."""
         check_differences(tables, blocks, step, self.plan, self.placement, self.worker)
         # what overlaps are the pieces of different servers
-        piece_bytes = PIECE_BYTES if self.server_num > 1 else LONE_BYTES
-        pieces: dict[int, list[Piece]] = {}
+        piece_bytes = CHUNK_BYTES if self.server_num > 1 else LONE_CHUNK_BYTES
+        pieces: dict[int, list[Chunk]] = {}
         requests: dict[int, list[Request]] = {}
         for server in range(self.server_num):
-            cut = pieces_of(tables, blocks.get(server, ()), server, piece_bytes)
+            cut = chunks_of(tables, blocks.get(server, ()), server, piece_bytes)
             if cut:
                 pieces[server] = cut
                 requests[server] = [
@@ -346,8 +356,8 @@ class Client(Lanes):
                     values.dense[server] = dense
         return values
 
-    def _piece(self, server: int, piece: Piece, is_last: bool, step: int, wants: bool) -> m.Message:
-        return m.Exchange(
+    def _piece(self, server: int, piece: Chunk, is_last: bool, step: int, wants: bool) -> m.Message:
+        return m.GeoExchange(
             sequence=self._next(server),
             epoch=self.epoch,
             step=step,
@@ -357,7 +367,7 @@ class Client(Lanes):
             more=not is_last,
         )
 
-    def unpack(self, values: Values, live: Live) -> None:
+    def unpack(self, values: ReplyValues, live: LocalParameters) -> None:
         """Put dense values that have arrived into the user's parameters."""
         for server, arrays in values.dense.items():
             blocks = self.placement.blocks_of(server)
@@ -365,7 +375,9 @@ class Client(Lanes):
                 live.unpack(block, array)
         live.note()
 
-    def _commit(self, moment: Moment | None, requests: Mapping[int, Sequence[Request]]) -> None:
+    def _commit(
+        self, moment: ResumePoint | None, requests: Mapping[int, Sequence[Request]]
+    ) -> None:
         """What is about to leave is brought by a later life of this worker, should it die."""
         if self.redo is not None and moment is not None:
             self.redo.commit(
@@ -378,12 +390,12 @@ class Client(Lanes):
             )
 
     @property
-    def heard(self) -> Call:
-        """As in `Lanes`; where no step is made together, its answer tells no more than a beat."""
+    def heard(self) -> ControlSignal:
+        """As in `Connections`, plus the signals in replies to steps."""
         return super().heard | self.called
 
     @property
-    def moment(self) -> Moment | None:
+    def moment(self) -> ResumePoint | None:
         """Where an earlier life of this worker was, if there was one."""
         last = None if self.redo is None else self.redo.last
         return None if last is None else last.commit.moment
@@ -404,11 +416,11 @@ class Client(Lanes):
         """Tell every server that no step comes from here before the next barrier."""
         self.everywhere(m.EndPhase(phase))
 
-    def figures(self) -> list[m.Counted]:
+    def figures(self) -> list[m.ServerFigures]:
         """What each server has counted."""
-        answers = self.everywhere(m.Ask())
+        answers = self.everywhere(m.FiguresRequest())
         counted = [answers[server].message for server in range(self.server_num)]
-        return [one for one in counted if isinstance(one, m.Counted)]
+        return [one for one in counted if isinstance(one, m.ServerFigures)]
 
     def _next(self, server: int) -> int:
         self._sequences[server] += 1
@@ -432,19 +444,19 @@ def _of_server(
     return pushes, arrays
 
 
-def _counted(answers: Mapping[int, Answer]) -> Values:
-    values = Values()
+def _counted(answers: Mapping[int, Answer]) -> ReplyValues:
+    values = ReplyValues()
     slowest = []
     for server, answer in answers.items():
         message = answer.message
-        assert isinstance(message, (m.Pulled, m.Pushed, m.Exchanged)), message
+        assert isinstance(message, (m.Pulled, m.Pushed, m.GeoExchangeReply)), message
         values.versions[server] = message.version
         slowest.append(message.slowest)
     values.slowest = min(slowest, default=0)
     return values
 
 
-def _pushed(answers: Mapping[int, Answer]) -> Values:
+def _pushed(answers: Mapping[int, Answer]) -> ReplyValues:
     values = _counted(answers)
     for server, answer in answers.items():
         message = answer.message

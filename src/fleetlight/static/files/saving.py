@@ -10,22 +10,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from datetime import datetime, timezone
 
 import msgspec
 import torch
 from torch import Tensor
 
-from fleetlight.checkpoint.manifest import VERSION, Stamp, encode
-from fleetlight.checkpoint.snapshot import package_version
-from fleetlight.checkpoint.store import (
+from fleetlight.checkpoint.formats.tensors import read_tensors, write_tensors
+from fleetlight.checkpoint.storage.generations import (
     Directory,
-    Generation,
     new_generation,
     read_manifest,
     verified,
 )
-from fleetlight.checkpoint.tensors import read_tensors, write_tensors
+from fleetlight.checkpoint.storage.manifest import BaseManifest
 from fleetlight.errors import CheckpointError, CorruptCheckpointError
 from fleetlight.static.files.document import Document, describe, form_of
 from fleetlight.static.graph.form import Form
@@ -35,7 +32,7 @@ PROGRAM_FILE = "program.json"
 STATE_FILE = "state.safetensors"
 
 
-class ProgramManifest(Stamp, frozen=True, kw_only=True):
+class ProgramManifest(BaseManifest, frozen=True, kw_only=True):
     """The manifest of a saved program."""
 
 
@@ -51,7 +48,7 @@ def save(dirname: Directory, form: Form) -> None:
             sink.write(_text(document))
         with generation.create(STATE_FILE) as sink:
             write_tensors(sink, tensors)
-        generation.publish(encode(_manifest(generation)))
+        generation.publish(ProgramManifest(**generation.header()))
 
 
 def load(dirname: Directory, device: str | torch.device | None = None) -> Form:
@@ -101,16 +98,3 @@ def _refuse_shared(tensors: Mapping[str, Tensor]) -> None:
                 f"{name!r} and {other!r} of the program share memory, which a file cannot say; "
                 "use one tensor in both places, or give each its own"
             )
-
-
-def _manifest(generation: Generation) -> ProgramManifest:
-    return ProgramManifest(
-        format=FORMAT,
-        version=VERSION,
-        checksum="",
-        generation=generation.number,
-        created=datetime.now(timezone.utc),
-        fleetlight=package_version(),
-        torch=str(torch.__version__),
-        files=generation.files,
-    )

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
+from pathlib import Path
 from typing import ClassVar
 
 from fleetlight.errors import StrategyError
@@ -99,3 +102,28 @@ class SslFeature(Feature):
     ssl_configs: Nested[SslConfigs, SslConfigsDict] = nested(
         SslConfigs, "suites of TLS, and when an end is warned about", effect=_ssl_configs
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Encryption:
+    """A job's certificates and TLS settings, from `strategy.ssl` and `strategy.ssl_configs`."""
+
+    #: the folder of the certificates
+    folder: str
+    #: the TLS 1.3 cipher suites to choose from, as 'A:B'; '': OpenSSL chooses
+    ciphers: str = ""
+    #: how many days before its expiry to warn about a certificate
+    expiry_warning_days: int = SslConfigs().expiry_warning_days
+
+
+def as_encryption(said: Encryption | str | Path) -> Encryption:
+    """`said`, or a folder with default settings."""
+    return said if isinstance(said, Encryption) else Encryption(str(said))
+
+
+def encryption_of(strategy: SslFeature) -> Encryption | None:
+    """The encryption of a strategy, None without a folder of certificates."""
+    if not strategy.ssl:
+        return None
+    configs = strategy.ssl_configs
+    return Encryption(os.path.abspath(strategy.ssl), configs.ciphers, configs.expiry_warning_days)

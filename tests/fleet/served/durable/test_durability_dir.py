@@ -16,7 +16,7 @@ from fleetlight.fleet.server.job import ServerJob
 from fleetlight.ps import messages as m
 from fleetlight.ps.journal.folder import Folder, FolderIdentity
 from fleetlight.ps.resume import KEPT, NOTHING
-from fleetlight.ps.worker.redo.commits import Moment
+from fleetlight.ps.worker.replay.commit_log import ResumePoint
 from fleetlight.roles import Kind, Role
 from fleetlight.strategy import DistributedStrategy
 
@@ -39,7 +39,7 @@ def test_a_script_may_change_directory(tmp_path: Path, monkeypatch: pytest.Monke
     assert durable is not None
     assert durable.path == tmp_path / "kept" / "server-0-of-1"
     push = m.Push(1, 0, 0, 1, 0, [], [], False)
-    redo.commit(Moment(0, 0, 0, b""), 0, [1], {0: [(push, [])]})
+    redo.commit(ResumePoint(0, 0, 0, b""), 0, [1], {0: [(push, [])]})
     redo.close(is_needed=True)
     assert (tmp_path / "kept" / "worker-0-of-1").is_dir()
     assert not (tmp_path / "elsewhere" / "kept").exists()

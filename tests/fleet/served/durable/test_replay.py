@@ -25,9 +25,9 @@ from fleetlight.fleet.served.durable.replay import WorkerReplay
 from fleetlight.ps import messages as m
 from fleetlight.ps.transport.interface import MemoryChannel
 from fleetlight.ps.worker.client import Client
-from fleetlight.ps.worker.lanes import CONTROL, PUSH
-from fleetlight.ps.worker.redo import redo as redo_module
-from fleetlight.ps.worker.redo.redo import Identity, Redo
+from fleetlight.ps.worker.connections import CONTROL, PUSH
+from fleetlight.ps.worker.replay import worker_journal as redo_module
+from fleetlight.ps.worker.replay.worker_journal import WorkerIdentity, WorkerJournal
 
 RECORDS, BATCH = 24, 4
 MODES = {"sync": SYNC, "async": ASYNC, "geo": geo(1)}
@@ -63,14 +63,14 @@ class Lives(Job):
         self.returns: list[bool] = []
 
     def client(self, index: int) -> Client:
-        whose = Identity(index, 1, 2, job="j", start=0, incarnation=1)
-        redo = Redo(self.folder, whose)
+        whose = WorkerIdentity(index, 1, 2, job="j", start=0, incarnation=1)
+        redo = WorkerJournal(self.folder, whose)
 
         def connect(lane: str) -> Sequence[MemoryChannel]:
             channels = [MemoryChannel(s, f"server {s.index}") for s in self.servers]
             known = lane if lane in (CONTROL, PUSH) else "pull"
             for server, channel in enumerate(channels):
-                hello = m.Hello("test", 0, 1, server, 2, 1, known, life=redo.identity.life)
+                hello = m.Greeting("test", 0, 1, server, 2, 1, known, life=redo.identity.life)
                 channel.call(hello)
             return channels
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import fleetlight as fleet
 from fleetlight import checkpoint
+from fleetlight.checkpoint.storage.manifest import OptimizerEntry
 from fleetlight.errors import CheckpointError, ConfigError, CorruptCheckpointError, PlanError
 from fleetlight.fleet.checkpoints import loading, persistables
 from fleetlight.fleet.checkpoints.checkpoint_copy import check_via
@@ -154,7 +155,7 @@ def test_the_dense_part_is_that_of_a_collective_checkpoint(tmp_path: Path) -> No
 def optimizer_for(saved: Any, names: Any) -> Any:
     """The record with the shapes of a model whose layer was not moved."""
     shapes = {name: tuple(p.shape) for p, name in names.items()}
-    entry = checkpoint.optimizer.OptimizerEntry(
+    entry = OptimizerEntry(
         saved.entry.class_name, shapes, saved.entry.param_groups, saved.entry.state
     )
     return checkpoint.OptimizerState(entry, saved.tensors)
@@ -381,7 +382,7 @@ def test_an_unmoved_layer_becomes_a_table_and_a_layer_again(tmp_path: Path) -> N
     plain = nn.Sequential(nn.Embedding(30, 2, sparse=True), nn.Flatten(), nn.Linear(6, 1))
     sgd_ = torch.optim.SGD(plain.parameters(), lr=0.05)
     names = {p: name for name, p in plain.named_parameters()}
-    write = checkpoint.Snapshot(
+    write = checkpoint.JobSnapshot(
         model=checkpoint.model_state(plain),
         optimizers=[checkpoint.optimizer_state(sgd_, names)],
         step=3,

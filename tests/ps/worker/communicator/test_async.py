@@ -16,8 +16,8 @@ from torch import nn
 from fleetlight.errors import DeadlineError, GradientError, PeerLostError
 from fleetlight.ps.update import TableGradients
 from fleetlight.ps.worker.communicator.async_ import merged
-from fleetlight.ps.worker.lanes import PUSH
-from fleetlight.ps.worker.parcel import Parcel
+from fleetlight.ps.worker.connections import PUSH
+from fleetlight.ps.worker.push_request import PushRequest
 
 ROWS = 30
 
@@ -160,7 +160,9 @@ def test_queued_pushes_are_merged_and_count_as_one() -> None:
 
 
 def test_what_is_merged() -> None:
-    def parcel(ids: list[int], value: float, absent: list[int], dense: Any, **of: Any) -> Parcel:
+    def parcel(
+        ids: list[int], value: float, absent: list[int], dense: Any, **of: Any
+    ) -> PushRequest:
         part = TableGradients(
             np.array(ids),
             np.array([0, len(ids)]),
@@ -168,7 +170,9 @@ def test_what_is_merged() -> None:
             shows=np.ones(len(ids), np.float32),
             clicks=np.zeros(len(ids), np.float32),
         )
-        return Parcel(0, of["step"], [{"lr": value}], {0: part}, {0: [dense]}, absent, seen=(7,))
+        return PushRequest(
+            0, of["step"], [{"lr": value}], {0: part}, {0: [dense]}, absent, seen=(7,)
+        )
 
     bits = torch.tensor([1.0, 2.0], dtype=torch.bfloat16).view(torch.uint16).numpy
     one = parcel([1, 2], 1.0, [0, 1], bits().copy(), step=3)

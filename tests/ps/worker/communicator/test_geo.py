@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fleetlight.errors import GradientError
 from fleetlight.ps.layers.embedding import SparseEmbedding
 from fleetlight.ps.worker.communicator import local_rows
-from fleetlight.ps.worker.lanes import PUSH
+from fleetlight.ps.worker.connections import PUSH
 
 LR, DIM, IDS = 0.3, 2, 12
 

@@ -15,9 +15,9 @@ from tests.ps.serving import plan
 
 from fleetlight.ps.placement import Placement
 from fleetlight.ps.plan import DensePlan
-from fleetlight.ps.worker.client import Values
+from fleetlight.ps.worker.client import ReplyValues
 from fleetlight.ps.worker.communicator.local_dense import LocalDense
-from fleetlight.ps.worker.live import Live
+from fleetlight.ps.worker.local_parameters import LocalParameters
 
 WORKERS = 3
 PLAN = plan("async", WORKERS, dense=[DensePlan("weight", (2,), "float64", 0, 0)])
@@ -29,10 +29,10 @@ class Server:
     def __init__(self) -> None:
         self.values = np.ones(2)
 
-    def add(self, shares: dict[int, Any]) -> Values:
+    def add(self, shares: dict[int, Any]) -> ReplyValues:
         for share in shares.get(0, []):
             self.values = self.values + share
-        return Values(dense={0: [self.values.copy()]})
+        return ReplyValues(dense={0: [self.values.copy()]})
 
 
 class Worker:
@@ -43,9 +43,9 @@ class Worker:
         client: Any = types.SimpleNamespace(
             worker_num=WORKERS, server_num=1, plan=PLAN, placement=Placement(PLAN)
         )
-        self.server, self.dense = server, LocalDense(client, Live([self.weight]))
+        self.server, self.dense = server, LocalDense(client, LocalParameters([self.weight]))
         self.dense.begin()
-        self.answers: deque[Values] = deque()
+        self.answers: deque[ReplyValues] = deque()
 
     def push(self, *, just_taken: bool = False) -> None:
         self.answers.append(self.server.add(self.dense.share(0, just_taken=just_taken)))

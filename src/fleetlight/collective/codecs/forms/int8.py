@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A byte for each value, and a scale for each block of them."""
+"""One byte for each value, and a scale for each block of values."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleetlight.collective.codecs.codec import CodecSegment, Span
+from fleetlight.collective.codecs.codec import CodecRecord, CodecSegment, Span
 from fleetlight.kernels import add_blocks, block_count, to_blocks
+from fleetlight.strategy import CompressionConfigs
 
 _Message = tuple[NDArray[np.float32], NDArray[np.int8]]
 
@@ -23,14 +24,14 @@ class Int8:
     has_velocity = False
 
     def message_bytes(self, spans: Sequence[Span]) -> int:
-        """As in `Codec`; a multiple of four, since messages lie one behind the other."""
+        """As in `Codec`; a multiple of four, since messages follow one another in memory."""
         count = spans[-1].stop if spans else 0
         return 4 * block_count(count) + -(-count // 4) * 4
 
-    def encode(self, values: Tensor, stretch: CodecSegment, message: Tensor) -> None:
-        """As in `Codec`. A block with a NaN or an infinity arrives as NaN, and owes what it did."""
-        owed = None if stretch.owed is None else stretch.owed.numpy()
-        to_blocks(values.numpy(), owed, *_fields(message, values.numel()))
+    def encode(self, values: Tensor, segment: CodecSegment, message: Tensor) -> None:
+        """As in `Codec`. A block with a NaN or infinity arrives as NaN and keeps its residual."""
+        residual = None if segment.residual is None else segment.residual.numpy()
+        to_blocks(values.numpy(), residual, *_fields(message, values.numel()))
 
     def add(self, message: Tensor, spans: Sequence[Span], total: Tensor) -> None:
         """As in `Codec`."""
@@ -40,3 +41,10 @@ class Int8:
 def _fields(message: Tensor, count: int) -> _Message:
     data, scales = message.numpy(), 4 * block_count(count)
     return data[:scales].view(np.float32), data[scales : scales + count].view(np.int8)
+
+
+def _make(configs: CompressionConfigs) -> Int8:
+    return Int8()
+
+
+RECORD = CodecRecord("int8", _make)

@@ -10,7 +10,7 @@ from fleetlight.ps.journal.folder import is_of_launch, launch_of, refuse_another
 from fleetlight.ps.journal.journal import Policy
 from fleetlight.ps.resume import Remains
 from fleetlight.ps.server.durability import Durable
-from fleetlight.ps.worker.redo.redo import Identity, Redo
+from fleetlight.ps.worker.replay.worker_journal import WorkerIdentity, WorkerJournal
 from fleetlight.roles import Role
 from fleetlight.strategy import DistributedStrategy
 
@@ -57,14 +57,16 @@ def _server_folder(role: Role, strategy: DistributedStrategy) -> Path:
     return durability_dir(strategy) / f"server-{index}-of-{max(1, role.server_num)}"
 
 
-def redo_of(role: Role, strategy: DistributedStrategy, index: int, incarnation: int) -> Redo | None:
+def redo_of(
+    role: Role, strategy: DistributedStrategy, index: int, incarnation: int
+) -> WorkerJournal | None:
     """What a worker keeps of itself; None where no later life resumes where it is.
 
     Workers that average dense gradients among themselves can only be started again together.
     """
     if strategy.durability == "none" or strategy.a_sync_configs.dense != "servers":
         return None
-    identity = Identity(
+    identity = WorkerIdentity(
         worker=index,
         worker_num=role.worker_num,
         server_num=role.server_num,
@@ -73,7 +75,7 @@ def redo_of(role: Role, strategy: DistributedStrategy, index: int, incarnation: 
         incarnation=incarnation,
     )
     path = durability_dir(strategy) / f"worker-{index}-of-{role.worker_num}"
-    return Redo(
+    return WorkerJournal(
         path,
         identity,
         strategy.deadline_s,

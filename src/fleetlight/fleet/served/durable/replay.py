@@ -22,15 +22,15 @@ from torch import Tensor
 
 import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import WorkerState
-from fleetlight.checkpoint.rng import RngWatch
+from fleetlight.checkpoint.state.rng import RngStateCache
 from fleetlight.errors import CheckpointError, ComebackError
 from fleetlight.fleet.checkpoints.worker_state import parts, saved_values
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.protocols import NoReplay, Purpose, Replay, SavedPart
 from fleetlight.fleet.served.durable.unserved_tensors import UnservedTensors
 from fleetlight.observe.log import logger
-from fleetlight.ps.worker.redo.commits import Moment
-from fleetlight.ps.worker.redo.redo import Redo
+from fleetlight.ps.worker.replay.commit_log import ResumePoint
+from fleetlight.ps.worker.replay.worker_journal import WorkerJournal
 from fleetlight.torch_compat.tensors import assign, version
 
 Position = Mapping[str, Any]
@@ -91,7 +91,7 @@ class StepReplay(Replay, Protocol):
     def passed(self, optimizer: int) -> None:
         """After a step that was left out."""
 
-    def moment(self, optimizer: int) -> Moment | None:
+    def moment(self, optimizer: int) -> ResumePoint | None:
         """Where this worker is, in the middle of a step."""
 
 
@@ -121,14 +121,14 @@ class NoStepReplay(NoReplay):
 class WorkerReplay:
     """Used by the thread that trains."""
 
-    def __init__(self, redo: Redo, tell: Callable[[bool], None]) -> None:
+    def __init__(self, redo: WorkerJournal, tell: Callable[[bool], None]) -> None:
         """`tell` is told whether this worker may be started again alone, when that changes."""
         self._redo, self._answers = redo, redo.answers
         self._tell = tell
         self._job: Job | None = None
         self._served: Callable[[], Sequence[Tensor]] = lambda: ()
         self._returns = False
-        self._rng = RngWatch()
+        self._rng = RngStateCache()
         self._own = UnservedTensors()
         self._mark: _BatchMark | None = None
         #: a step was made since the mark
@@ -292,7 +292,7 @@ class WorkerReplay:
     def _own_tensors(self) -> dict[str, Tensor]:
         return self._own.tensors([plan.module for plan in self.job.models], self._served())
 
-    def moment(self, optimizer: int) -> Moment:
+    def moment(self, optimizer: int) -> ResumePoint:
         """Where this worker is, in the middle of a step, or why nothing tells."""
         mark = self._mark
         self._is_stale = True
@@ -306,7 +306,7 @@ class WorkerReplay:
         self._say(not found.why_not)
         return found
 
-    def _moment_at(self, mark: _BatchMark) -> Moment:
+    def _moment_at(self, mark: _BatchMark) -> ResumePoint:
         number, own = self._redo.shelf.next_moment(), self._own_tensors()
         kept = {n: self._kept(n, t) for n, t in own.items() if t.nbytes >= _LARGE}
         state = WorkerState(
@@ -322,7 +322,7 @@ class WorkerReplay:
             },
             tensors={name: tensor for name, tensor in own.items() if name not in kept},
         )
-        return Moment(
+        return ResumePoint(
             mark.answers,
             mark.meetings,
             self._preludes[mark.loader],
@@ -365,8 +365,8 @@ class WorkerReplay:
             self._tell(returns)
 
 
-def _none(why: str) -> Moment:
-    return Moment(0, 0, 0, b"", why_not=why)
+def _none(why: str) -> ResumePoint:
+    return ResumePoint(0, 0, 0, b"", why_not=why)
 
 
 def _checksum(records: Sequence[Any] | None) -> int:

@@ -26,9 +26,9 @@ from fleetlight.ps.resume import (
     check_mark,
 )
 from fleetlight.ps.worker.client import Client
-from fleetlight.ps.worker.lanes import CONTROL
-from fleetlight.ps.worker.redo.commits import Committed
-from fleetlight.ps.worker.redo.redo import Redo
+from fleetlight.ps.worker.connections import CONTROL
+from fleetlight.ps.worker.replay.commit_log import Committed
+from fleetlight.ps.worker.replay.worker_journal import WorkerJournal
 from fleetlight.roles import Role
 from fleetlight.strategy import DistributedStrategy
 
@@ -86,7 +86,7 @@ def _asked(client: Client, report: Report, *, waits: bool) -> dict[int, m.Resume
 
 
 def _report(
-    redo: Redo | None, role: Role, strategy: DistributedStrategy, servers: list[Remains]
+    redo: WorkerJournal | None, role: Role, strategy: DistributedStrategy, servers: list[Remains]
 ) -> Report:
     if redo is None:
         remains, why, step = Remains(UNABLE), _KEEPS_NOTHING, 0

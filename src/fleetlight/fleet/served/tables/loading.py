@@ -45,7 +45,7 @@ class ServedLoading:
     def fitted(self, model: nn.Module) -> Iterator[Callable[[], None]]:
         """As in `Loading`."""
         names = names_of(model)
-        yield checkpoint.fitted_model_state(model, self._model(model, self._saved.model()))
+        yield checkpoint.prepare_model_load(model, self._model(model, self._saved.model()))
         for number, state in enumerate(self._saved.optimizers()):
             yield self._optimizer(number, names, state)
         self._look()
@@ -70,7 +70,7 @@ class ServedLoading:
         if checkpoint.class_name(mine) != state.entry.class_name:
             # it steps tables only; the change of their rule is told below
             return lambda: None
-        return checkpoint.fitted_optimizer_state(mine, names, state, elsewhere(self._drawn))
+        return checkpoint.prepare_optimizer_load(mine, names, state, elsewhere(self._drawn))
 
     def _look(self) -> None:
         """Let the servers see whether they could load."""

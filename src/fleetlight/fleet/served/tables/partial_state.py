@@ -15,7 +15,7 @@ from torch import nn
 
 from fleetlight.errors import PlanError
 from fleetlight.observe.log import logger
-from fleetlight.ps.layers.rowless_state import warn_again
+from fleetlight.ps.layers.empty_state import warn_again
 from fleetlight.ps.layers.table_weight import TableWeight, name_of
 
 _has_warned = False

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import (
     HighWaterEntry,
+    JobSnapshot,
     ModelState,
     OptimizerState,
     SavedTables,
-    Snapshot,
     TableEntry,
     TableFileEntry,
 )
@@ -46,9 +46,9 @@ class ServerCheckpoint:
         self._lives: list[int] = []
         self._dense = WholeState({}, {})
 
-    def completed(self, snapshot: Snapshot) -> Snapshot:
+    def completed(self, snapshot: JobSnapshot) -> JobSnapshot:
         """Make the cut; a worker's snapshot with what the servers have."""
-        self._files.everywhere(m.Cut(), self._files.table_bytes())
+        self._files.everywhere(m.SnapshotRequest(), self._files.table_bytes())
         self._lives = self._client.lives(LANE)
         self._dense = self._fetched()
         return dataclasses.replace(
@@ -117,11 +117,11 @@ class ServerCheckpoint:
 
     def _fetched(self) -> WholeState:
         placement = self._client.placement
-        answers = self._client.everywhere(m.Fetch())
+        answers = self._client.everywhere(m.FetchDense())
         states = []
         for server in range(self._client.server_num):
             message, arrays = answers[server].message, answers[server].arrays
-            assert isinstance(message, m.Fetched), message
+            assert isinstance(message, m.FetchedDense), message
             blocks = len(placement.blocks_of(server))
             states.append(
                 DenseState(arrays[:blocks], message.state, message.scalars, arrays[blocks:])

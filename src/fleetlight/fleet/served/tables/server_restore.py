@@ -17,7 +17,7 @@ from torch import Tensor
 # not `from fleetlight import`, which asks for the API, and that may be being imported
 import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import Checkpoint, OptimizerState, TableEntry
-from fleetlight.checkpoint.values import unpack
+from fleetlight.checkpoint.formats.values import unpack
 from fleetlight.errors import CheckpointError
 from fleetlight.fleet.plan.bound_plan import BoundPlan
 from fleetlight.kernels import servers_of
@@ -71,7 +71,7 @@ class Restoration:
         yield self._load(names, dry=False), ()
         placement = Placement(self._plan)
         dense = part(self._plan, placement, server, self._whole())
-        yield m.Restore(dense.state, dense.scalars), [*dense.values, *dense.arrays]
+        yield m.RestoreDense(dense.state, dense.scalars), [*dense.values, *dense.arrays]
         for number, weight in self._dense_tables.items():
             ids = np.arange(len(weight), dtype=np.int64)
             mine = ids[servers_of(ids, self._plan.server_num) == server]

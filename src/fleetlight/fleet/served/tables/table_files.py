@@ -55,7 +55,7 @@ class TableFiles:
     def drop(self) -> None:
         """Let the servers forget what nobody will save or load any more, if they can be reached."""
         with contextlib.suppress(PeerError):
-            self.everywhere(m.Drop())
+            self.everywhere(m.DropSnapshot())
 
     def table_bytes(self) -> int:
         """What the largest server has in its tables."""
@@ -94,7 +94,7 @@ class TableFiles:
                 data = np.frombuffer(file.read(_PIECE_BYTES), np.uint8)
                 if not len(data):
                     return
-                self._client.ask(LANE, {server: (m.Put(path.name, offset), [data])})
+                self._client.ask(LANE, {server: (m.WriteFile(path.name, offset), [data])})
 
     def _take(self, server: int, file: m.TableFile, folder: Path) -> FileEntry:
         with checkpoint.Sink(folder / file.name) as sink:
@@ -112,7 +112,7 @@ class TableFiles:
     def _pieces(self, server: int, file: m.TableFile) -> Iterator[memoryview]:
         offset = 0
         while offset < file.bytes:
-            message = m.Take(file.name, offset, _PIECE_BYTES)
+            message = m.ReadFile(file.name, offset, _PIECE_BYTES)
             [piece] = self._client.ask(LANE, {server: (message, ())})[server].arrays
             if not len(piece):
                 return

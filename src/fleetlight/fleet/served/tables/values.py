@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 # not `from fleetlight import`, which asks for the API, and that may be being imported
 import fleetlight.checkpoint as checkpoint
-from fleetlight.checkpoint import Snapshot
+from fleetlight.checkpoint import JobSnapshot
 from fleetlight.errors import CheckpointError
 from fleetlight.fleet.checkpoints.checkpoint_copy import WORKER0
 from fleetlight.fleet.checkpoints.model_values import (
@@ -58,12 +58,12 @@ class ServedValues:
         self._job.saving.finish()
         cut = ServerCheckpoint(self._job, self._session, self._names.whole, WORKER0)
         try:
-            made = cut.completed(Snapshot(model=state))
+            made = cut.completed(JobSnapshot(model=state))
             with tempfile.TemporaryDirectory(prefix="fleet-state-") as folder:
                 assert made.save_tables is not None
                 saved = made.save_tables(Path(folder))
                 entries = [saved.tables[number] for number in self._tables]
-                rows = checkpoint.tables_in(Path(folder), entries)
+                rows = checkpoint.read_tables(Path(folder), entries)
         finally:
             cut.drop()
         dense = self._without_tables(copied(made.model).state_dict())

@@ -9,14 +9,14 @@ from fleetlight.ps.worker.communicator.async_ import Async
 from fleetlight.ps.worker.communicator.base import Communicator
 from fleetlight.ps.worker.communicator.geo import Geo
 from fleetlight.ps.worker.communicator.sync import Sync
-from fleetlight.ps.worker.live import Live
+from fleetlight.ps.worker.local_parameters import LocalParameters
 
 __all__ = ["Communicator", "open_communicator"]
 
 
 def open_communicator(
     client: Client,
-    live: Live,
+    live: LocalParameters,
     *,
     queue_size: int | None = None,
     max_merge: int = 1,

@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from fleetlight.ps.dtypes import bfloat16_sum
 from fleetlight.ps.layers.table_gradient import merge
 from fleetlight.ps.update import TableGradients, Update
-from fleetlight.ps.worker.client import Client, Values
+from fleetlight.ps.worker.client import Client, ReplyValues
 from fleetlight.ps.worker.communicator.base import Communicator
 from fleetlight.ps.worker.communicator.local_dense import LocalDense
-from fleetlight.ps.worker.live import Live
-from fleetlight.ps.worker.lookahead import LookAhead
-from fleetlight.ps.worker.parcel import Parcel
-from fleetlight.ps.worker.redo.commits import Moment
+from fleetlight.ps.worker.local_parameters import LocalParameters
+from fleetlight.ps.worker.prefetcher import Prefetcher
+from fleetlight.ps.worker.push_request import PushRequest
+from fleetlight.ps.worker.replay.commit_log import ResumePoint
 
 #: pushes that may wait to be sent where they bring rows only
 _ROWS_QUEUE = 4
@@ -37,11 +37,11 @@ class Async(Communicator):
     """One thread trains, one sends; they meet at a queue and at the values that have arrived."""
 
     def __init__(
-        self, client: Client, live: Live, *, queue_size: int | None, max_merge: int
+        self, client: Client, live: LocalParameters, *, queue_size: int | None, max_merge: int
     ) -> None:
         super().__init__(client, live)
         # these rows are as old as they are, which is counted
-        self.ahead = LookAhead(client, self.note)
+        self.ahead = Prefetcher(client, self.note)
         serves_dense = self.plan.serves_dense and bool(self.plan.dense)
         #: a push leaves only once the one before it is answered
         self._one_at_a_time = queue_size is None and serves_dense
@@ -52,11 +52,11 @@ class Async(Communicator):
         self._dense = LocalDense(client, live) if serves_dense else None
         self._max_merge = max_merge
         self._news = threading.Condition()
-        self._queue: deque[Parcel] = deque()
+        self._queue: deque[PushRequest] = deque()
         #: what is being sent
         self._sending = 0
         #: the newest values, and of how many pushes the answers have come since some were taken
-        self._arrived: Values | None = None
+        self._arrived: ReplyValues | None = None
         self._answered = 0
         self._slowest = 0
         self._failure: BaseException | None = None
@@ -109,7 +109,7 @@ class Async(Communicator):
             if self._arrived is None or not _is_as_new(self._arrived, values):
                 self._arrived = values
 
-    def step(self, update: Update, moment: Moment | None = None) -> bool:
+    def step(self, update: Update, moment: ResumePoint | None = None) -> bool:
         """Hand the gradients to the sender."""
         self._wait_for_room()
         update.seen = tuple(self.versions)
@@ -134,7 +134,7 @@ class Async(Communicator):
                 self._check()
             self._waited_s += time.monotonic() - start
 
-    def _parcel(self, update: Update, *, just_taken: bool) -> Parcel:
+    def _parcel(self, update: Update, *, just_taken: bool) -> PushRequest:
         if update.skip:
             if self._dense is not None:
                 self._dense.skipped()
@@ -150,7 +150,7 @@ class Async(Communicator):
         if self._dense is not None:
             self._dense.begin()
 
-    def note(self, values: Values) -> None:
+    def note(self, values: ReplyValues) -> None:
         """As ever; rows that are newer do not make the dense values of their server newer."""
         for server, version in values.versions.items():
             if server in values.dense or server not in self._dense_servers:
@@ -229,7 +229,7 @@ class Async(Communicator):
             with self._news:
                 self._took(values, len(parcels))
 
-    def _next(self) -> list[Parcel]:
+    def _next(self) -> list[PushRequest]:
         """The oldest pushes that may travel as one."""
         parcels = [self._queue.popleft()]
         while (
@@ -241,7 +241,7 @@ class Async(Communicator):
             parcels.append(self._queue.popleft())
         return parcels
 
-    def _took(self, values: Values, parcels: int) -> None:
+    def _took(self, values: ReplyValues, parcels: int) -> None:
         self._sending = 0
         self.acknowledged += parcels
         self._pushes += 1
@@ -260,17 +260,19 @@ class Async(Communicator):
             self._news.notify_all()
 
 
-def _is_as_new(one: Values, other: Values) -> bool:
+def _is_as_new(one: ReplyValues, other: ReplyValues) -> bool:
     """Whether no server has sent the other later."""
     return all(one.versions.get(server, 0) >= v for server, v in other.versions.items())
 
 
-def _empty(update: Update) -> Parcel:
+def _empty(update: Update) -> PushRequest:
     """A step that is skipped changes nothing, but others may wait until it is made."""
-    return Parcel(update.optimizer, update.step, update.options, {}, {}, [], True, seen=update.seen)
+    return PushRequest(
+        update.optimizer, update.step, update.options, {}, {}, [], True, seen=update.seen
+    )
 
 
-def merged(parcels: Sequence[Parcel], servers: int) -> Parcel:
+def merged(parcels: Sequence[PushRequest], servers: int) -> PushRequest:
     """Several pushes as one: gradients of one id, and dense ones, add up."""
     if len(parcels) == 1:
         return parcels[0]
@@ -280,7 +282,7 @@ def merged(parcels: Sequence[Parcel], servers: int) -> Parcel:
         for number, part in parcel.tables.items():
             tables.setdefault(number, []).append(part)
     absent = set.intersection(*(set(parcel.absent) for parcel in parcels))
-    return Parcel(
+    return PushRequest(
         optimizer=last.optimizer,
         step=last.step,
         options=last.options,

@@ -12,10 +12,10 @@ import numpy as np
 from fleetlight.errors import ConfigError
 from fleetlight.kernels import Deduped, dedup
 from fleetlight.ps.update import Floats, Ids, Update
-from fleetlight.ps.worker.client import Client, Values, Wanted
-from fleetlight.ps.worker.live import Live
-from fleetlight.ps.worker.lookahead import LookAhead
-from fleetlight.ps.worker.redo.commits import Moment
+from fleetlight.ps.worker.client import Client, ReplyValues, Wanted
+from fleetlight.ps.worker.local_parameters import LocalParameters
+from fleetlight.ps.worker.prefetcher import Prefetcher
+from fleetlight.ps.worker.replay.commit_log import ResumePoint
 
 
 class Communicator:
@@ -25,7 +25,7 @@ class Communicator:
     comparable between workers whose data end at different times.
     """
 
-    def __init__(self, client: Client, live: Live) -> None:
+    def __init__(self, client: Client, live: LocalParameters) -> None:
         self.client = client
         self.plan = client.plan
         self.live = live
@@ -39,7 +39,7 @@ class Communicator:
         #: `version` of each server's values in use
         self.versions = [0] * client.server_num
         #: rows of the batch to come; None where the worker has rows of its own
-        self.ahead: LookAhead | None = None
+        self.ahead: Prefetcher | None = None
         #: told which ids a layer reads rows of, as they are in the caller's tensor
         self.reached: Callable[[int, Ids], None] | None = None
 
@@ -53,7 +53,7 @@ class Communicator:
             self.phase, self.steps, self._before = moment.phase, moment.steps, moment.before
         return self.client.bring_again()
 
-    def counted(self, moment: Moment | None, more: int = 0) -> Moment | None:
+    def counted(self, moment: ResumePoint | None, more: int = 0) -> ResumePoint | None:
         """The moment, with what is counted here; so many steps are about to be counted."""
         if moment is None:
             return None
@@ -106,7 +106,7 @@ class Communicator:
         """How many steps of every worker the values read now must include."""
         return 0
 
-    def step(self, update: Update, moment: Moment | None = None) -> bool:
+    def step(self, update: Update, moment: ResumePoint | None = None) -> bool:
         """Bring the gradients of a step; False when it was skipped by all for an infinity.
 
         `moment` is where a later life of this worker may go on.
@@ -162,7 +162,7 @@ class Communicator:
             self.note(values)
             self.client.unpack(values, self.live)
 
-    def note(self, values: Values) -> None:
+    def note(self, values: ReplyValues) -> None:
         """Remember how new the values in use are."""
         for server, version in values.versions.items():
             self.versions[server] = version

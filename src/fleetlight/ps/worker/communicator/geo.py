@@ -22,11 +22,11 @@ from fleetlight.observe.log import logger
 from fleetlight.ps.dtypes import as_tensor, flat_array
 from fleetlight.ps.placement import Block
 from fleetlight.ps.update import Floats, Ids, TableGradients, Update
-from fleetlight.ps.worker.client import Client, Values, Wanted
+from fleetlight.ps.worker.client import Client, ReplyValues, Wanted
 from fleetlight.ps.worker.communicator.base import Communicator
 from fleetlight.ps.worker.communicator.local_rows import LocalRows
-from fleetlight.ps.worker.live import Live
-from fleetlight.ps.worker.redo.commits import Moment
+from fleetlight.ps.worker.local_parameters import LocalParameters
+from fleetlight.ps.worker.replay.commit_log import ResumePoint
 
 Array = NDArray[Any]
 _TORCH = {
@@ -43,7 +43,7 @@ class Geo(Communicator):
     It does not look ahead: most rows of a batch are here, and the others only now and then.
     """
 
-    def __init__(self, client: Client, live: Live, *, cache_rows: int) -> None:
+    def __init__(self, client: Client, live: LocalParameters, *, cache_rows: int) -> None:
         super().__init__(client, live)
         servers, workers = client.server_num, client.worker_num
         self._tables = [LocalRows(t, servers, workers, cache_rows) for t in self.plan.tables]
@@ -51,7 +51,7 @@ class Geo(Communicator):
         #: what the servers are believed to hold of the dense blocks
         self._old: list[Tensor] = []
         self._thread = ThreadPoolExecutor(1, "fleet-geo")
-        self._exchange: Future[Values] | None = None
+        self._exchange: Future[ReplyValues] | None = None
         #: the ids of the exchange under way, and how many steps had been made
         self._sent: dict[int, Ids] = {}
         self._sent_steps = 0
@@ -62,7 +62,7 @@ class Geo(Communicator):
         self._has_settled = False
         self._waited_s = 0.0
         #: where the worker was at its last step
-        self._moment: Moment | None = None
+        self._moment: ResumePoint | None = None
         self._last_optimizer = len(self.plan.optimizers) - 1
 
     def start(self) -> None:
@@ -91,7 +91,7 @@ class Geo(Communicator):
 
         return self._tables[table].read(wanted, fetch, keep=insert)
 
-    def step(self, update: Update, moment: Moment | None = None) -> bool:
+    def step(self, update: Update, moment: ResumePoint | None = None) -> bool:
         """Train the rows; every k steps, begin an exchange."""
         if not update.skip:
             for number, part in update.tables.items():
@@ -180,7 +180,7 @@ class Geo(Communicator):
             differences.setdefault(block.server, []).append(flat_array(share))
         return dict(differences)
 
-    def _take_dense(self, values: Values) -> None:
+    def _take_dense(self, values: ReplyValues) -> None:
         arrived = {server: iter(arrays) for server, arrays in values.dense.items()}
         for number, block in enumerate(self._blocks):
             now = as_tensor(next(arrived[block.server]), _TORCH[block.dtype]).clone()

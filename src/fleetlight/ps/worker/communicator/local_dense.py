@@ -18,8 +18,8 @@ from torch import Tensor
 
 from fleetlight.ps.dtypes import as_tensor, flat_array
 from fleetlight.ps.placement import Block
-from fleetlight.ps.worker.client import Client, Values
-from fleetlight.ps.worker.live import Live
+from fleetlight.ps.worker.client import Client, ReplyValues
+from fleetlight.ps.worker.local_parameters import LocalParameters
 
 Array = NDArray[Any]
 
@@ -27,16 +27,16 @@ Array = NDArray[Any]
 class LocalDense:
     """Used by the thread that trains. Live values are the servers', and what came on top."""
 
-    def __init__(self, client: Client, live: Live) -> None:
+    def __init__(self, client: Client, live: LocalParameters) -> None:
         self._live, self._workers = live, client.worker_num
         servers = range(client.server_num) if client.plan.serves_dense else ()
         #: by server, in the order in which they travel
-        self._blocks: dict[int, list[_Held]] = {
-            server: [_Held(block, live) for block in client.placement.blocks_of(server)]
+        self._blocks: dict[int, list[_LocalBlock]] = {
+            server: [_LocalBlock(block, live) for block in client.placement.blocks_of(server)]
             for server in servers
         }
         #: of each push without an answer: which blocks learned what
-        self._pending: deque[list[tuple[_Held, Tensor]]] = deque()
+        self._pending: deque[list[tuple[_LocalBlock, Tensor]]] = deque()
 
     def begin(self) -> None:
         """The live values are the servers', and nothing is on its way."""
@@ -51,7 +51,7 @@ class LocalDense:
         `just_taken`: nothing was learned after the last `take`, which knows the progress.
         """
         shares: dict[int, list[Array]] = {}
-        learned: list[tuple[_Held, Tensor]] = []
+        learned: list[tuple[_LocalBlock, Tensor]] = []
         for server, blocks in self._blocks.items():
             for held in blocks:
                 if held.block.optimizer == optimizer:
@@ -65,7 +65,7 @@ class LocalDense:
         """A push brings nothing."""
         self._pending.append([])
 
-    def take(self, values: Values, answered: int) -> None:
+    def take(self, values: ReplyValues, answered: int) -> None:
         """Go on from the servers' values, with what so many answers do not hold yet on top."""
         for _ in range(answered):
             self._pending.popleft()
@@ -77,10 +77,10 @@ class LocalDense:
         self._live.note()
 
 
-class _Held:
+class _LocalBlock:
     """A block here."""
 
-    def __init__(self, block: Block, live: Live) -> None:
+    def __init__(self, block: Block, live: LocalParameters) -> None:
         self.block, self._live = block, live
         self.dtype: torch.dtype = getattr(torch, block.dtype)
         #: the live values when they were brought last, or taken since

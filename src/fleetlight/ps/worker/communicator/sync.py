@@ -8,24 +8,24 @@ from collections.abc import Sequence
 
 from fleetlight.errors import ConfigError
 from fleetlight.ps.update import Update
-from fleetlight.ps.worker.client import Client, Values
+from fleetlight.ps.worker.client import Client, ReplyValues
 from fleetlight.ps.worker.communicator.base import Communicator, clip_factor
-from fleetlight.ps.worker.live import Live
-from fleetlight.ps.worker.lookahead import LookAhead
-from fleetlight.ps.worker.parcel import Parcel
-from fleetlight.ps.worker.redo.commits import Moment
+from fleetlight.ps.worker.local_parameters import LocalParameters
+from fleetlight.ps.worker.prefetcher import Prefetcher
+from fleetlight.ps.worker.push_request import PushRequest
+from fleetlight.ps.worker.replay.commit_log import ResumePoint
 
 
 class Sync(Communicator):
     """Equal to training with all batches in one process."""
 
-    def __init__(self, client: Client, live: Live) -> None:
+    def __init__(self, client: Client, live: LocalParameters) -> None:
         super().__init__(client, live)
-        self.ahead = LookAhead(client)
+        self.ahead = Prefetcher(client)
         #: what the servers hold of an optimizer's step, and the factor they are to apply it with
-        self._held: dict[int, tuple[Parcel, float]] = {}
+        self._held: dict[int, tuple[PushRequest, float]] = {}
 
-    def step(self, update: Update, moment: Moment | None = None) -> bool:
+    def step(self, update: Update, moment: ResumePoint | None = None) -> bool:
         """Push and take the values that come of it."""
         try:
             values = self._push(update, moment)
@@ -41,7 +41,7 @@ class Sync(Communicator):
         self.ahead.pushed(update.optimizer, values.changed)
         return values.applied
 
-    def _push(self, update: Update, moment: Moment | None) -> Values:
+    def _push(self, update: Update, moment: ResumePoint | None) -> ReplyValues:
         held = self._held.pop(update.optimizer, None)
         if held is not None:
             parcel, factor = held

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import pkgutil
+from pathlib import Path
 from typing import ClassVar
 
 from fleetlight.strategy.config_dicts import CompressionConfigsDict
@@ -19,15 +21,22 @@ from fleetlight.strategy.features.reduction.data_parallel import (
 from fleetlight.strategy.job import JobFacts
 from fleetlight.strategy.settings import Effect, Nested, Settings, nested, setting, settings_class
 
-#: the names of the codecs, and what each does; {0}: between whom, {1}: compression_configs.ratio
-CODECS = {
-    "fp16": "gradients cross between {0} as float16",
-    "bf16": "gradients cross between {0} as bfloat16",
+#: types to which gradients are cast, and summed as they are
+CASTS = {"fp16": "float16", "bf16": "bfloat16"}
+#: codecs, by the names of their files; to import one would load torch
+CODECS = tuple(
+    sorted(
+        module.name
+        for module in pkgutil.iter_modules(
+            [str(Path(__file__).parents[3] / "collective" / "codecs" / "forms")]
+        )
+    )
+)
+#: the effects of some; {0}: workers or hosts, {1}: compression_configs.ratio
+_EFFECTS = {
     "int8": "gradients cross between {0} as int8, with a scale for every block",
     "topk": "of the gradients, the {1} that are largest cross between {0}",
 }
-#: those that leave something out and add it to later gradients
-LOSSY = ("int8", "topk")
 
 SAME_FORM = "both say in which form gradients travel"
 OWED = (
@@ -45,17 +54,19 @@ def _compression(strategy: CompressionFeature, job: JobFacts) -> Effect:
     codec = strategy.compression
     if codec == "none":
         return True, _other_form(strategy, "fp16_allreduce", "dgc")
-    if not spares_link(strategy, job, coded=codec in LOSSY):
+    if not spares_link(strategy, job, coded=codec in CODECS):
         return False, NO_LINK
     if codec == "fp16" and _sends_movements(strategy, job):
         return True, _MOVED
     senders = "workers" if job.is_collective and job.node_num == 1 else "hosts"
-    return True, CODECS[codec].format(senders, percent(strategy.compression_configs.ratio))
+    ordinary = f"gradients cross between {{0}} as {CASTS.get(codec, codec)}"
+    sentence = _EFFECTS.get(codec, ordinary)
+    return True, sentence.format(senders, percent(strategy.compression_configs.ratio))
 
 
 def _compression_configs(strategy: CompressionFeature, job: JobFacts) -> Effect:
-    if strategy.compression not in LOSSY:
-        return False, f"they are for {_LOSSY}"
+    if strategy.compression not in CODECS:
+        return False, f"they are for {_CODED}"
     active, why = _compression(strategy, job)
     if not active:
         return False, f"compression has no effect: {why}"
@@ -91,7 +102,7 @@ def _sends_movements(strategy: Settings, job: JobFacts) -> bool:
 
 def sends_codes(strategy: Settings, job: JobFacts) -> bool:
     """Whether gradients travel as messages of a codec, which go by levels on GPUs as well."""
-    asked = strategy["dgc"] or strategy["compression"] in LOSSY
+    asked = strategy["dgc"] or strategy["compression"] in CODECS
     return asked and spares_link(strategy, job, coded=True)
 
 
@@ -100,7 +111,7 @@ def percent(ratio: float) -> str:
     return f"{100 * ratio:.4g} %"
 
 
-_LOSSY = Chosen("compression", LOSSY)
+_CODED = Chosen("compression", CODECS)
 
 
 @settings_class
@@ -125,8 +136,8 @@ class CompressionFeature(Feature):
 
     CONFLICTS: ClassVar[Conflicts] = (
         Conflict(Chosen("compression"), Chosen("fp16_allreduce"), SAME_FORM),
-        Conflict(_LOSSY, FLOAT16, OWED),
-        Conflict(_LOSSY, UNUSED, NEVER_PAID),
+        Conflict(_CODED, FLOAT16, OWED),
+        Conflict(_CODED, UNUSED, NEVER_PAID),
     )
 
     fp16_allreduce: bool | str = setting(
@@ -140,7 +151,7 @@ class CompressionFeature(Feature):
         "none",
         "in which form gradients cross between hosts",
         effect=when_reducing(_compression),
-        choices=("none", *CODECS),
+        choices=("none", *CASTS, *CODECS),
     )
     compression_configs: Nested[CompressionConfigs, CompressionConfigsDict] = nested(
         CompressionConfigs,

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Generations: each save is a new folder that counts only once the manifest names it.
+
+    DIR/.lock                    held while somebody saves, and says who
+    DIR/manifest.json            names the one generation that counts
+    DIR/generation-000007/...    that generation's files
+
+A save writes and flushes `generation-000008`, moves a new manifest over the old one, then removes
+`generation-000007`. A crash before the move leaves the old checkpoint, a crash after it the new
+one, and in both cases a folder that no manifest names, which the next save removes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import logging
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from fleetlight.checkpoint.storage import files
+from fleetlight.checkpoint.storage.manifest import (
+    MANIFEST,
+    VERSION,
+    AnyManifest,
+    BaseManifest,
+    FileEntry,
+    Head,
+    decode,
+    encode,
+)
+from fleetlight.errors import CheckpointError, CorruptCheckpointError, PeerError
+from fleetlight.files.atomic import sync_folder_if_supported
+from fleetlight.files.lock import NO_LOCKS, FileLock
+
+Directory = str | os.PathLike[str]
+
+_LOCK = ".lock"
+_FOLDER = re.compile(r"generation-(\d{6,})")
+_log = logging.getLogger(__name__)
+
+
+class Generation:
+    """A folder being filled. Nobody sees it before `publish`."""
+
+    def __init__(self, root: Path, format_name: str) -> None:
+        self.format = format_name
+        self.number = max(_folders(root), default=0) + 1
+        self.path = generation_folder(root, self.number)
+        self.files: list[FileEntry] = []
+        self.published = False
+        os.mkdir(self.path)
+
+    @contextlib.contextmanager
+    def create(self, name: str) -> Iterator[files.Sink]:
+        """A new file of this generation."""
+        with files.Sink(self.path / name) as sink:
+            yield sink
+            self.files.append(sink.flush())
+
+    def header(self) -> dict[str, Any]:
+        """The fields of a `BaseManifest`, once all files are written."""
+        return {
+            "format": self.format,
+            "version": VERSION,
+            "checksum": "",
+            "generation": self.number,
+            "created": datetime.now(timezone.utc),
+            "fleetlight": _package_version(),
+            "torch": str(torch.__version__),
+            "files": self.files,
+        }
+
+    def publish(self, manifest: BaseManifest) -> None:
+        """Make this the generation that counts, for good, and remove the others."""
+        root = self.path.parent
+        sync_folder_if_supported(self.path)
+        with files.replacing(root / MANIFEST) as sink:
+            sink.write(encode(manifest))
+            # From here on the folder stays: if the move fails half way, either may be named.
+            self.published = True
+        _remove_leftovers(root, keep=self.number)
+
+
+def _package_version() -> str:
+    try:
+        return importlib.metadata.version("fleetlight")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown (not installed)"
+
+
+@contextlib.contextmanager
+def new_generation(dirname: Directory, format_name: str) -> Iterator[Generation]:
+    """Save into `dirname`: yields the folder to fill and publish, and cleans up after failures."""
+    root = Path(dirname)
+    with _explained(root):
+        _make_directory(root)
+        with _locked(root):
+            _prepare(root, format_name)
+            generation = Generation(root, format_name)
+            try:
+                yield generation
+            finally:
+                if not generation.published:
+                    shutil.rmtree(generation.path, ignore_errors=True)
+
+
+def read_manifest(dirname: Directory, kind: type[AnyManifest], format_name: str) -> AnyManifest:
+    """The manifest of what `dirname` holds."""
+    path = Path(dirname) / MANIFEST
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CheckpointError(f"{dirname}: {_why_none(Path(dirname))}") from error
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    return decode(data, kind, format_name, path)
+
+
+def verified(dirname: Directory, manifest: AnyManifest, name: str) -> Path:
+    """The path of a file of the manifest's generation, after checking its bytes."""
+    path = generation_folder(Path(dirname), manifest.generation) / name
+    expected = next((entry for entry in manifest.files if entry.name == name), None)
+    if expected is None:
+        raise CorruptCheckpointError(f"{Path(dirname) / MANIFEST} names no file {name!r}")
+    try:
+        files.verify(path, expected)
+    except FileNotFoundError as error:
+        raise _missing(path, dirname, manifest) from error
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    return path
+
+
+def _missing(path: Path, dirname: Directory, manifest: AnyManifest) -> CheckpointError:
+    now = read_manifest(dirname, type(manifest), manifest.format).generation
+    if now != manifest.generation:
+        return CheckpointError(
+            f"{dirname}: generation {manifest.generation} was replaced by {now} while it was "
+            f"being read; read the directory again"
+        )
+    return CorruptCheckpointError(
+        f"{path} is missing, but {MANIFEST} names it; load another checkpoint"
+    )
+
+
+def _why_none(root: Path) -> str:
+    if not root.exists():
+        return "no such directory; expected the directory of a finished save"
+    if not root.is_dir():
+        return "is a file; expected the directory of a checkpoint"
+    unfinished = " (only a save that never finished)" if any(_folders(root)) else ""
+    return f"holds no {MANIFEST}{unfinished}; expected the directory of a finished save"
+
+
+def _make_directory(root: Path) -> None:
+    if root.exists() and not root.is_dir():
+        raise CheckpointError(f"{root} is a file; expected a directory to save into")
+    new = [path for path in (root, *root.parents) if not path.exists()]
+    root.mkdir(parents=True, exist_ok=True)
+    for path in new:
+        sync_folder_if_supported(path.parent)
+
+
+@contextlib.contextmanager
+def _explained(root: Path) -> Iterator[None]:
+    """Turn what the operating system says into what it means for the checkpoint."""
+    try:
+        yield
+    except PeerError:
+        # some are of the system's kinds as well, but speak of another process
+        raise
+    except OSError as error:
+        named = _named(root)
+        kept = f"generation {named} there is intact" if named else "there was no checkpoint there"
+        where = f" ({error.filename})" if error.filename else ""
+        raise CheckpointError(
+            f"could not save into {root}: {error.strerror or error}{where}; {kept}. "
+            f"Make room or choose a directory that can be written, and save again"
+        ) from None
+
+
+@contextlib.contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    """Keep a second saver out. The kernel frees the lock of a process that dies."""
+    with FileLock(root / _LOCK) as lock:
+        try:
+            is_ours = lock.acquire()
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            _log.warning("%s: this file system has no locks; let only one job save here", root)
+            is_ours = True
+        if not is_ours:
+            raise CheckpointError(
+                f"{root}: {lock.holder() or 'another process'} is saving into this directory "
+                f"right now; wait for it, or save into another directory"
+            )
+        yield
+
+
+def _prepare(root: Path, format_name: str) -> None:
+    """Refuse a directory that is somebody else's, and free the space of saves that crashed.
+
+    A damaged manifest of ours may be replaced; until then its files stay, they may be wanted.
+    """
+    path = root / MANIFEST
+    data = path.read_bytes() if path.exists() else b""
+    if data and f'"{format_name}"'.encode() not in data:
+        raise _refusal(path, data, format_name)
+    named = _named(root) if path.exists() else 0
+    if named is not None:
+        _remove_leftovers(root, keep=named)
+
+
+def _refusal(path: Path, data: bytes, format_name: str) -> CheckpointError:
+    try:
+        msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return CorruptCheckpointError(
+            f"{path} is damaged ({len(data)} bytes): {error}; the files beside it may be "
+            f"wanted, so nothing was saved. Remove it to save here, or choose another directory"
+        )
+    return CheckpointError(
+        f"{path} is not the manifest of a {format_name}, so saving would destroy something else; "
+        f"choose another directory"
+    )
+
+
+def _named(root: Path) -> int | None:
+    """The generation that counts, None if there is none or its manifest is damaged."""
+    try:
+        return msgspec.json.decode((root / MANIFEST).read_bytes(), type=Head).generation
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def generation_folder(root: Path, number: int) -> Path:
+    """Where a generation is."""
+    return root / f"generation-{number:06d}"
+
+
+def _folders(root: Path) -> list[int]:
+    matches = (_FOLDER.fullmatch(path.name) for path in root.iterdir())
+    return [int(match[1]) for match in matches if match]
+
+
+def _remove_leftovers(root: Path, keep: int) -> None:
+    """Remove what no manifest names. Failing here costs space only; the next save tries again."""
+    for number in _folders(root):
+        if number != keep:
+            shutil.rmtree(generation_folder(root, number), ignore_errors=True)
+    for path in root.glob(f".{MANIFEST}.*.new"):
+        with contextlib.suppress(OSError):
+            path.unlink()

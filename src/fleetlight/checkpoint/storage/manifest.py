@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `manifest.json` says: the typed record of a checkpoint, and its exact bytes.
+
+The manifest is the checkpoint: data files count only when the manifest names them. Fields for
+parameter servers (`servers`, `seed`, `epoch`, `tables`, `high_water`) exist from version 1, so that
+adding servers does not change the format.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from fleetlight.errors import CheckpointError, CorruptCheckpointError
+
+VERSION = 1
+MANIFEST = "manifest.json"
+
+# Stands where the checksum goes while the checksum is computed.
+_BLANK = "0" * 64
+
+
+class FileEntry(msgspec.Struct, frozen=True):
+    """A file of a generation, as it was when it was written."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+class TensorEntry(msgspec.Struct, frozen=True):
+    """A tensor, what it is, and the file that holds it."""
+
+    name: str
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+
+
+class GroupEntry(msgspec.Struct, frozen=True):
+    """A param group: names of its parameters, and its packed hyper-parameters."""
+
+    params: list[str]
+    options: dict[str, Any]
+
+
+class OptimizerEntry(msgspec.Struct, frozen=True, rename={"class_name": "class"}):
+    """An optimizer without its tensors: everything is found by parameter name."""
+
+    class_name: str
+    shapes: dict[str, tuple[int, ...]]
+    param_groups: list[GroupEntry]
+    state: dict[str, dict[str, Any]]
+
+
+class TableFileEntry(msgspec.Struct, frozen=True):
+    """What one server wrote of a table."""
+
+    name: str
+    server: int
+    rows: int
+
+
+class TableEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A table of the parameter servers."""
+
+    name: str
+    dim: int
+    rows: int
+    #: how its rows are updated, and what was fixed about that
+    rule: str
+    options: dict[str, float]
+    #: kind and two numbers: what a row is when its id is first seen
+    initializer: tuple[str, float, float]
+    #: kind and number: which ids get a row that is trained
+    entry: tuple[str, float] | None
+    #: above 0: a layer of torch that was moved onto the table; its ids are 0..ids-1
+    ids: int
+    #: the parameters of the model that stand for it, which have no elements
+    weights: list[str]
+    files: list[TableFileEntry]
+
+
+class HighWaterEntry(msgspec.Struct, frozen=True):
+    """The last push of a worker that a server had applied."""
+
+    worker: int
+    incarnation: int
+    server: int
+    sequence: int
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields every manifest starts with; enough to know who can read the rest."""
+
+    format: str
+    version: int
+    checksum: str
+    generation: int
+
+
+class BaseManifest(Head, frozen=True, kw_only=True):
+    """Who wrote this generation, when, and its files."""
+
+    created: datetime
+    fleetlight: str
+    torch: str
+    files: list[FileEntry]
+
+
+class Manifest(BaseManifest, frozen=True, kw_only=True):
+    """The manifest of a training checkpoint."""
+
+    workers: int
+    servers: int
+    seed: int
+    epoch: int
+    step: int
+    tensors: list[TensorEntry]
+    aliases: dict[str, str]
+    model_extra: dict[str, Any]
+    optimizers: list[OptimizerEntry]
+    tables: list[TableEntry] = []
+    high_water: list[HighWaterEntry] = []
+    extra: dict[str, Any] = {}
+
+
+AnyHead = TypeVar("AnyHead", bound=Head)
+AnyManifest = TypeVar("AnyManifest", bound=BaseManifest)
+
+
+def encode(manifest: BaseManifest) -> bytes:
+    """The bytes of a manifest, sealed with a checksum over themselves."""
+    blank = msgspec.structs.replace(manifest, checksum=_BLANK)
+    body = msgspec.json.format(msgspec.json.encode(blank), indent=1) + b"\n"
+    return body.replace(_BLANK.encode(), hashlib.sha256(body).hexdigest().encode(), 1)
+
+
+def decode(data: bytes, kind: type[AnyManifest], format_name: str, path: Path) -> AnyManifest:
+    """Parse and check a manifest; the head first, because a newer one may say the rest anew."""
+    head = _parse(data, Head, path)
+    if head.format != format_name:
+        raise CheckpointError(
+            f"{path}: got format {head.format!r}, expected {format_name!r}; "
+            f"this directory holds something else"
+        )
+    if head.version > VERSION:
+        raise CheckpointError(
+            f"{path} was written by a newer Fleetlight: format version {head.version}, this one "
+            f"reads up to {VERSION}; upgrade Fleetlight to load it"
+        )
+    _check_seal(data, head.checksum, path)
+    return _parse(data, kind, path)
+
+
+def _parse(data: bytes, kind: type[AnyHead], path: Path) -> AnyHead:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptCheckpointError(
+            f"{path} is damaged ({len(data)} bytes): {error}; load another checkpoint"
+        ) from error
+
+
+def _check_seal(data: bytes, checksum: str, path: Path) -> None:
+    body = data.replace(checksum.encode(), _BLANK.encode(), 1)
+    got = hashlib.sha256(body).hexdigest()
+    if got != checksum:
+        raise CorruptCheckpointError(
+            f"{path} was changed after it was written: got sha256 {got}, expected {checksum}; "
+            f"load another checkpoint"
+        )

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`MemoryBudget`: the memory that all connections of a server share for incoming bodies.
+
+Every frame has a limit of its own; all of them together must not take more than the machine has,
+or the system would end the server in the middle of somebody else's step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from fleetlight.errors import ProtocolError
+
+#: what is smaller is not counted: it is soon there
+WORTH_BYTES = 1 << 20
+
+
+class MemoryBudget:
+    """Claims of several threads on memory that is free."""
+
+    def __init__(self, free: Callable[[], int | None]) -> None:
+        """`free` says how much there is, None where that is not known."""
+        self._free = free
+        self._claimed = 0
+        self._news = threading.Condition()
+
+    @contextlib.contextmanager
+    def claimed(self, size: int, patience_s: float) -> Iterator[None]:
+        """Take memory inside the block; waits while others are about to fill theirs.
+
+        What is claimed is given back at the end: by then the system counts it as taken.
+        """
+        if size < WORTH_BYTES:
+            yield
+            return
+        end = time.monotonic() + patience_s
+        with self._news:
+            while (free := self._free()) is not None and self._claimed + size > free:
+                # a body that would not fit alone is not waited for
+                left = end - time.monotonic()
+                if not self._claimed or size > free or not self._news.wait(max(0.0, left)):
+                    raise ProtocolError(_refusal(size, free, self._claimed))
+            self._claimed += size
+        try:
+            yield
+        finally:
+            with self._news:
+                self._claimed -= size
+                self._news.notify_all()
+
+
+def _refusal(size: int, free: int, claimed: int) -> str:
+    taken = f", and {claimed} bytes of it are for others" if claimed else ""
+    return (
+        f"a frame has a body of {size} bytes, but only {free} bytes of memory are free "
+        f"here{taken}; use more servers, smaller batches or a machine with more memory"
+    )
+
+
+UNLIMITED = MemoryBudget(lambda: None)
+
+
+def free_memory(root: Path = Path("/")) -> int | None:
+    """Bytes that can still be taken before the machine, or the container, runs out of them."""
+    known = [free for free in (_of_machine(root), _of_container(root)) if free is not None]
+    return min(known, default=None)
+
+
+def _of_machine(root: Path) -> int | None:
+    found = re.search(r"^MemAvailable:\s+(\d+) kB$", _text(root / "proc/meminfo"), re.MULTILINE)
+    return None if found is None else int(found[1]) << 10
+
+
+def _of_container(root: Path) -> int | None:
+    """What the control group of this process leaves, whose files may be given back at any time."""
+    group = re.search(r"^0::/(.*)$", _text(root / "proc/self/cgroup"), re.MULTILINE)
+    folder = root / "sys/fs/cgroup" / ("" if group is None else group[1])
+    most, taken = _text(folder / "memory.max").strip(), _text(folder / "memory.current").strip()
+    if not (most.isdigit() and taken.isdigit()):
+        return None
+    files = re.search(r"^inactive_file (\d+)$", _text(folder / "memory.stat"), re.MULTILINE)
+    return max(0, int(most) - int(taken) + (0 if files is None else int(files[1])))
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`WorkerJournal`: what of a worker outlives it, so that a later life goes on where this one stops.
+
+Before a push leaves, it is written down, with the place in the script where it was made. A later
+life sends it again under the same number, so that the servers make it once; runs the script to that
+place, where the answers to calls come from what was written down, too; and goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from fleetlight.files.atomic import replace_file
+from fleetlight.ps.journal.disk_full_retry import once_there_is_room, written
+from fleetlight.ps.journal.folder import launch_of
+from fleetlight.ps.journal.locked_dir import lock_folder
+from fleetlight.ps.journal.records import LogRecord, Reader, framed
+from fleetlight.ps.messages.base import NO_SIGNAL, ControlSignal
+from fleetlight.ps.resume import LEFT, NOTHING, STARTED, STEPPED, UNABLE, Decision, Remains
+from fleetlight.ps.transport.protocol import MessageCodec
+from fleetlight.ps.worker.replay import blob_store as shelf
+from fleetlight.ps.worker.replay.blob_store import BlobStore
+from fleetlight.ps.worker.replay.commit_log import (
+    Commit,
+    CommitLog,
+    Committed,
+    Request,
+    ResumePoint,
+    opened,
+    patiently,
+)
+from fleetlight.ps.worker.replay.replay_log import LoggedReply, ReplayLog, may_be_made_again
+
+FORMAT = 2
+_IDENTITY, _ANSWERS = "identity.json", "answers"
+#: answers that nobody can ask for any more are thrown away once there are so many bytes
+_COMPACT_BYTES = 4 << 20
+_CODEC: MessageCodec[LoggedReply] = MessageCodec(LoggedReply)
+
+
+class WorkerIdentity(msgspec.Struct, frozen=True):
+    """Whose folder it is."""
+
+    worker: int
+    worker_num: int
+    server_num: int
+    #: the job that it belongs to, and how often all its processes were started together
+    job: str
+    start: int
+    #: what the servers know the worker by, in all its lives
+    incarnation: int
+    life: int = 1
+    #: the launch that has it now; "" where nothing tells one from another
+    launch: str = ""
+    #: the worker has left the job, which nobody resumes
+    ended: bool = False
+    format: int = FORMAT
+
+
+class WorkerJournal:
+    """The folder of one worker, which has it alone."""
+
+    def __init__(
+        self,
+        path: Path,
+        wanted: WorkerIdentity,
+        patience_s: float = 60.0,
+        *,
+        resume: bool = False,
+        sync: bool = False,
+    ) -> None:
+        """`wanted` is the first life; the folder knows whether it is.
+
+        `resume`: with a job that was killed as a whole, if all agree. `sync`: what is written
+        outlives the machine, too.
+        """
+        self._path, self._patience_s, self._sync = path, patience_s, sync
+        self._lock = once_there_is_room(path, lambda: lock_folder(path), patience_s)
+        self._commits: CommitLog | None = None
+        self._file, self._size = -1, 0
+        #: how large it was once it had been written anew
+        self._compacted = 0
+        self._is_over = False
+        self._has_given_up = False
+        #: one thread trains, and another may push
+        self._writing = threading.Lock()
+        self.answers = ReplayLog(self._write_answer)
+        #: answers that are written down once the folder is this job's
+        self._early: list[bytes] = []
+        if not wanted.launch:
+            wanted = msgspec.structs.replace(wanted, launch=launch_of(wanted.job, wanted.start))
+        before = _read(path / _IDENTITY)
+        is_here = before is not None and _is_same(before, wanted)
+        #: True where all processes are to agree on how this worker resumes
+        self.is_undecided = resume and not is_here
+        self.remains = _remains(before)
+        self.identity = wanted
+        if before is not None and (is_here or (resume and _is_alike(before, wanted))):
+            self.identity = msgspec.structs.replace(
+                before, life=before.life + 1, launch=wanted.launch, ended=False
+            )
+            self._open()
+        elif resume:
+            self.remains = Remains()
+        if is_here or (not resume and self.remains.state in (NOTHING, LEFT)):
+            self.begin()
+
+    def _open(self) -> None:
+        """Read what an earlier life has left."""
+        self._commits = CommitLog(self._path, self._patience_s, sync=self._sync)
+        last = self._commits.last
+        #: what is large in the moments
+        kept = [] if last is None else last.commit.moment.kept
+        self.shelf = BlobStore(self._path, self._patience_s, kept, sync=self._sync)
+        for record in self._recorded():
+            self.answers.remember(record.message, [array.tobytes() for array in record.arrays])
+        self._file = opened(self._path / _ANSWERS, self._patience_s)
+        self._size = os.fstat(self._file).st_size
+        if last is not None and self.remains.state == STARTED:
+            self.remains = msgspec.structs.replace(
+                self.remains, state=UNABLE if last.commit.moment.why_not else STEPPED
+            )
+
+    def decide(self, decision: Decision) -> None:
+        """All processes have decided: resume here, or at the beginning of the script."""
+        self.is_undecided = False
+        if not decision.keeps_workers or self._commits is None:
+            self._forget()
+        self.identity = msgspec.structs.replace(
+            self.identity, job=decision.job, start=decision.start
+        )
+        if self._commits is not None:
+            self._identify()
+
+    def _forget(self) -> None:
+        """What an earlier life has left stays until this one has joined the servers."""
+        if self._commits is not None:
+            self._commits.close()
+            os.close(self._file)
+            self._commits = None
+        self.answers.forget()
+
+    def begin(self) -> None:
+        """This worker has joined its job: what others have left goes."""
+        if self._commits is None:
+            _clear(self._path)
+            self._identify()
+            self._open()
+            for record in self._early:
+                self._put_answer(record)
+            self._early.clear()
+        elif not self.is_undecided:
+            self._identify()
+
+    def _identify(self) -> None:
+        file, data = self._path / _IDENTITY, msgspec.json.encode(self.identity)
+        written(file, lambda: replace_file(file, data, mode=0o600), self._patience_s)
+
+    @property
+    def last(self) -> Committed | None:
+        """What an earlier life was about to bring, and where it was."""
+        return None if self._commits is None else self._commits.last
+
+    @property
+    def has_committed(self) -> bool:
+        """True once a life has made a step."""
+        return self._commits is not None and self._commits.has_any
+
+    def commit(
+        self,
+        moment: ResumePoint,
+        epoch: int,
+        sequences: Sequence[int],
+        requests: Mapping[int, Sequence[Request]],
+        *,
+        called: ControlSignal = NO_SIGNAL,
+        acknowledged: Sequence[int] = (),
+    ) -> None:
+        """From now on a later life sends these, and goes on behind them, if it can."""
+        if moment.why_not:
+            self.give_up(moment.why_not)
+            return
+        self._has_given_up = False
+        servers = [server for server, its in requests.items() for _ in its]
+        commit = Commit(moment, epoch, list(sequences), servers, called, list(acknowledged))
+        assert self._commits is not None, "a worker commits once it has joined"
+        self._commits.write(commit, [one for its in requests.values() for one in its])
+        self.shelf.committed(moment.number)
+        with self._writing:
+            if self._size > max(_COMPACT_BYTES, 2 * self._compacted):
+                self._compact(moment)
+
+    def give_up(self, why: str) -> None:
+        """No later life can go on: it is told why, rather than sent to where this one was."""
+        if not self._has_given_up:
+            assert self._commits is not None, "a worker commits once it has joined"
+            self._commits.write(Commit(ResumePoint(0, 0, 0, b"", why_not=why), 0, [], []), [])
+            self._has_given_up = True
+
+    def close(self, *, is_needed: bool, ended: bool = False) -> None:
+        """Write no more; leave nothing where nobody needs it, but for the word that it `ended`."""
+        with self._writing:
+            if self._is_over:
+                return
+            self._is_over = True
+        if self._commits is not None:
+            self._commits.close()
+            os.close(self._file)
+        if ended:
+            self.identity = msgspec.structs.replace(self.identity, ended=True)
+            # first of all: who dies over the rest has left
+            self._identify()
+        if not is_needed:
+            _clear(self._path, identity=not ended)
+        self._lock.release()
+
+    def _write_answer(self, one: LoggedReply, answer: Sequence[bytes]) -> None:
+        arrays = [np.frombuffer(part, np.uint8) for part in answer]
+        record = b"".join(framed(_CODEC, one, arrays).sealed(1))
+        with self._writing:
+            if self._commits is None:
+                self._early.append(record)
+            elif not self._is_over:
+                self._put_answer(record)
+
+    def _put_answer(self, record: bytes) -> None:
+        patiently(
+            self._path / _ANSWERS,
+            self._file,
+            [record],
+            self._size,
+            self._patience_s,
+            sync=self._sync,
+        )
+        self._size += len(record)
+
+    def _recorded(self) -> Iterable[LogRecord[LoggedReply]]:
+        """The answers in the file; what its writer died over is cut off."""
+        path, records = self._path / _ANSWERS, []
+        data = np.fromfile(path, np.uint8) if path.exists() else np.empty(0, np.uint8)
+        at = 0
+        while found := next(iter(Reader(_CODEC, data[at:], 1)), None):
+            records.append(found)
+            at += found.stop
+        if path.exists():
+            os.truncate(path, at)
+        return records
+
+    def _compact(self, moment: ResumePoint) -> None:
+        parts = [
+            part
+            for record in self._recorded()
+            if may_be_made_again(record.message.number, moment.prelude, moment.answers)
+            for part in framed(_CODEC, record.message, record.arrays).sealed(1)
+        ]
+        path = self._path / _ANSWERS
+        # where the disk has no room, the old file continues
+        with contextlib.suppress(OSError):
+            replace_file(path, b"".join(parts), mode=0o600, durable=self._sync)
+        os.close(self._file)
+        self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._size = self._compacted = os.fstat(self._file).st_size
+
+
+def _is_same(before: WorkerIdentity, wanted: WorkerIdentity) -> bool:
+    """One start of one job: only this worker was started again."""
+    return bool(wanted.launch) and before.launch == wanted.launch and _is_alike(before, wanted)
+
+
+def _is_alike(before: WorkerIdentity, wanted: WorkerIdentity) -> bool:
+    """The same worker of a job of the same size."""
+    facts = ("worker", "worker_num", "server_num", "format")
+    return all(getattr(before, fact) == getattr(wanted, fact) for fact in facts)
+
+
+def _remains(before: WorkerIdentity | None) -> Remains:
+    """What a folder says of itself."""
+    if before is None:
+        return Remains()
+    return Remains(LEFT if before.ended else STARTED, before.job, before.start)
+
+
+def _read(path: Path) -> WorkerIdentity | None:
+    """Another format, or nonsense, was not written by this job."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=WorkerIdentity)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return None
+
+
+def _clear(path: Path, *, identity: bool = True) -> None:
+    mine = [_IDENTITY] if identity else []
+    for name in (*mine, _ANSWERS, f"{_ANSWERS}.new", "push.0", "push.1"):
+        (path / name).unlink(missing_ok=True)
+    shelf.clear(path)

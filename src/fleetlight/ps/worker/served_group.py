@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ServedGroup`: what workers of a job with parameter servers do together, by way of server 0.
+
+It has the methods of the group of a collective job, so that barriers, metrics and checkpoints need
+not know which of the two they work with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fleetlight.errors import (
+    ConfigError,
+    DeadlineError,
+    MembershipError,
+    PeerError,
+    PeerLostError,
+)
+from fleetlight.observe.log import logger
+from fleetlight.ps import messages as m
+from fleetlight.ps.messages.base import error_of, failure_of
+from fleetlight.ps.worker.client import Client
+from fleetlight.ps.worker.connections import CONTROL, HEARTBEAT
+from fleetlight.torch_compat.tensors import assign
+
+_OPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": lambda stacked: stacked.sum(0, dtype=stacked.dtype),
+    "max": lambda stacked: stacked.amax(0),
+    "min": lambda stacked: stacked.amin(0),
+}
+#: how often a worker that asks the servers nothing gives a sign of life
+_BEAT_S = 1.0
+#: a meeting that may take as long as its members live
+_LONG_S = 1e9
+#: how long the answer of the server that watches a deadline may take behind it
+_GRACE_S = 30.0
+
+
+class ServedGroup:
+    """This worker's view of all workers."""
+
+    backend = "sockets"
+
+    def __init__(self, client: Client, deadline_s: float) -> None:
+        self.client = client
+        self.index = client.worker
+        self.size = client.worker_num
+        self.deadline_s = deadline_s
+        self.device = torch.device("cpu")
+        self.hellos: Mapping[int, Any] = {}
+        #: the worker's step, told with its signs of life
+        self.step = 0
+        #: True once this worker has stopped because the job was asked to
+        self.stopped = False
+        #: what is done where a meeting never will be, because others have left
+        self.when_left_alone: Callable[[MembershipError], None] | None = None
+        self._over = threading.Event()
+        self._beats = threading.Thread(target=self._beat, name="fleet-beat", daemon=True)
+        for lane in (CONTROL, HEARTBEAT):
+            client.open_lane(lane)
+        self._beats.start()
+
+    @property
+    def alone(self) -> bool:
+        """True when there is nobody to talk to."""
+        return self.size == 1
+
+    def tell_step(self, step: int) -> None:
+        """This worker has made its `step`th step: its signs of life say so."""
+        self.step = step
+
+    def __deepcopy__(self, memo: object) -> ServedGroup:
+        return self
+
+    def gather_bytes(self, data: bytes, operation: str) -> list[bytes]:
+        """Everybody's bytes, in the order of the workers, on everybody."""
+        return self._meet(data, operation, self.deadline_s)
+
+    def bytes_to_first(self, data: bytes, operation: str) -> list[bytes]:
+        """Everybody's bytes, in the order of the workers, on worker 0; nothing on the others."""
+        everybody = self.gather_bytes(data, operation)
+        return everybody if self.index == 0 else []
+
+    def _meet(self, data: bytes, operation: str, deadline_s: float) -> list[bytes]:
+        if self.alone:
+            return [data]
+        answers = self.client.answers
+
+        def meet() -> list[bytes]:
+            answers.meetings += 1
+            message = m.Barrier(answers.meetings, operation, deadline_s)
+            brought = np.frombuffer(data, np.uint8)
+            # the server watches the deadline, since it can name who is missing
+            answer = self.client.ask(CONTROL, {0: (message, [brought])}, deadline_s + _GRACE_S)[0]
+            return [array.tobytes() for array in answer.arrays]
+
+        try:
+            return list(answers.once(operation, meet))
+        except MembershipError as error:
+            if self.when_left_alone is not None:
+                self.when_left_alone(error)
+            raise
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Everybody's tensor, in the order of the workers; alike in type and shape."""
+        if self.alone:
+            return [tensor.clone()]
+        flat = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
+        parts = self.gather_bytes(flat.numpy().tobytes(), "all_gather")
+        return [
+            torch.frombuffer(bytearray(part), dtype=tensor.dtype)
+            .reshape(tensor.shape)
+            .to(tensor.device)
+            if part
+            else tensor.new_empty(tensor.shape)
+            for part in parts
+        ]
+
+    def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
+        """Reduce a tensor over all workers, in place."""
+        if op not in _OPS:
+            raise ConfigError(f"all_reduce: got op={op!r}, expected one of {', '.join(_OPS)}")
+        if not self.alone:
+            tensor.copy_(_OPS[op](torch.stack(self.all_gather(tensor))))
+        return tensor
+
+    def broadcast(self, tensors: Sequence[Tensor], operation: str) -> None:
+        """Worker 0's values, in place, on everybody."""
+        if self.alone or not tensors:
+            return
+        for tensor in tensors:
+            flat = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
+            mine = flat.numpy().tobytes() if self.index == 0 else b""
+            data = self.broadcast_bytes(mine, operation)
+            if data:
+                values = torch.frombuffer(bytearray(data), dtype=tensor.dtype)
+                with torch.no_grad():
+                    assign(tensor, values.reshape(tensor.shape))
+
+    def broadcast_bytes(self, data: bytes, operation: str) -> bytes:
+        """Worker 0's bytes, on everybody."""
+        return self.gather_bytes(data if self.index == 0 else b"", operation)[0]
+
+    def assemble(self, operation: str) -> None:
+        """Wait until every worker has called `operation`."""
+        self.gather_bytes(b"", operation)
+
+    def barrier(self, operation: str = "barrier") -> None:
+        """Wait until everybody is here."""
+        self.gather_bytes(b"", operation)
+
+    def together(self, action: Callable[[], None] | None, operation: str) -> None:
+        """Do something that may fail on some workers; a failure is an error on all of them.
+
+        It may take longer than the deadline on some: the others wait as long as those live. A
+        worker that was started again does not do again what an earlier life of it has done.
+        """
+        failure: Exception | None = None
+        is_done = not self.alone and self.client.answers.is_known
+        try:
+            if action is not None and not is_done:
+                action()
+        except Exception as error:
+            failure = error
+        told = b"" if failure is None else m.encode_failure(failure_of(failure))
+        texts = self._meet(told, operation, _LONG_S)
+        if failure is not None:
+            raise failure
+        for index, text in enumerate(texts):
+            if text:
+                raise error_of(m.decode_failure(text), f"on worker {index}")
+
+    def leave(self) -> None:
+        """After a good run: say goodbye; after a bad one, everything is said."""
+        if not self._over.is_set():
+            self._over.set()
+            self.client.leave(stopped=self.stopped)
+            self._beats.join(_BEAT_S)
+
+    def fail(self, error: str, *, consequence: bool = False) -> None:
+        """After a bad run: tell the servers why, who tell the others; whatever happens.
+
+        The servers stay, so nobody waits for this worker, be its failure a `consequence` or not.
+        """
+        self._over.set()
+        with contextlib.suppress(Exception):
+            self.client.part(error or "an error")
+
+    def _beat(self) -> None:
+        while not self._over.wait(_BEAT_S):
+            try:
+                self.client.beat(self.step)
+            except PeerError as error:
+                # the thread that trains will meet it, too
+                logger.debug("no sign of life got through: %s", error)
+                is_away = isinstance(error, (DeadlineError, PeerLostError))
+                if not (is_away and self.client.may_be_heard_again):
+                    return

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is called for adds up, in any order."""
+
+from __future__ import annotations
+
+import itertools
+
+from fleetlight.ps.messages.base import NO_SIGNAL, ControlSignal, combined
+
+CALLS = [
+    NO_SIGNAL,
+    ControlSignal(stop=True),
+    ControlSignal(saves=2),
+    ControlSignal(True, 1),
+    ControlSignal(saves=5),
+]
+
+
+def test_calls_add_up() -> None:
+    assert ControlSignal(stop=True) | ControlSignal(saves=3) == ControlSignal(True, 3)
+    assert combined([]) == NO_SIGNAL
+    for one, other in itertools.product(CALLS, CALLS):
+        assert one | other == other | one
+        assert one | other | one == one | other
+    assert combined(CALLS) == ControlSignal(True, 5)

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server that was started again is not left for the process before it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+import pytest
+from tests.ps.transport.doubles import LIMIT_S, PULL, scripted
+
+from fleetlight.errors import PeerLostError
+from fleetlight.ps import messages as m
+from fleetlight.ps.transport.channel import SocketChannel, connect_all
+from fleetlight.ps.transport.frames import Frames
+from fleetlight.ps.transport.interface import RetryPolicy
+from fleetlight.ps.worker.connections import IncarnationFence
+
+
+def test_an_earlier_life_of_a_server_is_refused() -> None:
+    fence = IncarnationFence()
+    for life in (1, 3, 3):
+        fence.check(m.Welcome(0, 0, life))
+    with pytest.raises(PeerLostError, match="server 0 answers in its life 2, but its life 3 has"):
+        fence.check(m.Welcome(0, 0, 2))
+    # another one has lives of its own, and one that is not open yet does not know its life
+    fence.check(m.Welcome(1, 0, 1))
+    fence.check(m.Welcome(0, 0, 0))
+
+
+def test_a_mended_connection_is_one_to_the_newest_life() -> None:
+    served: list[int] = []
+
+    def life(number: int, *, answers: bool) -> Callable[[socket.socket, Frames], None]:
+        def act(raw: socket.socket, frames: Frames) -> None:
+            hello = frames.receive("a greeting")
+            assert hello is not None
+            frames.send(hello.request, m.Welcome(0, 0, number), [], "a welcome")
+            request = frames.receive("a request")
+            if request is not None:
+                served.append(number)
+            if request is not None and answers:
+                frames.send(request.request, m.Pulled(1, 1), [], "a reply")
+
+        return act
+
+    acts = [life(2, answers=False), life(1, answers=True), life(2, answers=True)]
+    with scripted(*acts) as address:
+        channel = SocketChannel(
+            address,
+            "server 0",
+            deadline_s=LIMIT_S,
+            greeting=lambda: m.Heartbeat(0),
+            patience=RetryPolicy(LIMIT_S, comes_back=True),
+            check=IncarnationFence().check,
+        )
+        connect_all([channel], LIMIT_S)
+        assert channel.call(PULL).message == m.Pulled(1, 1)
+        channel.close()
+    assert served == [2, 2]

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parameters of the model in training, read and written piece by piece."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fleetlight.ps.dtypes import NAMES, as_tensor, bfloat16_sum, flat_array, numpy_dtype
+from fleetlight.ps.placement import Block, ParameterSlice
+from fleetlight.ps.worker.local_parameters import LocalParameters
+
+
+def block(*pieces: tuple[int, int, int], dtype: str = "float32") -> Block:
+    made, offset = [], 0
+    for number, start, stop in pieces:
+        made.append(ParameterSlice(number, start, stop, offset))
+        offset += stop - start
+    return Block(0, 0, dtype, tuple(made))
+
+
+def parameters() -> list[torch.Tensor]:
+    return [torch.arange(6.0).view(2, 3), torch.arange(10.0, 14.0)]
+
+
+def test_pieces_are_packed_in_their_order() -> None:
+    live = LocalParameters(parameters())
+    assert live.pack(block((0, 2, 5), (1, 0, 2))).tolist() == [2, 3, 4, 10, 11]
+
+
+def test_what_others_have_written_is_noticed() -> None:
+    given = parameters()
+    live = LocalParameters(given)
+    live.unpack(block((0, 0, 6)), np.zeros(6, np.float32))
+    assert live.written() == []
+    given[1].clamp_(max=11.0)
+    assert live.written() == [1]
+    live.note()
+    assert live.written() == []
+
+
+def test_what_is_packed_is_a_copy() -> None:
+    given = parameters()
+    packed = LocalParameters(given).pack(block((0, 0, 6)))
+    given[0].zero_()
+    assert packed.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_values_are_packed_in_place_of_parameters() -> None:
+    values: dict[int, Any] = {0: np.full(6, 7, np.float32), 1: None}
+    packed = LocalParameters(parameters()).pack(block((0, 4, 6), (1, 0, 2)), values)
+    assert packed.tolist() == [7, 7, 0, 0]
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_pieces_are_put_into_the_parameters(in_order: bool) -> None:
+    """Also where the elements of a parameter do not lie in order."""
+    given = parameters()
+    if not in_order:
+        given[0] = torch.tensor([[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]).t()
+    assert given[0].is_contiguous() is in_order
+    live = LocalParameters(given)
+    live.unpack(block((0, 1, 4), (1, 3, 4)), np.array([-1, -2, -3, -4], np.float32))
+    assert given[0].tolist() == [[0, -1, -2], [-3, 4, 5]]
+    assert given[1].tolist() == [10, 11, 12, -4]
+    live.unpack(block((0, 0, 6)), np.arange(6, dtype=np.float32))
+    assert given[0].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert live.flat(0).tolist() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("dtype", NAMES)
+def test_every_dtype_travels(dtype: torch.dtype) -> None:
+    given = [torch.tensor([1.5, -2.0, 3.0]).to(dtype)]
+    live, name = LocalParameters(given), NAMES[dtype]
+    packed = live.pack(block((0, 0, 3), dtype=name))
+    assert packed.dtype == numpy_dtype(name)
+    packed.flags.writeable = False
+    given[0].zero_()
+    live.unpack(block((0, 0, 3), dtype=name), packed)
+    assert given[0].tolist() == [1.5, -2, 3]
+    assert as_tensor(packed, dtype).tolist() == [1.5, -2, 3]
+
+
+def test_bits_of_bfloat16_add_up_as_numbers() -> None:
+    bits = [flat_array(torch.tensor([1.0, value], dtype=torch.bfloat16)) for value in (2.0, 0.5)]
+    assert as_tensor(bfloat16_sum(bits), torch.bfloat16).tolist() == [2.0, 2.5]

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows pulled ahead: the same numbers as without, whatever comes first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.ps.gates import Gate
+from tests.served import ASYNC, SYNC, Job, Member, Net, batches, loss_of, run
+from torch import nn
+
+from fleetlight.errors import GradientError, PeerLostError
+from fleetlight.ps.layers.embedding import SparseEmbedding
+from fleetlight.ps.layers.entries import CountFilterEntry
+from fleetlight.ps.worker.connections import PREFETCH
+from fleetlight.ps.worker.prefetcher import Prefetcher
+
+IDS = 30
+
+
+def build(**layer: Any) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
+    model = Net(**layer)
+    return model, [torch.optim.Adagrad(model.parameters(), lr=0.1)]
+
+
+def step(worker: Member, ids: Any, target: Any) -> None:
+    worker.optimizer.zero_grad()
+    loss_of(worker.model, ids, target).backward()
+    worker.optimizer.step()
+
+
+def announce(worker: Member, *ids: Any) -> None:
+    """The ids of the batch to come; with none of them it was the last."""
+    flat = {0: np.concatenate([np.asarray(i).reshape(-1) for i in ids])} if ids else {}
+    worker.communicator.announce(flat)
+
+
+def look(worker: Member) -> Prefetcher:
+    assert worker.communicator.ahead is not None
+    return worker.communicator.ahead
+
+
+def pulled(worker: Member) -> None:
+    """Let the pull ahead come to its end."""
+    coming = look(worker)._next
+    assert coming is not None
+    coming.pulled.result(20)
+
+
+def read(worker: Member, *ids: int) -> Any:
+    """What a forward would read."""
+    wanted, rows = worker.communicator.look_up(0, np.array(ids), True)
+    return rows[wanted.inverse]
+
+
+def trained(worker: Member, ahead: bool, steps: int = 40) -> Any:
+    ids, targets = batches(steps, 2, ids=IDS)
+    for t in range(steps):
+        if ahead:
+            # the last announcement leaves some ids out and brings others
+            announce(worker, *([ids[t + 1, worker.index][t % 3 :]] if t + 1 < steps else []))
+        step(worker, ids[t, worker.index], targets[t, worker.index])
+    worker.barrier()
+    dense = [p.detach().clone() for p in worker.model.linear.parameters()]  # type: ignore[union-attr]
+    return worker.rows(range(IDS)), dense, worker.communicator.figures()
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_sync_is_the_same_to_the_bit(servers: int) -> None:
+    plain = run(build, lambda w: trained(w, False), servers=servers)
+    ahead = run(build, lambda w: trained(w, True), servers=servers)
+    for (rows, dense, _), (rows_, dense_, figures) in zip(plain, ahead, strict=True):
+        assert np.array_equal(rows, rows_)
+        assert all(torch.equal(a, b) for a, b in zip(dense, dense_, strict=True))
+        assert figures["rows ahead"] > 3 * figures["rows not ahead"] > 0
+
+
+@pytest.mark.parametrize("holds", ["nothing", "send", "receive"])
+def test_the_answers_of_push_and_pull_may_come_in_either_order(holds: str) -> None:
+    """Held at `send` the servers see the pull after the push; at `receive` before it."""
+
+    def train(worker: Member) -> None:
+        gate = Gate(worker.session.client, PREFETCH, holds)
+        announce(worker, [2, 3, 4])
+        if holds == "nothing":
+            pulled(worker)
+        else:
+            gate.wait()
+        before = worker.rows([2, 3, 4])
+        step(worker, torch.tensor([[1, 2, 3]]), torch.ones(1, 1))
+        gate.open()
+        announce(worker)
+        assert not np.array_equal(worker.rows([2, 3]), before[:2])
+        assert np.array_equal(read(worker, 2, 3, 4), worker.rows([2, 3, 4]))
+        assert worker.communicator.figures()["rows ahead"] == 3
+
+    run(build, train, workers=1)
+
+
+def test_rows_are_read_once_more_after_a_second_step() -> None:
+    """The servers drop the list at the first push: of what the second changes they say nothing."""
+
+    def train(worker: Member) -> None:
+        announce(worker, [2, 3, 4])
+        pulled(worker)
+        for _ in range(2):
+            step(worker, torch.tensor([[1, 2, 3]]), torch.ones(1, 1))
+        announce(worker)
+        assert np.array_equal(read(worker, 2, 3, 4), worker.rows([2, 3, 4]))
+        assert worker.communicator.figures()["rows ahead"] == 0
+
+    run(build, train, workers=1)
+
+
+def test_the_batch_in_hand_is_old_after_its_step() -> None:
+    def train(worker: Member) -> None:
+        announce(worker, [1, 2, 3])
+        announce(worker)
+        for _ in range(2):
+            step(worker, torch.tensor([[1, 2, 3]]), torch.ones(1, 1))
+            assert np.array_equal(read(worker, 1, 2, 3), worker.rows([1, 2, 3]))
+        assert worker.communicator.figures()["rows ahead"] == 3
+
+    run(build, train, workers=1)
+
+
+def test_gradients_may_be_accumulated() -> None:
+    def train(worker: Member) -> None:
+        announce(worker, [1, 2, 3])
+        for part in ([4, 5, 6], [7, 8, 9]):
+            announce(worker, part)
+            loss_of(worker.model, torch.tensor([[1, 2, 3]]), torch.ones(1, 1)).backward()
+        worker.optimizer.step()
+        announce(worker)
+        assert np.array_equal(read(worker, 7, 8, 9), worker.rows([7, 8, 9]))
+        assert worker.communicator.figures()["rows ahead"] == 6
+
+    run(build, train, workers=1)
+
+
+def test_a_batch_that_is_not_trained_on_leaves_no_rows() -> None:
+    def train(worker: Member) -> Any:
+        announce(worker, [7, 8, 9])
+        pulled(worker)
+        step(worker, torch.tensor([[1, 2, 3]]), torch.ones(1, 1))
+        return [counted.rows for counted in worker.session.client.figures()]
+
+    assert run(build, train, workers=1) == [[{"emb": 3}]]
+
+
+def test_what_an_entry_counts_is_pulled_when_it_is_seen() -> None:
+    def train(worker: Member) -> Any:
+        announce(worker, [1, 2, 3])
+        announce(worker)
+        read(worker, 1, 2, 3)
+        return worker.communicator.figures()
+
+    def counted() -> Any:
+        return build(entry=CountFilterEntry(2))
+
+    assert "rows ahead" not in run(counted, train, workers=1)[0]
+
+
+def test_others_go_on_while_one_waits_at_a_barrier() -> None:
+    """Their steps change rows that this worker has pulled ahead, and no push of it tells."""
+
+    def train(worker: Member) -> Any:
+        announce(worker, [1, 2, 3])
+        pulled(worker)
+        if worker.index == 1:
+            for _ in range(3):
+                step(worker, torch.tensor([[1, 2, 3]]), torch.ones(1, 1))
+        worker.barrier()
+        announce(worker)
+        return read(worker, 1, 2, 3), worker.rows([1, 2, 3])
+
+    for found, truth in run(build, train):
+        assert np.array_equal(found, truth)
+
+
+def test_rows_are_right_after_a_step_that_was_refused() -> None:
+    def train(worker: Member) -> None:
+        announce(worker, [*range(9)])
+        pulled(worker)
+        worker.optimizer.zero_grad()
+        loss_of(worker.model, torch.arange(9).view(3, 3), torch.ones(3, 1)).backward()
+        grad: Any = worker.model.emb.weight.grad  # type: ignore[union-attr]
+        grad.parts[0].gradients[-1] = np.nan  # of the last server
+        with pytest.raises(GradientError, match="emb"):
+            worker.optimizer.step()
+        announce(worker)
+        assert np.array_equal(read(worker, *range(9)), worker.rows(range(9)))
+
+    run(build, train, workers=1, servers=3)
+
+
+def test_rows_that_are_too_old_are_not_read() -> None:
+    """With staleness 0 what was pulled before a step of this worker lacks that step."""
+
+    def train(worker: Member) -> Any:
+        announce(worker, [1, 2, 3])
+        pulled(worker)
+        step(worker, torch.tensor([[1, 2, 3]]), torch.ones(1, 1))
+        announce(worker)
+        return np.array_equal(read(worker, 1, 2, 3), worker.rows([1, 2, 3]))
+
+    strict = {"a_sync": True, "a_sync_configs": {"staleness": 0}}
+    assert run(build, train, strict, workers=1) == [True]
+
+
+def test_rows_that_an_earlier_life_of_a_server_gave_are_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has forgotten which they were, so what a step changes is not told of them."""
+
+    def train(worker: Member) -> Any:
+        announce(worker, [1, 2, 3])
+        pulled(worker)
+        announce(worker)
+        before = worker.communicator.figures()["rows ahead"]
+        read(worker, 1, 2, 3)
+        # a lane has found it in its second life
+        lives = worker.communicator.client.lives
+        monkeypatch.setattr(
+            worker.communicator.client, "lives", lambda *lanes: lives(*lanes) if lanes else [1, 2]
+        )
+        read(worker, 1, 2, 3)
+        figures = worker.communicator.figures()
+        return figures["rows ahead"] - before, figures["rows not ahead"]
+
+    assert run(build, train, workers=1, servers=2) == [(3, 3)]
+
+
+def test_async_reads_rows_as_they_were_pulled_beside_new_dense_values() -> None:
+    def train(worker: Member) -> Any:
+        announce(worker, [1, 2, 3])
+        pulled(worker)
+        old = worker.rows([1, 2, 3])
+        step(worker, torch.tensor([[1, 2, 3]]), torch.ones(1, 1))
+        worker.communicator.flush()
+        announce(worker)
+        worker.communicator.refresh()
+        assert np.array_equal(read(worker, 1, 2, 3), old)
+        return worker.communicator.versions
+
+    # the version of a server that keeps dense values is theirs
+    assert run(build, train, ASYNC, workers=1) == [[1]]
+
+
+def test_an_error_of_the_pull_is_one_of_the_read() -> None:
+    job = Job(build, SYNC, workers=1, servers=1)
+
+    def train(worker: Member) -> None:
+        job.servers[0].close("for a test")
+        announce(worker, [1, 2, 3])
+        announce(worker)
+        read(worker, 1, 2, 3)
+
+    [error] = job.tried(train)
+    assert isinstance(error, PeerLostError)
+    assert "for a test" in str(error)
+
+
+def test_layers_that_share_a_table() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = (SparseEmbedding(2, table="t") for _ in range(2))
+
+        def forward(self, a: Any, b: Any) -> Any:
+            return (self.a(a) * self.b(b)).sum(1, keepdim=True)
+
+    def both() -> Any:
+        model = Two()
+        return model, [torch.optim.SGD(model.parameters(), lr=0.5)]
+
+    def train(ahead: bool) -> Callable[[Member], Any]:
+        def work(worker: Member) -> Any:
+            ids = torch.tensor([[0, 5], [1, 5], [2, 6], [0, 1], [9, 1]])
+            for t in range(4):
+                if ahead:
+                    announce(worker, ids[t + 1])
+                worker.optimizer.zero_grad()
+                worker.model(ids[t, :1], ids[t, 1:]).sum().backward()
+                worker.optimizer.step()
+            return worker.rows(range(10)), worker.communicator.figures().get("rows ahead")
+
+        return work
+
+    [(rows, _)] = run(both, train(False), workers=1, servers=2)
+    [(rows_, ahead)] = run(both, train(True), workers=1, servers=2)
+    assert np.array_equal(rows, rows_)
+    assert ahead == 6
