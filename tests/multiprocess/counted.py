@@ -37,7 +37,7 @@ EPOCHS, LENGTH, BATCH = 2, 96, 4
 
 def is_told() -> bool:
     """True once this worker knows of the stop: by the signal, or from the servers."""
-    stopping, session = current().stopping, current().session
+    stopping, session = current().autosave, current().session
     assert stopping is not None
     assert session is not None
     return stopping.seen or session.client.heard.stop

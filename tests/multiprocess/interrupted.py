@@ -49,7 +49,7 @@ class Net(torch.nn.Module):
 
 def is_told() -> bool:
     """True once the signal reached this worker through fleetrun."""
-    stopping = current().stopping
+    stopping = current().autosave
     return stopping is not None and stopping.seen
 
 
