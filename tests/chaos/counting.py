@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts, where others learn: a row is the number of times that its id was pushed.
+"""Counts records: a row is the number of times that its id was pushed.
 
-Each epoch brings every record once, whoever reads it; at the end all rows must say so, and be not
-one more or less. GeoSGD sends a part of what it has learned: there, what was sent is counted.
+Each epoch pushes every record once. At the end all rows must say exactly that. GeoSGD sends only a
+part of what it learns, so there the sent values are counted.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Counter(torch.nn.Module):
 
 
 def main() -> int:
-    """Serve, or count until there is a file called `enough`; 0 where nothing is lost or doubled."""
+    """Serve, or count until there is a file `enough`; returns 0 where every count is exact."""
     options = _parsed()
     strategy = fleet.DistributedStrategy(
         durability="log",
@@ -86,7 +86,7 @@ def _parsed() -> argparse.Namespace:
 
 
 def _life(kind: str, number: int) -> int:
-    """Each has a moment of its own to die at."""
+    """Each process has its own moment to die."""
     path = Path(f"life.{kind}.{number}")
     life = 1 + (int(path.read_text()) if path.exists() else 0)
     path.write_text(str(life))
@@ -94,9 +94,9 @@ def _life(kind: str, number: int) -> int:
 
 
 def _begin(kind: str, number: int, doom: Doom | None) -> None:
-    """Tell whoever kills from outside that this process is at work.
+    """Report that this process is at work, so that it may be killed.
 
-    From then on it may die in its first life, too: before, all begin again, and count anew.
+    Before that, a death restarts the whole job, which counts again from zero.
     """
     Path(f"pid.{kind}.{number}").write_text(f"{os.getpid()}\n")
     if doom is not None:
@@ -104,9 +104,9 @@ def _begin(kind: str, number: int, doom: Doom | None) -> None:
 
 
 class Sent:
-    """What a worker of GeoSGD has sent, over all its lives.
+    """The values that a worker of GeoSGD has sent, over all its incarnations.
 
-    What has left is never made again; what has not is made again under the same numbers.
+    A value that was sent is never computed again; others are, under the same numbers.
     """
 
     def __init__(self, path: Path) -> None:
@@ -154,7 +154,7 @@ def _count(
             (-model(batch)).backward()
             optimizer.step()
             _begin("worker", fleet.worker_index(), doom)
-        # all stop behind the same epoch
+        # all stop after the same epoch
         is_enough = torch.tensor([float(Path("enough").exists())])
         if fleet.all_reduce(is_enough, "min").item():
             break
@@ -172,7 +172,7 @@ def _count(
     if sent is not None:
         expected, found = fleet.all_reduce(sent.total()), found[:-1]
     more = found - expected
-    # where halves of halves are sent, something is rounded, and more of it in large sums
+    # halves of halves round, and more so in large sums
     more[more.abs() < 0.01 + 1e-5 * expected.abs()] = 0
     lost, doubled = -more.clamp(max=0).sum().item(), more.clamp(min=0).sum().item()
     told = f"COUNTED {epochs * len(ids)} lost {lost:g} doubled {doubled:g}"

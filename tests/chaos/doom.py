@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets a process die at the worst moments: amid a write, between a write and the answer, and so on.
+"""Kills a process at the worst moments: within a write, between a write and its reply, and so on.
 
-A kill from outside seldom meets the few microseconds that matter.
+A kill from outside rarely hits the few microseconds that matter.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from fleetlight.ps.transport import frames
 from fleetlight.ps.worker.replay import replay_log as answers
 from fleetlight.ps.worker.replay import worker_journal as redo
 
-#: a life ends within so many moments
+#: an incarnation ends within so many moments
 MOMENTS = 1500
 
 
 class Doom:
-    """Kills its own process at a moment that the seed and the life decide."""
+    """Kills its own process at a moment that the seed and the incarnation decide."""
 
     def __init__(self, seed: str, moments: int = MOMENTS) -> None:
         chance = random.Random(seed)
@@ -33,7 +33,7 @@ class Doom:
         self._is_here = False
 
     def come_over(self) -> None:
-        """Watch the moments from now on; a second time is fine."""
+        """Watch the moments from now on; a second call is fine."""
         if self._is_here:
             return
         self._is_here = True
@@ -51,7 +51,7 @@ class Doom:
             setattr(owner, name, self._around(getattr(owner, name)))
 
     def moment(self) -> None:
-        """It may be the last."""
+        """A moment, which may be the last one."""
         self._left -= 1
         if self._left < 0:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -68,7 +68,7 @@ class Doom:
 
     def _pwritev(self, fd: int, buffers: Sequence[Any], offset: int, *more: Any) -> int:
         if not self._left:
-            # a part of it is written still
+            # write a part of it first
             data = b"".join(bytes(part) for part in buffers)
             self._write(fd, [data[: int(self._part * len(data))]], offset)
         self.moment()

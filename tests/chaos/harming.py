@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kills amid all other harm: what `killing` does, with fewer kills since each takes longer.
+"""Kills during all other harm: as `killing`, with fewer kills, since each takes longer.
 
 python -m tests.chaos.harming --kills 10 --seed 1
 """

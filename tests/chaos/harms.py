@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What befalls the processes of a job while they work: each harm comes over one process, seeded.
+"""Harms for the processes of a job at work; each affects one process, by a seed.
 
 cut     connections break at any byte of a frame, now and then
 slow    bytes leave in small pieces, slowly, for a while
@@ -21,11 +21,11 @@ from typing import Any
 
 from fleetlight.wire import plain
 
-#: of so many frames one breaks, of so many a slow spell begins, of so many writes one has no room
+#: one of so many frames breaks, one starts a slow spell, one of so many writes finds a full disk
 CUT_EVERY, SLOW_EVERY, FULL_EVERY = 150, 400, 60
-#: of so many files that are made, or written at a stroke, one has none: there are fewer of them
+#: one of so many new files finds a full disk: there are fewer of them
 FULL_NEW_EVERY = 4
-#: how the folders are called that outlive a process
+#: the names of folders that outlive a process
 KEPT = ("server-", "worker-")
 #: a slow spell: so many pieces, each so small and followed by a pause
 PIECES, PIECE_BYTES, PAUSE_S = 40, 256, 0.002
@@ -49,7 +49,7 @@ def cut(chance: random.Random) -> None:
 
 
 def slow(chance: random.Random) -> None:
-    """Let bytes leave slowly for a while."""
+    """Send bytes slowly for a while."""
     send, left = plain.Wire._send, 0
 
     def dribbling(self: plain.Wire, buffers: Sequence[memoryview]) -> int:
@@ -67,7 +67,7 @@ def slow(chance: random.Random) -> None:
 
 
 def full(chance: random.Random) -> None:
-    """Have no room on the disk for a moment, perhaps amid a record."""
+    """Fill the disk for a moment, perhaps within a record."""
     write = os.pwritev
 
     def refused(fd: int, buffers: Sequence[Any], offset: int, *more: Any) -> int:
@@ -82,7 +82,7 @@ def full(chance: random.Random) -> None:
 
 
 def _full_for_new(chance: random.Random) -> None:
-    """The same for files that are made in a folder that outlives the process."""
+    """Fill the disk for new files in a folder that outlives the process."""
     opened, write = os.open, os.write
 
     def is_refused(path: Path) -> bool:
@@ -103,12 +103,12 @@ def _full_for_new(chance: random.Random) -> None:
 
 
 def no_room() -> OSError:
-    """What the system says."""
+    """The error of the system."""
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def clock(chance: random.Random) -> None:
-    """Let the time of day jump; the clock that only goes forward does not."""
+    """Let the wall clock jump, but not the monotonic one."""
     seconds, nanoseconds = time.time, time.time_ns
     offset = 0.0
 
@@ -131,6 +131,6 @@ HARMS: dict[str, Callable[[random.Random], None]] = {
 
 
 def come_over(names: Sequence[str], seed: str) -> None:
-    """Let these befall this process from now on."""
+    """Apply these harms to this process from now on."""
     for name in names:
         HARMS[name](random.Random(f"{seed} {name}"))

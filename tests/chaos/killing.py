@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kills processes of a job that counts, at moments that a seed decides, and says what came of it.
+"""Kills processes of a job that counts, at moments that a seed decides, and reports the result.
 
 python -m tests.chaos.killing --mode async --kills 100 --seed 1
 """
@@ -26,7 +26,7 @@ from tests.chaos.harms import HARMS
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("counting.py")
-#: what is said of a job that begins to count anew
+#: the log line of a job that restarts and counts again
 AGAIN = "restarting all processes"
 #: how long a server may take to come back, and a job to end
 PATIENCE_S = 100.0
@@ -39,12 +39,12 @@ MODES = ("sync", "async", "ssp", "geo")
 
 
 class ChaosError(AssertionError):
-    """Something was lost, doubled, or never came back; the text has the seed."""
+    """A count was wrong, or a process never came back; the text has the seed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What came of it."""
+    """The result of one run."""
 
     #: rows that were pushed and acknowledged
     counted: int
@@ -73,10 +73,10 @@ def chaos(
     doomed: bool = False,
     deal: str = "blocks",
 ) -> Outcome:
-    """Run a job of two workers and two servers, and kill some of these so many times.
+    """Run a job of two workers and two servers, and kill processes of it so many times.
 
-    `doomed`: they kill themselves, amid what they are doing. `harms` befall all of them meanwhile;
-    with "freeze" every other blow stops a process for a while instead.
+    `doomed`: processes kill themselves within an action. `harms` affect all of them meanwhile.
+    With "freeze", every second kill stops a process for a while instead.
     """
     counts = ["--server_num", str(SERVERS), "--worker_num", str(WORKERS)]
     flags = [*counts, "--max_restarts", str(kills + 2 * (SERVERS + WORKERS))]
@@ -107,7 +107,7 @@ def chaos(
     told = (folder / "output").read_text()
     counted = re.findall(r"COUNTED (\d+) lost (\S+) doubled (\S+)\n", told)
     wrong = [one for one in counted if float(one[1]) or float(one[2])]
-    # a job that was started again as a whole would begin to count anew
+    # a job that restarted as a whole would count again from zero
     if job.returncode or wrong or len(counted) != 2 or AGAIN in told:
         raise ChaosError(
             f"{mode}, seed {seed}: exit code {job.returncode}, counted, lost and doubled: "
@@ -117,19 +117,19 @@ def chaos(
 
 
 def paths() -> str:
-    """Scripts find their neighbours, and what they test."""
+    """An environment in which scripts find this folder and the package."""
     return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def _wait(folder: Path, job: subprocess.Popen[bytes], kills: int) -> list[float]:
-    """Until they have killed themselves often enough; how long they were away is not known."""
+    """Wait until they have killed themselves often enough; the time they were away is unknown."""
     seen, end = 0, time.monotonic() + PATIENCE_S
     while seen < kills and job.poll() is None:
         now = (folder / "output").read_text().count("; restarting it (restart ")
         if now > seen:
             seen, end = now, time.monotonic() + PATIENCE_S
         elif time.monotonic() > end:
-            raise ChaosError(f"nobody has died or come back for {PATIENCE_S:g} s")
+            raise ChaosError(f"no process has died or come back for {PATIENCE_S:g} s")
         time.sleep(0.05)
     return [math.nan] * seen
 
@@ -161,7 +161,7 @@ def _kill(
 
 
 def _freeze(pid: int, seconds: float) -> None:
-    """As a machine does it that is moved, or has to page."""
+    """Stop a process for a while, as a machine that migrates or pages does."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGSTOP)
         time.sleep(seconds)
@@ -169,7 +169,7 @@ def _freeze(pid: int, seconds: float) -> None:
 
 
 def _pid(folder: Path, job: subprocess.Popen[bytes], kind: str, number: int, before: int) -> int:
-    """Of a process's present life, once it is at work."""
+    """The pid of a process's present incarnation, once it is at work."""
     path = folder / f"pid.{kind}.{number}"
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end and job.poll() is None:
@@ -181,21 +181,23 @@ def _pid(folder: Path, job: subprocess.Popen[bytes], kind: str, number: int, bef
 
 
 def end_of(folder: Path) -> str:
-    """What a job has said last, and what before it was started again as a whole."""
+    """The last output of a job, and that before it restarted as a whole."""
     lines = (folder / "output").read_text().splitlines()
     again = next((number for number, line in enumerate(lines) if AGAIN in line), 0)
     return "\n".join([*lines[max(0, again - 15) : again + 1], "...", *lines[-25:]])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Kill as often as is asked for; 1 where something was lost."""
+    """Kill as often as requested; returns 1 where a count was wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--mode", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--kills", type=int, default=25, help="in each mode, of either kind")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--harms", nargs="*", choices=(*HARMS, "freeze"), default=[])
     parser.add_argument("--deal", choices=("blocks", "queue"), default="blocks")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="who dies")
+    parser.add_argument(
+        "--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="kinds of processes that die"
+    )
     options = parser.parse_args(argv)
     for mode in options.mode:
         if mode == "sync" and options.deal == "queue":

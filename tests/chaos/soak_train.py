@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains without an end on ids that all come in each epoch, until there is a file `enough`."""
+"""Trains on ids that all occur in each epoch, until there is a file `enough`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IDS, DIM, BATCH = 200_000, 8, 512
 
 
 class Net(torch.nn.Module):
-    """A row for each id, and something dense."""
+    """A row for each id, and a dense parameter."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains for a long time while processes are killed, and looks whether the others grow.
+"""Trains for a long time while processes are killed, and checks that the others do not grow.
 
-The second server and the second worker are killed again and again; the first ones, and fleetrun,
-live all the time, and have as much memory, as many files and threads at the end as before.
+The second server and the second worker are killed repeatedly. The first ones and fleetrun live all
+the time; their memory, files and threads must not grow.
 
 python -m tests.chaos.soaking --minutes 30
 """
@@ -26,7 +26,7 @@ from pathlib import Path
 from tests.chaos.killing import ChaosError, end_of, paths
 
 SCRIPT = Path(__file__).with_name("soak_train.py")
-#: those that live all the time, beside fleetrun, and those that do not
+#: processes that live all the time, beside fleetrun, and those that do not
 LIVING = ("server.0", "worker.0")
 DYING = ("server.1", "worker.1")
 FLAT = 0.05
@@ -36,7 +36,7 @@ _LOOK_S = 2.0
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """What a process holds at one time."""
+    """The resources of a process at one time."""
 
     mib: float
     files: int
@@ -45,20 +45,20 @@ class Look:
 
 @dataclasses.dataclass(frozen=True)
 class Course:
-    """What it held in the middle third of the time, and in the last one."""
+    """Its resources in the middle third of the time, and in the last one."""
 
     middle: Sequence[Look]
     last: Sequence[Look]
 
     @classmethod
     def of(cls, looks: Sequence[Look]) -> Course:
-        """The first third is left out: then memory is still being taken."""
+        """Omit the first third, in which memory still grows to its working size."""
         third = len(looks) // 3
         return cls(looks[third : 2 * third], looks[2 * third :])
 
     @property
     def growth(self) -> float:
-        """Of memory, from the middle of one to the middle of the other."""
+        """The growth of memory, from the middle of one third to the middle of the other."""
         before, after = (
             statistics.median(look.mib for look in part) for part in (self.middle, self.last)
         )
@@ -66,7 +66,7 @@ class Course:
 
     @property
     def leaks(self) -> bool:
-        """True when there are never as few files or threads any more as there were at most."""
+        """True where even the fewest files or threads of the end exceed the most of before."""
         return any(
             min(getattr(look, what) for look in self.last)
             > max(getattr(look, what) for look in self.middle)
@@ -82,8 +82,8 @@ class Course:
 
 
 def look(pid: int) -> Look | None:
-    """What a process holds now; None where it is gone."""
-    # a process that ends has no memory any more before it is gone
+    """The resources of a process now; None where it is gone."""
+    # a process that ends loses its memory before it is gone
     with contextlib.suppress(OSError, StopIteration, KeyError):
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         fields = dict(line.split(":", 1) for line in lines)
@@ -93,7 +93,7 @@ def look(pid: int) -> Look | None:
 
 
 def soak(folder: Path, minutes: float, every_s: float, seed: int) -> tuple[int, dict[str, Course]]:
-    """Kill one process every so often; how many kills there were, and how the others fared."""
+    """Kill a process at intervals; returns the number of kills and the growth of the others."""
     kills = int(60 * minutes / every_s) + 10
     counts = ["--server_num", "2", "--worker_num", "2", "--max_restarts", str(kills)]
     with (folder / "output").open("w") as output:
@@ -147,14 +147,14 @@ def _watch(
 
 
 def _pid(folder: Path, name: str) -> int:
-    """0 as long as it has not come."""
+    """0 until the file exists."""
     path = folder / f"pid.{name}"
     text = path.read_text() if path.exists() else ""
     return int(text) if text.endswith("\n") else 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Soak, and say how it went; 1 where something grew."""
+    """Soak and report; returns 1 where a process grew."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--every_s", type=float, default=20.0, help="between two kills")

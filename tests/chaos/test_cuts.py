@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A connection breaks at every byte of what is said: each push counts once, in the end."""
+"""A connection breaks at every byte of its traffic: in the end each push counts once."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ CLIENT, SERVER = "client", "server"
 
 
 class Scissors:
-    """Break connections: each cut once one side has sent so many bytes more, one after another."""
+    """Break connections, each after one side has sent so many bytes more."""
 
     def __init__(self) -> None:
         self.cuts: list[tuple[str, int]] = []
 
     def before(self, side: str, size: int) -> int:
-        """How many bytes of that size may leave."""
+        """How many of so many bytes may be sent."""
         if not self.cuts or self.cuts[0][0] != side:
             return size
         left = self.cuts[0][1]
@@ -50,7 +50,7 @@ class Scissors:
 
 
 class Cuttable:
-    """A socket that sends as far as it is let."""
+    """A socket that sends only until the cut."""
 
     def __init__(self, real: socket.socket, scissors: Scissors, side: str) -> None:
         self._real, self._scissors, self._side = real, scissors, side
@@ -74,7 +74,7 @@ class Cuttable:
 
 @pytest.fixture
 def scissors(monkeypatch: pytest.MonkeyPatch) -> Scissors:
-    """Those of all connections that are made from now on."""
+    """The cuts of all later connections."""
     shared, begin = Scissors(), plain.Wire.__init__
     monkeypatch.setattr(channel_module, "_TRY_EVERY_S", 0.001)
 
@@ -96,7 +96,7 @@ def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextlib.contextmanager
 def served(mode: str, secrets: Path | None) -> Iterator[SocketChannel]:
-    """A worker's lane to a server, which knows that the worker is there by another one."""
+    """A worker's lane to a server, which knows of the worker by another one."""
     with listened(opened(plan(mode, workers=1)), secrets) as listener:
         channel, control = (called(listener, lane, secrets) for lane in ("push", "control"))
         yield channel
@@ -106,7 +106,7 @@ def served(mode: str, secrets: Path | None) -> Iterator[SocketChannel]:
 
 @contextlib.contextmanager
 def listened(server: Server, secrets: Path | None) -> Iterator[Listener]:
-    """Where a server is to be called."""
+    """The address of a server."""
     listener = Listener(("127.0.0.1", 0), server, tls=secrets and server_context(secrets))
     yield listener
     listener.stop()
@@ -114,7 +114,7 @@ def listened(server: Server, secrets: Path | None) -> Iterator[Listener]:
 
 
 def called(listener: Listener, lane: str, secrets: Path | None) -> SocketChannel:
-    """A lane of a worker that may call again; it has joined by then."""
+    """A lane of a worker that joined and may reconnect."""
     joined = itertools.chain([False], itertools.repeat(True))
     return SocketChannel.connect(
         listener.address,
@@ -127,7 +127,7 @@ def called(listener: Listener, lane: str, secrets: Path | None) -> SocketChannel
 
 
 def row(value: float) -> list[Any]:
-    """Of id 7."""
+    """The row of id 7."""
     return [np.array([7], np.int64), np.full((1, 2), value, np.float32)]
 
 
@@ -139,7 +139,7 @@ def push(channel: SocketChannel, number: int, *, hold: bool = False, sequence: i
 
 
 def clipped(channel: SocketChannel, number: int) -> None:
-    """The same in two parts."""
+    """A gradient that adds 1, in two parts."""
     push(channel, number, hold=True, sequence=2 * number)
     channel.call(m.Apply(2 * number + 1, 0, 0, number, 0, 1.0, OPTIONS), [])
 
@@ -150,7 +150,7 @@ def exchange(channel: SocketChannel, number: int) -> None:
     assert answer.arrays[0][0, 0] == number + 1
 
 
-#: by name: the mode, and what is said
+#: by name: the mode and the requests
 SAID: dict[str, tuple[str, Callable[[SocketChannel, int], None]]] = {
     "async": ("async", push),
     "sync": ("sync", push),
@@ -198,7 +198,7 @@ def test_a_goodbye_is_heard_by_a_server_that_ends_with_it(scissors: Scissors) ->
 
 
 def end_with_the_job(server: Server, listener: Listener) -> None:
-    """As a process of a server does."""
+    """Serve as a server process does."""
     server.wait()
     listener.stop()
 
@@ -211,7 +211,7 @@ def _cuts(
     *before: tuple[str, int],
     step: int = 1,
 ) -> int:
-    """Say it again and again, and cut a byte later each time; how often that was."""
+    """Repeat the requests, each time with a cut one byte later; returns the number of cuts."""
     for number in range(5000):
         scissors.cuts = [*before, (side, step * number)]
         say(channel, number)

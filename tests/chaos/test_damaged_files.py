@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever the bytes of a file are, reading it ends in a value, or in an error of the package."""
+"""For any bytes of a file, reading it gives a value or an error of the package."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ANY = settings(
     max_examples=200,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-#: what reading takes beside the bytes of the file: texts of errors, parsers
+#: memory of a read beside the bytes of the file: texts of errors, parsers
 _SPARE = 4 << 20
 _EDGES: tuple[Any, ...] = (
     0,
@@ -66,7 +66,7 @@ _EDGES: tuple[Any, ...] = (
 
 
 def mutated(valid: bytes) -> st.SearchStrategy[bytes]:
-    """Bytes that are almost those; now and then they are any."""
+    """The bytes with some damage; at times any bytes."""
     bits = st.tuples(st.integers(0, len(valid) - 1), st.integers(0, 7))
     flipped = st.lists(bits, min_size=1, max_size=3).map(lambda where: _flipped(valid, where))
     ends = st.integers(0, len(valid))
@@ -87,7 +87,7 @@ def _flipped(valid: bytes, where: list[tuple[int, int]]) -> bytes:
 
 
 def other_value(content: Any, data: st.DataObject) -> Any:
-    """A document of which one value is another one."""
+    """A document with one value changed."""
     content = json.loads(json.dumps(content))
     place, key = content, None
     while True:
@@ -103,7 +103,7 @@ def other_value(content: Any, data: st.DataObject) -> Any:
 
 @contextlib.contextmanager
 def well(size: int) -> Iterator[None]:
-    """Inside, only errors of the package are raised, and little memory is taken."""
+    """A block that may raise only errors of the package, and use little memory."""
     tracemalloc.start()
     try:
         with contextlib.suppress(FleetError):
@@ -159,7 +159,7 @@ def test_the_file_of_a_table(table_file: Path, tmp_path: Path, data: st.DataObje
     length = 8 + int.from_bytes(whole[:8], "little")
     path = tmp_path / "t.safetensors"
     if data.draw(st.booleans()):
-        # its index is long, and says little
+        # its index is long and repetitive
         path.write_bytes(data.draw(mutated(whole[:length])) + whole[length:])
     else:
         header = json.dumps(other_value(json.loads(whole[8:length]), data)).encode()
@@ -251,7 +251,7 @@ def test_a_journal(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> Non
     with well(len(data)):
         found = [record.number for record in history(folder, RECORDS, 1, lambda text: None)]
         assert found == list(range(1, len(found) + 1))
-    # of other changes than these
+    # changes of other kinds
     changes: MessageCodec[Change] = CODEC
     with contextlib.suppress(FleetError):
         list(history(folder, changes, 1, lambda text: None))
@@ -269,7 +269,7 @@ def test_the_word_of_what_is_on_the_disk(
     segment.close()
     word = folder / "synced"
     word.write_bytes(data.draw(mutated(word.read_bytes())))
-    # all is there, whatever it says
+    # all files exist, with any content
     assert len(list(history(folder, RECORDS, 1, lambda text: None))) == 4
 
 

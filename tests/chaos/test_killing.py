@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A few kills of what `make chaos` does by the hundred."""
+"""A few of the hundreds of kills of `make chaos`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Some schedules of what `make chaos` runs by the hundred thousand; and that they find bugs."""
+"""Some of the hundred thousand schedules of `make chaos`, and tests that they find bugs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.chaos.simulation.planted import PLANTED, planted
 from tests.chaos.simulation.running import SimulationError, main, simulate
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
-#: within so many schedules a bug is found
+#: schedules within which a bug is found
 ENOUGH = 4000
 
 
@@ -25,13 +25,13 @@ def test_a_bug_is_found(name: str) -> None:
     with planted(name), pytest.raises(SimulationError) as found:
         simulate(seed=7, numbers=range(ENOUGH))
     told = str(found.value)
-    # by what it breaks, and not because what is planted does not run
+    # found by what it breaks, and not because the planted code fails
     promise = re.search(r"^Violation: '(\w+)', ", told, re.MULTILINE)
     assert promise is not None
     assert promise[1] != "foreseen"
     number = re.search(r"--seed 7 --only (\d+)$", told)
     assert number is not None
-    # and found once more by the line that is told
+    # found again by the printed command line
     with planted(name), pytest.raises(SimulationError) as again:
         simulate(seed=7, numbers=[int(number[1])])
     assert str(again.value) == told

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kills all processes of a job that counts at once, its launcher too, and has it resume.
+"""Kills all processes of a job that counts, and its launcher, at once; then the job resumes.
 
 python -m tests.chaos.whole --mode sync async ssp geo --rounds 20 --seed 1
 """
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tests.chaos.killing import MODES, PATIENCE_S, SCRIPT, SERVERS, WORKERS, ChaosError, paths
 
-#: how long after its start, its first step or the word that it is enough a job is killed
+#: a job is killed within so many seconds after its start, its first step or its end
 STARTING_S, TRAINING_S = 6.0, 2.0
 ENDED = "there is nothing to resume from"
 WELL = "the job before has ended well"
@@ -31,16 +31,16 @@ RESUMED = "resuming where each worker was"
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What came of one job."""
+    """The result of one job."""
 
     counted: int
     kills: int
-    #: of the starts behind a kill: how many resumed where each worker was
+    #: starts after a kill that resumed where each worker was
     resumed: int
 
     def __str__(self) -> str:
         return (
-            f"{self.kills} kills of all processes, {self.resumed} resumed amid training, "
+            f"{self.kills} kills of all processes, {self.resumed} resumed within training, "
             f"{self.counted} rows counted: 0 lost, 0 doubled"
         )
 
@@ -50,7 +50,7 @@ def chaos(
 ) -> Outcome:
     """Run a job of two workers and two servers; kill all of it so many times, last at its end.
 
-    `saves`: it saves checkpoints as well.
+    `saves`: the job also saves checkpoints.
     """
     chance, resumed, resumes = random.Random(f"{seed} {mode} {deal}"), 0, False
     script = ["--mode", mode, "--seed", str(seed), "--deal", deal]
@@ -69,7 +69,7 @@ def chaos(
         number += 1
         resumed += RESUMED in told
         if ENDED in told and WELL not in told:
-            # it was killed before anything was kept
+            # it was killed before its first record
             resumes = False
         elif killed:
             resumes = True
@@ -105,15 +105,15 @@ def _start(
 def _kill(
     folder: Path, job: subprocess.Popen[bytes], chance: random.Random, *, is_last: bool
 ) -> bool:
-    """Kill all amid the start, training or the end; False where the job has ended before."""
-    amid = (
+    """Kill all during the start, training or the end; False where the job ended before."""
+    phase = (
         "end" if is_last and chance.random() < 0.5 else chance.choice(("start", "train", "train"))
     )
-    if amid == "start":
+    if phase == "start":
         _wait(job, chance.uniform(0, STARTING_S))
     else:
         _wait_for_training(folder, job)
-        if amid == "end":
+        if phase == "end":
             (folder / "enough").touch()
         _wait(job, chance.uniform(0, TRAINING_S))
     if job.poll() is not None:
@@ -124,7 +124,7 @@ def _kill(
 
 
 def _wait_for_training(folder: Path, job: subprocess.Popen[bytes]) -> None:
-    """Until a worker has made a step in this start."""
+    """Wait until a worker has made a step in this start."""
     began = time.time()
     files = [folder / f"pid.worker.{number}" for number in range(WORKERS)]
     end = time.monotonic() + PATIENCE_S
@@ -140,7 +140,7 @@ def _wait(job: subprocess.Popen[bytes], seconds: float) -> None:
 
 
 def _tree(pid: int) -> list[int]:
-    """The process and all that it has started."""
+    """A process and its descendants."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
@@ -153,7 +153,7 @@ def _tree(pid: int) -> list[int]:
 
 
 def _end(pids: Sequence[int]) -> None:
-    """All at once: nobody does anything between the deaths of two."""
+    """Kill all at once: none acts between the deaths of two."""
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
@@ -176,7 +176,7 @@ def _output(folder: Path, number: int) -> str:
 
 
 def _said(folder: Path) -> str:
-    """The ends of what all starts have said."""
+    """The last output of all starts."""
     files = sorted(folder.glob("output.*"))
     return "\n".join(
         f"--- {one.name}\n" + "\n".join(one.read_text().splitlines()[-25:]) for one in files
@@ -184,9 +184,9 @@ def _said(folder: Path) -> str:
 
 
 def _counted(folder: Path, mode: str, seed: int) -> int:
-    """The rows that all workers have counted; each tells once, or again where it was killed.
+    """The rows that all workers counted; a worker that was killed reports them again.
 
-    They tell their logs: a launcher may be killed before it has passed that on.
+    Read from their logs: a launcher may be killed before it passes the output on.
     """
     logs = sorted((folder / "log").rglob("workerlog.*"), key=lambda one: one.stat().st_mtime_ns)
     counted = [
@@ -202,7 +202,7 @@ def _counted(folder: Path, mode: str, seed: int) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run so many jobs in each mode; 1 where something was lost."""
+    """Run so many jobs in each mode; returns 1 where a count was wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--mode", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--rounds", type=int, default=3, help="jobs in each mode")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts, where others learn, over several starts of a job that is stopped while processes die."""
+"""Counts records over several starts of a job that stops while processes die."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ parser.add_argument("--mode", choices=["sync", "async", "staleness", "geo"], def
 parser.add_argument("--deal", choices=["blocks", "queue"], default="blocks")
 parser.add_argument("--durability", default="log")
 parser.add_argument("--die", nargs="*", default=[], help="workers, as worker:step:moment")
-parser.add_argument("--stop", type=int, default=0, help="fleetrun, behind this step of all workers")
-parser.add_argument("--stop_amid", type=int, default=0, help="the same, before this step of one")
-parser.add_argument("--early", type=int, help="waits behind its loop when another is to stop")
+parser.add_argument("--stop", type=int, default=0, help="fleetrun, after this step of all workers")
+parser.add_argument("--stop_within", type=int, default=0, help="before this step of worker 0")
+parser.add_argument("--early", type=int, help="worker that waits after its loop")
 parser.add_argument("--kill_a_server", action="store_true", help="while the stop is saved")
 parser.add_argument("--put_back", action="store_true", help="an older copy of what server 0 has")
 parser.add_argument("--take_port", type=int, default=0, help="of server 0, before this step")
@@ -36,7 +36,7 @@ EPOCHS, LENGTH, BATCH = 2, 96, 4
 
 
 def is_told() -> bool:
-    """The signal has come through fleetrun to this worker, or the word of another one."""
+    """True once this worker knows of the stop: by the signal, or from the servers."""
     stopping, session = current().autosave, current().session
     assert stopping is not None
     assert session is not None
@@ -44,12 +44,12 @@ def is_told() -> bool:
 
 
 def kill_server_0() -> None:
-    """As the system does it that has run out of memory."""
+    """Kill it as a system without free memory does."""
     os.kill(int(pathlib.Path("pid.0").read_text()), signal.SIGKILL)
 
 
 def take_the_port() -> socket.socket:
-    """Of server 0, which dies: when it comes back somebody else listens there."""
+    """Kill server 0 and listen at its port, so that it cannot come back."""
     host, port = os.environ["FLEET_SERVER_ENDPOINTS"].split(",")[0].split(":")
     kill_server_0()
     while True:
@@ -66,14 +66,14 @@ def take_the_port() -> socket.socket:
 
 
 def kill_and_save(files: TableFiles, *arguments: Any) -> Any:
-    """Amid a save, once: the tables are cut, and not written."""
+    """Kill server 0 within a save, once: the tables are cut and not written."""
     TableFiles.save = save  # type: ignore[method-assign]
     kill_server_0()
     return save(files, *arguments)
 
 
 def put_back_what_was_copied(step: int) -> None:
-    """Once: all that server 0 kept behind step 4 stands there again behind step 8."""
+    """After step 8, once: put back the folder that server 0 had after step 4."""
     [folder], copy = pathlib.Path().glob("durability/server-0-*"), pathlib.Path("copy")
     session = current().session
     assert session is not None
@@ -92,7 +92,7 @@ save = TableFiles.save
 
 
 def ask_to_stop() -> None:
-    """Once all workers have come here."""
+    """Stop the job once all workers are here."""
     pathlib.Path(f"here.{fleet.worker_index()}").touch()
     while not all(pathlib.Path(f"here.{one}").exists() for one in range(fleet.worker_num())):
         time.sleep(0.01)
@@ -105,8 +105,8 @@ def ask_to_stop() -> None:
 
 
 def stop_while_worker_1_is_away() -> None:
-    """Once it has been killed, and is being started again; once."""
-    died, asked = pathlib.Path(f"died.1.{options.stop_amid}.forward"), pathlib.Path("asked")
+    """Stop the job while worker 1 restarts; once."""
+    died, asked = pathlib.Path(f"died.1.{options.stop_within}.forward"), pathlib.Path("asked")
     while not died.exists():
         time.sleep(0.01)
     if not asked.exists():
@@ -115,8 +115,8 @@ def stop_while_worker_1_is_away() -> None:
 
 
 def stop_while_another_waits() -> None:
-    """It has ended its loop, and waits for this worker."""
-    while not pathlib.Path("behind").exists():
+    """Stop the job when the other worker has ended its loop and waits for this one."""
+    while not pathlib.Path("after").exists():
         time.sleep(0.01)
     os.kill(os.getppid(), signal.SIGTERM)
     while not is_told():
@@ -145,7 +145,7 @@ taken = pathlib.Path("taken")
 for _ in range(loader.epoch, EPOCHS):
     for (ids,) in loader:
         step = current().step + 1
-        if step == options.stop_amid and fleet.is_first_worker():
+        if step == options.stop_within and fleet.is_first_worker():
             stop_while_worker_1_is_away()
         if options.early not in (None, fleet.worker_index()) and step == 4:
             stop_while_another_waits()
@@ -160,12 +160,12 @@ for _ in range(loader.epoch, EPOCHS):
         (-samples * model(ids)).backward()
         die_if_asked(options.die, step, "step")
         optimizer.step()
-        die_if_asked(options.die, step, "behind")
+        die_if_asked(options.die, step, "after")
         if options.put_back:
             put_back_what_was_copied(step)
         if step == options.stop:
             ask_to_stop()
-pathlib.Path("behind").touch()
+pathlib.Path("after").touch()
 fleet.barrier_worker()
 with torch.no_grad():
     counts = model.rows(torch.arange(LENGTH))

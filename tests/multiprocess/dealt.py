@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains on records that are dealt out on demand; each worker writes down which it was given."""
+"""Trains on records of a shard queue; each worker writes down those it gets."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ for epoch in range(loader.epoch, EPOCHS):
         loss.backward()
         die_if_asked(options.die, step, "step")
         optimizer.step()
-        die_if_asked(options.die, step, "behind")
+        die_if_asked(options.die, step, "after")
         with pathlib.Path(f"read.{fleet.worker_index()}.{epoch}").open("a") as file:
             file.write(" ".join(map(str, ids.tolist())) + "\n")
         if fleet.is_first_worker() and loader.consumed == BATCH:

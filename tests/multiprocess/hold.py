@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A script of a job that waits in the middle of its training, so that it can be looked at.
+"""A script of a job that waits within its training, so that a test can examine it.
 
-Each process writes what it knows of the token into a file of its own and goes on once there is a
-file `go`; worker 1 then fails if that file says so. With `--collective` there are no servers.
+Each process writes its token into its own file and continues once there is a file `go`. Worker 1
+then fails if that file says so. With `--collective` there are no servers.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Model(nn.Module):
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """One step on ids that are always the same."""
+    """One step on fixed ids."""
     optimizer.zero_grad()
     model(torch.arange(12).reshape(4, 3)).sum().backward()
     optimizer.step()
 
 
-def tell() -> None:
-    """Say who this is; the role as anybody might print it."""
+def write_down() -> None:
+    """Print the role and the strategy, and write down process id and token."""
     role = current().role
     sys.stdout.write(f"{role!r}\n{current().strategy!r}\n")
     sys.stdout.flush()
@@ -54,10 +54,10 @@ def tell() -> None:
 
 
 def go() -> str:
-    """Wait to be told to go on; what the file says."""
+    """Wait for the file `go`, and return its text."""
     file, end = Path("go"), time.monotonic() + LIMIT_S
     while not file.exists():
-        assert time.monotonic() < end, "nobody said go"
+        assert time.monotonic() < end, "there is no file go"
         time.sleep(0.02)
     return file.read_text()
 
@@ -70,7 +70,7 @@ def main() -> None:
     plain = Model(served=not collective)
     optimizer = fleet.distributed_optimizer(torch.optim.Adagrad(plain.parameters(), lr=0.1))
     model = fleet.distributed_model(plain)
-    tell()
+    write_down()
     if fleet.is_server():
         fleet.init_server()
         fleet.run_server()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains while it is asked to stop, or loses a worker; writes down all records it has seen."""
+"""Trains while it is asked to stop, or loses a worker; writes down all records it reads."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from fleetlight.fleet.job import current
 parser = argparse.ArgumentParser()
 parser.add_argument("--mode", choices=["collective", "sync", "async", "geo"], default="collective")
 parser.add_argument("--batch", type=int, default=2)
-parser.add_argument("--terminate", type=int, default=-1, help="fleetrun, behind this step")
-parser.add_argument("--kill", type=int, default=-1, help="the last worker, behind this step")
+parser.add_argument("--terminate", type=int, default=-1, help="fleetrun, after this step")
+parser.add_argument("--kill", type=int, default=-1, help="the last worker, after this step")
 options = parser.parse_args()
 
 EPOCHS, RECORDS = 3, 96
@@ -48,7 +48,7 @@ class Net(torch.nn.Module):
 
 
 def is_told() -> bool:
-    """The signal has come through fleetrun to this worker, too."""
+    """True once the signal reached this worker through fleetrun."""
     stopping = current().autosave
     return stopping is not None and stopping.seen
 
@@ -90,7 +90,7 @@ with seen.open("a") as file:
             while 0 < options.terminate == step - 2 and not is_told():
                 time.sleep(0.01)
             if step == options.kill and is_last and life == "0":
-                # what is saved in the background is to be there
+                # wait for the save in the background
                 while not pathlib.Path(os.environ["FLEET_CHECKPOINT"], "manifest.json").exists():
                     time.sleep(0.01)
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the scripts have in common whose workers die when they are told to."""
+"""Parts of the scripts whose workers die on request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Counter(torch.nn.Module):
 
 
 def die_if_asked(asked: Collection[str], step: int, moment: str) -> None:
-    """Once, at each moment that is asked for as worker:step:moment."""
+    """Die once at each moment requested as worker:step:moment."""
     mark = pathlib.Path(f"died.{fleet.worker_index()}.{step}.{moment}")
     if f"{fleet.worker_index()}:{step}:{moment}" in asked and not mark.exists():
         mark.touch()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains with servers that are killed on the way; prints what was learnt, bit for bit."""
+"""Trains while servers are killed; prints the learnt values, bit for bit."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ class Net(torch.nn.Module):
 
 
 def kill_a_server(step: int) -> None:
-    """As the system does it that has run out of memory."""
+    """Kill it as a system without free memory does."""
     number = step % fleet.server_num()
     os.kill(int(pathlib.Path(f"pid.{number}").read_text()), signal.SIGKILL)
 
 
 def call_for_a_save(number: int) -> None:
-    """As worker 0 does it whose clock says so; both servers know before the step is made."""
+    """Request a save as the clock of worker 0 does; both servers know before the step is made."""
     client = client_here()
     client.wish = ControlSignal(saves=number)
     client.beat(0)
 
 
 def die_over_a_save() -> None:
-    """When it is half done; once."""
+    """Kill it half way through; once."""
     save = Keeping.save
 
     def saved(keeping: Keeping, message: Any) -> Any:
@@ -79,7 +79,7 @@ def client_here() -> Client:
 
 
 def die_when_told() -> None:
-    """Servers have made the step, or hold it: what they say of it is not taken in yet."""
+    """Die before this worker reads the replies to its step."""
     client, ask = client_here(), client_here().ask
 
     def asked(lane: str, requests: Any, *more: Any) -> Any:
@@ -131,12 +131,12 @@ for epoch in range(loader.epoch, options.epochs):
         if step in options.save and fleet.is_first_worker():
             call_for_a_save(options.save.index(step) + 1)
         optimizer.step()
-        die_if_asked(options.die, step, "behind")
+        die_if_asked(options.die, step, "after")
         scheduler.step()
         if step % 3 == 0:
             total = fleet.all_reduce(loss.detach().clone())
             die_if_asked(options.die, step, "told")
-            print(f"loss behind step {step}: {total:.6f}", flush=True)
+            print(f"loss after step {step}: {total:.6f}", flush=True)
     fleet.barrier_worker()
     die_if_asked(options.die, epoch, "epoch")
     if options.die_saving:

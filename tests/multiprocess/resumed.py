@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains, is killed, and goes on with what its servers have kept; prints the values it has."""
+"""Trains, is killed, and resumes with the state of its servers; prints the values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Net(torch.nn.Module):
 
 
 def tell(moment: str) -> None:
-    """Dense values and rows, as the servers have them."""
+    """Dense values and rows of the servers."""
     with torch.no_grad():
         found = [*model.head.parameters(), model.rows(torch.arange(ROWS))]
     digest = hashlib.sha256(b"".join(one.detach().numpy().tobytes() for one in found)).hexdigest()
@@ -36,13 +36,13 @@ def tell(moment: str) -> None:
 
 
 def wait_to_go() -> None:
-    """Somebody else tries to have what the servers keep meanwhile."""
+    """Start a second job on the folders of the servers."""
     pathlib.Path("waiting").touch()
     while not pathlib.Path("go").exists():
         time.sleep(0.01)
 
 
-# no seed: first values are others in each start
+# no seed: each start has its own first values
 fleet.init(strategy=fleet.DistributedStrategy(durability="log"))
 model = fleet.distributed_model(Net())
 optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
@@ -60,7 +60,7 @@ for step in range(STEPS):
     optimizer.step()
 fleet.barrier_worker()
 tell("LEARNT")
-# nobody leaves well before the others have told
+# no worker leaves before the others have reported
 fleet.barrier_worker()
 if "--die" in sys.argv:
     os.kill(os.getpid(), signal.SIGKILL)

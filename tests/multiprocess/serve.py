@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A script for parameter servers as a user may write it: the optimizer first, no goodbye."""
+"""A script for parameter servers as a user may write it: the optimizer first, no stop_worker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GLOBAL_BATCH, IDS = 8, 40
 
 
 def refusal(endpoint: str) -> str:
-    """What a server tells a client that does not speak TLS."""
+    """The reply of a server to a client without TLS."""
     address = parse_endpoint(endpoint, "the test")
     channel = SocketChannel.connect(address, endpoint_text(address), deadline_s=20.0)
     try:

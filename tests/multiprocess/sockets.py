@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which addresses the processes of a job listen at, as Linux tells it."""
+"""The addresses at which the processes of a job listen, from Linux."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LISTENS = "0A"
 
 
 def descendants(pid: int) -> set[int]:
-    """A process and all that it has started, and they."""
+    """A process and its descendants."""
     parents: dict[int, list[int]] = {}
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):

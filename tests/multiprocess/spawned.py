@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts records that loading processes bring, which are started by spawn and read this again."""
+"""Counts records of loading processes that spawn starts, which run this script again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LENGTH, EPOCHS = 48, 2
 
 
 def begin() -> None:
-    """As a script does it at its top, or behind its guard."""
+    """Called at the top of the script, or after its guard."""
     fleet.init(strategy=fleet.DistributedStrategy(a_sync=True, durability="log"))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong on one worker ends the job, and the last line says what it was."""
+"""An error of one worker ends the job, and the last line names it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.long, pytest.mark.multiprocess, pytest.mark.timeout(18
         ("kill", 137, ["worker 1 of 2", "killed by SIGKILL (often: out of memory)"]),
     ],
 )
-def test_the_first_failure_is_told(
+def test_the_first_failure_is_reported(
     tmp_path: Path, accident: str, code: int, parts: list[str]
 ) -> None:
     command = [str(BIN / "fleetrun"), "--nproc_per_node", "2", SCRIPT, accident]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs that lose processes, are stopped and go on, all in one: every record counts once."""
+"""Jobs that lose processes, stop and resume: every record counts once."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ TWO = "--server_num 2 --worker_num 2 --max_restarts 5 --checkpoint ckpt"
 
 
 def run(folder: Path, flags: str, *arguments: str) -> tuple[int, str]:
-    """Exit code, and what was said."""
+    """The exit code and the output."""
     command = [str(BIN / "fleetrun"), *flags.split(), "--tee", SCRIPT, *arguments]
     codes, text = finish([start(command, cwd=folder)])
     return codes[0], text
 
 
 def check_counts(text: str, workers: int) -> None:
-    """Each of two epochs has brought each record once, over all starts of the job."""
+    """Each of two epochs counted each record once, over all starts of the job."""
     assert re.findall(r"COUNTED (.*)", text) == ["2 to 2"] * workers, text
 
 
 @pytest.mark.parametrize(
     ("mode", "first", "later"),
     [
-        ("sync", ["1:2:step", "0:4:behind"], ["0:8:behind", "1:9:forward"]),
-        ("async", ["1:2:step", "0:3:behind"], ["1:8:step", "0:9:behind"]),
+        ("sync", ["1:2:step", "0:4:after"], ["0:8:after", "1:9:forward"]),
+        ("async", ["1:2:step", "0:3:after"], ["1:8:step", "0:9:after"]),
     ],
 )
-def test_workers_are_killed_before_a_stop_and_behind_it(
+def test_workers_are_killed_before_and_after_a_stop(
     tmp_path: Path, mode: str, first: list[str], later: list[str]
 ) -> None:
-    """Where records are dealt out on demand, or in blocks that all share."""
+    """With a shard queue, and with blocks."""
     how = ["--mode", mode, "--deal", "blocks" if mode == "sync" else "queue"]
     code, text = run(tmp_path, TWO, *how, "--die", *first, "--stop", "6")
     assert code == 75, text
@@ -50,13 +50,13 @@ def test_workers_are_killed_before_a_stop_and_behind_it(
     code, text = run(tmp_path, flags, *how, "--die", *later)
     assert code == 0, text
     assert text.count("of 3 was killed by SIGKILL") == 2, text
-    # the life behind it has nothing to load
+    # a restarted worker has nothing to load
     assert "saved at step 0" not in text
     check_counts(text, 3)
 
 
-def test_a_stop_amid_an_epoch_leaves_what_nobody_has_trained_on(tmp_path: Path) -> None:
-    """Fewer go on with it, or more."""
+def test_a_stop_within_an_epoch_leaves_the_records_not_trained_on(tmp_path: Path) -> None:
+    """Fewer or more workers resume."""
     stopped = tmp_path / "stopped"
     stopped.mkdir()
     how = ["--deal", "queue", "--durability", "none"]
@@ -78,10 +78,10 @@ def test_a_stop_amid_an_epoch_leaves_what_nobody_has_trained_on(tmp_path: Path) 
         check_counts(text, workers)
 
 
-def test_a_stop_waits_for_who_has_died(tmp_path: Path) -> None:
-    # the signal would end a worker that comes back; it hears of the stop from the servers
+def test_a_stop_waits_for_a_dead_worker(tmp_path: Path) -> None:
+    # the signal would end a restarted worker; it learns of the stop from the servers
     how = ["--mode", "sync"]
-    code, text = run(tmp_path, TWO, *how, "--die", "1:4:forward", "--stop_amid", "4")
+    code, text = run(tmp_path, TWO, *how, "--die", "1:4:forward", "--stop_within", "4")
     assert code == 75, text
     assert "worker 1 of 2 was killed by SIGKILL" in text
     # a server dies while the stop is saved
@@ -94,10 +94,10 @@ def test_a_stop_waits_for_who_has_died(tmp_path: Path) -> None:
     check_counts(text, 2)
 
 
-def test_a_stop_where_each_stops_for_itself_waits_for_who_has_died(tmp_path: Path) -> None:
-    # it hears of the stop with the answer to what it brings first
+def test_an_asynchronous_stop_waits_for_a_dead_worker(tmp_path: Path) -> None:
+    # it learns of the stop from the reply to its first push
     how = ["--deal", "queue"]
-    code, text = run(tmp_path, TWO, *how, "--die", "1:4:forward", "--stop_amid", "4")
+    code, text = run(tmp_path, TWO, *how, "--die", "1:4:forward", "--stop_within", "4")
     assert code == 75, text
     assert "worker 1 of 2 was killed by SIGKILL" in text
     assert "still there" not in text
@@ -107,7 +107,7 @@ def test_a_stop_where_each_stops_for_itself_waits_for_who_has_died(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("early", "step"), [(0, 24), (1, 4)])
-def test_who_waits_for_a_worker_that_stops_does_so_too(
+def test_a_worker_that_waits_for_a_stopping_one_stops_too(
     tmp_path: Path, early: int, step: int
 ) -> None:
     code, text = run(tmp_path, TWO, "--durability", "none", "--early", str(early))
@@ -117,7 +117,7 @@ def test_who_waits_for_a_worker_that_stops_does_so_too(
     assert checkpoint.read(tmp_path / "ckpt").manifest.step == step
 
 
-def test_a_server_whose_port_somebody_else_has_taken_is_told(tmp_path: Path) -> None:
+def test_a_server_whose_port_is_taken_says_so(tmp_path: Path) -> None:
     flags = "--server_num 2 --worker_num 2 --max_restarts 1"
     code, text = run(tmp_path, flags, "--mode", "sync", "--take_port", "4")
     assert code == 1, text
@@ -127,8 +127,8 @@ def test_a_server_whose_port_somebody_else_has_taken_is_told(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("mode", ["sync", "async", "staleness", "geo"])
-def test_a_server_that_comes_back_older_is_refused(tmp_path: Path, mode: str) -> None:
-    """One worker: what it has pushed is what there must be, in GeoSGD as well."""
+def test_a_server_with_an_older_folder_is_refused(tmp_path: Path, mode: str) -> None:
+    """One worker: its pushes count exactly, also in GeoSGD."""
     flags = "--server_num 2 --worker_num 1 --max_restarts 2"
     code, text = run(tmp_path, flags, "--mode", mode, "--put_back")
     assert code == 0, text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One script, started in every way: the same trained parameters for the same global batch."""
+"""One script, started in every way: equal parameters for an equal global batch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def start(
 
 
 def finish(processes: list[subprocess.Popen[str]]) -> tuple[list[int], str]:
-    """Exit codes and everything printed."""
+    """Exit codes and output."""
     texts = [process.communicate(timeout=120)[0] for process in processes]
     return [process.returncode for process in processes], "\n".join(texts)
 
@@ -59,7 +59,7 @@ def expected() -> float:
 
 def check(codes: list[int], text: str, workers: int, expected: float) -> None:
     assert set(codes) == {0}, text
-    # torch's store prints a C++ stack for every client that asks after its server has closed
+    # torch's store prints a C++ stack for each request after its server has closed
     assert "frame #" not in text, text
     totals = results(text)
     assert len(totals) == workers
@@ -80,7 +80,7 @@ def test_torchrun(expected: float) -> None:
 
 
 def test_torchrun_with_certificates(expected: float, tmp_path: Path) -> None:
-    """Its store has no TLS, and all that is said stays on this host."""
+    """Its store has no TLS, and all traffic stays on this host."""
     make(tmp_path)
     command = [str(BIN / "torchrun"), "--standalone", "--nproc_per_node", "2", SCRIPT]
     check(*finish([start(command, {"FLEET_SSL": str(tmp_path)})]), 2, expected)

@@ -67,7 +67,7 @@ def test_resnet50(dtype: torch.dtype, lr: float, tolerance: float, steps: int) -
     [plain] = run_workers(train, 1, dtype, lr, steps)
     for result in run_workers(train, 2, dtype, lr, steps):
         for name, value in plain.items():
-            # a difference relative to the size of the values: running variances reach hundreds
+            # relative to the size of the values: running variances reach hundreds
             bound = tolerance * max(1.0, float(value.abs().max()))
             difference = float((result[name].double() - value.double()).abs().max())
             assert difference <= bound, (name, difference)

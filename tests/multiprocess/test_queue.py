@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records that are dealt out on demand to real workers, one of which is slow, or dies."""
+"""Records of a shard queue for real workers, one of which is slow, or dies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(folder: Path, *arguments: str, restarts: int = 0) -> str:
     return text
 
 
-def test_a_slow_worker_does_less_and_every_record_is_done_once(tmp_path: Path) -> None:
+def test_a_slow_worker_reads_less_and_every_record_is_read_once(tmp_path: Path) -> None:
     run(tmp_path)
     for epoch in range(2):
         slow, fast = read(tmp_path, 0, epoch), read(tmp_path, 1, epoch)
@@ -38,9 +38,9 @@ def test_a_slow_worker_does_less_and_every_record_is_done_once(tmp_path: Path) -
         assert len(slow) == 2
 
 
-def test_a_worker_that_is_killed_goes_on_in_its_own_ranges(tmp_path: Path) -> None:
-    """Before a step, amid one, behind one, and between two epochs."""
-    moments = ["1:4:forward", "1:8:step", "1:12:behind", "0:0:epoch", "1:244:step"]
+def test_a_restarted_worker_resumes_in_its_own_ranges(tmp_path: Path) -> None:
+    """Before, within and after a step, and between two epochs."""
+    moments = ["1:4:forward", "1:8:step", "1:12:after", "0:0:epoch", "1:244:step"]
     text = run(tmp_path, "--die", *moments, restarts=9)
     assert text.count("of 2 was killed by SIGKILL") == 5, text
     assert "restarting all processes" not in text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers are killed while a job trains: it ends as if nothing had been."""
+"""Servers are killed while a job trains: the result is the same."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCRIPT = str(Path(__file__).with_name("outlive.py"))
 def learnt(
     folder: Path, *arguments: str, restarts: int = 0, flags: Sequence[str] = ()
 ) -> tuple[set[str], set[str], str]:
-    """What the workers of a job with two servers have learnt, each for itself, and was said."""
+    """The values that each worker of a job with two servers learnt, and the output."""
     folder.mkdir()
     job = ["--server_num", "2", "--worker_num", "2", "--max_restarts", str(restarts), "--tee"]
     job += flags
@@ -35,14 +35,14 @@ def learnt(
 
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], set[str]]:
-    """What the same job learns that nothing happens to."""
+    """The values that the same job learns without a failure."""
     unharmed, own, _ = learnt(tmp_path_factory.mktemp("quiet") / "unharmed")
     assert len(unharmed) == 1
     return unharmed, own
 
 
 def test_sync_learns_the_same_bits(tmp_path: Path, quiet: tuple[set[str], set[str]]) -> None:
-    """Gradients are clipped over all servers, so that a step has two halves to die between."""
+    """Gradients are clipped over all servers, so a process may die between two halves of a step."""
     killed, its, text = learnt(tmp_path / "killed", "--kill", "2", "5", "6", restarts=9)
     assert (killed, its) == quiet
     for number, left in ((0, 8), (1, 7), (0, 6)):
@@ -51,7 +51,7 @@ def test_sync_learns_the_same_bits(tmp_path: Path, quiet: tuple[set[str], set[st
     died, its, text = learnt(
         tmp_path / "died",
         "--die",
-        *("0:1:forward", "1:2:clip", "0:3:step", "1:3:told", "1:6:behind", "0:0:epoch"),
+        *("0:1:forward", "1:2:clip", "0:3:step", "1:3:told", "1:6:after", "0:0:epoch"),
         restarts=9,
     )
     assert (died, its) == quiet
@@ -59,7 +59,7 @@ def test_sync_learns_the_same_bits(tmp_path: Path, quiet: tuple[set[str], set[st
     assert "restarting all processes" not in text
 
 
-def test_the_others_go_on_without_a_worker_that_is_lost(tmp_path: Path) -> None:
+def test_the_others_continue_without_a_lost_worker(tmp_path: Path) -> None:
     _, _, text = learnt(tmp_path / "lost", "--go_on", "--die", "1:3:clip")
     assert "worker 1 of 2 was killed by SIGKILL" in text
     assert "the others continue without it" in text
@@ -69,7 +69,7 @@ def test_the_others_go_on_without_a_worker_that_is_lost(tmp_path: Path) -> None:
 def test_a_worker_that_comes_back_saves_with_the_others(
     tmp_path: Path, quiet: tuple[set[str], set[str]]
 ) -> None:
-    """It hears behind the step that it died in that all are to save."""
+    """It died in a step after which all workers save."""
     dying = ("1:3:made", "0:6:held", "1:8:made")
     killed, its, text = learnt(
         tmp_path / "killed",
@@ -82,7 +82,7 @@ def test_a_worker_that_comes_back_saves_with_the_others(
     assert checkpoint.read(tmp_path / "killed" / "ckpt").manifest.step == 9
 
 
-def test_a_save_of_the_script_waits_for_a_server_that_dies_over_it(
+def test_a_save_waits_for_a_server_that_dies_in_it(
     tmp_path: Path, quiet: tuple[set[str], set[str]]
 ) -> None:
     killed, its, text = learnt(tmp_path / "killed", "--die_saving", restarts=9)
@@ -94,8 +94,8 @@ def test_a_save_of_the_script_waits_for_a_server_that_dies_over_it(
     assert saved.manifest.step == 10
 
 
-def test_a_job_that_is_started_anew_goes_on_with_what_its_servers_have(tmp_path: Path) -> None:
-    """Dense values and rows that were moved to the servers: the script begins with others."""
+def test_a_restarted_job_resumes_with_the_state_of_its_servers(tmp_path: Path) -> None:
+    """Dense values and rows on the servers replace the first values of the script."""
 
     def told(flag: str, *arguments: str) -> tuple[int, set[str], set[str]]:
         job = ["--server_num", "2", "--worker_num", "2", "--tee", *flag.split()]
@@ -116,7 +116,7 @@ def test_a_job_that_is_started_anew_goes_on_with_what_its_servers_have(tmp_path:
     assert ended_with != died_with
 
 
-def test_two_jobs_at_a_time_do_not_keep_their_servers_in_one_folder(tmp_path: Path) -> None:
+def test_two_jobs_may_not_use_one_folder(tmp_path: Path) -> None:
     script = str(Path(__file__).with_name("resumed.py"))
     flags = ["--server_num", "1", "--worker_num", "1", "--max_restarts", "3"]
     command = [str(BIN / "fleetrun"), *flags, script]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real jobs, looked at from outside: who listens where, and that nobody sees the token."""
+"""Real jobs from outside: which process listens where, and that the token stays secret."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Process = subprocess.Popen[str]
 
 @contextlib.contextmanager
 def held(place: Path, flags: list[str], workers: int = 2, **env: str) -> Iterator[Process]:
-    """A job in the middle of its training."""
+    """A job within its training."""
     collective = ["--collective"] if "--server_num" not in flags else []
     process = start([str(BIN / "fleetrun"), "--tee", *flags, SCRIPT, *collective], env, cwd=place)
     try:
@@ -59,7 +59,7 @@ def held(place: Path, flags: list[str], workers: int = 2, **env: str) -> Iterato
 
 
 def ended(place: Path, process: Process, how: str = "well") -> tuple[int, str]:
-    """Let the job end; its exit code, and all that it has printed."""
+    """Let the job end; returns its exit code and output."""
     (place / "go").write_text(how)
     codes, text = finish([process])
     return codes[0], text
@@ -74,7 +74,7 @@ def told(place: Path) -> list[dict[str, Any]]:
 
 
 def command_lines() -> str:
-    """What `ps` shows of everybody."""
+    """The output of `ps` for all processes."""
     parts = []
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
@@ -89,7 +89,7 @@ def server_of(place: Path) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("how", ["well", "fail"])
-def test_the_token_of_a_job_is_seen_nowhere(how: str, tmp_path: Path) -> None:
+def test_the_token_of_a_job_stays_secret(how: str, tmp_path: Path) -> None:
     with held(tmp_path, SERVED, FLEET_TOKEN=TOKEN) as process:
         seen = command_lines()
         code, text = ended(tmp_path, process, how)
@@ -148,10 +148,10 @@ def test_nothing_listens_on_all_interfaces(flags: list[str], tmp_path: Path) -> 
     ],
     ids=["wrong", "the worker has none", "the server has none"],
 )
-def test_processes_that_do_not_know_the_same_token_end(
+def test_processes_with_different_tokens_end(
     server: str, worker: str, why: str, tmp_path: Path
 ) -> None:
-    """Started by hand: the worker ends at once, and the server says why nobody came."""
+    """Started by hand: the worker ends at once, and the server says why no worker came."""
     holder, port = reserved_port()
     common = {
         "FLEET_WORKER_NUM": "1",
@@ -184,7 +184,7 @@ def test_processes_that_do_not_know_the_same_token_end(
 
 
 def machines(place: Path, tokens: tuple[str, str]) -> list[Process]:
-    """A server and a worker on each of two machines, played by addresses of the loopback."""
+    """A server and a worker on each of two machines, which are loopback addresses."""
     hosts = ("127.0.0.1", "127.0.0.2")
     listed = ["--ips", ",".join(hosts), "--start_port", str(free_ports(hosts, 8))]
     count = ["--server_num", "1", "--worker_num", "1", "--tee"]

@@ -45,7 +45,7 @@ def build(dense: str = "servers") -> tuple[nn.Module, torch.optim.Optimizer]:
 def train(model: nn.Module, optimizer: Any, steps: range, first: int = 0) -> None:
     for step in steps:
         optimizer.zero_grad()
-        # every worker the same, so that their number does not matter
+        # the same on every worker, so that their number does not matter
         (model(IDS[step, first:]) - 1.0).pow(2).mean().backward()
         optimizer.step()
 
@@ -66,7 +66,7 @@ def save_at_four(dirname: str, *, kind: str) -> Any:
     fleet.init_worker()
     train(model, optimizer, range(4))
     fleet.save_persistables(dirname)
-    # only this worker's folder has it in the end: the servers sent it
+    # in the end only this worker's folder has it: the servers sent it
     fleet.save_persistables(dirname + "-sent", via="worker0", background=True)
     train(model, optimizer, range(4, 8))
     return values(model)
@@ -107,7 +107,7 @@ def take_part(
 
 
 def run_job(function: Any, servers: int, workers: int, *args: Any, **facts: Any) -> list[Any]:
-    """What each worker answers."""
+    """The result of each worker."""
     with contextlib.ExitStack() as stack:
         ports = []
         for _ in range(servers):
@@ -125,7 +125,7 @@ def close(one: Any, other: Any) -> None:
 
 
 @pytest.mark.contract
-def test_two_servers_save_and_others_go_on(tmp_path: Path) -> None:
+def test_other_servers_resume_from_a_checkpoint_of_two(tmp_path: Path) -> None:
     path = str(tmp_path / "ckpt")
     zero, one = run_job(save_at_four, 2, 2, path)
     close(zero, one)
@@ -168,7 +168,7 @@ def go_on_by(dirname: str, *, kind: str, dense: str) -> Any:
     ("before", "after", "servers"),
     [("allreduce", "allreduce", 3), ("allreduce", "servers", 1), ("servers", "allreduce", 2)],
 )
-def test_who_keeps_the_dense_values_may_change(
+def test_dense_values_may_move_between_servers_and_workers(
     tmp_path: Path, before: str, after: str, servers: int
 ) -> None:
     path = str(tmp_path / "ckpt")
@@ -214,5 +214,5 @@ def test_a_job_killed_while_it_saves_leaves_the_checkpoint_before(tmp_path: Path
     assert checkpoint.read(path).manifest.step == 2
     assert len(list(Path(path).glob("generation-*"))) == 2
     assert run_processes(load_alone, [(path,)]) == [2]
-    # and the next save removes what was left behind
+    # and the next save removes the remains
     assert len(list(Path(path).glob("generation-*"))) == 1

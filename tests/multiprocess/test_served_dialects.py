@@ -29,10 +29,10 @@ def expected() -> float:
 
 
 def check(codes: list[int], text: str, expected: float) -> None:
-    """Everybody ended well, after a goodbye, and two workers have what one process has."""
+    """All processes ended well, and two workers have the values of one process."""
     assert set(codes) == {0}, text
     assert results(text) == pytest.approx([expected] * 2, rel=1e-5)
-    assert "done: steps 24" in text, "nobody left the servers at the end of the script"
+    assert "done: steps 24" in text, "no worker left the servers at the end of the script"
 
 
 def test_encrypted_by_fleetrun(expected: float, tmp_path: Path) -> None:

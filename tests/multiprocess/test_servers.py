@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs with parameter servers in real processes: the public functions from begin to end."""
+"""Jobs with parameter servers in real processes, by the public functions."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def trained(global_batch: int = 8) -> Any:
 
 
 def alone() -> Any:
-    """As `python train.py` runs it: nothing in the environment says that there is a job."""
+    """As `python train.py` runs it: the environment names no job."""
     for name in [name for name in os.environ if name.startswith("FLEET_")]:
         del os.environ[name]
     fleet.init()
@@ -92,7 +92,7 @@ def alone() -> Any:
 
 
 def scheduled(role: str, then: str = "") -> Any:
-    """As a process of MindSpore's cluster: nothing tells where servers listen, nor who is who."""
+    """As a process of MindSpore's cluster, without addresses of servers and without ranks."""
     host, port = os.environ["FLEET_MASTER"].split(":")
     deadline = os.environ["FLEET_DEADLINE_S"]
     for name in [name for name in os.environ if name.startswith("FLEET_")]:
@@ -125,7 +125,7 @@ def scheduled(role: str, then: str = "") -> Any:
 
 
 def ends_late(then: str) -> str:
-    """Workers average among themselves; one of them fails when all is done."""
+    """Workers average among themselves; one of them fails at the end."""
     fleet.init(strategy=DistributedStrategy(a_sync=True, a_sync_configs={"dense": "allreduce"}))
     if fleet.is_server():
         return serve()
@@ -159,7 +159,7 @@ def test_servers_and_workers_train_what_one_process_does(one: Any) -> None:
 
 
 def apart(k_steps: int) -> tuple[float, float]:
-    """Worker or server of a job whose workers wait for nobody: the loss before and after."""
+    """A process of an asynchronous job: the loss before and after."""
     torch.manual_seed(0)
     strategy = DistributedStrategy(a_sync=True, a_sync_configs={"k_steps": k_steps})
     model = fleet.distributed_model(Model())
@@ -193,7 +193,7 @@ def apart(k_steps: int) -> tuple[float, float]:
 
 @pytest.mark.contract
 @pytest.mark.parametrize("k_steps", [0, 4], ids=["asynchronous", "GeoSGD"])
-def test_workers_that_wait_for_nobody_train(k_steps: int) -> None:
+def test_asynchronous_workers_train(k_steps: int) -> None:
     work = functools.partial(apart, k_steps)
     answers = run_job(work, work)
     assert [kind for kind, _ in answers] == ["value"] * 4, answers
@@ -201,7 +201,7 @@ def test_workers_that_wait_for_nobody_train(k_steps: int) -> None:
         assert after < before
 
 
-def test_a_scheduler_tells_who_is_who_and_where_the_servers_are(one: Any) -> None:
+def test_a_scheduler_assigns_ranks_and_names_the_servers(one: Any) -> None:
     roles = ["MS_SCHED", "MS_PSERVER", "MS_PSERVER", "MS_WORKER", "MS_WORKER"]
     answers = run_processes(scheduled, [(role,) for role in roles])
     assert answers[:3] == [("exit", 0), "served", "served"]
@@ -225,7 +225,7 @@ def test_a_worker_that_fails_ends_scheduler_and_servers() -> None:
         assert "failed: ValueError: on purpose" in text
 
 
-def test_workers_that_average_tell_a_scheduler_how_they_have_ended() -> None:
+def test_workers_that_average_report_their_end_to_a_scheduler() -> None:
     kinds = ["MS_SCHED", "MS_PSERVER", "MS_PSERVER", "MS_WORKER", "MS_WORKER"]
     for ends, code in ((("late", "late"), 0), (("fail late", "fail late"), 1)):
         each = zip(kinds, ("late", "late", "late", *ends), strict=True)
@@ -235,7 +235,7 @@ def test_workers_that_average_tell_a_scheduler_how_they_have_ended() -> None:
 
 
 def compare(answers: Sequence[Any], one: Any) -> None:
-    """Every worker's rows and dense values with those of one process."""
+    """Compare every worker's rows and dense values with those of one process."""
     for rows, dense, ahead in answers:
         assert ahead > 0
         np.testing.assert_allclose(rows, one[0], rtol=1e-5, atol=1e-7)
@@ -258,7 +258,7 @@ def stops_serving() -> str:
         fleet.run_server()
     except Exception as error:
         return str(error)
-    return "nobody missed server 1"
+    return "no worker missed server 1"
 
 
 def goes_on() -> str:

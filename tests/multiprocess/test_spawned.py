@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loading processes that multiprocessing starts by spawn: they read the script again."""
+"""Loading processes that multiprocessing starts by spawn: they run the script again."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ SCRIPT = str(Path(__file__).with_name("spawned.py"))
 
 
 def run(folder: Path, flags: str, *arguments: str) -> tuple[int, str]:
-    """Exit code, and what was said."""
+    """The exit code and the output."""
     command = [str(BIN / "fleetrun"), *flags.split(), "--max_restarts", "3", "--tee", SCRIPT]
     codes, text = finish([start([*command, *arguments], cwd=folder)])
     return codes[0], text
 
 
 @pytest.mark.long
-def test_a_worker_that_is_killed_goes_on_with_new_ones(tmp_path: Path) -> None:
+def test_a_restarted_worker_starts_new_loading_processes(tmp_path: Path) -> None:
     code, text = run(tmp_path, "--server_num 2 --worker_num 2")
     assert code == 0, text
     assert "worker 1 of 2 was killed by SIGKILL" in text
@@ -31,8 +31,8 @@ def test_a_worker_that_is_killed_goes_on_with_new_ones(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["--spawn", "--forkserver"])
-def test_a_script_that_begins_at_its_top_is_told_so_once(tmp_path: Path, how: str) -> None:
-    """And not that some loading process has ended, as often as the job may be started again."""
+def test_a_script_without_a_guard_gets_one_error(tmp_path: Path, how: str) -> None:
+    """Once, and not that a loading process ended, as often as the job may restart."""
     code, text = run(tmp_path, "--server_num 1 --worker_num 1", "--unguarded", how)
     assert code == 1, text
     assert "restarting all processes" not in text, text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs of fleetrun are stopped and go on, or lose a worker and go on by themselves."""
+"""Jobs of fleetrun stop and resume, or lose a worker and resume by themselves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALL = sorted((epoch, record) for epoch in range(EPOCHS) for record in range(RECO
 
 
 def run(folder: Path, processes: str, *arguments: str) -> tuple[int, str, str]:
-    """Exit code, what was said, and the last line of it."""
+    """The exit code, the output, and its last line."""
     folder.mkdir(exist_ok=True)
     flags = [word for word in processes.split() if word]
     command = [str(BIN / "fleetrun"), *flags, "--tee", SCRIPT, *arguments]
@@ -28,24 +28,24 @@ def run(folder: Path, processes: str, *arguments: str) -> tuple[int, str, str]:
 
 
 def learnt(text: str) -> set[str]:
-    """What the workers have learnt in the end."""
-    # not to the end of the line: a line of the log may come before it
+    """The values that the workers learnt."""
+    # not to the end of the line: a line of the log may follow in it
     return set(re.findall(r"LEARNT (\w+ [\d.]+ \d+)", text))
 
 
 def amounts(found: set[str]) -> list[float]:
-    """The numbers behind the digest, which are the same on all workers."""
+    """The numbers after the digest, the same on all workers."""
     [one] = found
     return [float(word) for word in one.split()[1:]]
 
 
 def seen(folder: Path, *lives: int) -> list[tuple[int, int]]:
-    """Every record that a worker has trained on in these starts of the job."""
+    """All records that a worker trained on in these starts of the job."""
     texts = [p.read_text() for life in lives for p in folder.glob(f"seen.*.{life}")]
     return sorted(tuple(map(int, line.split())) for text in texts for line in text.splitlines())  # type: ignore[misc]
 
 
-def test_a_collective_job_stops_and_goes_on(tmp_path: Path) -> None:
+def test_a_collective_job_stops_and_resumes(tmp_path: Path) -> None:
     two = "--nproc_per_node 2 --checkpoint ckpt"
     code, text, last = run(tmp_path, two, "--terminate", "10")
     assert code == 75, text
@@ -64,7 +64,7 @@ def test_a_collective_job_stops_and_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["sync", "async", "geo"])
-def test_a_job_with_servers_stops_and_goes_on_with_others(tmp_path: Path, mode: str) -> None:
+def test_a_job_with_servers_stops_and_resumes_with_others(tmp_path: Path, mode: str) -> None:
     both = ("--mode", mode, "--batch", "3")
     flags = "--server_num 2 --worker_num 2 --checkpoint ckpt"
     code, text, last = run(tmp_path, flags, *both, "--terminate", "10")
@@ -79,7 +79,7 @@ def test_a_job_with_servers_stops_and_goes_on_with_others(tmp_path: Path, mode: 
     if mode == "sync":
         assert seen(tmp_path, 0) == ALL
         _, unharmed, _ = run(tmp_path / "unharmed", "--server_num 2 --worker_num 2", *both)
-        # the amount of it, since sums have another order, and the steps of the scheduler
+        # approximately, since sums have another order; exactly the steps of the scheduler
         assert amounts(learnt(text)) == pytest.approx(amounts(learnt(unharmed)), rel=1e-4)
 
 
@@ -97,6 +97,6 @@ def test_a_collective_job_that_loses_a_worker_learns_the_same_bits(tmp_path: Pat
     assert found[1] in ("5", "10")
     assert learnt(text) == expected
     assert len(expected) == 1
-    # from the checkpoint on, and each once
+    # each record after the checkpoint, once
     again = seen(folder, 1)
     assert len(again) == len(set(again)) == EPOCHS * RECORDS - int(found[1]) * 4

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A script as a user writes it; the tests start it in every way a job can be started."""
+"""A script as a user writes it, which the tests start in every way."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GLOBAL_BATCH, EPOCHS = 32, 3
 
 
 def accident(what: str) -> None:
-    """What goes wrong on worker 1 in the second epoch."""
+    """The error of worker 1 in the second epoch."""
     if what == "raise":
         raise ValueError("on purpose")
     if what == "exit":

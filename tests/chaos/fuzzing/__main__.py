@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames that are almost right, for the decoder and for servers that listen.
+"""Almost valid frames, for the decoder and for servers that listen.
 
 python -m tests.chaos.fuzzing --frames 1000000 --seed 1
 """

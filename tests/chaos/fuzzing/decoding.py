@@ -13,12 +13,12 @@ from fleetlight.ps.messages import Message
 from fleetlight.ps.transport.protocol import PREFIX_BYTES, MessageCodec, Prefix, views
 
 _CODEC: MessageCodec[Message] = MessageCodec(Message)
-#: how many frames the damaged ones are made of
+#: frames that are damaged
 _POOL = 400
 
 
 class Decoding:
-    """A pool of frames, and what may become of them."""
+    """A pool of frames, and their damaged forms."""
 
     def __init__(self, seed: int) -> None:
         chance = random.Random(f"{seed} pool")
@@ -29,14 +29,14 @@ class Decoding:
         return framed(number, (any_message(chance), any_arrays(chance)))
 
     def made(self, number: int) -> bytes:
-        """The bytes of that number."""
+        """The bytes of the frame with that number."""
         chance = random.Random(f"{self._seed} {number}")
         if number % 50 == 0:
             return self._any(chance, number).packed()
         return damaged(chance, chance.choice(self._pool), chance.choice(self._pool))
 
     def run(self, number: int) -> bool:
-        """Read it; True where it is a frame. Whatever else is raised is a failure."""
+        """Decode it; True where it is a frame. Any other error is a failure."""
         try:
             _decode(self.made(number))
         except ProtocolError:
@@ -45,7 +45,7 @@ class Decoding:
 
 
 def _decode(data: bytes) -> None:
-    """As `Frames` does it, without the waiting."""
+    """Decode as `Frames` does, without waiting."""
     prefix = Prefix.parse(data[:PREFIX_BYTES])
     split = PREFIX_BYTES + prefix.header
     header = _CODEC.decode_header(prefix, data[PREFIX_BYTES:split])

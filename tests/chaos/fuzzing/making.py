@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes frames that are almost right: of every message there is, with every kind of damage."""
+"""Makes almost valid frames: all messages, with all kinds of damage."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ MESSAGES: tuple[type, ...] = typing.get_args(m.Message)
 _NUMBERS = (0, 1, 2, 3, -1, 7, 1 << 31, (1 << 63) - 1, (1 << 64) - 1, -(1 << 63), 1 << 40)
 _FLOATS = (0.0, 1.0, -1.0, 0.5, 1e300, float("inf"), float("-inf"), float("nan"))
 _TEXTS = ("", "x", "..", "../x", "/", "\0", "a/b", "é" * 30, "control", "x" * 3000)
-#: an hour as a deadline is as good as none: nobody waits for it here
+#: a deadline that no test reaches
 _DEADLINE_S = 0.05
 
 
 @dataclasses.dataclass
 class Frame:
-    """A frame before it is bytes: whatever is in it may be nonsense."""
+    """A frame before it is encoded; its parts may be invalid."""
 
     header: bytes
     body: bytes
-    #: what its prefix says, where that is not how long they are
+    #: the lengths in its prefix, where they are wrong
     lengths: tuple[int, int] | None = None
 
     def packed(self) -> bytes:
-        """On the wire."""
+        """The encoded frame."""
         lengths = self.lengths or (len(self.header), len(self.body))
         return Prefix(*lengths).pack() + self.header + self.body
 
 
 def any_value(chance: random.Random, kind: Any, depth: int = 0) -> Any:
-    """A value of a type, often one at its edge."""
+    """A value of a type, often a boundary value."""
     origin, inside = typing.get_origin(kind), typing.get_args(kind)
     simple: dict[Any, Callable[[], Any]] = {
         bool: lambda: chance.random() < 0.5,
@@ -99,7 +99,7 @@ def _any_array(chance: random.Random) -> Array:
 
 
 def sensible(chance: random.Random, plan: Plan, sequence: int, folder: str) -> Words:
-    """A message that the server of that plan can carry out."""
+    """A message that a server with that plan can execute."""
     ids = np.array(sorted({chance.randrange(-4, 40) for _ in range(3)}), np.int64)
     rows = np.full((len(ids), DIM), chance.random(), np.float32)
     dense = np.ones(3, np.float32)
@@ -145,7 +145,7 @@ def sensible(chance: random.Random, plan: Plan, sequence: int, folder: str) -> W
 
 
 def at_the_edge(chance: random.Random, words: Words) -> Words:
-    """The same message, with another value of the right type, or other numbers in its arrays."""
+    """The message with another value of the right type, or other numbers in its arrays."""
     message, arrays = words
     fields = msgspec.structs.fields(type(message))
     if arrays and (not fields or chance.random() < 0.4):
@@ -168,7 +168,7 @@ def _strange(chance: random.Random, array: Array) -> Array:
 
 
 def framed(request: int, words: Words) -> Frame:
-    """A frame as it should be."""
+    """A valid frame."""
     message, arrays = words
     specs = [(_name(array), array.shape) for array in arrays]
     header = msgspec.msgpack.encode((request, message, specs))
@@ -184,13 +184,13 @@ def _name(array: Array) -> str:
 
 
 def damaged(chance: random.Random, frame: Frame, other: Frame) -> bytes:
-    """The bytes of a frame of which something is wrong."""
+    """The bytes of a frame with some damage."""
     damage = chance.choice(_DAMAGES)
     return damage(chance, dataclasses.replace(frame), other)
 
 
 def _other_value(chance: random.Random, frame: Frame, other: Frame) -> bytes:
-    """A value in the header is another one, or of another type."""
+    """Another value, or one of another type, in the header."""
     content = msgspec.msgpack.decode(frame.header)
     place: Any = content
     while True:
@@ -255,7 +255,7 @@ def _nonsense(chance: random.Random, frame: Frame, other: Frame) -> bytes:
 
 
 def _other_specs(chance: random.Random, frame: Frame, other: Frame) -> bytes:
-    """Arrays are announced that are others, or much larger, than what comes."""
+    """The header announces other or much larger arrays than those sent."""
     content = msgspec.msgpack.decode(frame.header)
     sizes = (0, 1, 3, 1 << 20, 1 << 31, 1 << 40, 1 << 62)
     content[2] = [

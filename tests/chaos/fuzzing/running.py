@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many frames, in a process that may die of them; says which one was the last."""
+"""Many frames, in a process that may crash; reports the last frame."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from typing import Any
 from tests.chaos.fuzzing.decoding import Decoding
 from tests.chaos.fuzzing.serving import AT_ONCE, Serving
 
-#: of so many frames, one goes to a server that listens
+#: one of so many frames goes to a server that listens
 SHARE = 20
-#: how many bytes more than after the first rounds are too many
+#: growth in bytes after the first rounds that is too much
 GROWTH = 300 << 20
 _WARM = 5
 
 
 def resident() -> int:
-    """Bytes of memory that this process has now."""
+    """Bytes of memory of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize()
 
 
 def decode(seed: int, numbers: range, at: Any) -> int:
-    """Frames for the decoder; answers how many of them were whole."""
+    """Frames for the decoder; returns how many of them were whole."""
     decoding, whole = Decoding(seed), 0
     for number in numbers:
         at.value = number
@@ -40,7 +40,7 @@ def decode(seed: int, numbers: range, at: Any) -> int:
 
 
 def serve(seed: int, frames: int, at: Any, at_once: int = AT_ONCE) -> tuple[int, int]:
-    """Frames for servers; answers how many were sent, and by how much the memory grew."""
+    """Frames for servers; returns how many were sent, and the growth of memory."""
     serving, sent, warm, most = Serving(seed), 0, 0, 0
     while sent < frames:
         sent += serving.round(at.value, at_once)
@@ -73,7 +73,7 @@ def _all(seed: int, frames: int, at: Any, stage: Any, told: Any) -> None:
 
 
 def fuzz(seed: int, frames: int) -> tuple[bool, str]:
-    """Whether all went well, and what there is to say."""
+    """True where all went well, and the report."""
     context = multiprocessing.get_context("spawn")
     at, stage, told = context.Value("q", 0), context.Value("i", 0), context.Queue()
     process = context.Process(target=_all, args=(seed, frames, at, stage, told))
@@ -98,7 +98,7 @@ def _waited(told: Any) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Try as many frames as are asked for; 1 where one did harm."""
+    """Try as many frames as requested; returns 1 where one did harm."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.fuzzing")
     parser.add_argument("--frames", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames against a server that listens: each connection ends, with answers that can be read."""
+"""Frames against a server that listens: each connection ends, with valid replies."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from fleetlight.ps.transport.session import ConnectionLimits
 _CODEC: MessageCodec[Message] = MessageCodec(Message)
 #: connections to one server, and how many at a time
 CONNECTIONS, AT_ONCE = 150, 4
-#: how long the server waits for others, and for bytes; and how long we wait for it
+#: seconds that the server waits for others, and for bytes; and that the test waits for it
 _DEADLINE_S, _SILENCE_S, _ANSWER_S = 0.05, 0.3, 20.0
 
 
 class _Unforeseen(logging.Handler):
-    """Keeps what was logged with a traceback: nobody has thought of it."""
+    """Keeps the log records with a traceback, which are unforeseen errors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,13 +52,13 @@ class _Unforeseen(logging.Handler):
 
 
 class Serving:
-    """Rounds, each with a server of its own."""
+    """Rounds, each with its own server."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
     def round(self, number: int, at_once: int = AT_ONCE) -> int:
-        """Many connections to one server; answers how many frames were sent."""
+        """Many connections to one server; returns how many frames were sent."""
         chance = random.Random(f"{self._seed} round {number}")
         with _unforeseen() as found, tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "token").touch()
@@ -73,7 +73,7 @@ class Serving:
         server = closed_server(1, _DEADLINE_S)
         if chance.random() < 0.9:
             open_up(server, the_plan)
-        # from then on it may be that the worker has no connection, and the job is over
+        # from then on the worker may have no connection, and the job may be over
         last = chance.randrange(2 * CONNECTIONS)
         limits = ConnectionLimits(first_s=_SILENCE_S, silence_s=_SILENCE_S)
         listener = Listener(("127.0.0.1", 0), server, limits=limits)
@@ -93,7 +93,7 @@ class Serving:
     def _talk(
         self, listener: Listener, the_plan: object, number: int, one: int, folder: str
     ) -> int:
-        """One connection; answers how many frames went over it."""
+        """One connection; returns how many frames were sent."""
         chance = random.Random(f"{self._seed} {number} {one}")
         sent = list(_conversation(chance, the_plan, one, folder))
         with socket.create_connection(listener.address, timeout=_ANSWER_S) as raw:
@@ -102,7 +102,7 @@ class Serving:
                 if chance.random() < 0.9:
                     raw.shutdown(socket.SHUT_WR)
                 else:
-                    # the server does not wait for the rest for ever; behind nothing it may
+                    # a deadline ends the wait for the rest of a frame, but not that for a frame
                     begun = next((frame for frame in reversed(sent) if frame), b"")
                     raw.sendall(begun[:10])
             _answers(_heard(raw, f"connection {one} of round {number}"))
@@ -112,7 +112,7 @@ class Serving:
 def _conversation(
     chance: random.Random, the_plan: object, one: int, folder: str
 ) -> Iterator[bytes]:
-    """What a worker says, some of it in the right order."""
+    """Messages of a worker, some of them in the right order."""
     lane = chance.choice(("control", "push", "pull"))
     if chance.random() < 0.85:
         yield framed(1, (hello(0, lane, 1), [])).packed()
@@ -135,7 +135,7 @@ def _conversation(
 
 @contextlib.contextmanager
 def _there(listener: Listener) -> Iterator[socket.socket]:
-    """A connection that keeps the worker there."""
+    """A connection that keeps the worker in the job."""
     with socket.create_connection(listener.address, timeout=_ANSWER_S) as raw:
         raw.sendall(framed(1, (hello(0, "control", 1), [])).packed())
         with contextlib.suppress(OSError):
@@ -144,7 +144,7 @@ def _there(listener: Listener) -> Iterator[socket.socket]:
 
 
 def _heard(raw: socket.socket, who: str) -> bytes:
-    """All until the server hangs up."""
+    """All bytes until the server closes."""
     parts = []
     try:
         while part := raw.recv(1 << 16):
@@ -157,7 +157,7 @@ def _heard(raw: socket.socket, who: str) -> bytes:
 
 
 def _answers(data: bytes) -> None:
-    """Answers are whole frames."""
+    """Check that replies are whole frames."""
     left = io.BytesIO(data)
     while start := left.read(PREFIX_BYTES):
         prefix = Prefix.parse(start)

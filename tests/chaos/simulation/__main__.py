@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Simulated schedules of servers, workers, launchers and jobs that form: as many as are asked for.
+"""Simulated schedules of servers, workers, launchers and jobs that form.
 
 python -m tests.chaos.simulation --schedules 100000 --seed 1 --jobs 2
 """

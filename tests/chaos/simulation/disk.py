@@ -15,7 +15,7 @@ from fleetlight.ps.transport.protocol import MessageCodec
 
 
 class Disk:
-    """What one server keeps."""
+    """The durable state of one server."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
@@ -23,7 +23,7 @@ class Disk:
         self.files: dict[int, bytearray] = {}
         self.rows: dict[int, Any] = {}
         self.manifests: dict[int, list[Any]] = {}
-        #: what a process is about to write, and where
+        #: the bytes that a process is about to write, and their place
         self.writing: tuple[bytearray, bytes] | None = None
         self.life = 0
 
@@ -31,7 +31,7 @@ class Disk:
         return f"the disk of {self.name}"
 
     def lose_power_of_writer(self) -> None:
-        """The writer died: of what it was writing any part is there."""
+        """The writer died: any part of its last write is on disk."""
         if self.writing is not None:
             file, data = self.writing
             file += data[: self.world.chance.randrange(len(data) + 1)]
@@ -54,7 +54,7 @@ class MemorySegment:
         return len(self._file)
 
     def write(self, buffers: Sequence[Any]) -> None:
-        """Append all; a process may die over it."""
+        """Append all; the process may die in it."""
         data = b"".join(buffers)
         self._disk.writing = self._file, data
         self._disk.world.write()
@@ -64,28 +64,28 @@ class MemorySegment:
 
     @property
     def unsynced(self) -> int:
-        """The system keeps what it has got."""
+        """Give the bytes to the system."""
         return 0
 
     def sync(self) -> None:
-        """It is kept already."""
+        """Do nothing: all bytes are on disk."""
 
     def close(self) -> None:
-        """Nothing is appended any more."""
+        """End the segment."""
 
 
 class RowsPlace:
-    """Where a snapshot is written."""
+    """The writer of a snapshot."""
 
     def __init__(self, disk: Disk, first: int) -> None:
         self.disk, self.first = disk, first
 
     def mkdir(self, exist_ok: bool) -> None:
-        """It is there."""
+        """Put it on disk."""
 
 
 class MemoryFolder:
-    """Stands for `Folder`: one start of one job, which takes up what is there."""
+    """Stands for `Folder`: one start of one job, which loads the state on disk."""
 
     is_resumed, is_own = False, True
 
@@ -96,31 +96,31 @@ class MemoryFolder:
 
     @property
     def is_new(self) -> bool:
-        """Nothing has been written yet."""
+        """True before the first write."""
         return bool(self.identity.life == 1)
 
     def base(self) -> tuple[int, list[Any] | None]:
-        """The newest snapshot that is whole, and whose file was begun."""
+        """The newest complete snapshot whose file was begun."""
         found = [first for first in self.path.manifests if first in self.path.files]
         return (max(found), []) if found else (1, None)
 
     def rows_folder(self, first: int) -> RowsPlace:
-        """Where the rows are."""
+        """The place of the rows."""
         return RowsPlace(self.path, first)
 
     def complete(self, first: int, files: list[Any]) -> None:
-        """They count from now on."""
+        """Let them count from now on."""
         self.path.world.moment()
         self.path.manifests[first] = files
         self.path.world.moment()
 
     def log_bytes(self) -> int:
-        """How much a life that begins now has to read back."""
+        """The bytes that a new incarnation would replay."""
         first, _ = self.base()
         return sum(len(file) for start, file in self.path.files.items() if start >= first)
 
     def drop_before(self, first: int) -> None:
-        """What lies before a snapshot is not needed any more."""
+        """Delete the records before a snapshot."""
         for start in sorted(self.path.files):
             if start < first:
                 del self.path.files[start]
@@ -130,25 +130,25 @@ class MemoryFolder:
                 del kept[start]
 
     def drop_incomplete(self) -> None:
-        """Snapshots that somebody died over."""
+        """Delete snapshots whose writer died."""
         for start in [one for one in self.path.rows if one not in self.path.manifests]:
             del self.path.rows[start]
 
     def end(self, *, ended: bool = False) -> None:
-        """`clear` says it, too; `ended` is for a launch that comes later, and here is none."""
+        """Do nothing: it is for a later launch, and here is none."""
 
     def clear(self) -> None:
-        """Nothing of it is needed any more."""
+        """Delete all of it."""
         self.path.files.clear()
 
     def close(self) -> None:
-        """Let others have it."""
+        """Unlock it."""
 
 
 def memory_history(
     disk: Disk, codec: MessageCodec[Any], first: int, say: Callable[..., None]
 ) -> Iterator[LogRecord[Any]]:
-    """Stands for `history`: only the very end may be torn, since nobody damages this disk."""
+    """Stands for `history`: only the end may be torn, since nothing damages this disk."""
     files = sorted((start, file) for start, file in disk.files.items() if start >= first)
     expected = first
     for start, file in files:

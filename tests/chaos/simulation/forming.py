@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A schedule of a job that forms: members come in any order, and get their indices."""
+"""A schedule of a job that forms: members join in any order, and get their indices."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Formed:
         )
 
     def run(self) -> None:
-        """Raises a violation."""
+        """Run it; raises a violation."""
         arrived = [decode(encode(hello)) for hello in self.hellos]
         self.world.chance.shuffle(arrived)
         for hello in arrived:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Host`: one server of the package, its process and its disk; `Link`: a connection to it.
 
-The server is the real one. What stands around it is put in its place by `Machinery`: locks that
-wait in the world, a disk in memory, and rows that count.
+The server is the real one. `Machinery` replaces what surrounds it: locks wait in the world, the
+disk is in memory, and rows count.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fleetlight.ps.server.server import Server
 from fleetlight.ps.tables import snapshot, sweep
 from fleetlight.ps.transport.interface import Connection
 
-#: far behind all that happens
+#: later than all events
 DEADLINE_S = 1e6
 _THREADING = Threading()
 _DURABLE = Durable(
@@ -55,13 +55,13 @@ def machinery() -> Iterator[None]:
         for kind in (snapshot, sweep):
             stack.enter_context(mock.patch.object(kind, "get_ready", _silent))
         stack.enter_context(mock.patch.object(server, "Holdings", Rows))
-        # they are the same, and to find that out takes long
+        # they are equal, and the check takes long
         stack.enter_context(mock.patch.object(server, "first_difference", _silent))
         yield
 
 
 def _silent(*_: object) -> None:
-    """Nobody listens."""
+    """Listen at no address."""
 
 
 class _Durability(Durability):
@@ -94,19 +94,19 @@ class Link:
         self.connection = Connection(
             f"a worker's {lane.name} connection", has_ended=lambda: self.is_broken
         )
-        #: requests that were sent and not yet answered
+        #: requests without a reply
         self.owed = 0
 
 
 class Host:
-    """A process that is started again whenever it dies."""
+    """A process that restarts whenever it dies."""
 
     def __init__(self, world: World, index: int, script: Script, oracle: Oracle) -> None:
         self.world, self.index, self.script, self.oracle = world, index, script, oracle
         self.disk = Disk(world, f"server {index}")
         self.server: _Server | None = None
         self.life = 0
-        #: the life ends after so many moments, or amid that write; below 0: not so
+        #: the incarnation ends after so many moments, or within that write; below 0: never
         self.doom = -1
         self.writes_left = -1
         self.links: list[Link] = []
@@ -116,7 +116,7 @@ class Host:
         return f"server {self.index}"
 
     def start(self) -> None:
-        """An event: begin a life."""
+        """An event: start an incarnation."""
         self.life += 1
         self.world.tell(str(self), f"starts, life {self.life}")
         self.world.spawn(self, f"{self} life {self.life}", self._serve)
@@ -134,17 +134,17 @@ class Host:
         )
         made.disk = self.disk
         witnesses: Any = [self._makes] * script.servers
-        # workers may come while it takes up its values
+        # workers may come while it loads its values
         self.server = made
         made.open(self.plan, witnesses, (), durable=_DURABLE if script.log else None)
 
     def _makes(self, columns: set[int]) -> None:
-        # what was made in an earlier life was looked at then
+        # steps of an earlier incarnation were checked then
         if self.server is not None and self.server.is_open:
             self.oracle.made(self.index, columns)
 
     def moment(self) -> None:
-        """It may be the last; called by its own threads."""
+        """A moment, which may be the last one; called by its own threads."""
         if self.doom >= 0:
             self.doom -= 1
             if self.doom < 0:
@@ -152,12 +152,12 @@ class Host:
                 raise Died
 
     def dies_writing(self) -> bool:
-        """The same of its writes."""
+        """A write, which may be the last one."""
         self.writes_left -= self.writes_left >= 0
         return self.writes_left == 0
 
     def die(self) -> None:
-        """As by SIGKILL."""
+        """Die as by SIGKILL."""
         if self.server is None:
             return
         self.world.tell(str(self), "dies")
@@ -204,20 +204,20 @@ class Host:
         worker, roster = link.lane.worker, serving._roster
         is_it = roster.incarnation(worker.index) == worker.redo.incarnation
         if roster.is_away(worker.index) and is_it and not (link.is_broken or worker.is_gone):
-            raise broken("away", f"{self} takes {worker} for away, and answers it")
+            raise broken("away", f"{self} takes {worker} for away, and replies to it")
 
     def _check_waited(self, worker: int, message: m.Pull) -> None:
         self.oracle.waited(self.index, self.rows, message.phase, message.at_least, worker)
 
     @property
     def rows(self) -> Any:
-        """What it holds."""
+        """Its rows."""
         assert self.server is not None
         assert self.server._service is not None
         return self.server._service.holdings
 
     def hung_up(self, link: Link) -> None:
-        """An event: a connection has ended, perhaps while a request is carried out."""
+        """An event: a connection has ended, perhaps during a request."""
         if self.server is not None and link.life == self.life and not link.owed:
             self.world.spawn(self, f"{link.lane}, hung up", lambda: self._gone(link))
 

@@ -23,7 +23,7 @@ class Lane:
 
     def __init__(self, worker: Worker, name: str, host: Host) -> None:
         self.worker, self.name, self.host = worker, name, host
-        #: in which life of the server it was welcomed last
+        #: the incarnation of the server that accepted it last
         self.life = 1
         self._world = worker.world
         self._link: Link | None = None
@@ -34,7 +34,7 @@ class Lane:
         return f"{self.worker}'s {self.name} lane to {self.host}"
 
     def ask(self, words: Words) -> None:
-        """Send a request; the answer comes to the worker."""
+        """Send a request; the reply goes to the worker."""
         self._request = words
         if self._link is None:
             self._connect()
@@ -59,7 +59,7 @@ class Lane:
         self._world.later(self.host.hear, link, message, arrays)
 
     def heard(self, link: Link, reply: Words) -> None:
-        """An event: an answer arrives, unless the end of its connection was noticed before."""
+        """An event: a reply arrives, unless the end of its connection was noticed before."""
         if link is not self._link or self.worker.is_gone:
             return
         message = reply[0]
@@ -72,7 +72,7 @@ class Lane:
             if self._request is not None:
                 self._transmit(link, *self._request)
         elif message.kind == "PeerLostError":
-            # it has not taken up its values yet
+            # it has not loaded its values yet
             self._hang_up(link)
             self._world.later(self._connect)
         else:
@@ -80,7 +80,7 @@ class Lane:
             self.worker.answered(self, reply)
 
     def broke(self, link: Link) -> None:
-        """An event: the connection is noticed to be gone."""
+        """An event: this end notices that the connection is gone."""
         if link is self._link:
             self._link = None
             self._connect()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One schedule of a launcher: `Watch` decides, the processes that it decides about are drawn."""
+"""One schedule of a launcher: `Watch` decides about processes that are drawn."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fleetlight.launch.status import ProcessStatus
 from fleetlight.roles.role import Kind
 
 _GRACE_S, _TICK_S = 3.0, 0.5
-#: behind the last thing that happens by itself
+#: after the last event that happens by itself
 _LATE_S = 12.0
 #: servers never end by themselves
 _NEVER = 1e9
@@ -39,14 +39,14 @@ class _Process:
     ends_at: float
     status: int
     returns: bool
-    #: how long it takes to end once it is asked to; some never do
+    #: seconds from SIGTERM to its end; some never end
     obeys_s: float
     exit: ProcessExit | None = None
     asked: bool = False
 
 
 class Launched:
-    """Processes, whoever watches them, and interrupts."""
+    """Processes, their launcher, and interrupts."""
 
     def __init__(self, world: World) -> None:
         self.world, chance = world, world.chance
@@ -80,7 +80,7 @@ class Launched:
         )
 
     def run(self) -> None:
-        """Until it is over; raises a violation."""
+        """Run it to the end; raises a violation."""
         world = self.world
         longest = _LATE_S + max(SETTLE_S, EXIT_S) + LEAVE_S + _GRACE_S + UNKILLABLE_S + 5 * _TICK_S
         while not self.watch.is_over:
@@ -155,4 +155,4 @@ class Launched:
         ):
             raise broken("gang", f"success, but {failed} failed")
         if watch.verdict is Verdict.INTERRUPTED and not self.interrupts:
-            raise broken("gang", "interrupted by nobody")
+            raise broken("gang", "interrupted by no signal")

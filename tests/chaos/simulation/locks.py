@@ -11,7 +11,7 @@ from tests.chaos.simulation.world import Died, Task, World
 
 
 class Mutex:
-    """A lock that its owner may take again."""
+    """A reentrant lock."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -45,14 +45,14 @@ class Mutex:
 
 
 class Condition(Mutex):
-    """As of `threading`."""
+    """A condition as in `threading`."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self._sleeping: list[Task] = []
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Until somebody calls; who gave a timeout looks up also when nobody does."""
+        """Wait for a call; with a timeout the wait also ends without one."""
         task = self._world.current
         assert task is not None
         assert task.is_dead or self._owner is task, "it waits without the lock"
@@ -76,13 +76,13 @@ class Condition(Mutex):
         self._owner = task
 
     def wait_for(self, ready: Callable[[], Any], timeout: float | None = None) -> bool:
-        """Until something is so."""
+        """Wait until the predicate is true."""
         while not ready():
             self.wait(timeout)
         return True
 
     def notify_all(self) -> None:
-        """Whoever waits goes on, soon."""
+        """Wake all waiting threads, soon."""
         sleeping, self._sleeping = self._sleeping, []
         for task in sleeping:
             self._world.later(self._world.wake, task, within=1.0)
@@ -105,13 +105,13 @@ class Threading:
         return Condition(self.world)
 
     class Thread:
-        """One that is never started."""
+        """A thread that is never started."""
 
         def __init__(self, **_: object) -> None:
             self.is_started = False
 
         def start(self) -> None:
-            """What it would do is an event of its own here."""
+            """Do nothing: its action is an event here."""
 
         def is_alive(self) -> bool:
             """Never."""

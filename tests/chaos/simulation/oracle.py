@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Oracle`: what must be so in every schedule, whatever happens. Each promise has a name."""
+"""`Oracle`: the promises that hold in every schedule. Each has a name."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ PROMISES = {
     "sent": "nothing is part of a row that was not sent, or more often than once",
     "step": "in sync mode the k-th updates of all workers in a phase make one step, and no other",
     "skip": "a worker is told truly whether its update was applied or skipped",
-    "stale": "nobody reads values that lack more steps of a slower worker than staleness allows",
-    "meeting": "all who meet are told the same: what each of them has brought",
-    "fence": "once a later life of a worker is known, nothing of an earlier one is applied",
+    "stale": "no worker reads values that lack more steps of a slower one than staleness allows",
+    "meeting": "all workers of a barrier get the same reply: what each of them sent",
+    "fence": "once a later incarnation of a worker is known, nothing of an earlier one is applied",
     "away": "a worker that lives and is connected is not taken for away",
-    "waiting": "nobody waits for ever",
-    "cause": "nobody is told of an error unless something has happened that is one",
-    "foreseen": "what a server raises is an error of the package",
+    "waiting": "no thread waits forever",
+    "cause": "no worker gets an error unless one has happened",
+    "foreseen": "a server raises only errors of the package",
     "left": "a job that has ended well leaves nothing on the disks",
-    "gang": "a launcher ends what it has started, and says why",
-    "index": "every member has an index of its own",
+    "gang": "a launcher ends all that it started, and says why",
+    "index": "every member has its own index",
 }
 
 
 def broken(promise: str, text: str) -> Violation:
-    """The promise that was not kept, and how."""
+    """The violation of a promise."""
     return Violation(f"{promise!r}, {PROMISES[promise]}: {text}")
 
 
 class Oracle:
-    """Knows what was sent, acknowledged and seen."""
+    """Knows which updates were sent, acknowledged and read."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
@@ -46,11 +46,11 @@ class Oracle:
         self.updates = script.everything
         #: how much an update adds to its rows
         self.weights = np.zeros(width)
-        #: by server: what may be in a row by now
+        #: by server: the most that a row may have now
         self._may = [np.zeros(width) for _ in range(script.servers)]
         #: by id: the updates that have it
         self._touches: dict[int, Array] = {}
-        #: by id: what must be in it from now on
+        #: by id: the least that its row must have from now on
         self._floors: dict[int, Array] = {}
         self._sent: list[set[int]] = [set() for _ in range(script.servers)]
         #: by server and worker: the latest incarnation of which an update was acknowledged
@@ -62,7 +62,7 @@ class Oracle:
                 self._touches.setdefault(one, np.zeros(width))[update.column] = 1
 
     def sends(self, server: int, update: Update) -> None:
-        """A worker is about to send it."""
+        """A worker is about to send an update."""
         self._sent[server].add(update.column)
         group = self.script.group(update)
         if all(one.column in self._sent[server] for one in group):
@@ -70,7 +70,7 @@ class Oracle:
                 self._may[server][one.column] = self.weights[one.column]
 
     def acknowledged(self, server: int, update: Update, applied: bool) -> None:
-        """A worker was told that it is done."""
+        """A worker got the acknowledgement of an update."""
         if applied == self.script.is_skipped(update):
             raise broken("skip", f"server {server} told worker {update.worker} {applied}: {update}")
         key = server, update.worker
@@ -80,11 +80,11 @@ class Oracle:
                 self._floor(row)[one.column] = self.weights[one.column]
 
     def floors(self, ids: Sequence[int]) -> Array:
-        """What rows must have that are read from now on."""
+        """The least that these rows must have when they are read."""
         return np.array([self._floor(one) for one in ids])
 
     def read(self, server: int, ids: Sequence[int], rows: Array, floors: Array, who: str) -> None:
-        """Somebody has read rows; `floors` were taken before it asked."""
+        """Rows were read; `floors` were taken before the request."""
         may = self._may[server]
         for one, row, floor in zip(ids, rows, floors, strict=True):
             if (row < floor - _NEAR).any():
@@ -101,7 +101,9 @@ class Oracle:
             update = self.updates[column]
             known = self._known.get((server, update.worker), 0)
             if update.incarnation < known:
-                raise broken("fence", f"server {server} knows life {known}, applied {update}")
+                raise broken(
+                    "fence", f"server {server} knows incarnation {known}, applied {update}"
+                )
         if self.script.mode == SYNC and not self.script.doubles_worker:
             group = self.script.group(self.updates[min(columns)])
             expected = {one.column for one in group if one.ids[server]}
@@ -109,7 +111,7 @@ class Oracle:
                 raise broken("step", f"server {server} made {columns}, expected {expected}")
 
     def waited(self, server: int, rows: Any, phase: int, at_least: int, worker: int) -> None:
-        """A server lets a worker read that wanted so many steps of everybody."""
+        """A server lets a worker read that requires so many steps of all workers."""
         for other, phases in enumerate(self.script.updates):
             mine = phases[phase]
             for update in mine[:at_least]:
@@ -117,7 +119,7 @@ class Oracle:
                     raise broken(
                         "stale",
                         f"server {server} let worker {worker} read after {at_least} steps of "
-                        f"everybody in phase {phase}, but misses {update} of worker {other}",
+                        f"all workers in phase {phase}, but misses {update} of worker {other}",
                     )
 
     def _is_in(self, rows: Any, server: int, update: Update) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bugs to be planted, one at a time: a simulation that misses one would miss others, too."""
+"""Bugs to plant, one at a time: a simulation that misses one would miss others, too."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _one_too_few(real: Callable[..., list[int]]) -> Callable[..., list[int]]:
     return lambda clocks, phase, at_least: real(clocks, phase, at_least - 1)
 
 
-def _first_waits_for_nobody(real: Callable[..., list[int]]) -> Callable[..., list[int]]:
+def _first_waits_for_none(real: Callable[..., list[int]]) -> Callable[..., list[int]]:
     return lambda steps, phase: real(steps, phase)[:1]
 
 
@@ -66,7 +66,7 @@ def _without_marks(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _put_first(self: Chronicle, change: Any, arrays: Sequence[Any], act: Callable[[], Any]) -> Any:
-    """It is written down before it is tried, and then tried where nobody holds the turn."""
+    """Apply the change before it is in the log."""
     if self._journal is None or not self.keeps_values:
         return act()
     result = act()
@@ -85,7 +85,7 @@ def _under_new_numbers(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _settle_late(self: Chronicle) -> None:
-    """The next answer sees to it."""
+    """Commit with the next reply."""
     if self._journal is not None:
         self._journal.commit(self._journal.next - 2)
 
@@ -94,20 +94,20 @@ _UNSETTLED = (*server._UNSETTLED, m.Pull)
 
 PLANTED: dict[str, Sequence[Patch]] = {
     "a mark is not booked": [(HighWaterMarks, "applied", lambda *_: None)],
-    "a push that is under way is not known": [(tickets, "_same", lambda *_: False)],
-    "the answer leaves before the commit": [(Chronicle, "settle", _settle_late)],
+    "a push in progress is not known": [(tickets, "_same", lambda *_: False)],
+    "the reply leaves before the commit": [(Chronicle, "settle", _settle_late)],
     "a change is made and never put": [(Chronicle, "make", _put_first)],
     "a change that is made again is not booked": [(Kept, "redo", _redo_unmarked(Kept.redo))],
     "what is not committed is told to readers": [(server, "_UNSETTLED", _UNSETTLED)],
     "a snapshot forgets which pushes came": [(Ledger, "state", _without_marks(Ledger.state))],
     "staleness is off by one": [(Clocks, "behind", _one_too_few(Clocks.behind))],
-    "an earlier life is accepted": [(HighWaterMarks, "is_new", _any_life)],
+    "an earlier incarnation is accepted": [(HighWaterMarks, "is_new", _any_life)],
     "a worker that returns sends under new numbers": [
         (Worker, "_send_again", _under_new_numbers(Worker._send_again))
     ],
     "a worker that returns does not send again": [(Worker, "_send_again", lambda _: iter(()))],
     "a step waits for the first only": [
-        (StepGroups, "_expected", _first_waits_for_nobody(StepGroups._expected))
+        (StepGroups, "_expected", _first_waits_for_none(StepGroups._expected))
     ],
     "a worker's end completes no step": [(StepGroups, "end", lambda *_: [])],
     "the end of one connection is taken for that of its worker": [
@@ -115,7 +115,7 @@ PLANTED: dict[str, Sequence[Patch]] = {
     ],
     "rows pulled ahead stay old": [(AheadLists, "take", lambda *_: [])],
     "a meeting is told backwards": [(Meetings, "result", _backwards(Meetings.result))],
-    "nobody is killed who does not obey": [(Watch, "_end", lambda *_: None)],
+    "a process that ignores SIGTERM is not killed": [(Watch, "_end", lambda *_: None)],
     "the last member gets the first index": [
         (forming, "assign_indices", lambda hellos: [0] * len(hellos))
     ],
@@ -124,7 +124,7 @@ PLANTED: dict[str, Sequence[Patch]] = {
 
 @contextlib.contextmanager
 def planted(name: str) -> Iterator[None]:
-    """With this bug in the package."""
+    """A block with this bug in the package."""
     with contextlib.ExitStack() as stack:
         for owner, attribute, value in PLANTED[name]:
             stack.enter_context(mock.patch.object(owner, attribute, value))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs many schedules, and tells all about the first that went wrong."""
+"""Runs many schedules, and reports the first that failed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.chaos.simulation.launcher import Launched
 from tests.chaos.simulation.schedule import Served
 from tests.chaos.simulation.world import World
 
-#: what a schedule is about, and how many of a hundred are
+#: the subjects of schedules, and how many of a hundred each has
 KINDS: dict[str, tuple[Callable[[World], Any], int]] = {
     "served": (Served, 80),
     "launched": (Launched, 15),
@@ -30,13 +30,13 @@ _EVERY = [kind for kind, (_, share) in KINDS.items() for _ in range(share)]
 
 
 class SimulationError(AssertionError):
-    """A schedule went wrong; the text has its seed and what happened."""
+    """A schedule failed; the text has its seed and its events."""
 
 
 def simulate(
     seed: int, numbers: Iterable[int], kinds: Sequence[str] = tuple(KINDS)
 ) -> Counter[str]:
-    """Run schedules of a seed, by their numbers; answers how many there were of each kind."""
+    """Run schedules of a seed, by their numbers; returns how many there were of each kind."""
     ran: Counter[str] = Counter()
     with machinery():
         for number in numbers:
@@ -64,7 +64,7 @@ def _run(seed: int, number: int, kind: str) -> None:
 
 
 def _settle(core: int) -> None:
-    """One core for each process: threads that take turns are slow on two."""
+    """Give each process one core: threads that take turns are slow on two."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[core % len(cores)]})
     logging.disable(logging.INFO)
@@ -78,7 +78,7 @@ def _job(core: int, seed: int, schedules: int, jobs: int, told: Any) -> None:
     except SimulationError as error:
         told.put(str(error))
     except BaseException:
-        # who started it waits for a word
+        # the parent process waits for a result
         told.put(traceback.format_exc())
         raise
 
@@ -106,7 +106,7 @@ def _all(seed: int, schedules: int, jobs: int) -> Counter[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Simulate as much as is asked for; 1 where something went wrong."""
+    """Simulate as requested; returns 1 where a schedule failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.simulation")
     parser.add_argument("--schedules", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)

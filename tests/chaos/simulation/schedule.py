@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A schedule of servers and workers: drawn, run, and looked at when nothing moves any more."""
+"""A schedule of servers and workers: drawn, run, and checked at the end."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.chaos.simulation.script import Script, draw
 from tests.chaos.simulation.worker import Redo, Worker
 from tests.chaos.simulation.world import World
 
-#: when accidents happen, about; and how many moments, or writes, a life may have left
+#: the usual time of accidents; and the moments, or writes, that an incarnation has left
 _BUSY, _MOMENTS, _WRITES = 40.0, 250, 8
 
 
 @dataclasses.dataclass
 class Served:
-    """Servers, workers, and what may go wrong with them."""
+    """Servers, workers and their failures."""
 
     world: World
 
@@ -34,7 +34,7 @@ class Served:
         return Worker(self.world, index, self.script, self.oracle, self.hosts, redo)
 
     def run(self) -> None:
-        """Until nothing moves any more; raises a violation."""
+        """Run until no event is left; raises a violation."""
         world, script, chance = self.world, self.script, self.world.chance
         world.nervous = script.nervous
         for host in self.hosts:
@@ -54,7 +54,7 @@ class Served:
         if script.doubles_worker:
             world.at(chance.random() * _BUSY, self._double)
         if script.ends_badly:
-            # whoever waits for somebody who never comes is told so
+            # a wait for a worker that never comes must end in an error
             world.patience = 2 * DEADLINE_S
         world.run()
         self._look()
@@ -68,7 +68,7 @@ class Served:
             host.writes_left = 1 + chance.randrange(_WRITES)
 
     def _return(self) -> None:
-        """Servers wait for it; now and then they die with it, and know none of its connections."""
+        """Servers wait for it; at times they die with it, and know none of its connections."""
         lost = self.world.chance.choice(self.workers)
         if lost.has_finished:
             return
@@ -82,9 +82,9 @@ class Served:
         self.world.later(again.start)
 
     def _double(self) -> None:
-        """All servers die, and a worker is not heard of; so it is started a second time.
+        """All servers die and a worker is silent, so it is started a second time.
 
-        The first process wakes up when the servers have died once more, and know neither.
+        The first process wakes up when the servers have died again, and know neither.
         """
         first = self.workers[0]
         first.is_asleep = True

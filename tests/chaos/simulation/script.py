@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Script`: what the workers of one schedule do, and which accidents happen. Drawn, then fixed."""
+"""`Script`: the actions of the workers of one schedule, and its accidents. Drawn, then fixed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _IDS = 3
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """What one worker brings once."""
+    """One push of one worker."""
 
-    #: of the rows: it counts how often this update was made
+    #: the column of the rows that counts this update
     column: int
     worker: int
     incarnation: int
     phase: int
-    #: of the worker's updates in the phase
+    #: its number among the worker's updates in the phase
     number: int
     #: by server
     ids: Sequence[Sequence[int]]
@@ -50,18 +50,18 @@ class Script:
     updates: Sequence[Sequence[Sequence[Update]]]
     #: how many connections break
     breaks: int
-    #: how many lives of servers end
+    #: incarnations of servers that end
     deaths: int
-    #: a worker goes away without goodbye
+    #: a worker disconnects without leaving the job
     loses_worker: bool
     #: servers die, and a worker is started a second time while its first process still lives
     doubles_worker: bool
-    #: servers die, and a worker with them, which is started again and goes on from its disk
+    #: servers die, and a worker with them, which restarts and resumes from its disk
     returns_worker: bool
     snapshots: int
     nervous: float
     merges: bool
-    #: by phase: what the second process of worker 0 brings
+    #: by phase: the updates of the second process of worker 0
     second: Sequence[Sequence[Update]] = ()
 
     @property
@@ -77,12 +77,12 @@ class Script:
         return len(self.everything)
 
     def of(self, worker: int, incarnation: int) -> Sequence[Sequence[Update]]:
-        """By phase: what a process brings."""
+        """The updates of a process, by phase."""
         return self.updates[worker] if incarnation == 1 else self.second
 
     @property
     def ends_badly(self) -> bool:
-        """Whether an error is an answer to what happens."""
+        """True where a worker may get an error."""
         return self.loses_worker or self.doubles_worker
 
     def group(self, update: Update) -> list[Update]:
@@ -93,11 +93,11 @@ class Script:
         return [mine[update.number] for mine in phases if len(mine) > update.number]
 
     def is_skipped(self, update: Update) -> bool:
-        """Whether it changes nothing."""
+        """True for an update that changes nothing."""
         return any(one.skips for one in self.group(update))
 
     def plan(self) -> Plan:
-        """As servers know it."""
+        """The plan of the servers."""
         mode = ASYNC if self.mode == SSP else self.mode
         table = TablePlan("rows", self.width, RulePlan("sgd", {}), InitializerPlan("zeros"), 0, 0)
         return Plan(
@@ -166,7 +166,7 @@ def _updates(
 
 
 def _again(updates: list[list[list[Update]]]) -> list[list[Update]]:
-    """What a second process of worker 0 brings: the same rows, in columns of their own."""
+    """The updates of a second process of worker 0: the same rows, in their own columns."""
     column = sum(len(phase) for phases in updates for phase in phases)
     numbers = itertools.count(column)
     return [

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads of which one runs at a time: what waits leaves its turn, and comes back when it is told.
+"""Threads of which one runs at a time: a thread that waits gives up its turn until it is called.
 
-So code that is written for threads runs in an order that a seed decides, and in no other.
+So threaded code runs in an order that the seed decides.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from typing import Any
 
 
 class Turns:
-    """Events are acted upon by any thread that has nothing else to do; few are ever needed."""
+    """Idle threads run the events; few are ever needed."""
 
     def __init__(self) -> None:
         self._act: Callable[[], bool] = lambda: False
-        #: what wakes threads that have nothing else to do
+        #: wakes idle threads
         self._idle: list[Any] = []
         self._over = threading.Lock()
 
     def drive(self, act: Callable[[], bool]) -> None:
-        """Call `act` until it answers False, by whichever thread has its turn."""
+        """Call `act` until it returns False, in the thread that has its turn."""
         self._act, self._over = act, threading.Lock()
         self._over.acquire()
         self._pass_on()
         self._over.acquire()
 
     def leave(self, lock: Any) -> None:
-        """Wait, until somebody else says `come_back` for that lock."""
+        """Wait until another thread calls `come_back` for that lock."""
         self._pass_on()
         lock.acquire()
 
     def come_back(self, lock: Any) -> None:
-        """Give the turn to who waits; returns when this thread is needed again."""
+        """Give the turn to a waiting thread; returns when this one is needed again."""
         mine = self._lie_down()
         lock.release()
         mine.acquire()

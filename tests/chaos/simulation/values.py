@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Rows` stands for `Holdings`: a row counts in a column of its own how often an update was made.
+"""`Rows` stands for `Holdings`: a row counts in one column how often each update was applied.
 
-So a row says all that happened to it: what was lost, what was doubled, and what nobody ever sent.
+So a row shows which updates were lost, doubled, or never sent.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Rows:
         self.tables = [_Table(self)]
 
     def table(self, number: int) -> _Table:
-        """The one there is."""
+        """The only table."""
         return self.tables[number]
 
     def blocks(self, optimizer: int | None = None) -> list[Any]:
@@ -108,20 +108,20 @@ class Rows:
         return dict(self.rows)
 
     def save(self, cut: dict[int, Array], folder: Any, between: Any = None) -> list[Any]:
-        """A process may die over it."""
+        """Write it; the process may die in it."""
         folder.disk.world.moment()
         folder.disk.rows[folder.first] = cut
         folder.disk.world.moment()
         return []
 
     def drop_cuts(self) -> None:
-        """Nobody will save what was cut."""
+        """Drop the cut."""
 
     def check(self, message: Any, folder: Any, *, whole: bool = False) -> None:
         """It is there."""
 
     def load(self, message: Any, folder: Any, *, whole: bool = False) -> None:
-        """What was saved."""
+        """The saved rows."""
         self.rows = dict(folder.disk.rows[folder.first])
 
     def shrunk(self) -> list[Any]:
@@ -136,7 +136,7 @@ class Rows:
 
 
 class _Table:
-    """The table, as others ask it."""
+    """The table as the server reads it."""
 
     nbytes = 0
 
@@ -147,7 +147,7 @@ class _Table:
         return len(self._rows.rows)
 
     def pull(self, ids: Array, insert: bool, step: int) -> Array:
-        """Rows; those that are inserted are zeros, as they would be without."""
+        """Rows; inserted ones are zeros, as absent ones are."""
         if insert:
             for one in ids.tolist():
                 self._rows.rows.setdefault(one, np.zeros(self._rows.columns, np.float32))

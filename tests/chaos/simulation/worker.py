@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Worker`: a model of what a worker asks of servers, and when.
+"""`Worker`: a model of the requests of a worker, and of their order.
 
-Modelled are, in as few lines as possible, `SocketChannel` (a request whose connection broke goes
-out again over a new one, under the same number), `Client` (what is asked of each server) and the
-communicators (when it is asked). Each thread of the real ones is a generator here: it yields what
-it asks, or what it waits for.
+It models `SocketChannel` (a request is sent again over a new connection, under the same number),
+`Client` (the requests for each server) and the communicators (their order). Each thread of the real
+ones is a generator here: it yields a request, or what it waits for.
 
-What would have to outlive the worker's process is kept in its `Redo`.
+The state that outlives the worker's process is its `Redo`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from tests.chaos.simulation.world import World
 from fleetlight.ps import messages as m
 
 Array = NDArray[Any]
-#: what a thread asks: of which lane, and by server; or what it waits for
+#: the requests of a thread: a lane, and messages by server; or what it waits for
 Asked = tuple[str, dict[int, Words]] | Callable[[], bool]
 Thread = Generator[Asked, Any, None]
 CONTROL, PUSH, PULL, AHEAD = "control", "push", "pull", "ahead"
@@ -34,25 +33,25 @@ _QUEUE = 2
 
 
 class WorkerError(Exception):
-    """A server has answered with an error."""
+    """A server returned an error."""
 
 
-#: how long servers wait for a worker that may be started again
+#: seconds that servers wait for a worker that may restart
 _AWAY_S = 1e6
 
 
 @dataclasses.dataclass
 class Redo:
-    """What is on a worker's disk: it is written before a push is sent, and when it is answered.
+    """The state on a worker's disk, written before a push is sent, and at its reply.
 
-    A process that is started again goes on from it, and begins with the push that may be lost.
+    A process that restarts resumes from it, and repeats the push that may be lost.
     """
 
     incarnation: int
-    #: by server: the number of the last push, and what was sent under it
+    #: by server: the number of the last push, and its messages
     sequences: list[int]
     last: dict[int, Words] = dataclasses.field(default_factory=dict)
-    #: the updates of the last push, until it is answered
+    #: the updates of the last push, until its reply
     pending: list[Update] = dataclasses.field(default_factory=list)
     #: the phase, and how many of its updates were sent
     phase: int = 0
@@ -90,7 +89,7 @@ class Worker:
         self.world, self.index, self.script, self.oracle = world, index, script, oracle
         self.redo = redo or Redo(1, [0] * len(hosts))
         self.is_gone = self.has_finished = False
-        #: it lives, and nobody can reach it
+        #: it lives, but no message reaches it
         self.is_asleep = False
         self.failure = ""
         self._hosts = hosts
@@ -100,14 +99,14 @@ class Worker:
         self._queue: list[Update] = []
         self._sending = False
         self._steps = self._batches = 0
-        #: rows pulled ahead: the number of the batch, the lives they are of, rows by server
+        #: prefetched rows: the number of the batch, the incarnations they are of, rows by server
         self._ahead: tuple[int, list[int], dict[int, Array]] | None = None
 
     def __str__(self) -> str:
         return f"worker {self.index}" + "'" * (self.redo.incarnation - 1)
 
     def start(self) -> None:
-        """An event: the process begins, once all servers take workers in."""
+        """An event: the process starts, once all servers accept workers."""
         if self.is_gone:
             return
         if not self._are_open():
@@ -118,7 +117,7 @@ class Worker:
             self._begin(self._send())
 
     def hello(self, lane: Lane) -> m.Greeting:
-        """The first words on a connection."""
+        """The first request on a connection."""
         return m.Greeting(
             "",
             self.index,
@@ -134,7 +133,7 @@ class Worker:
         )
 
     def dies(self) -> None:
-        """An event: the process ends without goodbye."""
+        """An event: the process ends without leaving the job."""
         if not self.is_gone:
             self.world.tell(str(self), "is gone")
             self.is_gone = True
@@ -147,7 +146,7 @@ class Worker:
             self._lanes[self.world.chance.choice(sorted(self._lanes))].breaks()
 
     def answered(self, lane: Lane, reply: Words) -> None:
-        """A lane has an answer."""
+        """A lane has a reply."""
         run = next(run for run in self._runs if run.lane == lane.name and run.owing)
         run.answers[lane.host.index] = reply
         run.owing.discard(lane.host.index)
@@ -206,8 +205,8 @@ class Worker:
         return answers
 
     def _everywhere(self, message: m.Message) -> Generator[Asked, Any, dict[int, Words]]:
-        everybody = range(self.script.servers)
-        return (yield from self._ask(CONTROL, {server: (message, []) for server in everybody}))
+        servers = range(self.script.servers)
+        return (yield from self._ask(CONTROL, {server: (message, []) for server in servers}))
 
     def _train(self) -> Thread:
         yield from self._everywhere(m.Join(self._hosts[0].plan))
@@ -232,7 +231,7 @@ class Worker:
         self.dies()
 
     def _send_again(self) -> Thread:
-        """What an earlier process has sent, and may have heard of or not."""
+        """Repeat the last push of an earlier process, with or without its reply."""
         if self.redo.pending:
             answers = yield from self._ask(PUSH, dict(self.redo.last))
             more = self.redo.pending[-1].more
@@ -241,7 +240,7 @@ class Worker:
                 self.redo.step += applied and not more
 
     def _are_open(self) -> bool:
-        """As after Join."""
+        """Resume as after Join."""
         return all(host.server is not None and host.server.is_open for host in self._hosts)
 
     def _make(self, update: Update, following: Update | None) -> Thread:
@@ -285,7 +284,7 @@ class Worker:
         return {s: (message, [np.array(ids)]) for s, ids in enumerate(update.ids)}
 
     def _read_ahead(self, update: Update, batch: int) -> Thread:
-        """A thread of its own, beside the push of the step before."""
+        """A thread beside the push of the last step."""
         box: tuple[int, list[int], dict[int, Array]] = batch, [], {}
         self._ahead = box
         message = m.Pull(
@@ -323,7 +322,7 @@ class Worker:
             self._acknowledge([update], answers)
         self.redo.step += all(self._applied(message) for message, _ in answers.values())
         if self._ahead is not None and following is not None:
-            # it is waited for when its rows are needed
+            # the step waits for it when it needs the rows
             box = self._ahead
             yield lambda: len(box[2]) == self.script.servers
             self._put_in(box, answers)
@@ -331,7 +330,7 @@ class Worker:
     def _put_in(
         self, box: tuple[int, list[int], dict[int, Array]], answers: dict[int, Words]
     ) -> None:
-        """Rows that the step has changed."""
+        """The rows that the step changed."""
         for server, (message, arrays) in answers.items():
             assert isinstance(message, m.Pushed)
             for number, batch in enumerate(message.batches):

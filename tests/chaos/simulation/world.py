@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`World`: a clock that nobody waits for, and events in an order that a seed decides."""
+"""`World`: a simulated clock, and events in an order that a seed decides."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from typing import Any
 
 from tests.chaos.simulation.turns import Turns
 
-#: how many events are told of a schedule that went wrong
+#: events in the report of a schedule that failed
 TOLD = 40
-#: how often all who wait look up although nobody called them, before they are given up
+#: spurious wake-ups of all waiting threads before the schedule is given up
 _LOOKS = 3
-#: how often the clock goes on so far that deadlines pass
+#: how often the clock passes deadlines
 _LEAPS = 20
-#: far more than any schedule has
+#: far more events than any schedule has
 _EVENTS = 20_000
-#: how often others go on while something is written
+#: how often other threads run during a write
 _WRITE = 0.2
 _TURNS = Turns()
 
 
 class Violation(AssertionError):
-    """What is promised was not kept."""
+    """A promise was broken."""
 
 
 class Died(BaseException):
-    """The process in which a thread ran has been killed: no code of it does anything any more."""
+    """The process of a thread was killed: none of its code runs any more."""
 
 
 class Task:
@@ -42,7 +42,7 @@ class Task:
         self.lock = threading.Lock()
         self.lock.acquire()
         self.is_dead = False
-        #: it waits for something, and looks up now and then
+        #: it waits with a timeout
         self.looks = False
         self.is_waiting = False
 
@@ -54,9 +54,9 @@ class World:
         self.seed = seed
         self.chance = random.Random(seed)
         self.now = 0.0
-        #: how often a thread is interrupted where it could be
+        #: the share of possible interruptions of a thread that happen
         self.nervous = 0.0
-        #: how far the clock goes on where everybody waits; what waits for longer is stuck
+        #: how far the clock advances where all threads wait; a longer wait is stuck
         self.patience = 0.0
         self.current: Task | None = None
         self.happened: deque[tuple[float, str, Any]] = deque(maxlen=TOLD)
@@ -67,24 +67,24 @@ class World:
         self._looks = self._leaps = self._acted = 0
 
     def clock(self) -> float:
-        """What this world takes for the time."""
+        """The simulated time."""
         return self.now
 
     def tell(self, who: str, what: Any) -> None:
-        """Something that a reader of the schedule wants to know."""
+        """Note an event for the report."""
         self.happened.append((self.now, who, what))
 
     def later(self, act: Callable[..., None], *arguments: Any, within: float = 10.0) -> None:
-        """Something will happen; most of it soon, some of it late."""
+        """Schedule an event, mostly soon, at times late."""
         drawn = self.chance.random()
         self.at(self.now + within * drawn * drawn * drawn, act, *arguments)
 
     def at(self, time: float, act: Callable[..., None], *arguments: Any) -> None:
-        """Something will happen then."""
+        """Schedule an event at a time."""
         heapq.heappush(self._heap, (time, next(self._numbers), act, arguments))
 
     def run(self) -> None:
-        """Until nothing is left to happen; raises the first violation."""
+        """Run all events; raises the first violation."""
         _TURNS.drive(self._act)
         if self._failure is not None:
             raise self._failure
@@ -102,7 +102,7 @@ class World:
             self.current = None
 
     def moment(self) -> None:
-        """Here a thread may be interrupted, and its process may die."""
+        """A moment at which a thread may be interrupted, and its process may die."""
         task = self.current
         if task is None:
             return
@@ -113,7 +113,7 @@ class World:
             self._interrupt(task, 3.0)
 
     def write(self) -> None:
-        """The same amid a write, which takes longer; longest where the process dies over it."""
+        """A moment within a write, which takes longer; longest where the process dies in it."""
         task = self.current
         assert task is not None
         if task.is_dead:
@@ -130,7 +130,7 @@ class World:
         self.wait(looks=False)
 
     def wait(self, *, looks: bool) -> None:
-        """The thread that runs waits until it is woken."""
+        """Let the running thread wait until it is woken."""
         task = self.current
         assert task is not None
         if task.is_dead:
@@ -142,7 +142,7 @@ class World:
             raise Died
 
     def wake(self, task: Task) -> None:
-        """An event: a thread goes on."""
+        """An event: a thread resumes."""
         if task.is_waiting:
             task.is_waiting = False
             _TURNS.come_back(task.lock)
@@ -162,7 +162,7 @@ class World:
                 self._acted += 1
                 self._looks = 0
                 if self._acted > _EVENTS:
-                    raise Violation("it goes on for ever")
+                    raise Violation("it never ends")
                 self.now, _, act, arguments = heapq.heappop(self._heap)
                 act(*arguments)
                 return True
@@ -172,7 +172,7 @@ class World:
             return True
 
     def _look_up(self) -> bool:
-        """Nothing is going to happen: those who wait look once more, and then they are freed."""
+        """No event is left: wake the waiting threads once more, and then release them."""
         waiting = sorted((t for t in self._tasks if t.is_waiting), key=lambda task: task.name)
         if not waiting:
             return False

@@ -63,7 +63,7 @@ def test_names_and_folders_in_order(tmp_path: Path) -> None:
 
 def test_absent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(DataError, match=r"X: .*no such folder.* a or b, plain.*stand_in=True"):
-        refuse_absent("X", tmp_path / "gone", ["a", "b"], allowed=False)
+        refuse_absent("X", tmp_path / "gone", "a or b, plain or .gz", allowed=False)
     with caplog.at_level(logging.WARNING, "fleetlight"):
-        refuse_absent("X", tmp_path, ["a"], allowed=True)
+        refuse_absent("X", tmp_path, "a", allowed=True)
     assert "GENERATED" in caplog.text

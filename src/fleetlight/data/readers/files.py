@@ -38,18 +38,24 @@ def find(root: Path, names: Sequence[str], folders: Sequence[str] = (".",)) -> P
     return first_file([root / folder for folder in folders], both)
 
 
-def refuse_absent(name: str, root: Path, names: Sequence[str], allowed: bool) -> None:
+def plain_or_gzip(names: Sequence[str]) -> str:
+    """The files that `find` looks for, for an error."""
+    return f"{' or '.join(names)}, plain or .gz"
+
+
+def refuse_absent(
+    name: str, root: Path, looked_for: str, allowed: bool, kind: str = "records"
+) -> None:
     """Log that records are generated in place of absent files, or fail unless `allowed`."""
     root = root.absolute()
-    there = f"{root}" if root.is_dir() else f"{root} (no such folder or file)"
-    looked_for = f"; looked for {' or '.join(names)}, plain or .gz" if names else ""
+    there = f"{root}" if root.exists() else f"{root} (no such folder or file)"
     if not allowed:
+        sought = f"; looked for {looked_for}" if looked_for else ""
         raise DataError(
-            f"{name}: nothing found in {there}{looked_for}. Put "
-            "the file there (nothing is downloaded), or pass stand_in=True for generated records "
-            "of the same shape"
+            f"{name}: nothing found in {there}{sought}. Put the files there (nothing is "
+            f"downloaded), or pass stand_in=True for generated {kind} of the same shape"
         )
     logger.warning(
-        "%s: no files in %s; using GENERATED records, results say nothing about %s",
-        *(name, there, name),
+        "%s: no files in %s; using GENERATED %s, results say nothing about %s",
+        *(name, there, kind, name.split()[0]),
     )

@@ -57,7 +57,7 @@ class Corpus:
         self.generated = _is_absent(files)
         self.name = "text (generated stand-in)" if self.generated else "text"
         if self.generated:
-            refuse_absent("text", Path(str(files)), (), stand_in)
+            refuse_absent("text", Path(str(files)), "", stand_in)
             words, numbers = _generated(seed)
         else:
             words, numbers = _read(existing(files), split)

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fleetlight.data.readers.files import refuse_absent
 from fleetlight.data.readers.images.dataset import ImageSource
-from fleetlight.errors import DataError
-from fleetlight.observe.log import logger
 
 _SPLITS = ("train", "valid", "test")
 #: pattern and noise together stay below 256
@@ -34,18 +33,7 @@ class StandIn:
         self, root: Path, looked_for: list[str], split: str, allowed: bool, seed: int
     ) -> ImageSource:
         """Generated images where `allowed`, else an error that says how to get them."""
-        root = root.absolute()
-        there = f"{root}" if root.is_dir() else f"{root} (no such folder)"
-        if not allowed:
-            raise DataError(
-                f"{self.name} {split}: nothing found in {there}; looked for "
-                f"{' or '.join(looked_for)}. Put the files there (nothing is downloaded), or pass "
-                "stand_in=True for generated images of the same shape"
-            )
-        logger.warning(
-            "%s %s: no files in %s; using GENERATED images, results say nothing about %s",
-            *(self.name, split, there, self.name),
-        )
+        refuse_absent(f"{self.name} {split}", root, " or ".join(looked_for), allowed, "images")
         return self.generate(split, seed)
 
     def generate(self, split: str, seed: int) -> ImageSource:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fleetlight.data.generated.tables import ClickLog
-from fleetlight.data.readers.files import find, refuse_absent
+from fleetlight.data.readers.files import find, plain_or_gzip, refuse_absent
 from fleetlight.data.readers.lines import table_of
 from fleetlight.data.readers.tables.fields import Fields
 from fleetlight.data.records import Record, TableDataset
@@ -57,7 +57,7 @@ class Adult(TableDataset[Record]):
         split = "train" if train else "test"
         path = find(Path(root), _FILES[split])
         if path is None:
-            refuse_absent(f"Adult {split}", Path(root), _FILES[split], stand_in)
+            refuse_absent(f"Adult {split}", Path(root), plain_or_gzip(_FILES[split]), stand_in)
             super().__init__(f"Adult {split}", _generated(split, seed), generated=True)
         else:
             super().__init__(f"Adult {split}", table_of(path, Adult.parse, _is_header))

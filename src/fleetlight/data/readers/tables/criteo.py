@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fleetlight.data.generated.tables import ClickLog
-from fleetlight.data.readers.files import find, refuse_absent
+from fleetlight.data.readers.files import find, plain_or_gzip, refuse_absent
 from fleetlight.data.readers.lines import table_of
 from fleetlight.data.readers.tables.fields import Fields
 from fleetlight.data.records import Record, TableDataset
@@ -34,7 +34,7 @@ class Criteo(TableDataset[Record]):
     ) -> None:
         path = find(Path(root), _FILES)
         if path is None:
-            refuse_absent("Criteo", Path(root), _FILES, stand_in)
+            refuse_absent("Criteo", Path(root), plain_or_gzip(_FILES), stand_in)
             log = ClickLog(_STAND_IN_RECORDS, seed=seed)
             super().__init__("Criteo", log.batch(range(len(log))), generated=True)
         else:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fleetlight.data.random_bits import key_of
-from fleetlight.data.readers.files import find, refuse_absent
+from fleetlight.data.readers.files import find, plain_or_gzip, refuse_absent
 from fleetlight.data.readers.lines import table_of
 from fleetlight.data.readers.tables.fields import Fields
 from fleetlight.data.records import TableDataset
@@ -52,7 +52,7 @@ class MovieLens(TableDataset[Rating]):
     ) -> None:
         path = find(Path(root), _FILES, _FOLDERS)
         if path is None:
-            refuse_absent("MovieLens", Path(root), _FILES, stand_in)
+            refuse_absent("MovieLens", Path(root), plain_or_gzip(_FILES), stand_in)
             super().__init__("MovieLens", _generated(seed), generated=True)
         else:
             super().__init__("MovieLens", table_of(path, MovieLens.parse, _is_header))
@@ -76,16 +76,13 @@ def _is_header(line: bytes) -> bool:
 def _generated(seed: int) -> Rating:
     """Generated ratings that a factor model can learn: user factors x film factors, and noise."""
     rng = np.random.default_rng(int(key_of(seed)))
-    user_factors, film_factors = (
-        rng.normal(size=(_USERS, _FACTORS)),
-        rng.normal(size=(_FILMS, _FACTORS)),
-    )
+    user_factors = rng.normal(size=(_USERS, _FACTORS))
+    film_factors = rng.normal(size=(_FILMS, _FACTORS))
     users = rng.integers(_USERS, size=_RATINGS)
     # a few films have most of the ratings
     films = (_FILMS * rng.random(_RATINGS) ** 2).astype(np.int64)
-    liking = (user_factors[users] * film_factors[films]).sum(1) / 2 + 0.3 * rng.normal(
-        size=_RATINGS
-    )
+    liking = (user_factors[users] * film_factors[films]).sum(1) / 2
+    liking += 0.3 * rng.normal(size=_RATINGS)
     stars = np.clip(np.round(2 * (3.5 + liking)) / 2, 0.5, 5)
     columns = [users + 1, films + 1, stars.astype(np.float32), np.arange(_RATINGS)]
     return Rating(*map(torch.from_numpy, columns))
