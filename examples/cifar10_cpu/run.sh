@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Data-parallel training on the CPUs of this machine: one scheduler and N workers, told apart by
-# environment variables alone.
+# Data-parallel training on the CPUs of this machine: one scheduler and N workers, which read their
+# roles from environment variables.
 #
 #     bash run.sh DATA_PATH [WORKERS=8] [arguments of train_fleet.py ...]
 #
@@ -30,7 +30,7 @@ export MS_WORKER_NUM=$workers
 export MS_SCHED_HOST=127.0.0.1
 export MS_SCHED_PORT=${MS_SCHED_PORT:-8117}
 
-# Every worker would otherwise use every core.
+# Share the cores: each worker would use all of them.
 cores=$(getconf _NPROCESSORS_ONLN)
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > workers ? cores / workers : 1))}
 
@@ -48,9 +48,9 @@ trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
 mkdir -p "$logs"
-rm -f "$logs/scheduler.txt" "$logs"/worker_*.txt # of an earlier run, perhaps of more workers
+rm -f "$logs/scheduler.txt" "$logs"/worker_*.txt # from an earlier run, perhaps with more workers
 
-# start NAME: one more process, its output in NAME.txt
+# start NAME: start a process with its output in NAME.txt
 start() {
     "$python" "$script" --data "$data" "${arguments[@]}" >"$logs/$1.txt" 2>&1 &
     pids+=($!)
@@ -61,7 +61,7 @@ export MS_ROLE=MS_SCHED
 start scheduler
 export MS_ROLE=MS_WORKER
 for ((i = 0; i < workers; i++)); do
-    export MS_NODE_ID=$i # makes worker i the one that writes worker_i.txt
+    export MS_NODE_ID=$i # the worker with this rank writes worker_i.txt
     start "worker_$i"
 done
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ResNet-50 on CIFAR-10 with momentum, on the CPU: started by run.sh as N workers."""
+"""ResNet-50 on CIFAR-10 with momentum, on the CPU: N workers, started by run.sh."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", default="", help="folder of CIFAR-10 (default: generated)")
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=0, help="steps of an epoch (0: all)")
+    parser.add_argument("--steps", type=int, default=0, help="steps per epoch (0: all)")
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--size", type=int, default=224, help="side that images are resized to")
+    parser.add_argument("--size", type=int, default=224, help="side of the resized images")
     parser.add_argument("--augment", action=argparse.BooleanOptionalAction, default=True)
     return parser.parse_args()
 

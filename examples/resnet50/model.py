@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ResNet-50 in plain PyTorch: 161 parameters, for images of any size from 32 x 32 up."""
+"""ResNet-50 in plain PyTorch: 161 parameters, for images from 32 x 32 pixels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ResNet50(nn.Sequential):
 
 
 class Bottleneck(nn.Module):
-    """1 x 1, 3 x 3 and 1 x 1 convolutions, added to what came in."""
+    """1 x 1, 3 x 3 and 1 x 1 convolutions, added to their input."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()

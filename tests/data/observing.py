@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An observer of a loader, made of what a test wants to be told."""
+"""An observer of a loader, made of the functions of a test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fleetlight.data.observer import BatchShare, NoObserver
 
 
 class Observing(NoObserver):
-    """Hands on what it is told."""
+    """Passes on each call."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers that read loaders with deal="queue", in this process, and whoever deals out to them."""
+"""Workers that read loaders with deal="queue", and their shard queue, in this process."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from fleetlight.ps.server.work import Interval, Work
 
 
 class WaitsError(Exception):
-    """A worker waits for what others have in hand."""
+    """A worker waits for records in the hands of others."""
 
 
 @dataclasses.dataclass
 class Desk:
-    """Deals out to one worker, and counts its steps."""
+    """The shard queue as one worker sees it; counts the steps of that worker."""
 
     work: Work
     worker: int
     made: int = 0
     acknowledged: int = 0
     said: list[str] = dataclasses.field(default_factory=list)
-    #: lets another worker go on; False when nobody can
+    #: lets another worker take its turn; False where none can
     others: Callable[[], bool] = lambda: False
 
     def deal(self, request: RangeRequest) -> Interval | None:
@@ -65,7 +65,7 @@ _all = weakref.WeakSet["Worker"]()
 
 
 class Worker:
-    """Reads a loader; each batch is a step, unless it is said otherwise."""
+    """Reads a loader; each batch is a step by default."""
 
     def __init__(
         self, work: Work, index: int, workers: int, make: Any = plain, **more: Any
@@ -106,25 +106,25 @@ class Worker:
 
 
 def end_all() -> None:
-    """Workers and their loaders know each other: none is to be left to the garbage collector.
+    """Break the cycles of workers and loaders, so that the garbage collector finds none.
 
-    It has torch wait five seconds for each process of a loader, in whichever test it runs.
+    In it torch waits five seconds for each process of a loader, in any later test.
     """
     for worker in list(_all):
         vars(worker).clear()
 
 
 def run(workers: Sequence[Worker], turns: Iterable[int] = itertools.count(), **more: Any) -> None:
-    """Read an epoch, in this order; who waits lets others go on."""
-    go_on([worker.epoch(**more) for worker in workers], workers, turns)
+    """Read an epoch in this order; a waiting worker lets others continue."""
+    continue_epochs([worker.epoch(**more) for worker in workers], workers, turns)
 
 
-def go_on(
+def continue_epochs(
     iterators: Sequence[Iterator[Any]],
     workers: Sequence[Worker],
     turns: Iterable[int] = itertools.count(),
 ) -> None:
-    """The same, of epochs that are begun already."""
+    """Read the rest of epochs."""
     left, busy = dict(enumerate(iterators)), set()
 
     def advance(turn: int) -> bool:
@@ -147,7 +147,7 @@ def go_on(
         worker.desk.others = lambda: False
 
 
-def crew(number: int, make: Any = plain, **more: Any) -> list[Worker]:
+def workers_of(number: int, make: Any = plain, **more: Any) -> list[Worker]:
     work = Work(number)
     return [Worker(work, index, number, make, **more) for index in range(number)]
 

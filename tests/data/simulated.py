@@ -70,7 +70,7 @@ class Ragged(Sampler[list[int]]):
 
 @dataclasses.dataclass
 class Step:
-    """What one worker was handed in one step, and what it was told."""
+    """The batch of one worker in one step, and its counts."""
 
     records: list[int]
     mine: int
@@ -78,7 +78,7 @@ class Step:
 
 
 class Workers:
-    """`number` workers that each shard their own loader, as their processes would."""
+    """`number` workers, each of which shards its own loader as a process would."""
 
     def __init__(
         self, make: Make, number: int, *, tail: str = "join", seed: int = 0, announce: Any = None
@@ -109,7 +109,7 @@ class Workers:
         return rounds
 
     def load(self, state: dict[str, Any]) -> Workers:
-        """All of them go on from one position."""
+        """Move all of them to one position."""
         for loader in self.loaders:
             loader.load_state_dict(state)
         return self
@@ -121,7 +121,7 @@ class Workers:
 
 
 class Announced:
-    """Remembers what it is told of batches to come."""
+    """Remembers the announced batches."""
 
     def __init__(self) -> None:
         self.batches: list[list[Any]] = []
@@ -144,7 +144,7 @@ def counting(rounds: list[list[Step]]) -> list[int]:
     return [record for row in rounds for step in row for record in step.records[: step.mine]]
 
 
-#: in this process, in loading processes, in loading processes that live on
+#: in this process, in loading processes, in persistent loading processes
 PROCESSES: list[dict[str, Any]] = [
     {},
     {"num_workers": 2},

@@ -49,7 +49,7 @@ def batched(**settings: Any) -> DataLoader[Any]:
 
 @in_processes
 @pytest.mark.parametrize("make", [indexed, streamed, batched])
-def test_going_on_is_exact_at_every_step(make: Any, processes: dict[str, Any]) -> None:
+def test_resuming_is_exact_at_every_step(make: Any, processes: dict[str, Any]) -> None:
     def workers() -> Workers:
         return Workers(lambda: make(**processes), 2)
 
@@ -68,7 +68,7 @@ def test_going_on_is_exact_at_every_step(make: Any, processes: dict[str, Any]) -
 
 @pytest.mark.parametrize("announce", [None, Announced()], ids=["", "one_ahead"])
 @pytest.mark.parametrize("tail", ["join", "pad", "drop"])
-def test_going_on_with_each_tail(tail: str, announce: Any) -> None:
+def test_resuming_with_each_tail(tail: str, announce: Any) -> None:
     """A batch loaded ahead is not counted before it is handed out."""
     for make in (indexed, streamed, batched):
         original = Workers(make, 2, tail=tail)
@@ -83,7 +83,7 @@ def test_going_on_with_each_tail(tail: str, announce: Any) -> None:
 @pytest.mark.parametrize("processes", [0, 2])
 @pytest.mark.parametrize("make", [indexed, streamed, batched])
 @pytest.mark.parametrize("number", [1, 3])
-def test_going_on_with_other_workers_loses_and_doubles_nothing(
+def test_resuming_with_other_workers_loses_and_doubles_nothing(
     number: int, make: Any, processes: int
 ) -> None:
     everything = sorted(counting(Workers(make, 1).epoch()))
@@ -104,7 +104,7 @@ def test_a_position_at_the_end_of_an_epoch_is_the_beginning_of_the_next() -> Non
         assert after.epoch() == before.epoch()
 
 
-def test_the_seed_of_a_position_is_gone_on_with() -> None:
+def test_a_position_carries_its_seed() -> None:
     before = Workers(indexed, 2, seed=4)
     whole = Workers(indexed, 2, seed=4).epoch()
     before.epoch(1)
@@ -112,7 +112,7 @@ def test_the_seed_of_a_position_is_gone_on_with() -> None:
     assert after.epoch() == whole[1:]
 
 
-def test_a_position_counts_what_was_handed_out_not_what_was_fetched() -> None:
+def test_a_position_counts_records_handed_out_not_loaded() -> None:
     loader = single(plain(num_workers=2, prefetch_factor=3))
     iterator = iter(loader)
     next(iterator)
@@ -125,7 +125,7 @@ def test_a_stream_needs_the_same_number_of_loading_processes() -> None:
     before = Workers(lambda: streamed(num_workers=2), 1)
     before.epoch(1)
     state = before.loaders[0].state_dict()
-    with pytest.raises(CheckpointError, match=r"reached with 2 loading processes, .* has 1"):
+    with pytest.raises(CheckpointError, match=r"saved with 2 loading processes, .* has 1"):
         single(streamed()).load_state_dict(state)
     unused = Workers(lambda: streamed(num_workers=2), 1).loaders[0].state_dict()
     single(streamed()).load_state_dict(unused)
@@ -161,7 +161,7 @@ def test_an_abandoned_iteration_is_followed_by_the_next_epoch(processes: dict[st
         lambda loader: loader.load_state_dict(loader.state_dict()),
     ],
 )
-def test_an_older_iteration_does_not_go_on(restart: Any) -> None:
+def test_an_older_iteration_raises(restart: Any) -> None:
     loader = single(plain())
     old = iter(loader)
     next(old)
@@ -172,7 +172,7 @@ def test_an_older_iteration_does_not_go_on(restart: Any) -> None:
     assert loader.consumed == consumed
 
 
-def test_an_iteration_that_was_never_begun_is_none() -> None:
+def test_an_unused_iterator_starts_no_epoch() -> None:
     loader = single(plain())
     iter(loader)
     assert numbers_in(next(iter(loader))) == [0, 1, 2, 3]
@@ -252,7 +252,7 @@ def test_samples_per_step() -> None:
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_what_cannot_be_shared_is_refused(number: int) -> None:
+def test_loaders_that_cannot_be_sharded_are_refused(number: int) -> None:
     def refused(loader: Any, why: str, **settings: Any) -> None:
         with pytest.raises(ConfigError, match=why):
             single(loader, workers=number, **settings)
@@ -293,7 +293,7 @@ def test_the_next_batch_is_announced_before_each_is_handed_out() -> None:
     assert len(announced.batches) == 3
 
 
-def test_a_record_that_cannot_be_read_spoils_its_own_batch_only() -> None:
+def test_an_unreadable_record_fails_its_own_batch_only() -> None:
     class Broken(Numbers):
         def __getitem__(self, index: int) -> Any:
             if index == 3:
@@ -310,13 +310,13 @@ def test_a_record_that_cannot_be_read_spoils_its_own_batch_only() -> None:
 
 
 def paused(loader: DataLoader[Any], **settings: Any) -> tuple[Any, list[dict[str, Any]]]:
-    """A loader, and its position each time it says that training may be interrupted."""
+    """A loader, and its position each time training may be interrupted."""
     places: list[dict[str, Any]] = []
     sharded = single(loader, between=lambda: places.append(sharded.state_dict()), **settings)
     return sharded, places
 
 
-def test_an_epoch_may_be_interrupted_before_each_batch_and_not_behind_the_last() -> None:
+def test_an_epoch_may_be_interrupted_before_each_batch_but_not_after_the_last() -> None:
     loader, places = paused(plain(4, 10))
     assert len(list(loader)) == 3
     assert [(p["epoch"], p["consumed"]) for p in places] == [(0, 0), (0, 4), (0, 8)]
@@ -327,7 +327,7 @@ def test_an_epoch_may_be_interrupted_before_each_batch_and_not_behind_the_last()
 
 @pytest.mark.parametrize("announce", [None, Announced()])
 @pytest.mark.parametrize("make", [indexed, streamed, batched])
-def test_going_on_from_any_of_these_places_gives_the_rest(make: Any, announce: Any) -> None:
+def test_resuming_from_any_of_these_positions_gives_the_rest(make: Any, announce: Any) -> None:
     loader, places = paused(make(), announce=announce)
     epoch = [numbers_in(batch) for batch in loader]
     assert len(places) == len(epoch)
@@ -338,7 +338,7 @@ def test_going_on_from_any_of_these_places_gives_the_rest(make: Any, announce: A
         assert [numbers_in(batch) for batch in again] == epoch[number:]
 
 
-def test_going_on_amid_an_epoch_draws_no_random_number() -> None:
+def test_resuming_within_an_epoch_draws_no_random_number() -> None:
     loader = single(plain(4, 10))
     loader.load_state_dict({"epoch": 0, "seed": 0, "consumed": 4})
     torch.manual_seed(3)
@@ -348,11 +348,11 @@ def test_going_on_amid_an_epoch_draws_no_random_number() -> None:
     assert torch.equal(torch.rand(1), expected)
 
 
-# --- going on behind the script's back
+# --- resuming unknown to the script
 
 
 class Followed:
-    """Remembers what a loader tells of itself."""
+    """Remembers the calls of a loader."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []
@@ -375,7 +375,7 @@ def followed(follow: Followed) -> ShardLoader:
     )
 
 
-def test_a_follower_knows_where_the_loader_was_before_each_batch() -> None:
+def test_an_observer_gets_the_position_before_each_batch() -> None:
     follow = Followed()
     loader = followed(follow)
     for _ in range(2):
@@ -388,7 +388,7 @@ def test_a_follower_knows_where_the_loader_was_before_each_batch() -> None:
 
 
 @pytest.mark.parametrize("begin", [list, lambda loader: loader.set_epoch(0)])
-def test_a_script_that_begins_with_the_first_epoch_is_told(begin: Any) -> None:
+def test_a_script_that_starts_with_the_first_epoch_gets_an_error(begin: Any) -> None:
     loader = followed(Followed())
     loader.cursor.resume({**loader.state_dict(), "epoch": 2, "consumed": 4})
     with pytest.raises(ConfigError, match=r"resumes in epoch 2, .*range\(loader\.epoch, epochs\)"):
@@ -397,7 +397,7 @@ def test_a_script_that_begins_with_the_first_epoch_is_told(begin: Any) -> None:
     assert [numbers_in(batch) for batch in loader] == [[4, 5]]
 
 
-def test_a_script_whose_epochs_are_set_goes_on_in_the_right_one() -> None:
+def test_a_script_that_sets_the_epoch_resumes_in_it() -> None:
     loader = followed(Followed())
     loader.cursor.resume({**loader.state_dict(), "epoch": 2, "consumed": 4})
     loader.set_epoch(2)
@@ -406,7 +406,7 @@ def test_a_script_whose_epochs_are_set_goes_on_in_the_right_one() -> None:
 
 
 @pytest.mark.parametrize("read", [0, 1, 2])
-def test_a_later_life_begins_what_was_broken_off_anew_and_goes_on_with_what_was_not(
+def test_a_restarted_worker_repeats_a_broken_off_loop_and_resumes_others(
     read: int,
 ) -> None:
     loader = followed(Followed())
@@ -425,7 +425,7 @@ def test_a_later_life_begins_what_was_broken_off_anew_and_goes_on_with_what_was_
         assert [numbers_in(batch) for batch in later] == rest
 
 
-def test_the_records_of_the_coming_batch_are_known() -> None:
+def test_the_records_of_the_next_batch_are_known() -> None:
     loader = followed(Followed())
     for batch in loader:
         before = {"consumed": loader.consumed - 4}

@@ -37,7 +37,7 @@ def test_records() -> None:
     assert equal(data[2], Point(torch.tensor([4, 5]), torch.tensor(2)))
     assert equal(data[-1], data[5])
     assert [point.colour.item() for point in list(data)] == [*range(6)]  # type: ignore[call-overload]
-    with pytest.raises(IndexError, match="points: no record 6, there are 6"):
+    with pytest.raises(IndexError, match="points: got record 6, expected one of 6"):
         data[6]
 
 
@@ -61,7 +61,7 @@ def test_every_loader_gives_the_same_batches() -> None:
         assert all(map(equal, batches, expected)), loader
 
 
-def test_a_batch_is_not_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: object) -> None:
         raise AssertionError("taken apart")
 
@@ -77,7 +77,7 @@ def test_a_batch_looks_like_a_list() -> None:
     assert equal(TableDataset.collate([rows[0], rows[2]]), table().batch([0, 2]))
 
 
-def test_a_stand_in_says_so() -> None:
+def test_a_stand_in_is_named_as_generated() -> None:
     data = TableDataset("points", Point(torch.zeros(1, 2), torch.zeros(1)), generated=True)
     assert data.generated
     assert repr(data) == "<points (generated stand-in): 1 records>"

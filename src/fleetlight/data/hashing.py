@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ids from texts: the same in every process, run and machine, unlike Python's `hash`."""
+"""Ids of texts, the same in every process, run and machine, unlike Python's `hash`."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from fleetlight.kernels.hashing import mix
 _WORD = 8
 #: keeps the first n bytes of a little-endian word
 _KEEP = np.array([2 ** (8 * n) - 1 for n in range(_WORD + 1)], np.uint64)
-#: where salts start themselves
-_OF_SALTS = key_of(1)
+#: the key with which salts are hashed
+_SALT_KEY = key_of(1)
 
 
 def stable_hash(texts: Iterable[str | bytes], salt: str = "") -> Tensor:
-    """An int64 id for each text; any of the 2^64 values, so negative ones too.
+    """An int64 id for each text, of the whole range, so also negative.
 
-    With another `salt` the same text has another id. A str has the id of its UTF-8 bytes.
+    A text has a different id for each `salt`. A str has the id of its UTF-8 bytes.
     """
     encoded = _encoded(texts, "stable_hash")
     return torch.from_numpy(_hash_texts(encoded, salt_key(salt)))
 
 
 def hash_column(field: str, values: Iterable[str | bytes] | Tensor | NDArray[Any]) -> Tensor:
-    """Ids of one column's values, texts or whole numbers: the field's name is their salt.
+    """Ids of one column's values, texts or whole numbers, with the field's name as salt.
 
-    So fields can share one table: "1" of one and "1" of another are different ids. Different
-    whole numbers of a field never share an id.
+    So fields can share a table: "1" has a different id in each field. Different whole numbers of
+    a field never share an id.
     """
     if not isinstance(values, (Tensor, np.ndarray)):
         values = list(values)
@@ -56,8 +56,8 @@ def hash_column(field: str, values: Iterable[str | bytes] | Tensor | NDArray[Any
 
 @functools.lru_cache(maxsize=4096)
 def salt_key(salt: str) -> np.uint64:
-    """The number from which the ids of a salt start."""
-    return only(_hash_texts([salt.encode()], _OF_SALTS).view(np.uint64))
+    """The key with which texts of a salt are hashed."""
+    return only(_hash_texts([salt.encode()], _SALT_KEY).view(np.uint64))
 
 
 def hash_spans(
@@ -66,21 +66,21 @@ def hash_spans(
     lengths: NDArray[np.int64],
     keys: NDArray[np.uint64],
 ) -> NDArray[np.int64]:
-    """The ids of texts that lie in one buffer; `starts`, `lengths` and `keys` broadcast."""
+    """The ids of texts in one buffer; `starts`, `lengths` and `keys` broadcast."""
     starts, lengths, keys = np.broadcast_arrays(starts, lengths, keys)
     words = _words(buffer)
     state: Bits = mix(keys ^ lengths.astype(np.uint64)).ravel()
     flat_starts, flat_lengths = starts.ravel(), lengths.ravel()
     for offset in range(0, int(flat_lengths.max(initial=0)), _WORD):
-        # texts that reach this far; long ones are few, so the work is that of the bytes there are
-        going = np.flatnonzero(flat_lengths > offset)
-        kept = _KEEP[np.minimum(flat_lengths[going] - offset, _WORD)]
-        state[going] = mix(state[going] ^ (words[flat_starts[going] + offset] & kept))
+        # only the texts that are this long: the work is proportional to the bytes
+        active = np.flatnonzero(flat_lengths > offset)
+        kept = _KEEP[np.minimum(flat_lengths[active] - offset, _WORD)]
+        state[active] = mix(state[active] ^ (words[flat_starts[active] + offset] & kept))
     return mix(state).view(np.int64).reshape(starts.shape)
 
 
 def _words(buffer: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """The 8 bytes from each position on as one number."""
+    """The 8 bytes from each position as one number."""
     padded = np.concatenate([buffer, np.zeros(_WORD, np.uint8)])
     shape = (len(padded) - _WORD + 1,)
     words: NDArray[np.uint64] = np.ndarray(shape, np.dtype("<u8"), buffer=padded.data, strides=(1,))
@@ -97,7 +97,7 @@ def _encoded(texts: Iterable[str | bytes], caller: str) -> list[bytes]:
     if isinstance(texts, (str, bytes)):
         raise ConfigError(f"{caller}: got the text {texts!r}, expected a list of texts")
     try:
-        # every str has an id, also those that no file can hold
+        # every str has an id, even one that UTF-8 cannot encode
         return [t if isinstance(t, bytes) else t.encode("utf-8", "surrogatepass") for t in texts]
     except (TypeError, AttributeError) as error:
         raise ConfigError(f"{caller}: {error}; expected a list of texts") from error

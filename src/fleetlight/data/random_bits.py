@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chance without a state: bits that are a pure function of numbers, the same on every machine."""
+"""Random numbers without state: a pure function of numbers, the same on every machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNIT = 2.0**-53
 
 
 def key_of(*parts: int) -> np.uint64:
-    """One number for several whole numbers, in their order."""
+    """One key for a sequence of whole numbers."""
     state = np.zeros(1, np.uint64)
     for part in parts:
         state = mix(state ^ np.array([part % 2**64], np.uint64))
@@ -22,7 +22,7 @@ def key_of(*parts: int) -> np.uint64:
 
 
 def only(values: Bits) -> np.uint64:
-    """The number in an array of one."""
+    """The only number in an array."""
     value: np.uint64 = values[0]
     return value
 
@@ -34,11 +34,11 @@ def lanes(rows: Bits, count: int) -> Bits:
 
 
 def uniform(bits: Bits) -> NDArray[np.float64]:
-    """Floats in 0..1, below 1, with all the digits a float has."""
+    """Floats in [0, 1), with all 53 bits."""
     floats: NDArray[np.float64] = (bits >> np.uint64(11)) * _UNIT
     return floats
 
 
 def below(bits: Bits, limits: NDArray[np.int64] | int) -> NDArray[np.int64]:
-    """Whole numbers from 0, less than `limits`."""
+    """Whole numbers in [0, limits)."""
     return (uniform(bits) * limits).astype(np.int64)

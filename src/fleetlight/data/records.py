@@ -13,24 +13,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-#: a named tuple of tensors: one record, or with one more dimension a batch of them
+#: a named tuple of tensors: a record, or a batch with one more dimension
 B = TypeVar("B", bound=tuple[Tensor, ...])
 Indices = Sequence[int] | NDArray[np.int64] | Tensor
 
 
 class Record(NamedTuple):
-    """One click or person; in a batch each tensor has one dimension more, in front."""
+    """One click or person; the tensors of a batch have one more dimension, in front."""
 
-    #: float32 [numbers], of the order of 1
+    #: float32 [numbers], about 1 in size
     dense: Tensor
-    #: int64 [categories], any of the 2^64 values
+    #: int64 [categories], of the whole range
     ids: Tensor
     #: float32, 0 or 1
     label: Tensor
 
 
 class BatchRecords(Sequence[B], Generic[B]):
-    """A batch that looks like the list of its records; they are cut out when asked for."""
+    """A batch as a sequence of its records, which are made on access."""
 
     def __init__(self, batch: B) -> None:
         self.batch = batch
@@ -56,9 +56,9 @@ class BatchRecords(Sequence[B], Generic[B]):
 
 
 class BatchedDataset(Dataset[B], abc.ABC, Generic[B]):
-    """A map-style data set whose records come in batches."""
+    """A map-style data set that makes whole batches."""
 
-    #: True when the records were made up
+    #: True for generated records
     generated = False
     name = ""
 
@@ -71,22 +71,22 @@ class BatchedDataset(Dataset[B], abc.ABC, Generic[B]):
 
     def __getitem__(self, index: int) -> B:
         if not -len(self) <= index < len(self):
-            raise IndexError(f"{self.name}: no record {index}, there are {len(self)}")
+            raise IndexError(f"{self.name}: got record {index}, expected one of {len(self)}")
         return self.__getitems__([index % len(self)])[0]
 
     def __getitems__(self, indices: list[int]) -> Sequence[B]:
-        """Several records at once: DataLoader asks for whole batches where it can."""
+        """Several records at once, as DataLoader requests them."""
         return BatchRecords(self.batch(indices))
 
     @staticmethod
     def collate(rows: Sequence[B]) -> B:
-        """For `DataLoader(collate_fn=...)`: a batch that was made as one stays one."""
+        """For `DataLoader(collate_fn=...)`: keeps a batch that was made whole."""
         return (
             rows.batch if isinstance(rows, BatchRecords) else cast(B, default_collate(list(rows)))
         )
 
     def loader(self, batch_size: int, **settings: Any) -> DataLoader[B]:
-        """A DataLoader that never takes the batches apart, several times as fast as the default."""
+        """A DataLoader that keeps batches whole, several times as fast as the default."""
         return DataLoader(self, batch_size, **{"collate_fn": self.collate, **settings})
 
     def __repr__(self) -> str:
@@ -94,7 +94,7 @@ class BatchedDataset(Dataset[B], abc.ABC, Generic[B]):
 
 
 class TableDataset(BatchedDataset[B], Generic[B]):
-    """Records in memory, a tensor for each column."""
+    """Records in memory, as one tensor for each column."""
 
     def __init__(self, name: str, columns: B, *, generated: bool = False) -> None:
         self.generated = generated
@@ -110,5 +110,5 @@ class TableDataset(BatchedDataset[B], Generic[B]):
 
 
 def same_kind(like: B, columns: Sequence[Tensor]) -> B:
-    """Other tensors in a named tuple of the same type."""
+    """A named tuple of the type of `like`, with these tensors."""
     return cast(B, type(like)._make(columns))  # type: ignore[attr-defined]

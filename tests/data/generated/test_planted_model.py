@@ -33,7 +33,7 @@ def test_share_of_clicks_and_spread_are_those_of_real_logs(seed: int) -> None:
     assert log_odds(chances).std() == pytest.approx(1.35, abs=1e-3)
 
 
-def test_seeds_plant_other_models() -> None:
+def test_each_seed_has_its_own_model() -> None:
     one, two = (log_odds(fitted(seed).probabilities(*inputs())) for seed in (0, 1))
     assert abs(np.corrcoef(one, two)[0, 1]) < 0.5
 
@@ -51,7 +51,7 @@ def test_every_field_matters() -> None:
         assert np.abs(fitted().probabilities(dense, changed) - before).mean() > 0.01
 
 
-def test_fields_of_few_ids_act_together_too() -> None:
+def test_pairs_of_fields_with_few_ids_have_effects() -> None:
     """Log-odds of two fields are no sum: changing both is not changing one and then the other."""
     model = fitted()
     dense, ids = inputs()

@@ -44,7 +44,7 @@ def test_a_record_is_the_same_in_any_order_and_batch() -> None:
     assert equal(log.batch([]), Record(*(column[:0] for column in together)))
 
 
-def test_start_is_a_place_in_the_endless_log() -> None:
+def test_start_is_a_position_in_the_endless_log() -> None:
     log, part = ClickLog(100), ClickLog(20, start=60)
     assert equal(part.batch(range(20)), log.batch(range(60, 80)))
     assert equal(part.batch([0]), ClickLog(10**12).batch([60]))
@@ -76,7 +76,7 @@ def test_sizes_of_the_fields() -> None:
     assert (log[0].dense.shape, log[0].ids.shape) == ((0,), (2,))
 
 
-def test_best_auc_is_that_of_the_true_chances() -> None:
+def test_best_auc_is_that_of_the_true_probabilities() -> None:
     log = ClickLog(30_000, start=10)
     chances, labels = log.probabilities(range(30_000)), log.batch(range(30_000)).label
     assert log.best_auc == pytest.approx(roc_auc_score(labels, chances), abs=1e-9)
@@ -93,7 +93,7 @@ def test_numbers_have_mean_0_and_variance_1() -> None:
     assert (dense.std(0) - 1).abs().max() < 0.1
 
 
-def test_a_linear_model_comes_near_the_best_auc() -> None:
+def test_a_linear_model_nearly_reaches_the_best_auc() -> None:
     train, test = (ClickLog(60_000, start=s, vocabulary=200, sparse_fields=6) for s in (0, 10**6))
     effects = torch.nn.EmbeddingBag(1 << 14, 1, mode="sum")
     torch.nn.init.zeros_(effects.weight)
@@ -126,7 +126,7 @@ def test_wrong_settings(wrong: dict[str, int]) -> None:
 
 @pytest.mark.parametrize("index", [-1, 10])
 def test_a_batch_ends_where_the_log_ends(index: int) -> None:
-    with pytest.raises(IndexError, match=f"got the indices {index} to {index}"):
+    with pytest.raises(IndexError, match=f"got indices from {index} to {index}, expected 0 to"):
         ClickLog(10).batch([index])
 
 

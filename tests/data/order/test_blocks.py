@@ -19,7 +19,7 @@ def positions(part: BlockPart) -> list[int]:
 
 @settings(deadline=None)
 @given(lengths, sizes, counts)
-def test_joined_parts_lose_nothing_and_double_nothing(length: int, batch: int, n: int) -> None:
+def test_joined_parts_lose_and_double_nothing(length: int, batch: int, n: int) -> None:
     blocks = Blocks(length, batch, n, "join")
     seen = [p for w in range(n) for part in blocks.parts(w) for p in positions(part)]
     assert sorted(seen) == list(range(length))
@@ -48,7 +48,7 @@ def test_a_joined_block_is_shared_evenly(length: int, batch: int, n: int) -> Non
 
 @settings(deadline=None)
 @given(lengths, sizes, counts)
-def test_dropping_leaves_out_the_short_block_only(length: int, batch: int, n: int) -> None:
+def test_dropping_omits_the_short_block_only(length: int, batch: int, n: int) -> None:
     blocks = Blocks(length, batch, n, "drop")
     parts = [part for w in range(n) for part in blocks.parts(w)]
     seen = sorted(p for part in parts for p in positions(part))
@@ -90,7 +90,7 @@ def test_step_i_is_batch_i_of_one_process(length: int, batch: int, n: int, tail:
 
 @settings(deadline=None)
 @given(st.data(), lengths, sizes, counts, sizes, counts)
-def test_going_on_with_other_workers_loses_nothing_and_doubles_nothing(
+def test_resuming_with_other_workers_loses_and_doubles_nothing(
     data: st.DataObject, length: int, batch: int, n: int, new_batch: int, m: int
 ) -> None:
     before, after = Blocks(length, batch, n), Blocks(length, new_batch, m)
@@ -103,7 +103,7 @@ def test_going_on_with_other_workers_loses_nothing_and_doubles_nothing(
 
 @settings(deadline=None)
 @given(lengths, sizes, counts, st.sampled_from(["join", "drop", "pad"]))
-def test_going_on_with_the_same_workers_is_exact(
+def test_resuming_with_the_same_workers_is_exact(
     length: int, batch: int, n: int, tail: str
 ) -> None:
     blocks = Blocks(length, batch, n, tail)

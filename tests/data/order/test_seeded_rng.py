@@ -20,7 +20,7 @@ DRAWS: list[Callable[[], object]] = [
 
 
 @pytest.mark.parametrize("draw", DRAWS)
-def test_inside_it_follows_the_seed(draw: Callable[[], object]) -> None:
+def test_numbers_in_the_block_follow_the_seed(draw: Callable[[], object]) -> None:
     drawn = []
     for seed in (2**62, 2**62, 5):
         with SeededRng(seed):
@@ -29,7 +29,7 @@ def test_inside_it_follows_the_seed(draw: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("draw", DRAWS)
-def test_outside_nobody_notices(draw: Callable[[], object]) -> None:
+def test_generators_outside_the_block_are_unchanged(draw: Callable[[], object]) -> None:
     def outside(chance: SeededRng | None) -> object:
         torch.manual_seed(1)
         np.random.seed(1)
@@ -44,7 +44,7 @@ def test_outside_nobody_notices(draw: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("draw", DRAWS)
-def test_it_goes_on_where_it_stopped(draw: Callable[[], object]) -> None:
+def test_a_second_block_continues(draw: Callable[[], object]) -> None:
     with SeededRng(3):
         twice = [draw(), draw()]
     chance, again = SeededRng(3), []
@@ -55,7 +55,7 @@ def test_it_goes_on_where_it_stopped(draw: Callable[[], object]) -> None:
     assert again == twice
 
 
-def test_an_error_inside_leaves_the_outside_alone() -> None:
+def test_an_error_in_the_block_restores_the_generators() -> None:
     torch.manual_seed(1)
     expected = torch.rand(1)
     torch.manual_seed(1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loaders whose records are dealt out on demand, to simulated workers."""
+"""Loaders of simulated workers that share a shard queue."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.data.queued import Desk, WaitsError, Worker, crew, end_all, go_on, records, run
+from tests.data.queued import (
+    Desk,
+    WaitsError,
+    Worker,
+    continue_epochs,
+    end_all,
+    records,
+    run,
+    workers_of,
+)
 from tests.data.simulated import (
     Announced,
     Numbers,
@@ -38,11 +47,11 @@ def workers_end() -> Iterator[None]:
 
 @in_processes
 def test_one_worker_reads_all_in_order(processes: dict[str, Any]) -> None:
-    [worker] = crew(1, lambda: plain(shuffle=True, **processes))
+    [worker] = workers_of(1, lambda: plain(shuffle=True, **processes))
     other = single(plain(shuffle=True))
     for _ in range(2):
         assert list(worker.epoch()) == [numbers_in(batch) for batch in other]
-        # only who deals them out knows which range comes next
+        # only the queue knows which range comes next
         assert worker.behind[1] is not None
         assert all(b in (None, r) for b, r in zip(worker.behind, worker.read, strict=True))
         worker.read.clear()
@@ -51,46 +60,46 @@ def test_one_worker_reads_all_in_order(processes: dict[str, Any]) -> None:
 
 
 @in_processes
-def test_who_is_faster_reads_more(processes: dict[str, Any]) -> None:
-    fast, slow = crew(2, lambda: plain(length=60, shuffle=True, **processes))
+def test_a_faster_worker_reads_more(processes: dict[str, Any]) -> None:
+    fast, slow = workers_of(2, lambda: plain(length=60, shuffle=True, **processes))
     first = slow.epoch()
     next(first)
     with pytest.raises(WaitsError):
         list(fast.epoch())
-    # but for what the other one has in hand
+    # all records but those in the hands of the other worker
     assert 2 <= 15 - len(fast.read) <= 6
     list(first)
     assert records(fast, slow) == list(range(60))
 
 
 def test_each_batch_counts_fully_and_the_last_may_be_short() -> None:
-    [worker] = crew(1, lambda: plain(length=6))
+    [worker] = workers_of(1, lambda: plain(length=6))
     list(worker.epoch())
     shares = [share for share in worker.shares if share is not None]
     assert [(share.mine, share.total, share.consumed) for share in shares] == [(4, 4, 4), (2, 2, 6)]
-    one, _ = crew(2)
+    one, _ = workers_of(2)
     next(one.epoch())
     assert one.shares[1][:2] == (4, 8)
 
 
 def test_the_last_batch_may_be_left_out() -> None:
-    [worker] = crew(1, lambda: plain(length=6, drop_last=True))
+    [worker] = workers_of(1, lambda: plain(length=6, drop_last=True))
     assert list(worker.epoch()) == [[0, 1, 2, 3]]
 
 
-def test_batches_of_an_own_sampler_are_dealt_out_whole() -> None:
-    workers = crew(2, lambda: DataLoader(Numbers(30), batch_sampler=Ragged()))
+def test_batches_of_a_batch_sampler_stay_whole() -> None:
+    workers = workers_of(2, lambda: DataLoader(Numbers(30), batch_sampler=Ragged()))
     run(workers)
     assert sorted(batch for worker in workers for batch in worker.read) == sorted(Ragged())
 
 
-def test_nothing_is_told_to_be_done_that_a_later_life_needs() -> None:
-    """It makes its last step again, so what is told is one step behind what the servers have."""
-    worker, _ = crew(2, lambda: plain(length=80))
+def test_a_worker_reports_nothing_that_its_next_incarnation_needs() -> None:
+    """It repeats its last step, so it reports one step less than the servers have."""
+    worker, _ = workers_of(2, lambda: plain(length=80))
     epoch = worker.epoch()
     for _ in range(5):
         next(epoch)
-    # what had been told when the fifth batch was asked for
+    # the report at the request for the fifth batch
     assert worker.desk.work.remaining(0, 1) == [(8, 80)]
     begun = []
     for state in worker.states[2:]:
@@ -100,14 +109,14 @@ def test_nothing_is_told_to_be_done_that_a_later_life_needs() -> None:
         assert next(begun[-1]) == worker.read[state["consumed"] // 4]
 
 
-def test_pushes_that_are_on_their_way_are_not_done() -> None:
-    worker, _ = crew(2, lambda: plain(length=80))
+def test_records_of_unacknowledged_pushes_are_not_done() -> None:
+    worker, _ = workers_of(2, lambda: plain(length=80))
     for _ in itertools.islice(worker.loader, 7):
         worker.desk.made += 1
-    assert worker.desk.acknowledged == worker.desk.made  # given back behind the last
+    assert worker.desk.acknowledged == worker.desk.made  # given back after the last
     work = worker.desk.work
     assert work.remaining(0, 1) == [(28, 80)]
-    another, _ = crew(2, lambda: plain(length=80))
+    another, _ = workers_of(2, lambda: plain(length=80))
     iterator = iter(another.loader)
     for _ in range(7):
         next(iterator)
@@ -117,8 +126,8 @@ def test_pushes_that_are_on_their_way_are_not_done() -> None:
 
 @pytest.mark.parametrize("announce", [None, Announced()], ids=["", "one_ahead"])
 @pytest.mark.parametrize("merged", [1, 3])
-def test_a_worker_that_was_killed_goes_on_in_its_own_ranges(merged: int, announce: Any) -> None:
-    """At whatever batch, and where one step has several."""
+def test_a_restarted_worker_resumes_in_its_own_ranges(merged: int, announce: Any) -> None:
+    """At each batch, also where one step has several."""
     for died in range(1, 13):
         work = Work(2)
         worker, other = (
@@ -134,19 +143,19 @@ def test_a_worker_that_was_killed_goes_on_in_its_own_ranges(merged: int, announc
                 mark, kept = worker.states[-1], batch
             if batch % merged == merged - 1:
                 worker.desk.made = worker.desk.acknowledged = worker.desk.made + 1
-        # the batches of its last step are read once more; a step that was not made had no batch
+        # it reads the batches of its last step again; a step that was not made had no batch
         later = Worker(work, 0, 2, lambda: plain(length=60), announce=announce)
         later.loader.cursor.resume(mark)
         assert later.loader.epoch == 0
         again = later.epoch()
         assert [next(again) for _ in range(died - kept)] == worker.read[kept:died]
-        go_on([others, again], [other, later])
+        continue_epochs([others, again], [other, later])
         del worker.read[kept:]
         assert records(worker, later, other) == list(range(60))
         del epoch
 
 
-def test_a_worker_that_died_between_two_epochs_has_its_last_batches_still() -> None:
+def test_a_worker_that_died_between_two_epochs_gets_its_last_batches_again() -> None:
     work = Work(2)
     one, other = (Worker(work, n, 2, lambda: plain(length=16)) for n in range(2))
     run([one, other])
@@ -161,8 +170,8 @@ def test_a_worker_that_died_between_two_epochs_has_its_last_batches_still() -> N
         assert next(begun[-1]) == batch
 
 
-def test_what_a_worker_does_not_finish_is_done_by_others() -> None:
-    one, other = crew(2, lambda: plain(length=60))
+def test_other_workers_read_what_a_worker_gives_back() -> None:
+    one, other = workers_of(2, lambda: plain(length=60))
     for _, _ in zip(range(3), one.epoch(), strict=False):
         pass
     gc.collect()
@@ -178,10 +187,10 @@ def test_what_a_worker_does_not_finish_is_done_by_others() -> None:
 @pytest.mark.slow
 @in_processes
 @pytest.mark.parametrize("batches", [2, 3])
-def test_what_was_given_back_is_no_more_in_the_hands_of_a_later_life(
+def test_the_next_incarnation_does_not_read_what_was_given_back(
     batches: int, processes: dict[str, Any]
 ) -> None:
-    """A worker leaves its loop, and is killed before its next step: its position is an old one."""
+    """A worker leaves its loop and is killed before its next step: its saved position is old."""
     work = Work(2)
     one, other = (
         Worker(work, n, 2, lambda: plain(length=60, **processes), range_batches=4) for n in range(2)
@@ -195,17 +204,17 @@ def test_what_was_given_back_is_no_more_in_the_hands_of_a_later_life(
     assert one.desk.said[-2:] == ["give back", "resume"]
     rest = other.epoch()
     next(rest)
-    # the batch of its last step is read once more, and what is done in this life has no break
+    # it reads the batch of its last step again, and this incarnation does not leave the loop
     later = Worker(work, 0, 2, lambda: plain(length=60, **processes), range_batches=4)
     later.loader.cursor.resume(pickle.loads(pickle.dumps(one.states[-1])))
     again = later.epoch()
     assert next(again) == one.read.pop()
-    go_on([rest, again], [other, later])
+    continue_epochs([rest, again], [other, later])
     assert records(one, later, other) == list(range(60))
 
 
-def test_a_loader_that_is_started_anew_gives_back() -> None:
-    one, other = crew(2, lambda: plain(length=60))
+def test_a_restarted_loop_gives_back_its_ranges() -> None:
+    one, other = workers_of(2, lambda: plain(length=60))
     first = one.epoch()
     next(first)
     second = one.epoch()
@@ -216,9 +225,9 @@ def test_a_loader_that_is_started_anew_gives_back() -> None:
         next(first)
 
 
-def test_an_iteration_goes_on_with_what_somebody_else_gives_back() -> None:
+def test_an_iteration_continues_with_records_that_others_give_back() -> None:
     for processes in ({}, {"num_workers": 2}):
-        one, other = crew(2, lambda p=processes: plain(length=40, **p))
+        one, other = workers_of(2, lambda p=processes: plain(length=40, **p))
         kept = other.epoch()
         next(kept)
         seen = one.epoch()
@@ -231,8 +240,8 @@ def test_an_iteration_goes_on_with_what_somebody_else_gives_back() -> None:
         assert records(one, other) == list(range(40))
 
 
-def test_what_others_give_back_while_a_worker_waits_is_of_the_same_turn() -> None:
-    one, other = crew(2, lambda: plain(length=40))
+def test_records_given_back_to_a_waiting_worker_are_of_the_same_turn() -> None:
+    one, other = workers_of(2, lambda: plain(length=40))
     kept = other.epoch()
     next(kept)
 
@@ -248,8 +257,8 @@ def test_what_others_give_back_while_a_worker_waits_is_of_the_same_turn() -> Non
     assert said == ["reopen", "resume"]
 
 
-def test_a_batch_that_is_put_back_is_of_whoever_goes_on() -> None:
-    one, other = crew(2, lambda: plain(length=40))
+def test_a_batch_that_is_put_back_is_read_again() -> None:
+    one, other = workers_of(2, lambda: plain(length=40))
     batches = iter(one.loader)
     next(batches)
     again = numbers_in(next(batches))
@@ -268,8 +277,8 @@ def test_a_batch_that_is_put_back_is_of_whoever_goes_on() -> None:
 
 
 def test_steps_are_not_needed() -> None:
-    """As in a validation: at the end of the loop all is done."""
-    workers = crew(2)
+    """As in a validation: at the end of the loop all records are done."""
+    workers = workers_of(2)
     for epoch in range(3):
         run(workers, steps=False)
         assert records(*workers) == sorted([*range(30)] * (epoch + 1))
@@ -277,22 +286,22 @@ def test_steps_are_not_needed() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.data(), st.integers(1, 3), st.integers(1, 3), st.integers(1, 40))
-def test_a_checkpoint_has_all_that_is_not_done(
+def test_a_checkpoint_has_all_records_that_are_not_done(
     data: Any, number: int, later: int, length: int
 ) -> None:
-    """Saved amid an epoch, more than once, and loaded by any number of workers."""
+    """Saved within an epoch, more than once, and loaded by any number of workers."""
     turns = st.lists(st.integers(0, 5), max_size=12)
-    workers, read = crew(number, lambda: plain(length=length)), list[int]()
+    workers, read = workers_of(number, lambda: plain(length=length)), list[int]()
     for _ in range(3):
         iterators = [worker.epoch() for worker in workers]
-        go_on(iterators, workers, data.draw(turns))
+        continue_epochs(iterators, workers, data.draw(turns))
         state = saved(workers)
         read += records(*workers)
         left = [r for start, stop in state["left"] or [] for r in range(start, stop)]
         assert state["consumed"] == (length - len(left) if state["left"] is not None else 0)
         for iterator in iterators:
             iterator.close()  # type: ignore[attr-defined]
-        workers = crew(later, lambda: plain(length=length))
+        workers = workers_of(later, lambda: plain(length=length))
         for worker in workers:
             worker.loader.load_state_dict(state)
         if workers[0].loader.epoch == 1:
@@ -311,44 +320,44 @@ def saved(workers: list[Worker]) -> dict[str, Any]:
 
 
 def test_between_epochs_a_checkpoint_has_the_next_one() -> None:
-    workers = crew(2)
+    workers = workers_of(2)
     run(workers)
     state = saved(workers)
     assert (state["epoch"], state["left"], state["consumed"]) == (1, None, 0)
-    [one] = crew(1)
+    [one] = workers_of(1)
     one.loader.load_state_dict(state)
     assert (one.loader.epoch, len(list(one.epoch()))) == (1, 8)
 
 
-def test_behind_the_last_batch_the_epoch_is_done() -> None:
-    [worker] = crew(1)
+def test_after_the_last_batch_the_epoch_is_done() -> None:
+    [worker] = workers_of(1)
     epoch = worker.epoch()
     for _ in range(8):
         next(epoch)
-    [other] = crew(1)
+    [other] = workers_of(1)
     other.loader.load_state_dict(saved([worker]))
     assert other.loader.epoch == 1
 
 
-def test_a_position_in_blocks_can_be_gone_on_with() -> None:
+def test_a_queue_resumes_from_a_position_in_blocks() -> None:
     blocks = single(plain(drop_last=True))
     iterator = iter(blocks)
     next(iterator)
-    workers = crew(2, lambda: plain(drop_last=True))
+    workers = workers_of(2, lambda: plain(drop_last=True))
     for worker in workers:
         worker.loader.load_state_dict(blocks.state_dict())
     run(workers)
     assert records(*workers) == list(range(4, 28))
     fresh = single(plain())
-    [worker] = crew(1)
+    [worker] = workers_of(1)
     worker.loader.load_state_dict(fresh.state_dict())
     assert records(worker) == []
     list(worker.epoch())
     assert records(worker) == list(range(30))
 
 
-def test_pieces_do_not_become_blocks() -> None:
-    workers = crew(2)
+def test_a_position_in_ranges_does_not_become_blocks() -> None:
+    workers = workers_of(2)
     blocks = single(plain())
     blocks.load_state_dict(saved(workers))
     assert (blocks.epoch, blocks.consumed) == (0, 0)
@@ -361,8 +370,8 @@ def test_pieces_do_not_become_blocks() -> None:
         workers[0].loader.load_state_dict(stream.state_dict())
 
 
-def test_there_is_no_length() -> None:
-    [worker] = crew(1)
+def test_a_queue_has_no_length() -> None:
+    [worker] = workers_of(1)
     with pytest.raises(TypeError, match=r"no length: .*len\(loader\.dataset\)"):
         len(worker.loader)
     assert worker.loader.samples_per_step is None
@@ -378,17 +387,17 @@ def test_there_is_no_length() -> None:
         (plain, {"range_batches": 1.5}, r"got range_batches=1\.5"),
     ],
 )
-def test_what_cannot_be_dealt_out_is_refused(make: Any, facts: Any, text: str) -> None:
+def test_loaders_that_a_queue_cannot_deal_out_are_refused(make: Any, facts: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        crew(1, make, **facts)
+        workers_of(1, make, **facts)
 
 
-def test_tails_are_of_blocks() -> None:
+def test_a_queue_refuses_a_tail() -> None:
     with pytest.raises(ConfigError, match="got deal='queue' and tail='pad', but there is no block"):
         single(plain(), tail="pad", queue=QueueOptions(Desk(Work(1), 0), 4))
 
 
-def test_a_sampler_that_is_another_one_each_time_is_told(caplog: Any) -> None:
+def test_a_sampler_with_a_new_order_each_time_is_logged(caplog: Any) -> None:
     class Restless(Ragged):
         times = 0
 
@@ -399,6 +408,6 @@ def test_a_sampler_that_is_another_one_each_time_is_told(caplog: Any) -> None:
         def __len__(self) -> int:
             return 1
 
-    one, _ = crew(2, lambda: DataLoader(Numbers(30), batch_sampler=Restless()))
+    one, _ = workers_of(2, lambda: DataLoader(Numbers(30), batch_sampler=Restless()))
     next(one.epoch())
     assert "gives a different order each time it is iterated" in caplog.text

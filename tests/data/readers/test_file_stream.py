@@ -47,7 +47,7 @@ def test_lines_in_order(files: list[str]) -> None:
 @pytest.mark.slow
 @in_processes
 @pytest.mark.parametrize("shuffle", [0, 300])
-def test_workers_lose_nothing_and_double_nothing(
+def test_workers_lose_and_double_nothing(
     files: list[str], shuffle: int, processes: dict[str, Any]
 ) -> None:
     workers = Workers(lambda: stream(files, shuffle=shuffle).loader(64, **processes), 3)
@@ -57,7 +57,7 @@ def test_workers_lose_nothing_and_double_nothing(
 
 @pytest.mark.slow
 @in_processes
-def test_going_on_in_mid_epoch(files: list[str], processes: dict[str, Any]) -> None:
+def test_resuming_within_an_epoch(files: list[str], processes: dict[str, Any]) -> None:
     def make() -> DataLoader[Any]:
         return stream(files, shuffle=500).loader(100, **processes)
 
@@ -67,7 +67,7 @@ def test_going_on_in_mid_epoch(files: list[str], processes: dict[str, Any]) -> N
     before = Workers(make, 2)
     before.epoch()
     before.epoch(9)
-    # another number of workers goes on: the records behind the same position
+    # another number of workers resumes with the records after the same position
     after = Workers(make, 1).load(before.loaders[0].state_dict())
     rest = [record for step in whole[9:] for part in step for record in part.records]
     if not processes:
@@ -90,7 +90,7 @@ def test_only_lines_of_this_worker_are_parsed(files: list[str]) -> None:
     assert len(seen) == sum(COUNTS) // 2
 
 
-def test_epochs_are_mixed_differently(files: list[str]) -> None:
+def test_each_epoch_has_its_own_order(files: list[str]) -> None:
     orders = []
     for epoch, seed in [(0, 0), (0, 0), (1, 0), (0, 1)]:
         data = stream(files, shuffle=200, seed=seed)
@@ -104,7 +104,7 @@ def test_epochs_are_mixed_differently(files: list[str]) -> None:
     assert max(first[:200]) - min(first[:200]) < sum(COUNTS) / 2
 
 
-def test_loading_processes_that_live_on_hear_of_the_epoch(files: list[str]) -> None:
+def test_persistent_loading_processes_get_the_epoch(files: list[str]) -> None:
     data = stream(files, shuffle=200)
     loader = data.loader(64, num_workers=1, persistent_workers=True)
     epochs = []
@@ -126,7 +126,7 @@ def test_patterns_and_absent_files(files: list[str], tmp_path: Path) -> None:
     assert FileStream(Path(files[0]), numbers).files == files[:1]
     with pytest.raises(DataError, match=r"no such file .*nothing is downloaded"):
         FileStream(f"{tmp_path}/nothing*", numbers)
-    with pytest.raises(DataError, match=r"gone: is not a file"):
+    with pytest.raises(DataError, match=r"gone: not a file"):
         FileStream([files[0], "gone"], numbers)
     with pytest.raises(ConfigError, match="shuffle=-1"):
         FileStream(files, numbers, shuffle=-1)

@@ -21,21 +21,21 @@ def test_blank_lines_and_headers_are_left_out_but_counted(tmp_path: Path) -> Non
     assert list(lines_of(str(path), header=1)) == [(b"a\n", str(path), 3), (b"b", str(path), 5)]
 
 
-def test_a_cut_off_packed_file(tmp_path: Path) -> None:
+def test_a_truncated_gzip_file(tmp_path: Path) -> None:
     path = tmp_path / "x.gz"
     path.write_bytes(gzip.compress(b"".join(b"%d\n" % i for i in range(10_000)))[:-2000])
     with pytest.raises(DataError, match=rf"{path}, after line \d+: cannot be read"):
         list(lines_of(str(path)))
 
 
-def test_errors_of_any_kind_get_their_place() -> None:
+def test_errors_of_any_kind_name_their_line() -> None:
     lines = [(b"1\n", "f", 7), (b"0\n", "f", 8)]
     with pytest.raises(DataError, match=r"f, line 8: ZeroDivisionError") as caught:
         located(lambda texts: [1 // int(text) for text in texts], lines)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-def test_an_error_of_no_single_line_stays_as_it_is() -> None:
+def test_an_error_without_a_faulty_line_is_unchanged() -> None:
     def parse(texts: list[bytes]) -> None:
         if len(texts) > 1:
             raise ValueError("too many")
@@ -54,7 +54,7 @@ def parse(lines: list[bytes]) -> Numbers:
     return Numbers(torch.tensor([*map(int, lines)]))
 
 
-def test_long_files_are_put_together(tmp_path: Path) -> None:
+def test_chunks_of_long_files_are_concatenated(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("head\n" + "".join(f"{i}\n" for i in range(40_000)))
     whole = table_of(tmp_path / "x", parse, lambda line: line == b"head\n")
     assert torch.equal(whole.value, torch.arange(40_000))
@@ -62,7 +62,7 @@ def test_long_files_are_put_together(tmp_path: Path) -> None:
 
 def test_empty_files(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("head\n")
-    with pytest.raises(DataError, match=r"x: has no records"):
+    with pytest.raises(DataError, match=r"x: got no records"):
         table_of(tmp_path / "x", parse, lambda line: line == b"head\n")
 
 

@@ -170,7 +170,7 @@ def test_a_custom_sampler() -> None:
 
 
 class Unrepeatable(Sampler[int]):
-    """Has a generator that nobody can reach."""
+    """Has a generator out of reach."""
 
     def __init__(self) -> None:
         self._rng = np.random.default_rng()

@@ -13,21 +13,21 @@ from fleetlight.errors import ConfigError
 
 
 class Zipf:
-    """Draws ranks 0..size-1 whose frequency falls with the power `exponent`; 0: all alike.
+    """Draws ranks 0..size-1 whose frequency falls with the power `exponent`; 0: uniform.
 
-    Rank k has the share of (k+1)..(k+2) below the curve x^-exponent. So a draw is one formula,
-    without a table, however large the vocabulary is.
+    The share of rank k is the area under x^-exponent from k+1 to k+2. So a draw is one formula,
+    without a table, for any size of the vocabulary.
     """
 
     def __init__(self, sizes: Sequence[int], exponent: float) -> None:
         if exponent < 0:
-            raise ConfigError(f"zipf={exponent}, expected 0 (all alike) or more")
+            raise ConfigError(f"got zipf={exponent}, expected 0 (uniform) or more")
         self._sizes = np.asarray(sizes, np.int64)
         self._power = 1.0 - exponent
         self._last = (self._sizes + 1.0) ** self._power - 1.0
 
     def ranks(self, draws: NDArray[np.float64]) -> NDArray[np.int64]:
-        """The ranks for numbers drawn from 0..1, a column for each size."""
+        """Ranks for uniform draws from [0, 1), one column for each size."""
         if self._power == 0:
             places = (self._sizes + 1.0) ** draws
         else:
@@ -36,27 +36,27 @@ class Zipf:
 
 
 class AliasSampler:
-    """Draws 0..n-1 in proportion to weights (Walker's aliases).
+    """Draws 0..n-1 in proportion to weights, in constant time (Walker's alias method).
 
-    Each number has a bin of the same width; what a bin has room for, once its own number is in,
-    belongs to one other number.
+    Each number has a bin of the same width. The part of a bin that its own number does not fill
+    belongs to one other number, its alias.
     """
 
     def __init__(self, weights: NDArray[np.float64]) -> None:
         shares = weights * (len(weights) / weights.sum())
         self._own = np.ones(len(weights))
-        self._other = np.arange(len(weights))
+        self._alias = np.arange(len(weights))
         small, large = (np.flatnonzero(part).tolist() for part in (shares < 1, shares >= 1))
         left = shares.tolist()
         while small and large:
             poor, rich = small.pop(), large[-1]
-            self._own[poor], self._other[poor] = left[poor], rich
+            self._own[poor], self._alias[poor] = left[poor], rich
             left[rich] -= 1.0 - left[poor]
             if left[rich] < 1:
                 small.append(large.pop())
 
     def draw(self, bits: Bits) -> NDArray[np.int64]:
-        """One number for each of the random bits."""
+        """One number for each 64 random bits."""
         places = uniform(bits) * len(self._own)
         bins = places.astype(np.int64)
-        return np.where(places - bins < self._own[bins], bins, self._other[bins])
+        return np.where(places - bins < self._own[bins], bins, self._alias[bins])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`PlantedModel`: the hidden truth of generated clicks."""
+"""`PlantedModel`: the hidden model that labels generated clicks."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from fleetlight.kernels.hashing import mix
 
 Floats = NDArray[np.float64]
 
-#: shares of the three parts: numbers, ids, pairs of ids
+#: shares of the variance: numbers, ids, pairs of ids
 _DENSE, _IDS, _PAIRS = 0.3, 0.62, 0.08
 _MOST_PAIRS = 2
-#: spread of the log-odds and share of clicks: a best AUC near 0.8, as on real logs
+#: spread of the log-odds, and share of clicks: the best AUC is near 0.8, as on real logs
 _SPREAD, _CLICKS = 1.35, 0.25
 
 
 class PlantedModel:
-    """log-odds = numbers x weights + an effect of each id + products of effects of some pairs.
+    """log-odds = numbers x weights + the effects of ids + products of effects of some pairs.
 
-    The effect of an id is a pure function of the id. Fields with many ids weigh less: their rare
-    ids cannot be learnt from a few million records. Pairs are of the fields with the fewest ids.
+    The effect of an id is a pure function of the id. Fields with many ids have small weights,
+    since no model can learn rare ids from a few million records. Pairs are made of the fields
+    with the fewest ids.
     """
 
     def __init__(self, sizes: Sequence[int], dense_fields: int, seed: int) -> None:
@@ -39,13 +40,13 @@ class PlantedModel:
         self._scale, self._bias = 1.0, 0.0
 
     def fit(self, dense: Floats, ids: NDArray[np.int64]) -> None:
-        """Set spread and share of clicks to what they should be on these records."""
+        """Scale the log-odds so that these records have the intended spread and share of clicks."""
         raw = self._raw(dense, ids)
         self._scale = _SPREAD / max(float(raw.std()), 1e-9)
         self._bias = _bias_for(raw * self._scale, _CLICKS)
 
     def probabilities(self, dense: Floats, ids: NDArray[np.int64]) -> Floats:
-        """The chance of a click for each record."""
+        """The probability of a click for each record."""
         return _sigmoid(self._raw(dense, ids) * self._scale + self._bias)
 
     def _raw(self, dense: Floats, ids: NDArray[np.int64]) -> Floats:
@@ -58,7 +59,7 @@ class PlantedModel:
 
 
 def _effects(ids: NDArray[np.int64], key: np.uint64) -> Floats:
-    """A number for each id, of mean 0 and variance 1 over many ids."""
+    """The effect of each id; mean 0 and variance 1 over many ids."""
     bits = mix(ids.view(np.uint64) ^ key)
     halves = (bits >> np.uint64(32)) + (bits & np.uint64(2**32 - 1))
     centred: Floats = halves * 2.0**-32 - 1.0
@@ -66,18 +67,18 @@ def _effects(ids: NDArray[np.int64], key: np.uint64) -> Floats:
 
 
 def _scaled(weights: Floats, variance: float) -> Floats:
-    """The same weights with squares that add up to `variance`."""
+    """The weights, scaled so that their squares add up to `variance`."""
     total = float(weights @ weights)
     return weights * np.sqrt(variance / total) if total else weights
 
 
 def _sigmoid(x: Floats) -> Floats:
-    chances: Floats = 1.0 / (1.0 + np.exp(-x))
-    return chances
+    probabilities: Floats = 1.0 / (1.0 + np.exp(-x))
+    return probabilities
 
 
 def _bias_for(raw: Floats, share: float) -> float:
-    """What to add to log-odds so that the mean chance is `share`."""
+    """The constant that makes the mean probability of these log-odds `share`."""
     low, high = -30.0, 30.0
     for _ in range(50):
         middle = (low + high) / 2

@@ -22,20 +22,20 @@ from fleetlight.observe.metrics import auc
 
 Floats = NDArray[np.float64]
 
-#: ids of the smallest field, when `vocabulary` says only how many the largest has
+#: ids of the smallest field, where `vocabulary` names the largest only
 _SMALLEST = 10
-#: records made at once: what they need stays in a processor's cache
+#: records made at once: few enough for the processor's cache
 _CHUNK = 2_048
-#: records by which the hidden model is set
+#: records on which the hidden model is scaled
 _FITTED = 8_192
 
 
 class ClickLog(BatchedDataset[Record]):
-    """Generated records: 13 numbers, 26 ids that follow Zipf's law, a label from a hidden model.
+    """Generated clicks: 13 numbers, 26 ids that follow Zipf's law, a label from a hidden model.
 
-    Record i is a pure function of `seed` and `start + i`. So logs of one seed with other starts
-    are parts of one endless log, to train on and to test on. `best_auc` is what the hidden model
-    itself reaches on these records; a trained model can come near, and beat it by luck only.
+    Record i is a pure function of `seed` and `start + i`. So logs with one seed and different
+    starts are parts of one endless log, for training and testing. `best_auc` is the AUC of the
+    hidden model itself on these records; a trained model comes near, and beats it by luck only.
     """
 
     generated = True
@@ -51,8 +51,11 @@ class ClickLog(BatchedDataset[Record]):
         vocabulary: int | Sequence[int] = 200_000,
         zipf: float = 1.1,
     ) -> None:
-        """`vocabulary`: how many ids each field has, or the largest; then the others have fewer,
-        down to 10. `zipf`: how steeply their frequency falls, 0 for not at all."""
+        """Make a log.
+
+        `vocabulary`: how many ids each field has, or the largest one; then the others have fewer,
+        down to 10. `zipf`: how steeply the frequency of ids falls; 0: not at all.
+        """
         sizes = _sizes(vocabulary, sparse_fields)
         if samples < 0 or start < 0 or dense_fields < 0:
             raise ConfigError(f"ClickLog: got {samples=}, {start=}, {dense_fields=}; expected >= 0")
@@ -62,7 +65,7 @@ class ClickLog(BatchedDataset[Record]):
         self._dense_fields = dense_fields
         self._zipf = Zipf(sizes, zipf)
         self._record_key = key_of(seed, 1)
-        #: where the ids of each field start, before they are mixed
+        #: where the ids of each field start, before they are hashed
         self._field_keys = lanes(np.array([key_of(seed, 2)]), len(sizes))[0]
         self._planted = PlantedModel(sizes, dense_fields, seed)
         self._planted.fit(*self._inputs(np.arange(_FITTED))[:2])
@@ -80,38 +83,41 @@ class ClickLog(BatchedDataset[Record]):
         )
 
     def probabilities(self, indices: Indices) -> Tensor:
-        """The chance of a click in these records, as the hidden model has it."""
+        """The hidden model's probability of a click for these records."""
         parts = [part[-1] for part in self._parts(indices)]
         return torch.from_numpy(np.concatenate(parts))
 
     @functools.cached_property
     def best_auc(self) -> float:
-        """The AUC of the true chances against the labels drawn, over all records of this log."""
+        """The AUC of the hidden model, over all records of this log."""
         parts = [part[2:] for part in self._parts(np.arange(self._samples))]
-        labels, chances = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-        return auc(chances, labels, lambda mine, op: mine, lambda mine: [mine])
+        labels, probabilities = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        return auc(probabilities, labels, lambda mine, op: mine, lambda mine: [mine])
 
     def _parts(
         self, indices: Indices
     ) -> Iterator[tuple[Floats, NDArray[np.int64], NDArray[np.bool_], Floats]]:
-        """Numbers, ids, labels and chances of some records, a few thousand at a time."""
+        """Numbers, ids, labels and probabilities of some records, a few thousand at a time."""
         numbers = np.asarray(indices, np.int64)
         if np.any((numbers < 0) | (numbers >= self._samples)):
-            raise IndexError(f"{self.name}: got the indices {numbers.min()} to {numbers.max()}")
+            raise IndexError(
+                f"{self.name}: got indices from {numbers.min()} to {numbers.max()}, expected 0 to "
+                f"{self._samples - 1}"
+            )
         numbers = numbers + self._start
         for first in range(0, max(1, len(numbers)), _CHUNK):
             dense, ids, draws = self._inputs(numbers[first : first + _CHUNK])
-            chances = self._planted.probabilities(dense, ids)
-            yield dense, ids, draws < chances, chances
+            probabilities = self._planted.probabilities(dense, ids)
+            yield dense, ids, draws < probabilities, probabilities
 
     def _inputs(self, numbers: NDArray[np.int64]) -> tuple[Floats, NDArray[np.int64], Floats]:
-        """Numbers and ids of some records, and the draws that decide their labels."""
+        """Numbers and ids of some records, and the uniform draws that decide their labels."""
         rows: Bits = mix(numbers.astype(np.uint64) ^ self._record_key)
         fields = len(self.sizes)
         draws = uniform(lanes(rows, 1 + fields + self._dense_fields))
         ranks = self._zipf.ranks(draws[:, 1 : 1 + fields])
         ids = mix(self._field_keys + ranks.astype(np.uint64)).view(np.int64)
-        # skewed as logarithms of counts are; mean 0, variance 1
+        # skewed like logarithms of counts; mean 0, variance 1
         dense = -np.log1p(-draws[:, 1 + fields :]) - 1.0
         return dense, ids, draws[:, 0]
 

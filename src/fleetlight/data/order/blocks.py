@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which record is whose: a pure function of seed, epoch, worker and number of workers.
+"""Which records each worker reads: a pure function of the order and the number of workers.
 
-An epoch is one order of all records. At step i the workers together hold block i of it, the
-batch that one process with N times the batch size would have had.
+An epoch is one order of all records. At step i the workers together read block i of it: the batch
+of one process with N times the batch size.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from collections.abc import Iterator, Sequence
 from fleetlight.errors import ConfigError
 
 TAILS = ("join", "drop", "pad")
-#: positions in an epoch's order: from the first up to, and without, the second
+#: positions in an epoch's order, [start, stop)
 Interval = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
 class BlockPart:
-    """One worker's part of a block: which positions of the epoch, and how many of them count."""
+    """One worker's part of a block: its positions in the epoch, and how many of them count."""
 
     start: int
     stop: int
-    #: how many of these samples count: none in a filler, where the records ran out
+    #: samples of the part that count; 0 in a filler, for which no record was left
     mine: int
-    #: how many samples of the whole block count
+    #: samples of the whole block that count
     total: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """How an epoch of `length` positions is cut into blocks and each block into parts."""
+    """Cuts an epoch of `length` positions into blocks, and each block into parts."""
 
     length: int
     batch: int
@@ -45,7 +45,7 @@ class Blocks:
 
     @property
     def block(self) -> int:
-        """Samples that one step uses."""
+        """Samples in one step of all workers."""
         return self.batch * self.workers
 
     def steps(self, consumed: int = 0) -> int:
@@ -69,8 +69,11 @@ class Blocks:
             yield self.part(consumed + step * self.block, worker)
 
     def _joined(self, start: int, total: int, worker: int) -> BlockPart:
-        """The last, short block in nearly equal shares. A worker left without one repeats a
-        record that does not count: it must take part in the step, yet change nothing."""
+        """The last, short block in nearly equal shares.
+
+        A worker without a record repeats one that does not count: it takes part in the step and
+        changes nothing.
+        """
         share, extra = divmod(total, self.workers)
         mine = share + (worker < extra)
         first = start + worker * share + min(worker, extra)
@@ -79,13 +82,13 @@ class Blocks:
         return BlockPart(first, first + mine, mine, total)
 
     def _padded(self, start: int, worker: int) -> BlockPart:
-        """The last block filled up with records from the beginning of the epoch."""
+        """The last block, filled up with records from the start of the epoch."""
         first = start + worker * self.batch
         return BlockPart(first, first + self.batch, self.batch, self.block)
 
 
 def padded(order: Sequence[int], part: BlockPart) -> list[int]:
-    """The records of a part; positions past the end start over."""
+    """The records of a part; positions past the end wrap around."""
     if part.stop <= len(order):
         return list(order[part.start : part.stop])
     return [order[position % len(order)] for position in range(part.start, part.stop)]

@@ -14,12 +14,12 @@ from fleetlight.data.order.seeded_rng import SeededRng
 
 
 def epoch_seed(seed: int, epoch: int) -> int:
-    """The seed of one epoch's chance."""
+    """The seed of the random numbers of one epoch."""
     return (seed * 1_000_003 + epoch) % 2**63
 
 
 def order_of(sampler: Any, seed: int, epoch: int) -> Sequence[Any]:
-    """All that a sampler yields in an epoch: indices, or the batches of a batch sampler."""
+    """All that a sampler yields in an epoch: indices, or batches of them."""
     if type(sampler) is SequentialSampler:
         return range(len(sampler))
     if type(sampler) is RandomSampler and _is_permutation(sampler):
@@ -35,7 +35,7 @@ def _is_permutation(sampler: RandomSampler) -> bool:
 
 
 def _drawn(sampler: Any, seed: int, epoch: int) -> list[Any]:
-    """What any other sampler yields when all chance it knows starts from the epoch's seed."""
+    """All that any other sampler yields, with each generator it uses seeded for the epoch."""
     start = epoch_seed(seed, epoch)
     layers = list(_layers(sampler))
     own = {id(g): g for g in (getattr(layer, "generator", None) for layer in layers)}
@@ -55,12 +55,12 @@ def _drawn(sampler: Any, seed: int, epoch: int) -> list[Any]:
 
 
 def _layers(sampler: Any) -> Iterator[Any]:
-    """A sampler, and those it is built on."""
+    """A sampler, and those that it wraps."""
     while sampler is not None:
         yield sampler
         sampler = getattr(sampler, "sampler", None)
 
 
 def _plain(entry: Any) -> Any:
-    """An index or a batch of indices without tensors and arrays."""
+    """An index or a batch of indices, without tensors and arrays."""
     return entry.tolist() if hasattr(entry, "tolist") else entry

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SeededRng that is the same on every worker, and that nobody else notices."""
+"""`SeededRng`: the same random numbers on every worker, without a trace outside a block."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import torch
 
 
 class SeededRng:
-    """While inside, the global generators of torch, NumPy and Python go on from `seed`.
+    """A block in which the global generators of torch, NumPy and Python start from `seed`.
 
-    Outside they are what they were. Only the CPU's: orders and streams of records are made there.
+    A second block continues where the first one ended. After each block the generators are as
+    before it. Generators of GPUs are left alone: samplers and streams run on the CPU.
     """
 
     def __init__(self, seed: int) -> None:
@@ -26,25 +27,25 @@ class SeededRng:
         if self._inside is None:
             _start(self._seed)
         else:
-            _go_on(self._inside)
+            _restore(self._inside)
 
     def __exit__(self, *_: object) -> None:
         self._inside = _states()
-        _go_on(self._outside)
+        _restore(self._outside)
 
 
 def _states() -> tuple[Any, Any, Any]:
     return torch.default_generator.get_state(), np.random.get_state(), random.getstate()
 
 
-def _go_on(states: tuple[Any, Any, Any]) -> None:
+def _restore(states: tuple[Any, Any, Any]) -> None:
     torch.default_generator.set_state(states[0])
     np.random.set_state(states[1])
     random.setstate(states[2])
 
 
 def _start(seed: int) -> None:
-    # not torch.manual_seed, which would start the generators of all GPUs anew as well
+    # not torch.manual_seed, which also seeds the generators of all GPUs
     torch.default_generator.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)

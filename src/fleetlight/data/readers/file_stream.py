@@ -18,14 +18,14 @@ from fleetlight.errors import ConfigError
 T = TypeVar("T")
 
 #: consecutive lines that one loading process takes
-_TURN = 1_024
+_STRETCH = 1_024
 
 
 class FileStream(IterableDataset[Line], Generic[T]):
-    """Streams the lines of files, plain or gzip; a batch of them is parsed where it is used.
+    """Streams the lines of files, plain or gzip; each batch is parsed where it is used.
 
-    Under `fleet.shard` every worker reads all lines, which is cheap, and parses its own, which is
-    not. `parse` gets a list of lines (bytes) and answers one batch; `Criteo.parse` is one. When it
+    Under `fleet.shard` every worker reads all lines, which is cheap, and parses only its own.
+    `parse` takes a list of lines (bytes) and returns a batch, as `Criteo.parse` does. Where it
     fails, the error names the file and the line.
     """
 
@@ -38,32 +38,33 @@ class FileStream(IterableDataset[Line], Generic[T]):
         shuffle: int = 0,
         seed: int = 0,
     ) -> None:
-        """`header`: lines at the top of each file that are no records.
+        """Make a stream.
 
-        `shuffle`: mix this many lines at a time, and the files, otherwise in every epoch.
+        `header`: lines at the top of each file that are not records. `shuffle`: shuffle the files,
+        and this many lines at a time, in a new order each epoch.
         """
         if header < 0 or shuffle < 0:
             raise ConfigError(f"FileStream: got {header=}, {shuffle=}; expected 0 or more")
         self.files = existing(files)
         self._parse, self._header = parse, header
         self._shuffle, self._seed = shuffle, seed
-        # shared, because loading processes may outlive an epoch
+        # in shared memory: loading processes may outlive an epoch
         self._epoch = torch.zeros(1, dtype=torch.int64)
         self._epoch.share_memory_()  # type: ignore[no-untyped-call]
 
     def set_epoch(self, epoch: int) -> None:
-        """Mix in the order of this epoch; `fleet.shard` calls it."""
+        """Shuffle in the order of this epoch; `fleet.shard` calls it."""
         self._epoch[0] = epoch
 
     def __iter__(self) -> Iterator[Line]:
-        lines = self._mixed() if self._shuffle else self._in_order(self.files)
+        lines = self._shuffled() if self._shuffle else self._in_order(self.files)
         info = get_worker_info()
         if info is None:
             return lines
-        return _turns(lines, info.id, info.num_workers)
+        return _stretches(lines, info.id, info.num_workers)
 
     def collate(self, lines: Sequence[Line]) -> T:
-        """For `DataLoader(collate_fn=...)`: these lines as one batch."""
+        """For `DataLoader(collate_fn=...)`: these lines as a batch."""
         return located(self._parse, lines)
 
     def loader(self, batch_size: int, **settings: Any) -> DataLoader[Any]:
@@ -73,16 +74,16 @@ class FileStream(IterableDataset[Line], Generic[T]):
     def _in_order(self, files: Sequence[str]) -> Iterator[Line]:
         return itertools.chain.from_iterable(lines_of(file, self._header) for file in files)
 
-    def _mixed(self) -> Iterator[Line]:
-        # the same in all loading processes: each takes its turns of one order
+    def _shuffled(self) -> Iterator[Line]:
+        # the same order in all loading processes: each takes its stretches of it
         rng = np.random.default_rng(int(key_of(self._seed, int(self._epoch))))
         files = [self.files[place] for place in rng.permutation(len(self.files))]
         for window in chunks(self._in_order(files), self._shuffle):
             yield from (window[place] for place in rng.permutation(len(window)).tolist())
 
 
-def _turns(lines: Iterator[Line], process: int, processes: int) -> Iterator[Line]:
-    """The lines of one loading process: every `processes`-th stretch of them."""
-    for number, stretch in enumerate(chunks(lines, _TURN)):
+def _stretches(lines: Iterator[Line], process: int, processes: int) -> Iterator[Line]:
+    """The lines of one loading process: every `processes`-th stretch."""
+    for number, stretch in enumerate(chunks(lines, _STRETCH)):
         if number % processes == process:
             yield from stretch

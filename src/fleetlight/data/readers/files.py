@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding and reading the files of a data set, with errors that name them."""
+"""Finds and reads the files of a data set, with errors that name them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def first_file(folders: Iterable[Path], names: Iterable[str]) -> Path | None:
 
 
 def contents(path: Path) -> bytes:
-    """The bytes of a file, unpacked when they are gzip, whatever the file is called."""
+    """The bytes of a file, unpacked where they are gzip, whatever its name."""
     try:
         raw = path.read_bytes()
         return gzip.decompress(raw) if raw.startswith(GZIP_MAGIC) else raw
@@ -31,7 +31,7 @@ def contents(path: Path) -> bytes:
 
 
 def find(root: Path, names: Sequence[str], folders: Sequence[str] = (".",)) -> Path | None:
-    """`root` itself when it is a file, else the first of `names` there, plain or gzipped."""
+    """`root` where it is a file, else the first of `names` in it, plain or gzip."""
     if root.is_file():
         return root
     both = [form for name in names for form in (name, f"{name}.gz")]
@@ -39,7 +39,7 @@ def find(root: Path, names: Sequence[str], folders: Sequence[str] = (".",)) -> P
 
 
 def refuse_absent(name: str, root: Path, names: Sequence[str], allowed: bool) -> None:
-    """Say that records are made up in place of absent files, or, unless that is allowed, fail."""
+    """Log that records are generated in place of absent files, or fail unless `allowed`."""
     root = root.absolute()
     there = f"{root}" if root.is_dir() else f"{root} (no such folder or file)"
     looked_for = f"; looked for {' or '.join(names)}, plain or .gz" if names else ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lines of text files, each with the place it comes from."""
+"""The lines of text files, with the file and number of each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fleetlight.data.readers.files import GZIP_MAGIC
 from fleetlight.data.records import B, same_kind
 from fleetlight.errors import DataError
 
-#: its bytes, its file, and its number there, from 1; a plain tuple, because there are so many
+#: bytes, file, and number in the file, from 1; a plain tuple, because lines are many
 Line = tuple[bytes, str, int]
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 T = TypeVar("T")
@@ -27,21 +27,21 @@ _CHUNK = 16_384
 
 
 def existing(paths: Paths) -> list[str]:
-    """The files of a list, or of one name that may be a pattern such as `logs/day_*`, sorted."""
+    """The files of a list, or sorted those of one name or pattern such as `logs/day_*`."""
     if isinstance(paths, (str, os.PathLike)):
         name = os.fspath(paths)
         found = [name] if os.path.exists(name) else sorted(glob.glob(name))
     else:
         name, found = "an empty list", [os.fspath(path) for path in paths]
     if absent := [path for path in found if not os.path.isfile(path)]:
-        raise DataError(f"{absent[0]}: is not a file; nothing is downloaded")
+        raise DataError(f"{absent[0]}: not a file; nothing is downloaded")
     if not found:
         raise DataError(f"got {name}: no such file in {os.getcwd()}; nothing is downloaded")
     return found
 
 
 def lines_of(path: str, header: int = 0) -> Iterator[Line]:
-    """The lines of a file, plain or gzip, without blank ones and the first `header`."""
+    """The lines of a file, plain or gzip, without blank ones and the `header` first ones."""
     number = 0
     try:
         with _opened(path) as file:
@@ -55,7 +55,7 @@ def lines_of(path: str, header: int = 0) -> Iterator[Line]:
 
 
 def located(parse: Callable[[list[bytes]], T], lines: Sequence[Line]) -> T:
-    """What `parse` makes of the lines; its error gets the place of the first one at fault."""
+    """The batch that `parse` makes of lines; its error names the first line at fault."""
     try:
         return parse([text for text, _, _ in lines])
     except (ValueError, LookupError, ArithmeticError):
@@ -67,7 +67,7 @@ def located(parse: Callable[[list[bytes]], T], lines: Sequence[Line]) -> T:
 def table_of(
     path: Path, parse: Callable[[list[bytes]], B], is_header: Callable[[bytes], bool] | None = None
 ) -> B:
-    """All records of a file in one batch."""
+    """All records of a file as one batch."""
     lines = lines_of(str(path))
     if is_header is not None:
         lines = (line for line in lines if not is_header(line[0]))
@@ -76,17 +76,17 @@ def table_of(
 
 
 def parsed(path: Path, lines: Iterator[Line], parse: Callable[[list[bytes]], T]) -> Iterator[T]:
-    """The batches of a file, of which there must be one."""
+    """The batches of a file, at least one."""
     is_empty = True
     for chunk in chunks(lines, _CHUNK):
         is_empty = False
         yield located(parse, chunk)
     if is_empty:
-        raise DataError(f"{path}: has no records")
+        raise DataError(f"{path}: got no records, expected at least one")
 
 
 def chunks(items: Iterator[T], size: int) -> Iterator[list[T]]:
-    """Lists of `size` items; the last one may be shorter."""
+    """Lists of `size` items; the last may be shorter."""
     while chunk := list(itertools.islice(items, size)):
         yield chunk
 

@@ -21,23 +21,23 @@ from fleetlight.errors import CheckpointError, ConfigError
 
 
 class SharedBatch(NamedTuple):
-    """A batch on its way from a loading process, with what it counts."""
+    """A batch from a loading process, with its counts."""
 
     batch: Any
     mine: int
     total: int
     #: the loading process it comes from
     process: int
-    #: records taken from the stream for it; 0: no batch, the process only lets its turn pass
+    #: records that the block took from the stream; 0: no batch, the process skips its turn
     taken: int
 
 
 class ShardedStream(IterableDataset[SharedBatch]):
     """Reads the whole stream and keeps one worker's part of each block.
 
-    Every worker sees the same stream, so all of them cut the same blocks: chance in it starts
-    from the job's seed. In a loading process it works on what the stream yields there; torch
-    takes turns between those processes in the same order on every worker.
+    All workers must cut the same blocks, so random numbers in the stream start from the job's
+    seed. A loading process cuts what the stream yields there. torch takes turns between loading
+    processes, in the same order on every worker.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class ShardedStream(IterableDataset[SharedBatch]):
         self._blocks = blocks
         self._worker = worker
         self._collate = collate
-        # epoch, seed, turn, records taken; shared, because loading processes may outlive an epoch
+        # epoch, seed, turn, records taken; in shared memory: loading processes may outlive an epoch
         self._start = torch.zeros(3 + processes, dtype=torch.int64)
         self._start.share_memory_()  # type: ignore[no-untyped-call]
 
     def start_at(self, epoch: int, seed: int, turn: int, taken: Sequence[int]) -> None:
-        """Where the next iteration starts, in each loading process."""
+        """Set where the next iteration starts, in each loading process."""
         self._start.copy_(torch.tensor([epoch, epoch_seed(seed, epoch), turn, *taken]))
 
     def __iter__(self) -> Iterator[SharedBatch]:
@@ -65,7 +65,7 @@ class ShardedStream(IterableDataset[SharedBatch]):
         process = 0 if info is None else info.id
         epoch, seed, turn, *taken = self._start.tolist()
         if process < turn:
-            # torch begins with process 0, but it has had this turn before
+            # torch starts with process 0, whose turn was before the position
             yield SharedBatch(None, 0, 0, process, 0)
         chance = SeededRng((seed + process) % 2**63)
         with chance:
@@ -80,7 +80,7 @@ class ShardedStream(IterableDataset[SharedBatch]):
                 return
 
     def _open(self, epoch: int, taken: int) -> tuple[list[Any], Iterator[Any]]:
-        """The records behind the first `taken` of them, and those that padding goes on with."""
+        """The records for padding, and an iterator over those after the first `taken`."""
         if hasattr(self._dataset, "set_epoch"):
             self._dataset.set_epoch(epoch)
         records = iter(self._dataset)
@@ -102,8 +102,7 @@ class ShardedStream(IterableDataset[SharedBatch]):
 class StreamSource(RecordSource):
     """A stream of records: each worker reads it all and keeps its part of every block.
 
-    Its position is how many records each loading process has taken from the stream, and whose
-    turn it is.
+    The position is how many records each loading process has taken, and whose turn is next.
     """
 
     knows_its_end = False
@@ -113,8 +112,8 @@ class StreamSource(RecordSource):
         if loader.batch_size is None:
             raise ConfigError(
                 "fleet.shard: this loader's dataset yields ready batches (batch_size=None), whose "
-                "records cannot be dealt out; give the DataLoader a batch_size, or shard the "
-                "dataset yourself with fleet.worker_index() and fleet.worker_num()"
+                "records cannot be shared; give the DataLoader a batch_size, or shard the dataset "
+                "yourself with fleet.worker_index() and fleet.worker_num()"
             )
         self._blocks = shard.cut(0, loader.batch_size, drop=loader.drop_last)
         self._dataset = cast("IterableDataset[Any]", loader.dataset)
@@ -157,9 +156,8 @@ class StreamSource(RecordSource):
         taken = [int(records) for records in position.get("streams", [])]
         if any(taken) and len(taken) != self._processes:
             raise CheckpointError(
-                f"the position in this stream was reached with {len(taken)} loading processes, "
-                f"this loader has {self._processes}; make the DataLoader with "
-                f"num_workers={len(taken)}"
+                f"this position in a stream was saved with {len(taken)} loading processes, but the "
+                f"loader has {self._processes}; make the DataLoader with num_workers={len(taken)}"
             )
         self._taken = taken if any(taken) else [0] * self._processes
         self._turn = int(position.get("turn", 0))

@@ -20,26 +20,25 @@ from fleetlight.data.readers.lines import Paths, existing, lines_of, located
 from fleetlight.data.words.vocabulary import Vocabulary
 from fleetlight.errors import DataError
 
-#: stands between two lines
+#: the token after each line
 LINE_END = -1
 _WORD = re.compile(r"\w+(?:['’]\w+)*")
 #: lines, words and topics of the stand-in
 _STAND_IN = (20_000, 2_000, 20)
-_LINE = 20
-#: share of words that belong to the topic of their line; the others are of any
-_OF_TOPIC = 0.8
+#: words of a line of the stand-in, and the share of them that is of the line's topic
+_LINE, _OF_TOPIC = 20, 0.8
 
 
 def words_of(line: str) -> list[str]:
-    """Letters and digits, in lower case; apostrophes inside a word stay."""
+    """Words of letters and digits in lower case; apostrophes inside a word stay."""
     return _WORD.findall(line.lower())
 
 
 class Corpus:
-    """Texts as ids of words, in memory: 4 bytes for each.
+    """Texts as word ids in memory, 4 bytes for each.
 
-    Words seen less than `min_count` times, or not among the `limit` most frequent, are left out.
-    `vocabulary` gives the words instead, such as those of an earlier run. `split` cuts a line into
+    Words seen less than `min_count` times, or not among the `limit` most frequent, are omitted.
+    `vocabulary` fixes the words instead, such as those of an earlier run. `split` cuts a line into
     words.
     """
 
@@ -54,25 +53,27 @@ class Corpus:
         stand_in: bool = False,
         seed: int = 0,
     ) -> None:
-        #: True when the files were absent and this text was made up
+        #: True where the files were absent and this text is generated
         self.generated = _is_absent(files)
         self.name = "text (generated stand-in)" if self.generated else "text"
         if self.generated:
             refuse_absent("text", Path(str(files)), (), stand_in)
-            words, numbers = _made_up(seed)
+            words, numbers = _generated(seed)
         else:
             words, numbers = _read(existing(files), split)
         if vocabulary is None:
             counts = np.bincount(numbers[numbers >= 0], minlength=len(words)).tolist()
             vocabulary = Vocabulary.ranked(words, counts, min_count, limit)
         self.vocabulary = vocabulary
-        #: ids of words, and `LINE_END` between lines
+        #: word ids, and `LINE_END` after each line
         self.tokens: NDArray[np.int32] = _renumbered(numbers, vocabulary.ids(words))
         if not len(self):
-            raise DataError(f"{self.name}: no word of {files} is seen {min_count} times or more")
+            raise DataError(
+                f"{self.name}: no word of {files} is seen {min_count} times; lower min_count"
+            )
 
     def __len__(self) -> int:
-        """How many words it has, without those left out."""
+        """The number of words, without those omitted."""
         return int(np.count_nonzero(self.tokens >= 0))
 
     def __repr__(self) -> str:
@@ -80,7 +81,7 @@ class Corpus:
 
 
 def _is_absent(files: Paths) -> bool:
-    """A name or pattern for which there is nothing; files in a list must be there."""
+    """True for a name or pattern without a file; files of a list must exist."""
     if not isinstance(files, (str, os.PathLike)):
         return False
     try:
@@ -93,7 +94,7 @@ def _is_absent(files: Paths) -> bool:
 def _read(
     files: Sequence[str], split: Callable[[str], Iterable[str]]
 ) -> tuple[list[str], NDArray[np.int32]]:
-    """The different words, and the text as their places in that list."""
+    """The different words, and the text as indices into their list."""
     places: collections.defaultdict[str, int] = collections.defaultdict()
     places.default_factory = places.__len__
     text = array("i")
@@ -109,26 +110,26 @@ def _read(
     return list(places), np.frombuffer(text, np.int32)
 
 
-def _made_up(seed: int) -> tuple[list[str], NDArray[np.int32]]:
+def _generated(seed: int) -> tuple[list[str], NDArray[np.int32]]:
     words, lines = topic_text(*_STAND_IN, seed)
     ended = np.column_stack([lines, np.full(len(lines), LINE_END)])
     return words, ended.ravel().astype(np.int32)
 
 
 def _renumbered(numbers: NDArray[np.int32], ids: NDArray[np.int64]) -> NDArray[np.int32]:
-    """The same text in other numbers, without the words that have none."""
-    left_out = -2
-    # the last place is that of LINE_END, which is -1
-    new = np.append(np.where(ids < 0, left_out, ids), LINE_END).astype(np.int32)
+    """Replace the numbers of words by their ids; omit words without an id."""
+    omitted = -2
+    # LINE_END is -1, the index of the last element
+    new = np.append(np.where(ids < 0, omitted, ids), LINE_END).astype(np.int32)
     renumbered = new[numbers]
-    kept: NDArray[np.int32] = renumbered[renumbered != left_out]
+    kept: NDArray[np.int32] = renumbered[renumbered != omitted]
     return kept
 
 
 def topic_text(
     lines: int, vocabulary: int, topics: int, seed: int
 ) -> tuple[list[str], NDArray[np.int64]]:
-    """Words such as `topic7_12`, and the lines as their numbers, `[lines, words of a line]`."""
+    """Words such as `topic7_12`, and lines of their numbers, `[lines, words of a line]`."""
     rng = np.random.default_rng(int(key_of(seed)))
     size = vocabulary // topics
     topic = rng.integers(topics, size=(lines, _LINE))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`SkipGram`: pairs of words that stand near each other, and words that do not."""
+"""`SkipGram`: pairs of words near each other, with negatives."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from fleetlight.kernels.hashing import mix
 
 Places = NDArray[np.int64]
 
-#: words that are paired and mixed at a time; no window reaches beyond
+#: words that are paired and shuffled at a time; no window crosses their border
 _CHUNK_BITS = 16
-#: a pair is one number: where its first word stands, and how far from there the second
+#: a pair is one number: the place of its first word, and the distance to the second
 _DISTANCE_BITS = _CHUNK_BITS + 1
-#: word2vec's: between drawing all words alike and drawing them as often as they come
+#: as in word2vec: between uniform draws (0) and draws by frequency (1)
 _POWER = 0.75
 _ATTEMPTS = 4
 
 
 class Pairs(NamedTuple):
-    """A batch of pairs, ids of words."""
+    """A batch of pairs, as word ids."""
 
     #: int64 [batch]
     centre: Tensor
-    #: int64 [batch], a word that stands near it
+    #: int64 [batch], a word near the centre
     context: Tensor
-    #: int64 [batch, negatives], words drawn by frequency^0.75, none of them the context
+    #: int64 [batch, negatives], drawn by frequency^0.75, never the context
     negatives: Tensor
 
 
 class SkipGram(IterableDataset[int]):
-    """Streams the pairs of a corpus, mixed; use `loader`, whose batches are `Pairs`.
+    """Streams the pairs of a corpus, shuffled; use `loader`, whose batches are `Pairs`.
 
-    As word2vec has it: frequent words are left out at random, a window is at random smaller than
-    `window`, and does not cross lines. All of it depends on `seed` and the epoch only. Under
-    `fleet.shard` each worker gets its part of every block, and makes the negatives of its own.
+    As in word2vec, frequent words are omitted at random. The size of each window is random, up to
+    `window`, and windows do not cross lines. Everything depends on `seed` and the epoch only. Under
+    `fleet.shard` each worker gets its part of every block, and draws the negatives of that part.
     """
 
     def __init__(
@@ -57,27 +57,30 @@ class SkipGram(IterableDataset[int]):
         subsample: float = 1e-3,
         seed: int = 0,
     ) -> None:
-        """`subsample`: the share of the text above which a word is left out at times; 0: never."""
+        """`subsample`: words with a larger share of the text are omitted at times; 0: never."""
         if not (1 <= window < 2**_CHUNK_BITS and negatives >= 0 and subsample >= 0):
-            raise ConfigError(f"SkipGram: {window=}, {negatives=}, {subsample=} is out of range")
+            raise ConfigError(
+                f"SkipGram: got {window=}, {negatives=}, {subsample=}; expected a window from 1 to "
+                f"{2**_CHUNK_BITS - 1}, and the others >= 0"
+            )
         if len(corpus.vocabulary) < 2:
-            raise ConfigError(f"SkipGram: got {corpus!r}, expected two different words or more")
+            raise ConfigError(f"SkipGram: got {corpus!r}, expected at least two different words")
         self._tokens, self._window, self._seed = corpus.tokens, window, seed
         self._negatives, self._words = negatives, len(corpus.vocabulary)
         counts = np.maximum(corpus.vocabulary.counts, 1)
-        self._weighted = AliasSampler(counts**_POWER)
-        # the last place is that of LINE_END, which is -1
-        self._kept = np.append(_chance_to_stay(counts, subsample), 1.0)
-        # shared, because loading processes may outlive an epoch
+        self._negative_sampler = AliasSampler(counts**_POWER)
+        # LINE_END is -1, the index of the last element
+        self._kept = np.append(_probability_to_stay(counts, subsample), 1.0)
+        # in shared memory: loading processes may outlive an epoch
         self._epoch = torch.zeros(1, dtype=torch.int64)
         self._epoch.share_memory_()  # type: ignore[no-untyped-call]
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw and mix in the way of this epoch; `fleet.shard` calls it."""
+        """Draw and shuffle as in this epoch; `fleet.shard` calls it."""
         self._epoch[0] = epoch
 
     def __iter__(self) -> Iterator[int]:
-        """The pairs, each as one number that `collate` understands."""
+        """The pairs, each as one number for `collate`."""
         epoch, info = int(self._epoch), get_worker_info()
         count = -(-len(self._tokens) // 2**_CHUNK_BITS)
         order = np.random.default_rng(int(key_of(self._seed, epoch))).permutation(count)
@@ -101,7 +104,7 @@ class SkipGram(IterableDataset[int]):
         return DataLoader(self, batch_size, collate_fn=self.collate, **settings)
 
     def _chunk(self, epoch: int, chunk: int) -> Places:
-        """The pairs of one stretch of the text, mixed."""
+        """The pairs of one chunk of the text, shuffled."""
         first = chunk << _CHUNK_BITS
         tokens = self._tokens[first : first + 2**_CHUNK_BITS]
         rng = np.random.default_rng(int(key_of(self._seed, epoch, chunk)))
@@ -113,30 +116,30 @@ class SkipGram(IterableDataset[int]):
         return rng.permutation(_numbers(first + places, lines, reach, self._window))
 
     def _drawn(self, pairs: Places, context: Places) -> Places:
-        """Negatives of each pair; one that is the context itself is drawn again."""
+        """Negatives of each pair; the context itself is drawn again."""
         rows = mix(pairs.view(np.uint64) ^ key_of(self._seed, int(self._epoch)))
         bits = lanes(rows, self._negatives)
-        negatives = self._weighted.draw(bits)
+        negatives = self._negative_sampler.draw(bits)
         for _ in range(_ATTEMPTS):
             again = negatives == context[:, None]
             bits[again] = mix(bits[again])
-            negatives[again] = self._weighted.draw(bits[again])
-        # where nearly all of the text is one word
-        neighbour = (context + 1) % self._words
-        return np.where(negatives == context[:, None], neighbour[:, None], negatives)
+            negatives[again] = self._negative_sampler.draw(bits[again])
+        # needed where one word is nearly all of the text
+        other = (context + 1) % self._words
+        return np.where(negatives == context[:, None], other[:, None], negatives)
 
 
-def _chance_to_stay(counts: NDArray[np.int64], subsample: float) -> NDArray[np.float64]:
-    """The more frequent a word, the more often it is left out."""
+def _probability_to_stay(counts: NDArray[np.int64], subsample: float) -> NDArray[np.float64]:
+    """The probability that each word stays; frequent words are omitted more often."""
     if not subsample:
         return np.ones(len(counts))
     excess = counts / counts.sum() / subsample
-    chance: NDArray[np.float64] = np.minimum(1.0, (np.sqrt(excess) + 1.0) / excess)
-    return chance
+    stays: NDArray[np.float64] = np.minimum(1.0, (np.sqrt(excess) + 1.0) / excess)
+    return stays
 
 
 def _numbers(places: Places, lines: Places, reach: Places, window: int) -> Places:
-    """All pairs of words in one line that the reach of the first one covers."""
+    """All pairs of words in a line that the window of the first word covers."""
     found = []
     for step in range(1, min(window, len(places) - 1) + 1):
         left, right = places[:-step], places[step:]
@@ -152,7 +155,7 @@ def _number(centres: Places, contexts: Places) -> Places:
 
 
 def _places(numbers: Places) -> tuple[Places, Places]:
-    """Where the two words of each pair stand."""
+    """The places of the two words of each pair."""
     centres = numbers >> _DISTANCE_BITS
     distances = (numbers & (2**_DISTANCE_BITS - 1)) - 2**_CHUNK_BITS
     return centres, centres + distances

@@ -32,7 +32,7 @@ class Vocabulary:
     ) -> Vocabulary:
         """The `limit` most frequent of the words seen at least `min_count` times.
 
-        Among equals the alphabet decides, so that every worker gets the same ranks.
+        Words with equal counts are sorted by name, so that every worker gets the same ranks.
         """
         seen = [pair for pair in zip(words, counts, strict=True) if pair[1] >= min_count]
         seen.sort(key=lambda pair: (-pair[1], pair[0]))
@@ -41,7 +41,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Vocabulary:
-        """What `save` wrote: a word and its count on each line."""
+        """Read a file of `save`: a word and its count on each line."""
         parts = [located(_parse, [line]) for line in lines_of(os.fspath(path))]
         return cls([word for word, _ in parts], [count for _, count in parts])
 
@@ -62,7 +62,7 @@ class Vocabulary:
         return self._ranks[word]
 
     def ids(self, words: Iterable[str]) -> NDArray[np.int64]:
-        """Their ids, -1 for those that are unknown."""
+        """The ids of words, -1 for unknown ones."""
         return np.fromiter((self._ranks.get(word, -1) for word in words), np.int64)
 
     def __repr__(self) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fleet.shard`: each worker its own part of the records; `fleet.progress` shows how far it is."""
+"""`fleet.shard` gives each worker its part of the records; `fleet.progress` shows the progress."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from fleetlight.fleet.training.worker_seeds import make_distinct
 from fleetlight.observe.log import logger
 from fleetlight.observe.progress import Progress
 
-#: how records can be dealt out
+#: ways to deal out records
 DEALS = ("blocks", "queue")
-#: records of such a type are stacked into batches of the same one; torch has no word for others
+#: types whose records torch stacks into batches of the same type
 T = TypeVar("T")
 Batch = TypeVar("Batch", bound="Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]")
 
@@ -52,19 +52,19 @@ def shard(
     deal: str = "blocks",
     range_batches: int = 16,
 ) -> ShardLoader[Any]:
-    """The same loader for this worker's part; its batch size is per worker.
+    """Shard a DataLoader: it yields this worker's part. The batch size is per worker.
 
-    At step i the workers together hold block i (workers x batch size) of the epoch's order.
-    The last, short block: `tail="join"` splits it (gradients are weighed by the samples),
-    `"drop"` leaves it out, `"pad"` fills it from the beginning.
+    At step i the workers together read block i (workers x batch size) of the epoch's order. The
+    last block may be short: `tail="join"` splits it and weights gradients by the samples,
+    `"drop"` omits it, `"pad"` fills it from the start of the epoch.
 
-    With parameter servers (sync or async) the rows of the batch after the one in hand are pulled
-    ahead: `lookahead(batch)` answers its `{table name: ids}`; without it they are learned for
-    tensors of int64 that come to a table unchanged. `lookahead=False` loads no batch ahead.
+    With parameter servers (sync or async), rows of the next batch are prefetched.
+    `lookahead(batch)` returns its `{table name: ids}`. Without it, they are learned for int64
+    tensors that reach a table unchanged. `lookahead=False` turns prefetch off.
 
-    With `deal="queue"` (async, staleness, GeoSGD) workers ask for the records range by range, of
-    `range_batches` batches at most: who is faster does more, and an epoch ends for all once every
-    record is trained on.
+    With `deal="queue"` (async, staleness, GeoSGD), workers request ranges of at most
+    `range_batches` batches, so a faster worker trains on more records. An epoch ends for all
+    workers when every record is trained on.
     """
     job = current()
     _check_lookahead(lookahead)
@@ -83,13 +83,13 @@ def shard(
     job.loaders.append(sharded)
     position = job.replay.position_of(number)
     if position is not None:
-        # a script asks the loader that it trains on where to begin
+        # the script must read the epoch of the loader that it trains on
         sharded.cursor.resume(position, must_be_asked=job.replay.is_trained_on(number))
     return sharded
 
 
 def _queue(job: Job, deal: str, range_batches: int) -> QueueOptions | None:
-    """How the next loader is dealt out on demand, if it is."""
+    """The shard queue of the next loader, if it has one."""
     if deal not in DEALS:
         raise ConfigError(f"fleet.shard: got {deal=}; {did_you_mean(deal, DEALS)}")
     return job.shard_queue(range_batches) if deal == "queue" else None
@@ -104,9 +104,9 @@ def _check_lookahead(lookahead: IdsOf | Literal[False] | None) -> None:
 
 
 class Weights:
-    """Tells the reducers what this worker's next gradients weigh, and where they come from.
+    """Gives the models the weight of this worker's next gradients, and their batch's position.
 
-    It is told the share of each batch handed out; of None, every worker weighs the same.
+    Without a share all workers have the same weight.
     """
 
     def __init__(self, job: Job) -> None:
@@ -115,10 +115,10 @@ class Weights:
         self._has_warned = False
 
     def set(self, share: BatchShare | None) -> BatchShare | None:
-        """Set the share of the batch handed out now; answers the one before."""
+        """Set the share of the batch handed out now; returns the previous one."""
         before, self.now = self.now, share
         if share is None:
-            # a loop begins: loading processes get their seeds from this one's random numbers
+            # a loop starts: loading processes take their seeds from this process's generator
             make_distinct(self._job)
         if share is not None and not self._job.models:
             self._warn_once()
@@ -136,14 +136,14 @@ class Weights:
     def _warn_once(self) -> None:
         if not self._has_warned and not self._job.group.alone:
             logger.warning(
-                "a sharded loader is read, but no model is registered: without "
-                "model = fleet.distributed_model(model) each worker trains its own"
+                "the script reads a sharded loader, but no model is registered: each worker "
+                "trains its own; call model = fleet.distributed_model(model)"
             )
         self._has_warned = True
 
 
 class JobObserver:
-    """What a job does with the batches of one loader."""
+    """The `LoaderObserver` of a job, for one loader."""
 
     def __init__(self, job: Job, lookahead: IdsOf | Literal[False] | None) -> None:
         self._weights, self._replay = _weights(job), job.replay
@@ -164,7 +164,7 @@ class JobObserver:
         self._replay.hands_out(self._number, position)
 
     def between_batches(self) -> None:
-        """No step is half made now; a thread that reads ahead cannot say so."""
+        """No step is in progress now; a thread that reads ahead does not know that."""
         is_here = threading.current_thread() is threading.main_thread()
         if self._stopping is not None and is_here:
             self._stopping.between(self._loaders[self._number])
@@ -179,26 +179,25 @@ class JobObserver:
             self._hints.announce(batches)
 
     def __reduce__(self) -> Any:
-        # a loader sent to a loading process takes no part in the job there
+        # in a loading process the loader has no job
         return NoObserver, ()
 
 
 def _position_of(share: BatchShare | None) -> Position:
-    """Where the worker is; nobody knows when a thread reads ahead of the training."""
+    """The position of the worker; unknown where a thread reads ahead of the training."""
     if share is None or threading.current_thread() is not threading.main_thread():
         return UNKNOWN
     return Position(share.epoch, share.consumed)
 
 
 def _weights(job: Job) -> BatchWeights:
-    """One for all loaders of a job: the batch handed out last is the one that is trained on."""
+    """The weights, one for all loaders: the script trains on the batch handed out last."""
     if job.weights is None:
         job.weights = Weights(job)
     return job.weights
 
 
 def progress(loader: Iterable[T], total: int | None = None) -> Progress[T]:
-    """Wrap a loader; worker 0 shows how far it is. `.show(loss=loss)` adds values."""
-    # worker 0 speaks for the whole job
+    """Wrap a loader; worker 0 shows its progress. `.show(loss=loss)` adds values."""
     samples = loader.samples_per_step if isinstance(loader, ShardLoader) else None
     return Progress(loader, total=total, rank0=current().group.index == 0, samples_per_step=samples)

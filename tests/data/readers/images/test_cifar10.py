@@ -70,13 +70,13 @@ def test_label_out_of_range(root: Path) -> None:
         CIFAR10(root)
 
 
-def test_a_batch_lost_in_the_middle(root: Path) -> None:
+def test_a_missing_batch_file(root: Path) -> None:
     (root / "data_batch_2.bin").rename(root / "data_batch_3.bin")
-    with pytest.raises(DataError, match=r"data_batch_3\.bin is there but data_batch_2\.bin"):
+    with pytest.raises(DataError, match=r"data_batch_3\.bin exists but data_batch_2\.bin"):
         CIFAR10(root)
 
 
-def test_pictures_in_class_folders(tmp_path: Path) -> None:
+def test_images_in_class_folders(tmp_path: Path) -> None:
     write_jpeg(tmp_path / "train" / "truck" / "0.jpg", (255, 0, 0))
     write_jpeg(tmp_path / "train" / "cat" / "0.jpg", (0, 0, 255))
     data = CIFAR10(tmp_path)
@@ -92,7 +92,7 @@ def test_an_unknown_class_folder(tmp_path: Path) -> None:
         CIFAR10(tmp_path, train=False)
 
 
-def test_absent_files_are_named_with_the_way_out(tmp_path: Path) -> None:
+def test_absent_files_are_named_with_advice(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data_batch_\*\.bin or train/airplane.*stand_in=True"):
         CIFAR10(tmp_path)
 

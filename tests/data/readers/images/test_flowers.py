@@ -48,7 +48,7 @@ def test_unknown_split(root: Path) -> None:
 @pytest.mark.parametrize("absent", ["imagelabels.mat", "setid.mat"])
 def test_a_missing_part_is_an_error_even_with_stand_in(root: Path, absent: str) -> None:
     (root / absent).unlink()
-    with pytest.raises(DataError, match=f"{absent} not found, while other parts"):
+    with pytest.raises(DataError, match=f"{absent} not found, while other parts exist"):
         Flowers102(root, stand_in=True)
 
 
@@ -56,7 +56,7 @@ def test_missing_photographs(root: Path) -> None:
     (root / "jpg" / "image_00005.jpg").unlink()
     (root / "jpg" / "image_00006.jpg").unlink()
     assert len(Flowers102(root)) == 2
-    with pytest.raises(DataError, match=r"image_00005\.jpg and 1 more of 3 are not there"):
+    with pytest.raises(DataError, match=r"image_00005\.jpg and 1 more of 3 are absent"):
         Flowers102(root, "test")
 
 

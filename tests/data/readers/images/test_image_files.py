@@ -16,7 +16,7 @@ from fleetlight.data.readers.images.image_files import ImageFiles
 from fleetlight.errors import ConfigError, DataError
 
 
-def test_channels_first_in_the_order_asked_for(tmp_path: Path) -> None:
+def test_channels_come_first_and_images_in_the_requested_order(tmp_path: Path) -> None:
     paths = [
         write_jpeg(tmp_path / "red.jpg", (255, 0, 0)),
         write_jpeg(tmp_path / "blue.jpg", (0, 0, 255)),
@@ -33,7 +33,7 @@ def test_the_central_square_is_kept(tmp_path: Path) -> None:
     assert (ImageFiles([tmp_path / "wide.png"], 30)[[0]] == 255).all()
 
 
-def test_pictures_are_not_turned(tmp_path: Path) -> None:
+def test_images_are_not_rotated(tmp_path: Path) -> None:
     picture = Image.new("RGB", (8, 8))
     picture.paste((255, 255, 255), (0, 0, 8, 2))
     picture.save(tmp_path / "white_on_top.png")
@@ -49,7 +49,7 @@ def test_large_photographs_shrink(tmp_path: Path) -> None:
     assert np.abs(pixels.mean((0, 2, 3)) - [40, 80, 120]).max() < 3
 
 
-def test_grey_pictures_get_three_channels(tmp_path: Path) -> None:
+def test_grey_images_get_three_channels(tmp_path: Path) -> None:
     Image.new("L", (8, 8), 100).save(tmp_path / "grey.jpg")
     assert np.abs(ImageFiles([tmp_path / "grey.jpg"], 8)[[0]].astype(int) - 100).max() < 3
 
@@ -65,7 +65,7 @@ def test_a_broken_file_is_named_when_it_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", [1000, 500])  # Pillow warns above it, and raises above twice it
-def test_an_absurdly_large_picture_is_refused(
+def test_a_decompression_bomb_is_refused(
     limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_jpeg(tmp_path / "bomb.jpg", size=(40, 40))

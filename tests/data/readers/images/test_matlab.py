@@ -26,7 +26,7 @@ arrays = st.sampled_from(DTYPES).flatmap(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(first=arrays, second=arrays, compress=st.booleans())
-def test_what_scipy_writes_is_read(
+def test_files_of_scipy_are_read(
     tmp_path: Path, first: np.ndarray[Any, Any], second: np.ndarray[Any, Any], compress: bool
 ) -> None:
     path = tmp_path / "x.mat"
@@ -37,7 +37,7 @@ def test_what_scipy_writes_is_read(
     np.testing.assert_array_equal(out["second_array"], second)
 
 
-def test_arrays_that_are_not_numbers_are_passed_over(tmp_path: Path) -> None:
+def test_arrays_that_are_not_numbers_are_skipped(tmp_path: Path) -> None:
     savemat(tmp_path / "x.mat", {"text": "hello", "cells": [{"a": 1}], "n": np.arange(3)})
     assert list(read_matlab(tmp_path / "x.mat")) == ["n"]
 
@@ -101,7 +101,7 @@ def test_values_that_do_not_fill_the_shape(path: Path) -> None:
         read_matlab(path)
 
 
-def test_other_formats_are_told_apart(tmp_path: Path) -> None:
+def test_other_formats_are_recognised(tmp_path: Path) -> None:
     path = tmp_path / "x.mat"
     path.write_bytes(b"MATLAB 7.3 MAT-file".ljust(512))
     with pytest.raises(DataError, match="-v7"):

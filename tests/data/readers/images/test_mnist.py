@@ -46,7 +46,7 @@ def test_samples(root: Path, pixels: np.ndarray) -> None:
 
 @pytest.mark.parametrize("folder", [".", "MNIST/raw"])
 @pytest.mark.parametrize("names", ["{}-{}-idx{}-ubyte.gz", "{}-{}.idx{}-ubyte"])
-def test_where_and_how_the_files_may_be_kept(tmp_path: Path, folder: str, names: str) -> None:
+def test_folders_and_names_of_the_files(tmp_path: Path, folder: str, names: str) -> None:
     pack = gzip.compress if names.endswith(".gz") else bytes
     (tmp_path / folder).mkdir(parents=True, exist_ok=True)
     for part, dims, array in [
@@ -58,7 +58,7 @@ def test_where_and_how_the_files_may_be_kept(tmp_path: Path, folder: str, names:
     assert MNIST(tmp_path, train=False).labels.tolist() == [3, 7]
 
 
-def test_absent_files_are_named_with_the_way_out(tmp_path: Path) -> None:
+def test_absent_files_are_named_with_advice(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         MNIST(tmp_path / "nowhere")
     for part in (str(tmp_path), "no such folder", IMAGES, LABELS, "stand_in=True"):
@@ -80,9 +80,9 @@ def test_real_files_win_over_the_stand_in(root: Path) -> None:
 
 
 @pytest.mark.parametrize("absent", [IMAGES, LABELS])
-def test_half_of_the_files_is_an_error_even_with_stand_in(root: Path, absent: str) -> None:
+def test_one_of_two_files_is_an_error_even_with_stand_in(root: Path, absent: str) -> None:
     (root / absent).unlink()
-    with pytest.raises(DataError, match=rf"is there but {absent}\.gz is not"):
+    with pytest.raises(DataError, match=rf"exists but {absent}\.gz does not"):
         MNIST(root, stand_in=True)
 
 

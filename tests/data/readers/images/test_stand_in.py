@@ -37,7 +37,7 @@ def test_other_splits_and_seeds_give_other_images(split: str, seed: int) -> None
     assert not np.array_equal(one.labels[:200], two.labels[:200])
 
 
-def test_what_is_learnt_on_train_holds_on_test() -> None:
+def test_a_model_of_the_training_set_fits_the_test_set() -> None:
     train, test = STAND_IN.generate("train", 0), STAND_IN.generate("test", 0)
     images, unseen = everything(train).reshape(400, -1), everything(test).reshape(200, -1)
     centres = np.stack([images[train.labels == label].mean(0) for label in range(4)])

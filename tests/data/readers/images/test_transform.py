@@ -56,7 +56,7 @@ def _places(images: torch.Tensor, out: torch.Tensor) -> list[tuple[int, int, boo
     return found
 
 
-def test_augment_cuts_anywhere_in_the_padded_image_and_flips_half() -> None:
+def test_augment_crops_the_padded_image_at_random_and_flips_half() -> None:
     torch.manual_seed(0)
     images = torch.randint(1, 256, (400, 3, 8, 8), dtype=torch.uint8)
     places = _places(images, ImageTransform(crop=8, padding=2, augment=True)(images))
@@ -75,7 +75,7 @@ def test_height_and_width_are_not_mixed_up() -> None:
     assert torch.equal(ImageTransform(crop=4)(wide)[0], wide[0, :, :, 2:6].float() / 255)
 
 
-def test_chance_comes_from_the_global_generator(images: torch.Tensor) -> None:
+def test_random_numbers_come_from_the_global_generator(images: torch.Tensor) -> None:
     transform = ImageTransform(crop=8, padding=4, augment=True)
     torch.manual_seed(3)
     first, second = transform(images), transform(images)

@@ -45,13 +45,13 @@ def test_a_missing_category_is_an_id_of_its_column(root: Path) -> None:
     assert len(ids.unique()) == 26
 
 
-def test_packed_and_by_the_name_of_the_file(tmp_path: Path) -> None:
+def test_gzip_and_a_file_by_its_name(tmp_path: Path) -> None:
     path = tmp_path / "some.tsv.gz"
     path.write_bytes(gzip.compress((line() * 3).encode()))
     assert len(Criteo(path)) == 3
 
 
-def test_streamed_it_is_the_same(root: Path) -> None:
+def test_streamed_records_are_the_same(root: Path) -> None:
     (batch,) = FileStream(root / "train.txt", Criteo.parse).loader(10)
     whole = Criteo(root).batch([0, 1])
     assert all(torch.equal(a, b) for a, b in zip(batch, whole, strict=True))
@@ -61,7 +61,7 @@ def test_streamed_it_is_the_same(root: Path) -> None:
     ("bad", "message"),
     [
         (line()[:-10], "got 39 fields between .*, expected 40: label to C26"),
-        (line("2"), "got another label than 0 or 1"),
+        (line("2"), "got the label 2, expected 0 or 1"),
         (line(counts=["1", "x", *["0"] * 11]), "got 'x' as I2, expected a number"),
         (line(""), "got '' as label, expected a number"),
     ],

@@ -45,17 +45,17 @@ def test_wrong_number_of_fields(line: bytes) -> None:
 
 
 @pytest.mark.parametrize("text", [b"x", b"", b"nan", b"1e999", b"\xff"])
-def test_what_is_no_number(text: bytes) -> None:
+def test_a_field_that_is_not_a_number(text: bytes) -> None:
     with pytest.raises(DataError, match="as b, expected a number"):
         fields(b"1,2,3", b"1," + text + b",3").numbers()
 
 
 @pytest.mark.parametrize("text", [b"1.5", b"9223372036854775808"])
-def test_what_is_no_whole_number(text: bytes) -> None:
+def test_a_field_that_is_not_a_whole_number(text: bytes) -> None:
     with pytest.raises(DataError, match=f"got '{text.decode()}' as b, expected a whole number"):
         fields(b"1," + text + b",3").integers()
 
 
-def test_a_number_has_an_end() -> None:
+def test_a_field_of_too_many_characters() -> None:
     with pytest.raises(DataError, match="got a field of 100000 characters"):
         fields(b"1,2," + b"3" * 100_000).numbers()

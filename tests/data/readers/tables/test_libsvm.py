@@ -66,7 +66,7 @@ def test_a_batch_suits_embedding_bags(data: LibSVM) -> None:
     assert sums.squeeze(1).tolist() == pytest.approx([11.5, 0, 1 - 2 + 0.004])
 
 
-def test_streamed_it_is_the_same(data: LibSVM, tmp_path: Path) -> None:
+def test_streamed_records_are_the_same(data: LibSVM, tmp_path: Path) -> None:
     (batch,) = FileStream(tmp_path / "x.svm", LibSVM.parse).loader(10)
     assert as_lists(batch) == as_lists(data.batch(range(4)))
 
@@ -86,7 +86,7 @@ def test_long_files(tmp_path: Path) -> None:
         ("1 x:4", ".*x.*; expected a whole number as index"),
         ("1 3:nan", "got 'nan', expected a number as value"),
         ("1 qid:x 3:4", ".*x.*; expected a whole number as query"),
-        ("# only", "got a comment only"),
+        ("# only", "got only a comment"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, bad: str, message: str) -> None:

@@ -103,7 +103,7 @@ def _number(path: Path) -> int:
 
 
 def _check_gap(paths: list[Path]) -> None:
-    """A batch lost in the middle would otherwise go unseen."""
+    """DataError for a batch file that is missing in the middle."""
     for expected, path in enumerate(paths, start=1):
         if _number(path) != expected:
-            raise DataError(f"{path} is there but data_batch_{expected}.bin before it is not")
+            raise DataError(f"{path} exists but data_batch_{expected}.bin before it does not")

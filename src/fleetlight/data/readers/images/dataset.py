@@ -17,7 +17,7 @@ Sample = tuple[torch.Tensor, int]
 
 
 class Images(Protocol):
-    """Images of one shape: an array in memory, or something that makes them when asked."""
+    """Images of one shape: an array in memory, or an object that makes them on access."""
 
     def __len__(self) -> int: ...
 
@@ -28,7 +28,7 @@ class Images(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ImageSource:
-    """What a reader found, or generated."""
+    """The images and labels that a reader found or generated."""
 
     images: Images
     labels: NDArray[np.int64]
@@ -40,7 +40,7 @@ class ImageDataset(Dataset[Sample]):
     """Map-style data set of `(float32 [C, H, W], label)`."""
 
     def __init__(self, name: str, source: ImageSource, transform: ImageTransform) -> None:
-        #: True when the files were absent and these images were made up
+        #: True where the files were absent and these images are generated
         self.generated = source.generated
         self.name = f"{name} (generated stand-in)" if source.generated else name
         self.classes = source.classes
@@ -55,7 +55,7 @@ class ImageDataset(Dataset[Sample]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: list[int]) -> list[Sample]:
-        """Several samples at once: DataLoader asks for whole batches where it can."""
+        """Several samples at once, as DataLoader requests them."""
         images = self._transform(torch.from_numpy(self._images[indices]))
         return list(zip(images.unbind(), self.labels[indices].tolist(), strict=True))
 

@@ -57,14 +57,14 @@ class Flowers102(ImageDataset):
 
 
 def _read_tables(root: Path, split: str, side: int) -> ImageSource | None:
-    """The published form, None when none of its parts is there."""
+    """The published form, None where all of its parts are absent."""
     absent = [name for name in _TABLES if not (root / name).is_file()]
     if not (root / "jpg").is_dir():
         absent.append("jpg")
     if len(absent) == 3:
         return None
     if absent:
-        raise DataError(f"{root}: {', '.join(absent)} not found, while other parts are there")
+        raise DataError(f"{root}: {', '.join(absent)} not found, while other parts exist")
     labels = _array(root / _TABLES[0], "labels", upto=len(_CLASSES))
     numbers = _array(root / _TABLES[1], _SETS[split], upto=len(labels))
     images = ImageFiles(_photographs(root / "jpg", numbers), side)
@@ -89,5 +89,5 @@ def _photographs(folder: Path, numbers: NDArray[np.int64]) -> list[Path]:
     paths = [folder / f"image_{number:05}.jpg" for number in numbers]
     present = {path.name for path in folder.iterdir()}
     if absent := [path for path in paths if path.name not in present]:
-        raise DataError(f"{absent[0]} and {len(absent) - 1} more of {len(paths)} are not there")
+        raise DataError(f"{absent[0]} and {len(absent) - 1} more of {len(paths)} are absent")
     return paths

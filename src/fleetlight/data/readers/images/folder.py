@@ -14,7 +14,7 @@ from fleetlight.data.readers.images.transform import Channels, ImageTransform
 from fleetlight.errors import DataError
 
 _SUFFIXES = frozenset({".jpg", ".jpeg", ".png"})
-#: what models for photographs are usually trained with
+#: the usual values for models of photographs
 PHOTO_MEAN_STD: tuple[Channels, Channels] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
@@ -41,12 +41,12 @@ class ImageFolder(ImageDataset):
 
 
 def decoded_side(size: int) -> int:
-    """The side that photographs are decoded at: 256 for a crop of 224."""
+    """The side of decoded photographs: 256 for a crop of 224."""
     return round(size * 8 / 7)
 
 
 def photo_transform(size: int, augment: bool, normalise: bool) -> ImageTransform:
-    """The usual path of a photograph: a crop (random with a flip when augmented), normalised."""
+    """The usual transform of photographs: a crop (random and flipped to augment), normalised."""
     return ImageTransform(
         crop=size, augment=augment, normalise=PHOTO_MEAN_STD if normalise else None
     )
@@ -55,7 +55,7 @@ def photo_transform(size: int, augment: bool, normalise: bool) -> ImageTransform
 def read_folder(
     root: Path, side: int, classes: tuple[str, ...] | None = None
 ) -> ImageSource | None:
-    """The images below `root`, None when it holds no folders; `classes` fixes names and order."""
+    """The images in `root`, None where it has no folders; `classes` fixes names and order."""
     names = _class_names(root)
     if not names:
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ImageFiles`: pictures on disk, decoded when asked for. The only file that knows Pillow."""
+"""`ImageFiles`: images on disk, decoded on access. The only file that imports Pillow."""
 
 from __future__ import annotations
 

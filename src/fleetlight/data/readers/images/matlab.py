@@ -2,8 +2,7 @@
 """Numeric arrays from MATLAB files of version 5 to 7, the format of the Flowers-102 labels.
 
 A file is a header of 128 bytes, then elements: a tag (kind, size) and a payload. A matrix element
-holds four elements of its own: flags, dimensions, name, values. A compressed element holds one
-matrix.
+contains four elements: flags, dimensions, name, values. A compressed element contains one matrix.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _TYPES = {
     12: "i8",
     13: "u8",
 }
-#: array classes double, single and the eight integers; the others hold text, cells, structures
+#: array classes double, single and the eight integers; others are text, cells, structures
 _NUMERIC_CLASSES = range(6, 16)
 
 
@@ -46,7 +45,7 @@ class _Element(NamedTuple):
 
 
 def read_matlab(path: Path) -> dict[str, NDArray[Any]]:
-    """The numeric arrays of a file by name; arrays of other classes are passed over."""
+    """The numeric arrays of a file by name, without arrays of other classes."""
     raw = contents(path)
     order = _byte_order(path, raw)
     try:

@@ -69,7 +69,7 @@ def read_idx(path: Path, dims: int) -> NDArray[np.uint8]:
 
 
 def _names(split: str, what: str) -> list[str]:
-    """What the file may be called; the second is the name under which it is published."""
+    """The possible names of a file; the second is the published one."""
     dims = {"images": 3, "labels": 1}[what]
     stem = f"{_PREFIX[split]}-{what}"
     plain = f"{stem}-idx{dims}-ubyte"
@@ -84,7 +84,7 @@ def _read(root: Path, split: str) -> ImageSource | None:
         return None
     if images is None or labels is None:
         absent = _names(split, "images" if images is None else "labels")[1]
-        raise DataError(f"{images or labels} is there but {absent} is not; MNIST needs both")
+        raise DataError(f"{images or labels} exists but {absent} does not; MNIST needs both")
     return ImageSource(*_pair(images, labels), _CLASSES)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`StandIn`: made-up images in place of absent files, so that a program can be tried anywhere."""
+"""`StandIn`: generated images in place of absent files, so that a program runs anywhere."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NOISE_BANK = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class StandIn:
-    """Shape and size of a data set, enough to make one that looks like it."""
+    """The shape and size of a data set, for a generated one like it."""
 
     name: str
     shape: tuple[int, int, int]
@@ -33,7 +33,7 @@ class StandIn:
     def for_absent(
         self, root: Path, looked_for: list[str], split: str, allowed: bool, seed: int
     ) -> ImageSource:
-        """Generated images when `allowed`, else the error that says how to get them."""
+        """Generated images where `allowed`, else an error that says how to get them."""
         root = root.absolute()
         there = f"{root}" if root.is_dir() else f"{root} (no such folder)"
         if not allowed:
@@ -49,7 +49,7 @@ class StandIn:
         return self.generate(split, seed)
 
     def generate(self, split: str, seed: int) -> ImageSource:
-        """Images that a model can learn: a pattern per class, the same in all splits, and noise."""
+        """Images that a model can learn: a pattern for each class, in all splits, and noise."""
         patterns = self._patterns(np.random.default_rng([seed, len(_SPLITS)]))
         rng = np.random.default_rng([seed, _SPLITS.index(split)])
         labels = rng.integers(len(self.classes), size=self.counts[split])
@@ -66,14 +66,14 @@ class StandIn:
 
 
 class GeneratedImages:
-    """The pattern of an image's class plus noise of its own, put together when asked for."""
+    """Images made on access: the pattern of the class, plus noise of the image."""
 
     def __init__(
         self, patterns: NDArray[np.uint8], labels: NDArray[np.int64], rng: np.random.Generator
     ) -> None:
         self._patterns = patterns
         self._labels = labels
-        # All noise comes from one bank, each image at its own place: no memory per image.
+        # All noise comes from one bank, at a place for each image: no memory per image.
         size = patterns[0].size
         self._noise = rng.integers(_NOISE_LEVELS, size=_NOISE_BANK + size, dtype=np.uint8)
         self._places = rng.integers(_NOISE_BANK, size=len(labels))

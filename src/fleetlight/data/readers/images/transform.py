@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ImageTransform`: from a batch of uint8 images to what the model eats."""
+"""`ImageTransform`: from uint8 images to the input of a model."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Channels = tuple[float, float, float]
 class ImageTransform:
     """Crop, flip, resize and normalise whole batches `[B, C, H, W]`.
 
-    Chance comes from torch's global generator: `torch.manual_seed` governs it, and so does the
-    random state that a checkpoint carries.
+    Random numbers come from torch's global generator: `torch.manual_seed` and the state in a
+    checkpoint govern them.
     """
 
-    #: side of the square to cut out, from the centre or (`augment`) from anywhere
+    #: side of the square to crop, at the centre or (`augment`) at random
     crop: int | None = None
     #: black border added on each side before the crop
     padding: int = 0
-    #: crop anywhere and flip half of the images left to right
+    #: crop at random, and flip half of the images left to right
     augment: bool = False
     #: side of the final square
     resize: int | None = None
@@ -31,11 +31,11 @@ class ImageTransform:
     normalise: tuple[Channels, Channels] | None = None
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """float32 images; crop and flip come first because they are cheaper on uint8."""
+        """float32 images; crop and flip come first, because uint8 is cheaper."""
         if self.crop is not None:
             images = self._cropped(images, self.crop)
         if self.augment:
-            images = _randomly_flipped(images)
+            images = _random_flip(images)
         images = images.to(torch.float32).div_(255)
         if self.resize is not None:
             side = (self.resize, self.resize)
@@ -57,6 +57,6 @@ class ImageTransform:
         return windows[torch.arange(count), :, top, left]
 
 
-def _randomly_flipped(images: torch.Tensor) -> torch.Tensor:
+def _random_flip(images: torch.Tensor) -> torch.Tensor:
     flip = torch.rand(len(images), 1, 1, 1) < 0.5
     return torch.where(flip, images.flip(-1), images)

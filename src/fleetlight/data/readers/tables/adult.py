@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Adult census: who earns more than 50,000 a year."""
+"""The Adult census: which people earn more than 50,000 a year."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAMES = (
     *("relationship", "race", "sex", "capital-gain", "capital-loss", "hours-per-week"),
     *("native-country", "salary"),
 )
-#: what a number is divided by, some after a logarithm, so that all come to lie in 0..1
+#: divisors, for some after a logarithm, that bring all numbers into 0..1
 _SCALES = {
     "age": 100.0,
     "fnlwgt": 15.0,
@@ -43,7 +43,7 @@ class Adult(TableDataset[Record]):
     """People: 6 numbers scaled to 0..1, 8 ids, label 1 for more than 50,000 a year.
 
     Reads `adult.data` (or `adult.csv`; `adult.test` for `train=False`) in `root`, or the file
-    `root`. A field's name is the salt of its ids; "?" is a value like any other.
+    `root`. The salt of an id is its field's name; "?" is a value like any other.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Adult(TableDataset[Record]):
         path = find(Path(root), _FILES[split])
         if path is None:
             refuse_absent(f"Adult {split}", Path(root), _FILES[split], stand_in)
-            super().__init__(f"Adult {split}", _made_up(split, seed), generated=True)
+            super().__init__(f"Adult {split}", _generated(split, seed), generated=True)
         else:
             super().__init__(f"Adult {split}", table_of(path, Adult.parse, _is_header))
 
@@ -88,8 +88,8 @@ def _is_header(line: bytes) -> bool:
     return line.startswith((b"age", b"|"))
 
 
-def _made_up(split: str, seed: int) -> Record:
-    """Records of the same shape, with an order that no model can mistake for the census."""
+def _generated(split: str, seed: int) -> Record:
+    """Generated records of the same shape."""
     start = 0 if split == "train" else _COUNTS["train"]
     log = ClickLog(
         _COUNTS[split], seed=seed, start=start, dense_fields=len(_SCALES), vocabulary=_VALUES

@@ -7,8 +7,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from fleetlight.data.generated.tables import ClickLog
 from fleetlight.data.readers.files import find, refuse_absent
 from fleetlight.data.readers.lines import table_of
@@ -27,8 +25,8 @@ class Criteo(TableDataset[Record]):
     """Clicks: 13 counts as `sign(x) log(1 + |x|)` (missing: 0), 26 ids, label 0 or 1.
 
     Reads a file, or `train.txt`, `day_0` or `part-0` in the folder `root`, into memory: 268 bytes
-    for each record. For more than fits use `FileStream(files, Criteo.parse)`.
-    An id is `stable_hash(text, salt="C1")`, with the name of its column; "missing" is one as well.
+    for each record. For more than memory holds use `FileStream(files, Criteo.parse)`.
+    An id is `stable_hash(text, salt="C1")`, with its column's name; a missing value has an id too.
     """
 
     def __init__(
@@ -47,8 +45,8 @@ class Criteo(TableDataset[Record]):
         """The records of some lines."""
         fields = Fields.of(lines, b"\t", _NAMES)
         label = fields[:1].numbers().squeeze(1)
-        if not torch.all((label == 0) | (label == 1)):
-            raise DataError("got another label than 0 or 1")
+        if len(wrong := label[(label != 0) & (label != 1)]):
+            raise DataError(f"got the label {wrong[0]:g}, expected 0 or 1")
         counts = fields[1:14].numbers(missing=0)
         dense = counts.sign() * counts.abs().log1p()
         return Record(dense.float(), fields[14:].ids(), label.float())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Fields`: lines cut at a separator, as places in one buffer, so that NumPy does the parsing."""
+"""`Fields`: lines cut at a separator, as spans of one buffer, so that NumPy parses them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fleetlight.data.hashing import hash_spans, salt_key
 from fleetlight.errors import DataError
 
 _LINE_END = ord("\n")
-#: no number is written with more characters than this
+#: characters of a number, at most
 _LONGEST_NUMBER = 64
 
 
@@ -27,12 +27,12 @@ class Fields:
     buffer: NDArray[np.uint8]
     starts: NDArray[np.int64]
     lengths: NDArray[np.int64]
-    #: what the columns are called, in ids and in errors
+    #: the names of the columns, for ids and errors
     names: Sequence[str]
 
     @classmethod
     def of(cls, lines: Sequence[bytes], separator: bytes, names: Sequence[str]) -> Fields:
-        """Cut lines that all have a field for each name."""
+        """Cut lines, each of which must have a field for each name."""
         text = b"\n".join([line.rstrip(b"\r\n") for line in lines]) + b"\n"
         buffer = np.frombuffer(text, np.uint8)
         ends = np.flatnonzero((buffer == ord(separator)) | (buffer == _LINE_END))
@@ -58,7 +58,7 @@ class Fields:
         return Fields(self.buffer, self.starts[:, columns], self.lengths[:, columns], names)
 
     def numbers(self, missing: float | None = None) -> Tensor:
-        """All fields as float64; empty ones are `missing`, or an error without it."""
+        """All fields as float64; empty ones become `missing`, and are an error without it."""
         texts = self.texts(_LONGEST_NUMBER)
         if missing is not None:
             texts = np.where(self.lengths == 0, str(missing).encode(), texts)
@@ -69,7 +69,7 @@ class Fields:
         return self._cast(self.texts(_LONGEST_NUMBER), np.int64)
 
     def ids(self) -> Tensor:
-        """All fields as ids, each column's name being their salt; an empty field is an id too."""
+        """All fields as ids, with the column's name as salt; an empty field has an id too."""
         keys = np.array([salt_key(name) for name in self.names], np.uint64)
         return torch.from_numpy(hash_spans(self.buffer, self.starts, self.lengths, keys))
 
@@ -92,7 +92,7 @@ class Fields:
             raise DataError(f"got {text!r} as {name}, expected {kind}") from None
 
     def _first_wrong(self, texts: NDArray[np.bytes_], dtype: type[Any]) -> tuple[str, str]:
-        """Column and text of the first field that is no such number."""
+        """Column and text of the first field that is not such a number."""
         for column, name in enumerate(self.names):
             for text in texts[:, column].tolist():
                 try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The LibSVM format: a label, then the features that are not zero."""
+"""The LibSVM format: a label, then the nonzero features."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _QUERY = b"qid:"
 
 
 class SparseRows(NamedTuple):
-    """Records of different lengths, one behind the other, as `nn.EmbeddingBag` takes them."""
+    """Records of different lengths, concatenated as `nn.EmbeddingBag` takes them."""
 
     #: int64, the features of all records, as in the file
     ids: Tensor
@@ -31,41 +31,41 @@ class SparseRows(NamedTuple):
     offsets: Tensor
     #: float32, one for each record
     label: Tensor
-    #: int64, the query that a record belongs to; -1 without one
+    #: int64, the query of each record; -1 without one
     query: Tensor
 
 
 class LibSVM(BatchedDataset[SparseRows]):
     """Sparse records from a file of lines such as `1 qid:7 3:0.5 10:1  # a comment`.
 
-    A batch is one `SparseRows`: use `data.loader(batch_size)`, or `collate_fn=data.collate`.
+    A batch is a `SparseRows`: use `data.loader(batch_size)`, or `collate_fn=data.collate`.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.name = f"LibSVM {os.fspath(path)}"
         parts = parsed(Path(path), lines_of(os.fspath(path)), LibSVM.parse)
-        self._rows = joined(list(parts))
+        self._rows = concatenated(list(parts))
 
     def __len__(self) -> int:
         return len(self._rows.label)
 
     def batch(self, indices: Indices) -> SparseRows:
-        return taken(self._rows, torch.as_tensor(indices, dtype=torch.int64))
+        return selected(self._rows, torch.as_tensor(indices, dtype=torch.int64))
 
     def __getitems__(self, indices: list[int]) -> Sequence[SparseRows]:
         return SparseRowList(self.batch(indices))
 
     @staticmethod
     def collate(rows: Sequence[SparseRows]) -> SparseRows:
-        """One batch of several; their records stay in order."""
-        return rows.batch if isinstance(rows, BatchRecords) else joined(rows)
+        """One batch of several, with their records in order."""
+        return rows.batch if isinstance(rows, BatchRecords) else concatenated(rows)
 
     @staticmethod
     def parse(lines: Sequence[bytes]) -> SparseRows:
         """The records of some lines."""
         words = [line.split(b"#", 1)[0].split() for line in lines]
         if not all(words):
-            raise DataError("got a comment only, expected: label index:value ...")
+            raise DataError("got only a comment, expected: label index:value ...")
         query = torch.tensor([_take_query(line) for line in words])
         pairs = list(itertools.chain.from_iterable(line[1:] for line in words))
         if wrong := [pair for pair in pairs if pair.count(b":") != 1]:
@@ -81,7 +81,7 @@ class LibSVM(BatchedDataset[SparseRows]):
 
 
 class SparseRowList(BatchRecords[SparseRows]):
-    """The records of a batch, each a `SparseRows` of its own."""
+    """The records of a batch, each as a `SparseRows`."""
 
     def __len__(self) -> int:
         return len(self.batch.label)
@@ -90,24 +90,24 @@ class SparseRowList(BatchRecords[SparseRows]):
         return (self._row(place) for place in range(len(self)))
 
     def _row(self, place: int) -> SparseRows:
-        return taken(self.batch, torch.tensor([range(len(self))[place]]))
+        return selected(self.batch, torch.tensor([range(len(self))[place]]))
 
 
-def taken(rows: SparseRows, chosen: Tensor) -> SparseRows:
-    """Some records of many."""
+def selected(rows: SparseRows, chosen: Tensor) -> SparseRows:
+    """The chosen records."""
     last = len(rows.label) - 1
     starts, following = rows.offsets[chosen], rows.offsets[(chosen + 1).clamp(max=last)]
     lengths = torch.where(chosen == last, len(rows.ids), following) - starts
     offsets = _starts(lengths)
-    # of each feature: where it stands = where its record starts + how far into it
+    # the place of each feature = the start of its record + its offset there
     places = torch.arange(int(lengths.sum())) + (starts - offsets).repeat_interleave(lengths)
     return SparseRows(
         rows.ids[places], rows.values[places], offsets, rows.label[chosen], rows.query[chosen]
     )
 
 
-def joined(parts: Sequence[SparseRows]) -> SparseRows:
-    """The records of several, one behind the other."""
+def concatenated(parts: Sequence[SparseRows]) -> SparseRows:
+    """The records of several parts, concatenated."""
     ids, values, _, label, query = (torch.cat(columns) for columns in zip(*parts, strict=True))
     shifts = _starts(torch.tensor([len(part.ids) for part in parts]))
     offsets = [part.offsets + shift for part, shift in zip(parts, shifts, strict=True)]
@@ -119,7 +119,7 @@ def _starts(lengths: Tensor) -> Tensor:
 
 
 def _take_query(words: list[bytes]) -> int:
-    """The query of a line, which is taken out of its words."""
+    """Remove the query from the words of a line, and return it."""
     if len(words) > 1 and words[1].startswith(_QUERY):
         return int(_numbers([words.pop(1)[len(_QUERY) :]], np.int64, "a whole number as query"))
     return -1

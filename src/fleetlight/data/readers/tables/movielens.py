@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MovieLens: who gave which film how many stars."""
+"""MovieLens: the stars that users gave to films."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _FOLDERS = (".", "ml-latest-small", "ml-100k", "ml-1m", "ml-10M100K", "ml-20m", 
 _SEPARATORS = (b",", b"::", b"\t")
 _FIRST_COLUMN = b"userId"
 #: of the stand-in
-_USERS, _FILMS, _RATINGS, _TASTES = 600, 2_000, 100_000, 4
+_USERS, _FILMS, _RATINGS, _FACTORS = 600, 2_000, 100_000, 4
 
 
 class Rating(NamedTuple):
-    """One rating; in a batch each tensor has one dimension more."""
+    """One rating; the tensors of a batch have one more dimension."""
 
     #: int64, as in the file
     user: Tensor
@@ -43,8 +43,8 @@ class Rating(NamedTuple):
 class MovieLens(TableDataset[Rating]):
     """Ratings, in the order of the file.
 
-    Reads a file, or `ratings.csv`, `ratings.dat` or `u.data` in `root` or a folder there that is
-    called as it was published (`ml-100k`, `ml-1m`, ...).
+    Reads a file, or `ratings.csv`, `ratings.dat` or `u.data` in `root` or in a folder there with a
+    published name (`ml-100k`, `ml-1m`, ...).
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class MovieLens(TableDataset[Rating]):
         path = find(Path(root), _FILES, _FOLDERS)
         if path is None:
             refuse_absent("MovieLens", Path(root), _FILES, stand_in)
-            super().__init__("MovieLens", _made_up(seed), generated=True)
+            super().__init__("MovieLens", _generated(seed), generated=True)
         else:
             super().__init__("MovieLens", table_of(path, MovieLens.parse, _is_header))
 
     @staticmethod
     def parse(lines: Sequence[bytes]) -> Rating:
-        """The records of some lines, all with the same one of the three separators."""
+        """The records of some lines, which all have the separator of the first one."""
         separator = next((mark for mark in _SEPARATORS if mark in lines[0]), b",")
         if len(separator) > 1:
             lines, separator = [line.replace(separator, b"\t") for line in lines], b"\t"
@@ -73,14 +73,19 @@ def _is_header(line: bytes) -> bool:
     return line.startswith(_FIRST_COLUMN)
 
 
-def _made_up(seed: int) -> Rating:
-    """Ratings that a factor model can learn: tastes of users times traits of films, and noise."""
+def _generated(seed: int) -> Rating:
+    """Generated ratings that a factor model can learn: user factors x film factors, and noise."""
     rng = np.random.default_rng(int(key_of(seed)))
-    tastes, traits = rng.normal(size=(_USERS, _TASTES)), rng.normal(size=(_FILMS, _TASTES))
+    user_factors, film_factors = (
+        rng.normal(size=(_USERS, _FACTORS)),
+        rng.normal(size=(_FILMS, _FACTORS)),
+    )
     users = rng.integers(_USERS, size=_RATINGS)
-    # some films are seen by many
+    # a few films have most of the ratings
     films = (_FILMS * rng.random(_RATINGS) ** 2).astype(np.int64)
-    liking = (tastes[users] * traits[films]).sum(1) / 2 + 0.3 * rng.normal(size=_RATINGS)
+    liking = (user_factors[users] * film_factors[films]).sum(1) / 2 + 0.3 * rng.normal(
+        size=_RATINGS
+    )
     stars = np.clip(np.round(2 * (3.5 + liking)) / 2, 0.5, 5)
     columns = [users + 1, films + 1, stars.astype(np.float32), np.arange(_RATINGS)]
     return Rating(*map(torch.from_numpy, columns))
