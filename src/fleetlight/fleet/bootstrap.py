@@ -89,7 +89,7 @@ def _enrolled(start: Start) -> ServedJob:
         job = _train(start._replace(role=role))
     except Exception as error:
         signs.depart(f"{type(error).__name__}: {error}")
-        signs.farewell()
+        signs.release_store()
         raise
     job.session.signs = signs
     return job

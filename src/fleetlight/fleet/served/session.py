@@ -309,7 +309,7 @@ class ServerSession:
             return
         if self.signs is not None:
             self.signs.depart(None)
-            self.signs.farewell()
+            self.signs.release_store()
         if self.dense_group is not None:
             self.dense_group.leave()
 
@@ -325,7 +325,7 @@ class ServerSession:
             return
         if self.signs is not None:
             self.signs.depart(error)
-            self.signs.farewell()
+            self.signs.release_store()
         if self.dense_group is not None:
             self.dense_group.fail(error)
 

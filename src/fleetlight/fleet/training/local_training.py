@@ -317,7 +317,7 @@ def load(job: Job, states: Sequence[Any], step: int, names: Names) -> None:
 def begin_anew(job: Job, names: Names) -> None:
     """Other values were given to all workers: those that train alone go on from them."""
     for alone in _all_of(job):
-        alone.engine.begin_anew(alone.engine.schedule.step, names)
+        alone.engine.restart_at(alone.engine.schedule.step, names)
 
 
 def _load(engine: LocalTrainingEngine, *, state: Mapping[str, Any], names: Names) -> None:
@@ -325,7 +325,7 @@ def _load(engine: LocalTrainingEngine, *, state: Mapping[str, Any], names: Names
 
 
 def _begin_anew(engine: LocalTrainingEngine, *, step: int, names: Names) -> None:
-    engine.begin_anew(step, names)
+    engine.restart_at(step, names)
 
 
 def may_train_alone(job: Job) -> bool:
