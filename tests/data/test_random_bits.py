@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from fleetlight.data.random_bits import key_of, lanes, uniform
-from fleetlight.kernels.hashing import mix
+from fleetlight.kernels.ids.hashing import mix
 
 
 def test_splitmix64() -> None:

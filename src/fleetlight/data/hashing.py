@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fleetlight.data.random_bits import Bits, key_of, only
 from fleetlight.errors import ConfigError
-from fleetlight.kernels.hashing import mix
+from fleetlight.kernels.ids.hashing import mix
 
 _WORD = 8
 #: keeps the first n bytes of a little-endian word

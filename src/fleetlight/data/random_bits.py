@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetlight.kernels.hashing import GAMMA, mix
+from fleetlight.kernels.ids.hashing import GAMMA, mix
 
 Bits = NDArray[np.uint64]
 

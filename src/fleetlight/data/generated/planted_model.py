@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetlight.data.random_bits import key_of, lanes
-from fleetlight.kernels.hashing import mix
+from fleetlight.kernels.ids.hashing import mix
 
 Floats = NDArray[np.float64]
 

@@ -17,7 +17,7 @@ from fleetlight.data.generated.planted_model import PlantedModel
 from fleetlight.data.random_bits import Bits, key_of, lanes, uniform
 from fleetlight.data.records import BatchedDataset, Indices, Record
 from fleetlight.errors import ConfigError
-from fleetlight.kernels.hashing import mix
+from fleetlight.kernels.ids.hashing import mix
 from fleetlight.observe.metrics import auc
 
 Floats = NDArray[np.float64]

@@ -16,7 +16,7 @@ from fleetlight.data.generated.distributions import AliasSampler
 from fleetlight.data.random_bits import key_of, lanes
 from fleetlight.data.words.corpus import LINE_END, Corpus
 from fleetlight.errors import ConfigError
-from fleetlight.kernels.hashing import mix
+from fleetlight.kernels.ids.hashing import mix
 
 Places = NDArray[np.int64]
 

@@ -25,7 +25,7 @@ from fleetlight.ps.plan import (
     RulePlan,
     TablePlan,
 )
-from fleetlight.ps.tables.rules import optimizer_plan, own_rule, rule_of
+from fleetlight.ps.tables.optimizers import optimizer_plan, own_rule, rule_of
 from fleetlight.strategy import DistributedStrategy
 
 #: a parameter that no optimizer steps

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fleetlight.errors import PlanError
-from fleetlight.kernels.bags import Mode
+from fleetlight.kernels.ids.bags import Mode
 from fleetlight.ps.layers.embedding import bag_bounds, ids_of, refuse_outside
 from fleetlight.ps.layers.handle import TableHandle, Visit
 from fleetlight.ps.layers.lookup import embed, embed_bags

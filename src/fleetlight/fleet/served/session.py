@@ -34,7 +34,7 @@ from fleetlight.ps.layers.table_gradient import TableGradient, as_one
 from fleetlight.ps.layers.table_weight import stand_for
 from fleetlight.ps.plan import ASYNC, SYNC
 from fleetlight.ps.server.server import Server
-from fleetlight.ps.tables.rules import PushOptions
+from fleetlight.ps.tables.optimizers import PushOptions
 from fleetlight.ps.update import Floats, Ids, TableGradients, Update
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.communicator import Communicator, open_communicator
