@@ -194,6 +194,11 @@ def did_you_mean(
     return "known names: " + ", ".join(names if told is None else told)
 
 
+def counted(number: int, noun: str, separator: str = "") -> str:
+    """`1 worker`, `2 workers`; with a separator `2,374 workers`."""
+    return f"{number:{separator}} {noun}{'' if number == 1 else 's'}"
+
+
 def names_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate a function: a misspelled keyword raises a TypeError with the nearest names."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

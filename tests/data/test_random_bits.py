@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from fleetlight.data.random_bits import key_of, lanes, mixed, uniform
+from fleetlight.data.random_bits import key_of, lanes, uniform
+from fleetlight.kernels.ids.hashing import mix
 
 
 def test_splitmix64() -> None:
     # the first numbers of the published generator started at 0
     states = np.array([0, 0x9E3779B97F4A7C15], np.uint64)
-    assert [hex(value) for value in mixed(states).tolist()] == [
+    assert [hex(value) for value in mix(states).tolist()] == [
         "0xe220a8397b1dcdaf",
         "0x6e789e6aa1b965f4",
     ]
@@ -24,7 +25,7 @@ def test_keys_depend_on_all_parts_and_their_order() -> None:
 
 
 def test_uniform_numbers_are_even_and_unrelated() -> None:
-    draws = uniform(lanes(mixed(np.arange(20_000, dtype=np.uint64)), 3))
+    draws = uniform(lanes(mix(np.arange(20_000, dtype=np.uint64)), 3))
     assert 0 <= draws.min() < draws.max() < 1
     counts = np.histogram(draws, 20, (0, 1))[0]
     assert np.abs(counts - 3_000).max() < 5 * np.sqrt(3_000)

@@ -9,9 +9,8 @@ import platform
 import sys
 from collections.abc import Callable, Sequence
 
-from fleetlight.errors import ConfigError, FleetError
+from fleetlight.errors import ConfigError, FleetError, counted
 from fleetlight.launch.job.spec import DEFAULT_PORT
-from fleetlight.strategy.job import counted
 
 
 def main(argv: Sequence[str] | None = None) -> int:

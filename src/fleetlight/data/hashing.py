@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleetlight.data.random_bits import Bits, key_of, mixed, only
+from fleetlight.data.random_bits import Bits, key_of, only
 from fleetlight.errors import ConfigError
+from fleetlight.kernels.ids.hashing import mix
 
 _WORD = 8
 #: keeps the first n bytes of a little-endian word
@@ -50,7 +51,7 @@ def hash_column(field: str, values: Iterable[str | bytes] | Tensor | NDArray[Any
             "put floats into bins first"
         )
     bits = numbers.astype(np.int64).view(np.uint64)
-    return torch.from_numpy(mixed(bits ^ salt_key(field)).view(np.int64))
+    return torch.from_numpy(mix(bits ^ salt_key(field)).view(np.int64))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -68,14 +69,14 @@ def hash_spans(
     """The ids of texts in one buffer; `starts`, `lengths` and `keys` broadcast."""
     starts, lengths, keys = np.broadcast_arrays(starts, lengths, keys)
     words = _words(buffer)
-    state: Bits = mixed(keys ^ lengths.astype(np.uint64)).ravel()
+    state: Bits = mix(keys ^ lengths.astype(np.uint64)).ravel()
     flat_starts, flat_lengths = starts.ravel(), lengths.ravel()
     for offset in range(0, int(flat_lengths.max(initial=0)), _WORD):
         # only the texts that are this long: the work is proportional to the bytes
         active = np.flatnonzero(flat_lengths > offset)
         kept = _KEEP[np.minimum(flat_lengths[active] - offset, _WORD)]
-        state[active] = mixed(state[active] ^ (words[flat_starts[active] + offset] & kept))
-    return mixed(state).view(np.int64).reshape(starts.shape)
+        state[active] = mix(state[active] ^ (words[flat_starts[active] + offset] & kept))
+    return mix(state).view(np.int64).reshape(starts.shape)
 
 
 def _words(buffer: NDArray[np.uint8]) -> NDArray[np.uint64]:

@@ -22,18 +22,9 @@ from fleetlight.kernels.arrays import (
 )
 from fleetlight.kernels.copy_on_write.pending_rows import Batch
 from fleetlight.kernels.ids.dedup import Deduped
+from fleetlight.kernels.ids.hashing import FIRST, GAMMA, mix
 from fleetlight.kernels.rows.first_values import NORMAL_BITS, NORMAL_MEAN, UNIFORM_BITS, Initializer
 from fleetlight.kernels.rule import Rule
-
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
-
-
-def mix(words: Uint64s) -> Uint64s:
-    """One step of splitmix64 for each word."""
-    z = words + _GAMMA
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
 
 
 def splitmix64(ids: Ids) -> Uint64s:
@@ -59,12 +50,12 @@ def first_values(ids: Ids, dim: int, seed: int, initializer: Initializer) -> Mat
         value = initializer.a if initializer.kind == "constant" else 0.0
         return np.full((len(ids), dim), value, np.float32)
     if initializer.kind == "uniform":
-        words = mix(streams[:, None] + columns * _GAMMA)
+        words = mix(streams[:, None] + columns * GAMMA)
         numbers = words >> np.uint64(64 - UNIFORM_BITS)
         step = (initializer.b - initializer.a) / 2**UNIFORM_BITS
         return (numbers.astype(np.float64) * step + initializer.a).astype(np.float32)
     places = columns[:, None] * np.uint64(3) + np.arange(3, dtype=np.uint64)
-    words = mix(streams[:, None, None] + places * _GAMMA)
+    words = mix(streams[:, None, None] + places * GAMMA)
     sixteens = words[..., None] >> np.array([0, 16, 32, 48], np.uint64) & np.uint64(0xFFFF)
     numbers = sixteens.astype(np.int64).sum((2, 3)) - NORMAL_MEAN
     step = initializer.b / 2**NORMAL_BITS
@@ -243,7 +234,7 @@ def checksum(data: bytes) -> int:
     lanes = np.arange(8, dtype=np.uint64)
     for row in rows:
         turned = lanes << np.uint64(27) | lanes >> np.uint64(37)
-        lanes = (turned ^ row) * np.uint64(0xBF58476D1CE4E5B9)
+        lanes = (turned ^ row) * FIRST
     rest = np.frombuffer(data[8 * whole :].ljust(8, b"\0"), np.uint64)
     outcome = np.array([len(data)], np.uint64)
     for word in itertools.chain(lanes, words[rows.size :], rest):

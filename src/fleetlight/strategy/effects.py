@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from fleetlight.strategy.job import JobFacts, counted
+from fleetlight.errors import counted
+from fleetlight.strategy.job import JobFacts
 from fleetlight.strategy.settings import Effect, EffectRule, Settings, rules_of
 
 

@@ -26,11 +26,6 @@ class JobFacts:
     has_programs: bool = False
 
 
-def counted(number: int, what: str) -> str:
-    """`1 worker`, `2 workers`."""
-    return f"{number} {what}{'s' * (number != 1)}"
-
-
 _current = JobFacts()
 
 

@@ -32,11 +32,6 @@ class MemberHello(msgspec.Struct, frozen=True, kw_only=True):
         return f"pid {self.pid} on {self.hostname} ({self.address})"
 
 
-def several(count: int, what: str) -> str:
-    """`1 worker`, `2 workers`."""
-    return f"{count} {what}" + ("" if count == 1 else "s")
-
-
 def encode(hello: MemberHello) -> bytes:
     """Encode a hello for the store."""
     return msgspec.json.encode(hello)

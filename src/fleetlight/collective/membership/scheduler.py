@@ -14,9 +14,9 @@ import msgspec
 
 from fleetlight.collective.membership import members
 from fleetlight.collective.membership.diagnosis import Departure
-from fleetlight.collective.membership.members import MemberHello, several
+from fleetlight.collective.membership.members import MemberHello
 from fleetlight.collective.membership.rendezvous import RendezvousDeadline, serve, surviving_store
-from fleetlight.errors import MembershipError
+from fleetlight.errors import MembershipError, counted
 from fleetlight.observe.log import logger
 from fleetlight.roles.role import Endpoint, Kind, Role
 from fleetlight.security.context import Contexts
@@ -70,7 +70,7 @@ def _wait_for(
 
 def _servers(store: Store, role: Role, deadline: RendezvousDeadline) -> tuple[Endpoint, ...]:
     """The endpoints of the servers, in the order of their indices."""
-    servers = several(role.server_num, "server")
+    servers = counted(role.server_num, "server")
     answer = _wait_for(store, SERVERS, deadline, "where the servers listen", servers)
     return tuple(msgspec.json.decode(answer, type=list[Endpoint]))
 
@@ -153,7 +153,7 @@ class Scheduler:
             if not present:
                 # workers that have departed may still wait for the departure of others
                 self._await(lambda: self._store.check([f"left/{i}" for i in range(size)]))
-                logger.info("all %s have left", several(size, "worker"))
+                logger.info("all %s have left", counted(size, "worker"))
                 return 0
             if silent := self._silent(present, seen):
                 logger.error("no heartbeat from worker %s for %g s", silent, self._silence_s)
@@ -177,7 +177,7 @@ class Scheduler:
         expected = {"worker": self._role.worker_num, "server": self._role.server_num}
         for kind, count in expected.items():
             while self._store.check([f"{kind}/arrival/{answered[kind]}"]):
-                text = f"the job already has its {several(count, kind)}"
+                text = f"the job already has its {counted(count, kind)}"
                 self._store.set(f"{kind}/index/{answered[kind]}", text)
                 answered[kind] += 1
 
@@ -196,5 +196,5 @@ def _progress(kind: str, came: list[MemberHello], expected: int) -> Callable[[],
 
 
 def _members(role: Role) -> str:
-    servers = f" and {several(role.server_num, 'server')}" if role.server_num else ""
-    return several(role.worker_num, "worker") + servers
+    servers = f" and {counted(role.server_num, 'server')}" if role.server_num else ""
+    return counted(role.worker_num, "worker") + servers

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fleetlight.collective.membership.members import MemberHello, several
+from fleetlight.collective.membership.members import MemberHello
+from fleetlight.errors import counted
 
 #: those of one level; all indices ascend, so a leader is the lowest of its group
 Groups = list[list[int]]
@@ -57,7 +58,7 @@ def group_with(index: int, level: Groups) -> Sequence[int]:
 
 def described(levels: Sequence[Groups]) -> str:
     """How the workers come together, for the log."""
-    inner = [f"{several(len(level), 'group')} of {_sizes(level)}" for level in levels[:-1]]
+    inner = [f"{counted(len(level), 'group')} of {_sizes(level)}" for level in levels[:-1]]
     return ", then ".join([*inner, f"{_sizes(levels[-1])} leaders"])
 
 

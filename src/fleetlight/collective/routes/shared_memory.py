@@ -29,7 +29,7 @@ from torch.futures import Future
 from fleetlight.collective.membership.diagnosis import PeerConnectionError
 from fleetlight.collective.routes.route import Bucket
 from fleetlight.collective.stamp import BLANK, PACKED_BYTES, GradientStamp
-from fleetlight.errors import DivergedError
+from fleetlight.errors import DivergedError, counted
 
 #: tensors begin at multiples of this
 ALIGN = 64
@@ -221,7 +221,7 @@ def _check_same(index: int, theirs: bytes, mine: bytes) -> None:
 
 def _told(message: bytes) -> str:
     _, round_, count, _, size = _MESSAGE.unpack(message)
-    return f"{count} tensor{'s' * (count != 1)} of {size} bytes in round {round_}"
+    return f"{counted(count, 'tensor')} of {size} bytes in round {round_}"
 
 
 @contextlib.contextmanager

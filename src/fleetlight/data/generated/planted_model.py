@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetlight.data.random_bits import key_of, lanes, mixed
+from fleetlight.data.random_bits import key_of, lanes
+from fleetlight.kernels.ids.hashing import mix
 
 Floats = NDArray[np.float64]
 
@@ -59,7 +60,7 @@ class PlantedModel:
 
 def _effects(ids: NDArray[np.int64], key: np.uint64) -> Floats:
     """The effect of each id; mean 0 and variance 1 over many ids."""
-    bits = mixed(ids.view(np.uint64) ^ key)
+    bits = mix(ids.view(np.uint64) ^ key)
     halves = (bits >> np.uint64(32)) + (bits & np.uint64(2**32 - 1))
     centred: Floats = halves * 2.0**-32 - 1.0
     return centred * math.sqrt(6.0)

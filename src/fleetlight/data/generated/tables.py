@@ -14,9 +14,10 @@ from torch.utils.data import Dataset
 
 from fleetlight.data.generated.distributions import Zipf
 from fleetlight.data.generated.planted_model import PlantedModel
-from fleetlight.data.random_bits import Bits, key_of, lanes, mixed, uniform
+from fleetlight.data.random_bits import Bits, key_of, lanes, uniform
 from fleetlight.data.records import BatchedDataset, Indices, Record
 from fleetlight.errors import ConfigError
+from fleetlight.kernels.ids.hashing import mix
 from fleetlight.observe.metrics import auc
 
 Floats = NDArray[np.float64]
@@ -111,11 +112,11 @@ class ClickLog(BatchedDataset[Record]):
 
     def _inputs(self, numbers: NDArray[np.int64]) -> tuple[Floats, NDArray[np.int64], Floats]:
         """Numbers and ids of some records, and the uniform draws that decide their labels."""
-        rows: Bits = mixed(numbers.astype(np.uint64) ^ self._record_key)
+        rows: Bits = mix(numbers.astype(np.uint64) ^ self._record_key)
         fields = len(self.sizes)
         draws = uniform(lanes(rows, 1 + fields + self._dense_fields))
         ranks = self._zipf.ranks(draws[:, 1 : 1 + fields])
-        ids = mixed(self._field_keys + ranks.astype(np.uint64)).view(np.int64)
+        ids = mix(self._field_keys + ranks.astype(np.uint64)).view(np.int64)
         # skewed like logarithms of counts; mean 0, variance 1
         dense = -np.log1p(-draws[:, 1 + fields :]) - 1.0
         return dense, ids, draws[:, 0]

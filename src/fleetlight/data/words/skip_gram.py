@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from fleetlight.data.generated.distributions import AliasSampler
-from fleetlight.data.random_bits import key_of, lanes, mixed
+from fleetlight.data.random_bits import key_of, lanes
 from fleetlight.data.words.corpus import LINE_END, Corpus
 from fleetlight.errors import ConfigError
+from fleetlight.kernels.ids.hashing import mix
 
 Places = NDArray[np.int64]
 
@@ -116,12 +117,12 @@ class SkipGram(IterableDataset[int]):
 
     def _drawn(self, pairs: Places, context: Places) -> Places:
         """Negatives of each pair; the context itself is drawn again."""
-        rows = mixed(pairs.view(np.uint64) ^ key_of(self._seed, int(self._epoch)))
+        rows = mix(pairs.view(np.uint64) ^ key_of(self._seed, int(self._epoch)))
         bits = lanes(rows, self._negatives)
         negatives = self._negative_sampler.draw(bits)
         for _ in range(_ATTEMPTS):
             again = negatives == context[:, None]
-            bits[again] = mixed(bits[again])
+            bits[again] = mix(bits[again])
             negatives[again] = self._negative_sampler.draw(bits[again])
         # needed where one word is nearly all of the text
         other = (context + 1) % self._words

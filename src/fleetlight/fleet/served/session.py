@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from fleetlight.collective.forming import form
 from fleetlight.collective.group import Group
 from fleetlight.collective.membership.liveness import Liveness
-from fleetlight.collective.membership.members import several
-from fleetlight.errors import PlanError
+from fleetlight.errors import PlanError, counted
 from fleetlight.fleet.exit.exit_status import report_expendable
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.plan.bound_plan import BoundPlan, build_plan
@@ -464,6 +463,6 @@ def _summary(bound: BoundPlan) -> str:
     elements = sum(parameter.numel() for parameter in bound.dense)
     tables = ", ".join(f"{t.name} ({t.dim}, {t.rule.name})" for t in plan.tables) or "none"
     return (
-        f"{mode}: {several(plan.worker_num, 'worker')}, {several(plan.server_num, 'server')}; "
+        f"{mode}: {counted(plan.worker_num, 'worker')}, {counted(plan.server_num, 'server')}; "
         f"{elements:,} dense elements; tables: {tables}"
     )

@@ -8,6 +8,8 @@ look at the low bits, which all ids of one server still use fully.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -19,15 +21,17 @@ from fleetlight.kernels.compiling.kernel import kernel, part
 BUCKETS = 1 << 14
 BUCKET_SHIFT = np.uint64(64 - 14)
 
+W = TypeVar("W", np.uint64, Uint64s)
+
 GAMMA = np.uint64(0x9E3779B97F4A7C15)
 FIRST = np.uint64(0xBF58476D1CE4E5B9)
 SECOND = np.uint64(0x94D049BB133111EB)
 
 
 @part
-def mix(word: np.uint64) -> np.uint64:
-    """One step of splitmix64: a bijection of 64-bit words."""
-    z = word + GAMMA
+def mix(words: W) -> W:
+    """One step of SplitMix64, a bijection of 64-bit words. NumPy takes arrays, kernels one word."""
+    z = words + GAMMA
     z = (z ^ (z >> np.uint64(30))) * FIRST
     z = (z ^ (z >> np.uint64(27))) * SECOND
     return z ^ (z >> np.uint64(31))

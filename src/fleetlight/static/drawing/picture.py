@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from torch import fx, nn
 
+from fleetlight.errors import counted
 from fleetlight.static.drawing.levels import (
     ModuleLevel,
     computes_nothing,
@@ -78,9 +79,8 @@ def picture_of(form: Form, model: nn.Module | None = None, optimizer: str = "") 
     return _Sketch(form, model, optimizer).picture()
 
 
-def counted(number: int, thing: str) -> str:
-    """`1 operation`, `2,374 operations`."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+def _counted(number: int, noun: str) -> str:
+    return _counted(number, noun, ",")
 
 
 class _Sketch:
@@ -121,9 +121,11 @@ class _Sketch:
     def _heading(self) -> Iterable[str]:
         held = [slot for slot in self._form.state if slot.kind == "parameter"]
         count = sum(slot.tensor.numel() for slot in held)
-        parts = [counted(sum(n.op == "call_function" for n in self._form.graph.nodes), "operation")]
+        parts = [
+            _counted(sum(n.op == "call_function" for n in self._form.graph.nodes), "operation")
+        ]
         if held:
-            parts += [f"{count:,} parameters in {counted(len(held), 'tensor')}", _bytes_of(held)]
+            parts += [f"{count:,} parameters in {_counted(len(held), 'tensor')}", _bytes_of(held)]
         return [" · ".join(parts), *self._form.reports]
 
     # -- the forward, and backward beside it
@@ -148,15 +150,15 @@ class _Sketch:
         fetches = [name for name, node in self._form.fetches.items() if node in made]
         title, kind = self._called(level, slots, fetches)
         held = f"{sum(s.tensor.numel() for s in slots):,} parameters · {_bytes_of(slots)}"
-        lines = [title, kind, counted(len(level.forward), "op"), held if slots else ""]
+        lines = [title, kind, _counted(len(level.forward), "op"), held if slots else ""]
         lines += [f"fetch {', '.join(fetches)}" if fetches else ""]
         is_loss = title == "loss"
         self._box(f"f{number}", "loss" if is_loss else "forward", lines, level.forward)
         if level.backward:
             trained = {mark.args[1] for mark in self._marks}
             count = sum(slot.name in trained for slot in slots)
-            lines = [f"∂ {title}", counted(len(level.backward), "op")]
-            lines += [counted(count, "gradient") if count else ""]
+            lines = [f"∂ {title}", _counted(len(level.backward), "op")]
+            lines += [_counted(count, "gradient") if count else ""]
             self._box(f"b{number}", "loss" if is_loss else "backward", lines, level.backward)
             self._turn(number)
         return title
@@ -261,7 +263,7 @@ class _Sketch:
         node_of = dict(zip(map(id, self._form.state), self._inputs, strict=False))
         for number, group in enumerate(self._pulls()):
             title = f"pull {group[0].table}" if len(group) == 1 else f"pull {len(group)} tables"
-            lines = (title, counted(sum(len(pull.wanted) for pull in group), "lookup"))
+            lines = (title, _counted(sum(len(pull.wanted) for pull in group), "lookup"))
             full = "\n".join(["rows from the parameter servers", *(pull.table for pull in group)])
             self._boxes.append(PictureBox(f"t{number}", "table", lines, full))
             nodes = [node_of[id(slot)] for pull in group for slot in pull.slots]
@@ -285,8 +287,8 @@ class _Sketch:
             counts = names_of_operations(part)
             changed = {source for node in part for source in node.all_input_nodes} & held
             kernels = [name for name in counts if "fused" in name] or _by_frequency(counts)[:4]
-            changes = f"changes {counted(len(changed), 'parameter')}" if changed else ""
-            lines = [title, ", ".join(kernels), counted(len(part), "op"), changes]
+            changes = f"changes {_counted(len(changed), 'parameter')}" if changed else ""
+            lines = [title, ", ".join(kernels), _counted(len(part), "op"), changes]
             self._box(f"s{number}", "step", lines, part)
             if number:
                 self._arrow(f"s{number - 1}", f"s{number}")
@@ -296,8 +298,8 @@ class _Sketch:
         """Add the box of a step by parameter servers or by the live optimizer."""
         tables = [] if self._form.split is None else list(self._form.split.pushes)
         pushed = f"push {', '.join(tables)}" if tables else ""
-        dense = counted(len(self._marks) - len(tables), "dense gradient")
-        lines = ["step outside", pushed, counted(len(tables), "table") if tables else "", dense]
+        dense = _counted(len(self._marks) - len(tables), "dense gradient")
+        lines = ["step outside", pushed, _counted(len(tables), "table") if tables else "", dense]
         full = "parameter servers or a live optimizer take the gradients"
         self._boxes.append(PictureBox("s0", "step", _told(lines), full))
         return [[]]
@@ -323,8 +325,8 @@ class _Sketch:
             after = f"∂ {titles[issued]}" if issued >= 0 else "backward"
             step = f"step {-waited}" if len(steps) > 1 else "the step"
             before = step if waited < 0 else f"the end of ∂ {titles[waited]}"
-            lines = [f"{counted(len(names), 'gradient')} · {size} · {dtype}", *how]
-            lines += [counted(len(found), "all-reduce"), f"begins after {after}"]
+            lines = [f"{_counted(len(names), 'gradient')} · {size} · {dtype}", *how]
+            lines += [_counted(len(found), "all-reduce"), f"begins after {after}"]
             lines += [f"ends before {before}"]
             kind: Kind = "overlapped" if issued >= 0 and issued > waited else "bucket"
             self._boxes.append(PictureBox(f"r{number}", kind, tuple(lines), "\n".join(names)))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fleetlight.errors import counted
 from fleetlight.static.graph.form import Form, Sizes
 from fleetlight.static.graph.state import KINDS
 from fleetlight.static.ops.marks import GRADIENT
@@ -38,8 +39,7 @@ def _state(form: Form) -> Iterator[tuple[str, str]]:
         tensors = [slot.tensor for slot in form.state if slot.kind == kind]
         if tensors and kind != "weight":
             size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-            counted = f"{len(tensors)} tensor{'s' if len(tensors) > 1 else ''}"
-            yield kind, f"{counted}, {bytes_text(size)}"
+            yield kind, f"{counted(len(tensors), 'tensor')}, {bytes_text(size)}"
     if names := unused(form):
         yield "unused", f"{_few(names)}: the program does not read them, they do not change"
     if names := untrained(form):

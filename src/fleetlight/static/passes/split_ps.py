@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fleetlight.errors import PlanError
+from fleetlight.errors import PlanError, counted
 from fleetlight.static.graph.form import Form
 from fleetlight.static.graph.lookups import (
     EACH_GRADIENT,
@@ -61,7 +61,7 @@ class SplitPS:
                 pushes[pull.table] = mark.name
         writer.drop_replaced()
         count = sum(len(pull.wanted) for pull in pulls)
-        report = f"{_counted(len(pulls), 'table')}, {_counted(count, 'lookup')}"
+        report = f"{counted(len(pulls), 'table')}, {counted(count, 'lookup')}"
         report += f"; pull {len(pulls)}, push {len(pushes)}"
         split = Split(ids.module, ids.needs, pulls, pushes)
         slots = [slot for pull in pulls for slot in pull.slots]
@@ -237,10 +237,6 @@ def _open(like: Any, shape: Sequence[Any], dtype: torch.dtype) -> Tensor:
     example = torch.empty([size or 23 for size in shape], dtype=dtype, device=like.device)
     fake: Tensor = open_fake(like.fake_mode, example, [size is None for size in shape])
     return fake
-
-
-def _counted(count: int, word: str) -> str:
-    return f"{count} {word}{'' if count == 1 else 's'}"
 
 
 PASS = PassRecord(

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fleetlight.errors import counted
 from fleetlight.strategy.config_dicts import ASyncConfigsDict
 from fleetlight.strategy.feature import Feature
-from fleetlight.strategy.job import JobFacts, counted
+from fleetlight.strategy.job import JobFacts
 from fleetlight.strategy.settings import (
     Effect,
     EffectRule,

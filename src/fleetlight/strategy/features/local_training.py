@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from fleetlight.errors import StrategyError
+from fleetlight.errors import StrategyError, counted
 from fleetlight.strategy.config_dicts import (
     AdaptiveLocalSGDConfigsDict,
     DiLoCoConfigsDict,
@@ -14,7 +14,7 @@ from fleetlight.strategy.config_dicts import (
 from fleetlight.strategy.feature import Checks, Chosen, Conflict, Conflicts, Feature
 from fleetlight.strategy.features.amp import FLOAT16
 from fleetlight.strategy.features.reduction.data_parallel import SUM
-from fleetlight.strategy.job import JobFacts, counted
+from fleetlight.strategy.job import JobFacts
 from fleetlight.strategy.settings import Effect, Nested, Settings, nested, setting, settings_class
 
 #: the settings that make workers train locally for several steps

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from fleetlight.errors import counted
 from fleetlight.strategy.config_dicts import ExecutionStrategyDict
 from fleetlight.strategy.feature import Feature
-from fleetlight.strategy.job import JobFacts, counted
+from fleetlight.strategy.job import JobFacts
 from fleetlight.strategy.settings import Effect, Nested, Settings, nested, setting, settings_class
 
 

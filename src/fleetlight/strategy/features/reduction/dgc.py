@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from fleetlight.errors import counted
 from fleetlight.strategy.config_dicts import DGCConfigsDict
 from fleetlight.strategy.feature import Chosen, Conflict, Conflicts, Feature
 from fleetlight.strategy.features.amp import FLOAT16
@@ -15,7 +16,7 @@ from fleetlight.strategy.features.reduction.data_parallel import (
     spares_link,
     when_reducing,
 )
-from fleetlight.strategy.job import JobFacts, counted
+from fleetlight.strategy.job import JobFacts
 from fleetlight.strategy.settings import Effect, Nested, Settings, nested, setting, settings_class
 
 

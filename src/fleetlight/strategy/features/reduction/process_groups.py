@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+from fleetlight.errors import counted
 from fleetlight.strategy.effects import effect_of
 from fleetlight.strategy.feature import Feature
 from fleetlight.strategy.features.reduction.data_parallel import reduction_switch, when_reducing
-from fleetlight.strategy.job import JobFacts, counted
+from fleetlight.strategy.job import JobFacts
 from fleetlight.strategy.settings import Effect, setting, settings_class
 
 
