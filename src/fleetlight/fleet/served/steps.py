@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from fleetlight.collective.data_parallel.sink import weighed
+from fleetlight.collective.data_parallel.sink import weighted
 from fleetlight.collective.local_training.outer import Means
 from fleetlight.errors import PlanError
 from fleetlight.fleet.collective.replicating import Replicating
@@ -73,10 +73,10 @@ class ServedPolicy:
             plan.replicate()
 
     def run(self, plan: ModelPlan, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A forward, its gradients weighed by the batch. Values change within a step only."""
+        """A forward, its gradients weighted by the batch. Values change within a step only."""
         if plan.replica is not None or not torch.is_grad_enabled():
             return self._dense.run(plan, inner, args, kwargs)
-        return weighed(inner, args, kwargs, plan.batch_weight)
+        return weighted(inner, args, kwargs, plan.batch_weight)
 
     def weight(self, plan: ModelPlan) -> float:
         """As in `ModelPolicy`."""
