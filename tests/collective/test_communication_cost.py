@@ -84,11 +84,14 @@ def test_the_sentence() -> None:
     )
     bytes_said = "24.1 MiB a step left this host (veth0)"
     assert (
-        figures.sentence() == f"communication: {bytes_said}, 0.81 of 1.20 s a step were waited for"
+        figures.sentence()
+        == f"communication: {bytes_said}, waiting for the other workers took 0.81 of 1.20 s a step"
     )
     assert figures.sentence(waits=False) == f"communication: {bytes_said}"
     quick = CommunicationCost(steps=10, seconds=0.09, waited_s=0.031)
-    assert quick.sentence() == "communication: 3.1 of 9.0 ms a step were waited for"
+    assert quick.sentence() == (
+        "communication: waiting for the other workers took 3.1 of 9.0 ms a step"
+    )
     assert quick.sentence(waits=False) == ""
     assert CommunicationCost().sentence() == ""
 

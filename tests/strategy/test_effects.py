@@ -58,7 +58,7 @@ def test_settings_of_the_reduction(settings: dict[str, Any], name: str, sentence
     active, why = effect(name, FOUR, **settings)
     assert active
     assert sentence in why
-    assert effect(name, ONE, **settings) == (False, "one worker has nobody to reduce with")
+    assert effect(name, ONE, **settings) == (False, "one worker has no other to reduce with")
     active, why = effect(name, SERVERS, **settings)
     assert not active
     assert "parameter servers" in why
@@ -83,7 +83,7 @@ def test_they_count_where_workers_average_what_servers_do_not_keep(
     assert sentence in why
     assert DistributedStrategy(**dense).inert(SERVERS) == []
     alone = JobFacts(is_collective=False, server_num=1)
-    assert effect(name, alone, **dense) == (False, "one worker has nobody to reduce with")
+    assert effect(name, alone, **dense) == (False, "one worker has no other to reduce with")
 
 
 def test_what_carries_the_averages_of_a_job_with_servers_is_not_foretold() -> None:
@@ -172,7 +172,7 @@ def test_one_worker_is_told_what_has_no_effect(settings: dict[str, Any]) -> None
     (name,) = settings
     (sentence,) = strategy.inert(ONE)
     assert sentence.startswith(f"strategy.{name} = ")
-    assert sentence.endswith("has no effect: one worker has nobody to reduce with")
+    assert sentence.endswith("has no effect: one worker has no other to reduce with")
     assert strategy.inert(FOUR) == []
     assert len(strategy.inert(SERVERS)) == 1
 
@@ -393,7 +393,7 @@ def test_sums_inside_hosts_first() -> None:
 @pytest.mark.parametrize(
     ("job", "inner", "sentence"),
     [
-        (ONE, 0, "one worker has nobody to reduce with"),
+        (ONE, 0, "one worker has no other to reduce with"),
         (SERVERS, 0, "gradients go to the parameter servers"),
         (FOUR, 0, "on GPUs NCCL finds its own way"),
         (JobFacts(worker_num=4), 0, "all workers are on one host"),

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which gradients travel together: a pure function of their order, types and sizes."""
+"""Which gradients travel together, by their order, types and sizes; and their flat buffers.
+
+A buffer has values in the order of their memory, as torch's reducer fills its buckets. So what a
+codec keeps of a parameter fits whichever way its gradient travels.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ class ParameterSlice(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class BucketLimits:
-    """How much a bucket may hold. The first is small, so that the first all-reduce starts early."""
+    """The size of buckets. The first is small, so that the first all-reduce starts early."""
 
     bytes: int = 25 * MIB
     first_bytes: int = MIB
@@ -33,7 +37,7 @@ class BucketLimits:
 
     @classmethod
     def of(cls, *, fuse: bool, mib: float, count: int) -> BucketLimits:
-        """The limits a strategy asks for; without fusion every gradient travels alone."""
+        """The limits of a strategy; without fusion each gradient travels alone."""
         if not fuse:
             return cls(bytes=1, first_bytes=1, count=1)
         size = max(1, int(mib * MIB))
@@ -45,8 +49,8 @@ def assign(
 ) -> list[list[int]]:
     """Split gradients, given in the order they are produced, into buckets of indices.
 
-    Gradients of different kinds (dtype, device, sparse, coded or not) never share a bucket. A
-    bucket is closed by the gradient that reaches a limit, so it may exceed it by that gradient.
+    Gradients of different kinds (dtype, device, sparse, coded or not) never share a bucket. The
+    gradient that reaches a limit closes a bucket, which may exceed the limit by that gradient.
     """
     closed: list[list[int]] = []
     open_buckets: dict[Hashable, list[int]] = {}
@@ -60,25 +64,25 @@ def assign(
             closed.append(open_buckets.pop(kind))
             held[kind] = 0
     closed += open_buckets.values()
-    # ready when its last gradient is: that is the order in which buckets are issued
+    # in the order in which backward completes the buckets
     return sorted(closed, key=lambda bucket: bucket[-1])
 
 
 def flat_of(tensors: Sequence[Tensor], like: Sequence[Tensor]) -> Tensor:
-    """A copy of the values of all, in the order of those that they are `like`."""
+    """Copy tensors into one buffer, in the memory order of the tensors they are `like`."""
     lying = zip(tensors, like, strict=True)
     return torch.cat([as_it_lies(tensor, other).reshape(-1) for tensor, other in lying])
 
 
 def spread(flat: Tensor, tensors: Sequence[Tensor], like: Sequence[Tensor]) -> None:
-    """Put the values of a flat buffer where `flat_of` has found them."""
+    """Copy the values of a flat buffer back to where `flat_of` found them."""
     lying = [as_it_lies(tensor, other) for tensor, other in zip(tensors, like, strict=True)]
     parts = torch.split(flat, [tensor.numel() for tensor in tensors])
     foreach_copy_(lying, [part.view(t.shape) for part, t in zip(parts, lying, strict=True)])
 
 
 def as_it_lies(tensor: Tensor, other: Tensor) -> Tensor:
-    """A view of a tensor; its last dimension is where values of another are closest in memory."""
+    """View a tensor with its dimensions in the memory order of another."""
     if other.is_contiguous() or other.dim() != tensor.dim():
         return tensor
     strides = other.stride()

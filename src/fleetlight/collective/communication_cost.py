@@ -13,43 +13,43 @@ from pathlib import Path
 from fleetlight.collective.membership.members import MemberHello
 from fleetlight.roles.address import choose_interface, is_loopback
 
-#: the counters of this process's network, whatever network /sys shows
+#: the counters of this process's network namespace, which /sys may not show
 _COUNTERS = Path("/proc/self/net/dev")
-#: which of the numbers behind an interface's name are the bytes it has sent
+#: the index, after an interface's name, of the bytes it has sent
 _SENT = 8
 MIB = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CommunicationCost:
-    """What the steps since the first one have cost."""
+    """The cost of the steps since the first one."""
 
     steps: int = 0
     #: from the end of the first step to the end of the last
     seconds: float = 0.0
-    #: of these, how long this worker did nothing but wait for the others
+    #: the part of these seconds in which this worker waited for the others
     waited_s: float = 0.0
-    #: what left this host meanwhile through the interface, whoever sent it; None on one host
+    #: bytes that left this host through the interface, from any process; None on one host
     sent_bytes: int | None = None
     interface: str | None = None
 
     def sentence(self, waits: bool = True) -> str:
-        """For a log, of a step on average; empty before there are two steps."""
+        """A sentence for the log, per step on average; empty before the second step."""
         if self.steps == 0:
             return ""
-        said = []
+        parts = []
         if self.sent_bytes is not None:
             sent = self.sent_bytes / self.steps / MIB
-            said.append(f"{sent:.3g} MiB a step left this host ({self.interface})")
+            parts.append(f"{sent:.3g} MiB a step left this host ({self.interface})")
         if waits:
             waited = _part(self.waited_s / self.steps, self.seconds / self.steps)
-            said.append(f"{waited} a step were waited for")
-        return f"communication: {', '.join(said)}" if said else ""
+            parts.append(f"waiting for the other workers took {waited} a step")
+        return f"communication: {', '.join(parts)}" if parts else ""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Counters:
-    """All counters at one moment."""
+    """The values of all counters at one moment."""
 
     steps: int
     at: float
@@ -71,7 +71,7 @@ class CommunicationMeter:
         self._counters = counters
         self._interface = interface if interface and self._sent(interface) is not None else None
         self._lock = threading.Lock()
-        #: how many threads are waiting, the moment the first began, and the sum of all waits
+        #: the threads that wait now, the moment the first began, and the sum of all waits
         self._waiting = 0
         self._since = 0.0
         self._waited_s = 0.0
@@ -80,7 +80,7 @@ class CommunicationMeter:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """The block waits for others. One inside another counts once."""
+        """Count the block as waiting; nested blocks and threads count once."""
         with self._lock:
             if self._waiting == 0:
                 self._since = self._clock()
@@ -94,13 +94,13 @@ class CommunicationMeter:
                     self._waited_s += self._clock() - self._since
 
     def count_step(self) -> None:
-        """A step has been made. The first is not like the others: buffers and plans are made."""
+        """Count a step. The cost excludes the first one, which allocates buffers and plans."""
         steps = self._last.steps + 1 if self._last else 1
         self._last = _Counters(steps, self._clock(), self._waited_s, self._sent(self._interface))
         self._first = self._first or self._last
 
     def figures(self) -> CommunicationCost:
-        """What the steps behind the first one have cost so far."""
+        """The cost of the steps after the first one so far."""
         first, last = self._first, self._last
         if first is None or last is None:
             return CommunicationCost(interface=self._interface)
@@ -113,7 +113,7 @@ class CommunicationMeter:
         )
 
     def _sent(self, interface: str | None) -> int | None:
-        """The bytes that an interface has sent, None where nothing is known of it."""
+        """The bytes that an interface has sent; None where they are not known."""
         with contextlib.suppress(OSError, ValueError, IndexError):
             for line in self._counters.read_text().splitlines() if interface else ():
                 name, _, numbers = line.partition(":")
@@ -123,7 +123,7 @@ class CommunicationMeter:
 
 
 def account_of(hellos: Mapping[int, MemberHello], index: int) -> CommunicationMeter:
-    """That of a worker: it looks at an interface where workers are on several hosts."""
+    """The meter of a worker; it reads an interface where workers are on several hosts."""
     addresses = {hello.address for hello in hellos.values()}
     if len(addresses) < 2 or any(map(is_loopback, addresses)):
         return CommunicationMeter()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker tells of itself beside its gradients, and what is said when workers differ. Pure.
+"""`GradientStamp`: what a worker sends beside its gradients. Pure.
 
-A worker that skips a batch alone goes on with the block after the one the others train on, and
-nothing would ever tell: the gradients have the right shapes. So each worker's position travels
-with its gradients, and a checksum of the terms that it trains on (see `agreement`).
+A worker that skips a batch alone trains on another block of records than the others, and nothing
+would show it: the gradients have the right shapes. So each worker's position travels with its
+gradients, and a checksum of the terms that it trains on (see `data_parallel/consistency.py`).
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ _PACKED = struct.Struct("<qqI")
 
 
 class Position(NamedTuple):
-    """Behind which batch of a loader a worker is; all workers together count."""
+    """The records of an epoch that all workers together have consumed."""
 
     epoch: int
     consumed: int
 
 
-#: of a worker whose batches come from elsewhere; it contradicts nobody
+#: of a worker whose batches come from no sharded loader; it equals every position
 UNKNOWN = Position(-1, -1)
 
 
 class GradientStamp(NamedTuple):
-    """What travels beside the gradients of a worker."""
+    """The data beside the gradients of a worker."""
 
     position: Position = UNKNOWN
     #: checksum of the terms
@@ -41,7 +41,7 @@ class GradientStamp(NamedTuple):
 
     @classmethod
     def unpacked(cls, data: bytes) -> GradientStamp:
-        """What `packed` has made of a stamp."""
+        """The stamp that `packed` has packed."""
         epoch, consumed, terms = _PACKED.unpack(data)
         return cls(Position(epoch, consumed), terms)
 
@@ -52,18 +52,18 @@ PACKED_BYTES = _PACKED.size
 
 
 def check_equally_far(positions: Mapping[int, Position]) -> None:
-    """All workers must be behind the same batch; else say who is where."""
+    """Raise unless all workers are at one position; the error names the position of each."""
     known = {index: place for index, place in positions.items() if place != UNKNOWN}
     places = sorted(set(known.values()))
     if len(places) <= 1:
         return
-    told = [
+    places_text = [
         f"{_workers(known, place)} at {place.consumed} of epoch {place.epoch}" for place in places
     ]
     raise DivergedError(
-        f"the workers train on different blocks of records: {', '.join(told)}. A batch that one "
-        'worker skips all must skip: skip = fleet.all_reduce(skip, "max") tells them; and batches '
-        "must have one size on all"
+        f"the workers train on different blocks of records: {', '.join(places_text)}. A batch that "
+        'one worker skips all must skip: skip = fleet.all_reduce(skip, "max") tells them; and '
+        "batches must have one size on all"
     )
 
 

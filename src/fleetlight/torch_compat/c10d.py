@@ -42,19 +42,19 @@ __all__ = [
 
 
 def all_gather_single(out: Tensor, mine: Tensor, group: dist.ProcessGroup) -> Any:
-    """Start to bring a tensor of each process to all; `all_gather_into_tensor` before 2.13."""
+    """Start to gather one tensor of each process; `all_gather_into_tensor` before 2.13."""
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     return gather(out, mine, group=group, async_op=True)
 
 
 def reduce_scatter_single(out: Tensor, values: Tensor, group: dist.ProcessGroup) -> None:
-    """Sum and keep one part; `reduce_scatter_tensor` before 2.13."""
+    """Sum tensors and keep one part; `reduce_scatter_tensor` before 2.13."""
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     scatter(out, values, group=group)
 
 
 def rebuild_buckets(reducer: Reducer) -> bool:
-    """Order buckets as the first backward filled them; True when that changed something."""
+    """Order buckets as the first backward filled them; returns True after a change."""
     return bool(reducer._rebuild_buckets())
 
 
@@ -64,9 +64,9 @@ def check_finalized(reducer: Reducer) -> None:
 
 
 def queue_callback(callback: Any) -> None:
-    """Call this at the end of the backward at work; what it raises, backward raises.
+    """Call this at the end of the current backward, which raises what the callback raises.
 
-    The public hooks of parameters know no end of a backward.
+    No public hook runs at the end of a backward.
     """
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
@@ -79,7 +79,7 @@ def default_store() -> Store:
 def keep_groups_in_child() -> None:
     """Leak the process groups in a forked child.
 
-    Their end would wait forever for threads that the child does not have.
+    To free them would wait forever for threads that the child does not have.
     """
     for group in dist.distributed_c10d._world.pg_map:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))

@@ -27,7 +27,7 @@ def find_cpp_compiler() -> None:
 def compiled(
     module: fx.GraphModule, inputs: Sequence[Any], fakes: FakeTensorMode
 ) -> Callable[..., Any]:
-    """A graph as C++, for inputs of these shapes, which the caller has looked at."""
+    """Compile a graph to C++ for inputs of these shapes, which the caller has checked."""
     import torch._inductor
     from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 
@@ -35,7 +35,7 @@ def compiled(
     needs_checks = hasattr(PythonWrapperCodegen, "bind_input_symbol")
 
     with tracing(TracingContext(fakes)), warnings.catch_warnings():
-        # torch uses what it has deprecated, which is not the user's business
+        # torch uses its own deprecated names, which the user cannot change
         warnings.simplefilter("ignore", DeprecationWarning)
         made: Callable[..., Any] = torch._inductor.compile(
             module, list(inputs), {"size_asserts": needs_checks}

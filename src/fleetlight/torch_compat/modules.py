@@ -58,17 +58,17 @@ def check_batch_norm_input(norm: BatchNorm, x: Tensor) -> None:
 
 
 def with_tensors(module: nn.Module, tensors: dict[str, Any]) -> AbstractContextManager[None]:
-    """Inside the block the module has these tensors; what it put in their places comes back.
+    """Give the module these tensors in the block; the dict then has what it replaced them by.
 
-    `torch.func.functional_call` does the same for one call, and does not tell what was put there.
+    `torch.func.functional_call` does the same for one call, but hides replacements.
     """
     return cast("AbstractContextManager[None]", _reparametrize_module(module, tensors))
 
 
 def with_versions_of(live: Mapping[str, Any], values: OrderedDict[str, Any]) -> None:
-    """Let a state_dict count as one of the versions of modules that `live` is of.
+    """Copy the module versions of a live state_dict to another one.
 
-    Without this record torch takes it for one of an old version and converts it.
+    Without them torch assumes an old version and converts the state_dict.
     """
     values._metadata = live._metadata  # type: ignore[attr-defined]
 
@@ -91,7 +91,7 @@ def wrappers_in(module: nn.Module) -> Iterator[str]:
             yield type(part).__name__
         elif getattr(part, "_is_fsdp_managed_module", False):
             yield "FSDP"
-    # whoever has sharded a parameter has loaded this
+    # a sharded parameter implies that this module is loaded
     tensors = sys.modules.get("torch.distributed.tensor")
     if tensors and any(isinstance(p, tensors.DTensor) for p in module.parameters()):
         yield "a sharding into DTensors"

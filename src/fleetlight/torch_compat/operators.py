@@ -45,7 +45,7 @@ FOREACH_MUL_TENSOR_ = _aten._foreach_mul_.Tensor
 FOREACH_MUL_LIST_ = _aten._foreach_mul_.ScalarList
 FOREACH_DIV_SCALAR_ = _aten._foreach_div_.Scalar
 FOREACH_UNSCALE_ = _aten._amp_foreach_non_finite_check_and_unscale_.default
-#: what open sizes are computed with, besides Python's own operators; one of them has no public name
+#: functions of open sizes besides Python's operators; one has no public name
 SIZE_FUNCTIONS: dict[str, Callable[..., Any]] = {
     name: getattr(torch, name)
     for name in ("sym_float", "sym_int", "sym_ite", "sym_max", "sym_min", "sym_not", "_sym_sqrt")
@@ -53,21 +53,21 @@ SIZE_FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def schema(operation: Any) -> Any:
-    """Arguments and results of an operation, and which of them share memory."""
+    """The schema of an operation: arguments, results, and which of them share memory."""
     return operation._schema
 
 
 def unboxed(operation: OpOverload) -> Callable[..., Any]:
-    """What an operation calls: the same without a look at its arguments, so faster."""
+    """The function inside an operation, which skips the checks of arguments."""
     function: Callable[..., Any] = getattr(operation, "_op", operation)
     return function
 
 
 def direct_function(name: str) -> Callable[..., Any] | None:
-    """The function of torch of this name, which reads its arguments fastest of all."""
+    """The function of torch with this name, which parses its arguments fastest."""
     return getattr(torch._C._VariableFunctions, name, None)
 
 
 def direct_method(name: str) -> Callable[..., Any] | None:
-    """The same for a method of tensors."""
+    """The method of tensors with this name, as in `direct_function`."""
     return getattr(torch._C.TensorBase, name, None)

@@ -31,27 +31,27 @@ foreach_unscale_ = torch._amp_foreach_non_finite_check_and_unscale_
 #: (scale, growth tracker, found, growth, backoff, interval): GradScaler.update for tensors
 foreach_update_scale_ = torch._amp_update_scale_
 
-#: what a scheduler writes onto the `step` that it puts in place of another
+#: the mark of a scheduler on the `step` that it wraps
 SCHEDULED_STEP = "_wrapped_by_lr_sched"
-#: what `GradScaler.state_dict` calls the steps since the scale changed
+#: the key in `GradScaler.state_dict` of the steps since the scale changed
 GROWTH_TRACKER = "_growth_tracker"
 #: True in optimizers that unscale by themselves
 _SCALES = "_step_supports_amp_scaling"
 
 
 def count_as_stepped(optimizer: Optimizer) -> None:
-    """Tell schedulers that the optimizer has made a step.
+    """Record a step for schedulers, which warn when they run before the first one.
 
-    They warn when they come before the first one. Where torch ignores it, they warn once.
+    Where torch ignores the mark, they warn once.
     """
     optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
 def leave_scaling_to_step(optimizer: Optimizer) -> Callable[[], None]:
-    """Let `GradScaler.step` call the step also after an infinity, with what it has found.
+    """Let `GradScaler.step` call the step even after an infinity, with what it has found.
 
-    torch documents it for optimizers that unscale by themselves, as its fused ones do. Answers
-    what takes it back.
+    torch documents it for optimizers that unscale by themselves, as its fused ones do. Returns
+    a function that undoes it.
     """
     own = optimizer.__dict__
     before = {name: own[name] for name in (_SCALES,) if name in own}
@@ -65,7 +65,7 @@ def leave_scaling_to_step(optimizer: Optimizer) -> Callable[[], None]:
 
 
 def tell_infinity(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
-    """Let the scaler's next `update` take it that this optimizer's gradients were infinite."""
+    """Let the scaler's next `update` treat this optimizer's gradients as infinite."""
     states = getattr(scaler, "_per_optimizer_states", {})
     if id(optimizer) in states:
         for found in states[id(optimizer)]["found_inf_per_device"].values():
@@ -73,14 +73,14 @@ def tell_infinity(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
 
 
 def is_scaled_by(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> bool:
-    """Whether the scaler is stepping this optimizer. Why: an optimizer does not know its scaler."""
+    """True while the scaler steps this optimizer. Why: an optimizer has no link to its scaler."""
     return id(optimizer) in getattr(scaler, "_per_optimizer_states", {})
 
 
 def has_scheduler(optimizer: Optimizer) -> bool:
-    """Whether a learning-rate scheduler of torch was made for it.
+    """True when the optimizer has a learning-rate scheduler of torch.
 
-    Why: an optimizer does not know its schedulers, but the first one wraps its `step`.
+    Why: an optimizer has no link to its schedulers, but the first one wraps its `step`.
     """
     return hasattr(optimizer.step, "_wrapped_by_lr_sched")
 
@@ -89,7 +89,7 @@ def has_scheduler(optimizer: Optimizer) -> bool:
 def traced_as_compiled() -> Iterator[None]:
     """Inside the block `torch.compiler.is_compiling()` is True.
 
-    Why: else an optimizer looks at values of tensors that have none while its step is traced.
+    Why: else an optimizer reads values of tensors that have none while its step is traced.
     torch 2.11 and newer have a context manager for it, older ones only the flag that it sets.
     """
     session: Any = getattr(torch.compiler, "_compile_session_context", None)

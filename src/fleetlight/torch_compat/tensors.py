@@ -58,12 +58,12 @@ def without_functions() -> AbstractContextManager[None]:
 
 
 def is_swappable(func: Any) -> bool:
-    """True for the question that `Module.to` asks of a parameter before it takes new values."""
+    """True for the function by which `Module.to` asks whether a parameter can take new values."""
     return func is torch._has_compatible_shallow_copy_type
 
 
 def version(tensor: Tensor) -> int:
-    """How often torch has written to the tensor: tells cheaply that it has not changed.
+    """The number of writes to a tensor, by which unchanged tensors are found.
 
     A copy to compare with would do the same at the cost of memory.
     """
@@ -71,14 +71,14 @@ def version(tensor: Tensor) -> int:
 
 
 def has_gradient_hooks(leaf: Tensor) -> bool:
-    """True when a hook looks at the gradients of a leaf; no public name lists hooks."""
+    """True when a leaf has gradient hooks; no public name lists them."""
     return bool(leaf._backward_hooks or leaf._post_accumulate_grad_hooks)
 
 
 def runs_in_backward(node: Any) -> bool:
-    """True when the backward at work is going to run a node; False for torch.autograd.grad.
+    """True when the current backward will run a node; False for torch.autograd.grad.
 
-    Where torch cannot tell, the slower ordinary way is taken.
+    Where torch cannot say, the answer is False, and the caller takes the slower way.
     """
     try:
         return bool(torch._C._will_engine_execute_node(node))
@@ -87,18 +87,18 @@ def runs_in_backward(node: Any) -> bool:
 
 
 def current_sequence_number() -> int:
-    """The number that autograd gave the last operation, which its derivative has as well."""
+    """The sequence number of the last operation, which its derivative shares."""
     return int(torch._C._autograd._get_sequence_nr()) - 1
 
 
 def current_derivative() -> int | None:
-    """The number of the operation whose derivative is computed now."""
+    """The sequence number of the operation whose derivative runs now."""
     node = torch._C._current_autograd_node()
     return None if node is None else int(node._sequence_nr())
 
 
 def has_saved_tensor_hooks() -> bool:
-    """True inside of torch.utils.checkpoint, which computes a forward again."""
+    """True inside torch.utils.checkpoint, which computes a forward again."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
@@ -114,7 +114,7 @@ def distinct_elements(tensor: Tensor) -> Tensor:
 
 
 def assign(tensor: Tensor, values: Tensor) -> None:
-    """Write values of the same shape, of which those that share memory are equal."""
+    """Write values of the same shape; those that share memory must be equal."""
     once = _once(tensor)
     tensor[once].copy_(values[once])
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a graph is written while operations are called: proxies, modes, and nodes of `torch.fx`.
+"""Writing graphs while operations run: proxies, modes, and nodes of `torch.fx`.
 
-Why: `torch.fx.experimental.proxy_tensor` is what make_fx and torch.export write with. Their public
-sides trace one function from beginning to end; a script of Fleetlight writes one call after
-another.
+Why: make_fx and torch.export write graphs by `torch.fx.experimental.proxy_tensor`. Their public
+sides trace one function from beginning to end; Fleetlight traces the calls of a script one by one.
 """
 
 from __future__ import annotations
@@ -52,15 +51,15 @@ def without_mkldnn() -> Iterator[None]:
 
 
 def root(graph: fx.Graph) -> fx.Node:
-    """The node before the first and behind the last; `graph.nodes` gives no empty place."""
+    """The node before the first and after the last, also in an empty graph."""
     return graph._root
 
 
 def rename(node: fx.Node, name: str) -> None:
-    """Give a node this name, or one like it that is free; setting `name` looks for no clash."""
+    """Give a node this name, or a free one like it; setting `name` does not look for clashes."""
     node._rename(name)
 
 
 def was_erased(node: fx.Node) -> bool:
-    """True for a node that a pass has taken out of its graph."""
+    """True for a node that a pass has removed from its graph."""
     return bool(node._erased)

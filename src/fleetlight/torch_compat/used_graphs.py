@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether backward of a loss has been done.
+"""Finds out whether a loss has gone through backward.
 
-Why: no public name tells it. A second backward is an error only where the graph was not retained,
-and only once it comes to a node that has let go of what it had saved, when it has added to some
-gradients already. So there are two ways to know. `torch.autograd.backward`, which `Tensor.backward`
-calls, is watched, and leaves a mark at the nodes where a backward has begun. What went backward by
-another way is known by what its graph has let go of. Where torch lacks `SavedTensor.data`, the
-saved tensor is unpacked instead, which calls its hooks.
+Why: no public name says so. A second backward fails only where the graph was not retained, and only
+at a node that has freed its saved tensors, after it has added to some gradients. So this file uses
+two signs. It wraps `torch.autograd.backward`, which `Tensor.backward` calls, and marks the nodes
+where a backward begins. For other ways it looks for freed saved tensors. Where torch lacks
+`SavedTensor.data`, it unpacks the saved tensor, which calls its hooks.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from torch import Tensor, nn
 _RAW = "_raw_saved_"
 #: in the metadata of a node: the number of the last backward that began there
 _MARK = "fleetlight.backward"
-#: how many nodes are marked where the graph is retained: `(loss / k).backward()` is one of `loss`
+#: nodes to mark in a retained graph, so that `(loss / k).backward()` counts for `loss`
 _REACH = 32
 
 _plain = torch.autograd.backward
 _count = 0
-#: who else wants to know of each backward, before it begins
+#: called before each backward
 _listeners: list[Callable[[Any], None]] = []
 
 
@@ -38,7 +37,7 @@ def _watched(tensors: Any, *args: Any, **kwargs: Any) -> None:
     given = dict(zip(_NAMES, args, strict=False)) | kwargs
     inputs = given.get("inputs")
     if inputs is not None and not any(isinstance(one, nn.Parameter) for one in _listed(inputs)):
-        return  # no parameter has got anything
+        return  # no parameter got a gradient
     global _count
     _count += 1
     retains = given.get("retain_graph")
@@ -47,7 +46,7 @@ def _watched(tensors: Any, *args: Any, **kwargs: Any) -> None:
     _mark(filter(None, roots), _REACH if is_kept else len(roots))
 
 
-#: what `torch.autograd.backward` is given behind the tensors
+#: the arguments of `torch.autograd.backward` after the tensors
 _NAMES = ("grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
 
 
@@ -56,7 +55,7 @@ def _listed(given: Any) -> list[Any]:
 
 
 def _mark(roots: Iterable[Any], most: int) -> None:
-    """Those nearest to the roots."""
+    """Mark the nodes nearest to the roots."""
     nodes = list(dict.fromkeys(roots))
     for place in range(most):
         if place == len(nodes):
@@ -69,7 +68,7 @@ def _mark(roots: Iterable[Any], most: int) -> None:
 
 
 def listen_to_backwards(listener: Callable[[Any], None]) -> Callable[[], None]:
-    """Call it with what each backward begins at; returns what ends that."""
+    """Call a listener with the tensors of each backward; returns a function that ends this."""
     watch_backwards()
     _listeners.append(listener)
 
@@ -81,20 +80,20 @@ def listen_to_backwards(listener: Callable[[Any], None]) -> Callable[[], None]:
 
 
 def watch_backwards() -> None:
-    """From now on a backward leaves its mark."""
+    """Wrap `torch.autograd.backward` to mark nodes."""
     global _plain
     if torch.autograd.backward is not _watched:
         _plain, torch.autograd.backward = torch.autograd.backward, _watched
 
 
 def watch_no_longer() -> None:
-    """Backward is torch's own again, unless somebody else has put another one there."""
+    """Put torch's own backward back, unless other code has replaced the wrapper."""
     if torch.autograd.backward is _watched:
         torch.autograd.backward = _plain
 
 
 def backwards_so_far() -> int:
-    """How many backwards have been watched."""
+    """The number of watched backwards."""
     return _count
 
 
@@ -105,10 +104,10 @@ def has_gone_backward(loss: Tensor) -> int:
 
 
 def is_used(loss: Tensor) -> bool:
-    """True behind a `loss.backward()` that did not retain the graph.
+    """True after a `loss.backward()` that did not retain the graph.
 
-    Looks at the node nearest to the loss that saves tensors. Graphs that save none, such as that
-    of a plain sum of parameters, tell nothing: False.
+    Looks at the nearest node that saves tensors. False for graphs that save none, such as that of a
+    plain sum of parameters.
     """
     layer = [] if loss.grad_fn is None else [loss.grad_fn]
     seen = set(layer)
@@ -125,18 +124,18 @@ def is_used(loss: Tensor) -> bool:
 
 
 def nodes_so_far() -> int:
-    """How many nodes this thread's graphs have had so far."""
+    """The number of nodes that this thread's graphs have had."""
     count: int = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
     return count
 
 
 def is_older(loss: Tensor, nodes: int) -> bool:
-    """True for a loss that was computed on this thread before `nodes_so_far` answered that."""
+    """True for a loss from this thread that is older than this result of `nodes_so_far`."""
     return loss.grad_fn is not None and loss.grad_fn._sequence_nr() < nodes
 
 
 def _state(node: Any) -> bool | None:
-    """True where what it saved is gone, False where it is there, None where it saves nothing."""
+    """True where saved tensors are freed, False where they exist, None where it saves none."""
     try:
         if hasattr(type(node), "_raw_saved_tensors"):  # a torch.autograd.Function
             return False if node._raw_saved_tensors else None
@@ -147,14 +146,14 @@ def _state(node: Any) -> bool | None:
 
 
 def _state_of_saved(node: Any, names: list[str]) -> bool | None:
-    """The same of a node of torch's own; raises RuntimeError where what it saved is gone."""
+    """As `_state`, for torch's own nodes; raises RuntimeError where saved tensors are freed."""
     for raw in names:
         found = getattr(node, raw)
         for saved in found if isinstance(found, (tuple, list)) else [found]:
-            # one that has something, behind hooks or not; hooks may compute a forward again
+            # a saved tensor, with or without hooks; hooks may compute a forward again
             if any(getattr(saved, name, None) is not None for name in ("data", "unpack_hook")):
                 return False
     for name in names:
-        # an optional tensor that was not given answers None
+        # returns None for an optional tensor that was not given
         getattr(node, "_saved_" + name.removeprefix(_RAW))
     return None

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which torch there is: one that is too old is refused, one that nobody has tested is named.
+"""The version of torch: too old a version is refused, an untested one gets a warning.
 
-Why: a name that an old torch lacks would fail in the middle of a job. A newer torch mostly works,
-so it gets a warning only.
+Why: a name that an old torch lacks would fail in the middle of a job. A newer torch mostly works.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import torch
 
 from fleetlight.errors import TorchVersionError
 
-#: the oldest that is supported, and the newest that `make matrix` has run
+#: the oldest supported version, and the newest that `make matrix` has run
 OLDEST, NEWEST = (2, 9), (2, 15)
 
 
@@ -27,7 +26,7 @@ def check_torch(version: str = torch.__version__) -> None:
 
 
 def untested_torch(version: str = torch.__version__) -> str | None:
-    """What to say about a torch that is newer than those tested."""
+    """The warning for a torch that is newer than the tested ones."""
     if _numbers(version) <= NEWEST:
         return None
     return (

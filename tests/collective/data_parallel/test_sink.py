@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fleetlight.collective.data_parallel.sink import through_sink, weighed
+from fleetlight.collective.data_parallel.sink import through_sink, weighted
 
 
 @dataclasses.dataclass
@@ -22,7 +22,7 @@ class Two:
 def scaled(x: torch.Tensor, factor: float) -> tuple[torch.Tensor, nn.Linear]:
     torch.manual_seed(0)
     layer = nn.Linear(3, 2)
-    return weighed(layer, (x,), {}, factor), layer
+    return weighted(layer, (x,), {}, factor), layer
 
 
 @pytest.mark.parametrize("factor", [0.0, 0.5, 1.0, 3.0])
@@ -53,14 +53,14 @@ def test_whatever_form_inputs_have(value: str) -> None:
         one = given.given["x"] if isinstance(given, Two) else given if x is None else x[0]
         return torch.as_tensor(one * 2)
 
-    weighed(forward, *calls[value], 4.0).sum().backward()
+    weighted(forward, *calls[value], 4.0).sum().backward()
     assert x.grad is not None
     assert x.grad.tolist() == [2.0] * 3
 
 
 def test_inputs_and_outputs_may_be_changed_in_place() -> None:
     x = torch.ones(3, requires_grad=True)
-    output = weighed(lambda a, b: (a.mul_(2), b.mul_(3)), (x * 1, x * 1), {}, 2.0)
+    output = weighted(lambda a, b: (a.mul_(2), b.mul_(3)), (x * 1, x * 1), {}, 2.0)
     (output[0].add_(1) + output[1].add_(1)).sum().backward()
     assert x.grad is not None
     assert x.grad.tolist() == [5.0] * 3

@@ -9,7 +9,7 @@ from torch import nn
 
 from fleetlight.collective.codecs.compression import Compression
 from fleetlight.collective.codecs.forms.int8 import Int8
-from fleetlight.collective.reduction.coverage import coded_in, sparse_names, warn_of_others
+from fleetlight.collective.reduction.coverage import coded_in, sparse_names, warn_of_uncoded
 from fleetlight.observe.log import logger
 
 
@@ -42,8 +42,8 @@ def test_embeddings_say_whether_they_are_sparse() -> None:
 def test_a_codec_that_covers_nothing_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(logger, "warning", lambda text, *values: said.append(text % values))
-    warn_of_others(nn.Linear(4, 4), Compression(Int8(), min_size=17))
-    warn_of_others(nn.Linear(4, 4), Compression(Int8(), min_size=16))
+    warn_of_uncoded(nn.Linear(4, 4), Compression(Int8(), min_size=17))
+    warn_of_uncoded(nn.Linear(4, 4), Compression(Int8(), min_size=16))
     assert said == [
         "int8 has no effect: all parameters of the model have one dimension, fewer values than "
         "min_size, or are excluded"

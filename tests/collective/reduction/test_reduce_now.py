@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from fleetlight.collective.buckets import BucketLimits, ParameterSlice
-from fleetlight.collective.reduction.reduce_now import reduce_at_once
+from fleetlight.collective.reduction.reduce_now import reduce_now
 from fleetlight.collective.reduction.reducer import Reducer
 from fleetlight.collective.routes.route import Bucket
 from fleetlight.collective.stamp import GradientStamp
@@ -42,9 +42,7 @@ def reduced(
         waited.extend(future.wait() for future in started)
 
     reducer = Reducer(1, [], route=route)
-    count = reduce_at_once(
-        reducer, named, settle, limits=limits, parameters=parameters, coded={"w"}
-    )
+    count = reduce_now(reducer, named, settle, limits=limits, parameters=parameters, coded={"w"})
     assert len(waited) == len(route.came) == count
     return route, count
 

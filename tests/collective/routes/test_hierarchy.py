@@ -125,7 +125,7 @@ def test_pieces_are_on_the_network_before_anybody_waits() -> None:
 def test_large_tensors_go_in_pieces_and_process_groups_take_turns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(hierarchy, "CHUNK_BYTES", 64)
+    monkeypatch.setattr(hierarchy, "PIECE_BYTES", 64)
     one, other = Leaders(), Leaders()
     made = route([Doubling([], "a")], [one, other])
     tensors = [torch.ones(50), torch.ones(0), torch.ones(7, dtype=torch.float64)]
@@ -168,7 +168,7 @@ class CodedShot:
 
 
 def test_what_may_be_coded_takes_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hierarchy, "CHUNK_BYTES", 64)
+    monkeypatch.setattr(hierarchy, "PIECE_BYTES", 64)
     leaders, coded = Leaders(), Coded()
     made = Hierarchy(1, 2, [Doubling([], "a")], PlainExchange(GroupRotation([leaders])), coded)  # type: ignore[list-item]
     parts = (ParameterSlice("w", 20), ParameterSlice("v", 20))

@@ -65,7 +65,7 @@ def test_compression_is_for_a_link(case: str) -> None:
     assert not active
     assert "all workers are on one host" in why
     assert effect({**settings, "shared_memory": False}, HOST)[0]
-    assert effect(settings, ONE) == (False, "one worker has nobody to reduce with")
+    assert effect(settings, ONE) == (False, "one worker has no other to reduce with")
     assert "parameter servers" in effect(settings, SERVERS)[1]
     dense = {**settings, "a_sync_configs": {"dense": "allreduce"}}
     assert effect(dense, SERVERS)[0] is ("dgc" not in settings)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batch norm over the batches of all workers, on any device.
 
-Torch's own SyncBatchNorm has no CPU kernels. Each worker contributes count, mean and sum of
-squared deviations, which combine exactly (no difference of large squares); backward sums the
-two reductions that the formula of batch norm needs. Statistics and sums are float32 at least: a
-float16 counts to 2048 and overflows at 65504.
+torch's own SyncBatchNorm has no CPU kernels. Each worker contributes count, mean and sum of squared
+deviations, which combine exactly (no difference of large squares); backward sums the two reductions
+in the formula of batch norm. Statistics and sums are at least float32: a float16 counts to 2048 and
+overflows at 65504.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from fleetlight.torch_compat.modules import BatchNorm, check_batch_norm_input
 
 
 def synchronise_batch_norm(module: nn.Module, group: Group, reducer: Reducer) -> int:
-    """Make every batch norm of a module use all workers' batches; answers how many there are."""
+    """Make each batch norm of a module use all workers' batches; returns their number."""
     found = 0
     for child in module.modules():
         if isinstance(child, BatchNorm) and not isinstance(child, nn.SyncBatchNorm):
-            # made anew when the replica is: not around the earlier one
+            # a new replica replaces the forward of the former one
             child.__dict__.pop("forward", None)
             child.forward = functools.partial(  # type: ignore[method-assign]
                 _forward, child, child.forward, group, reducer
@@ -36,7 +36,7 @@ def synchronise_batch_norm(module: nn.Module, group: Group, reducer: Reducer) ->
 
 
 def normalise_alone(module: nn.Module) -> None:
-    """Take back what `synchronise_batch_norm` has done."""
+    """Undo `synchronise_batch_norm`."""
     for child in module.modules():
         put = child.__dict__.get("forward")
         if isinstance(put, functools.partial) and put.func is _forward:
@@ -75,7 +75,7 @@ Statistics = tuple[Tensor, Tensor, Tensor]
 def move_running(
     running_mean: Tensor, running_var: Tensor, found: Statistics, factor: float
 ) -> None:
-    """Let running statistics follow mean, biased variance and count of all workers' batches."""
+    """Update running statistics by mean, biased variance and count of all workers' batches."""
     mean, var, count = found
     unbiased = var * (count / (count - 1).clamp(min=1))
     running_mean.lerp_(mean.to(running_mean.dtype), factor)
@@ -100,9 +100,9 @@ def derivative(
     *,
     counts: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the input, the weight and the bias; `found` are mean, inverse deviation and count.
+    """The gradients of input, weight and bias; `found` are mean, inverse deviation and count.
 
-    A worker whose samples do not `count` is not part of the statistics.
+    Samples that do not `count` are not part of the statistics.
     """
     mean, inv_std, count = found
     dims = _all_but_channel(x)
@@ -144,7 +144,7 @@ class _SyncedNorm(torch.autograd.Function):
 
 
 def global_statistics(x: Tensor, group: Group, *, counts: bool) -> Statistics:
-    """Mean, biased variance and count per channel over the batches of all workers that count."""
+    """Mean, biased variance and count per channel over the batches that count."""
     dims = _all_but_channel(x)
     channels = x.shape[1]
     wide = torch.promote_types(x.dtype, torch.float32)
@@ -153,8 +153,8 @@ def global_statistics(x: Tensor, group: Group, *, counts: bool) -> Statistics:
         var, mean = torch.var_mean(x.to(wide), dims, correction=0)
         number = x.numel() // channels
         local[group.index] = torch.cat([mean, var * number, mean.new_full((1,), number)])
-    everybody = group.all_reduce(local)
-    means, squares, numbers = torch.split(everybody, [channels, channels, 1], dim=1)
+    gathered = group.all_reduce(local)
+    means, squares, numbers = torch.split(gathered, [channels, channels, 1], dim=1)
     count = numbers.sum()
     mean = (means * numbers).sum(0) / count
     var = (squares.sum(0) + (numbers * (means - mean) ** 2).sum(0)) / count

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What workers must agree on, and how the first difference is told.
+"""Compares what must be equal on all workers, and names the first difference.
 
-Models are compared before the first forward. So are the terms on which a worker trains: named
-values, such as the settings of a strategy. Those that may change while it trains, such as learning
-rates, are compared at every step, by a checksum that travels with the gradients.
+Before the first forward, the workers compare their models and their terms: named values such as the
+settings of a strategy. Terms that may change during training, such as learning rates, are compared
+at each step, by a checksum that travels with the gradients.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Terms = Sequence[tuple[str, object]]
 
 
 def check_same_module(module: nn.Module, group: Group, terms: Terms = ()) -> None:
-    """Every worker must train the same model on the same terms; else name the first difference."""
+    """Raise unless all workers train one model on equal terms."""
     if group.alone:
         return
     lazy = [name for name, p in module.named_parameters() if is_lazy(p)]
@@ -43,10 +43,8 @@ def check_same_module(module: nn.Module, group: Group, terms: Terms = ()) -> Non
     digests = group.gather_bytes(hashlib.sha256(mine).digest(), "comparing the models")
     if len(set(digests)) == 1:
         return
-    everybody = group.gather_bytes(mine, "comparing the models")
-    decoded = [
-        msgspec.json.decode(data, type=tuple[list[Entry], list[Entry]]) for data in everybody
-    ]
+    gathered = group.gather_bytes(mine, "comparing the models")
+    decoded = [msgspec.json.decode(data, type=tuple[list[Entry], list[Entry]]) for data in gathered]
     for kind, remedy in enumerate(_DIFFERENT):
         entries = [one[kind] for one in decoded]
         if difference := _difference(entries):
@@ -54,9 +52,9 @@ def check_same_module(module: nn.Module, group: Group, terms: Terms = ()) -> Non
 
 
 def check_buffers(module: nn.Module) -> None:
-    """Refuse a buffer that no worker can take from worker 0; the same on all of them."""
+    """Refuse a buffer into which worker 0's values cannot be written."""
     for name, buffer in module.named_buffers():
-        if why := _not_written(buffer):
+        if why := _why_not_writable(buffer):
             raise PlanError(
                 f"buffer {name} of the model is {why}, into which worker 0's values cannot be "
                 "written; register a clone() of it that is dense, or set "
@@ -64,7 +62,7 @@ def check_buffers(module: nn.Module) -> None:
             )
 
 
-def _not_written(buffer: Tensor) -> str:
+def _why_not_writable(buffer: Tensor) -> str:
     if buffer.layout != torch.strided:
         return f"of layout {str(buffer.layout).removeprefix('torch.')}"
     return "made under torch.inference_mode()" if buffer.is_inference() else ""
@@ -78,37 +76,38 @@ _DIFFERENT = (
 
 
 def checksum(terms: Terms) -> int:
-    """A fingerprint of terms, the same wherever they are the same."""
+    """A checksum of terms, equal for equal terms."""
     return zlib.crc32(repr(terms).encode())
 
 
 def check_same_terms(stamps: Mapping[int, GradientStamp], terms: Terms, group: Group) -> None:
-    """The checksums that came with the gradients must be the same; else name the difference.
+    """Raise unless the checksums of all workers are equal; the error names the difference.
 
-    All workers have the same stamps, so all of them come here for the same reason.
+    All workers have the same stamps, so all of them gather their terms or none.
     """
     if len({stamp.terms for stamp in stamps.values()}) <= 1:
         return
-    everybody = group.gather_bytes(
-        msgspec.json.encode(entries_of(terms)), "telling how workers differ"
+    gathered = group.gather_bytes(
+        msgspec.json.encode(entries_of(terms)), "comparing the terms of the workers"
     )
-    decoded = [msgspec.json.decode(data, type=list[Entry]) for data in everybody]
+    decoded = [msgspec.json.decode(data, type=list[Entry]) for data in gathered]
+    difference = _difference(decoded) or "the difference is not known"
     raise DivergedError(
-        f"the workers no longer train alike: {_difference(decoded) or 'nobody can say how'}; all "
-        "must make the same steps, with the same settings"
+        f"the workers no longer train alike: {difference}; all must make the same steps, with the "
+        "same settings"
     )
 
 
-def _difference(everybody: Sequence[Sequence[Entry]]) -> str:
-    """How the first worker that differs from worker 0 does; empty when none does."""
-    for index, entries in enumerate(everybody):
-        if list(entries) != list(everybody[0]):
-            return first_difference(everybody[0], entries, index)
+def _difference(gathered: Sequence[Sequence[Entry]]) -> str:
+    """The first difference of a worker from worker 0; empty without one."""
+    for index, entries in enumerate(gathered):
+        if list(entries) != list(gathered[0]):
+            return first_difference(gathered[0], entries, index)
     return ""
 
 
 def entries_of(terms: Terms) -> list[Entry]:
-    """Terms in the form in which they are compared one by one."""
+    """Terms as entries that are compared one by one."""
     entries: list[Entry] = []
     for name, value in terms:
         if isinstance(value, Mapping):
@@ -128,19 +127,19 @@ def describe(module: nn.Module) -> list[Entry]:
 
 
 def first_difference(zero: Sequence[Entry], other: Sequence[Entry], index: int) -> str:
-    """A sentence about the first entry in which a worker differs from worker 0."""
+    """A sentence about the first entry that differs from worker 0's."""
     for mine, theirs in zip(zero, other, strict=False):
         if mine[0] != theirs[0]:
             return f"worker 0 has {mine[0]} where worker {index} has {theirs[0]}"
         if mine != theirs:
             return f"{mine[0]} is {mine[1]} on worker 0, but {theirs[1]} on worker {index}"
     longer = zero if len(zero) > len(other) else other
-    who, whom = (0, index) if longer is zero else (index, 0)
-    return f"worker {who} has {longer[min(len(zero), len(other))][0]}, worker {whom} does not"
+    more, fewer = (0, index) if longer is zero else (index, 0)
+    return f"worker {more} has {longer[min(len(zero), len(other))][0]}, worker {fewer} does not"
 
 
 def warn_if_same_records(inputs: Any, group: Group) -> None:
-    """Two workers whose first batches are equal probably read the same records."""
+    """Warn of two workers with equal first batches, which probably read the same records."""
     if group.alone:
         return
     digests = group.gather_bytes(_digest(inputs), "comparing the first batches")
@@ -159,7 +158,7 @@ def warn_if_same_records(inputs: Any, group: Group) -> None:
 
 
 def _digest(inputs: Any) -> bytes:
-    """A fingerprint of the tensors of a batch; empty when there are none."""
+    """A digest of the tensors of a batch; empty without tensors."""
     tensors = [leaf for leaf in tree_flatten(inputs)[0] if isinstance(leaf, Tensor)]
     if not tensors:
         return b""

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why gradients were not reduced during backward: what came before them tells.
+"""Why gradients were not reduced during backward, by what the script did before.
 
-A replica notes each forward of its module, each step, and the first gradient that comes behind a
-reduction. Nothing of that costs anything.
+A replica notes each forward of its module, each step, and the first gradient after a reduction.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ class Forward(enum.Enum):
 
 
 class Cause(enum.Enum):
-    """What was done, and what to do for backward to reduce."""
+    """What the script did, and how to let backward reduce."""
 
     EVAL = (
         "the model was in eval() mode at its forward",
@@ -41,7 +40,7 @@ class Cause(enum.Enum):
         "no backward() has made them since the last step",
         "call loss.backward(); torch.autograd.grad and assignments to .grad do not reduce",
     )
-    #: at a first step, where nobody has looked at backwards yet
+    #: at a first step, before backwards are watched
     UNCALLED = (
         "the model itself was not called before the step",
         "call model(...), whose forward calls its parts",
@@ -57,44 +56,44 @@ _BY_FORWARD = {Forward.HELD: Cause.HELD, Forward.EVAL: Cause.EVAL, Forward.WHOLE
 
 
 class LateGradients:
-    """Follows one module from reduction to reduction, and says why gradients are late."""
+    """Follows one module between reductions, and explains late gradients."""
 
     def __init__(self) -> None:
         self._forward: Forward | None = None
         self._cause = Cause.UNKNOWN
         self._reduced_in_step = False
-        self._said: set[str] = set()
+        self._advised: set[str] = set()
 
     def called(self, forward: Forward) -> None:
-        """The module itself was called, with gradients enabled."""
+        """Note a call of the module itself, with gradients enabled."""
         self._forward = forward
 
     def touched(self) -> None:
-        """A backward has made the first gradient behind a reduction."""
+        """Note the first gradient of a backward after a reduction."""
         if self._forward is not None:
             self._cause = _BY_FORWARD[self._forward]
         else:
             self._cause = Cause.AGAIN if self._reduced_in_step else Cause.PARTS
 
     def marked(self, cause: Cause) -> None:
-        """Gradients are there that no backward of this module is known to have made."""
+        """Note gradients that came from no known backward of this module."""
         self._cause = cause
 
     def reduced(self, *, during_backward: bool) -> None:
-        """All gradients are reduced."""
+        """Note that all gradients are reduced."""
         self._forward, self._cause = None, Cause.UNKNOWN
         self._reduced_in_step = self._reduced_in_step or during_backward
 
     def stepped(self) -> None:
-        """An optimizer has used them."""
+        """Note a step of an optimizer."""
         self._reduced_in_step = False
 
     def warning(self) -> str | None:
-        """What to say before late gradients are reduced; None where the advice was given before."""
+        """The warning before late gradients are reduced; None where the advice was given before."""
         what, instead = self._cause.value
-        if instead in self._said:
+        if instead in self._advised:
             return None
-        self._said.add(instead)
+        self._advised.add(instead)
         return (
             f"gradients were not reduced during backward: {what}; reducing them before the step, "
             f"without overlap. For overlap, {instead}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Replica`: one module, alike on all workers, whose gradients are reduced during backward."""
+"""`Replica`: one module on all workers, whose gradients are reduced during backward."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from fleetlight.collective.data_parallel.consistency import Terms
 from fleetlight.collective.data_parallel.late_gradients import Cause, Forward, LateGradients
 from fleetlight.collective.data_parallel.sink import outputs_of, through_sink
 from fleetlight.collective.group import Group
-from fleetlight.collective.reduction.coverage import coded_in, sparse_names, warn_of_others
+from fleetlight.collective.reduction.coverage import coded_in, sparse_names, warn_of_uncoded
 from fleetlight.collective.reduction.ddp import BackwardBuckets
-from fleetlight.collective.reduction.reduce_now import reduce_at_once
+from fleetlight.collective.reduction.reduce_now import reduce_now
 from fleetlight.collective.reduction.reducer import Reducer
 from fleetlight.collective.routes.route import Bucket
 from fleetlight.collective.routes.routing import RouteOptions, crosses_a_link, route_of
@@ -36,34 +36,34 @@ _OPERATION = "all_reduce of the gradients"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reduction:
-    """How gradients are reduced: what a strategy says about it."""
+    """How a strategy lets workers reduce gradients."""
 
     limits: BucketLimits = dataclasses.field(default_factory=BucketLimits)
-    #: the type in which values travel where workers share no memory
+    #: the type of values where workers share no memory
     narrow: torch.dtype | None = None
-    #: the form in which those travel there that it covers
+    #: the codec of covered values there
     compression: Compression | None = None
     average: bool = True
     synchronous: bool = False
     communicators: int = 1
     shared_memory: bool = True
-    #: workers that sum first among themselves, 0: those of a host; None: all at once
+    #: size of groups that sum first; 0: the workers of a host; None: no hierarchy
     inner: int | None = None
     find_unused: bool = False
 
     def within(self, group: Group) -> Reduction:
-        """What of it takes effect among these workers."""
+        """The part that takes effect among these workers."""
         if crosses_a_link(group, self.shared_memory):
             return self
-        # NCCL sums in no memory that is shared, so that fewer bytes may be of use
+        # NCCL does not sum in shared memory, so fewer bytes may help
         narrow = None if group.backend == "gloo" else self.narrow
         return dataclasses.replace(self, narrow=narrow, compression=None)
 
 
 def reducer_of(group: Group, reduction: Reduction) -> Reducer:
-    """The reducer of a group. Making it is a meeting of all of them."""
+    """Make the reducer of a group; all workers call it."""
     asked = reduction.within(group)
-    wishes = RouteOptions(
+    options = RouteOptions(
         shared_memory=asked.shared_memory,
         inner=asked.inner,
         communicators=asked.communicators,
@@ -73,14 +73,14 @@ def reducer_of(group: Group, reduction: Reduction) -> Reducer:
     return Reducer(
         group.size,
         group.communicators(asked.communicators),
-        route=route_of(group, wishes),
+        route=route_of(group, options),
         narrow=asked.narrow,
         synchronous=asked.synchronous,
     )
 
 
 class Replica:
-    """Keeps one module alike on all workers. Making it is a meeting of all of them."""
+    """Keeps one module equal on all workers; all of them make it together."""
 
     def __init__(
         self,
@@ -92,20 +92,20 @@ class Replica:
         terms: Callable[[], Terms] = tuple,
         broadcast_buffers: bool = True,
     ) -> None:
-        """`settings` are compared once, `terms` whenever gradients are reduced."""
+        """`settings` are compared once, `terms` at each reduction."""
         consistency.check_same_module(module, group, settings)
         if broadcast_buffers:
             consistency.check_buffers(module)
         self._group = group
         self._terms = terms
-        #: behind which batch this worker is
+        #: the position of this worker's loader
         self.position: Position = UNKNOWN
         self._reduction = reduction.within(group)
-        # one without elements stands for a table, whose rows are elsewhere
+        # one without elements stands for a table on servers
         self._parameters = [
             (n, p) for n, p in module.named_parameters() if p.requires_grad and p.numel()
         ]
-        #: where the buffers are, not which: a forward may put new tensors there
+        #: the owners and names of buffers: a forward may replace the tensors
         self._buffers = [
             (part, name)
             for part in module.modules()
@@ -115,11 +115,11 @@ class Replica:
         group.broadcast([*module.parameters(), *self._live_buffers()], "first values of the model")
         self.reducer = reducer_of(group, reduction)
         self._coded = self._coded_names(module)
-        #: those of them whose gradients travel coded now
+        #: those whose gradients travel coded in this step
         self._coded_now: Collection[str] = ()
         sparse = sparse_names(module)
         self._buckets = self._make_buckets(sparse)
-        #: True from a forward whose backward is to be reduced until that is done
+        #: True from a forward whose backward is reduced until the end of that reduction
         self._reduces = False
         self._asked_inputs = False
         self._seen_backward = False
@@ -127,11 +127,11 @@ class Replica:
         self._late = LateGradients()
         self._is_complete = False
         self._futures: list[Future[Tensor]] = []
-        #: coded buckets of the backward that goes on, and whose gradients are in them
-        self._coming: list[tuple[tuple[ParameterSlice, ...], Tensor]] = []
-        #: how many times gradients have been reduced
+        #: coded buckets of the current backward, with their slices
+        self._coded_buckets: list[tuple[tuple[ParameterSlice, ...], Tensor]] = []
+        #: the number of reductions so far
         self.reductions = 0
-        #: True when some gradient has changed since all were reduced
+        #: True when a gradient has changed since the last reduction
         self._dirty = False
         self._accumulating = [
             p.register_post_accumulate_grad_hook(self._touched)  # type: ignore[no-untyped-call]
@@ -151,12 +151,12 @@ class Replica:
         compression.begin()
         coded = coded_in(module, compression)
         if self._group.index == 0:
-            warn_of_others(module, compression)
+            warn_of_uncoded(module, compression)
         return coded.keys() & {name for name, _ in self._parameters}
 
     def _make_buckets(self, sparse: set[str]) -> BackwardBuckets | None:
         if not self._parameters:
-            return None  # everything is frozen: nothing to reduce
+            return None  # all parameters are frozen
         return BackwardBuckets(
             self._parameters,
             sparse=sparse,
@@ -170,9 +170,9 @@ class Replica:
     # -- forward and backward
 
     def before_forward(self, inputs: Any, reduces: bool, *, alone: bool = False) -> None:
-        """Called before a forward that trains, `reduces` if its backward is to be reduced.
+        """Called before a training forward; `reduces`: its backward is reduced.
 
-        Workers that train `alone` have buffers of their own.
+        Workers that train `alone` keep their own buffers.
         """
         if not self._asked_inputs:
             self._asked_inputs = True
@@ -189,13 +189,13 @@ class Replica:
 
     @property
     def factor(self) -> float:
-        """How many times as large gradients are inside the model, for the mean to be right."""
+        """The scale of gradients inside the model with which the mean is right."""
         weight = self.reducer.weight
-        # the mean over the workers of gradients as many times as large is their sum
+        # the mean of gradients times N is their sum
         return weight if self._reduction.average else weight * self._group.size
 
     def after_forward(self, output: Any, reduces: bool) -> Any:
-        """Called with the output of a forward that trains; answers what the caller gets."""
+        """Called with the output of a training forward; returns the output for the caller."""
         find_unused = self._reduction.find_unused and reduces
         if reduces and self._buckets is not None:
             self._buckets.after_forward(outputs_of(output) if find_unused else [])
@@ -204,11 +204,11 @@ class Replica:
         return through_sink(output) if find_unused else output
 
     def evaluated(self) -> None:
-        """Called at a forward in eval mode that keeps a graph: its backward will not reduce."""
+        """Called at a forward in eval mode with a graph, whose backward does not reduce."""
         self._late.called(Forward.EVAL)
 
     def stepped(self) -> None:
-        """Called behind a step that has used the gradients."""
+        """Called after a step that has used the gradients."""
         self._late.stepped()
 
     def _live_buffers(self) -> list[Tensor]:
@@ -221,7 +221,7 @@ class Replica:
             self._late.touched()
 
     def _refuse_dense(self, name: str, parameter: Tensor) -> None:
-        """Raise where torch's reducer would, but with a name and a way out."""
+        """Raise where torch's reducer would, with a name and advice."""
         if self._reduces and parameter.grad is not None and not parameter.grad.is_sparse:
             layer = name.removesuffix(".weight")
             raise PlanError(
@@ -233,14 +233,14 @@ class Replica:
     def _on_bucket(self, index: int, is_last: bool, buffer: Tensor) -> Future[Tensor]:
         if index == 0:
             self._futures.clear()
-            self._coming.clear()
-            # a callback of the engine raises our own error out of backward(), type and all;
-            # what a future raises would arrive as the text of a RuntimeError
+            self._coded_buckets.clear()
+            # an error from a callback of the engine leaves backward() as it is;
+            # an error from a future would become the text of a RuntimeError
             queue_callback(self._finish_backward)
             self._prepare()
         parts = self._buckets.coded[index] if self._coded_now and self._buckets else ()
         if parts:
-            self._coming.append((parts, buffer))
+            self._coded_buckets.append((parts, buffer))
         future = self.reducer.reduce(Bucket(index, buffer, parts))
         self._futures.append(future)
         self._is_complete = is_last
@@ -252,11 +252,11 @@ class Replica:
         self._settle(self._futures, _OPERATION)
         self._futures.clear()
         if self._is_complete:
-            if self._coming:
-                self._arrive(
+            if self._coded_buckets:
+                self._receive(
                     {
                         part.name: values
-                        for parts, buffer in self._coming
+                        for parts, buffer in self._coded_buckets
                         for part, values in zip(parts, _split(parts, buffer), strict=True)
                     }
                 )
@@ -266,24 +266,24 @@ class Replica:
 
     @property
     def compression(self) -> Compression | None:
-        """The form in which gradients travel, where that takes effect."""
+        """The compression of gradients, where it takes effect."""
         return self._reduction.compression
 
-    def _arrive(self, means: Mapping[str, Tensor]) -> None:
-        """Means that have travelled coded are here."""
-        self._coming.clear()
+    def _receive(self, means: Mapping[str, Tensor]) -> None:
+        """Pass on means that have travelled coded."""
+        self._coded_buckets.clear()
         if self.compression is not None:
             self.compression.receive(means)
 
     def _prepare(self) -> None:
-        """Before gradients travel: in which form, and what the others are told of this worker."""
+        """Choose the form of gradients and set the stamp, before they travel."""
         compression = self.compression
         is_coded = compression is not None and compression.prepare()
         self._coded_now = self._coded if is_coded else ()
         self.reducer.stamp = GradientStamp(self.position, consistency.checksum(self._terms()))
 
     def _settle(self, reductions: Sequence[Future[Tensor]], operation: str) -> None:
-        """Wait for what has been started, and see that it is what it should be."""
+        """Wait for reductions, and check that all workers were at one position on equal terms."""
         with self._group.named(operation):
             self.reducer.settle(reductions)
         stamps = self.reducer.stamps()
@@ -302,11 +302,11 @@ class Replica:
     # -- around the optimizer's step
 
     def ensure_reduced(self, *, expected: bool = False, used: int = -1) -> None:
-        """See that the gradients about to be used are reduced; reduce them now if need be.
+        """Reduce gradients now, before their use, unless backward has reduced them.
 
-        Reducing again what has been reduced leaves it as it is, see `Reducer`. `expected`: the
-        gradients were held back on purpose. `used`: `reductions` when gradients were used last. If
-        none came since, those that are there were assigned, which no hook tells.
+        A second reduction leaves reduced gradients as they are, see `Reducer`. `expected`: the
+        gradients were not reduced on purpose. `used`: `reductions` at their last use. Without a
+        reduction since then, the script assigned the gradients, which no hook sees.
         """
         if self._buckets is not None and self._buckets.unfinished():
             raise PlanError(self._unused_text())
@@ -316,7 +316,7 @@ class Replica:
             self._reduce_late(expected)
 
     def mark_unreduced(self, cause: Cause = Cause.ASSIGNED) -> None:
-        """The gradients that are there came about behind this replica's back."""
+        """Note gradients that this replica's hooks did not see."""
         if not self._dirty:
             self._late.marked(cause)
         self._dirty = any(p.grad is not None for _, p in self._parameters)
@@ -333,11 +333,11 @@ class Replica:
 
     @torch.no_grad()
     def _reduce_late(self, expected: bool) -> None:
-        """Gradients that came about without the module's own forward, or after it."""
+        """Reduce gradients that came without the module's own forward, or after it."""
         if not expected:
             if (warning := self._late.warning()) is not None:
                 logger.warning("%s", warning)
-            # only some workers may be here; who is not must not be met in another collective
+            # only some workers may call this; the others must not pair it with another collective
             self._group.assemble("reducing gradients before the step")
         mine = torch.tensor([p.grad is not None for _, p in self._parameters], dtype=torch.int32)
         used = self._group.all_reduce(mine.to(self._group.device), "max").tolist()
@@ -346,7 +346,7 @@ class Replica:
         buckets = self._reduce_now(grads, "all_reduce of late gradients")
         coded = self._coded_now
         if coded:
-            self._arrive({name: grad for name, grad in grads.items() if name in coded})
+            self._receive({name: grad for name, grad in grads.items() if name in coded})
         if expected and not self._reported:
             self._seen_backward = True  # these buckets are the final ones
             self._report(buckets)
@@ -356,13 +356,13 @@ class Replica:
 
     @torch.no_grad()
     def mean(self, named: Mapping[str, Tensor], operation: str) -> None:
-        """Put the means over all workers in the place of tensors; see `Means`."""
+        """As in `Means`."""
         self._reduce_now(named, operation)
 
     def _reduce_now(self, named: Mapping[str, Tensor], operation: str) -> int:
-        """Reduce tensors in place, without overlap; answers how many buckets they made."""
+        """Reduce tensors in place, without overlap; returns the number of buckets."""
         self._prepare()
-        return reduce_at_once(
+        return reduce_now(
             self.reducer,
             named,
             lambda started: self._settle(started, operation),
@@ -371,10 +371,10 @@ class Replica:
             coded=self._coded_now,
         )
 
-    # -- leaving
+    # -- end
 
     def close(self) -> None:
-        """Let go of torch's reducer, which holds the process group."""
+        """Release torch's reducer, which holds the process group."""
         self._futures.clear()
         for hook in self._accumulating:
             hook.remove()
@@ -387,12 +387,12 @@ def _split(parts: Sequence[ParameterSlice], buffer: Tensor) -> Sequence[Tensor]:
 
 
 def _gradient(parameter: Tensor) -> Tensor:
-    """The gradient, dense, with zeros where only another worker has one."""
+    """The dense gradient; zeros where only another worker has one."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     elif parameter.grad.is_sparse:
         parameter.grad = parameter.grad.to_dense()
     elif 0 in parameter.grad.stride():
-        # assigned, and expanded from fewer elements: nothing could be written there
+        # assigned, and expanded from fewer elements: not writable
         parameter.grad = parameter.grad.clone()
     return parameter.grad

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Autograd nodes around a model's forward, through which the gradients of its outputs pass.
 
-They scale them, when a batch counts for more or less than usual; what leaves the model through its
-inputs is scaled back, since the model before it does the same. And they make backward visit every
-output: with `find_unused_parameters`, torch's reducer takes every parameter an output reaches for
-used and waits for its gradient; an output that the loss ignores would never send one, but through
-the node it sends an undefined gradient, which the reducer accepts.
+They scale gradients where a batch counts for more or less than usual. Gradients that leave the
+model through its inputs are scaled back, since the model before it scales by itself. The nodes also
+make backward visit each output. With `find_unused_parameters`, torch's reducer waits for the
+gradients of all parameters that an output reaches. An output that the loss ignores would send none;
+through the node it sends an undefined gradient, which the reducer accepts.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class _Sink(torch.autograd.Function):
 
 
 class _Times(torch.autograd.Function):
-    """A gradient on its way into a model or out of it, times a factor.
+    """Multiplies a gradient that enters or leaves a model by a factor.
 
-    Other gradients come back here when a loss was made of it, a gradient penalty. They go the other
-    way, and are to be as many times as large inside: they have become so by what they met there.
+    A gradient penalty differentiates through this node. Its gradients pass in the other direction
+    and are scaled inside the model already, so the node leaves them as they are.
     """
 
     @staticmethod
@@ -51,8 +51,8 @@ class _Times(torch.autograd.Function):
         return None, gradient
 
 
-def weighed(forward: Callable[..., Any], args: Any, kwargs: Any, factor: float) -> Any:
-    """Call a forward so that its gradients inside are `factor` times what they are outside."""
+def weighted(forward: Callable[..., Any], args: Any, kwargs: Any, factor: float) -> Any:
+    """Call a forward with gradients inside `factor` times as large as outside."""
     if factor == 1.0:
         return forward(*args, **kwargs)
     if factor:
@@ -62,12 +62,12 @@ def weighed(forward: Callable[..., Any], args: Any, kwargs: Any, factor: float) 
 
 
 def outputs_of(output: Any) -> list[Tensor]:
-    """The tensors in what a forward returned."""
+    """The tensors in the output of a forward."""
     return [leaf for leaf in _flatten(output)[0] if isinstance(leaf, Tensor)]
 
 
 def through_sink(output: Any, factor: float = 1.0) -> Any:
-    """The same output, its tensors with gradients led through one node that scales these."""
+    """Pass the tensors of an output that require gradients through one scaling node."""
     leaves, rebuild = _flatten(output)
     where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
     if not where:
@@ -79,7 +79,7 @@ def through_sink(output: Any, factor: float = 1.0) -> Any:
 
 
 def _flatten(output: Any) -> tuple[list[Any], Any]:
-    """The leaves of containers and of a dataclass, and the way back."""
+    """The leaves of containers and of a dataclass, and a function that rebuilds them."""
     if dataclasses.is_dataclass(output) and not isinstance(output, type):
         names = [field.name for field in dataclasses.fields(output)]
         leaves, spec = tree_flatten([getattr(output, name) for name in names])

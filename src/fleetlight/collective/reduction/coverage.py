@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which gradients of a model may travel in the form of a codec."""
+"""Which gradients of a model may travel coded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fleetlight.observe.log import logger
 
 
 def coded_in(module: nn.Module, compression: Compression | None) -> dict[str, nn.Parameter]:
-    """The parameters that it covers and whose gradients codecs can take: dense ones of float32."""
+    """The covered parameters whose gradients a codec can encode: dense ones of float32."""
     if compression is None:
         return {}
     sparse = sparse_names(module)
@@ -24,8 +24,8 @@ def coded_in(module: nn.Module, compression: Compression | None) -> dict[str, nn
     }
 
 
-def warn_of_others(module: nn.Module, compression: Compression) -> None:
-    """Say so where gradients that it is for travel as they are, or all do."""
+def warn_of_uncoded(module: nn.Module, compression: Compression) -> None:
+    """Warn where covered gradients travel as they are, or all do."""
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     coded, codec = coded_in(module, compression), compression.codec.name
     others = [n for n, p in trained.items() if n not in coded and compression.covers(n, p)]
@@ -49,7 +49,7 @@ def warn_of_others(module: nn.Module, compression: Compression) -> None:
 
 
 def sparse_names(module: nn.Module) -> set[str]:
-    """Parameters whose gradients are sparse: the weights of embeddings that say so."""
+    """The parameters with sparse gradients: weights of embeddings with `sparse=True`."""
     return {
         f"{name}.weight" if name else "weight"
         for name, child in module.named_modules()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Torch's C++ gradient reducer, the machine inside DistributedDataParallel, used directly.
+"""torch's C++ gradient reducer, which is inside DistributedDataParallel, used directly.
 
-`torch.distributed.Reducer` hooks itself to every parameter, fills buckets while backward runs
-and hands each full one to a callback. Using it without the Python class around it keeps the
-user's module and its names, and saves that class's work in every forward. It is not public:
-this is the only file that touches it, and `tests/collective/reduction/test_ddp.py` is its contract.
+`torch.distributed.Reducer` hooks each parameter, fills buckets while backward runs and passes each
+full one to a callback. Without the Python class around it, the user's module keeps its names, and
+each forward saves the work of that class. The reducer is not public: only this file uses it, and
+`tests/collective/reduction/test_ddp.py` is its contract.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ OnBucket = Callable[[int, bool, Tensor], "Future[Tensor]"]
 
 
 class BackwardBuckets:
-    """Gradients in buckets, each handed to `on_bucket` as soon as backward has filled it.
+    """Gradients in buckets; passes each to `on_bucket` as soon as backward has filled it.
 
-    `on_bucket(index, is_last, buffer)` answers with a future of the reduced buffer.
+    `on_bucket(index, is_last, buffer)` returns a future of the reduced buffer.
     """
 
     def __init__(
@@ -47,16 +47,16 @@ class BackwardBuckets:
         on_bucket: OnBucket,
         coded: Collection[str] = (),
     ) -> None:
-        """Those that may travel `coded` share no bucket with others."""
+        """Gradients of `coded` parameters share no bucket with others."""
         names = [name for name, _ in parameters]
         tensors: list[Tensor] = [parameter for _, parameter in parameters]
         is_sparse = [name in sparse for name in names]
         self._find_unused = find_unused
-        # torch regroups by the order seen in the first backward, but knows no limit on the count
-        # and nothing of codecs; then the order of definition stands for the order of production
+        # torch regroups by the order of the first backward, without a limit on the count and
+        # without codecs; where these matter, the order of definition stands in for that order
         self._may_regroup = not (limits.count or find_unused or coded)
         buckets = self._first_buckets(tensors, is_sparse, [name in coded for name in names], limits)
-        #: in each of the first buckets, whose gradients they are that may travel coded
+        #: for each of the first buckets, its slices that may travel coded
         self.coded = [
             tuple(ParameterSlice(names[i], tensors[i].numel()) for i in bucket if names[i] in coded)
             for bucket in buckets
@@ -73,17 +73,17 @@ class BackwardBuckets:
             dict(enumerate(names)),
             limits.first_bytes,
         )
-        #: answers with a future of the reduced buffer
+        #: returns a future of the reduced buffer
         self.on_bucket = on_bucket
-        # the reducer reports its errors through a logger, and crashes when it has none
+        # the reducer logs its errors, and crashes without a logger
         self._logger = Logger(self._reducer)
         self._logger.set_construction_data_and_log("fleetlight", [], -1, False, False, False)
         self._reducer.set_logger(self._logger)
-        # weakly: C++ keeps the hook and its state, where no collector would find the cycle
+        # weakly: C++ keeps the hook and its state, where the collector finds no cycle
         register_comm_hook(self._reducer, weakref.ref(self), _hand_over)
 
     def before_forward(self) -> bool:
-        """Make ready for a forward whose backward will be reduced; True when regrouped."""
+        """Prepare for a forward whose backward will be reduced; returns True after a regrouping."""
         self._reducer.prepare_for_forward()
         return self._may_regroup and rebuild_buckets(self._reducer)
 
@@ -92,7 +92,7 @@ class BackwardBuckets:
         self._reducer.prepare_for_backward(outputs if self._find_unused else [])
 
     def unfinished(self) -> bool:
-        """True when the last backward left buckets that some parameter never filled."""
+        """True when the last backward left a bucket that a parameter did not fill."""
         try:
             check_finalized(self._reducer)
         except RuntimeError:
@@ -111,11 +111,11 @@ class BackwardBuckets:
         is_coded: Sequence[bool],
         limits: BucketLimits,
     ) -> list[list[int]]:
-        """Buckets by the order of definition, reversed: about how backward produces them."""
+        """Buckets in reverse order of definition, which is about the order of backward."""
         order = list(reversed(range(len(tensors))))
         sizes = [tensors[i].numel() * tensors[i].element_size() for i in order]
         kinds = [
-            # a sparse gradient never shares a bucket, not even with another sparse one
+            # a sparse gradient shares a bucket with no other gradient
             (tensors[i].dtype, tensors[i].device, i if is_sparse[i] else -1, is_coded[i])
             for i in order
         ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors that are there already are reduced all at once: no backward goes on meanwhile."""
+"""Reduces existing tensors in one call, outside backward."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from fleetlight.collective.routes.route import Bucket
 
 T = TypeVar("T")
 
-#: before the name of a parameter: how far it has moved
+#: the prefix of the name of a parameter's movement
 MOVED = "moved/"
 
-#: waits for reductions, and sees that they are what they should be
+#: waits for reductions and checks their results
 Settle = Callable[[Sequence["Future[Tensor]"]], None]
 
 
-def reduce_at_once(
+def reduce_now(
     reducer: Reducer,
     named: Mapping[str, Tensor],
     settle: Settle,
@@ -31,10 +31,10 @@ def reduce_at_once(
     parameters: Mapping[str, Tensor],
     coded: Collection[str] = (),
 ) -> int:
-    """Put means over the workers in the place of tensors; answers how many buckets they made.
+    """Replace tensors by their means over the workers; returns the number of buckets.
 
-    A tensor named like one of the `parameters`, or `moved/` and that, lies in its bucket as the
-    parameter does, and may travel coded if that may. Others travel as they are.
+    A tensor with the name of one of the `parameters`, or `moved/` and that name, has the memory
+    order of the parameter in its bucket, and may travel coded if that may. Others travel exactly.
     """
     names, tensors = [name.removeprefix(MOVED) for name in named], list(named.values())
     forms = [(name in coded, name not in parameters) for name in names]
@@ -46,8 +46,8 @@ def reduce_at_once(
     for index, members in enumerate(buckets):
         flats.append(flat_of(_of(members, tensors), _of(members, like)))
         is_coded, is_exact = forms[members[0]]
-        told = tuple(_of(members, parts)) if is_coded else ()
-        started.append(reducer.reduce(Bucket(index, flats[index], told, is_exact)))
+        slices = tuple(_of(members, parts)) if is_coded else ()
+        started.append(reducer.reduce(Bucket(index, flats[index], slices, is_exact)))
     settle(started)
     for flat, members in zip(flats, buckets, strict=True):
         spread(flat, _of(members, tensors), _of(members, like))

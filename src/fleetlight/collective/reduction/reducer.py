@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one reducer: every gradient of every mode is summed over the workers here."""
+"""`Reducer`: sums every gradient of every mode over the workers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from fleetlight.collective.stamp import BLANK, GradientStamp
 class Reducer:
     """Takes the mean of buckets over the workers, in place, in the order they are given.
 
-    The mean of values that are the same everywhere leaves them as they are: so gradients that were
-    reduced before may be reduced again, together with what has been added to them since.
+    The mean of equal values is that value. So gradients that were reduced before may be reduced
+    again, together with what has been added to them since.
     """
 
     def __init__(
@@ -32,14 +32,14 @@ class Reducer:
         narrow: torch.dtype | None = None,
         synchronous: bool = False,
     ) -> None:
-        """`route` is what plain tensors take instead of the process groups.
+        """`route` replaces the process groups for plain tensors.
 
-        `narrow` is the type in which values go through these.
+        `narrow` is the type of values in the process groups.
         """
         self._scale = 1.0 / size
-        #: what the current batch of this worker weighs: 1 usually, 0 where it does not count
+        #: the weight of this worker's current batch: usually 1; 0 where it does not count
         self.weight = 1.0
-        #: what the others are told of this worker
+        #: what this worker sends beside its gradients
         self.stamp = BLANK
         self._groups = ProcessGroups(groups, narrow)
         self._route: Route = route or self._groups
@@ -63,9 +63,9 @@ class Reducer:
         return future
 
     def _route_for(self, bucket: Bucket) -> Route:
-        """Other routes take plain tensors in main memory; process groups take all.
+        """Process groups take all tensors, other routes plain ones in main memory.
 
-        What may travel in another form is worth the way through main memory.
+        Buckets that may travel coded are worth the way through main memory.
         """
         if bucket.buffer.is_sparse or bucket.buffer.is_complex():
             return self._groups
@@ -74,14 +74,14 @@ class Reducer:
         return self._staged if bucket.parts else self._groups
 
     def finish(self) -> None:
-        """Call it before waiting for futures; what fails is kept in `failures`."""
+        """Finish the route; call it before waiting for futures. Failures go to `failures`."""
         try:
             self._route.finish()
         except RuntimeError as error:
             self.failures.append(error)
 
     def settle(self, started: Iterable[Future[Tensor]]) -> None:
-        """Wait for what was started; the first failure of these is raised."""
+        """Wait for reductions, and raise the first failure."""
         self.finish()
         for reduction in started:
             reduction.wait()
@@ -91,31 +91,31 @@ class Reducer:
             raise failure
 
     def stamps(self) -> Mapping[int, GradientStamp]:
-        """What the workers told of themselves; when all reductions are finished."""
+        """The stamps of the workers, after all reductions have finished."""
         return self._route.stamps()
 
     def close(self) -> None:
-        """Nothing more will be reduced."""
+        """Release the route."""
         self._route.close()
 
 
 def in_main_memory(tensor: Tensor) -> bool:
-    """Whether routes other than process groups can take a tensor."""
+    """True where routes other than process groups can take a tensor."""
     return tensor.device.type == "cpu"
 
 
 def _finishing(buffer: Tensor, failures: list[RuntimeError]) -> Callable[[Future[Any]], Tensor]:
-    """What is done with a bucket when it is back, on whatever thread brings it.
+    """The callback of a finished bucket, which any thread may run.
 
-    That thread may be the last to let go of this function, so it must not hold the process
-    groups: one that is freed on a thread of its own ends the process.
+    That thread may be the last to release this function. So it must not hold the process groups:
+    one that is freed on its own thread ends the process.
     """
 
     def finish(done: Future[Any]) -> Tensor:
         try:
             done.value()
         except RuntimeError as error:
-            # a future's error would reach the user as the text of another one
+            # torch would turn the error of a future into the text of another error
             failures.append(error)
         return buffer
 

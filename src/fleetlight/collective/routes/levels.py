@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which workers sum first among themselves, so that little crosses between hosts. Pure.
+"""Levels of a hierarchical all-reduce: which workers sum first among themselves. Pure.
 
-At each level the workers that are left form groups; the first of a group is its leader, takes the
-group's sum and goes on to the next level. The last level is one group. Only host leaders meet
-across hosts, so a host sends what a ring of H hosts sends, 2(H-1)/H of the bytes, however the
-workers' indices lie on the hosts.
+At each level the remaining workers form groups. The first worker of a group is its leader: it takes
+the sum of the group to the next level. The last level is one group. Only host leaders send across
+hosts, so a host sends 2(H-1)/H of the bytes, as in a ring of H hosts, in any order of indices.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from fleetlight.collective.membership.members import MemberHello
 from fleetlight.errors import counted
 
-#: those of one level; all indices ascend, so a leader is the lowest of its group
+#: the groups of one level; indices ascend, so the leader is the lowest of its group
 Groups = list[list[int]]
 
 
@@ -27,7 +26,7 @@ def hosts_of(hellos: Mapping[int, MemberHello]) -> Groups:
 
 
 def groups_of(hellos: Mapping[int, MemberHello], inner: int = 0) -> Groups:
-    """The inner groups: workers of one host, at most `inner` of them, 0: all."""
+    """The inner groups: at most `inner` workers of one host; 0: all of them."""
     return [
         host[start : start + (inner or len(host))]
         for host in hosts_of(hellos)
@@ -36,9 +35,9 @@ def groups_of(hellos: Mapping[int, MemberHello], inner: int = 0) -> Groups:
 
 
 def levels_of(hellos: Mapping[int, MemberHello], inner: int = 0) -> list[Groups]:
-    """The levels at which anything is summed; a single one is no hierarchy.
+    """The levels that sum; a single one is no hierarchy.
 
-    Leaders of one host meet before those of several do: inner groups smaller than a host must not
+    Leaders of one host sum before those of several do: inner groups smaller than a host must not
     make it send more than its share.
     """
     leaders = {group[0] for group in groups_of(hellos, inner)}
@@ -52,12 +51,12 @@ def levels_of(hellos: Mapping[int, MemberHello], inner: int = 0) -> list[Groups]
 
 
 def group_with(index: int, level: Groups) -> Sequence[int]:
-    """The group of a worker at a level, empty where it is no longer there."""
+    """The group of a worker at a level; empty where it no longer takes part."""
     return next((group for group in level if index in group), ())
 
 
 def described(levels: Sequence[Groups]) -> str:
-    """How the workers come together, for the log."""
+    """The levels as text for the log."""
     inner = [f"{counted(len(level), 'group')} of {_sizes(level)}" for level in levels[:-1]]
     return ", then ".join([*inner, f"{_sizes(levels[-1])} leaders"])
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connects the workers of one host with each other, for `shared_memory`."""
+"""Connections between the workers of one host, for `shared_memory`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from fleetlight.wire.descriptors import bound_waits
 from fleetlight.wire.forking import kept_from_children
 
 _HELLO = struct.Struct("<I")
-#: connecting to a neighbour takes no time, or it is not to be had
+#: a connection on one host succeeds quickly or not at all
 _CONNECT_S = 10.0
+_OPERATION = "connecting the workers of a host"
 
 
 def shared_memory_of(group: Group) -> SharedMemory | None:
-    """Shared memory of all workers, if all of them are on this host and can have it."""
+    """Shared memory of all workers; None unless all of them are on this host and can have it."""
     if group.alone or len(hosts_of(group.hellos)) > 1:
         return None
     peers = connected(group, range(group.size))
@@ -33,23 +34,23 @@ def shared_memory_of(group: Group) -> SharedMemory | None:
 
 
 def connected(group: Group, partners: Collection[int]) -> dict[int, socket.socket] | None:
-    """Connections to some workers of this host; None if any worker of the job cannot have its own.
+    """Connect to some workers of this host; None where any worker of the job cannot.
 
-    All workers of the job come here, each with its partners.
+    All workers of the job call it, each with its partners.
     """
     if sys.platform != "linux" or group.backend != "gloo":
         return None
     peers: dict[int, socket.socket] | None = None
     with kept_from_children():
         listener, name = _listen()
-        names = group.gather_bytes(name, "meeting the neighbours")
+        names = group.gather_bytes(name, _OPERATION)
         try:
             peers = _connect(group, listener, names, partners)
         except OSError as error:
             logger.warning("no shared memory between the workers of this host: %s", error)
         finally:
             listener.close()
-    if not all(group.gather_bytes(b"" if peers is None else b"1", "meeting the neighbours")):
+    if not all(group.gather_bytes(b"" if peers is None else b"1", _OPERATION)):
         return None
     assert peers is not None
     for peer in peers.values():
@@ -59,7 +60,7 @@ def connected(group: Group, partners: Collection[int]) -> dict[int, socket.socke
 
 
 def _listen() -> tuple[socket.socket, bytes]:
-    """A socket without a name in any folder; the name cannot be guessed."""
+    """An abstract socket with a name that cannot be guessed."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     name = b"\0fleetlight-" + secrets.token_hex(16).encode()
     listener.bind(name)
@@ -71,7 +72,7 @@ def _listen() -> tuple[socket.socket, bytes]:
 def _connect(
     group: Group, listener: socket.socket, names: list[bytes], partners: Collection[int]
 ) -> dict[int, socket.socket]:
-    """A connection to each partner: to the lower ones by calling, from the higher by call."""
+    """Connect to partners of lower index, and accept those of higher index."""
     peers: dict[int, socket.socket] = {}
     for index in sorted(index for index in partners if index < group.index):
         peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -89,7 +90,7 @@ def _connect(
 
 
 def _check_owner(peer: socket.socket) -> None:
-    """Only processes of the same user may call."""
+    """Refuse connections from processes of other users."""
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     _, uid, _ = struct.unpack("iII", credentials)
     if uid != os.getuid():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a route is: a way for tensors to be summed over the workers."""
+"""`Route`: a way to sum buckets over the workers; and a detour for buckets on a GPU."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ class Bucket:
 
     index: int
     buffer: Tensor
-    #: whose they are, in order, where they may travel in another form
+    #: their parameters in order, where they may travel coded
     parts: tuple[ParameterSlice, ...] = ()
-    #: True for values that travel as they are in any case: they are no gradients
+    #: True for values that are never cast: they are not gradients
     is_exact: bool = False
 
 
 class Route(Protocol):
-    """A way for tensors to be summed over the workers."""
+    """A way to sum buckets over the workers."""
 
     def start(self, bucket: Bucket, stamp: GradientStamp) -> Future[Any]:
-        """Begin to sum a bucket, in place; give the others this worker's stamp."""
+        """Start to sum a bucket in place, and send this worker's stamp."""
 
     def finish(self) -> None:
-        """Bring everything started to its end, as far as that takes this worker's doing."""
+        """Do this worker's part of all sums that were started."""
 
     def stamps(self) -> Mapping[int, GradientStamp]:
-        """The stamps of the workers; asked once, when all the sums are there."""
+        """The stamps of the workers; call it once after all sums are complete."""
 
     def close(self) -> None:
-        """Let go of what was opened for it."""
+        """Release connections and memory."""
 
 
 class Staged:
-    """Brings buckets to a route through main memory, and sums back up."""
+    """Copies buckets of a GPU to main memory for a route there, and sums back."""
 
     def __init__(self, route: Route) -> None:
         self._route = route
 
     def start(self, bucket: Bucket, stamp: GradientStamp) -> Future[Tensor]:
-        """As in `Route`; what is sent is a copy."""
+        """As in `Route`, with a copy of the bucket."""
         buffer = bucket.buffer
         sent = buffer.to("cpu", copy=True)
-        # only a future that knows of a GPU may hold what is there
+        # a future must name the GPU whose tensors it holds
         back: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
 
         def bring_back(done: Future[Any]) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which route the gradients of a job take, and what is opened for it."""
+"""Chooses the route of a job's gradients, and opens its connections."""
 
 from __future__ import annotations
 
@@ -33,89 +33,83 @@ from fleetlight.observe.log import logger
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RouteOptions:
-    """What is asked of a route."""
+    """The settings of a strategy that choose a route."""
 
     shared_memory: bool = True
-    #: workers that sum first among themselves, 0: those of a host; None: all at once
+    #: size of groups that sum first; 0: the workers of a host; None: no hierarchy
     inner: int | None = None
-    #: process groups that take turns
+    #: the number of process groups that take turns
     communicators: int = 1
-    #: the type in which values travel where hosts meet
+    #: the type of values between hosts
     narrow: torch.dtype | None = None
-    #: the form in which those travel there that it covers
+    #: the codec of covered values between hosts
     compression: Compression | None = None
 
 
-def route_of(group: Group, wishes: RouteOptions) -> Route | None:
+def route_of(group: Group, options: RouteOptions) -> Route | None:
     """The route of plain tensors in main memory; None: the process groups of all workers.
 
-    All workers come here alike.
+    All workers call it with the same options.
     """
-    if group.is_encrypted and wishes.inner is None:
-        # inside TLS, only one worker of a host sends to other hosts
-        wishes = dataclasses.replace(wishes, inner=0)
-    levels = [] if wishes.inner is None else levels_of(group.hellos, wishes.inner)
-    if wishes.compression is not None and not group.alone:
-        return _hierarchy(group, levels or [[list(range(group.size))]], wishes)
+    if group.is_encrypted and options.inner is None:
+        # with TLS, only one worker of a host sends to other hosts
+        options = dataclasses.replace(options, inner=0)
+    levels = [] if options.inner is None else levels_of(group.hellos, options.inner)
+    if options.compression is not None and not group.alone:
+        return _hierarchy(group, levels or [[list(range(group.size))]], options)
     if takes_levels(group, levels):
-        return _hierarchy(group, levels, wishes)
-    return shared_memory_of(group) if wishes.shared_memory else None
+        return _hierarchy(group, levels, options)
+    return shared_memory_of(group) if options.shared_memory else None
 
 
 def senders(group: Group, inner: int | None) -> Sequence[int]:
-    """The workers that send messages of a codec: of those that sum first, one."""
+    """The workers that send messages of a codec: the leaders of all groups that sum first."""
     levels = [] if inner is None else levels_of(group.hellos, inner)
     return levels[-1][0] if levels else range(group.size)
 
 
 def crosses_a_link(group: Group, shared_memory: bool) -> bool:
-    """False where all workers are on one host, so that a codec would cost and spare nothing.
-
-    Who wants them to do without shared memory gets what workers of several hosts do.
-    """
+    """False where all workers share the memory of one host, so that a codec would save nothing."""
     return len(hosts_of(group.hellos)) > 1 or not shared_memory
 
 
 def takes_levels(group: Group, levels: Sequence[Groups], *, coded: bool = False) -> bool:
-    """Whether these levels are a hierarchy, and taken: NCCL finds its own way through the hosts.
-
-    What is `coded` is in main memory, and does not go through it.
-    """
+    """True for a hierarchy that takes effect: NCCL has its own, except for `coded` buckets."""
     return len(levels) > 1 and (coded or group.backend == "gloo")
 
 
-def _hierarchy(group: Group, levels: Sequence[Groups], wishes: RouteOptions) -> Hierarchy:
+def _hierarchy(group: Group, levels: Sequence[Groups], options: RouteOptions) -> Hierarchy:
     *inside, leaders = levels
     loans = _Loans(group)
-    here = _in_memory(group, inside) if inside and wishes.shared_memory else None
+    here = _in_memory(group, inside) if inside and options.shared_memory else None
     if here is None:
         here = [GroupLevel(made) for level in inside for made in loans.take(level)]
     if group.index == 0 and inside:
         logger.info("hierarchical all_reduce: %s", described(levels))
-    turns = GroupRotation(loans.take(leaders, wishes.communicators))
+    turns = GroupRotation(loans.take(leaders, options.communicators))
     coded = None
-    if wishes.compression is not None:
-        coded = _coded(wishes.compression, turns, leaders, loans)
-    plain = PlainExchange(turns, wishes.narrow)
+    if options.compression is not None:
+        coded = _coded(options.compression, turns, leaders, loans)
+    plain = PlainExchange(turns, options.narrow)
     return Hierarchy(group.index, group.size, here, plain, coded, loans.give_back)
 
 
 def _coded(
     compression: Compression, turns: GroupRotation, leaders: Groups, loans: _Loans
 ) -> AllGatherExchange | TwoShotExchange:
-    """Where two meet, each needs all that the other has; among more, chunks are less."""
+    """Two senders need each other's whole message; among more, chunks send fewer bytes."""
     if compression.codec.divisible and len(leaders[0]) > 2:
         return TwoShotExchange(turns, GroupRotation(loans.take(leaders)), compression)
     return AllGatherExchange(turns, compression)
 
 
 def _in_memory(group: Group, inside: Sequence[Groups]) -> list[Level] | None:
-    """This worker's levels in shared memory, if all workers can have it. All of them come here."""
+    """This worker's levels in shared memory; None unless all workers can have it."""
     mine = [set(group_with(group.index, level)) - {group.index} for level in inside]
     peers = connected(group, set().union(*mine))
     if peers is None:
         return None
-    # two workers are together in one group at most, so no connection is used twice
+    # two workers share at most one group, so each connection has one user
     return [
         MemoryLevel(group.index, {index: peers[index] for index in others})
         for others in mine
@@ -124,21 +118,21 @@ def _in_memory(group: Group, inside: Sequence[Groups]) -> list[Level] | None:
 
 
 class _Loans:
-    """Process groups that a route has from the group of all workers."""
+    """Process groups that `Group` lends to a route."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
         self._taken: list[tuple[Parts, int, list[dist.ProcessGroup]]] = []
 
     def take(self, level: Groups, count: int = 1) -> list[dist.ProcessGroup]:
-        """Those of this worker's group at a level."""
+        """Borrow process groups of this worker's group at a level."""
         parts = tuple(tuple(part) for part in level if len(part) > 1)
         groups = self._group.lend(parts, count)
         self._taken.append((parts, count, groups))
         return groups
 
     def give_back(self) -> None:
-        """The route needs them no more."""
+        """Return all of them."""
         for parts, count, groups in self._taken:
             self._group.take_back(parts, count, groups)
         self._taken.clear()

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums tensors of workers on one host through memory they share.
 
-Gloo takes the bytes through the loopback device, which costs more than the additions. Here a
-worker copies its buckets into an arena of its own while backward runs; when all are there it tells
-the others with a message of a few bytes and reads theirs from their arenas. The messages go over
-Unix sockets, so a peer that dies is noticed at once, and memory without a name in any folder leaves
-nothing behind.
+Gloo sends the bytes through the loopback device, which costs more than the additions. Here a worker
+copies its buckets into its own arena while backward runs. When all are there, it sends a message of
+a few bytes and reads the arenas of the others. The messages go through Unix sockets, which report a
+dead peer immediately, and anonymous memory leaves no file behind.
 
-An arena has two halves that take turns, round by round. Nobody writes into a half that somebody
-still reads: to begin the round after next, a worker must have had everybody's message of the next
-one, and that is sent only when the round before has been read.
+An arena has two halves that take turns, round by round. No worker writes into a half that another
+one still reads: before the round after next, a worker has received all messages of the next round,
+and each worker sends that message only after it has read the round before.
 """
 
 from __future__ import annotations
@@ -35,21 +34,21 @@ from fleetlight.errors import DivergedError, counted
 ALIGN = 64
 #: half of the first arena
 FIRST_BYTES = 1 << 20
-#: kind, round, number of tensors, their bytes, checksum of their sizes and types; the sender's
-#: stamp comes behind it
+#: kind, round, number of tensors, checksum of their sizes and types, their bytes; then the
+#: sender's stamp
 _MESSAGE = struct.Struct("<cxxxIIIQ")
 _ARRIVED, _REDUCED = b"A", b"R"
 
 
 class SharedMemoryError(PeerConnectionError):
-    """A peer of the same host went away or was late."""
+    """A peer of the same host is gone or too slow."""
 
 
 class SharedMemory:
     """One worker's end. All workers start the same tensors in the same order."""
 
     def __init__(self, index: int, peers: Sequence[socket.socket | None]) -> None:
-        """`peers[i]` is the connection to worker i, None at the own index."""
+        """`peers[i]` is the connection to worker i; None at the own index."""
         self._index = index
         self._peers = {i: peer for i, peer in enumerate(peers) if peer is not None}
         self._size = len(peers)
@@ -61,20 +60,20 @@ class SharedMemory:
         self._stamps = {index: BLANK}
 
     def start(self, bucket: Bucket, stamp: GradientStamp = BLANK) -> Future[Tensor]:
-        """Put a bucket where the others can read it; its future is done by `finish`."""
+        """Copy a bucket to where the others can read it; `finish` completes its future."""
         tensor = bucket.buffer
         self._stamps[self._index] = stamp
         place = self._used
         self._used += -(-tensor.nbytes // ALIGN) * ALIGN
         if self._used > self._mine.half:
-            self._move(2 * self._used)
+            self._grow(2 * self._used)
         self._slot(self._index, place, tensor).copy_(tensor.view(-1))
         future: Future[Tensor] = Future()
         self._started.append((tensor, place, future))
         return future
 
     def finish(self) -> None:
-        """Wait for the others' tensors and add them up, each in place."""
+        """Wait for the others' tensors, and replace each tensor by the sum."""
         started, self._started = self._started, []
         if not started:
             return
@@ -92,11 +91,11 @@ class SharedMemory:
                 future.set_result(tensor)
 
     def stamps(self) -> Mapping[int, GradientStamp]:
-        """What the workers told of themselves in the round that has ended."""
+        """The stamps of the workers in the round that has ended."""
         return self._stamps
 
     def close(self) -> None:
-        """Let go of sockets and memory."""
+        """Release sockets and memory."""
         for peer in self._peers.values():
             peer.close()
         self._arenas.clear()
@@ -106,12 +105,12 @@ class SharedMemory:
         return self._arenas[self._index]
 
     def _slot(self, worker: int, place: int, like: Tensor) -> Tensor:
-        """A worker's tensor of this round, flat, in its arena."""
+        """The flat tensor of a worker in this round, in its arena."""
         arena = self._arenas[worker]
         return arena.view(place + (self._round % 2) * arena.half, like)
 
-    def _move(self, half: int) -> None:
-        """Take a larger arena; what this round has started comes along."""
+    def _grow(self, half: int) -> None:
+        """Replace the arena by a larger one, with the tensors of this round."""
         old = [self._slot(self._index, place, tensor) for tensor, place, _ in self._started]
         self._arenas[self._index] = Arena(half)
         self._announced = False
@@ -121,11 +120,11 @@ class SharedMemory:
     def _add_the_other(self, started: Sequence[tuple[Tensor, int, object]]) -> None:
         [other] = self._peers
         for tensor, place, _ in started:
-            # the same on both sides, bit for bit: the addition of two is commutative
+            # both sides get the same bits: the addition of two numbers is commutative
             tensor.view(-1).add_(self._slot(other, place, tensor))
 
     def _reduce_my_parts(self, started: Sequence[tuple[Tensor, int, object]]) -> None:
-        """Each worker adds up one part of each tensor, in the order of the workers."""
+        """Add up one part of each tensor, in the order of the workers."""
         for tensor, place, _ in started:
             slots = [self._slot(i, place, tensor) for i in range(self._size)]
             parts = [parts_of(slot, self._size)[self._index] for slot in slots]
@@ -140,7 +139,7 @@ class SharedMemory:
                 mine.copy_(parts_of(self._slot(i, place, tensor), self._size)[i])
 
     def _exchange(self, kind: bytes, started: Sequence[tuple[Tensor, int, object]]) -> None:
-        """Tell the others how far this worker is, and wait until they are as far."""
+        """Send a message to the others, and wait for the same message from each."""
         message = self._message(kind, [tensor for tensor, _, _ in started])
         for index, peer in self._peers.items():
             with named(index):
@@ -151,11 +150,11 @@ class SharedMemory:
         self._announced = True
         for index, peer in self._peers.items():
             with named(index):
-                answer, fds, _, _ = socket.recv_fds(peer, len(message), 1)
+                received, fds, _, _ = socket.recv_fds(peer, len(message), 1)
             if fds:
                 self._arenas[index] = Arena.of(fds[0])
-            _check_same(index, answer[: _MESSAGE.size], message[: _MESSAGE.size])
-            self._stamps[index] = GradientStamp.unpacked(answer[-PACKED_BYTES:])
+            _check_same(index, received[: _MESSAGE.size], message[: _MESSAGE.size])
+            self._stamps[index] = GradientStamp.unpacked(received[-PACKED_BYTES:])
 
     def _message(self, kind: bytes, tensors: Sequence[Tensor]) -> bytes:
         layout = ",".join(f"{tensor.dtype}{tensor.numel()}" for tensor in tensors)
@@ -166,7 +165,7 @@ class SharedMemory:
 
 
 class Arena:
-    """Memory that other processes can map, in two halves."""
+    """Memory in two halves that other processes can map."""
 
     def __init__(self, half: int) -> None:
         fd = os.memfd_create("fleetlight", os.MFD_CLOEXEC)
@@ -175,7 +174,7 @@ class Arena:
 
     @classmethod
     def of(cls, fd: int) -> Arena:
-        """Another worker's arena."""
+        """Map the arena of another worker."""
         arena = object.__new__(cls)
         arena._map(fd)
         return arena
@@ -188,7 +187,7 @@ class Arena:
         self._views: dict[tuple[int, int, torch.dtype], Tensor] = {}
 
     def view(self, offset: int, like: Tensor) -> Tensor:
-        """A flat tensor over the bytes at `offset`, of the size and type of another."""
+        """A flat tensor over the bytes at `offset`, with the size and type of another."""
         key = (offset, like.numel(), like.dtype)
         if key not in self._views:
             self._views[key] = (
@@ -204,7 +203,7 @@ class Arena:
 
 
 def parts_of(flat: Tensor, count: int) -> list[Tensor]:
-    """A flat tensor in so many nearly equal parts, some perhaps empty."""
+    """Split a flat tensor into nearly equal parts; some may be empty."""
     return list(torch.tensor_split(flat, count))
 
 
@@ -213,20 +212,20 @@ def _check_same(index: int, theirs: bytes, mine: bytes) -> None:
         raise SharedMemoryError(f"connection closed by worker {index}")
     if theirs != mine:
         raise DivergedError(
-            f"the workers reduce different gradients: worker {index} reduces {_told(theirs)}, this "
-            f"worker {_told(mine)}; they must make the same forwards, backwards and steps on the "
+            f"the workers reduce different gradients: worker {index} reduces {_text(theirs)}, this "
+            f"worker {_text(mine)}; they must make the same forwards, backwards and steps on the "
             "same model"
         )
 
 
-def _told(message: bytes) -> str:
+def _text(message: bytes) -> str:
     _, round_, count, _, size = _MESSAGE.unpack(message)
     return f"{counted(count, 'tensor')} of {size} bytes in round {round_}"
 
 
 @contextlib.contextmanager
 def named(index: int) -> Iterator[None]:
-    """Errors of the connection to a worker name it."""
+    """Make errors of a connection name its worker."""
     try:
         yield
     except BlockingIOError:

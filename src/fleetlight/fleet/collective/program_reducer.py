@@ -16,7 +16,7 @@ from fleetlight.collective.data_parallel import consistency
 from fleetlight.collective.data_parallel.replica import reducer_of
 from fleetlight.collective.group import Group
 from fleetlight.collective.reduction.coverage import coded_in
-from fleetlight.collective.reduction.reduce_now import reduce_at_once
+from fleetlight.collective.reduction.reduce_now import reduce_now
 from fleetlight.collective.reduction.reducer import Reducer
 from fleetlight.collective.stamp import UNKNOWN, GradientStamp, Position, check_equally_far
 from fleetlight.fleet.job import Job
@@ -103,7 +103,7 @@ class ProgramReducer:
                 reducer.settle(reductions)
             self._check(reducer.stamps())
 
-        reduce_at_once(
+        reduce_now(
             reducer,
             named,
             settle,

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from fleetlight.collective.data_parallel.replica import Replica
-from fleetlight.collective.data_parallel.sink import weighed
+from fleetlight.collective.data_parallel.sink import weighted
 from fleetlight.collective.local_training.outer import Means
 from fleetlight.fleet.training.model import ManagedModel, explain_deadline
 
@@ -40,12 +40,12 @@ class ReplicaPolicy:
         factor = float(model.batch_weight > 0) if alone else replica.factor
         if not model.module.training:
             replica.evaluated()
-            return weighed(inner, args, kwargs, factor)
+            return weighted(inner, args, kwargs, factor)
         if replica.compression is not None:
             replica = _up_to_date(model, replica)
         reduces = model.reduces
         replica.before_forward((args, kwargs), reduces, alone=alone)
-        return replica.after_forward(weighed(inner, args, kwargs, factor), reduces)
+        return replica.after_forward(weighted(inner, args, kwargs, factor), reduces)
 
     def weight(self, model: ManagedModel) -> float:
         return model.batch_weight

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from fleetlight.collective.data_parallel.sink import weighed
+from fleetlight.collective.data_parallel.sink import weighted
 from fleetlight.collective.local_training.outer import Means
 from fleetlight.errors import PlanError
 from fleetlight.fleet.collective.replica_policy import ReplicaPolicy
@@ -75,7 +75,7 @@ class ServedPolicy:
         """Run a forward whose gradients the batch weighs; values change within a step only."""
         if model.replica is not None or not torch.is_grad_enabled():
             return self._dense.run(model, inner, args, kwargs)
-        return weighed(inner, args, kwargs, model.batch_weight)
+        return weighted(inner, args, kwargs, model.batch_weight)
 
     def weight(self, model: ManagedModel) -> float:
         return model.batch_weight

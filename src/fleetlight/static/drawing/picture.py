@@ -80,7 +80,7 @@ def picture_of(form: Form, model: nn.Module | None = None, optimizer: str = "") 
 
 
 def _counted(number: int, noun: str) -> str:
-    return _counted(number, noun, ",")
+    return counted(number, noun, ",")
 
 
 class _Sketch:

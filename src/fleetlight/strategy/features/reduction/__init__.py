@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How workers all-reduce their gradients, and in which form these cross between hosts."""
+"""How workers all-reduce gradients, and the form of gradients between hosts."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradient compression: in which form gradients cross between hosts."""
+"""Gradient compression: the form of gradients between hosts."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _EFFECTS = {
 }
 
 SAME_FORM = "both say in which form gradients travel"
-OWED = (
+NEEDS_ONE_SCALE = (
     "what was not sent is added to later gradients, whose loss scale is another; 'bfloat16' needs "
     "no loss scale"
 )
-NEVER_PAID = "what a parameter is owed that no worker used in a step would be lost"
+FEEDBACK_LOST = "error feedback of a parameter that no worker uses in a step would be lost"
 
 _MOVED = (
     "as bfloat16: to float16, what workers that train alone have moved by would often be nothing"
@@ -90,18 +90,18 @@ def _fp16_allreduce(strategy: CompressionFeature, job: JobFacts) -> Effect:
 
 
 def _other_form(strategy: Settings, *others: str) -> str:
-    """The sentence of a setting that leaves the form of gradients to those others that are on."""
+    """The effect of a setting at its default, where another one may choose the form."""
     on = [name for name in others if Chosen(name).holds(strategy)]
     return f"as {on[0]} says" if on else "gradients travel in their own type"
 
 
 def _sends_movements(strategy: Settings, job: JobFacts) -> bool:
-    """Whether workers train alone, and tell each other how far they have moved."""
+    """True where workers train alone and send movements of parameters."""
     return any(strategy[name] and effect_of(strategy, name, job)[0] for name in LOCAL_TRAINING)
 
 
 def sends_codes(strategy: Settings, job: JobFacts) -> bool:
-    """Whether gradients travel as messages of a codec, which go by levels on GPUs as well."""
+    """True where gradients travel as messages of a codec, which use levels on GPUs as well."""
     asked = strategy["dgc"] or strategy["compression"] in CODECS
     return asked and spares_link(strategy, job, coded=True)
 
@@ -116,7 +116,7 @@ _CODED = Chosen("compression", CODECS)
 
 @settings_class
 class CompressionConfigs(Settings):
-    """What int8 and top-k compression leave out, and what they send of the rest."""
+    """What codecs send, and which parameters they cover."""
 
     ratio: float = setting(
         0.01,
@@ -136,8 +136,8 @@ class CompressionFeature(Feature):
 
     CONFLICTS: ClassVar[Conflicts] = (
         Conflict(Chosen("compression"), Chosen("fp16_allreduce"), SAME_FORM),
-        Conflict(_CODED, FLOAT16, OWED),
-        Conflict(_CODED, UNUSED, NEVER_PAID),
+        Conflict(_CODED, FLOAT16, NEEDS_ONE_SCALE),
+        Conflict(_CODED, UNUSED, FEEDBACK_LOST),
     )
 
     fp16_allreduce: bool | str = setting(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where workers all-reduce gradients, and what they share: buffers, batch statistics, sums."""
+"""Data parallel training: where workers all-reduce gradients, and what else they share."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from fleetlight.strategy.settings import Effect, EffectRule, Settings, setting, 
 
 UNUSED = Chosen("find_unused_parameters")
 SUM = Chosen("gradient_scale", ("sum",))
-NO_LINK = "all workers are on one host, so nothing crosses a link that could be spared"
+NO_LINK = "all workers are on one host, so no gradient crosses a link between hosts"
 
 
 def when_reducing(rule: EffectRule) -> EffectRule:
-    """A rule that needs workers that all-reduce their gradients."""
+    """Limit a rule to jobs whose workers all-reduce gradients."""
 
     def both(strategy: Settings, job: JobFacts) -> Effect:
         if not all_reduces(strategy, job):
             return False, "gradients go to the parameter servers, not through an all-reduce"
         if job.worker_num == 1:
-            return False, "one worker has nobody to reduce with"
+            return False, "one worker has no other to reduce with"
         return rule(strategy, job)
 
     return both
 
 
 def reduction_switch(name: str, on: str, off: str) -> EffectRule:
-    """The rule of a switch of reductions: a sentence for each of its positions."""
+    """The rule of a switch of reductions: a sentence for on and one for off."""
     return when_reducing(lambda strategy, job: (True, on if strategy[name] else off))
 
 
 def all_reduces(strategy: Settings, job: JobFacts) -> bool:
-    """True where workers all-reduce gradients: of everything, or of what no server keeps."""
+    """True where workers all-reduce gradients: all, or those of parameters not on servers."""
     return job.is_collective or strategy["a_sync_configs.dense"] == "allreduce"
 
 
 def spares_link(strategy: Settings, job: JobFacts, *, coded: bool) -> bool:
-    """False where workers are on one host, and another form of gradients spares no link.
+    """False where workers share the memory of one host, so that a codec or cast saves nothing.
 
-    NCCL has no shared memory to sum in, so narrow types may be of use there.
+    NCCL does not sum in shared memory, so narrow types may help there.
     """
     if not job.is_collective or job.node_num > 1 or not strategy["shared_memory"]:
         return True
@@ -48,7 +48,7 @@ def spares_link(strategy: Settings, job: JobFacts, *, coded: bool) -> bool:
 
 def _buffers(strategy: DataParallelFeature, job: JobFacts) -> Effect:
     if job.worker_num == 1:
-        return False, "one worker has nobody to take buffers from"
+        return False, "one worker has no other to take buffers from"
     if not strategy.broadcast_buffers:
         return True, "each worker keeps its own buffers, such as batch norm's statistics"
     when = "before each forward that trains" if job.is_collective else "at the start"

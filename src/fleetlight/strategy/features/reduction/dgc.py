@@ -9,7 +9,12 @@ from fleetlight.errors import counted
 from fleetlight.strategy.config_dicts import DGCConfigsDict
 from fleetlight.strategy.feature import Chosen, Conflict, Conflicts, Feature
 from fleetlight.strategy.features.amp import FLOAT16
-from fleetlight.strategy.features.reduction.compression import NEVER_PAID, OWED, SAME_FORM, percent
+from fleetlight.strategy.features.reduction.compression import (
+    FEEDBACK_LOST,
+    NEEDS_ONE_SCALE,
+    SAME_FORM,
+    percent,
+)
 from fleetlight.strategy.features.reduction.data_parallel import (
     NO_LINK,
     UNUSED,
@@ -37,8 +42,8 @@ def _dgc(strategy: DGCFeature, job: JobFacts) -> Effect:
 def _rampup_step(strategy: DGCFeature, job: JobFacts) -> Effect:
     steps, levels = strategy.dgc_configs.rampup_step, strategy.dgc_configs.sparsity
     if len(levels) == 1:
-        return False, "sparsity has one value, so there is nothing to walk through"
-    return True, f"the {len(levels)} sparsities are walked through in {counted(steps, 'step')}"
+        return False, "sparsity has one value, so nothing changes over the steps"
+    return True, f"the {len(levels)} sparsities take effect over {counted(steps, 'step')}"
 
 
 @settings_class
@@ -71,8 +76,8 @@ class DGCFeature(Feature):
     CONFLICTS: ClassVar[Conflicts] = (
         Conflict(Chosen("dgc"), Chosen("compression"), SAME_FORM),
         Conflict(Chosen("dgc"), Chosen("fp16_allreduce"), SAME_FORM),
-        Conflict(Chosen("dgc"), FLOAT16, OWED),
-        Conflict(Chosen("dgc"), UNUSED, NEVER_PAID),
+        Conflict(Chosen("dgc"), FLOAT16, NEEDS_ONE_SCALE),
+        Conflict(Chosen("dgc"), UNUSED, FEEDBACK_LOST),
     )
 
     dgc: bool = setting(False, "deep gradient compression", effect=when_reducing(_dgc))
