@@ -133,7 +133,7 @@ def test_no_lane_leads_to_an_earlier_life_of_a_server() -> None:
         crew = joined(job.roles[0], deadline_s=0.5).group
         assert isinstance(crew, ServedGroup)
         server._life = 2
-        with pytest.raises(DeadlineError, match="answers in its life 2, but its life 3 has been"):
+        with pytest.raises(DeadlineError, match="replies as life 2, but life 3 has"):
             crew.client.open_lane(PUSH)
         server._life = 3
         crew.client.open_lane(PUSH)

@@ -54,6 +54,8 @@ class Update:
     skip: bool = False
     #: `version` of each server's values that the gradients were computed with
     seen: tuple[int, ...] = ()
+    #: the position in the script, which only the worker's journal reads
+    resume_point: object = None
 
     @property
     def is_empty(self) -> bool:
