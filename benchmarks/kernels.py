@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from benchmarks import jobs, machine, report
 from fleetlight import kernels
 from fleetlight.kernels.arrays import Floats
-from fleetlight.kernels.compiling import kernel
-from fleetlight.kernels.prefetching import prefetch
+from fleetlight.kernels.compiling.kernel import kernel
+from fleetlight.kernels.compiling.prefetching import prefetch
 
 CLAIM = (
     "One core serves a table of 10 million ids (dimension 16, Adagrad, batches of 20,000) at 40 M "

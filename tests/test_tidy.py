@@ -23,7 +23,7 @@ FILE_LINES = 500
 READS_ENVIRONMENT = {"roles", "strategy", "launch", "cli"}
 #: and the one file that asks where a user keeps caches: that is only ever said by a variable, as a
 #: home folder is, and it decides about speed, never about the job
-READS_CACHE_HOME = "src/fleetlight/kernels/compiled_files.py"
+READS_CACHE_HOME = "src/fleetlight/kernels/compiling/compiled_files.py"
 ENVIRONMENT = re.compile(r"\b(environb?|getenvb?|expandvars)\b")
 #: tests of what lies beside the package
 ELSEWHERE = ("examples/", "multiprocess/", "benchmarks/", "ported/", "rig/", "chaos/", "tidy/")

@@ -90,7 +90,7 @@ def test_who_keeps_nothing_cannot_go_on(
 ) -> None:
     monkeypatch.setenv("FLEET_RESUME", "1")
     strategy = fleet.DistributedStrategy(**settings)
-    with pytest.raises(ConfigError, match="keeps nothing to go on from: start it with"):
+    with pytest.raises(ConfigError, match="saves nothing to resume from: start it with"):
         fleet.init(is_collective=is_collective, strategy=strategy)
     assert current_or_none() is None
 

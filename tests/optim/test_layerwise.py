@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import fleetlight as fleet
 from fleetlight.errors import ConfigError, PlanError
-from fleetlight.ps.tables.rules import optimizer_plan, rule_of
+from fleetlight.ps.tables.optimizers import optimizer_plan, rule_of
 
 Array = Any
 STEPS = 5

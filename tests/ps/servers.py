@@ -15,7 +15,7 @@ from fleetlight.ps.dtypes import NAMES
 from fleetlight.ps.placement import Placement
 from fleetlight.ps.plan import SYNC, DensePlan, Plan
 from fleetlight.ps.tables.dense import DenseBlocks
-from fleetlight.ps.tables.rules import optimizer_plan, push_options
+from fleetlight.ps.tables.optimizers import optimizer_plan, push_options
 from fleetlight.ps.worker.local_parameters import LocalParameters
 
 

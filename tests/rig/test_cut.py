@@ -72,7 +72,7 @@ def test_those_that_are_left_name_who_was_cut_off(tmp_path: Path) -> None:
     # and those that were cut off themselves miss the others
     for index in (1, 4):
         assert "worker 0 (pid " in said[index]
-        assert "(10.213.7.1)), which keeps the job's meeting point, does not answer" in said[index]
+        assert "(10.213.7.1)), which keeps the job's meeting point, does not reply" in said[index]
 
 
 def test_those_that_are_left_name_the_host_of_the_meeting_point(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_those_that_are_left_name_the_host_of_the_meeting_point(tmp_path: Path) 
     assert len(said) == len(PLACES)
     for index in (1, 2, 4):
         assert "worker 0 (pid " in said[index]
-        assert "(10.213.7.1)), which keeps the job's meeting point, does not answer" in said[index]
+        assert "(10.213.7.1)), which keeps the job's meeting point, does not reply" in said[index]
     for index in (0, 3):
         assert "worker 1 (pid " in said[index]
         assert "(10.213.7.2)) has been silent for" in said[index]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forms the group: meets the others, agrees on who is who, opens the process group."""
+"""Forms a `Group`: joins the rendezvous, introduces this worker, opens the process group."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fleetlight.collective.membership.rendezvous import (
     serve,
     surviving_store,
 )
-from fleetlight.collective.membership.scheduler import register, tell_failure
+from fleetlight.collective.membership.scheduler import register, report_server_failure
 from fleetlight.errors import FleetError, MembershipError, RoleError, StrategyError
 from fleetlight.observe.log import logger
 from fleetlight.roles.address import choose_interface, is_own, route_to
@@ -36,7 +36,7 @@ from fleetlight.security.context import Contexts
 from fleetlight.torch_compat.c10d import PrefixStore, Store, default_store
 from fleetlight.wire.forking import keep_port_from_children, kept_from_children
 
-#: how long a process that fails tries to reach the scheduler
+#: how long a failing process tries to reach the scheduler
 _REPORT_S = 5.0
 
 
@@ -44,31 +44,32 @@ def form(
     role: Role,
     version: str,
     deadline_s: float,
-    signs: Liveness | None = None,
+    liveness: Liveness | None = None,
     tls: Contexts | None = None,
 ) -> tuple[Role, Group]:
-    """Meet the other workers; answers the role with everything found out, and the group.
+    """Join the other workers; returns the complete role and the group.
 
-    `signs` are those that this worker already gives to a scheduler: the group goes on with them,
-    if it meets there.
+    `liveness` is given where this worker sends heartbeats to a scheduler already; then the group
+    uses the same.
     """
     if dist.is_initialized():
         return _adopt(role, version, deadline_s, tls)
     if role.worker_num == 1 and not role.master_is_outside:
         device = _device(role)
         return role, Group(deadline_s=deadline_s, device=device)
-    patience = RendezvousDeadline(deadline_s)
+    deadline = RendezvousDeadline(deadline_s)
     with kept_from_children():
         is_plain = tls is not None and _keeps_plain_store(role)
         if is_plain:
-            # Gloo, too, stays where nobody else can come
+            # then Gloo, too, stays on the loopback device
             role = role.replace(address=role.address or "127.0.0.1")
-        store = _meet(role, patience, None if is_plain else tls)
+        store = _meet(role, deadline, None if is_plain else tls)
         hello = _hello(role, version)
         if role.index is None:
-            role, hello = register(store, role, hello, patience)
-        liveness = Liveness(store, _index(role)) if signs is None else signs
-        hellos = _introduce(store, role, hello, patience)
+            role, hello = register(store, role, hello, deadline)
+        is_new = liveness is None
+        liveness = liveness or Liveness(store, _index(role))
+        hellos = _introduce(store, role, hello, deadline)
         role = located(role, hellos)
         device = _device(role)
         links = None
@@ -77,9 +78,9 @@ def form(
             if is_plain and len(_hosts(hellos)) > 1:
                 raise _torchruns_store(role)
             links = _links(store, role, hellos, tls)
-            _open_process_group(store, role, hello, patience, links)
+            _open_process_group(store, role, hello, deadline, links)
         liveness.among(hellos)
-        if signs is None:
+        if is_new:
             liveness.start()
     carrier = hello.backend if links is None else "TLS 1.3 between hosts"
     logger.info("%s", _formed(role, hellos, carrier))
@@ -101,26 +102,26 @@ def enrol(
     port: int | None = None,
     tls: Contexts | None = None,
 ) -> tuple[Role, Liveness | None]:
-    """Take a process of a job with parameter servers to its scheduler.
+    """Register a process of a job with parameter servers at its scheduler.
 
-    Answers the role with its index and the servers' endpoints, and a worker's signs of life, for
-    the scheduler stays as long as the workers. `port` is where a server is going to listen.
+    Returns the role with its index and the servers' endpoints, and the heartbeats of a worker, by
+    which the scheduler knows when to end. `port` is where a server will listen.
     """
-    patience = RendezvousDeadline(deadline_s)
+    deadline = RendezvousDeadline(deadline_s)
     with kept_from_children():
-        store = _meet(role, patience, tls)
+        store = _meet(role, deadline, tls)
         hello = msgspec.structs.replace(_hello(role, version), port=port)
-        role, hello = register(store, role, hello, patience)
-        signs = Liveness(store, _index(role)) if role.is_worker else None
-        if signs is not None:
-            signs.start()
-    return role.replace(address=hello.address), signs
+        role, hello = register(store, role, hello, deadline)
+        liveness = Liveness(store, _index(role)) if role.is_worker else None
+        if liveness is not None:
+            liveness.start()
+    return role.replace(address=hello.address), liveness
 
 
 def report_failure(role: Role, error: str, tls: Contexts | None = None) -> None:
-    """Tell the scheduler why a server it has counted does not serve, if it is still there."""
+    """Tell the scheduler, if it still runs, why a server with an index does not serve."""
     with contextlib.suppress(FleetError, RuntimeError), kept_from_children():
-        tell_failure(_meet(role, RendezvousDeadline(_REPORT_S), tls), role, error)
+        report_server_failure(_meet(role, RendezvousDeadline(_REPORT_S), tls), role, error)
 
 
 def own_address(role: Role) -> str:
@@ -129,7 +130,7 @@ def own_address(role: Role) -> str:
 
 
 def located(role: Role, hellos: Mapping[int, MemberHello]) -> Role:
-    """Fill in place and number of hosts from the addresses, where the dialect did not say."""
+    """Add local rank and number of hosts, from the addresses, where the dialect has none."""
     hosts = [hellos[i].address for i in sorted(hellos)]
     order = list(dict.fromkeys(hosts))
     index = _index(role)
@@ -143,22 +144,22 @@ def located(role: Role, hellos: Mapping[int, MemberHello]) -> Role:
     return role.replace(**{k: v for k, v in found.items() if getattr(role, k) is None})
 
 
-def _meet(role: Role, patience: RendezvousDeadline, tls: Contexts | None) -> Store:
+def _meet(role: Role, deadline: RendezvousDeadline, tls: Contexts | None) -> Store:
     master = _master(role)
     keep_port_from_children(master[1])
     if role.index == 0 and not role.master_is_outside:
-        store = serve(master, patience, tls)
+        store = serve(master, deadline, tls)
     else:
-        store = join(master, patience, role.master_keeper or "worker 0", tls)
+        store = join(master, deadline, role.master_keeper or "worker 0", tls)
     return PrefixStore(f"fleet/{role.restart}", store)
 
 
 def _keeps_plain_store(role: Role) -> bool:
-    """Whether the meeting point of a job with `ssl` is torch's own; on this host it may be."""
+    """True where torchrun serves the store on this host; elsewhere a job with `ssl` refuses it."""
     if role.dialect != torchrun.NAME or not role.master_is_outside:
         return False
     if role.local_size == role.worker_num and is_own(_master(role)[0]):
-        # what is said there stays on this host
+        # its messages stay on this host
         return True
     raise _torchruns_store(role)
 
@@ -196,7 +197,7 @@ def _hello(role: Role, version: str) -> MemberHello:
 
 
 def _introduce(
-    store: Store, role: Role, hello: MemberHello, patience: RendezvousDeadline
+    store: Store, role: Role, hello: MemberHello, deadline: RendezvousDeadline
 ) -> dict[int, MemberHello]:
     mine = members.encode(hello)
     with surviving_store():
@@ -207,15 +208,15 @@ def _introduce(
             f"and {hello.where()}; give each its own index"
         )
     endpoints = [f"{host}:{port}" for host, port in role.worker_endpoints]
-    hellos = gather(store, role.worker_num, endpoints, patience)
-    members.check_alike(hellos)
+    hellos = gather(store, role.worker_num, endpoints, deadline)
+    members.check_same_versions(hellos)
     return hellos
 
 
 def _refuse_in_the_clear(
     hellos: Mapping[int, MemberHello], hello: MemberHello, tls: Contexts | None
 ) -> None:
-    """NCCL sends between hosts what it has, and cannot encrypt."""
+    """Refuse `ssl` where NCCL sends between hosts: it cannot encrypt."""
     if tls is not None and hello.backend == "nccl" and len(_hosts(hellos)) > 1:
         raise StrategyError(
             f"strategy.ssl: the workers of this job reduce gradients by NCCL across "
@@ -231,7 +232,7 @@ def _hosts(hellos: Mapping[int, MemberHello]) -> set[tuple[str, str]]:
 def _links(
     store: Store, role: Role, hellos: Mapping[int, MemberHello], tls: Contexts | None
 ) -> Links | None:
-    """Connections inside TLS, where workers of several hosts are to have them."""
+    """Open TLS connections, where the strategy asks for them and workers are on several hosts."""
     if tls is None or len(_hosts(hellos)) == 1:
         return None
     from fleetlight.collective.encrypted.process_group import open_links
@@ -251,7 +252,7 @@ def _links(
 
 
 def _open_process_group(
-    store: Store, role: Role, hello: MemberHello, patience: RendezvousDeadline, links: Links | None
+    store: Store, role: Role, hello: MemberHello, deadline: RendezvousDeadline, links: Links | None
 ) -> None:
     interface = choose_interface(hello.address)
     backend = "cpu:gloo,cuda:nccl" if hello.backend == "nccl" else "gloo"
@@ -263,7 +264,7 @@ def _open_process_group(
             store=PrefixStore("group", store),
             rank=_index(role),
             world_size=role.worker_num,
-            timeout=timedelta(seconds=patience.deadline_s),
+            timeout=timedelta(seconds=deadline.deadline_s),
         )
     except (RuntimeError, dist.DistError) as error:
         raise MembershipError(
@@ -273,7 +274,7 @@ def _open_process_group(
 
 
 def _adopt(role: Role, version: str, deadline_s: float, tls: Contexts | None) -> tuple[Role, Group]:
-    """The script opened torch's process group itself: build on it."""
+    """Form a group over the process group that the script itself has opened."""
     size, index = dist.get_world_size(), dist.get_rank()
     if (role.worker_num, role.index) not in ((size, index), (1, 0)):
         raise MembershipError(
@@ -313,7 +314,7 @@ def _adopt(role: Role, version: str, deadline_s: float, tls: Contexts | None) ->
 
 
 def _own_address(role: Role, store: Store | None) -> str:
-    """From where this machine reaches the one that keeps the store of the process group."""
+    """The address by which this machine reaches the store of the process group."""
     while store is not None and not hasattr(store, "host"):
         store = getattr(store, "underlying_store", None)
     host = getattr(store, "host", None) or (role.master[0] if role.master else platform.node())
@@ -321,7 +322,7 @@ def _own_address(role: Role, store: Store | None) -> str:
 
 
 def _control(hello: MemberHello, deadline_s: float) -> dist.ProcessGroup | None:
-    """A process group for what is in main memory, where the script's own takes none of it."""
+    """A process group for tensors in main memory, where the script's own takes none."""
     if _carries("cpu", "gloo"):
         return None
     choose_interface(hello.address)
@@ -330,12 +331,12 @@ def _control(hello: MemberHello, deadline_s: float) -> dist.ProcessGroup | None:
 
 
 def _carries(device: str, backend: str) -> bool:
-    """Whether the script's process group sends the tensors of a device by a backend."""
+    """True where the script's process group uses a backend for the tensors of a device."""
     return f"{device}:{backend}" in dist.get_backend_config().split(",")
 
 
 def _backend(role: Role) -> str:
-    """NCCL where every worker of this host can have a GPU of its own."""
+    """NCCL where each worker of this host can have a GPU of its own, else Gloo."""
     if role.kind is not Kind.WORKER or not torch.cuda.is_available():
         return "gloo"
     return "nccl" if (role.local_size or 1) <= torch.cuda.device_count() else "gloo"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Group`: the workers of the job and what they do together, each wait named and bounded."""
+"""`Group`: the collective operations of the workers; each wait has a name and a deadline."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-# Defaults of its functions hold the process group there is when it is imported, and with it all
-# connections. torch's compiler imports it, whenever that is; better now, while there is none.
+# Defaults of its functions hold the process group of the moment of import, and so all connections.
+# torch's compiler imports it some time; import it now, while there is no process group.
 import torch.distributed.nn.functional
 from torch import Tensor
 
@@ -36,15 +36,15 @@ from fleetlight.torch_compat.c10d import broadcast_coalesced, keep_groups_in_chi
 from fleetlight.torch_compat.tensors import assign, distinct_elements
 from fleetlight.wire.forking import kept_from_children
 
-#: how long a finished worker keeps its connections for what is on its way
+#: how long a finished worker keeps its connections, so that messages in flight arrive
 _LINGER_S = 2.0
 _ASK_EVERY_S = 0.02
 #: how long worker 0 waits for the last key of workers that have departed
-_FAREWELL_S = 10.0
-#: how long a worker may be silent before nobody waits for it at the end
+_LAST_KEY_S = 10.0
+#: how long a worker may be silent before the others no longer wait for it at the end
 _SILENCE_S = 5.0
 
-#: so much of a worker's state is sent at a time: the deadline is that of a message
+#: the most of a worker's state in one message; the deadline is that of a message
 _MESSAGE_BYTES = 64 << 20
 
 _OF_THE_NETWORK = re.compile(r"/gloo/\S+:\d+\]|\b(connection|timed out|timeout)\b", re.IGNORECASE)
@@ -52,12 +52,12 @@ _OF_THE_NETWORK = re.compile(r"/gloo/\S+:\d+\]|\b(connection|timed out|timeout)\
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
-#: some of the workers each
+#: groups of some of the workers
 Parts = tuple[tuple[int, ...], ...]
 
 
 def _relayed(kind: type[Exception]) -> type[Exception]:
-    """An error of the same name and kind, of which another worker is the cause."""
+    """A class of the same name and kind for errors that another worker causes."""
     return type(kind.__name__, (kind, PeerError), {"__doc__": kind.__doc__})
 
 
@@ -67,7 +67,7 @@ _RELAYED = {
 
 
 class Group:
-    """This worker's view of all workers. Of one worker alone, nothing is sent anywhere."""
+    """This worker's view of all workers. A worker alone sends nothing."""
 
     def __init__(
         self,
@@ -82,16 +82,16 @@ class Group:
         owned: bool = True,
         links: Links | None = None,
     ) -> None:
-        """`control` carries what is in main memory, where the process group of all cannot.
+        """`control` carries tensors in main memory, where the process group of all cannot.
 
-        `owned` says that the process group is ours to close, `links` are what it runs over when
-        workers of several hosts talk inside TLS.
+        `owned`: `leave` closes the process group. `links` are the TLS connections under it, where
+        workers of several hosts use TLS.
         """
         self.index = index
         self.hellos = hellos or {}
         self.size = max(1, len(self.hellos))
         self.liveness = liveness
-        #: what communication costs this worker
+        #: counts what communication costs this worker
         self.account = account_of(self.hellos, index)
         self.deadline_s = deadline_s
         self.device = device or torch.device("cpu")
@@ -101,7 +101,7 @@ class Group:
         self._links = links
         self._meetings = 0
         self._communicators: list[dist.ProcessGroup] = []
-        #: process groups of some of the workers: all there are, and those that nobody uses
+        #: process groups of some of the workers: all of them, and those that are free
         self._lent: list[dist.ProcessGroup] = []
         self._spare: dict[tuple[Parts, int], list[list[dist.ProcessGroup]]] = {}
         if self.size > 1:
@@ -109,16 +109,16 @@ class Group:
 
     @property
     def alone(self) -> bool:
-        """True when there is nobody to talk to."""
+        """True in a job of one worker."""
         return self.size == 1
 
     @property
     def is_encrypted(self) -> bool:
-        """True when what workers of several hosts send travels inside TLS."""
+        """True when workers of several hosts send inside TLS."""
         return self._links is not None
 
     def communicators(self, count: int) -> list[dist.ProcessGroup]:
-        """So many process groups of all workers; more than one lets buckets overlap."""
+        """This many process groups of all workers; more than one lets buckets overlap."""
         while len(self._communicators) < count:
             with kept_from_children():
                 extra = dist.new_group(timeout=timedelta(seconds=self.deadline_s))
@@ -126,10 +126,10 @@ class Group:
         return self._communicators[:count]
 
     def lend(self, parts: Parts, count: int = 1) -> list[dist.ProcessGroup]:
-        """So many process groups of the part this worker is in, none where it is in none.
+        """Process groups of the part with this worker, for tensors in main memory.
 
-        For what is in main memory. They are nobody else's until they come back. All workers come
-        here, with the same parts, as in `take_back`.
+        They belong to the caller until `take_back`. All workers call both with the same parts. A
+        worker that is in no part gets none.
         """
         if spare := self._spare.get((parts, count)):
             return spare.pop()
@@ -140,7 +140,7 @@ class Group:
         return mine
 
     def take_back(self, parts: Parts, count: int, groups: list[dist.ProcessGroup]) -> None:
-        """Keep what was lent for the next who asks for the same."""
+        """Take back what was lent, for the next call with the same parts."""
         self._spare.setdefault((parts, count), []).append(groups)
 
     def _opened(self, part: Sequence[int]) -> dist.ProcessGroup:
@@ -155,7 +155,7 @@ class Group:
 
     @contextlib.contextmanager
     def named(self, operation: str) -> Iterator[None]:
-        """Errors of torch's collectives inside the block name the worker that caused them."""
+        """Make errors of torch's collectives in the block name the worker that caused them."""
         if self.liveness is None:
             yield
             return
@@ -168,12 +168,12 @@ class Group:
             raise self.liveness.explain(error, operation) from None
 
     def tell_step(self, step: int) -> None:
-        """This worker has made a step of its optimizers, the `step`th: errors say so."""
+        """Record the number of steps that this worker has made, for errors."""
         if self.liveness is not None:
             self.liveness.step = step
 
     def _carrier(self, tensor: Tensor) -> dist.ProcessGroup:
-        """The process group that takes a tensor from where it is."""
+        """The process group for the device of a tensor."""
         return self._control if self._control and tensor.device.type == "cpu" else world()
 
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
@@ -186,16 +186,16 @@ class Group:
         return tensor
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """Everybody's tensor, in the order of the workers; alike in type and shape."""
+        """The tensors of all workers in order; all have one type and shape."""
         if self.alone:
             return [tensor.clone()]
-        everybody = [tensor.new_empty(tensor.shape) for _ in range(self.size)]
+        gathered = [tensor.new_empty(tensor.shape) for _ in range(self.size)]
         with self.named("all_gather"):
-            dist.all_gather(everybody, tensor.contiguous(), self._carrier(tensor))
-        return everybody
+            dist.all_gather(gathered, tensor.contiguous(), self._carrier(tensor))
+        return gathered
 
     def broadcast(self, tensors: Sequence[Tensor], operation: str) -> None:
-        """Give worker 0's values to everybody, in place, in few messages."""
+        """Give worker 0's values to all workers, in place, in few messages."""
         if self.alone or not tensors:
             return
         with self.named(operation), torch.no_grad():
@@ -207,7 +207,7 @@ class Group:
                     assign(mine, arrived)
 
     def gather_bytes(self, data: bytes, operation: str) -> list[bytes]:
-        """Everybody's bytes, in the order of the workers, on everybody."""
+        """The bytes of all workers, in order, on all workers."""
         if self.alone:
             return [data]
         with self.named(operation):
@@ -216,14 +216,14 @@ class Group:
             mine[: len(data)] = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)[
                 : len(data)
             ]
-            everybody = [torch.empty_like(mine) for _ in range(self.size)]
-            dist.all_gather(everybody, mine, self._carrier(mine))
-        return [bytes(t[:n].numpy()) for t, n in zip(everybody, sizes, strict=True)]
+            gathered = [torch.empty_like(mine) for _ in range(self.size)]
+            dist.all_gather(gathered, mine, self._carrier(mine))
+        return [bytes(t[:n].numpy()) for t, n in zip(gathered, sizes, strict=True)]
 
     def bytes_to_first(self, data: bytes, operation: str) -> list[bytes]:
-        """Everybody's bytes, in the order of the workers, on worker 0, and nothing on the others.
+        """The bytes of all workers, in order, on worker 0; an empty list on the others.
 
-        For what is large: each worker's bytes cross the network once.
+        For large data: each worker's bytes cross the network once.
         """
         if self.alone:
             return [data]
@@ -238,7 +238,7 @@ class Group:
         return []
 
     def _sizes(self, mine: int) -> list[int]:
-        """How much each worker has."""
+        """The number of bytes of each worker."""
         sizes = torch.zeros(self.size, dtype=torch.int64)
         sizes[self.index] = mine
         dist.all_reduce(sizes, group=self._carrier(sizes))
@@ -246,14 +246,14 @@ class Group:
         return found
 
     def _received(self, index: int, size: int) -> bytes:
-        """So many bytes that another worker sends."""
+        """Receive `size` bytes from another worker."""
         buffer = torch.empty(size, dtype=torch.uint8)
         for start in range(0, size, _MESSAGE_BYTES):
             dist.recv(buffer[start : start + _MESSAGE_BYTES], index, self._carrier(buffer))
         return buffer.numpy().tobytes()
 
     def broadcast_bytes(self, data: bytes, operation: str) -> bytes:
-        """Worker 0's bytes, on everybody."""
+        """Worker 0's bytes, on all workers."""
         if self.alone:
             return data
         with self.named(operation):
@@ -268,8 +268,8 @@ class Group:
     def assemble(self, operation: str) -> None:
         """Wait until every worker has called `operation`, without sending a tensor.
 
-        A collective that only some workers call would meet whatever the others send next;
-        here they meet at the store first, and whoever does not come is named.
+        A collective that only some workers call would pair with the next messages of the others.
+        So the workers meet at the store first, and an error names those that do not come.
         """
         self._meet(operation, working=False)
 
@@ -280,9 +280,9 @@ class Group:
             self.liveness.meet(meeting, operation, self.deadline_s, working=working)
 
     def together(self, action: Callable[[], None] | None, operation: str) -> None:
-        """Do something that may fail on some workers; a failure is an error on all of them.
+        """Run an action that may fail on some workers; a failure raises on all of them.
 
-        It may take longer than the deadline on some: the others wait as long as those live.
+        It may take longer than the deadline on some: the others wait while those send heartbeats.
         """
         failure: Exception | None = None
         try:
@@ -291,44 +291,44 @@ class Group:
         except Exception as error:
             failure = error
         self._meet(operation, working=True)
-        texts = self.gather_bytes(_told(failure), operation)
+        texts = self.gather_bytes(_encode_failure(failure), operation)
         if failure is not None:
             raise failure
         for index, text in enumerate(texts):
             if text:
-                raise _from_told(text.decode(), index)
+                raise _decode_failure(text.decode(), index)
 
     def barrier(self, operation: str = "barrier") -> None:
-        """Wait until everybody is here."""
+        """Wait until all workers have called it."""
         if not self.alone:
             with self.named(operation):
-                # gloo's own barrier cannot say who is missing in fewer words than a reduction
+                # gloo's own barrier names a missing worker no better than a reduction does
                 one = torch.zeros(1)
                 dist.all_reduce(one, group=self._carrier(one))
 
     def leave(self) -> None:
-        """After a good run: say goodbye, let what is on its way arrive, close the connections."""
+        """Depart without an error: let messages in flight arrive, then close the connections."""
         if self.liveness is None:
             return
-        self._say_cost()
+        self._log_cost()
         self.liveness.depart(None)
         self._await_others(_LINGER_S)
         self._close_connections()
         if self.index == 0:
-            # worker 0 keeps the meeting point, which the others use as long as they live
+            # worker 0 serves the store, which the others use until they end
             self._await_others(self.deadline_s)
-            self._await(self.liveness.all_left, _FAREWELL_S)
-        self.liveness.farewell()
+            self._await(self.liveness.all_left, _LAST_KEY_S)
+        self.liveness.release_store()
         close_tunnels()
 
-    def _say_cost(self) -> None:
-        # NCCL works behind the back of the CPU, which waits for the GPU, not for the others
+    def _log_cost(self) -> None:
+        # with NCCL the CPU waits for the GPU, not for the other workers
         cost = self.account.figures().sentence(waits=self.backend != "nccl")
         if cost and self.index == 0:
             logger.info("%s", cost)
 
     def _close_connections(self) -> None:
-        """Close what is ours; the script may have opened the process group, or closed it."""
+        """Close the connections of this object; the script may own the process group."""
         made = [*self._communicators[1:], *self._lent, self._control]
         self._communicators.clear()
         self._lent.clear()
@@ -349,20 +349,20 @@ class Group:
                     dist.destroy_process_group(group)
 
     def fail(self, error: str, *, consequence: bool = False) -> None:
-        """After a bad run: tell the others why, and leave the rest to the end of the process.
+        """Depart with an error; the end of the process closes the connections.
 
-        `consequence` says that it has failed because another did.
+        `consequence`: this worker has failed because another one did.
         """
         if self.liveness is not None:
             self.liveness.depart(error)
             if consequence and self.index == 0:
-                # those that wait for the same one are about to ask at the meeting point, which
-                # worker 0 keeps; without it they would take worker 0 for the cause
+                # workers that wait for the same one are about to read the store, which worker 0
+                # serves; without it they would blame worker 0
                 self._await_others(_LINGER_S)
-            self.liveness.farewell()
+            self.liveness.release_store()
 
     def _await_others(self, at_most_s: float) -> None:
-        """Until all have departed, or those who have not give no sign of life."""
+        """Wait until all have departed, or the others send no heartbeat."""
         alive = self.liveness
         assert alive is not None
         self._await(lambda: alive.all_gone() or not alive.any_alive(_SILENCE_S), at_most_s)
@@ -381,11 +381,11 @@ def world() -> dist.ProcessGroup:
     return group
 
 
-def _told(failure: Exception | None) -> bytes:
+def _encode_failure(failure: Exception | None) -> bytes:
     return f"{type(failure).__name__}:{failure}".encode() if failure is not None else b""
 
 
-def _from_told(text: str, index: int) -> Exception:
+def _decode_failure(text: str, index: int) -> Exception:
     kind, _, message = text.partition(":")
     if kind in _RELAYED:
         return _RELAYED[kind](f"on worker {index}: {message}")
@@ -394,8 +394,8 @@ def _from_told(text: str, index: int) -> Exception:
 
 def is_network_error(error: BaseException) -> bool:
     """True for what gloo, NCCL and the store raise when a peer or the network fails."""
-    # NCCL and the store have types. Gloo raises plain RuntimeErrors without an errno; what sets
-    # them apart from torch's own about wrong arguments is the place in gloo's sources.
+    # NCCL and the store raise types of their own. Gloo raises plain RuntimeErrors without an errno;
+    # a file name of gloo tells them from torch's errors about wrong arguments.
     if isinstance(error, (dist.DistError, PeerConnectionError)):
         return True
     return _OF_THE_NETWORK.search(str(error)) is not None

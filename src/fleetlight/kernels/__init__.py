@@ -4,21 +4,21 @@
 Compiled by numba when first used; `twins` holds the same in plain NumPy, slow and readable.
 """
 
-from fleetlight.kernels.aside import lay_aside, read_as_they_were
-from fleetlight.kernels.bags import gather_bags, spread_bags, weight_grads
-from fleetlight.kernels.blocks import add_blocks, block_count, to_blocks
-from fleetlight.kernels.bucket_order import BucketCount, put_in_bucket_order
 from fleetlight.kernels.checksums import checksum
-from fleetlight.kernels.dedup import Deduped, dedup, member
-from fleetlight.kernels.finite import all_finite
-from fleetlight.kernels.first_values import Initializer, first_values, table_seed
-from fleetlight.kernels.gathering import gather, gather_visited, sum_by, sum_visited
-from fleetlight.kernels.hashing import BUCKETS, buckets, servers_of, splitmix64
-from fleetlight.kernels.largest import add_at, largest, take_out
-from fleetlight.kernels.row_access import copy_rows
-from fleetlight.kernels.rules import RULES, Rule, rule_named
-from fleetlight.kernels.sweeping import Batch, Untaken
-from fleetlight.kernels.table import RowTable
+from fleetlight.kernels.codecs.blocks import add_blocks, block_count, to_blocks
+from fleetlight.kernels.codecs.magnitudes import add_at, all_finite, largest, take_out
+from fleetlight.kernels.copy_on_write.copied_rows import lay_aside, read_as_they_were
+from fleetlight.kernels.copy_on_write.pending_rows import Batch, PendingRows
+from fleetlight.kernels.ids.bags import gather_bags, spread_bags, weight_grads
+from fleetlight.kernels.ids.bucket_order import BucketCount, put_in_bucket_order
+from fleetlight.kernels.ids.dedup import Deduped, dedup, member
+from fleetlight.kernels.ids.gathering import gather, gather_visited, sum_by, sum_visited
+from fleetlight.kernels.ids.hashing import BUCKETS, buckets, servers_of, splitmix64
+from fleetlight.kernels.rows.first_values import Initializer, first_values, table_seed
+from fleetlight.kernels.rows.row_access import copy_rows
+from fleetlight.kernels.rows.table import RowTable
+from fleetlight.kernels.rows.updates import RULES, rule_named
+from fleetlight.kernels.rule import Rule
 
 __all__ = [
     "BUCKETS",
@@ -27,9 +27,9 @@ __all__ = [
     "BucketCount",
     "Deduped",
     "Initializer",
+    "PendingRows",
     "RowTable",
     "Rule",
-    "Untaken",
     "add_at",
     "add_blocks",
     "all_finite",

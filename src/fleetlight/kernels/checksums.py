@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetlight.kernels.arrays import Ids, Uint64s
-from fleetlight.kernels.compiling import kernel
-from fleetlight.kernels.hashing import FIRST, mix
+from fleetlight.kernels.compiling.kernel import kernel
+from fleetlight.kernels.ids.hashing import FIRST, mix
 
 LANES = 8
 WORD_BYTES = 8

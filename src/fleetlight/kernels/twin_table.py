@@ -7,8 +7,9 @@ import numpy as np
 
 from fleetlight.kernels import twins
 from fleetlight.kernels.arrays import Doubles, Grid, Ids, Int64s, Matrix
-from fleetlight.kernels.first_values import Initializer
-from fleetlight.kernels.rules import Rule, rule_named
+from fleetlight.kernels.rows.first_values import Initializer
+from fleetlight.kernels.rows.updates import rule_named
+from fleetlight.kernels.rule import Rule
 
 
 class TwinTable:
@@ -62,7 +63,7 @@ class TwinTable:
         numbers = self.insert(deduped.ids)
         end = self.dim + self.state_width
         weights, state = self.rows[numbers, : self.dim], self.rows[numbers, self.dim : end]
-        weights, state = twins.update(self.rule.name, weights, state, sums, hyper)
+        weights, state = twins.update(self.rule, weights, state, sums, hyper)
         self.rows[numbers, : self.dim], self.rows[numbers, self.dim : end] = weights, state
 
     def find(self, ids: Ids) -> Int64s:

@@ -20,9 +20,10 @@ from fleetlight.kernels.arrays import (
     Uint64s,
     Values,
 )
-from fleetlight.kernels.dedup import Deduped
-from fleetlight.kernels.first_values import NORMAL_BITS, NORMAL_MEAN, UNIFORM_BITS, Initializer
-from fleetlight.kernels.sweeping import Batch
+from fleetlight.kernels.copy_on_write.pending_rows import Batch
+from fleetlight.kernels.ids.dedup import Deduped
+from fleetlight.kernels.rows.first_values import NORMAL_BITS, NORMAL_MEAN, UNIFORM_BITS, Initializer
+from fleetlight.kernels.rule import Rule
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
@@ -148,28 +149,12 @@ def weight_grads(grads: Grid, rows: Grid, inverse: Positions, offsets: Ids) -> F
 
 
 def update(
-    rule: str, weights: Matrix, state: Matrix, grads: Grid, hyper: NDArray[np.float64]
+    rule: Rule, weights: Matrix, state: Matrix, grads: Grid, hyper: NDArray[np.float64]
 ) -> tuple[Matrix, Matrix]:
     """Weights and state of rows after one step of a rule, in double precision."""
-    w, s, (h0, h1, h2, h3, h4) = weights.astype(np.float64), state.astype(np.float64), hyper
-    if rule == "add":
-        return _single(w + grads), state
-    g = grads + h1 * w
-    if rule == "sgd":
-        return _single(w - h0 * g), state
-    if rule == "momentum":
-        s = h2 * s + g
-        return _single(w - h0 * (g + h2 * s if h3 else s)), _single(s)
-    if rule in ("adagrad", "rowwise_adagrad"):
-        s = s + (g * g if rule == "adagrad" else (g * g).mean(1, keepdims=True))
-        return _single(w - h0 * g / (np.sqrt(s) + h2)), _single(s)
-    mean, square = np.split(s, 2, axis=1)
-    mean, square = mean + h2 * (g - mean), square + h3 * (g * g - square)
-    return _single(w - h0 * mean / (np.sqrt(square) + h4)), _single(np.hstack([mean, square]))
-
-
-def _single(values: NDArray[np.float64]) -> Matrix:
-    return values.astype(np.float32)
+    weights_, state_, grads_ = (a.astype(np.float64) for a in (weights, state, grads))
+    weights_after, state_after = rule.twin(weights_, state_, grads_, hyper)
+    return weights_after.astype(np.float32), state_after.astype(np.float32)
 
 
 def _bags(offsets: Ids) -> list[slice]:

@@ -9,10 +9,10 @@ from tests.chaos.simulation.world import World
 from fleetlight.collective.membership.members import (
     MemberHello,
     absent,
-    check_alike,
+    assign_indices,
+    check_same_versions,
     decode,
     encode,
-    hand_out,
     missing_text,
 )
 from fleetlight.errors import MembershipError
@@ -54,7 +54,7 @@ class Formed:
         for hello in arrived:
             self.world.tell("comes", hello)
         try:
-            given = hand_out(arrived)
+            given = assign_indices(arrived)
         except MembershipError as error:
             if not self.twice:
                 raise broken("cause", str(error)) from error
@@ -80,4 +80,4 @@ class Formed:
             raise broken("index", f"{lost} is missing, told was {absent(self.count, here)}")
         if f"worker {lost}" not in missing_text(self.count, here, (), 1.0):
             raise broken("index", f"worker {lost} is missing, and not named")
-        check_alike(present)
+        check_same_versions(present)

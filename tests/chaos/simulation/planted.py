@@ -117,7 +117,7 @@ PLANTED: dict[str, Sequence[Patch]] = {
     "a meeting is told backwards": [(Meetings, "result", _backwards(Meetings.result))],
     "nobody is killed who does not obey": [(Watch, "_end", lambda *_: None)],
     "the last member gets the first index": [
-        (forming, "hand_out", lambda hellos: [0] * len(hellos))
+        (forming, "assign_indices", lambda hellos: [0] * len(hellos))
     ],
 }
 

@@ -122,26 +122,26 @@ def test_members_meet_while_many_strangers_say_nothing(certificates: Path) -> No
 def test_strangers_make_room_the_silent_ones_first(
     certificates: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    limits = HandshakeLimits(strangers=2, silent_s=0.0, slow_s=0.0)
+    limits = HandshakeLimits(pending=2, silent_s=0.0, slow_s=0.0)
     with caplog.at_level(logging.WARNING, "fleetlight"), opened(certificates, limits) as opening:
         door, inside, port = opening
         with called(port) as talker, called(port) as silent:
             talker.sendall(b"\x16\x03\x01\x02\x00")
-            _until(lambda: any(one.has_spoken for one in door._callers))
+            _until(lambda: any(one.has_sent for one in door._pending))
             with known(certificates, port, said(HELLO)):
                 assert hangs_up(silent)
                 assert inside.wait()[0] == HELLO
-            assert [one.has_spoken for one in door._callers] == [True]
+            assert [one.has_sent for one in door._pending] == [True]
     line = caplog.records[0].getMessage()
-    assert "refused a connection from 127.0.0.1: it said nothing, and after 0." in line
+    assert "refused a connection from 127.0.0.1: it sent nothing, and after 0." in line
 
 
 def test_one_in_the_middle_of_its_handshake_has_longer(certificates: Path) -> None:
-    limits = HandshakeLimits(strangers=1, silent_s=0.0, slow_s=0.4)
+    limits = HandshakeLimits(pending=1, silent_s=0.0, slow_s=0.4)
     with opened(certificates, limits) as (door, inside, port), called(port) as slow:
         slow.sendall(b"\x16")
-        _until(lambda: any(one.has_spoken for one in door._callers))
-        began = door._callers[0].began
+        _until(lambda: any(one.has_sent for one in door._pending))
+        began = door._pending[0].began
         with known(certificates, port, said(HELLO)):
             assert inside.wait()[0] == HELLO
             assert time.monotonic() >= began + 0.4
@@ -159,9 +159,9 @@ def _until(holds: object) -> None:
 
 def test_who_finds_no_room_waits_and_nobody_is_turned_away(certificates: Path) -> None:
     """Until the first stranger has had its time, the kernel keeps the others."""
-    limits = HandshakeLimits(strangers=1, silent_s=0.3)
+    limits = HandshakeLimits(pending=1, silent_s=0.3)
     with opened(certificates, limits) as (door, inside, port), called(port) as silent:
-        _until(lambda: door._callers)
+        _until(lambda: door._pending)
         with known(certificates, port, said(HELLO)):
             assert inside.wait()[0] == HELLO
         assert hangs_up(silent)
@@ -180,7 +180,7 @@ def test_who_does_not_say_who_it_is_has_to_go(
             mute.sendall(b"\x16\x03\x01\x02\x00")
             assert hangs_up(mute)
     lines = [record.getMessage() for record in caplog.records]
-    expected = "refused a connection from 127.0.0.1: it had not said who it is within 0.2 s"
+    expected = "refused a connection from 127.0.0.1: it did not introduce itself within 0.2 s"
     assert lines == [expected] * 2
 
 
@@ -238,7 +238,7 @@ def _incoming(links: Links) -> object:
 
 def test_closing_ends_everything(certificates: Path) -> None:
     with opened(certificates) as (door, _, port), called(port) as silent:
-        _until(lambda: door._callers)
+        _until(lambda: door._pending)
         door.close()
         door.close()
         assert hangs_up(silent)

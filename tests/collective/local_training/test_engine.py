@@ -260,7 +260,7 @@ def begun_anew(worker: Any) -> Any:
     for number in range(9):
         training.step(number)
     names = {p: name for name, p in training.model.named_parameters()}
-    training.engine.begin_anew(100, names)
+    training.engine.restart_at(100, names)
     state = training.engine.state(names)
     return state["schedule"], state["outer"], training.engine.alone
 

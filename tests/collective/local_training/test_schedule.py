@@ -62,7 +62,7 @@ def test_a_restart_anywhere_changes_nothing(k: int, begin: int, before: int, aft
 
 def test_behind_steps_made_elsewhere_the_workers_are_equal() -> None:
     schedule = FixedInterval(3, 10)
-    schedule.begin_anew(20)
+    schedule.restart_at(20)
     assert not schedule.apart
     assert meetings(schedule, 7) == [23, 26]
 

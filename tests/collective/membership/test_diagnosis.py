@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said about workers from their signs of life."""
+"""What is said about workers from their heartbeats."""
 
 from __future__ import annotations
 
 from fleetlight.collective.membership.diagnosis import (
     Departure,
     WorkerHeartbeat,
-    apart,
+    describe_waits,
     diagnose,
     first_sentence,
-    told,
+    health_of,
 )
 from fleetlight.collective.membership.members import MemberHello
 
@@ -59,7 +59,7 @@ def test_left_and_behind_and_never_seen() -> None:
     after = {1: WorkerHeartbeat(6, 40, 101), 2: WorkerHeartbeat(6, 50, 101)}
     texts = said(before, after, {2: Departure(47, 99.0)})
     assert "worker 3" in texts[0]
-    assert "never gave a sign of life" in texts[0]
+    assert "sent no heartbeat" in texts[0]
     assert "left after step 47, this one is at step 50" in texts[1]
     assert "alive but still at step 40" in texts[2]
 
@@ -79,7 +79,7 @@ def test_workers_apart_are_told_both_sides() -> None:
         2: WorkerHeartbeat(6, 50, 101),
         3: WorkerHeartbeat(6, 50, 101, "barrier"),
     }
-    text = apart("barrier", beats, HELLOS)
+    text = describe_waits("barrier", beats, HELLOS)
     assert text.startswith("this worker waits in barrier, but worker 1 (pid 101 on h1 (10.0.0.1))")
     assert (
         "worker 1 (pid 101 on h1 (10.0.0.1)) is alive, at step 50 in all_gather; worker 2" in text
@@ -89,16 +89,18 @@ def test_workers_apart_are_told_both_sides() -> None:
 
 
 def test_workers_together_leave_only_the_network() -> None:
-    assert "the network lost data" in apart("x", {1: WorkerHeartbeat(6, 50, 101, "x")}, HELLOS)
+    assert "the network lost data" in describe_waits(
+        "x", {1: WorkerHeartbeat(6, 50, 101, "x")}, HELLOS
+    )
 
 
 def test_how_a_worker_is() -> None:
-    assert told(None, None, 103.0) == "never gave a sign of life"
-    assert told(WorkerHeartbeat(5, 9, 95), WorkerHeartbeat(5, 9, 95), 103.0).startswith(
+    assert health_of(None, None, 103.0) == "sent no heartbeat"
+    assert health_of(WorkerHeartbeat(5, 9, 95), WorkerHeartbeat(5, 9, 95), 103.0).startswith(
         "has been silent for 8 s"
     )
     assert (
-        told(WorkerHeartbeat(5, 9, 95), WorkerHeartbeat(6, 12, 102), 103.0)
+        health_of(WorkerHeartbeat(5, 9, 95), WorkerHeartbeat(6, 12, 102), 103.0)
         == "is alive, at step 12"
     )
 

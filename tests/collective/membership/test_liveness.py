@@ -53,9 +53,9 @@ def test_the_meeting_point_is_open_until_the_last_word() -> None:
     keeper.depart(None)
     other.depart(None)
     assert keeper.all_gone()
-    other.farewell()
+    other.release_store()
     assert keeper.all_left()
-    keeper.farewell()
+    keeper.release_store()
     with pytest.raises(RuntimeError):
         other._asking.check(["left/0"])
 
@@ -78,9 +78,7 @@ def test_explain_tells_expired_from_lost() -> None:
 def test_a_meeting_names_who_does_not_come() -> None:
     store = dist.HashStore()
     zero = Liveness(store, 0).among({0: HELLOS[1], 1: HELLOS[1]})
-    text = (
-        r"save: every worker must call it.*worker 1 .*never gave a sign of life.*FLEET_DEADLINE_S"
-    )
+    text = r"save: every worker must call it.*worker 1 .*sent no heartbeat.*FLEET_DEADLINE_S"
     with pytest.raises(DeadlineError, match=text):
         zero.meet("save/1", "save", 0.2)
 

@@ -41,8 +41,8 @@ def test_garbage_is_told_with_its_cause(data: bytes, cause: str) -> None:
 def test_two_that_differ_are_named(fact: str) -> None:
     came = {0: hello(0), 1: hello(1), 2: hello(2, "10.0.0.9", **{fact: "other"})}
     with pytest.raises(MembershipError, match=rf"worker 0 .* runs {fact}.*worker 2 .*10\.0\.0\.9"):
-        members.check_alike(came)
-    members.check_alike({0: hello(0), 1: hello(1)})
+        members.check_same_versions(came)
+    members.check_same_versions({0: hello(0), 1: hello(1)})
 
 
 def test_the_missing_are_named_with_their_endpoints() -> None:
@@ -53,30 +53,30 @@ def test_the_missing_are_named_with_their_endpoints() -> None:
 
 def test_hosts_get_neighbouring_indices() -> None:
     arrivals = [hello(None, "b"), hello(None, "a"), hello(None, "b"), hello(None, "a")]
-    assert members.hand_out(arrivals) == [0, 2, 1, 3]
+    assert members.assign_indices(arrivals) == [0, 2, 1, 3]
 
 
 def test_numeric_node_ids_are_indices() -> None:
     arrivals = [hello(None, node_id="2"), hello(None), hello(None, node_id="0")]
-    assert members.hand_out(arrivals) == [2, 1, 0]
+    assert members.assign_indices(arrivals) == [2, 1, 0]
 
 
 def test_a_node_id_used_twice_is_refused() -> None:
     with pytest.raises(MembershipError, match="MS_NODE_ID=1"):
-        members.hand_out([hello(None, node_id="1"), hello(None, node_id="1")])
+        members.assign_indices([hello(None, node_id="1"), hello(None, node_id="1")])
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.none() | st.sampled_from(["x", "y"]))))
 def test_each_arrival_gets_an_index_of_its_own(places: list[tuple[str, str | None]]) -> None:
     arrivals = [hello(None, address, node_id=node) for address, node in places]
-    assert sorted(members.hand_out(arrivals)) == list(range(len(arrivals)))
+    assert sorted(members.assign_indices(arrivals)) == list(range(len(arrivals)))
 
 
 def test_a_scheduler_says_who_came_and_who_did_not() -> None:
     came = [hello(None, node_id="0"), hello(None, node_id="2")]
     text = members.arrived_text("worker", 3, came, 5)
     assert "2 of 3 workers came within 5 s, 1 missing (MS_NODE_ID 1)" in text
-    assert "nobody" in members.arrived_text("worker", 3, [], 5)
+    assert "none" in members.arrived_text("worker", 3, [], 5)
     # of ids that are unique in the cluster, nobody knows which are missing
     came = [hello(None, node_id="2"), hello(None, node_id="3")]
     assert "2 of 3 workers came within 5 s, 1 missing. Here: node 2" in members.arrived_text(

@@ -101,12 +101,12 @@ def test_servers_tell_where_they_listen_and_everybody_is_told() -> None:
         with pytest.raises(MembershipError, match="the job already has its 2 servers"):
             comes(Kind.SERVER, None, 7002)
         signs.depart(None)
-        signs.farewell()
+        signs.release_store()
         assert code.result() == 0
     assert [role.index for role in roles] == [0, 1, 0]
     for role in roles:
         assert role.server_endpoints == (("127.0.0.1", 7000), ("127.0.0.1", 7001))
-    # only workers give signs of life
+    # only workers send heartbeats
     assert first.result()[1] is second.result()[1] is None
 
 
@@ -139,7 +139,7 @@ def test_a_server_that_the_workers_cannot_reach_is_refused() -> None:
 
 
 def test_what_a_scheduler_has_not_told_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleetlight.collective.membership.scheduler.FAREWELL_S", 0.1)
+    monkeypatch.setattr("fleetlight.collective.membership.scheduler.LAST_READ_S", 0.1)
     holder, port = reserved_port()
     facts: Any = {"worker_num": 2, "server_num": 1, "master": ("127.0.0.1", port)}
     role = Role(index=None, master_keeper="it", **facts)

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.ps.made_tables import some_ids
 
-from fleetlight.kernels import BUCKETS, RowTable, buckets, memory
-from fleetlight.kernels import index as index_module
+from fleetlight.kernels import BUCKETS, RowTable, buckets
+from fleetlight.kernels.rows import index as index_module
+from fleetlight.kernels.rows import memory
 from fleetlight.ps.tables import snapshot as snapshot_module
 from fleetlight.ps.tables.snapshot import Snapshot
 from fleetlight.ps.tables.sweep import Sweep
@@ -33,7 +34,7 @@ def cramped(request: pytest.FixtureRequest) -> Iterator[None]:
         patch.setattr(snapshot_module, "LIST_ROWS", 3)
         if request.param == "copied":
             patch.setattr(memory, "reserve", lambda count, dtype: None)
-            patch.setattr("fleetlight.kernels.slab._FIRST_ROWS", 3)
+            patch.setattr("fleetlight.kernels.rows.slab._FIRST_ROWS", 3)
         yield
 
 

@@ -29,11 +29,11 @@ from torch import nn
 
 from fleetlight.errors import CheckpointError, CorruptCheckpointError, PlanError
 from fleetlight.kernels import BUCKETS, buckets, first_values, servers_of, table_seed
-from fleetlight.kernels.first_values import Initializer
+from fleetlight.kernels.rows.first_values import Initializer
 from fleetlight.ps.plan import EntryPlan, RulePlan
 from fleetlight.ps.tables import snapshot as snapshot_module
 from fleetlight.ps.tables import table as table_module
-from fleetlight.ps.tables.rules import own_rule, push_options, rule_of
+from fleetlight.ps.tables.optimizers import own_rule, push_options, rule_of
 from fleetlight.ps.tables.snapshot import Snapshot
 from fleetlight.ps.tables.sweep import Sweep
 from fleetlight.ps.tables.table import Table

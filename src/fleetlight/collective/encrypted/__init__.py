@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process group whose workers talk to each other inside TLS: Gloo and NCCL cannot encrypt."""
+"""A process group inside TLS: Gloo and NCCL cannot encrypt."""

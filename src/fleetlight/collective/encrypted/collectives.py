@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The collectives of an encrypted group, on flat tensors in main memory.
 
-Large tensors are cut into one part for each member, which sums its part and sends the sum to all:
-a member sends 2(N-1)/N of the bytes. Small ones go through the first member, and two members just
-exchange what they have. Every member gets the same bits: each sum is made once, or of two values.
+Large tensors are split into one part for each member, which sums its part and sends the sum to all:
+a member sends 2(N-1)/N of the bytes. Small tensors go through the first member, and two members
+exchange theirs. All members get the same bits: each sum is made once, or of two values.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch import Tensor
 
 from fleetlight.collective.encrypted.mesh import Mesh
 
-#: add the second tensor to the first, or whatever the reduction does
+#: combines the second tensor into the first, such as by addition
 Combine = Callable[[Tensor, Tensor], object]
-#: below this, messages cost more than bytes
+#: below this size, messages cost more than bytes
 SMALL_BYTES = 64 << 10
 
 
 def all_reduce(mesh: Mesh, tensor: Tensor, combine: Combine) -> None:
-    """Combine everybody's tensor, in place, on everybody."""
+    """Combine the tensors of all members, in place, on all members."""
     if mesh.size == 1:
         return
     if mesh.size == 2:
@@ -37,7 +37,7 @@ def all_reduce(mesh: Mesh, tensor: Tensor, combine: Combine) -> None:
 
 
 def parts_of(tensor: Tensor, count: int) -> list[Tensor]:
-    """The tensor in so many parts, the last ones maybe empty."""
+    """Split a tensor into `count` parts; the last ones may be empty."""
     parts = list(torch.split(tensor, max(1, -(-tensor.numel() // count))))
     return parts + [tensor[:0]] * (count - len(parts))
 
@@ -60,7 +60,7 @@ def _combined(first: Tensor, second: Tensor, combine: Combine) -> Tensor:
 
 
 def reduce(mesh: Mesh, tensor: Tensor, combine: Combine, root: int) -> None:
-    """Combine everybody's tensor on the root; the others keep theirs."""
+    """Combine the tensors of all members on the root; the others keep theirs."""
     if mesh.rank != root:
         mesh.send(root, tensor).wait()
         return
@@ -71,7 +71,7 @@ def reduce(mesh: Mesh, tensor: Tensor, combine: Combine, root: int) -> None:
 
 
 def broadcast(mesh: Mesh, tensor: Tensor, root: int) -> None:
-    """Give the root's tensor to everybody."""
+    """Give the root's tensor to all members."""
     if mesh.rank != root:
         mesh.receive(root, tensor)
         return
@@ -80,7 +80,7 @@ def broadcast(mesh: Mesh, tensor: Tensor, root: int) -> None:
 
 
 def reduce_scatter(mesh: Mesh, mine: Tensor, parts: Sequence[Tensor], combine: Combine) -> None:
-    """Combine everybody's part for this member into `mine`, which may be that very part."""
+    """Combine all members' parts for this one into `mine`, which may be one of `parts`."""
     sendings = [mesh.send(to, parts[to]) for to in mesh.after()]
     total = parts[mesh.rank].clone()
     arrived = torch.empty_like(total)
@@ -92,19 +92,19 @@ def reduce_scatter(mesh: Mesh, mine: Tensor, parts: Sequence[Tensor], combine: C
     mine.copy_(total)
 
 
-def all_gather(mesh: Mesh, everybody: Sequence[Tensor], mine: Tensor) -> None:
-    """Everybody's tensor on everybody; `mine` may be the one of this member among them."""
+def all_gather(mesh: Mesh, gathered: Sequence[Tensor], mine: Tensor) -> None:
+    """Gather the tensors of all members on all; `mine` may be one of `gathered`."""
     sendings = [mesh.send(to, mine) for to in mesh.after()]
     for source in mesh.before():
-        mesh.receive(source, everybody[source])
+        mesh.receive(source, gathered[source])
     for sending in sendings:
         sending.wait()
-    if everybody[mesh.rank].data_ptr() != mine.data_ptr():
-        everybody[mesh.rank].copy_(mine)
+    if gathered[mesh.rank].data_ptr() != mine.data_ptr():
+        gathered[mesh.rank].copy_(mine)
 
 
 def all_to_all(mesh: Mesh, received: Sequence[Tensor], sent: Sequence[Tensor]) -> None:
-    """Each member's tensor for this one."""
+    """Receive each member's tensor for this one."""
     sendings = [mesh.send(to, sent[to]) for to in mesh.after()]
     for source in mesh.before():
         mesh.receive(source, received[source])
@@ -113,18 +113,18 @@ def all_to_all(mesh: Mesh, received: Sequence[Tensor], sent: Sequence[Tensor]) -
     received[mesh.rank].copy_(sent[mesh.rank])
 
 
-def gather(mesh: Mesh, everybody: Sequence[Tensor] | None, mine: Tensor, root: int) -> None:
-    """Everybody's tensor on the root."""
-    if everybody is None:
+def gather(mesh: Mesh, gathered: Sequence[Tensor] | None, mine: Tensor, root: int) -> None:
+    """Gather the tensors of all members on the root."""
+    if gathered is None:
         mesh.send(root, mine).wait()
         return
     for source in mesh.before():
-        mesh.receive(source, everybody[source])
-    everybody[root].copy_(mine)
+        mesh.receive(source, gathered[source])
+    gathered[root].copy_(mine)
 
 
 def scatter(mesh: Mesh, mine: Tensor, parts: Sequence[Tensor] | None, root: int) -> None:
-    """This member's part of what the root has."""
+    """Receive this member's part of the root's tensors."""
     if parts is None:
         mesh.receive(root, mine)
         return

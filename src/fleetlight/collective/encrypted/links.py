@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """TLS connections between workers: one for each process group, pair and direction.
 
-The worker that sends opens the connection, so a thread that sends and a thread that receives never
-share a TLS session. A connection opens when it is used for the first time.
+The sender opens the connection, so a thread that sends and a thread that receives never share a TLS
+session. A connection opens at its first use.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fleetlight.roles.role import Endpoint, endpoint_text
 from fleetlight.wire.forking import keep_from_children, keep_port_from_children
 from fleetlight.wire.tls import TlsWire
 
-#: torch's name for the backend whose groups run over these
+#: the name under which torch knows the backend
 ENCRYPTED = "fleet_tls"
 
 
@@ -31,7 +31,7 @@ class LinkError(PeerConnectionError):
 
 
 class Links:
-    """This worker's end of all connections."""
+    """This worker's TLS connections to all others."""
 
     def __init__(
         self,
@@ -53,10 +53,10 @@ class Links:
         self._incoming: dict[Introduction, TlsWire] = {}
         self._arrival = threading.Condition()
         self._closing = threading.Event()
-        self._door = TlsAcceptor(listener, as_server, self._let_in, limits)
+        self._acceptor = TlsAcceptor(listener, as_server, self._on_introduced, limits)
 
     def to(self, group: str, receiver: int, limit_s: float) -> TlsWire:
-        """A connection on which this worker sends."""
+        """Open a connection on which this worker sends."""
         peer = f"worker {receiver}"
         endpoint = self.endpoints[receiver]
         try:
@@ -79,7 +79,7 @@ class Links:
         return wire
 
     def of(self, group: str, sender: int, limit_s: float) -> TlsWire:
-        """The connection on which a worker sends to this one, once that worker has opened it."""
+        """Wait for the connection on which another worker sends to this one."""
         wanted, end = Introduction(group, sender), time.monotonic() + limit_s
         with self._arrival:
             while wanted not in self._incoming:
@@ -94,16 +94,16 @@ class Links:
             return self._incoming.pop(wanted)
 
     def close(self) -> None:
-        """Stop listening and close what nobody has asked for; twice is fine."""
+        """Stop listening and close unused connections; calling it twice is fine."""
         self._closing.set()
-        self._door.close()
+        self._acceptor.close()
         with self._arrival:
             for wire in self._incoming.values():
                 wire.close()
             self._incoming.clear()
             self._arrival.notify_all()
 
-    def _let_in(self, introduction: Introduction, wire: TlsWire) -> None:
+    def _on_introduced(self, introduction: Introduction, wire: TlsWire) -> None:
         wire.peer = f"worker {introduction.sender}"
         with self._arrival:
             earlier = self._incoming.pop(introduction, None)
@@ -114,6 +114,6 @@ class Links:
 
 
 def link_error(error: FleetError) -> LinkError:
-    """The error of a connection as torch's groups raise it."""
+    """Turn an error of a connection into one that torch's groups raise."""
     late = "timed out: " if isinstance(error, DeadlineError) else ""
     return LinkError(f"{late}{error}")

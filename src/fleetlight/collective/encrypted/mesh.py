@@ -2,8 +2,8 @@
 """`Mesh`: flat buffers to and from the other members of one process group.
 
 A thread sends while the caller receives, so both directions of a link are busy at once. Members
-send in the order of their distance and receive in that order, too: no circle of members can wait
-for each other, however small the kernel's buffers are.
+send and receive in the order of their distance. So no circle of members can wait for each other,
+however small the kernel's buffers are.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _END_S = 5.0
 
 
 class PendingSend:
-    """A buffer on its way."""
+    """A buffer that a thread sends."""
 
     def __init__(self, to: int, buffer: memoryview) -> None:
         self.to, self.buffer = to, buffer
@@ -34,12 +34,12 @@ class PendingSend:
         self._done = threading.Event()
 
     def end(self, failure: LinkError | None) -> None:
-        """It has left, or it has failed."""
+        """Record that the buffer was sent, or that sending failed."""
         self.failure = failure
         self._done.set()
 
     def wait(self) -> None:
-        """Until nobody reads the buffer any more."""
+        """Wait until the thread no longer reads the buffer."""
         self._done.wait()
         if self.failure is not None:
             raise self.failure
@@ -63,21 +63,21 @@ class Mesh:
         self._thread.start()
 
     def after(self) -> list[int]:
-        """The others in the order in which this member sends to them."""
+        """The other members, in the order in which this one sends to them."""
         return [(self.rank + step) % self.size for step in range(1, self.size)]
 
     def before(self) -> list[int]:
-        """The others in the order in which this member receives from them."""
+        """The other members, in the order in which this one receives from them."""
         return [(self.rank - step) % self.size for step in range(1, self.size)]
 
     def send(self, to: int, tensor: Tensor) -> PendingSend:
-        """Start to send a flat tensor, which nobody changes until it has left."""
+        """Start to send a flat tensor; callers leave it alone until `wait` returns."""
         sending = PendingSend(to, view(tensor))
         self._queue.put(sending)
         return sending
 
     def receive(self, source: int, into: Tensor) -> None:
-        """Fill a flat tensor with what a member sends."""
+        """Receive a flat tensor from a member."""
         try:
             if source not in self._in:
                 member = self._members[source]

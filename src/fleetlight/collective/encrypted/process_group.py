@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`EncryptedGroup`: torch's interface of a process group over `Links`.
 
-Operations are done one after another by a thread of the group, in the order in which they are
-called, as those of Gloo are.
+A thread of the group runs the operations one after another in the order of calls, as Gloo does.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _COMBINE: dict[Any, sums.Combine] = {
 
 
 class EncryptedWork(dist.Work):
-    """An operation that the group's thread does."""
+    """An operation that the thread of the group runs."""
 
     def __init__(self, outputs: Sequence[Tensor]) -> None:
         super().__init__()
@@ -49,7 +48,7 @@ class EncryptedWork(dist.Work):
         self._done = threading.Event()
 
     def end(self, failure: BaseException | None) -> None:
-        """The operation is done, or has failed."""
+        """Complete the operation, or record its failure."""
         self._failure = failure
         self._done.set()
         if failure is None:
@@ -58,14 +57,14 @@ class EncryptedWork(dist.Work):
             self._future.set_exception(failure)  # type: ignore[arg-type]
 
     def wait(self, timeout: Any = None) -> bool:
-        """Wait until it is done; every wait inside it has a deadline."""
+        """Wait for the operation; every wait inside it has a deadline."""
         self._done.wait()
         if self._failure is not None:
             raise self._failure
         return True
 
     def is_completed(self) -> bool:
-        """Whether it has ended."""
+        """True when the operation has ended."""
         return self._done.is_set()
 
     def get_future(self) -> Future[list[Tensor]]:
@@ -132,12 +131,12 @@ class EncryptedGroup(dist.ProcessGroup):
         return self._do(tensors, act)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> EncryptedWork:
-        """Everybody's tensor on everybody."""
+        """Gather the tensors of all members on all."""
         outputs, inputs = _lists(outputs), _listed(inputs)
 
         def act() -> None:
-            for everybody, mine in zip(outputs, inputs, strict=True):
-                flat = [_Flat(tensor) for tensor in everybody]
+            for gathered, mine in zip(outputs, inputs, strict=True):
+                flat = [_Flat(tensor) for tensor in gathered]
                 sums.all_gather(self._mesh, [f.values for f in flat], _Flat(mine).values)
                 for one in flat:
                     one.give_back()
@@ -145,14 +144,14 @@ class EncryptedGroup(dist.ProcessGroup):
         return self._do([t for row in outputs for t in row], act)
 
     def all_gather_single(self, output: Tensor, mine: Tensor, opts: Any = None) -> EncryptedWork:
-        """Everybody's tensor, one behind another in one tensor."""
+        """Gather the tensors of all members into one tensor."""
         rows = list(output.view(self.size(), -1))
         return self.allgather([rows], [mine.reshape(-1)])
 
     _allgather_base = all_gather_single  # type: ignore[assignment]
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> EncryptedWork:
-        """Reduce lists of tensors; each member gets its own of the list."""
+        """Reduce lists of tensors; each member gets its part."""
         outputs, inputs, op = _listed(outputs), _lists(inputs), _op(opts)
 
         def act() -> None:
@@ -171,7 +170,7 @@ class EncryptedGroup(dist.ProcessGroup):
     _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> EncryptedWork:
-        """Each member's tensor for this one."""
+        """Receive each member's tensor for this one."""
         outputs, inputs = _listed(outputs), _listed(inputs)
 
         def act() -> None:
@@ -199,20 +198,20 @@ class EncryptedGroup(dist.ProcessGroup):
     alltoall_base = all_to_all_single  # type: ignore[assignment]
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> EncryptedWork:
-        """Everybody's tensor on the root."""
+        """Gather the tensors of all members on the root."""
         outputs, inputs, root = _lists(outputs), _listed(inputs), _root(opts)
 
         def act() -> None:
             flat = [_Flat(t) for t in outputs[0]] if self.rank() == root else None
-            everybody = None if flat is None else [f.values for f in flat]
-            sums.gather(self._mesh, everybody, _Flat(inputs[0]).values, root)
+            gathered = None if flat is None else [f.values for f in flat]
+            sums.gather(self._mesh, gathered, _Flat(inputs[0]).values, root)
             for one in flat or ():
                 one.give_back()
 
         return self._do([t for row in outputs for t in row], act)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> EncryptedWork:
-        """This member's part of what the root has."""
+        """Receive this member's part of the root's tensors."""
         outputs, inputs, root = _listed(outputs), _lists(inputs), _root(opts)
 
         def act() -> None:
@@ -228,7 +227,7 @@ class EncryptedGroup(dist.ProcessGroup):
         return self.allreduce([torch.zeros(1, dtype=torch.uint8)])
 
     def send(self, tensors: Any, to: int, tag: int = 0) -> EncryptedWork:
-        """Send tensors to one member; those of one tag and of another arrive in order."""
+        """Send tensors to one member; all arrive in order, whatever their tags."""
         tensors = _listed(tensors)
 
         def act() -> None:
@@ -258,7 +257,7 @@ class EncryptedGroup(dist.ProcessGroup):
         flat.give_back(self.size() if op == dist.ReduceOp.AVG else 1)
 
     def _all_reduce_sparse(self, tensor: Tensor, op: Any) -> None:
-        """Everybody gathers the indices and values of all, and adds them up."""
+        """Gather the indices and values of all members, and add them."""
         if op != dist.ReduceOp.SUM:
             raise LinkError(f"all_reduce of a sparse tensor: got {op}, expected SUM")
         mine = tensor.coalesce()
@@ -266,8 +265,8 @@ class EncryptedGroup(dist.ProcessGroup):
         sums.all_gather(self._mesh, counts, torch.tensor([mine.indices().shape[1]]))
         indices = [mine.indices().new_empty(mine.indices().shape[0], int(n)) for n in counts]
         values = [mine.values().new_empty(int(n), *mine.values().shape[1:]) for n in counts]
-        for everybody, own in ((indices, mine.indices()), (values, mine.values())):
-            flat = [t.view(-1) for t in everybody]
+        for gathered, own in ((indices, mine.indices()), (values, mine.values())):
+            flat = [t.view(-1) for t in gathered]
             sums.all_gather(self._mesh, flat, own.contiguous().view(-1))
         total = torch.sparse_coo_tensor(
             torch.cat(indices, 1), torch.cat(values), tensor.shape, check_invariants=False
@@ -292,7 +291,7 @@ class EncryptedGroup(dist.ProcessGroup):
                     with torch.no_grad():
                         act()
                 except Exception as error:
-                    # the members are no longer in step: nothing works from here on
+                    # the members are out of step now; all later operations fail
                     self._failure = error
             work.end(self._failure)
             del task, work, act
@@ -307,7 +306,7 @@ class _Flat:
         self.values = self._tensor.contiguous().view(-1)
 
     def give_back(self, divisor: int = 1) -> None:
-        """Put the values where they came from."""
+        """Write the values back into the tensor."""
         if divisor != 1:
             self.values.div_(divisor)
         if not self._is_own:
@@ -339,12 +338,12 @@ def _root(opts: Any) -> int:
     return opts if isinstance(opts, int) else int(getattr(opts, "rootRank", 0))
 
 
-#: those of the job this process is in; torch makes groups by a function without arguments of ours
+#: the connections of this job; torch calls `_made` without arguments of ours
 _open: list[Links] = []
 
 
 def open_links(index: int, address: str, tls: Contexts) -> Links:
-    """Listen at this worker's address, and let torch's groups use these connections."""
+    """Listen at this worker's address, and register the backend with torch."""
     if ENCRYPTED not in dist.Backend.backend_list:
         dist.Backend.register_backend(ENCRYPTED, _made, extended_api=True, devices="cpu")
     family = socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`LocalTrainingEngine`: local training of one optimizer, and the meetings of its schedule.
 
-At a meeting the mean of how far each has moved is what the outer step is made of, from the values
-that all had in common; and these are the values in common from then on.
+At a meeting, the outer step moves the last common values by the mean movement of the workers. The
+result is the next common values.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OPERATION = "averaging the parameters of workers that trained alone"
 
 
 class LocalTrainingEngine:
-    """One for each optimizer; what it needs to know of its models comes with each call."""
+    """One for each optimizer; its models come with each call."""
 
     def __init__(
         self,
@@ -37,51 +37,48 @@ class LocalTrainingEngine:
         optimizer_state: str = "keep",
         buffers: str = "average",
     ) -> None:
-        """`optimizer_state` says what becomes of it at a meeting: keep, average or reset.
-
-        `buffers` says whose they are then: average, or rank0.
-        """
+        """`optimizer_state` at a meeting: keep, average or reset. `buffers`: average or rank0."""
         self._optimizer, self._group = optimizer, group
         self.schedule = schedule
         self._outer = outer
         self._optimizer_state, self._buffers = optimizer_state, buffers
         self._trained: list[Tensor] = []
-        #: the values that all workers had when they were equal last
+        #: the last common values of all workers
         self._start: dict[Tensor, Tensor] = {}
-        #: what came while workers were apart, so that they may have begun it with other values
+        #: parameters that were added between meetings, with values that may differ
         self._unagreed: set[Tensor] = set()
         self._is_started = False
-        #: True when the states of the optimizers may differ
-        self._moments_apart = False
-        #: somebody else holds the tensors of the optimizer's state
+        #: True when the optimizer states of the workers may differ
+        self._state_differs = False
+        #: True where other code holds references to the tensors of the optimizer's state
         self.in_place = False
-        #: how many times the workers have met
+        #: the number of meetings so far
         self.meetings = 0
 
     @property
     def alone(self) -> bool:
-        """True when the coming step is made alone."""
+        """True when the next step is local."""
         return self.schedule.alone
 
     @property
     def wants_first_loss(self) -> bool:
-        """True until there is a loss to compare others with; no worker need have one yet."""
+        """True until there is a first loss to compare later ones with."""
         return isinstance(self.schedule, AdaptiveInterval) and self.schedule.wants_first
 
     @property
     def meets_next(self) -> bool:
-        """True when the coming step is followed by something that all workers do."""
+        """True when a collective operation follows the next step."""
         return self.schedule.meets_next or self.wants_first_loss
 
     @property
     def wants_loss(self) -> bool:
-        """True when the loss of the coming step will be asked for."""
+        """True when `step_made` needs the loss of the next step."""
         return isinstance(self.schedule, AdaptiveInterval) and self.meets_next
 
     def trains(self, parameters: Iterable[Tensor], *, agreed: bool = True) -> None:
-        """From now on the optimizer steps these; what it stepped before counts once more.
+        """Set the parameters that the optimizer steps.
 
-        `agreed`: the workers are known to have begun with the same values of those that are new.
+        `agreed`: new parameters have the same values on all workers.
         """
         known, self._trained = set(self._trained), [p for p in parameters if p.numel()]
         if not agreed:
@@ -90,7 +87,7 @@ class LocalTrainingEngine:
 
     @torch.no_grad()
     def before_step(self) -> None:
-        """Called before each step: what is trained alone for the first time is still common."""
+        """Called before each step; records the common values before the first local step."""
         if self._is_started or not self.alone:
             return
         self._is_started = True
@@ -99,11 +96,12 @@ class LocalTrainingEngine:
                 self._start[parameter] = parameter.detach().clone()
 
     def step_made(self, members: Sequence[Member], loss: Tensor | None = None) -> bool:
-        """Called behind each step; answers whether the workers have met.
+        """Called after each step; returns True after a meeting.
 
-        The models are needed if `meets_next` was true before, and the loss if `wants_loss` was.
+        `members` are needed where `meets_next` was true before the step, `loss` where `wants_loss`
+        was.
         """
-        self._moments_apart |= self.alone
+        self._state_differs |= self.alone
         meets = self.schedule.step_made()
         if isinstance(self.schedule, AdaptiveInterval) and self.wants_first_loss:
             self.schedule.first(self._mean_loss(members, loss), self._rate())
@@ -112,9 +110,9 @@ class LocalTrainingEngine:
         return meets
 
     def meet_early(self, members: Sequence[Member]) -> bool:
-        """Let the workers be equal now, if they are not; the next window begins here.
+        """Meet now where the workers differ; the next window of k steps begins here.
 
-        k stays what it is. Answers whether there was a meeting.
+        Returns True after a meeting.
         """
         if not self.schedule.apart:
             return False
@@ -122,10 +120,10 @@ class LocalTrainingEngine:
         return True
 
     def settle(self, members: Sequence[Member]) -> None:
-        """Let the states of the optimizers be equal as well, whatever becomes of them otherwise."""
-        if self._moments_apart and members:
+        """Average the optimizer states as well, whatever `optimizer_state` says."""
+        if self._state_differs and members:
             moments.average(self._optimizer, members[0].means, self._group)
-        self._moments_apart = False
+        self._state_differs = False
 
     @torch.no_grad()
     def _meet(self, members: Sequence[Member], loss: Tensor | None) -> None:
@@ -144,7 +142,7 @@ class LocalTrainingEngine:
         parameters = list(trained.values())
         start = [self._start[p] for p in parameters]
         moved = list(foreach_sub(start, parameters)) if parameters else []
-        # each has moved from where it was, and all go on from where worker 0 was
+        # each worker moved from its own values; all continue from those of worker 0
         unagreed = [self._start[p] for p in parameters if p in self._unagreed]
         self._share(unagreed, "first values of new parameters")
         averaged, taken = self._sorted(member.buffers)
@@ -156,7 +154,7 @@ class LocalTrainingEngine:
         self._share(taken, "buffers of worker 0")
 
     def _sorted(self, buffers: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]:
-        """Buffers of which the mean is taken, and those that are worker 0's."""
+        """The buffers to average, and those to take from worker 0."""
         averaged = {
             f"buffer/{name}": buffer
             for name, buffer in buffers.items()
@@ -166,19 +164,19 @@ class LocalTrainingEngine:
         return averaged, others
 
     def _share(self, tensors: Sequence[Tensor], operation: str) -> None:
-        """Let all have worker 0's."""
-        for _, alike in itertools.groupby(sorted(tensors, key=_kind), _kind):
-            self._group.broadcast(list(alike), operation)
+        """Give worker 0's tensors to all workers."""
+        for _, same_device in itertools.groupby(sorted(tensors, key=_kind), _kind):
+            self._group.broadcast(list(same_device), operation)
 
     def _treat_optimizer_state(self, members: Sequence[Member]) -> None:
         if self._optimizer_state == "average":
             self.settle(members)
         elif self._optimizer_state == "reset":
             moments.reset(self._optimizer, in_place=self.in_place)
-            self._moments_apart = False
+            self._state_differs = False
 
     def _mean_loss(self, members: Sequence[Member], loss: Tensor | None) -> float:
-        """The mean over the workers; no number as long as one of them has seen none."""
+        """The mean loss over the workers; NaN while a worker has none."""
         seen = float("nan") if loss is None else float(loss)
         mean = torch.tensor([seen], dtype=torch.float64, device=self._group.device)
         for member in members[:1]:
@@ -191,25 +189,25 @@ class LocalTrainingEngine:
     # -- checkpoints
 
     def state(self, names: Mapping[nn.Parameter, str]) -> dict[str, Any]:
-        """All that another job needs to go on from here; when the workers are equal."""
+        """The state from which another job continues; taken while the workers are equal."""
         return {"schedule": self.schedule.state(), "outer": self._outer.state(names)}
 
     def load(self, state: Mapping[str, Any], names: Mapping[nn.Parameter, str]) -> None:
-        """Go on from a state, with values that are the same on all workers."""
+        """Continue from a state, with values that are the same on all workers."""
         self.schedule.load(state["schedule"])
         self._outer.load(state["outer"], names)
         self._restart()
 
-    def begin_anew(self, step: int, names: Mapping[nn.Parameter, str]) -> None:
-        """Go on behind a step that was made without averaging."""
-        self.schedule.begin_anew(step)
+    def restart_at(self, step: int, names: Mapping[nn.Parameter, str]) -> None:
+        """Continue after a step that was made without averaging."""
+        self.schedule.restart_at(step)
         self._outer.load({}, names)
         self._restart()
 
     def _restart(self) -> None:
         self._start.clear()
         self._unagreed.clear()
-        self._is_started = self._moments_apart = False
+        self._is_started = self._state_differs = False
 
 
 def _kind(tensor: Tensor) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of optimizers that have made steps of their own: its mean, or a new beginning."""
+"""The optimizer state after local steps: its mean over the workers, or a reset."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OPERATION = "averaging optimizer state"
 
 
 class _Entry(NamedTuple):
-    """Where a tensor of the state is, and its kind: the same words on all workers."""
+    """The place, type and shape of a tensor of the state, equal on all workers."""
 
     group: int
     parameter: int
@@ -40,10 +40,10 @@ class _Entry(NamedTuple):
 
 @torch.no_grad()
 def average(optimizer: torch.optim.Optimizer, means: Means, group: Group) -> None:
-    """Give all workers the mean of their states. All of them come here.
+    """Give all workers the mean of their states; all workers call it.
 
-    What counts steps is the largest of all. A worker that has no state for a parameter, because it
-    got no gradient there, takes part with zeros. What is no tensor stays each worker's own.
+    Step counters become the largest of all. A worker without state for a parameter that got no
+    gradient contributes zeros. State that is not a tensor stays each worker's own.
     """
     entries = _common(_entries(optimizer), group)
     tensors = {entry: _tensor(optimizer, entry) for entry in entries}
@@ -54,7 +54,7 @@ def average(optimizer: torch.optim.Optimizer, means: Means, group: Group) -> Non
 
 
 def reset(optimizer: torch.optim.Optimizer, *, in_place: bool = False) -> None:
-    """Let the optimizer begin anew. `in_place`: somebody else holds its tensors."""
+    """Reset the state. `in_place`: other code holds references to its tensors."""
     if in_place or isinstance(optimizer, torch.optim.Adagrad):
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -64,7 +64,7 @@ def reset(optimizer: torch.optim.Optimizer, *, in_place: bool = False) -> None:
 
 
 def _restart(state: Mapping[str, Any], group: Mapping[str, Any]) -> None:
-    """What torch's optimizers begin with is zero, with these exceptions."""
+    """Write the first values of torch's optimizers: zero, with these exceptions."""
     first = {
         "sum": group.get("initial_accumulator_value", 0.0),
         "step_size": group["lr"],
@@ -93,13 +93,13 @@ def _entries(optimizer: torch.optim.Optimizer) -> list[_Entry]:
 
 
 def _common(mine: list[_Entry], group: Group) -> list[_Entry]:
-    """The entries that any worker has, in the same order on all."""
+    """The entries of any worker, in one order on all."""
     data = msgspec.json.encode(mine)
     digests = group.gather_bytes(hashlib.sha256(data).digest(), _OPERATION)
     if len(set(digests)) == 1:
         return mine
-    everybody = group.gather_bytes(data, _OPERATION)
-    kinds = {entry for one in everybody for entry in msgspec.json.decode(one, type=list[_Entry])}
+    gathered = group.gather_bytes(data, _OPERATION)
+    kinds = {entry for one in gathered for entry in msgspec.json.decode(one, type=list[_Entry])}
     _check_kinds(kinds)
     return sorted(kinds)
 
@@ -118,7 +118,7 @@ def _check_kinds(entries: Iterable[_Entry]) -> None:
 
 
 def _tensor(optimizer: torch.optim.Optimizer, entry: _Entry) -> Tensor:
-    """The tensor of an entry, of zeros where only another worker has one."""
+    """The tensor of an entry; zeros where only another worker has one."""
     parameter = _parameter(optimizer, entry)
     state = optimizer.state[parameter]
     if entry.key not in state:
@@ -132,7 +132,7 @@ def _tensor(optimizer: torch.optim.Optimizer, entry: _Entry) -> Tensor:
 
 
 def _take_largest(counters: list[Tensor], group: Group) -> None:
-    """They are few and small: all of them in one message."""
+    """Take the maximum of each counter over the workers, in one message."""
     if not counters:
         return
     flat = torch.cat([counter.detach().reshape(-1).double().cpu() for counter in counters])

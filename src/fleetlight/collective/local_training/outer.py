@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the workers' mean movement does to the parameters that they had in common."""
+"""Outer steps: how the mean movement of the workers changes their common parameters."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from fleetlight.torch_compat.optimizers import foreach_add_, foreach_mul_, forea
 
 
 class Means(Protocol):
-    """Takes means over the workers, by their one reducer."""
+    """Takes means over the workers by the one reducer."""
 
     def mean(self, named: Mapping[str, Tensor], operation: str) -> None:
-        """Put the means over all workers in the place of tensors, whose names are their own.
+        """Replace named tensors by their means over all workers.
 
-        All workers come here with the same names, shapes and types; those that have made other
-        steps are an error. What is called `moved/<parameter>` may be coded as that parameter's
-        gradients are.
+        All workers call it with the same names, shapes and types, after the same steps. A tensor
+        `moved/<parameter>` may travel coded as the gradients of that parameter do.
         """
 
 
 class Member(NamedTuple):
-    """A model, and who takes the means of what it has."""
+    """A model of a meeting, and the `Means` that averages its tensors."""
 
     means: Means
     parameters: Mapping[str, Tensor]
@@ -33,35 +32,35 @@ class Member(NamedTuple):
 
 
 class OuterOptimizer(Protocol):
-    """A step of all workers together. Movements are start minus end, as gradients are."""
+    """The step of a meeting. Movements are start minus end, like gradients."""
 
     def step(self, parameters: list[Tensor], start: list[Tensor], moved: list[Tensor]) -> None:
-        """Change `start` by the mean movements, which may be overwritten."""
+        """Change `start` by the mean movements `moved`; may overwrite them."""
 
     def state(self, names: Mapping[nn.Parameter, str]) -> dict[str, Tensor]:
-        """What it remembers, by the names of the parameters."""
+        """The state, by names of parameters."""
 
     def load(self, state: Mapping[str, Tensor], names: Mapping[nn.Parameter, str]) -> None:
-        """Take up what `state` answered."""
+        """Load what `state` returned."""
 
 
 class PlainMean:
-    """The workers go on from the mean of their parameters (LocalSGD)."""
+    """The workers continue from the mean of their parameters (LocalSGD)."""
 
     def step(self, parameters: list[Tensor], start: list[Tensor], moved: list[Tensor]) -> None:
         """Move by the mean."""
         foreach_sub_(start, moved)
 
     def state(self, names: Mapping[nn.Parameter, str]) -> dict[str, Tensor]:
-        """It remembers nothing."""
+        """No state."""
         return {}
 
     def load(self, state: Mapping[str, Tensor], names: Mapping[nn.Parameter, str]) -> None:
-        """There is nothing to take up."""
+        """Nothing to load."""
 
 
 class NesterovMomentum:
-    """SGD with Nesterov's momentum, for which the mean movement is the gradient (DiLoCo)."""
+    """SGD with Nesterov momentum on the mean movement as the gradient (DiLoCo)."""
 
     def __init__(self, lr: float, momentum: float) -> None:
         self._lr, self._momentum = lr, momentum
@@ -86,7 +85,7 @@ class NesterovMomentum:
         return {name: self._buffers[p] for p, name in names.items() if p in self._buffers}
 
     def load(self, state: Mapping[str, Tensor], names: Mapping[nn.Parameter, str]) -> None:
-        """Take up the momenta that are known; others begin at zero."""
+        """Load the momenta that `state` has; others begin at zero."""
         self._buffers = {
             parameter: state[name].to(parameter.device, parameter.dtype, copy=True)
             for parameter, name in names.items()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When workers that train alone meet. Pure: steps and losses come in, no clock, no tensors.
+"""When workers that train alone meet. Pure: no clock, no tensors.
 
-Steps are counted from 1. Up to `begin_step` they are made together, behind it alone.
+Steps count from 1. Workers make steps up to `begin_step` together, and later ones alone.
 """
 
 from __future__ import annotations
@@ -11,34 +11,34 @@ from collections.abc import Mapping
 
 
 class FixedInterval:
-    """A meeting behind every k steps made alone."""
+    """A meeting after every k local steps."""
 
     def __init__(self, k: int, begin_step: int) -> None:
         self.k = k
         self.begin_step = begin_step
         #: steps made so far
         self.step = 0
-        #: the step behind which the workers were equal last
+        #: the last step after which the workers were equal
         self.last = 0
 
     @property
     def alone(self) -> bool:
-        """True when the coming step is made alone."""
+        """True when the next step is local."""
         return self.step >= self.begin_step
 
     @property
     def apart(self) -> bool:
-        """True when steps were made alone since the workers were equal."""
+        """True after local steps since the workers were equal."""
         return self.step > self.last
 
     @property
     def meets_next(self) -> bool:
-        """True when the workers meet behind the coming step."""
-        # k may have become smaller since they met
+        """True when the workers meet after the next step."""
+        # k may have become smaller since the last meeting
         return self.alone and self.step + 1 - self.last >= self.k
 
     def step_made(self) -> bool:
-        """Count a step; answers whether the workers meet behind it."""
+        """Count a step; returns True when the workers meet after it."""
         was_alone, meets = self.alone, self.meets_next
         self.step += 1
         if not was_alone:
@@ -49,22 +49,22 @@ class FixedInterval:
         """The workers are equal."""
         self.last = self.step
 
-    def begin_anew(self, step: int) -> None:
-        """Equal workers go on behind a step that was made elsewhere."""
+    def restart_at(self, step: int) -> None:
+        """Continue with equal workers after a step that was made elsewhere."""
         self.step = self.last = step
 
     def state(self) -> dict[str, int | float | None]:
-        """All that another job needs to go on from here."""
+        """The state from which another job continues."""
         return {"step": self.step, "last": self.last}
 
     def load(self, state: Mapping[str, int | float | None]) -> None:
-        """Take up a state; of another kind of schedule, what both have."""
+        """Load a state, also that of another kind of schedule."""
         self.step = int(state["step"] or 0)
         self.last = int(state["last"] or 0)
 
 
 class AdaptiveInterval(FixedInterval):
-    """Workers meet the more often the smaller their loss is, and the less the smaller the rate.
+    """Workers meet more often as their loss falls, and less often as the learning rate falls.
 
     At a meeting, k = ceil(init_k * sqrt(lr_0 / lr * loss / loss_0)), from 1 to max_k, where loss_0
     and lr_0 are those of the first step (AdaComm, with meetings counted in steps, not seconds).
@@ -79,16 +79,16 @@ class AdaptiveInterval(FixedInterval):
 
     @property
     def wants_first(self) -> bool:
-        """True as long as nothing is known to compare a loss with."""
+        """True until there is a first loss to compare later ones with."""
         return self.loss_0 is None
 
     def first(self, loss: float, lr: float) -> None:
-        """What the losses to come are compared with; one that is no number tells nothing."""
+        """Set the loss that later ones are compared with; ignores one that is not finite."""
         if math.isfinite(loss):
             self.loss_0, self.lr_0 = loss, lr
 
     def adapt(self, loss: float, lr: float) -> None:
-        """Find the next k, from the mean loss of all workers at a meeting."""
+        """Choose the next k by the mean loss of all workers at a meeting."""
         if self.loss_0 is None or self.lr_0 is None or math.isnan(loss):
             return
         below = lr * self.loss_0
@@ -97,11 +97,11 @@ class AdaptiveInterval(FixedInterval):
         self.k = self.max_k if wanted >= self.max_k else max(1, math.ceil(wanted))
 
     def state(self) -> dict[str, int | float | None]:
-        """As for every schedule, and what k follows."""
+        """As in `FixedInterval`, with what k depends on."""
         return {**super().state(), "k": self.k, "loss_0": self.loss_0, "lr_0": self.lr_0}
 
     def load(self, state: Mapping[str, int | float | None]) -> None:
-        """Take up a state; one without a loss leaves the comparison to the next step."""
+        """Load a state; without a loss, the next step gives the first one."""
         super().load(state)
         self.k = min(self.max_k, int(state.get("k") or self.init_k))
         self.loss_0, self.lr_0 = state.get("loss_0"), state.get("lr_0")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What signs of life say about the workers when a wait fails. Pure: no store, no clock."""
+"""Which worker caused a failed wait, by the heartbeats of all. Pure: no store, no clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from fleetlight.collective.membership.members import MemberHello
 
-#: the way out when a wait has expired although all is well
+#: advice where a wait has expired although all workers are alive
 LONGER = (
     "if they need longer, raise the deadline: DistributedStrategy(deadline_s=...) given to "
     "fleet.init, or FLEET_DEADLINE_S"
@@ -22,7 +22,7 @@ class PeerConnectionError(RuntimeError):
 
 
 class WorkerHeartbeat(msgspec.Struct, frozen=True):
-    """One sign of life."""
+    """What a worker writes to the store at intervals, to show that it is alive."""
 
     count: int
     step: int
@@ -32,12 +32,12 @@ class WorkerHeartbeat(msgspec.Struct, frozen=True):
     waiting: str | None = None
 
     def place(self) -> str:
-        """Where the worker is, for error texts."""
+        """The step and operation of the worker, for error texts."""
         return f"at step {self.step}" + (f" in {self.waiting}" if self.waiting else "")
 
 
 class Departure(msgspec.Struct, frozen=True):
-    """What a worker leaves behind when it goes: finished, or failed with an error."""
+    """What a worker writes last: it has finished, or failed with an error."""
 
     step: int
     #: as in `WorkerHeartbeat`
@@ -53,28 +53,28 @@ def diagnose(
     hellos: Mapping[int, MemberHello],
     now: float,
 ) -> list[str]:
-    """What is wrong with the others, worst first: failed, silent, left, behind."""
-    failed, silent, left, behind = [], [], [], []
+    """Sentences about the other workers, worst first: failed, silent, left, at an earlier step."""
+    failed, silent, left, earlier = [], [], [], []
     for index, hello in sorted(hellos.items()):
         who = name_of(index, hello)
         gone = departures.get(index)
-        beat = after.get(index)
+        heartbeat = after.get(index)
         if gone is not None and gone.error is not None:
             failed.append((gone.time, f"{who} failed after step {gone.step}: {gone.error}"))
         elif gone is not None:
             left.append(f"{who} left after step {gone.step}, this one is at step {me.step}")
-        elif beat is None or is_silent(before.get(index), beat):
-            silent.append(f"{who} {told(before.get(index), beat, now)}")
-        elif beat.step < me.step:
-            place = beat.place().removeprefix("at ")
-            behind.append(f"{who} is alive but still at {place}, not {me.step}")
-    return [text for _, text in sorted(failed)] + silent + left + behind
+        elif heartbeat is None or is_silent(before.get(index), heartbeat):
+            silent.append(f"{who} {health_of(before.get(index), heartbeat, now)}")
+        elif heartbeat.step < me.step:
+            place = heartbeat.place().removeprefix("at ")
+            earlier.append(f"{who} is alive but still at {place}, not {me.step}")
+    return [text for _, text in sorted(failed)] + silent + left + earlier
 
 
-def told(before: WorkerHeartbeat | None, after: WorkerHeartbeat | None, now: float) -> str:
-    """How a worker that has not departed is, from two readings of its beat."""
+def health_of(before: WorkerHeartbeat | None, after: WorkerHeartbeat | None, now: float) -> str:
+    """The state of a worker that has not departed, from two readings of its heartbeat."""
     if after is None:
-        return "never gave a sign of life"
+        return "sent no heartbeat"
     if is_silent(before, after):
         silence = max(0.0, now - after.time)
         return f"has been silent for {silence:.0f} s, last seen at step {after.step}"
@@ -82,18 +82,18 @@ def told(before: WorkerHeartbeat | None, after: WorkerHeartbeat | None, now: flo
 
 
 def is_silent(before: WorkerHeartbeat | None, after: WorkerHeartbeat) -> bool:
-    """True when no beat came between two readings."""
+    """True when no heartbeat came between two readings."""
     return before is not None and before.count == after.count
 
 
-def apart(
+def describe_waits(
     operation: str, after: Mapping[int, WorkerHeartbeat], hellos: Mapping[int, MemberHello]
 ) -> str:
-    """What to say when all are alive and none is behind: where everybody waits."""
+    """The sentence where all workers are alive at the same step: where each of them waits."""
     elsewhere = [
-        f"{name_of(index, hellos[index])} is alive, {beat.place()}"
-        for index, beat in sorted(after.items())
-        if beat.waiting != operation
+        f"{name_of(index, hellos[index])} is alive, {heartbeat.place()}"
+        for index, heartbeat in sorted(after.items())
+        if heartbeat.waiting != operation
     ]
     if not elsewhere:
         return "no worker is silent or behind, all wait in it: the network lost data"
@@ -104,12 +104,12 @@ def apart(
 
 
 def name_of(index: int, hello: MemberHello) -> str:
-    """A worker, for error texts."""
+    """The name of a worker in error texts."""
     return f"worker {index} ({hello.where()})"
 
 
 def first_sentence(error: BaseException) -> str:
-    """What torch said first, without places in its sources, futures, and guesses at the cause."""
+    """The first sentence of an error of torch, without source lines and guesses at the cause."""
     text = (str(error).strip().splitlines() or [type(error).__name__])[0]
     text = re.sub(r"Got the following error when running the callback: \w+: |\[/\S+\] ", "", text)
     return re.split(r"\.\s", text, maxsplit=1)[0][:160]

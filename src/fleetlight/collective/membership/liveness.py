@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signs of life: each worker writes a beat to the store, and an expired wait names who is late.
+"""Heartbeats: each worker writes them to the store, and an expired wait names the worker to blame.
 
-Nobody reads beats while all goes well. When a wait fails, the beats are read twice; whoever did
-not beat in between is silent, whoever has an earlier step is behind. A beat also tells in which
-operation its worker waits, so that workers that wait in different ones are told so.
+No worker reads heartbeats before a wait fails. Then it reads them twice: a worker without a new
+heartbeat is silent, and one at an earlier step is late. A heartbeat also has the operation in which
+its worker waits, so that an error names workers that wait in different operations.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ from fleetlight.errors import DeadlineError, PeerError, PeerLostError
 from fleetlight.torch_compat.c10d import Store
 
 BEAT_S = 0.5
-#: beats that may be missed before a worker counts as silent
+#: heartbeats that may be missed before a worker counts as silent
 _MISSED = 4
 _ASK_EVERY_S = 0.05
-#: hints where a worker left without an error: of a reduction, and of any other call
+#: hints where a worker left without an error, for a reduction and for any other call
 _OF_GRADIENTS = ". Workers with unequal numbers of batches: fleet.shard(loader) evens them out"
 _OF_CALL = ". Every worker must call it, not only some"
-#: how long a worker may be silent before those that wait for its work give it up
+#: how long a worker may be silent before the workers that wait for its work give up
 _LOST_S = 30.0
 
 
 class Liveness:
-    """Beats for this worker in a thread of its own, and asks about the others when needed.
+    """Writes the heartbeats of this worker in a thread, and reads those of the others on demand.
 
-    Made before a worker is known to the others: the one that keeps the store may leave as soon as
-    it knows all, and then nobody could connect to it any more.
+    Make it before the worker introduces itself: worker 0, which keeps the store, may leave as soon
+    as it knows all workers, and accepts no connection after that.
     """
 
     def __init__(self, store: Store, index: int) -> None:
         with surviving_store():
-            # at once an error if it is gone: a new connection would be tried for the whole deadline
+            # fails where the store is gone; a new connection would try until the deadline
             store.check(["any"])
-            # a client of its own: the main thread may hold the other one in a long wait
+            # a connection of its own: the main thread may block the other one in a long wait
             self._store = cloned(store)
-            # and one more for questions of the main thread, so that a beat never waits for them
+            # and one for reads of the main thread, so that a heartbeat never waits for them
             self._asking = cloned(store)
-        # In worker 0 this store is the server that everybody asks. torch's process group holds it
-        # as well, but closes before the last worker has asked for the last time.
+        # In worker 0 this object is the store's server. torch's process group holds it as well, but
+        # closes before the last worker reads for the last time.
         self._meeting_point: Store | None = store
         self._met_at = time.monotonic()
         self._index = index
@@ -69,17 +69,17 @@ class Liveness:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to beat."""
-        # here and not before: the thread holds this object, and with it the connections
+        """Start to write heartbeats."""
+        # not in __init__: the thread keeps this object alive, and with it the connections
         self._thread = threading.Thread(target=self._run, name="fleet-liveness", daemon=True)
         with surviving_store():
             self._beat()
         self._thread.start()
 
     def among(self, hellos: Mapping[int, MemberHello]) -> Liveness:
-        """From now on the others are these.
+        """Set the other workers, and let the clock count from now.
 
-        All workers learn this at about the same moment: their clocks count from here.
+        All workers call this at about the same moment, so their clocks agree.
         """
         self._met_at = time.monotonic()
         self._others = {i: hello for i, hello in hellos.items() if i != self._index}
@@ -87,11 +87,11 @@ class Liveness:
 
     @property
     def _now(self) -> float:
-        """Seconds since the workers met, by a clock that nobody sets."""
+        """Seconds since the workers met, by a monotonic clock."""
         return time.monotonic() - self._met_at
 
     def depart(self, error: str | None) -> None:
-        """Stop beating and tell the others how this worker ended."""
+        """Stop the heartbeats and write how this worker ended."""
         self._stop.set()
         if self._thread is not None and self._thread.is_alive():
             self._thread.join(timeout=2 * BEAT_S)
@@ -99,8 +99,8 @@ class Liveness:
         with contextlib.suppress(RuntimeError):
             self._store.set(f"gone/{self._index}", msgspec.json.encode(gone).decode())
 
-    def farewell(self) -> None:
-        """Write the last key to the store, which its server may close once it has all of these."""
+    def release_store(self) -> None:
+        """Write this worker's last key; worker 0 may close the store when it has those of all."""
         with contextlib.suppress(RuntimeError):
             self._store.set(f"left/{self._index}", "")
         self._meeting_point = None
@@ -114,13 +114,13 @@ class Liveness:
         return len(self._departures()) == len(self._others)
 
     def any_alive(self, silence_s: float) -> bool:
-        """True when a worker that has not departed gave a sign of life lately; takes a moment."""
+        """True when a worker that has not departed sent a heartbeat lately; takes a moment."""
         silences = self._silences(set(self._others) - set(self._departures()))
         time.sleep(_ASK_EVERY_S)
         return any(silence < silence_s for silence in silences.values())
 
     def _silences(self, workers: Collection[int]) -> dict[int, float]:
-        """For how many seconds each worker has given no sign of life, as far as this one knows."""
+        """The seconds since the last heartbeat of each worker that this one has read."""
         now, beats = time.monotonic(), self._beats()
         for index, beat in beats.items():
             if index not in self._seen or self._seen[index][0] != beat.count:
@@ -129,7 +129,7 @@ class Liveness:
 
     @contextlib.contextmanager
     def waiting(self, operation: str) -> Iterator[None]:
-        """Beats during the block say that this worker waits in `operation`."""
+        """Heartbeats during the block say that this worker waits in `operation`."""
         outer, self._waiting = self._waiting, operation
         try:
             yield
@@ -139,10 +139,10 @@ class Liveness:
     def meet(
         self, meeting: str, operation: str, deadline_s: float, *, working: bool = False
     ) -> None:
-        """Wait until every worker has come to a meeting; name those who have not.
+        """Wait until every worker has reached a meeting; name those that have not.
 
-        `working` says that the others have begun what they will come from, such as writing
-        files: it may take as long as it takes, and only their silence ends the wait.
+        `working` says that the others are busy with work of unknown length, such as writing
+        files: only their silence ends the wait.
         """
         with surviving_store(), self.waiting(operation):
             self._asking.set(f"meet/{meeting}/{self._index}", "here")
@@ -151,7 +151,7 @@ class Liveness:
                 raise self._missed(absent, operation, deadline_s, working)
 
     def _await_meeting(self, meeting: str, deadline_s: float, working: bool) -> list[int]:
-        """Who is still absent when there is nothing more to wait for."""
+        """Wait for all workers; returns those that are absent at the end of the wait."""
         absent, pause = list(self._others), 0.001
         end = time.monotonic() + (BEAT_S if working else deadline_s)
         lost_s = max(min(deadline_s, _LOST_S), BEAT_S * _MISSED)
@@ -164,13 +164,13 @@ class Liveness:
                     return absent
                 end += BEAT_S
             time.sleep(pause)
-            # a short wait ends at once, and a long one leaves the store in peace
+            # a short wait ends early, and a long one causes little load on the store
             pause = min(2 * pause, _ASK_EVERY_S)
 
     def _missed(
         self, absent: Collection[int], operation: str, deadline_s: float, working: bool
     ) -> PeerError:
-        """The error of a meeting to which some did not come."""
+        """The error where workers did not reach a meeting."""
         gone = {i: end for i, end in self._departures().items() if i in absent}
         failed = [f"{self._name(i)} failed: {end.error}" for i, end in gone.items() if end.error]
         if failed:
@@ -178,20 +178,21 @@ class Liveness:
         if gone:
             names = ", ".join(self._name(i) for i in gone)
             return PeerLostError(f"{operation}: {names} left the job without calling it")
-        told = self._told(absent)
+        health = self._health(absent)
         if working:
-            return PeerLostError(f"{operation}: gave up waiting, {told}")
+            return PeerLostError(f"{operation}: gave up waiting, {health}")
         return DeadlineError(
             f"{operation}: every worker must call it, but within {deadline_s:g} s some did not: "
-            f"{told}; {LONGER}"
+            f"{health}; {LONGER}"
         )
 
-    def _told(self, workers: Collection[int]) -> str:
+    def _health(self, workers: Collection[int]) -> str:
         before = self._beats()
         time.sleep(BEAT_S * _MISSED)
         after, now = self._beats(), self._now
         return ", ".join(
-            f"{self._name(i)} {diagnosis.told(before.get(i), after.get(i), now)}" for i in workers
+            f"{self._name(i)} {diagnosis.health_of(before.get(i), after.get(i), now)}"
+            for i in workers
         )
 
     def _name(self, index: int) -> str:
@@ -201,21 +202,21 @@ class Liveness:
         """The error to raise in place of a failed or expired collective."""
         late = _is_deadline(error)
         with self.waiting(operation):
-            suspects, everybody_there = self._suspects(operation)
+            suspects, all_alive = self._suspects(operation)
         text = f"{operation} at step {self.step} {'timed out' if late else 'failed'}: "
         text += "; ".join(suspects)
         if any("left after step" in s for s in suspects):
             text += _OF_GRADIENTS if "gradients" in operation else _OF_CALL
-        elif late and everybody_there:
+        elif late and all_alive:
             text += f"; {LONGER}"
         return (DeadlineError if late else PeerLostError)(f"{text} [{first_sentence(error)}]")
 
     def _suspects(self, operation: str) -> tuple[list[str], bool]:
-        """Sentences about what went wrong, and whether all workers give signs of life."""
+        """Sentences about the cause, and whether all workers send heartbeats."""
         try:
             before, gone = self._beats(), self._departures()
             if gone:
-                # whoever has departed is the cause, and the others may be on their way out too
+                # a worker that has departed is the cause, and the others may be leaving as well
                 before = {}
             else:
                 time.sleep(BEAT_S * _MISSED)
@@ -224,20 +225,20 @@ class Liveness:
         except RuntimeError:
             keeper = self._others.get(0)
             where = f" ({keeper.where()})" if keeper else ""
-            return [f"worker 0{where}, which keeps the job's meeting point, does not answer"], False
+            return [f"worker 0{where}, which keeps the job's meeting point, does not reply"], False
         me = WorkerHeartbeat(self._count, self.step, self._now)
         found = diagnosis.diagnose(me, before, after, gone, self._others, self._now)
         alive = not gone and all(
             i in after and not diagnosis.is_silent(before.get(i), after[i]) for i in self._others
         )
-        return found or [diagnosis.apart(operation, after, self._others)], alive
+        return found or [diagnosis.describe_waits(operation, after, self._others)], alive
 
     def _run(self) -> None:
         while not self._stop.wait(BEAT_S):
             try:
                 self._beat()
             except RuntimeError:
-                return  # the store is gone; the next collective will say so
+                return  # the store is gone; the next collective fails and says so
 
     def _beat(self) -> None:
         self._count += 1

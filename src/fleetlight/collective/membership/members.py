@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who belongs to the job: what members say when they arrive, and what follows. Pure."""
+"""Which processes belong to the job: how they introduce themselves, and their indices. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fleetlight.roles.address import is_loopback
 
 
 class MemberHello(msgspec.Struct, frozen=True, kw_only=True):
-    """What a member says when it arrives."""
+    """The first message of a member: who it is, and what it runs."""
 
     kind: str
-    #: None where a scheduler hands out the indices
+    #: None where a scheduler assigns the indices
     index: int | None
     address: str
-    #: where a parameter server listens, at that address
+    #: the port of a parameter server at that address
     port: int | None = None
     hostname: str
     pid: int
@@ -28,7 +28,7 @@ class MemberHello(msgspec.Struct, frozen=True, kw_only=True):
     backend: str = "gloo"
 
     def where(self) -> str:
-        """The member's place, for error texts."""
+        """The process and host of the member, for error texts."""
         return f"pid {self.pid} on {self.hostname} ({self.address})"
 
 
@@ -38,12 +38,12 @@ def several(count: int, what: str) -> str:
 
 
 def encode(hello: MemberHello) -> bytes:
-    """The wire form of a hello."""
+    """Encode a hello for the store."""
     return msgspec.json.encode(hello)
 
 
 def decode(data: bytes) -> MemberHello:
-    """A hello from its wire form."""
+    """Decode a hello from the store."""
     try:
         return msgspec.json.decode(data, type=MemberHello)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -57,11 +57,11 @@ def decode(data: bytes) -> MemberHello:
         ) from None
 
 
-def check_alike(hellos: Mapping[int, MemberHello]) -> None:
-    """All members must run the same torch, Fleetlight and backend; names the first two that differ.
+def check_same_versions(hellos: Mapping[int, MemberHello]) -> None:
+    """Raise unless all members run the same torch, Fleetlight and backend.
 
-    Two versions of torch may disagree on what travels between them, and a worker without a GPU
-    cannot answer one that has one.
+    Two versions of torch may disagree on their messages, and a worker without a GPU has none of the
+    process groups of a worker with one.
     """
     for fact in ("torch", "fleetlight", "backend"):
         first = hellos[min(hellos)]
@@ -75,14 +75,14 @@ def check_alike(hellos: Mapping[int, MemberHello]) -> None:
 
 
 def absent(expected: int, present: Collection[int]) -> list[int]:
-    """The indices that have not arrived."""
+    """The indices of members that have not arrived."""
     return [index for index in range(expected) if index not in present]
 
 
 def missing_text(
     expected: int, present: Mapping[int, MemberHello], endpoints: Sequence[str], deadline_s: float
 ) -> str:
-    """What to say when the deadline has passed and somebody is missing."""
+    """The error text where workers are missing at the deadline."""
     gone = absent(expected, present)
     names = ", ".join(
         f"worker {index}" + (f" ({endpoints[index]})" if index < len(endpoints) else "")
@@ -95,10 +95,10 @@ def missing_text(
     )
 
 
-def hand_out(hellos: Sequence[MemberHello]) -> list[int]:
+def assign_indices(hellos: Sequence[MemberHello]) -> list[int]:
     """The index of each arrival: a numeric node id is the index; the others fill the gaps.
 
-    Members of one host get neighbouring indices, hosts in the order of their first arrival.
+    Members of one host get consecutive indices, hosts in the order of their first arrival.
     """
     total = len(hellos)
     claimed = _claims(hellos)
@@ -113,7 +113,7 @@ def hand_out(hellos: Sequence[MemberHello]) -> list[int]:
 
 
 def _claims(hellos: Sequence[MemberHello]) -> dict[int, int]:
-    """Arrivals whose node id is a number that can serve as their index."""
+    """The arrivals whose node id is a number that can be their index."""
     claims: dict[int, int] = {}
     for n, hello in enumerate(hellos):
         if hello.node_id is None or not _is_number(hello.node_id):
@@ -134,9 +134,9 @@ def _is_number(text: str) -> bool:
 
 
 def arrived_text(kind: str, expected: int, hellos: Iterable[MemberHello], deadline_s: float) -> str:
-    """What a scheduler says when too few members have come."""
+    """The error text of a scheduler where members are missing at the deadline."""
     came = list(hellos)
-    who = "; ".join(_name(hello) for hello in came) or "nobody"
+    who = "; ".join(_name(hello) for hello in came) or "none"
     return (
         f"{len(came)} of {expected} {kind}s came within {deadline_s:g} s, "
         f"{expected - len(came)} missing{_missing_ids(expected, came)}. Here: {who}. "
@@ -145,7 +145,7 @@ def arrived_text(kind: str, expected: int, hellos: Iterable[MemberHello], deadli
 
 
 def check_reachable(servers: Iterable[MemberHello], workers: Iterable[MemberHello]) -> None:
-    """Workers on other machines cannot call a server at a loopback address."""
+    """Raise for a server with a loopback address where workers may be on other machines."""
     far = next((worker for worker in workers if not is_loopback(worker.address)), None)
     near = next((server for server in servers if is_loopback(server.address)), None)
     if far is not None and near is not None:
@@ -162,7 +162,7 @@ def _name(hello: MemberHello) -> str:
 
 def _missing_ids(expected: int, came: Sequence[MemberHello]) -> str:
     ids = {int(h.node_id) for h in came if h.node_id and _is_number(h.node_id)}
-    # ids that are only unique in the cluster are no indices
+    # ids that are only unique in the cluster are not indices
     if not came or len(ids) != len(came) or max(ids) >= expected:
         return ""
     return " (MS_NODE_ID " + ", ".join(map(str, absent(expected, ids))) + ")"

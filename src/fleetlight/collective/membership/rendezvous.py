@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the members of a job meet: a torch TCPStore that one of them serves.
+"""The rendezvous: a TCPStore of torch that one member serves and the others join.
 
-The socket is made here and handed to torch, so that it listens on one chosen address only and
-a taken port is told in plain words.
+The listening socket is opened here and passed to torch. So it listens on one chosen address only,
+and an error names a port that is taken.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from fleetlight.wire.descriptors import bounded_connections
 from fleetlight.wire.tls import TlsWire
 from fleetlight.wire.tunnel import Tunnel, entrance_to, exit_at
 
-#: how long the store may take to answer what it can answer at once
+#: how long the store may take for a reply that needs no wait
 REPLY_S = 5.0
 _LOOPBACK = "127.0.0.1"
 _ASK_EVERY_S = 0.05
 _SAY_EVERY_S = 3.0
 
 
-#: what keeps the meeting point inside TLS, as long as this process may ask it
+#: tunnels that carry the store inside TLS, as long as this process may use it
 _tunnels: list[Tunnel] = []
 
 
 class RendezvousDeadline:
-    """A deadline that says every few seconds what it is waiting for."""
+    """A deadline that logs every few seconds what it waits for."""
 
     def __init__(self, deadline_s: float) -> None:
         self.deadline_s = deadline_s
@@ -48,11 +48,11 @@ class RendezvousDeadline:
         self._say_at = time.monotonic() + _SAY_EVERY_S
 
     def left(self) -> timedelta:
-        """The time left, never quite nothing."""
+        """The time left, at least a moment."""
         return timedelta(seconds=max(0.1, self._end - time.monotonic()))
 
     def wait(self, waiting_for: Callable[[], str]) -> bool:
-        """Pause a moment; False once the deadline has passed."""
+        """Pause a moment; False after the deadline."""
         now = time.monotonic()
         if now >= self._end:
             return False
@@ -63,8 +63,8 @@ class RendezvousDeadline:
         return True
 
 
-def serve(endpoint: Endpoint, patience: RendezvousDeadline, tls: Contexts | None = None) -> Store:
-    """Open the meeting point at an address of this machine; with `tls`, at the end of a tunnel."""
+def serve(endpoint: Endpoint, deadline: RendezvousDeadline, tls: Contexts | None = None) -> Store:
+    """Serve the store at an address of this machine; with `tls`, at the end of a tunnel."""
     listener, host = _listen(endpoint)
     if tls is not None:
         outside, (listener, host) = listener, (_bound(_LOOPBACK, 0), _LOOPBACK)
@@ -77,18 +77,18 @@ def serve(endpoint: Endpoint, patience: RendezvousDeadline, tls: Contexts | None
             port,
             is_master=True,
             wait_for_workers=False,
-            timeout=patience.left(),
+            timeout=deadline.left(),
             master_listen_fd=listener.detach(),
         )
 
 
 def join(
-    endpoint: Endpoint, patience: RendezvousDeadline, host_name: str, tls: Contexts | None = None
+    endpoint: Endpoint, deadline: RendezvousDeadline, host_name: str, tls: Contexts | None = None
 ) -> Store:
-    """Go to the meeting point that `host_name` serves, as soon as it is there."""
+    """Connect to the store that `host_name` serves, as soon as it listens."""
     host, port = endpoint
-    while (way := next(filter(_answers, _ways_to(endpoint)), None)) is None:
-        if not patience.wait(lambda: f"not ready endpoints: ['{host}:{port}'] ({host_name})"):
+    while (way := next(filter(_is_reachable, _ways_to(endpoint)), None)) is None:
+        if not deadline.wait(lambda: f"not ready endpoints: ['{host}:{port}'] ({host_name})"):
             if resolve(host) is None:
                 raise MembershipError(
                     f"the name {host!r}, at which {host_name} is to be met, cannot be resolved on "
@@ -96,13 +96,13 @@ def join(
                 )
             raise MembershipError(
                 f"{host_name} did not listen at {host}:{port} within "
-                f"{patience.deadline_s:g} s; is it started, and is the address reachable from here?"
+                f"{deadline.deadline_s:g} s; is it started, and is the address reachable from here?"
             )
     if tls is not None:
         way = _through_tunnel(way, tls, host_name)
     try:
         with bounded_connections(REPLY_S):
-            return TCPStore(*way, wait_for_workers=False, timeout=patience.left())
+            return TCPStore(*way, wait_for_workers=False, timeout=deadline.left())
     except (RuntimeError, dist.DistStoreError) as error:
         raise MembershipError(
             f"what listens at {host}:{port} is not {host_name} of this job: {first_sentence(error)}"
@@ -110,7 +110,7 @@ def join(
 
 
 def _through_tunnel(way: Endpoint, tls: Contexts, host_name: str) -> Endpoint:
-    """Where this process reaches the meeting point inside TLS, once a handshake has succeeded."""
+    """The entrance of a tunnel to the store, once a TLS handshake has succeeded."""
     with socket.create_connection(way, timeout=REPLY_S) as probe:
         TlsWire(probe, host_name).handshake(tls.as_client, REPLY_S, way[0])
     _tunnels.append(entrance_to(way, tls.as_client, logger.warning))
@@ -118,23 +118,23 @@ def _through_tunnel(way: Endpoint, tls: Contexts, host_name: str) -> Endpoint:
 
 
 def close_tunnels() -> None:
-    """Close the tunnels of this process; nobody asks the meeting point any more."""
+    """Close the tunnels of this process, after its last use of the store."""
     while _tunnels:
         _tunnels.pop().close()
 
 
 def gather(
-    store: Store, size: int, endpoints: Sequence[str], patience: RendezvousDeadline
+    store: Store, size: int, endpoints: Sequence[str], deadline: RendezvousDeadline
 ) -> dict[int, MemberHello]:
-    """Everybody's hello, as soon as everybody has come."""
+    """Wait for the hello of every worker."""
     here: dict[int, MemberHello] = {}
     while len(here) < size:
         with surviving_store():
             came = [i for i in range(size) if i not in here and store.check([f"hello/{i}"])]
             for index in came:
                 here[index] = decode(store.get(f"hello/{index}"))
-        text = missing_text(size, here, endpoints, patience.deadline_s)
-        if len(here) < size and not patience.wait(lambda: _not_ready(size, here, endpoints)):
+        text = missing_text(size, here, endpoints, deadline.deadline_s)
+        if len(here) < size and not deadline.wait(lambda: _not_ready(size, here, endpoints)):
             raise MembershipError(text)
     return here
 
@@ -148,7 +148,7 @@ def cloned(store: Store) -> Store:
 
 @contextlib.contextmanager
 def surviving_store() -> Iterator[None]:
-    """Turns the errors of a store whose server has gone into ours."""
+    """Raise errors of Fleetlight where the store is gone or too slow."""
     try:
         yield
     except dist.DistNetworkError as error:
@@ -156,7 +156,7 @@ def surviving_store() -> Iterator[None]:
         raise PeerLostError(f"the meeting point of the job went away: {text}") from None
     except dist.DistStoreError as error:
         text = first_sentence(error)
-        raise DeadlineError(f"the meeting point of the job does not answer: {text}") from None
+        raise DeadlineError(f"the meeting point of the job does not reply: {text}") from None
 
 
 def _not_ready(size: int, here: dict[int, MemberHello], endpoints: Sequence[str]) -> str:
@@ -165,7 +165,7 @@ def _not_ready(size: int, here: dict[int, MemberHello], endpoints: Sequence[str]
     return f"not ready endpoints: {names}"
 
 
-def _answers(endpoint: Endpoint) -> bool:
+def _is_reachable(endpoint: Endpoint) -> bool:
     # a ValueError is a name that no resolver takes
     with (
         contextlib.suppress(OSError, ValueError),
@@ -176,7 +176,7 @@ def _answers(endpoint: Endpoint) -> bool:
 
 
 def _listen(endpoint: Endpoint) -> tuple[socket.socket, str]:
-    """A listening socket on the one address, and the host by which it is reached from here."""
+    """A socket that listens on one address, and the host by which this machine reaches it."""
     host, port = endpoint
     address = resolve(host)
     if address is None:
@@ -188,12 +188,12 @@ def _listen(endpoint: Endpoint) -> tuple[socket.socket, str]:
     except OSError as error:
         if error.errno != errno.EADDRNOTAVAIL:
             raise
-        # the address is a gateway's or a service's that leads here
+        # the address belongs to a gateway or service that forwards to this machine
         return _bound("0.0.0.0", port, f"{host} is no address of this machine"), "127.0.0.1"
 
 
 def _listen_outside(host: str, port: int, address: str) -> tuple[socket.socket, str]:
-    """Debian resolves the own hostname to 127.0.1.1, where no other machine could come."""
+    """Listen on an outside address: Debian resolves the own hostname to 127.0.1.1."""
     ways = _outside()
     if len(ways) > 1:
         why = f"{host} resolves to {address} here, and others may come by any of {', '.join(ways)}"
@@ -203,12 +203,12 @@ def _listen_outside(host: str, port: int, address: str) -> tuple[socket.socket, 
 
 
 def _outside() -> list[str]:
-    """The addresses of this machine that others may know."""
+    """The addresses by which other machines may reach this one."""
     return [a for _, a in own_addresses() if ":" not in a and not is_loopback(a)]
 
 
 def _ways_to(endpoint: Endpoint) -> list[Endpoint]:
-    """Where the meeting point may be: members on its own machine may know it by another address."""
+    """Addresses of the store; members on its own machine may know it by another one."""
     host, port = endpoint
     if is_loopback(host) or not is_loopback(resolve(host) or host):
         return [endpoint]
@@ -218,7 +218,7 @@ def _ways_to(endpoint: Endpoint) -> list[Endpoint]:
 def _bound(address: str, port: int, why_all: str | None = None) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
-    # a launcher may hold the port reserved; both sides reuse it knowingly
+    # a launcher may have the port reserved; both sides set SO_REUSEADDR on purpose
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((address, port))

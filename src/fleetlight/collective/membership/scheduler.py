@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Indices handed out by a scheduler: what members ask, and the scheduler that answers.
+"""The scheduler, which assigns indices to members, and the members' side of that.
 
-Servers tell it where they listen, and everybody is told.
-
-The scheduler runs the same script, trains nothing, keeps the meeting point and stays until the
-last member has left.
+The scheduler runs the same script and trains nothing. It serves the store, tells all members where
+the servers listen, and stays until the last member has left.
 """
 
 from __future__ import annotations
@@ -24,84 +22,84 @@ from fleetlight.roles.role import Endpoint, Kind, Role
 from fleetlight.security.context import Contexts
 from fleetlight.torch_compat.c10d import PrefixStore, Store
 
-#: the key under which the servers' endpoints are told
+#: the key of the servers' endpoints
 SERVERS = "server/endpoints"
-#: how long a member may give no sign of life before the scheduler calls it lost
+#: how long a member may send no heartbeat before the scheduler calls it lost
 SILENCE_S = 30.0
-#: how long the scheduler waits, before it closes, for members to have heard and said all
-FAREWELL_S = 5.0
+#: how long the scheduler waits, before it closes, for members to read and write their last keys
+LAST_READ_S = 5.0
 
 
 def register(
-    store: Store, role: Role, hello: MemberHello, patience: RendezvousDeadline
+    store: Store, role: Role, hello: MemberHello, deadline: RendezvousDeadline
 ) -> tuple[Role, MemberHello]:
-    """Ask the scheduler for an index, and for where the servers listen."""
+    """Ask the scheduler for an index and for the servers' endpoints."""
     kind = role.kind.value
-    # longer than the scheduler, which knows who is missing
-    patience = RendezvousDeadline(patience.deadline_s + FAREWELL_S)
+    # longer than that of the scheduler, which can name the missing members
+    deadline = RendezvousDeadline(deadline.deadline_s + LAST_READ_S)
     with surviving_store():
         arrival = store.add(f"{kind}/arrivals", 1) - 1
         store.set(f"{kind}/arrival/{arrival}", members.encode(hello).decode())
         key, awaited = f"{kind}/index/{arrival}", f"which {kind} this is"
-        answer = _told(store, key, patience, awaited, _members(role)).decode()
+        answer = _wait_for(store, key, deadline, awaited, _members(role)).decode()
         if not answer.isdigit():
             raise MembershipError(f"the scheduler says: {answer}")
         role = role.replace(index=int(answer))
         if role.server_num:
-            role = role.replace(server_endpoints=_servers(store, role, patience))
+            role = role.replace(server_endpoints=_servers(store, role, deadline))
     return role, msgspec.structs.replace(hello, index=role.index)
 
 
-def _told(
-    store: Store, key: str, patience: RendezvousDeadline, awaited: str, members: str
+def _wait_for(
+    store: Store, key: str, deadline: RendezvousDeadline, awaited: str, members: str
 ) -> bytes:
-    """What the scheduler answers, once it knows all `members`, of whom it tells `awaited`."""
+    """Read what the scheduler writes once all `members` have come; `awaited` is for errors."""
     while not store.check([key]):
         if store.check(["refused"]):
             text = store.get("refused").decode()
             store.add("refusals heard", 1)
             raise MembershipError(f"the scheduler says: {text}")
-        if not patience.wait(lambda: f"waiting for the scheduler to say {awaited}"):
+        if not deadline.wait(lambda: f"waiting for the scheduler to say {awaited}"):
             raise MembershipError(
-                f"the scheduler did not say {awaited} within {patience.deadline_s:g} s: it waits "
+                f"the scheduler did not say {awaited} within {deadline.deadline_s:g} s: it waits "
                 f"for {members}; did they all start?"
             )
     answer: bytes = store.get(key)
     return answer
 
 
-def _servers(store: Store, role: Role, patience: RendezvousDeadline) -> tuple[Endpoint, ...]:
-    """Where the servers listen, in the order of their indices."""
+def _servers(store: Store, role: Role, deadline: RendezvousDeadline) -> tuple[Endpoint, ...]:
+    """The endpoints of the servers, in the order of their indices."""
     servers = several(role.server_num, "server")
-    answer = _told(store, SERVERS, patience, "where the servers listen", servers)
+    answer = _wait_for(store, SERVERS, deadline, "where the servers listen", servers)
     return tuple(msgspec.json.decode(answer, type=list[Endpoint]))
 
 
-def tell_failure(store: Store, role: Role, error: str) -> None:
-    """Tell the scheduler that a server which it has counted does not serve."""
+def report_server_failure(store: Store, role: Role, error: str) -> None:
+    """Tell the scheduler that a server with an index does not serve."""
     store.set(f"failed/{role.index}", error)
 
 
 class Scheduler:
-    """Serves the meeting point, hands out indices, waits until all members have left."""
+    """Serves the store, assigns indices, and waits until all members have left."""
 
     def __init__(self, role: Role, deadline_s: float, tls: Contexts | None = None) -> None:
         assert role.master is not None
         self._role = role
-        self._patience = RendezvousDeadline(deadline_s)
-        store = serve(role.master, self._patience, tls)
+        self._deadline = RendezvousDeadline(deadline_s)
+        store = serve(role.master, self._deadline, tls)
         self._store = PrefixStore(f"fleet/{role.restart}", store)
         self._silence_s = min(SILENCE_S, deadline_s)
 
     def run(self) -> int:
-        """Serve the whole life of the job; answers the exit code."""
+        """Serve until the job ends; returns the exit code."""
         try:
             workers = self._arrivals("worker", self._role.worker_num)
-            self._hand_out("worker", workers)
+            self._assign_indices("worker", workers)
             if self._role.server_num:
                 servers = self._arrivals("server", self._role.server_num)
                 members.check_reachable(servers, workers)
-                self._hand_out("server", servers)
+                self._assign_indices("server", servers)
         except MembershipError as error:
             logger.error("%s", error)
             self._refuse(str(error))
@@ -110,14 +108,14 @@ class Scheduler:
         return self._watch()
 
     def _refuse(self, text: str) -> None:
-        """Tell all who have come, and stay until they have heard it."""
+        """Tell all members that have come why, and wait until they have read it."""
         self._store.set("refused", text)
         arrivals = [f"{kind}/arrivals" for kind in ("worker", "server")]
         came = sum(self._store.add(key, 0) for key in arrivals if self._store.check([key]))
         self._await(lambda: self._store.add("refusals heard", 0) >= came)
 
     def _await(self, condition: Callable[[], bool]) -> None:
-        end = time.monotonic() + FAREWELL_S
+        end = time.monotonic() + LAST_READ_S
         while not condition() and time.monotonic() < end:
             time.sleep(0.05)
 
@@ -126,13 +124,13 @@ class Scheduler:
         while len(came) < expected:
             if self._store.check([f"{kind}/arrival/{len(came)}"]):
                 came.append(members.decode(self._store.get(f"{kind}/arrival/{len(came)}")))
-            elif not self._patience.wait(_progress(kind, came, expected)):
-                text = members.arrived_text(kind, expected, came, self._patience.deadline_s)
+            elif not self._deadline.wait(_progress(kind, came, expected)):
+                text = members.arrived_text(kind, expected, came, self._deadline.deadline_s)
                 raise MembershipError(text)
         return came
 
-    def _hand_out(self, kind: str, hellos: Sequence[MemberHello]) -> None:
-        indices = members.hand_out(hellos)
+    def _assign_indices(self, kind: str, hellos: Sequence[MemberHello]) -> None:
+        indices = members.assign_indices(hellos)
         for arrival, index in enumerate(indices):
             self._store.set(f"{kind}/index/{arrival}", str(index))
         if kind == Kind.SERVER.value:
@@ -141,7 +139,7 @@ class Scheduler:
             self._store.set(SERVERS, msgspec.json.encode(endpoints).decode())
 
     def _watch(self) -> int:
-        """Until everybody has left: 0, or 1 as soon as one fails or falls silent."""
+        """Wait until all workers have left (0), or one fails or is silent (1)."""
         size = self._role.worker_num
         seen: dict[int, tuple[bytes, float]] = {}
         answered = {"worker": size, "server": self._role.server_num}
@@ -153,16 +151,16 @@ class Scheduler:
                 logger.error("%s", failure)
                 return 1
             if not present:
-                # who has departed may still be asking who else has
+                # workers that have departed may still wait for the departure of others
                 self._await(lambda: self._store.check([f"left/{i}" for i in range(size)]))
                 logger.info("all %s have left", several(size, "worker"))
                 return 0
             if silent := self._silent(present, seen):
-                logger.error("no sign of life from worker %s for %g s", silent, self._silence_s)
+                logger.error("no heartbeat from worker %s for %g s", silent, self._silence_s)
                 return 1
 
     def _failure(self, present: list[int]) -> str | None:
-        """Who has failed, and why."""
+        """The first failure of a worker or server."""
         for index in range(self._role.worker_num):
             if index not in present and (error := self._departure(index).error):
                 return f"worker {index} failed: {error}"
@@ -175,7 +173,7 @@ class Scheduler:
         return msgspec.json.decode(self._store.get(f"gone/{index}"), type=Departure)
 
     def _refuse_surplus(self, answered: dict[str, int]) -> None:
-        """Tell those who came too late that the job is complete; counts who was answered."""
+        """Tell members that come too late that the job is complete; counts them."""
         expected = {"worker": self._role.worker_num, "server": self._role.server_num}
         for kind, count in expected.items():
             while self._store.check([f"{kind}/arrival/{answered[kind]}"]):

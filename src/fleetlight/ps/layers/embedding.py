@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fleetlight.errors import ConfigError, PlanError, names_arguments
 from fleetlight.kernels import sum_by
-from fleetlight.kernels.bags import Mode
+from fleetlight.kernels.ids.bags import Mode
 from fleetlight.ps.layers.empty_state import warn_without_rows
 from fleetlight.ps.layers.entries import EntryPolicy
 from fleetlight.ps.layers.handle import TableHandle, Visit

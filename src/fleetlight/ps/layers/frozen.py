@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from fleetlight.kernels import Initializer
-from fleetlight.kernels.first_values import (
+from fleetlight.kernels.ids.hashing import FIRST, GAMMA, SECOND
+from fleetlight.kernels.rows.first_values import (
     NORMAL_BITS,
     NORMAL_MEAN,
     UNIFORM_BITS,
     as_int64,
 )
-from fleetlight.kernels.hashing import FIRST, GAMMA, SECOND
 from fleetlight.ps.layers.embedding import SparseEmbedding, SparseEmbeddingBag, TableLayer
 
 _WORDS_OF_NORMAL = 3
@@ -127,7 +127,7 @@ def frozen(layer: TableLayer, rows: FrozenRows) -> nn.Module:
 
 
 def first_values(ids: Tensor, dim: int, seed: int, initializer: Initializer) -> Tensor:
-    """The first value of each row: `kernels.first_values`, in torch operations."""
+    """The first row of each id: `kernels.rows.first_values`, in operations of torch."""
     if initializer.kind in ("zeros", "constant"):
         return torch.full((ids.shape[0], dim), initializer.offset, device=ids.device)
     streams = _mix(_mix(ids) ^ as_int64(seed)).unsqueeze(1)
@@ -150,7 +150,7 @@ def _sum_of_twelve(streams: Tensor) -> Tensor:
 
 
 def _mix(words: Tensor) -> Tensor:
-    """One step of splitmix64, as `kernels.hashing.mix`; torch's products wrap around too."""
+    """One step of splitmix64, as in `kernels.ids.hashing`; torch's products wrap around, too."""
     z = words + _signed(int(GAMMA))
     z = (z ^ _shifted(z, 30)) * _signed(int(FIRST))
     z = (z ^ _shifted(z, 27)) * _signed(int(SECOND))

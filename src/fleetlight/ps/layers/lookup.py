@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fleetlight.kernels import gather_bags, gather_visited, spread_bags, sum_visited, weight_grads
-from fleetlight.kernels.bags import Mode
+from fleetlight.kernels.ids.bags import Mode
 from fleetlight.ps.layers.grad_accumulation import accumulated
 from fleetlight.ps.layers.handle import Visit
 from fleetlight.ps.update import Floats, TableGradients

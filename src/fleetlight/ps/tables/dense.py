@@ -24,7 +24,7 @@ from fleetlight.ps.dtypes import as_tensor, flat_array
 from fleetlight.ps.placement import Block, ParameterSlice, Placement
 from fleetlight.ps.plan import Plan
 from fleetlight.ps.tables.dense_state import DenseState, PieceState
-from fleetlight.ps.tables.rules import class_path
+from fleetlight.ps.tables.optimizers import class_path
 from fleetlight.torch_compat.lazy_dynamo import late_step
 
 Array = NDArray[Any]

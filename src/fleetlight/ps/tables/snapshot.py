@@ -14,10 +14,10 @@ from fleetlight.kernels import (
     BucketCount,
     RowTable,
     lay_aside,
-    memory,
     put_in_bucket_order,
     read_as_they_were,
 )
+from fleetlight.kernels.rows import memory
 from fleetlight.ps.tables.pace import Between, at_once
 from fleetlight.ps.update import Floats, Ids
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetlight.kernels import Batch, RowTable, Untaken, copy_rows
+from fleetlight.kernels import Batch, PendingRows, RowTable, copy_rows
 from fleetlight.ps.tables.pace import Between, at_once
 from fleetlight.ps.tables.snapshot import Lock
 from fleetlight.ps.update import Floats, Ids
@@ -35,7 +35,7 @@ class Sweep:
         self._table = table
         self._size = max(1, min(size, len(table.rows)))
         self._count = len(table)
-        self._untaken = Untaken(len(table.rows))
+        self._untaken = PendingRows(len(table.rows))
         #: of rows that hold no id now
         self._freed = table.freed.copy()
         self._full: list[Batch] = []

@@ -25,8 +25,8 @@ from fleetlight.kernels import (
 from fleetlight.ps.messages import TableFile
 from fleetlight.ps.plan import TablePlan
 from fleetlight.ps.tables import admission
+from fleetlight.ps.tables.optimizers import rule_options
 from fleetlight.ps.tables.pace import Between, at_once
-from fleetlight.ps.tables.rules import rule_options
 from fleetlight.ps.tables.snapshot import Lock, Snapshot
 from fleetlight.ps.tables.sweep import Sweep
 from fleetlight.ps.tables.table_file import (
@@ -41,7 +41,7 @@ from fleetlight.ps.tables.table_file import (
 from fleetlight.ps.update import Floats, Ids
 
 #: how many bytes of rows are written, read or looked through while others wait for the lock
-PIECE_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 20
 #: how long a shrink or a load waits for another one
 UPKEEP_S = 600.0
 
@@ -312,7 +312,7 @@ class Table:
             self._cut.keep(numbers, ids)
 
     def _piece(self) -> int:
-        return max(1, PIECE_BYTES // (4 * self._rows.width))
+        return max(1, CHUNK_BYTES // (4 * self._rows.width))
 
     def _check(self, reader: TableReader) -> None:
         """Refuse the file of a table that is not like this one."""

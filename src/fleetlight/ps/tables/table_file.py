@@ -27,15 +27,6 @@ from fleetlight.kernels import BUCKETS, Rule
 from fleetlight.ps.tables.pace import Between, at_once
 from fleetlight.ps.update import Floats, Ids
 
-#: how torch calls what a rule keeps for each weight or row, in the order it is kept
-STATE_NAMES: Mapping[str, tuple[str, ...]] = {
-    "sgd": (),
-    "momentum": ("momentum_buffer",),
-    "adagrad": ("sum",),
-    "rowwise_adagrad": ("sum",),
-    "adam": ("exp_avg", "exp_avg_sq"),
-    "add": (),
-}
 WEIGHTS, META = "weights", "meta"
 _IDS, _BUCKETS = "ids", "buckets"
 _CODES: Mapping[str, np.dtype[Any]] = {"I64": np.dtype("<i8"), "F32": np.dtype("<f4")}
@@ -53,8 +44,8 @@ class Column:
 
 def columns_of(dim: int, rule: Rule, meta_width: int) -> list[Column]:
     """What a row [weights | state | meta] consists of."""
-    width = dim if rule.per_weight else rule.per_row
-    states = [(f"state.{name}", width) for name in STATE_NAMES[rule.name]]
+    widths = [*((n, dim) for n in rule.weight_state), *((n, 1) for n in rule.row_state)]
+    states = [(f"state.{name}", width) for name, width in widths]
     meta = [(META, meta_width)] if meta_width else []
     columns, start = [], 0
     for name, size in [(WEIGHTS, dim), *states, *meta]:

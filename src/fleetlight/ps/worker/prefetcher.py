@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetlight.kernels import Deduped, dedup
-from fleetlight.kernels.dedup import collect
+from fleetlight.kernels.ids.dedup import collect
 from fleetlight.ps.update import Floats, Ids
 from fleetlight.ps.worker.client import Client, ReplyValues, Wanted
 from fleetlight.ps.worker.connections import PREFETCH

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from fleetlight.errors import PlanError
-from fleetlight.kernels.bags import Mode
+from fleetlight.kernels.ids.bags import Mode
 from fleetlight.static.graph.feeds import Feed
 from fleetlight.static.graph.state import Slot
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fleetlight.kernels import gather_bags, gather_visited, spread_bags, sum_visited, weight_grads
-from fleetlight.kernels.bags import Mode
+from fleetlight.kernels.ids.bags import Mode
 
 _library: Any = torch.library.Library("fleetlight", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("gather_rows(Tensor rows, Tensor places, ScalarType dtype) -> Tensor")

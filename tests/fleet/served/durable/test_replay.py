@@ -26,7 +26,7 @@ from fleetlight.ps import messages as m
 from fleetlight.ps.transport.interface import MemoryChannel
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.connections import CONTROL, PUSH
-from fleetlight.ps.worker.replay import worker_journal as redo_module
+from fleetlight.ps.worker.replay import worker_journal as journal_module
 from fleetlight.ps.worker.replay.worker_journal import WorkerIdentity, WorkerJournal
 
 RECORDS, BATCH = 24, 4
@@ -64,27 +64,27 @@ class Lives(Job):
 
     def client(self, index: int) -> Client:
         whose = WorkerIdentity(index, 1, 2, job="j", start=0, incarnation=1)
-        redo = WorkerJournal(self.folder, whose)
+        journal = WorkerJournal(self.folder, whose)
 
         def connect(lane: str) -> Sequence[MemoryChannel]:
             channels = [MemoryChannel(s, f"server {s.index}") for s in self.servers]
             known = lane if lane in (CONTROL, PUSH) else "pull"
             for server, channel in enumerate(channels):
-                hello = m.Greeting("test", 0, 1, server, 2, 1, known, life=redo.identity.life)
+                hello = m.Greeting("test", 0, 1, server, 2, 1, known, life=journal.identity.life)
                 channel.call(hello)
             return channels
 
-        return Client(index, 1, 2, connect, redo)
+        return Client(index, 1, 2, connect, journal)
 
     def life(self, script: Callable[[Member], Any]) -> Any:
         """What the script answers, or that it has died."""
         member = self.member(0)
-        redo = member.session.client.redo
-        assert redo is not None
+        journal = member.session.client.journal
+        assert isinstance(journal, WorkerJournal)
         set_current(member.context)
         try:
-            replay = WorkerReplay(redo, self.returns.append)
-            replay.attach(member.context, lambda: member.session.drawn.dense)
+            replay = WorkerReplay(journal, self.returns.append)
+            replay.attach(member.context, lambda: member.session.bound.dense)
             member.session.replay = replay
             found = script(member)
             member.session.stop()
@@ -95,7 +95,7 @@ class Lives(Job):
         finally:
             set_current(None)
             member.context.group._over.set()  # type: ignore[union-attr]
-            redo.close(is_needed=True)
+            journal.close(is_needed=True)
         return found
 
 
@@ -178,7 +178,7 @@ def test_what_is_agreed_on_at_the_first_forward_is_not_agreed_on_again(
 ) -> None:
     """The first values are those of the first life: all that was learnt would be lost."""
     if compacts:
-        monkeypatch.setattr(redo_module, "_COMPACT_BYTES", 0)
+        monkeypatch.setattr(journal_module, "_COMPACT_BYTES", 0)
 
     def script(member: Member, dies: int) -> Any:
         loader = sharded()
@@ -323,10 +323,10 @@ def draws(script: Script) -> None:
 @pytest.mark.parametrize(
     ("script", "told"),
     [
-        (skips, r"comes to a step with .* sample 12 of epoch 0 .* was made with .* sample 8 of"),
+        (skips, r"makes a step with .* sample 12 of epoch 0 .*, not with .* sample 8 of"),
         (never_steps, "has ended its loop without it"),
-        (inside_each_other, "comes to a step with the batch of loader 0"),
-        (draws, r"comes to a step with .* sample 8 of epoch 0 \(records \w+\), where"),
+        (inside_each_other, "makes a step with the batch of loader 0"),
+        (draws, r"makes a step with .* sample 8 of epoch 0 \(records \w+\), not"),
     ],
 )
 def test_a_step_on_another_batch_is_not_left_out(
@@ -371,7 +371,7 @@ def test_one_that_cannot_go_on_says_why_in_place_of_going_back(
     at: Callable[..., Lives], script: Callable[[Script], None], why: str, mode: str
 ) -> None:
     job = at(mode)
-    told = rf"started again alone, but cannot go on where its life before was: .*{why}"
+    told = rf"restarted alone, but cannot resume where it died: .*{why}"
     with pytest.raises(ConfigError, match=told):
         played(job, script, dies=3)
     assert job.returns == [True, False]
@@ -382,7 +382,7 @@ def test_one_that_could_not_may_be_able_to_later(at: Callable[..., Lives]) -> No
         loader = sharded()
         for number, (ids,) in enumerate(loader):
             if not number and script.life == 1:
-                script.member.session.replay.lose()  # type: ignore[union-attr]
+                script.member.session.replay.forget_position()  # type: ignore[union-attr]
             script.step(ids)
 
     job = at()
@@ -405,7 +405,7 @@ def test_amid_the_load_of_a_checkpoint_nobody_goes_on(
     def dies(*_: Any) -> None:
         raise Died
 
-    with pytest.raises(ConfigError, match="it was about to load a checkpoint"):
+    with pytest.raises(ConfigError, match="it was loading a checkpoint"):
         played(at("async"), script, dies=9)
 
 

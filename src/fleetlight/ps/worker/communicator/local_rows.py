@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetlight.kernels import Deduped, RowTable, copies, dedup, rule_named
+from fleetlight.kernels import Deduped, RowTable, dedup, rule_named
+from fleetlight.kernels.rows import copies
 from fleetlight.ps.plan import TablePlan
-from fleetlight.ps.tables.rules import rule_options
+from fleetlight.ps.tables.optimizers import rule_options
 from fleetlight.ps.update import Floats, Ids, TableGradients
 from fleetlight.ps.worker.prefetcher import part_of
 

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`RowTable`: rows by id, which learn by a rule."""

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory in which ids are found, and how it grows.
+
+Growing moves no row and stops nobody: the larger index takes new ids at once, every operation moves
+some lines of the old one, and a search that fails in the new one goes on in the old one.
+
+The system clears memory when it is first touched, and the first ids of a new index would touch all
+of it at once. So the next index is made ready bit by bit before the present one is full.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fleetlight.kernels.arrays import Int64s
+from fleetlight.kernels.rows import memory
+from fleetlight.kernels.rows.probing import WORDS, migrate
+
+#: how full an index may be: beyond it, searches grow long
+LOAD = 0.7
+_FIRST_SLOTS = 1024
+#: Lines of the old index that every operation moves; it moves one more for each id it inserts,
+#: and one for so many that it looks for.
+_MOVES, _LOOKED_FOR = 64, 4
+#: the part of the limit from which on the next index is made ready, words for each new id
+_READY_FROM = 0.9
+_READY_FOR_EACH = 2 * 32
+
+_NONE = np.zeros(0, np.int64)
+_PAGE = 512  #: words
+
+
+class Index:
+    """The slots, and while it grows, those of the smaller index it grew from."""
+
+    def __init__(self, hint: int = 0) -> None:
+        """Start with room for `hint` ids."""
+        slots = max(_FIRST_SLOTS, 1 << int(hint / LOAD).bit_length())
+        self.slots: Int64s = memory.zeros(2 * slots, np.int64)
+        self.old: Int64s = _NONE
+        self.moved = 0  #: words of the old one that were moved
+        self._next: Int64s = _NONE
+        self._ready = 0
+
+    @property
+    def limit(self) -> int:
+        """How many ids it may hold."""
+        return int(len(self.slots) // 2 * LOAD)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in use."""
+        return self.slots.nbytes + self.old.nbytes + 8 * self._ready
+
+    def looked_for(self, ids: int) -> None:
+        """Move a part of the old index that fits an operation on so many ids."""
+        if len(self.old):
+            self._move(_MOVES + ids // _LOOKED_FOR)
+
+    def inserted(self, fresh: int, live: int) -> None:
+        """Move a part that fits `fresh` ids, new among `live`: done before the next growth.
+
+        When that is near, make a part of the next index ready.
+        """
+        if len(self.old):
+            self._move(fresh)
+        if live < self.limit * _READY_FROM:
+            return
+        if not len(self._next):
+            self._next = memory.zeros(2 * len(self.slots), np.int64)
+        until = min(self._ready + _READY_FOR_EACH * fresh, len(self._next))
+        self._next[self._ready : until : _PAGE] = 0
+        self._ready = until
+
+    def grow(self) -> None:
+        """Go on with an index of twice the size; operations move what the old one holds."""
+        self._move(len(self.old))
+        if not len(self._next):
+            self._next = memory.zeros(2 * len(self.slots), np.int64)
+        self.slots, self.old = self._next, self.slots
+        self._next, self._ready = _NONE, 0
+
+    def _move(self, count: int) -> None:
+        stop = min(self.moved + count * WORDS, len(self.old))
+        migrate(self.old, self.moved, stop, self.slots)
+        self.moved = stop
+        if stop == len(self.old):
+            self.old, self.moved = _NONE, 0

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of a slab by number: begin new ones, read their weights, write them whole."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fleetlight.kernels.arrays import Floats, Grid, Ids, Matrix
+from fleetlight.kernels.compiling.kernel import kernel, part
+from fleetlight.kernels.compiling.prefetching import prefetch
+from fleetlight.kernels.rows.first_values import stream_of, value_at
+
+_LINE = 16  #: floats in a cache line
+_ASKED = 2048  #: floats on their way to the cache, a sixth of the nearest one
+
+
+@part
+def ahead(floats: int) -> int:
+    """How many rows before its turn a row of so many floats is prefetched."""
+    return max(4, min(128, _ASKED // floats))
+
+
+@part
+def ask(slab: Floats, at: np.uint64, floats: int) -> None:
+    """Prefetch a row."""
+    for line in range(0, floats, _LINE):
+        prefetch(slab, at + np.uint64(line))
+    prefetch(slab, at + np.uint64(floats - 1))
+
+
+@kernel
+def begin(
+    slab: Floats,
+    width: int,
+    numbers: Ids,
+    ids: Ids,
+    fresh: Ids,
+    dim: int,
+    seed: int,
+    normal: bool,
+    offset: float,
+    step: float,
+    state: int,
+    initial: float,
+) -> None:
+    """Give new rows their first values, `state` floats of initial state, and zeros as meta data."""
+    for k in range(len(fresh)):
+        i = np.uint64(fresh[k])
+        at = np.uint64(numbers[i]) * np.uint64(width)
+        stream = stream_of(ids[i], seed)
+        for c in range(dim):
+            slab[at + np.uint64(c)] = value_at(stream, c, normal, offset, step)
+        for c in range(dim, dim + state):
+            slab[at + np.uint64(c)] = initial
+        for c in range(dim + state, width):
+            slab[at + np.uint64(c)] = 0
+
+
+@kernel
+def read(slab: Floats, width: int, numbers: Ids, out: Matrix) -> None:
+    """The weights of each row; where there is none (-1), those of row 0."""
+    dim = out.shape[1]
+    early = ahead(dim)
+    for i in range(len(numbers)):
+        if i + early < len(numbers):
+            ask(slab, np.uint64(max(numbers[i + early], 0)) * np.uint64(width), dim)
+        at = np.uint64(max(numbers[i], 0)) * np.uint64(width)
+        for c in range(dim):
+            out[i, c] = slab[at + np.uint64(c)]
+
+
+def copy_rows(rows: Matrix, numbers: Ids, out: Matrix) -> None:
+    """Whole rows, by number."""
+    read(rows.reshape(-1), rows.shape[1], numbers, out)
+
+
+@kernel
+def read_unknown(
+    numbers: Ids, ids: Ids, seed: int, normal: bool, offset: float, step: float, out: Matrix
+) -> None:
+    """The first values of the ids that have no row (-1)."""
+    for i in range(len(numbers)):
+        if numbers[i] < 0:
+            stream = stream_of(ids[i], seed)
+            for c in range(out.shape[1]):
+                out[i, c] = value_at(stream, c, normal, offset, step)
+
+
+@kernel
+def write(slab: Floats, width: int, numbers: Ids, values: Grid) -> None:
+    """Replace whole rows; of a row that comes twice the last value stays."""
+    for i in range(len(numbers)):
+        at = np.uint64(numbers[i]) * np.uint64(width)
+        for c in range(width):
+            slab[at + np.uint64(c)] = values[i, c]

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A table: rows that come into being when their id is first seen, and learn by a rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fleetlight.errors import ConfigError
+from fleetlight.kernels.arrays import (
+    Doubles,
+    Grid,
+    Ids,
+    Int32s,
+    Int64s,
+    Matrix,
+    as_grid,
+    as_ids,
+    room,
+)
+from fleetlight.kernels.ids.dedup import collect
+from fleetlight.kernels.ids.gathering import sum_by
+from fleetlight.kernels.rows import probing, row_access
+from fleetlight.kernels.rows.first_values import Initializer, as_int64
+from fleetlight.kernels.rows.index import Index
+from fleetlight.kernels.rows.slab import FREED, FRESH, LIVE, TOP, Slab
+from fleetlight.kernels.rows.updates import rule_named, update_by
+from fleetlight.kernels.rule import HYPER, Rule
+
+
+class RowTable:
+    """Rows of [weights | state | meta] by id.
+
+    Not for two threads at a time: the caller holds a lock. Kernels let go of the GIL, so threads
+    that use other tables run meanwhile. Views of `rows` are good until the table grows.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        rule: Rule | str,
+        seed: int = 0,
+        initializer: Initializer | None = None,
+        meta_width: int = 0,
+        capacity_hint: int = 0,
+    ) -> None:
+        if dim < 1 or meta_width < 0:
+            raise ConfigError(f"dim={dim}, meta_width={meta_width}: expected dim >= 1, meta >= 0")
+        self.dim = dim
+        self.rule = rule_named(rule) if isinstance(rule, str) else rule
+        self.seed = seed
+        self.initializer = initializer or Initializer()
+        self.meta_width = meta_width
+        self.state_width = self.rule.state_width(dim)
+        self.width = dim + self.state_width + meta_width
+        self._slab = Slab(self.width)
+        self._index = Index(capacity_hint)
+        self._update = update_by(self.rule.name, self.rule.step)
+
+    def __len__(self) -> int:
+        return int(self._slab.counters[LIVE])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory in use."""
+        return self._slab.nbytes + self._index.nbytes
+
+    @property
+    def growing(self) -> bool:
+        """Whether calls still do some of the work of a larger index."""
+        return len(self._index.old) > 0
+
+    @property
+    def rows(self) -> Matrix:
+        """Rows by number, those of removed ids among them."""
+        return self._slab.rows
+
+    @property
+    def freed(self) -> Int32s:
+        """The numbers of rows that are not in use; a view that is good until the next change."""
+        return self._slab.freed[: self._slab.counters[FREED]]
+
+    @property
+    def numbers(self) -> Int32s:
+        """The numbers of all rows in use, ascending."""
+        used = np.ones(int(self._slab.counters[TOP]), np.bool_)
+        used[self.freed] = False
+        return np.flatnonzero(used).astype(np.int32)
+
+    def pull(self, ids: ArrayLike, out: Matrix | None = None, insert: bool = True) -> Matrix:
+        """The weights of each id; unknown ids read their first value, and get a row if `insert`."""
+        ids = as_ids(ids)
+        out = room(out, (len(ids), self.dim))
+        numbers = self._locate(ids, insert)
+        row_access.read(self._slab.flat, self.width, numbers, out)
+        if not insert:
+            row_access.read_unknown(numbers, ids, *self._first(), out)
+        return out
+
+    def push(
+        self,
+        ids: ArrayLike,
+        grads: ArrayLike,
+        hyper: Doubles,
+        distinct: bool = False,
+        changing: Callable[[Int64s, Ids], None] | None = None,
+    ) -> None:
+        """Change the row of each id once, by the sum of its gradients.
+
+        `changing` is told before: the numbers of the rows, and their ids.
+        """
+        ids = as_ids(ids)
+        grads = as_grid(grads, self.dim, "gradients", rows=len(ids))
+        _check(hyper)
+        if not distinct:
+            ids, grads = _coalesced(ids, grads)
+        numbers = self._locate(ids, insert=True)
+        if changing is not None:
+            changing(numbers, ids)
+        self.learn(numbers, grads, hyper)
+
+    def learn(self, numbers: Int64s, grads: ArrayLike, hyper: Doubles) -> None:
+        """Change rows by number, none of which comes twice."""
+        grads = as_grid(grads, self.dim, "gradients", rows=len(numbers))
+        _check(hyper)
+        self._update(self._slab.flat, self.width, numbers, grads.reshape(-1), self.dim, hyper)
+
+    def find(self, ids: ArrayLike) -> Int64s:
+        """The row number of each id, -1 where there is none."""
+        return self._locate(as_ids(ids), insert=False)
+
+    def insert(self, ids: ArrayLike) -> Int64s:
+        """The row number of each id; unknown ids get a row with their first values."""
+        return self._locate(as_ids(ids), insert=True)
+
+    def ids_of(self, numbers: ArrayLike) -> Ids:
+        """The ids of rows in use."""
+        numbers = as_ids(numbers)
+        ids = np.empty(len(numbers), np.int64)
+        index, slab = self._index, self._slab
+        top = int(slab.counters[TOP])
+        read = probing.ids_of(numbers, index.slots, index.old, slab.homes, top, ids)
+        if read < len(numbers):
+            raise ConfigError(
+                f"row {numbers[read]} of {top} holds no id: it was removed or never used"
+            )
+        return ids
+
+    def remove(self, numbers: ArrayLike) -> int:
+        """Forget rows; their places are used for new ids. How many of them were in use."""
+        numbers = as_ids(numbers)
+        index, slab = self._index, self._slab
+        slab.make_room_to_free(len(numbers))
+        return probing.forget(
+            numbers, index.slots, index.old, slab.homes, slab.freed, slab.counters
+        )
+
+    def load(self, ids: ArrayLike, full_rows: ArrayLike) -> None:
+        """Set whole rows: weights, state and meta data."""
+        ids = as_ids(ids)
+        values = as_grid(full_rows, self.width, "rows", rows=len(ids))
+        numbers = self._locate(ids, insert=True, begin=False)
+        row_access.write(self._slab.flat, self.width, numbers, values)
+
+    def _locate(self, ids: Ids, insert: bool, begin: bool = True) -> Int64s:
+        """The rows of ids; new ones `begin` with their first values, or are written whole next."""
+        index = self._index
+        index.looked_for(len(ids))
+        numbers, missing = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
+        missing = missing[: probing.find(ids, index.slots, numbers, missing)]
+        while len(missing):
+            if len(index.old):
+                probing.find_in_old(ids, index.old, numbers, missing)
+            if not insert:
+                break
+            missing = missing[self._insert(ids, numbers, missing, begin) :]
+            if len(missing):
+                self._grow()
+        return numbers
+
+    def _insert(self, ids: Ids, numbers: Int64s, missing: Int64s, begin: bool) -> int:
+        """Rows for missing ids as far as there is room; their number."""
+        index, slab = self._index, self._slab
+        fresh = np.empty(len(missing), np.int64)
+        done = probing.insert(
+            ids,
+            numbers,
+            missing,
+            index.slots,
+            slab.homes,
+            slab.freed,
+            slab.counters,
+            index.limit,
+            slab.capacity,
+            fresh,
+        )
+        fresh = fresh[: slab.counters[FRESH]]
+        index.inserted(len(fresh), len(self))
+        if begin:
+            state, initial = self.state_width, self.rule.initial
+            first = self._first()
+            row_access.begin(
+                slab.flat, self.width, numbers, ids, fresh, self.dim, *first, state, initial
+            )
+        return done
+
+    def _grow(self) -> None:
+        if len(self) >= self._index.limit:
+            self._index.grow()
+        else:
+            self._slab.grow()
+
+    def _first(self) -> tuple[int, bool, float, float]:
+        """What kernels need to know to make first values."""
+        how = self.initializer
+        return as_int64(self.seed), how.is_normal, how.offset, how.step
+
+
+def _coalesced(ids: Ids, grads: Grid) -> tuple[Ids, Grid]:
+    unique, inverse = collect(ids)
+    if len(unique) == len(ids):
+        return ids, grads
+    return unique, sum_by(grads, inverse, len(unique))
+
+
+def _check(hyper: Doubles) -> None:
+    if len(hyper) != HYPER:
+        raise ConfigError(f"{len(hyper)} hyper-parameters, expected what rule.hyper() gives")

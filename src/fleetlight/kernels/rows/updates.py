@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rules of `kernels/rules` by name, and for each the kernel that changes many rows by it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import pkgutil
+from typing import TypeAlias
+
+import numpy as np
+
+from fleetlight.errors import ConfigError, did_you_mean
+from fleetlight.kernels import rules
+from fleetlight.kernels.arrays import Doubles, Floats, Ids, Values
+from fleetlight.kernels.compiling.kernel import Kernel, kernel, part
+from fleetlight.kernels.rows.row_access import ahead, ask
+from fleetlight.kernels.rule import Numbers, Options, Rule, Step
+
+Update: TypeAlias = Kernel[[Floats, int, Ids, Values, int, Doubles], None]
+
+
+def find_rules() -> dict[str, Rule]:
+    """Every rule of the package `rules`, by name."""
+    names = [f"{rules.__name__}.{module.name}" for module in pkgutil.iter_modules(rules.__path__)]
+    found: list[Rule] = [importlib.import_module(name).RULE for name in names]
+    return {rule.name: rule for rule in found}
+
+
+RULES = find_rules()
+
+
+def rule_named(name: str, options: Options | None = None) -> Rule:
+    """The rule of that name; `options` may say what an accumulator starts with."""
+    if name not in RULES:
+        raise ConfigError(f"rule {name!r}: {did_you_mean(name, RULES)}")
+    rule = RULES[name]
+    initial = (options or {}).get(rule.initial_option, rule.initial)
+    return dataclasses.replace(rule, initial=float(initial))
+
+
+@functools.cache
+def update_by(name: str, step: Step) -> Update:
+    """The kernel that applies `step`, the arithmetic of the rule of that name."""
+    return _update.variant(f"update_by_{name}", _step=step)
+
+
+@part
+def _step(
+    slab: Floats, at: np.uint64, dim: np.uint64, grads: Values, g: np.uint64, h: Numbers
+) -> None:
+    """The step of a rule, which each variant binds."""
+
+
+@kernel
+def _update(
+    slab: Floats, width: int, numbers: Ids, grads: Values, dim: int, hyper: Doubles
+) -> None:
+    """Change row numbers[i] by gradient i; no number may come twice."""
+    h = (
+        np.float32(hyper[0]),
+        np.float32(hyper[1]),
+        np.float32(hyper[2]),
+        np.float32(hyper[3]),
+        np.float32(hyper[4]),
+    )
+    early = ahead(width)
+    for i in range(len(numbers)):
+        if i + early < len(numbers):
+            ask(slab, np.uint64(numbers[i + early]) * np.uint64(width), width)
+        at = np.uint64(numbers[i]) * np.uint64(width)
+        _step(slab, at, np.uint64(dim), grads, np.uint64(i) * np.uint64(dim), h)

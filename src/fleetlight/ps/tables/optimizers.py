@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the servers do with gradients, read off the user's torch optimizers.
+
+A table has a rule for its rows; dense parameters are stepped by the optimizer's own class. Learning
+rates and the like are sent along with each gradient, so schedulers stay on the workers.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fleetlight.errors import PlanError, did_you_mean
+from fleetlight.kernels import RULES
+from fleetlight.optim.layerwise import user_class
+from fleetlight.ps.plan import OptimizerPlan, RulePlan
+
+#: options that a rule has no place for, and what each must be
+_PLAIN = {
+    "maximize": False,
+    "dampening": 0,
+    "amsgrad": False,
+    "decoupled_weight_decay": False,
+    "differentiable": False,
+}
+#: their steps treat every element by itself, so a parameter may be cut into pieces
+_ELEMENTWISE: frozenset[type] = frozenset({
+    torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam,
+    torch.optim.RAdam, torch.optim.Adagrad, torch.optim.RMSprop, torch.optim.Rprop,
+    torch.optim.ASGD, torch.optim.Adadelta,
+})  # fmt: skip
+#: where a step is computed; the process that steps decides that
+_PLACES = frozenset({"foreach", "fused", "capturable", "differentiable"})
+_NOT_OPTIONS = frozenset({"params", "param_names"})
+
+
+def rule_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], table: str) -> RulePlan:
+    """The rule of a table whose `weight` is in that param group."""
+    kind = user_class(optimizer)
+    readers = {
+        rule.name: read
+        for rule in RULES.values()
+        for name, read in rule.optimizers.items()
+        if getattr(torch.optim, name, None) is kind
+    }
+    if not readers:
+        raise PlanError(f"table {table!r} is in the optimizer {class_path(kind)}; {what_works()}")
+    _refuse_options(f"table {table!r} in {class_path(kind)}", group)
+    fixed = ((name, read(group)) for name, read in readers.items())
+    return next(RulePlan(name, options) for name, options in fixed if options is not None)
+
+
+def own_rule(name: str, table: str) -> RulePlan:
+    """The rule that a layer names itself; of the param group it takes the learning rate only."""
+    options = RULES[name].layer_options if name in RULES else None
+    if options is None:
+        raise PlanError(
+            f"table {table!r}: got optimizer={name!r}, {did_you_mean(str(name), layer_rules())}"
+        )
+    return RulePlan(name, dict(options))
+
+
+def layer_rules() -> list[str]:
+    """The rules that a layer may name."""
+    return [rule.name for rule in RULES.values() if rule.layer_options is not None]
+
+
+def what_works() -> str:
+    """What a table may be trained with, for error texts."""
+    *others, last = sorted({name for rule in RULES.values() for name in rule.optimizers})
+    return (
+        f"a table works with torch.optim.{', '.join(others)} or {last}, or with its layer's own "
+        f"optimizer=, one of {', '.join(layer_rules())}"
+    )
+
+
+def push_options(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The hyper-parameters of a param group as they travel: plain numbers, words and lists."""
+    return {
+        key: _plain(value)
+        for key, value in group.items()
+        if key not in _NOT_OPTIONS and key not in _PLACES and _travels(value)
+    }
+
+
+class PushOptions:
+    """The same of one param group, made anew only when something in the group has changed."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
+        self._from: list[Any] = []
+
+    def of(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        """As they travel now; the answer is not to be changed."""
+        values = [value for key, value in group.items() if key not in _NOT_OPTIONS]
+        same = len(values) == len(self._from) and all(map(operator.is_, values, self._from))
+        if not same or not all(map(_stays, values)):
+            self._made, self._from = push_options(group), values
+        return self._made
+
+
+def _stays(value: Any) -> bool:
+    """False for what may change where it is, such as a rate in a tensor."""
+    if isinstance(value, tuple):
+        return all(map(_stays, value))
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def rule_options(rule: RulePlan, group: Mapping[str, Any]) -> dict[str, Any]:
+    """What a rule goes by in one push: the options of the group as pushed, and its own fixed ones.
+
+    A scheduler may have changed them since the rule was chosen, so they are looked at again.
+    """
+    options = {**group, **rule.options}
+    if "lr" not in options:
+        raise PlanError(
+            f"a push for the rule {rule.name!r} has no learning rate: the param group of the "
+            f"table's weight has {', '.join(sorted(group)) or 'no options'}; expected 'lr'"
+        )
+    if "weight_decay" not in rule.options:  # else it is a layer's own, which goes by itself
+        _refuse_options(f"a push for the rule {rule.name!r}", group)
+        for key in RULES[rule.name].zero_options:
+            if group.get(key):
+                raise PlanError(
+                    f"a push has {key}={group[key]!r}, but the table was planned with 0 and keeps "
+                    f"no {key}; set it before init_server and init_worker"
+                )
+    return options
+
+
+def optimizer_plan(optimizer: torch.optim.Optimizer) -> OptimizerPlan:
+    """How an optimizer is stepped on the servers; an error for one that cannot be."""
+    kind = user_class(optimizer)
+    for reason in _obstacles(optimizer, kind):
+        raise PlanError(
+            f"the optimizer {class_path(kind)} cannot step on parameter servers: {reason}. "
+            "Take one that steps from gradients alone, such as those of torch.optim except LBFGS, "
+            "or train with is_collective=True"
+        )
+    return OptimizerPlan(class_path(kind), len(optimizer.param_groups), kind in _ELEMENTWISE)
+
+
+def class_path(kind: type) -> str:
+    """`torch.optim.adamw.AdamW` for AdamW."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _refuse_options(who: str, group: Mapping[str, Any]) -> None:
+    for key, plain in _PLAIN.items():
+        if group.get(key, plain) != plain:
+            raise PlanError(
+                f"{who} has {key}={group[key]!r}, expected {plain!r}: the rules of tables do not "
+                f"know it; {what_works()}"
+            )
+
+
+def _obstacles(
+    optimizer: torch.optim.Optimizer, kind: type[torch.optim.Optimizer]
+) -> Iterator[str]:
+    """Why the servers could not step it with the gradients they get."""
+    needed = [
+        parameter.name
+        for parameter in list(inspect.signature(kind.step).parameters.values())[1:]
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    if needed:
+        yield (
+            f"its step() needs {', '.join(needed)}, to compute the loss of the whole model again, "
+            "which is on the workers"
+        )
+    parameters = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for name, value in vars(optimizer).items():
+        if name in ("param_groups", "state", "defaults"):
+            continue
+        if isinstance(value, torch.optim.Optimizer):
+            yield f"it holds another optimizer in {name!r}, whose parameters would stay behind"
+        elif any(id(item) in parameters for item in _contents(value)):
+            yield f"it holds parameters in {name!r}, which would stay behind"
+
+
+def _contents(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return [*value.keys(), *value.values()]
+    return list(value) if isinstance(value, (list, tuple, set, frozenset)) else [value]
+
+
+def _travels(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(_travels(item) for item in value)
+    if isinstance(value, Tensor):
+        return value.numel() == 1
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.item()
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value

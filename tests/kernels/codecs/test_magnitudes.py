@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The largest values, as a sort finds them; finite values, as NumPy does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from tests.kernels.batches import numbers, same
+from tests.kernels.strange_floats import some_values
+
+from fleetlight.errors import DivergedError
+from fleetlight.kernels import add_at, all_finite, largest, take_out
+from fleetlight.kernels.codecs import twin_codecs
+
+
+def places_of(values: NDArray[np.float32], count: int) -> NDArray[np.int32]:
+    places = np.full(count, -1, np.int32)
+    largest(values, places)
+    return places
+
+
+@settings(deadline=None, max_examples=100)
+@given(some_values, st.data())
+def test_the_largest_equal_the_twins(values: NDArray[np.float32], data: st.DataObject) -> None:
+    values.flags.writeable = False
+    count = data.draw(st.integers(0, len(values)))
+    expected = np.zeros(count, np.int32)
+    twin_codecs.largest(values, expected)
+    assert same(places_of(values, count), expected)
+
+
+@pytest.mark.parametrize("count", [1, 2, 999, 4999, 5000])
+@pytest.mark.parametrize("digits", [0, 1, 7])
+def test_of_many_with_and_without_equals(count: int, digits: int) -> None:
+    values = numbers(3, 5000).round(digits)
+    expected = np.zeros(count, np.int32)
+    twin_codecs.largest(values, expected)
+    assert same(places_of(values, count), expected)
+
+
+def test_they_differ_in_any_digit() -> None:
+    # from one bit to the next: all three parts of the bits decide
+    bits = np.arange(31, dtype=np.int32)
+    values = (np.int32(1) << bits).astype(np.int32).view(np.float32)
+    for count in range(1, 32):
+        assert places_of(values, count).tolist() == list(range(31 - count, 31))
+
+
+def test_nan_is_larger_than_infinity_and_of_equals_the_first_count() -> None:
+    values = np.array([2, np.inf, -2, np.nan, -np.inf, 2], np.float32)
+    assert places_of(values, 1).tolist() == [3]
+    assert places_of(values, 2).tolist() == [1, 3]
+    assert places_of(values, 4).tolist() == [0, 1, 3, 4]
+
+
+@settings(deadline=None)
+@given(some_values.filter(len), st.data())
+def test_taking_out_and_adding_equal_the_twins(
+    values: NDArray[np.float32], data: st.DataObject
+) -> None:
+    some = st.lists(st.integers(0, len(values) - 1), unique=True)
+    places = np.array(data.draw(some), np.int32)
+    places.flags.writeable = False
+    mine, theirs = values.copy(), values.copy()
+    taken, expected = np.zeros((2, len(places)), np.float32)
+    take_out(mine, places, taken)
+    twin_codecs.take_out(theirs, places, expected)
+    assert same(mine, theirs)
+    assert same(taken, expected)
+    taken.flags.writeable = False
+    with np.errstate(invalid="ignore"):
+        twin_codecs.add_at(places, taken, theirs)
+    add_at(places, taken, mine)
+    np.testing.assert_array_equal(mine, theirs)
+    finite = np.isfinite(values)
+    assert (mine == values)[finite].all()
+
+
+def test_places_may_repeat() -> None:
+    total = np.ones(3, np.float32)
+    add_at(np.array([2, 2, 0], np.int32), np.array([1, 2, 3], np.float32), total)
+    assert total.tolist() == [4, 1, 4]
+
+
+@pytest.mark.parametrize("place", [-1, 3, 2**31 - 1])
+def test_a_place_outside_is_refused_and_nothing_is_written_there(place: int) -> None:
+    room = np.zeros(5, np.float32)
+    places, values = np.array([0, place], np.int32), np.array([1, 28], np.float32)
+    with pytest.raises(DivergedError, match=f"place {place}, expected places from 0 to 2"):
+        add_at(places, values, room[1:4])
+    assert room.tolist() == [0, 1, 0, 0, 0]
+
+
+MOST = float(np.finfo(np.float32).max)
+values = st.lists(
+    st.one_of(st.floats(width=32), st.sampled_from([0.0, -0.0, MOST, -MOST, 1e-45])), max_size=40
+)
+
+
+@settings(deadline=None)
+@given(values)
+def test_finite_as_numpy_says(found: list[float]) -> None:
+    array = np.array(found, np.float32)
+    assert all_finite(array) == bool(np.isfinite(array).all())
+    wide = np.array([found, found], np.float64)
+    assert all_finite(wide) == bool(np.isfinite(wide).all())
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
+def test_a_value_that_is_not_finite_is_found_anywhere(bad: float) -> None:
+    array = np.full((5, 7), MOST, np.float32)
+    assert all_finite(array)
+    array[4, 6] = bad
+    assert not all_finite(array)
+    assert not all_finite(array.T)
+    assert all_finite(array[:4])
+    array.flags.writeable = False
+    assert not all_finite(array)

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels are compiled once, when they are called, for their own signature."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from fleetlight.kernels.arrays import Ids, Int64s
+from fleetlight.kernels.compiling.kernel import kernel, part
+
+
+@part
+def twice(number: int) -> int:
+    """A part of a kernel."""
+    return 2 * number
+
+
+@part
+def thrice(number: int) -> int:
+    """Another one that fits in its place."""
+    return 3 * number
+
+
+@kernel
+def grow(ids: Ids, out: Int64s) -> int:
+    """A kernel that calls a part."""
+    for i in range(len(ids)):
+        out[i] = twice(ids[i])
+    return len(ids)
+
+
+def test_a_kernel_calls_its_parts() -> None:
+    out = np.zeros(3, np.int64)
+    assert grow(np.arange(3), out) == 3
+    assert out.tolist() == [0, 2, 4]
+
+
+def test_variants_differ_in_their_parts() -> None:
+    out = np.zeros(3, np.int64)
+    grow.variant("grow_thrice", twice=thrice)(np.arange(3), out)
+    assert out.tolist() == [0, 3, 6]
+    grow(np.arange(3), out)
+    assert out.tolist() == [0, 2, 4]
+
+
+def test_read_only_arrays_are_taken_where_nothing_is_written() -> None:
+    received = np.frombuffer(np.arange(3).tobytes(), np.int64)
+    assert not received.flags.writeable
+    assert grow(received, np.zeros(3, np.int64)) == 3
+    with pytest.raises(TypeError, match="No matching definition"):
+        grow(np.arange(3), received)
+
+
+def test_nothing_else_is_compiled() -> None:
+    with pytest.raises(TypeError, match="No matching definition"):
+        grow(np.arange(3.0), np.zeros(3, np.int64))  # type: ignore[arg-type]
+
+
+def test_other_threads_run_while_a_kernel_does() -> None:
+    grow(np.arange(3), np.zeros(3, np.int64))
+    assert grow._ready.targetoptions["nogil"]  # type: ignore[union-attr]
+
+
+def test_importing_kernels_imports_no_numba() -> None:
+    program = "import sys, fleetlight.kernels; assert 'numba' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    tables = "; from fleetlight.kernels import RowTable; RowTable(2, 'sgd'); "
+    program = program.replace("; assert", tables + "assert")
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

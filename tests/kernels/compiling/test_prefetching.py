@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The prefetch instruction, and life without it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fleetlight.kernels.arrays import Ids
+from fleetlight.kernels.compiling import compiled_files, prefetching
+from fleetlight.kernels.compiling.kernel import Kernel, kernel
+from fleetlight.kernels.compiling.prefetching import prefetch
+
+
+def total() -> Kernel[[Ids], int]:
+    """A new kernel that prefetches."""
+
+    @kernel
+    def add_up(ids: Ids) -> int:
+        found = 0
+        for i in range(len(ids)):
+            if i + 4 < len(ids):
+                prefetch(ids, np.uint64(i + 4))
+            found += ids[i]
+        return found
+
+    return add_up
+
+
+@pytest.fixture
+def restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test gives up holds for that test only."""
+    monkeypatch.setattr(prefetching, "_state", dict(prefetching._state))
+    # code that was compiled by an earlier run cannot be looked into
+    monkeypatch.setattr(compiled_files, "keep", lambda *_: None)
+
+
+def code_of(compiled: Kernel[Any, Any]) -> str:
+    assert compiled._ready is not None
+    [code] = compiled._ready.inspect_asm().values()  # type: ignore[attr-defined]
+    return str(code)
+
+
+def asks(code: str) -> bool:
+    """Whether there is an instruction of x86 or ARM for it."""
+    return re.search(r"\b(prefetcht0|prfm)\b", code) is not None
+
+
+@pytest.mark.usefixtures("restored")
+def test_kernels_ask_for_memory() -> None:
+    adder = total()
+    assert adder(np.arange(10)) == 45
+    if prefetching.wanted():
+        assert asks(code_of(adder))
+
+
+@pytest.mark.usefixtures("restored")
+def test_kernels_without_the_instruction() -> None:
+    prefetching.give_up()
+    adder = total()
+    assert adder(np.arange(10)) == 45
+    assert not asks(code_of(adder))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("restored")
+@pytest.mark.parametrize("error", [RuntimeError, TypeError, AttributeError])
+def test_an_instruction_that_cannot_be_built_is_done_without(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def broken() -> Any:
+        raise error("no such intrinsic")
+
+    prefetching._state["instruction"] = None
+    monkeypatch.setattr(prefetching, "_built", broken)
+    assert total()(np.arange(10)) == 45
+    assert not prefetching.wanted()

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory that is reserved and not used."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from fleetlight.kernels.rows import memory
+
+
+def resident() -> int:
+    """Bytes of memory this process holds."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def test_reserved_memory_costs_what_is_touched() -> None:
+    before = resident()
+    array = memory.reserve(2**34, np.float32)
+    assert array is not None
+    assert len(array) == 2**34
+    array[: 2**20] = 1
+    array[2**33] = 1
+    assert array[2**33 - 1] == 0
+    assert resident() - before < 4 * 2**20 + 3 * memory.HUGE_PAGES_FROM + 2**20
+
+
+def test_what_cannot_be_reserved_is_none() -> None:
+    assert memory.reserve(2**60, np.float32) is None
+
+
+def test_memory_that_is_populated_is_there_with_what_is_in_it() -> None:
+    array = memory.reserve(2**26, np.uint8)
+    assert array is not None
+    # not at the edge of a page
+    array[1000] = 7
+    before = resident()
+    memory.populate(array[1000 : 2**25])
+    assert resident() - before > 2**25 - 2 * memory.HUGE_PAGES_FROM - 2**20
+    assert array[1000] == 7
+    assert array[1001 : 2**25].max() == 0
+
+
+def test_zeros_of_any_size() -> None:
+    for count in (0, 1, 1000, 2**20):
+        array = memory.zeros(count, np.int64)
+        assert len(array) == count
+        assert not array.any()
+        array[:] = 1
+
+
+def test_a_limit_on_address_space_is_lived_with() -> None:
+    program = """
+import resource
+import numpy as np
+from fleetlight.kernels import RowTable
+table = RowTable(4, "adagrad")
+table.insert([1])  # compile first, that needs more
+resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
+table = RowTable(4, "adagrad")
+assert table._slab.capacity == 1024, table._slab.capacity
+numbers = table.insert(np.arange(5000))
+assert (table.find(np.arange(5000)) == numbers).all()
+assert table.ids_of(numbers).tolist() == list(range(5000))
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
+
+
+def flags_at(address: int) -> set[str]:
+    """What the kernel knows of the mapping that holds an address."""
+    inside = False
+    with open("/proc/self/smaps") as file:
+        for line in file:
+            first = line.split()[0]
+            if "-" in first and not first.endswith(":"):
+                low, high = (int(number, 16) for number in first.split("-"))
+                inside = low <= address < high
+            elif inside and first == "VmFlags:":
+                return set(line.split()[1:])
+    return set()
+
+
+@pytest.mark.skipif(
+    not os.path.exists("/sys/kernel/mm/transparent_hugepage"), reason="a kernel without huge pages"
+)
+def test_large_memory_asks_for_huge_pages_and_small_does_not() -> None:
+    count = 8 * memory.HUGE_PAGES_FROM
+    reserved = memory.reserve(count, np.uint8)
+    assert reserved is not None
+    for array in (memory.zeros(count, np.uint8), reserved[2 * memory.HUGE_PAGES_FROM :]):
+        assert "hg" in flags_at(array.ctypes.data)
+    assert "hg" not in flags_at(reserved.ctypes.data)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules: those of torch on coalesced gradients, and the twins of the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.kernels.batches import numbers
+
+from fleetlight.errors import ConfigError
+from fleetlight.kernels import RULES, RowTable, rule_named, twins
+
+ROWS, DIM, STEPS = 12, 6, 7
+CASES: list[tuple[str, type[torch.optim.Optimizer], dict[str, Any]]] = [
+    ("sgd", torch.optim.SGD, {"lr": 0.3}),
+    ("adagrad", torch.optim.Adagrad, {"lr": 0.3}),
+    (
+        "adagrad",
+        torch.optim.Adagrad,
+        {"lr": 0.3, "lr_decay": 0.1, "eps": 1e-3, "initial_accumulator_value": 0.2},
+    ),
+    ("adam", torch.optim.SparseAdam, {"lr": 0.1}),
+    ("adam", torch.optim.SparseAdam, {"lr": 0.1, "betas": (0.7, 0.8), "eps": 1e-2}),
+]
+
+
+def batches() -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+    """Ids that repeat, and a gradient for each."""
+    rng = np.random.default_rng(0)
+    return [(rng.integers(0, ROWS, 20), numbers(step, 20, DIM)) for step in range(STEPS)]
+
+
+@pytest.mark.parametrize(("name", "optimizer", "options"), CASES)
+def test_equals_torch_on_sparse_gradients(
+    name: str, optimizer: type[torch.optim.Optimizer], options: dict[str, Any]
+) -> None:
+    table = RowTable(DIM, rule_named(name, options))
+    embedding = torch.nn.Embedding(ROWS, DIM, sparse=True)
+    torch.nn.init.zeros_(embedding.weight)
+    reference = optimizer(embedding.parameters(), **options)
+    # said once, or torch warns that nobody has said it
+    torch.sparse.check_sparse_tensor_invariants.disable()
+    for step, (ids, grads) in enumerate(batches(), 1):
+        embedding(torch.from_numpy(ids)).backward(torch.from_numpy(grads))
+        reference.step()
+        reference.zero_grad()
+        table.push(ids, grads, table.rule.hyper(reference.param_groups[0], step))
+    expected = embedding.weight.detach().numpy()
+    np.testing.assert_allclose(table.pull(np.arange(ROWS)), expected, rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"nesterov": True}, {"weight_decay": 0.1}])
+def test_momentum_equals_torch_where_all_rows_are_touched(options: dict[str, Any]) -> None:
+    options = {"lr": 0.1, "momentum": 0.9, **options}
+    table, weights = RowTable(DIM, "momentum"), torch.zeros(ROWS, DIM, requires_grad=True)
+    reference = torch.optim.SGD([weights], **options)
+    for step in range(STEPS):
+        grads = numbers(step, ROWS, DIM)
+        weights.grad = torch.from_numpy(grads)
+        reference.step()
+        table.push(np.arange(ROWS), grads, table.rule.hyper(options))
+    expected = weights.detach().numpy()
+    np.testing.assert_allclose(table.pull(np.arange(ROWS)), expected, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+@pytest.mark.parametrize("dim", [1, 3, 16, 19])
+@pytest.mark.parametrize("decay", [0.0, 0.05])
+def test_equals_the_twin(name: str, dim: int, decay: float) -> None:
+    options = {"lr": 0.1, "weight_decay": decay, "momentum": 0.5, "nesterov": True}
+    table = RowTable(dim, name, meta_width=2)
+    end = dim + table.state_width
+    before = np.abs(numbers(3, 9, table.width))
+    table.load(np.arange(9), before)
+    grads, hyper = numbers(4, 9, dim), table.rule.hyper(options, 5)
+    table.push(np.arange(9), grads, hyper)
+    weights, state = twins.update(table.rule, before[:, :dim], before[:, dim:end], grads, hyper)
+    expected = np.hstack([weights, state, before[:, end:]])
+    np.testing.assert_allclose(table.rows, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_untouched_rows_stay() -> None:
+    table = RowTable(2, "momentum")
+    hyper = table.rule.hyper({"lr": 0.1, "momentum": 0.9, "weight_decay": 0.5})
+    table.push([1, 2], np.ones((2, 2)), hyper)
+    before = table.pull([2])
+    table.push([1], np.ones((1, 2)), hyper)
+    assert (table.pull([2]) == before).all()
+
+
+def test_state_begins_with_the_accumulator_asked_for() -> None:
+    rule = rule_named("rowwise_adagrad", {"initial_accumulator_value": 0.25})
+    table = RowTable(3, rule, meta_width=1)
+    table.insert([5])
+    assert table.rows.tolist() == [[0, 0, 0, 0.25, 0]]
+
+
+def test_unknown_rule() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'adagrad'"):
+        rule_named("adagard")
