@@ -24,6 +24,7 @@ from fleetlight.fleet.server.job import ServerJob, ServerProcess
 from fleetlight.ps import messages as m
 from fleetlight.ps.transport.listener import hold
 from fleetlight.ps.worker.connections import CONTROL, PREFETCH, PULL, PUSH
+from fleetlight.ps.worker.replay.step_journal import NoJournal
 from fleetlight.ps.worker.replay.worker_journal import WorkerIdentity, WorkerJournal
 from fleetlight.ps.worker.served_group import ServedGroup
 from fleetlight.roles import Kind, Role
@@ -71,7 +72,7 @@ def test_servers_are_told_how_long_a_worker_may_be_away(tmp_path: Path) -> None:
     journal = WorkerJournal(tmp_path, WorkerIdentity(0, 1, 1, "a job", 0, 7), 60.0)
     # less than others wait for it
     assert _Connector(role, strategy, 60.0, None, journal)._greeting(0, CONTROL).away_s == 40.0
-    assert _Connector(role, strategy, 60.0, None, None)._greeting(0, CONTROL).away_s == 0.0
+    assert _Connector(role, strategy, 60.0, None, NoJournal())._greeting(0, CONTROL).away_s == 0.0
     # only with all others, by a launch that resumes
     for alone in (role.replace(job=""), role.replace(max_restarts=0)):
         assert _Connector(alone, strategy, 60.0, None, journal)._greeting(0, CONTROL).away_s == 0.0

@@ -371,9 +371,9 @@ def test_a_lane_is_not_opened_again_once_all_are_closed() -> None:
     team = Team(1)
     team.client.beat(1)
     team.client.close()
-    with pytest.raises(PeerLostError, match="worker 0 has parted"):
+    with pytest.raises(PeerLostError, match="worker 0 has disconnected"):
         team.client.beat(2)
-    with pytest.raises(PeerLostError, match="worker 0 has parted"):
+    with pytest.raises(PeerLostError, match="worker 0 has disconnected"):
         team.first(1)
     assert "pull" not in team.lanes
 
@@ -388,7 +388,7 @@ def test_a_lane_that_is_opened_while_all_are_closed_is_closed_too() -> None:
         return channels
 
     team.client._connect = slowly
-    with pytest.raises(PeerLostError, match="has parted"):
+    with pytest.raises(PeerLostError, match="has disconnected"):
         team.first(1)
     assert team.lanes["pull"][0].closed
 

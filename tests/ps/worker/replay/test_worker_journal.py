@@ -244,7 +244,7 @@ def test_a_disk_that_stays_full_is_told(tmp_path: Path, monkeypatch: pytest.Monk
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "pwritev", full)
-    with pytest.raises(JournalError, match=r"cannot be written: No space .* could not go on"):
+    with pytest.raises(JournalError, match=r"cannot be written: No space .* could not resume"):
         commit(journal, 1)
     journal.close(is_needed=False)
 
