@@ -24,6 +24,7 @@ from fleetlight.fleet.server.job import ServerJob, ServerProcess
 from fleetlight.ps import messages as m
 from fleetlight.ps.transport.listener import hold
 from fleetlight.ps.worker.connections import CONTROL, PREFETCH, PULL, PUSH
+from fleetlight.ps.worker.replay.step_journal import NoJournal
 from fleetlight.ps.worker.replay.worker_journal import WorkerIdentity, WorkerJournal
 from fleetlight.ps.worker.served_group import ServedGroup
 from fleetlight.roles import Kind, Role
@@ -68,13 +69,13 @@ def test_a_process_must_have_an_index() -> None:
 def test_servers_are_told_how_long_a_worker_may_be_away(tmp_path: Path) -> None:
     strategy = DistributedStrategy(durability="log")
     role = Role(index=0, server_num=1, server_endpoints=[("127.0.0.1", 1)], job="a job")
-    redo = WorkerJournal(tmp_path, WorkerIdentity(0, 1, 1, "a job", 0, 7), 60.0)
+    journal = WorkerJournal(tmp_path, WorkerIdentity(0, 1, 1, "a job", 0, 7), 60.0)
     # less than others wait for it
-    assert _Connector(role, strategy, 60.0, None, redo)._greeting(0, CONTROL).away_s == 40.0
-    assert _Connector(role, strategy, 60.0, None, None)._greeting(0, CONTROL).away_s == 0.0
+    assert _Connector(role, strategy, 60.0, None, journal)._greeting(0, CONTROL).away_s == 40.0
+    assert _Connector(role, strategy, 60.0, None, NoJournal())._greeting(0, CONTROL).away_s == 0.0
     # only with all others, by a launch that resumes
     for alone in (role.replace(job=""), role.replace(max_restarts=0)):
-        assert _Connector(alone, strategy, 60.0, None, redo)._greeting(0, CONTROL).away_s == 0.0
+        assert _Connector(alone, strategy, 60.0, None, journal)._greeting(0, CONTROL).away_s == 0.0
 
 
 class Job:
@@ -133,7 +134,7 @@ def test_no_lane_leads_to_an_earlier_life_of_a_server() -> None:
         crew = joined(job.roles[0], deadline_s=0.5).group
         assert isinstance(crew, ServedGroup)
         server._life = 2
-        with pytest.raises(DeadlineError, match="answers in its life 2, but its life 3 has been"):
+        with pytest.raises(DeadlineError, match="replies as life 2, but life 3 has"):
             crew.client.open_lane(PUSH)
         server._life = 3
         crew.client.open_lane(PUSH)

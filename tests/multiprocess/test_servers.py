@@ -73,7 +73,7 @@ def trained(global_batch: int = 8) -> Any:
     fleet.barrier_worker()
     session = current().session
     assert session is not None
-    ahead = session.communicator.figures().get("rows ahead", 0.0)
+    ahead = session.communicator.figures().get("prefetched rows", 0.0)
     with torch.no_grad():
         rows = model.emb(torch.arange(IDS))
     dense = [p.detach().numpy().tolist() for p in model.linear.parameters()]

@@ -19,7 +19,7 @@ from fleetlight.errors import PlanError, RoleError
 from fleetlight.fleet.exit.exit_status import report_restartable
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.served.durable.durability_dir import remains_of, worker_journal_of
-from fleetlight.fleet.served.durable.replay import WorkerReplay
+from fleetlight.fleet.served.durable.replay import replay_of
 from fleetlight.fleet.served.durable.whole_resume import resume_with_all
 from fleetlight.fleet.served.job import ServedJob
 from fleetlight.fleet.served.session import ServerSession
@@ -33,7 +33,7 @@ from fleetlight.ps.transport.listener import Listener, hold
 from fleetlight.ps.transport.session import ConnectionLimits
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.connections import CONTROL, PULL, PUSH, IncarnationFence
-from fleetlight.ps.worker.replay.worker_journal import WorkerJournal
+from fleetlight.ps.worker.replay.step_journal import StepJournal
 from fleetlight.ps.worker.served_group import ServedGroup
 from fleetlight.roles import Role, endpoint_text
 from fleetlight.roles.address import is_loopback
@@ -149,17 +149,16 @@ def _enrolled_server(
 def _worker(
     role: Role, strategy: DistributedStrategy, deadline_s: float, tls: Contexts | None
 ) -> ServedJob:
-    redo = worker_journal_of(role, strategy, _index(role), _incarnation())
-    connector = _Connector(role, strategy, deadline_s, tls, redo)
-    client = Client(_index(role), role.worker_num, role.server_num, connector.connect, redo)
+    journal = worker_journal_of(role, strategy, _index(role), _incarnation())
+    connector = _Connector(role, strategy, deadline_s, tls, journal)
+    client = Client(_index(role), role.worker_num, role.server_num, connector.connect, journal)
     connector.has_joined = lambda: client.has_joined
     if strategy.durability == "log":
         connector.acknowledged = lambda server: client.acknowledged[server]
     resume_with_all(client, role, strategy, waits=True)
     # a worker that cannot resume says so before the servers admit it
     report = functools.partial(report_restartable, role)
-    replay = None if redo is None else WorkerReplay(redo, report)
-    session = ServerSession(client, None, replay)
+    session = ServerSession(client, None, replay_of(journal, report))
     group = ServedGroup(client, deadline_s)
     return ServedJob(role=role, group=group, strategy=strategy, tls=tls, session=session)
 
@@ -170,20 +169,17 @@ def _single_process(
     """One process, whose server is an object that the worker calls without a network."""
     server = _server(role, 0, 1, deadline_s)
     server.resuming.remains = remains_of(role, strategy)
-    redo = worker_journal_of(role, strategy, 0, _incarnation())
-    incarnation = _incarnation() if redo is None else redo.identity.incarnation
-    life = 1 if redo is None else redo.identity.life
+    journal = worker_journal_of(role, strategy, 0, _incarnation())
 
     def connect(lane: str) -> Sequence[Channel]:
         channel = MemoryChannel(server)
-        hello = _hello(role, 0, 1, lane, incarnation)
-        channel.welcome = channel.call(msgspec.structs.replace(hello, life=life))
+        hello = _hello(role, 0, 1, lane, journal.incarnation)
+        channel.welcome = channel.call(msgspec.structs.replace(hello, life=journal.life))
         return [channel]
 
-    client = Client(0, 1, 1, connect, redo)
+    client = Client(0, 1, 1, connect, journal)
     resume_with_all(client, role, strategy, waits=False)
-    replay = None if redo is None else WorkerReplay(redo, lambda restartable: None)
-    session = ServerSession(client, server, replay)
+    session = ServerSession(client, server, replay_of(journal, lambda restartable: None))
     group = ServedGroup(client, deadline_s)
     return ServedJob(role=role, group=group, strategy=strategy, tls=tls, session=session)
 
@@ -197,17 +193,16 @@ class _Connector:
         strategy: DistributedStrategy,
         deadline_s: float,
         tls: Contexts | None,
-        redo: WorkerJournal | None,
+        journal: StepJournal,
     ) -> None:
         self._role = role
         self._deadline_s = deadline_s
         self._endpoints = _endpoints(role)
         self._tls: ssl.SSLContext | None = None if tls is None else tls.as_client
-        self._incarnation = _incarnation() if redo is None else redo.identity.incarnation
-        self._life = 1 if redo is None else redo.identity.life
+        self._incarnation, self._life = journal.incarnation, journal.life
         #: how long servers wait for this worker if it dies, and this worker for a server
         self._away_s = 0.0
-        if redo is not None and role.job and role.max_restarts != 0:
+        if journal.is_stored and role.job and role.max_restarts != 0:
             self._away_s = strategy.durability_configs.away_within(deadline_s)
         #: for all lanes
         self._fence = IncarnationFence()

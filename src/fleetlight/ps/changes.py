@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens to a server's values, one change after another. Pure data: arrays travel beside.
+"""Changes of a server's state, as its journal records them. Pure data: arrays travel separately.
 
-A change is carried out alike whether it has just come or is read back from a journal. Each class
-says which arrays go with it, in order; D are the dense blocks on that server.
+A server applies a change and replays it with the same functions. Each class lists its arrays in
+order; D are the dense blocks of that server. The tags are part of the journal's file format.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from fleetlight.ps.messages.base import NO_SIGNAL, ControlSignal
 
 
 class WorkerPart(msgspec.Struct, frozen=True, array_like=True):
-    """A worker's part of a change."""
+    """The push of one worker in a change."""
 
     worker: int
     incarnation: int
     sequence: int
     phase: int = 0
-    #: steps that were merged into it
+    #: steps merged into this push
     merged: int = 1
-    #: the version that its gradients were made with; None where that has no meaning
+    #: the version of the values that its gradients were computed with; None without gradients
     seen: int | None = None
     #: the worker's step counter
     step: int = 0
@@ -38,7 +38,7 @@ class _Change(msgspec.Struct, frozen=True, tag=True):
 class StepApplied(_Change, frozen=True, tag="Stepped"):
     """The gradients of one optimizer's step, of one worker or the mean of all. Arrays: as Push.
 
-    Without gradients where the step was skipped: then the workers are further, and nothing else.
+    A skipped step has no gradients; it only advances the workers.
     """
 
     optimizer: int
@@ -49,14 +49,14 @@ class StepApplied(_Change, frozen=True, tag="Stepped"):
     dense: bool = False
     absent: list[int] = []
     skipped: bool = False
-    #: what all workers are to do behind it: who asks again must hear the same
+    #: the control signal in the replies; a repeated request must receive the same signal
     call: ControlSignal = NO_SIGNAL
 
 
 class StepHeld(_Change, frozen=True, tag="Held"):
-    """The mean gradients of a step that waits for a factor. Arrays: as Push.
+    """The mean gradients of a step that waits for its clip factor. Arrays: as Push.
 
-    Without gradients where it will be skipped.
+    A step that will be skipped has no gradients.
     """
 
     optimizer: int
@@ -67,14 +67,14 @@ class StepHeld(_Change, frozen=True, tag="Held"):
     dense: bool = False
     absent: list[int] = []
     skipped: bool = False
-    #: why the gradients must not be applied, if they must not
+    #: why the gradients must not be applied; empty if they may
     refusal: str = ""
-    #: it stands in an earlier file as well: its pushes are counted
+    #: True when an earlier file has this record too, so its pushes are already counted
     restated: bool = False
 
 
 class HeldStepApplied(_Change, frozen=True, tag="Released"):
-    """What was held is applied times a factor, or skipped."""
+    """The server applies held gradients times a factor, or skips them."""
 
     optimizer: int
     step: int
@@ -87,41 +87,41 @@ class HeldStepApplied(_Change, frozen=True, tag="Released"):
 
 
 class DifferencesAdded(_Change, frozen=True, tag="Differed"):
-    """GeoSGD. Arrays: ids, differences of each table; then D differences if `dense`."""
+    """GeoSGD differences. Arrays: ids, differences of each table; then D differences if `dense`."""
 
     entry: WorkerPart
     step: int
     tables: list[int]
     dense: bool
-    #: another piece of the same exchange follows
+    #: another chunk of the same exchange follows
     more: bool = False
 
 
 class RowsSeen(_Change, frozen=True, tag="Sighted"):
-    """Ids were read in training, at that step; they have rows from now on. Arrays: ids."""
+    """Training read these ids at that step, which inserts their rows. Arrays: ids."""
 
     table: int
     step: int
 
 
 class PhaseEnded(_Change, frozen=True, tag="EndedPhase"):
-    """The worker makes no more step before the coming barrier."""
+    """The worker makes no further step before the next barrier."""
 
     worker: int
     phase: int
 
 
 class WorkerLeft(_Change, frozen=True, tag="Went"):
-    """A worker has left for good, or was lost."""
+    """A worker has left the job, or was lost."""
 
     worker: int
     incarnation: int
-    #: it said no goodbye, and is not taken in again
+    #: True for a worker that was lost without a goodbye; it cannot rejoin
     lost: bool = False
 
 
 class WorkerJoined(_Change, frozen=True, tag="Came"):
-    """A worker has come, or was started again: nothing of an earlier life is taken any more."""
+    """A worker joined or restarted; the server refuses requests of its earlier incarnations."""
 
     worker: int
     incarnation: int
@@ -129,54 +129,54 @@ class WorkerJoined(_Change, frozen=True, tag="Came"):
 
 
 class BarrierPassed(_Change, frozen=True, tag="Met"):
-    """All workers have met. Arrays: the bytes of every worker, in their order."""
+    """All workers reached a barrier. Arrays: the bytes of every worker, in worker order."""
 
     meeting: int
     operation: str
-    #: how many arrays are each worker's
+    #: the number of arrays of each worker
     counts: list[int]
 
 
 class LeaseChanged(_Change, frozen=True, tag="Asked"):
-    """A worker was dealt records, or has said what it has done."""
+    """A worker requested a lease or reported its progress."""
 
     worker: int
     message: LeaseRequest | LeaseProgress
 
 
 class LeasesFreed(_Change, frozen=True, tag="Freed"):
-    """A worker leaves or is lost, and what it had in hand is others'."""
+    """A worker left or was lost; its leases return to the queue."""
 
     worker: int
 
 
 class LedgerState(msgspec.Struct, frozen=True):
-    """How far the workers are, how old their gradients were, which pushes came."""
+    """Progress and staleness of the workers, and the high-water marks of their pushes."""
 
     epoch: int
     marks: list[Mark]
-    #: by worker: the phase in which it pushed last, and its steps in that phase
+    #: by worker: the phase of its last push, and its steps in that phase
     applied: dict[int, tuple[int, int]]
-    #: by worker that has not left: the last phase it has ended
+    #: by worker that has not left: the last phase it ended
     ended: dict[int, int]
     version: int
     staleness: dict[int, int]
     #: the workers whose last push changed nothing
     skipped: list[int] = []
-    #: what all have been told to do behind their steps
+    #: the control signals sent with step replies so far
     call: ControlSignal = NO_SIGNAL
 
 
 class StepsState(msgspec.Struct, frozen=True):
-    """Who may bring what to which step next."""
+    """The step and phase that each worker may push next."""
 
     ended: dict[int, int]
-    #: optimizer, worker, phase, pushes in it, step, whether the last may come again
+    #: optimizer, worker, phase, pushes in it, step, whether the last push may be repeated
     positions: list[tuple[int, int, int, int, int, bool]]
 
 
 class LeaseState(msgspec.Struct, frozen=True, array_like=True):
-    """What a worker was dealt in a turn, and what it has done of it."""
+    """The ranges leased to a worker in one pass, and its progress."""
 
     worker: int
     dealt: list[tuple[int, int]]
@@ -184,7 +184,7 @@ class LeaseState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RoundState(msgspec.Struct, frozen=True):
-    """One iteration of a loader by all workers."""
+    """One pass over a loader by all workers."""
 
     loader: int
     turn: int
@@ -195,36 +195,36 @@ class RoundState(msgspec.Struct, frozen=True):
 
 
 class ShardQueueState(msgspec.Struct, frozen=True):
-    """Which records are free, in whose hands, or done."""
+    """Which records are free, leased or done."""
 
     turns: list[RoundState] = []
-    #: by loader: its last turn
+    #: by loader: its last pass
     newest: dict[int, int] = {}
-    #: loader, worker, the first turn that it may still ask for
+    #: loader, worker, the first pass that the worker may still request
     backs: list[tuple[int, int, int]] = []
-    #: the workers that do no more
+    #: the workers that have left
     gone: list[int] = []
 
 
 class Baseline(_Change, frozen=True, tag="Standing"):
-    """Everything but rows, as it is before the next change. Arrays: D; then those of `state`.
+    """All state except rows, before the next change. Arrays: D; then those of `state`.
 
-    The first record of each file; with a snapshot of the rows, one may begin there.
+    It is the first record of each file; with a snapshot of the rows, replay can start there.
     """
 
     ledger: LedgerState
     steps: StepsState
     releases: StepsState
-    #: who has left: worker, incarnation, and whether it was lost
+    #: workers that left: worker, incarnation, and whether it was lost
     gone: list[tuple[int, int, bool]]
-    #: first values or a checkpoint's are here: first values are not wanted any more
+    #: True when first values or a checkpoint are loaded; the server then ignores first values
     has_values: bool
     state: list[tuple[int, str, str]]
     scalars: list[dict[str, bool | int | float | None]]
     work: ShardQueueState = ShardQueueState()
-    #: of tables that were shrunk: table, number of the last call, rows that went and were left
+    #: shrunk tables: table, number of the last call, rows removed, rows left
     shrunk: list[tuple[int, int, int, int]] = []
-    #: who has ever come: worker, incarnation, its newest life
+    #: all workers that ever joined: worker, incarnation, its newest life
     lives: list[tuple[int, int, int]] = []
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors as flat arrays and back: what of a dtype of torch NumPy and the wire can hold."""
+"""Converts tensors to flat NumPy arrays and back, for the dtypes that the wire carries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-#: how the dtypes of torch are called on the wire, and what NumPy holds them in
+#: names of torch dtypes on the wire
 NAMES: dict[torch.dtype, str] = {
     torch.float32: "float32",
     torch.float64: "float64",
@@ -21,12 +21,12 @@ NAMES: dict[torch.dtype, str] = {
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """What NumPy holds a dtype of torch in: bfloat16 travels as its bits."""
+    """The NumPy dtype for a torch dtype; bfloat16 travels as its bits."""
     return np.dtype(np.uint16 if name == "bfloat16" else name)
 
 
 def flat_array(tensor: Tensor) -> NDArray[Any]:
-    """A tensor's values in order; a view where that is possible."""
+    """Values of a tensor in order, as a view where possible."""
     flat = tensor.detach().reshape(-1).to("cpu")
     array: NDArray[Any] = (
         flat.view(torch.uint16) if flat.dtype == torch.bfloat16 else flat
@@ -35,14 +35,14 @@ def flat_array(tensor: Tensor) -> NDArray[Any]:
 
 
 def as_tensor(values: NDArray[Any], dtype: torch.dtype) -> Tensor:
-    """The way back of `flat_array`."""
-    # what has arrived may be read-only, which torch cannot express
+    """Inverse of `flat_array`."""
+    # a received array may be read-only, which torch cannot express
     tensor = torch.from_numpy(values if values.flags.writeable else values.copy())
     return tensor.view(torch.bfloat16) if dtype == torch.bfloat16 else tensor
 
 
 def bfloat16_sum(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """The sum of bfloat16 values that are held as their bits."""
+    """Sum bfloat16 values that are stored as their bits."""
     total = as_tensor(arrays[0], torch.bfloat16)
     for array in arrays[1:]:
         total += as_tensor(array, torch.bfloat16)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Gradients`: what one optimizer's step brings to one server, from one worker or from all."""
+"""`Gradients`: the gradients of one optimizer's step on one server, of one worker or of all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Array = NDArray[Any]
 
 @dataclasses.dataclass
 class TablePart:
-    """Of one table. Ids may repeat; the arrays are those that arrived, and not ours to change."""
+    """Gradients of one table. Ids may repeat; the arrays are the received ones: do not write."""
 
     ids: Ids
     rows: Floats
@@ -33,19 +33,21 @@ class TablePart:
 
 @dataclasses.dataclass
 class Gradients:
-    """Of one step of one optimizer."""
+    """Gradients of one step of one optimizer."""
 
     #: by number of the table
     tables: dict[int, TablePart]
-    #: of each block of the optimizer on this server; None where nothing came
+    #: of each block of the optimizer on this server; None when the push has no dense part
     dense: list[Array] | None
     blocks: list[Block]
     #: numbers of dense parameters that backward did not reach
     absent: frozenset[int] = frozenset()
 
 
-def described(gradients: Gradients | None) -> tuple[list[TablePush], bool, list[int], list[Array]]:
-    """As in a message: its tables, whether dense ones are there, who is absent; and the arrays."""
+def described(
+    gradients: Gradients | None,
+) -> tuple[list[TablePush], bool, list[int], list[Array]]:
+    """Message fields and arrays: tables, whether dense is present, absent parameters, arrays."""
     if gradients is None:
         return [], False, [], []
     tables: list[TablePush] = []
@@ -61,10 +63,10 @@ def described(gradients: Gradients | None) -> tuple[list[TablePush], bool, list[
 
 
 def mean(parts: Sequence[Gradients]) -> Gradients:
-    """The gradients of several workers, in their order, as one: the sum divided by their number."""
+    """Average the gradients of several workers, in worker order."""
     if len(parts) == 1:
         return parts[0]
-    # values that are not finite get here only where the user wants them applied
+    # non-finite values reach this point only with on_nonfinite="apply"
     with np.errstate(all="ignore"):
         return _mean(parts)
 
@@ -76,14 +78,14 @@ def _mean(parts: Sequence[Gradients]) -> Gradients:
         for number in numbers
     }
     dense = [part for part in parts if part.dense is not None]
-    # a parameter that only some have used counts as zero for the others
+    # a parameter that only some workers used counts as zero for the others
     absent = frozenset.intersection(*(part.absent for part in dense)) if dense else frozenset()
     blocks = parts[0].blocks
     return Gradients(tables, _dense_mean(dense, blocks, len(parts)), blocks, absent)
 
 
 def scaled(gradients: Gradients, factor: float) -> Gradients:
-    """The gradients times a factor, in new memory."""
+    """Return the gradients times a factor, in new memory."""
     with np.errstate(all="ignore"):
         tables = {
             number: dataclasses.replace(part, rows=part.rows * np.float32(factor))
@@ -102,12 +104,12 @@ def square(arrays: Sequence[Array]) -> float:
 
 
 def dense_square(gradients: Gradients) -> float:
-    """The same of the dense part."""
+    """The sum of squares of the dense part."""
     return square([_wide(block, array) for block, array in _pairs(gradients)])
 
 
 def not_finite(gradients: Gradients, plan: Plan) -> str | None:
-    """The first table or parameter whose gradient has NaN or infinite values."""
+    """Name the first table or parameter whose gradient has NaN or infinite values."""
     for number, part in gradients.tables.items():
         if not all_finite(part.rows):
             return f"table {plan.tables[number].name!r}"
@@ -122,7 +124,7 @@ def not_finite(gradients: Gradients, plan: Plan) -> str | None:
 
 
 def refusal(what: str, where: str, on: str = "anywhere") -> str:
-    """Why a gradient is not applied; `what` and `where` say whose it is, and of what."""
+    """The error text for a gradient that is not applied."""
     return (
         f"{what} of {where} with NaN or infinite values, expected finite ones; nothing of it was "
         f"applied {on}. Clip the gradients or lower the learning rate, or choose on_nonfinite "
@@ -137,7 +139,7 @@ def _pairs(gradients: Gradients) -> list[tuple[Block, Array]]:
 
 
 def _joined(parts: Sequence[TablePart], divisor: int) -> TablePart:
-    """One after another; the table itself adds up what belongs to the same id."""
+    """Concatenate the parts; the table sums rows of one id."""
     ids = np.concatenate([part.ids for part in parts])
     rows = np.empty((len(ids), parts[0].rows.shape[1]), np.float32)
     start = 0
@@ -172,7 +174,7 @@ def _dense_mean(
 
 
 def _wide(block: Block, array: Array) -> Array:
-    """A dense array as numbers to calculate with: float32 for half precision."""
+    """Widen half precision to float32 for arithmetic."""
     if block.dtype == "bfloat16":
         # its bits are the upper half of a float32
         return (array.astype(np.uint32) << 16).view(np.float32)
@@ -180,7 +182,7 @@ def _wide(block: Block, array: Array) -> Array:
 
 
 def _narrow(block: Block, array: Array) -> Array:
-    """The way back."""
+    """Inverse of `_wide`."""
     if block.dtype == "bfloat16":
         return flat_array(torch.from_numpy(array).to(torch.bfloat16))
     return array.astype(numpy_dtype(block.dtype), copy=False)

@@ -19,11 +19,11 @@ class _AppliedMark:
 
 
 class HighWaterMarks:
-    """The last sequence number of each worker; its pushes come in order, so one number is enough.
+    """The last sequence number of each worker; its pushes arrive in order, so one number suffices.
 
-    Another process in the worker's place, which has a later incarnation, counts anew; earlier ones
-    are refused from then on. A process that goes on where an earlier life of the worker was has the
-    same incarnation, and goes on counting.
+    A process that replaces a worker has a later incarnation and counts from one; earlier
+    incarnations are refused from then on. A worker that resumes keeps its incarnation and
+    continues to count.
     """
 
     epoch: int
@@ -32,7 +32,7 @@ class HighWaterMarks:
         self.restore(epoch, marks)
 
     def is_new(self, worker: int, incarnation: int, epoch: int, sequence: int) -> bool:
-        """False when the push has been applied; an error when it may not be applied at all."""
+        """False for a push that is already applied; raise for one that must not be applied."""
         if epoch != self.epoch:
             raise ProtocolError(
                 f"worker {worker} pushed for epoch {epoch}, but this server is in epoch "
@@ -50,7 +50,7 @@ class HighWaterMarks:
         return sequence > last.sequence
 
     def check_has(self, worker: int, incarnation: int, acknowledged: int) -> None:
-        """Refuse to go on with older values than a worker was told of."""
+        """Raise when this server is older than the worker's last acknowledgement."""
         last = self._last.get(worker)
         known = last.sequence if last is not None and last.incarnation == incarnation else 0
         if known < acknowledged:
@@ -62,16 +62,16 @@ class HighWaterMarks:
             )
 
     def applied(self, worker: int, incarnation: int, sequence: int) -> None:
-        """The push is part of the values from now on."""
+        """Record that the values contain the push."""
         self._last[worker] = _AppliedMark(incarnation, sequence)
 
     def last(self, worker: int, incarnation: int) -> int:
-        """The last sequence number of a worker, 0 where nothing of it was applied."""
+        """The last sequence number applied of a worker, 0 if none."""
         mark = self._last.get(worker)
         return 0 if mark is None or mark.incarnation != incarnation else mark.sequence
 
     def begin(self, epoch: int) -> None:
-        """A checkpoint was loaded: what was made for the values before is refused."""
+        """Start the epoch of a loaded checkpoint; pushes of older epochs are refused."""
         if epoch <= self.epoch:
             raise ProtocolError(
                 f"a checkpoint was to begin epoch {epoch}, but this server is in epoch "
@@ -80,19 +80,19 @@ class HighWaterMarks:
         self.epoch = epoch
 
     def restore(self, epoch: int, marks: Iterable[Mark]) -> None:
-        """Go on from numbers that were kept with the values."""
+        """Restore the marks that were saved with the values."""
         self.epoch = epoch
         self._last = {
             worker: _AppliedMark(incarnation, number) for worker, incarnation, number in marks
         }
 
     def marks(self) -> list[Mark]:
-        """The numbers to keep with the values."""
+        """The marks to save with the values."""
         return [(w, last.incarnation, last.sequence) for w, last in sorted(self._last.items())]
 
 
 def common_epoch(epochs: Mapping[int, int]) -> int:
-    """The epoch of all servers: a checkpoint is loaded by all of them, or by none."""
+    """The epoch that all servers share; raise when they loaded different checkpoints."""
     for server, epoch in epochs.items():
         if epoch != epochs[0]:
             raise PlanError(

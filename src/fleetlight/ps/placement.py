@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which server keeps what. Pure: every process computes the same from the plan.
+"""Assigns rows and dense parameters to servers. Pure: every process derives it from the plan.
 
-Rows go by the virtual bucket of their id, dense parameters go whole to the server that has least so
-far, and a large one is cut where its rule works element by element.
+The virtual bucket of an id selects the server of its row. A dense parameter goes to the server
+with the smallest load; a large one is split across servers if its rule is elementwise.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import math
 from fleetlight.kernels import BUCKETS
 from fleetlight.ps.plan import Plan
 
-#: parameters above this many elements are cut, if they may be
+#: elementwise parameters above this many elements are split
 CUT_ABOVE = 1 << 16
-#: cuts lie where a vector register begins: torch rounds what is left over in another way
+#: split at vector-register boundaries: torch rounds the remainder of a vector loop differently
 CUT_UNIT = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class ParameterSlice:
-    """Elements `start:stop` of a flattened parameter, and where they lie in their block."""
+    """Elements `start:stop` of a flattened parameter, and their offset in the block."""
 
     parameter: int
     start: int
@@ -31,13 +31,13 @@ class ParameterSlice:
 
     @property
     def size(self) -> int:
-        """How many elements it has."""
+        """Number of elements."""
         return self.stop - self.start
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """All pieces of one optimizer and dtype on one server: one flat array on the wire."""
+    """All slices of one optimizer and dtype on one server: one flat array on the wire."""
 
     server: int
     optimizer: int
@@ -46,19 +46,19 @@ class Block:
 
     @property
     def size(self) -> int:
-        """How many elements it has."""
+        """Number of elements."""
         return sum(piece.size for piece in self.pieces)
 
 
 class Placement:
-    """Where the dense parameters of a plan are kept."""
+    """The blocks of dense parameters on each server."""
 
     def __init__(self, plan: Plan) -> None:
         self._by_server: list[list[Block]] = _blocks(plan) if plan.serves_dense else []
         self._server_num = plan.server_num
 
     def blocks_of(self, server: int, optimizer: int | None = None) -> list[Block]:
-        """The blocks of a server (of one optimizer), in the order in which they travel."""
+        """The blocks of a server (of one optimizer), in wire order."""
         if not self._by_server:
             return []
         blocks = self._by_server[server]
@@ -66,13 +66,13 @@ class Placement:
 
 
 def buckets_of(server: int, server_num: int) -> range:
-    """The buckets of ids whose rows a server keeps."""
+    """The id buckets whose rows a server stores."""
     first, stop = (-(-BUCKETS * number // server_num) for number in (server, server + 1))
     return range(first, stop)
 
 
 def _blocks(plan: Plan) -> list[list[Block]]:
-    """Largest first, each to the server that has least; an optimizer's pieces stay in order."""
+    """Place the largest parameters first; the slices of an optimizer stay in order."""
     loads = [0] * plan.server_num
     placed: list[dict[tuple[int, str], list[tuple[int, int, int]]]]
     placed = [{} for _ in range(plan.server_num)]
@@ -91,7 +91,7 @@ def _blocks(plan: Plan) -> list[list[Block]]:
 
 
 def _cuts(plan: Plan, optimizer: int, size: int) -> list[tuple[int, int]]:
-    """The spans a parameter of `size` elements is cut into: alike, one for each server."""
+    """Split a parameter of `size` elements into equal spans, one for each server."""
     if plan.server_num == 1 or size <= CUT_ABOVE or not plan.optimizers[optimizer].elementwise:
         return [(0, size)]
     units = size // CUT_UNIT

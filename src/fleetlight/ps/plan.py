@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Plan`: what is trained, as every process of the job must see it. Pure data.
+"""`Plan`: the tables, dense parameters and optimizers of a job. Pure data.
 
-Servers and workers build it from the same script. Their plans are compared when a worker joins, and
-the first difference is named, so that nobody trains on somebody else's idea of a table.
+Servers and workers build it from the same script. When a worker joins, the server compares the
+plans and names the first difference.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ SYNC, ASYNC, GEO = "sync", "async", "geo"
 
 
 class RulePlan(msgspec.Struct, frozen=True):
-    """How the rows of a table are updated; learning rate and the like come with each push."""
+    """The rule that updates the rows of a table; each push carries learning rate and the like."""
 
     name: str
     options: dict[str, float]
 
 
 class InitializerPlan(msgspec.Struct, frozen=True):
-    """What a row is when it is first seen: `kind` with its two numbers."""
+    """The first value of a row: `kind` and its two numbers."""
 
     kind: str
     a: float = 0.0
@@ -33,7 +33,7 @@ class InitializerPlan(msgspec.Struct, frozen=True):
 
 
 class EntryPlan(msgspec.Struct, frozen=True):
-    """Which ids get a row that is trained, and what is counted of them."""
+    """The admission rule of a table, and what it counts of each id."""
 
     kind: str
     value: float = 0.0
@@ -68,7 +68,7 @@ class OptimizerPlan(msgspec.Struct, frozen=True):
 
     class_name: str
     groups: int
-    #: True when its rule is element by element, so that a parameter may be cut into pieces
+    #: True when its rule is elementwise, so that a parameter may be split
     elementwise: bool
 
 
@@ -88,22 +88,22 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     serves_dense: bool = True
     #: what a gradient with NaN or infinite values does: refuse | skip | apply
     on_nonfinite: str = "refuse"
-    #: what of a server outlives it: none | snapshot | log
+    #: what a server restores after a restart: none | snapshot | log
     durability: str = "none"
-    #: what the others do when a worker is lost: fail | go_on
+    #: what the other workers do when a worker is lost: fail | go_on
     lost_worker: str = "fail"
 
     @property
     def workers_step_dense(self) -> bool:
-        """True where each worker steps dense parameters, and the servers add what it learns."""
+        """True when each worker steps dense parameters and the servers add the differences."""
         return self.serves_dense and self.mode != SYNC
 
     def digest(self) -> str:
-        """Equal for equal plans, whoever built them."""
+        """A hash that is equal for equal plans."""
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
 
     def table(self, name: str) -> int:
-        """The number of a table; KeyError where there is none of that name."""
+        """The number of the table of that name."""
         for number, table in enumerate(self.tables):
             if table.name == name:
                 return number
@@ -111,7 +111,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def first_difference(mine: Plan, theirs: Plan) -> str | None:
-    """Where two plans differ first, with both values; None when they are equal."""
+    """The first difference between two plans, with both values; None when they are equal."""
     for path, ours, others in _differences("plan", msgspec.to_builtins(mine), _plain(theirs)):
         return f"{path}: {ours!r} here, {others!r} there"
     return None
@@ -132,7 +132,7 @@ def _differences(path: str, mine: Any, theirs: Any) -> Iterator[tuple[str, Any, 
 
 
 def _list_differences(path: str, mine: list[Any], theirs: list[Any]) -> Iterator[Any]:
-    """Named things are compared by name, so that one more table is told as just that."""
+    """Compare named items by name, so that an additional table is one difference."""
     if all(isinstance(item, dict) and "name" in item for item in (*mine, *theirs)):
         ours, others = ({item["name"]: item for item in items} for items in (mine, theirs))
         for name in dict.fromkeys([*ours, *others]):

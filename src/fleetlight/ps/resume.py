@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a job that was killed as a whole resumes. Pure: from what is left to what all do.
+"""Decides how a job resumes after all its processes were killed. Pure.
 
-Every worker reports what its folder holds and what it heard of the servers' folders. Each server
-hears all reports, so that all processes decide alike.
+Every worker reports the state of its folder and of the servers' folders. Each server receives all
+reports, so all processes reach the same decision.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import msgspec
 
 from fleetlight.errors import JournalError
 
-#: of a worker's folder: nothing of this job; no step yet; a step to resume behind; it has left the
-#: job; steps that no later life can resume behind
+#: states of a worker's folder: nothing of this job; no step yet; a step to resume after; the worker
+#: left the job; steps after which no worker can resume
 NOTHING, STARTED, STEPPED, LEFT, UNABLE = "nothing", "started", "stepped", "left", "unable"
-#: of a server's folder, if it holds anything: values; all workers have left it
+#: states of a server's folder that is not empty: it has values; all workers have left
 KEPT, OVER = "kept", "over"
-#: what all do: each worker resumes where it was; the script begins at its beginning, with the
-#: servers' values or before any step; the job has ended, but for its exits; nothing
+#: decisions: each worker resumes at its last step; the script restarts with the servers' values, or
+#: before any step; the job has ended and its processes only exit; the job cannot resume
 POSITIONS, VALUES, BEGINNING, FINISHED, REFUSED = (
     "positions",
     "values",
@@ -34,44 +34,44 @@ _ADVICE = (
 
 
 class Remains(msgspec.Struct, frozen=True):
-    """What one process has left in its folder."""
+    """The state of the folder of one process."""
 
     state: str = NOTHING
-    #: the job that began it, in whichever launch it goes on, and which start of that
+    #: the job that created it, which later launches continue, and the number of that job's start
     job: str = ""
     start: int = 0
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What one worker knows."""
+    """The report of one worker."""
 
     remains: Remains
     servers: list[Remains]
-    #: why it is unable to resume where it was
+    #: why the worker cannot resume at its last step
     why: str = ""
-    #: steps before its last one
+    #: steps before its last step
     step: int = 0
-    #: the step of the checkpoint that this job may resume from, if there is one
+    #: the step of the checkpoint that this job may resume from, if any
     checkpoint: int | None = None
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What all processes do, and why not more."""
+    """What all processes do, and the reason."""
 
     kind: str
     why: str = ""
-    #: the job that all folders belong to
+    #: the job of all folders
     job: str = ""
     start: int = 0
 
     @property
     def keeps_workers(self) -> bool:
-        """True where servers go on with what they know of the workers."""
+        """True when the servers keep their state of the workers."""
         return self.kind in (POSITIONS, FINISHED)
 
 
 def decide(reports: Sequence[Report]) -> Decision:
-    """What comes of the reports of all workers, in their order."""
+    """Decide from the reports of all workers, in worker order."""
     servers, checkpoint = reports[0].servers, reports[0].checkpoint
     job, start = origin = _origin(servers, [report.remains for report in reports])
     kind, why = _kind(
@@ -84,13 +84,13 @@ def decide(reports: Sequence[Report]) -> Decision:
     if kind == REFUSED:
         why = why if checkpoint is not None else f"{why}; {_ADVICE}"
     if kind in (REFUSED, BEGINNING) and checkpoint is not None:
-        # whose values take the place of all that is there; before any step nothing is lost by that
+        # the checkpoint replaces the values in the folders; before any step that loses nothing
         kind, why = VALUES, why if kind == REFUSED else ""
     return Decision(kind, why, job, start)
 
 
 def _origin(servers: Sequence[Remains], workers: Sequence[Remains]) -> tuple[str, int]:
-    """The newest start of the job that did not end, else of the one that did."""
+    """The newest start of an unfinished job, else of a finished one."""
     going = [one for one in servers if one.state == KEPT]
     going = going or [one for one in workers if one.state in (STARTED, STEPPED)]
     known = going or [one for one in servers if one.state == OVER]
@@ -98,7 +98,7 @@ def _origin(servers: Sequence[Remains], workers: Sequence[Remains]) -> tuple[str
 
 
 def _state(one: Remains, origin: tuple[str, int]) -> str:
-    """Folders of another job, or of an earlier start, hold nothing; UNABLE needs no folder."""
+    """Treat folders of another job or an earlier start as empty; UNABLE needs no folder."""
     return one.state if one.state == UNABLE or (one.job, one.start) == origin else NOTHING
 
 
@@ -121,7 +121,7 @@ def _kind(
 
 
 def _of_trained(workers: Sequence[str], reports: Sequence[Report]) -> tuple[str, str]:
-    """Where the servers have all that they had, and workers have trained."""
+    """Decide for complete server folders and workers that have trained."""
     if UNABLE in workers:
         number = workers.index(UNABLE)
         return VALUES, f"worker {number} cannot resume where it was: {reports[number].why}"
@@ -135,7 +135,7 @@ def _of_trained(workers: Sequence[str], reports: Sequence[Report]) -> tuple[str,
 
 
 def check_beginning(decision: Decision, pushes: int) -> None:
-    """Refuse to begin at the beginning with values that somebody has trained."""
+    """Refuse to restart the script on values that are already trained."""
     if decision.kind == BEGINNING and pushes:
         raise JournalError(
             f"durability: this server has the pushes of workers whose folders are empty; {_ADVICE}"
@@ -143,11 +143,11 @@ def check_beginning(decision: Decision, pushes: int) -> None:
 
 
 def check_mark(mark: int, sent: int, requests: int, held: int) -> str:
-    """Why a server and a worker do not fit together; empty where they do.
+    """Why the folders of a server and a worker do not match; empty if they match.
 
-    `mark` is the number of the last push that the server has of the worker, `sent` the number of
-    the last one that the worker wrote down, `requests` how many it wrote down together. The
-    server holds `held` pushes until their norm is known, which no worker writes down.
+    `mark` is the last push of the worker that the server applied. `sent` is the last push that the
+    worker logged, `requests` how many it logged together. The server holds `held` pushes until
+    their norm is known; workers do not log those.
     """
     if mark < sent - requests:
         return f"it has the worker's pushes up to {mark}, but {sent - requests} were acknowledged"

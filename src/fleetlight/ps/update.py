@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Update`: what one step of an optimizer brings to the servers, before it is split among them."""
+"""`Update`: the gradients of one optimizer step, before they are split among the servers."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class TableGradients:
     """Gradients of distinct ids of one table; the ids are grouped by server."""
 
     ids: Ids
-    #: where the ids of server i start; one more entry than servers
+    #: start of the ids of server i; one more entry than servers
     starts: NDArray[np.int64]
     gradients: Floats
-    #: how often each id was shown and clicked, for tables that count it
+    #: shows and clicks of each id, for tables that count them
     shows: Floats | None = None
     clicks: Floats | None = None
 
     def only(self, kept: NDArray[np.bool_]) -> TableGradients:
-        """Without some of the ids."""
+        """Keep only some of the ids."""
         before = np.concatenate(([0], np.cumsum(kept)))
         return TableGradients(
             ids=self.ids[kept],
@@ -44,18 +44,20 @@ class Update:
     optimizer: int
     #: the worker's step, from 0
     step: int
-    #: hyper-parameters of each param group, as they were for these gradients
+    #: hyper-parameters of each param group when the gradients were computed
     options: list[dict[str, Any]]
     #: by number of the table in the plan
     tables: dict[int, TableGradients]
-    #: by number of the parameter in the plan; None where backward left no gradient
+    #: by number of the parameter in the plan; None for parameters without a gradient
     dense: dict[int, NDArray[Any] | None]
-    #: the loss scaler found an infinity: nobody makes this step
+    #: True when the loss scaler found an infinity: all workers skip this step
     skip: bool = False
-    #: `version` of each server's values that the gradients were made with
+    #: `version` of each server's values that the gradients were computed with
     seen: tuple[int, ...] = ()
+    #: the position in the script, which only the worker's journal reads
+    resume_point: object = None
 
     @property
     def is_empty(self) -> bool:
-        """True when backward has left no gradient at all."""
+        """True when backward left no gradient at all."""
         return not self.tables and all(values is None for values in self.dense.values())

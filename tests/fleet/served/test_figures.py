@@ -18,8 +18,8 @@ DENSE = DensePlan("deep", (2,), "float32", 0, 0)
 
 
 def test_a_worker_tells_its_counts_and_times() -> None:
-    figures = {"steps": 1200.0, "rows ahead": 7.0, "waited s": 0.04}
-    assert of_worker(figures) == "done: steps 1,200, rows ahead 7, waited 0.0 s"
+    figures = {"steps": 1200.0, "prefetched rows": 7.0, "waited s": 0.04}
+    assert of_worker(figures) == "done: steps 1,200, prefetched rows 7, waited 0.0 s"
 
 
 def test_a_server_tells_its_pushes_and_tables() -> None:

@@ -53,7 +53,7 @@ def ahead_of(
             worker.optimizer.zero_grad()
             (worker.model(of(batch)) - batch["y"]).square().mean().backward()
             worker.optimizer.step()
-        return worker.communicator.figures().get("rows ahead", 0.0)
+        return worker.communicator.figures().get("prefetched rows", 0.0)
 
     return float(sum(run(build, train, **{"workers": 1, **job})))
 
@@ -124,7 +124,7 @@ def test_ids_that_are_padded_and_tables_of_several_layers() -> None:
             worker.optimizer.zero_grad()
             worker.model(batch["a"], batch["b"]).sum().backward()
             worker.optimizer.step()
-        return worker.communicator.figures()["rows ahead"], worker.rows(np.arange(1, 24))
+        return worker.communicator.figures()["prefetched rows"], worker.rows(np.arange(1, 24))
 
     [(ahead, rows)] = run(two, train, workers=1, servers=2)
     assert ahead == 24
@@ -138,7 +138,7 @@ def test_a_batch_that_is_changed_in_place_is_pulled_anew() -> None:
             worker.optimizer.zero_grad()
             worker.model(batch["x"][0]).sum().backward()
             worker.optimizer.step()
-        assert worker.communicator.figures()["rows ahead"] == 0
+        assert worker.communicator.figures()["prefetched rows"] == 0
         assert [c.rows for c in worker.session.client.figures()] == [{"emb": 24}]
 
     run(build, train, workers=1)

@@ -133,5 +133,5 @@ def test_arithmetic() -> None:
 
 
 def test_what_needs_all_rows_is_refused() -> None:
-    with pytest.raises(PlanError, match="whose rows are on the servers; what works"):
+    with pytest.raises(PlanError, match="whose rows are on the servers; supported are"):
         gradient(part([1], [1])).sqrt()

@@ -21,11 +21,11 @@ def test_a_server_that_closes_at_once_is_not_ready(monkeypatch: pytest.MonkeyPat
     with socket.create_server(("127.0.0.1", 0)) as server:
         endpoint = server.getsockname()
         with pytest.raises(calling.NotReadyError, match="not connected"):
-            calling.call_up(endpoint, "server 0", 2.0)
+            calling.dial(endpoint, "server 0", 2.0)
 
 
 def test_nobody_listens() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         with pytest.raises(calling.NotReadyError, match="refused"):
-            calling.call_up(bound.getsockname(), "server 0", 2.0)
+            calling.dial(bound.getsockname(), "server 0", 2.0)

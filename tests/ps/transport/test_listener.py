@@ -231,9 +231,9 @@ def test_strangers_have_a_few_places_of_their_own(lines: list[str]) -> None:
         for _ in range(2):
             held.enter_context(stranger(server.address))
         with stranger(server.address) as raw:
-            assert told(raw) == turned_away("2 others are being welcomed already")
+            assert told(raw) == turned_away("2 other clients have not authenticated yet")
         assert known[0].call(PULL).message == Pulled(1, 1)
-    assert "was turned away: 2 others are being welcomed already" in next(iter(lines))
+    assert "was turned away: 2 other clients have not authenticated yet" in next(iter(lines))
 
 
 def test_a_stranger_that_says_nothing_makes_room_for_the_next_one() -> None:
@@ -357,7 +357,7 @@ def test_stop_does_not_wait_for_ever_for_a_handler(lines: list[str]) -> None:
         channel.send(FiguresRequest())
         assert started.wait(LIMIT_S)
         server.stop(within_s=0.1)
-        assert "is still at work after 0.1 s" in next(iter(lines))
+        assert "is still busy after 0.1 s" in next(iter(lines))
         release.set()
         assert desk.ended.wait(LIMIT_S)
 
@@ -411,11 +411,11 @@ def test_no_thread_to_be_had_hurts_only_the_caller(
         with monkeypatch.context() as patched:
             patched.setattr(Session, "start", fail)
             with stranger(server.address) as raw:
-                assert told(raw) == turned_away("the system gives no further thread")
+                assert told(raw) == turned_away("the system cannot start another thread")
         assert channel.call(PULL).message == Pulled(1, 1)
         with connected(server.address) as another:
             assert another.call(PULL).message == Pulled(1, 1)
-    assert "was turned away: the system gives no further thread" in next(iter(lines))
+    assert "was turned away: the system cannot start another thread" in next(iter(lines))
 
 
 def inherited() -> tuple[int, list[int]]:

@@ -18,7 +18,7 @@ def test_what_is_claimed_is_not_there_for_others() -> None:
     room = MemoryBudget(lambda: 10 * MIB)
     with (
         room.claimed(6 * MIB, 1.0),
-        pytest.raises(ProtocolError, match=rf"{6 * MIB} bytes of it are for others; use more"),
+        pytest.raises(ProtocolError, match=rf"{6 * MIB} bytes are reserved for other frames"),
         room.claimed(5 * MIB, 0.0),
     ):
         pass

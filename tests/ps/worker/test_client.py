@@ -25,6 +25,7 @@ from fleetlight.ps.worker.client import Client, ReplyValues, Wanted
 from fleetlight.ps.worker.local_parameters import LocalParameters
 from fleetlight.ps.worker.push_request import PushRequest
 from fleetlight.ps.worker.replay.commit_log import ResumePoint
+from fleetlight.ps.worker.replay.step_journal import StepOrigin
 from fleetlight.ps.worker.replay.worker_journal import WorkerIdentity, WorkerJournal
 
 
@@ -75,13 +76,17 @@ class Team:
     """A client and its servers; `log` is what was said to whom."""
 
     def __init__(
-        self, servers: int = 2, mode: str = "async", redo: WorkerJournal | None = None, **facts: Any
+        self,
+        servers: int = 2,
+        mode: str = "async",
+        journal: WorkerJournal | None = None,
+        **facts: Any,
     ) -> None:
         self.plan = plan(mode, 1, server_num=servers, **facts)
         self.servers = [opened(self.plan, index=i) for i in range(servers)]
         self.log: list[tuple[int, Any]] = []
         self.lanes: dict[str, list[Spy]] = {}
-        self.client = Client(0, 1, servers, self.connect, redo)
+        self.client = Client(0, 1, servers, self.connect, journal)
         self.client.join(self.plan)
         self.live = LocalParameters([torch.ones(d.shape) for d in self.plan.dense])
 
@@ -111,7 +116,7 @@ class Team:
         grads = np.full((len(distinct.ids), DIM), value, np.float32)
         part = TableGradients(distinct.ids, distinct.starts, grads)
         update = Update(0, step, OPTIONS, {0: part}, {0: dense})
-        return self.client.parcel(update, self.live)
+        return self.client.build_push(update, self.live)
 
     def first(self, *ids: int, **of: Any) -> list[float]:
         wanted = self.wanted(*ids, **of)
@@ -157,7 +162,7 @@ def test_rows_of_several_servers_come_back_in_order() -> None:
     part = TableGradients(
         distinct.ids, distinct.starts, -np.repeat(values[distinct.ids][:, None], DIM, 1)
     )
-    parcel = team.client.parcel(Update(0, 0, OPTIONS, {0: part}, {}), team.live)
+    parcel = team.client.build_push(Update(0, 0, OPTIONS, {0: part}, {}), team.live)
     team.client.push(parcel, phase=0)
     assert team.first(*reversed(ids), 3, 3) == [*reversed(values.tolist()), 3.0, 3.0]
 
@@ -206,7 +211,7 @@ def test_dense_values_are_packed_and_unpacked() -> None:
     team = Team(2, mode="sync", dense=dense)
     gradients = {n: np.full(n + 1, float(n), np.float32) for n in range(3)}
     update = Update(0, 0, OPTIONS, {}, {**gradients, 3: None})
-    parcel = team.client.parcel(update, team.live)
+    parcel = team.client.build_push(update, team.live)
     gradients[1][:] = 99  # what was packed is no longer the user's
     assert parcel.absent == [3]
     values = team.client.push(parcel, phase=0)
@@ -366,9 +371,9 @@ def test_a_lane_is_not_opened_again_once_all_are_closed() -> None:
     team = Team(1)
     team.client.beat(1)
     team.client.close()
-    with pytest.raises(PeerLostError, match="worker 0 has parted"):
+    with pytest.raises(PeerLostError, match="worker 0 has disconnected"):
         team.client.beat(2)
-    with pytest.raises(PeerLostError, match="worker 0 has parted"):
+    with pytest.raises(PeerLostError, match="worker 0 has disconnected"):
         team.first(1)
     assert "pull" not in team.lanes
 
@@ -383,7 +388,7 @@ def test_a_lane_that_is_opened_while_all_are_closed_is_closed_too() -> None:
         return channels
 
     team.client._connect = slowly
-    with pytest.raises(PeerLostError, match="has parted"):
+    with pytest.raises(PeerLostError, match="has disconnected"):
         team.first(1)
     assert team.lanes["pull"][0].closed
 
@@ -395,7 +400,7 @@ def test_a_step_that_is_refused_is_made_on_no_server() -> None:
     update = Update(0, 0, OPTIONS, bad.tables, {0: np.ones(3, np.float32)})
     team.said(m.Push)
     with pytest.raises(GradientError, match="table 'users'"):
-        team.client.push(team.client.parcel(update, team.live), phase=0)
+        team.client.push(team.client.build_push(update, team.live), phase=0)
     assert team.first(ZERO, ONE) == [0.0, 0.0]
 
 
@@ -429,7 +434,7 @@ def test_a_later_life_hears_what_was_called_for(tmp_path: Path) -> None:
     """Behind the step that it brings again, and what the life before had heard before that."""
     whose = WorkerIdentity(0, 1, 2, job="j", start=0, incarnation=1)
     first = WorkerJournal(tmp_path, whose)
-    team = Team(mode="sync", redo=first)
+    team = Team(mode="sync", journal=first)
 
     def call_for(server: int, call: ControlSignal) -> None:
         team.client.open_lane("beat")
@@ -438,7 +443,7 @@ def test_a_later_life_hears_what_was_called_for(tmp_path: Path) -> None:
 
     def parcel(step: int) -> PushRequest:
         parcel = team.parcel([ZERO, ONE], step=step)
-        parcel.moment = ResumePoint(0, 0, 0, b"")
+        parcel.origin = StepOrigin(0, 0, 0, ResumePoint(0, 0, 0, b""))
         return parcel
 
     call_for(0, ControlSignal(saves=1))
@@ -455,7 +460,8 @@ def test_a_later_life_hears_what_was_called_for(tmp_path: Path) -> None:
     first.close(is_needed=True)
     second = WorkerJournal(tmp_path, whose)
     later = Client(0, 1, 2, team.connect, second)
-    assert later.bring_again()
+    assert second.last is not None
+    assert later.repeat(second.last)
     assert later.called == ControlSignal(stop=True, saves=1)
     second.close(is_needed=False)
 
@@ -483,10 +489,10 @@ def test_what_was_acknowledged_is_counted_for_each_server(monkeypatch: pytest.Mo
 def test_a_later_life_knows_what_was_acknowledged(tmp_path: Path) -> None:
     whose = WorkerIdentity(0, 1, 2, job="j", start=0, incarnation=1)
     first = WorkerJournal(tmp_path, whose)
-    team = Team(redo=first)
+    team = Team(journal=first)
     for _ in range(2):
         parcel = team.parcel([ZERO, ONE])
-        parcel.moment = ResumePoint(0, 0, 0, b"")
+        parcel.origin = StepOrigin(0, 0, 0, ResumePoint(0, 0, 0, b""))
         team.client.push(parcel, phase=0)
     first.close(is_needed=True)
     second = WorkerJournal(tmp_path, whose)

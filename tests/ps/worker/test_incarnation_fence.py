@@ -21,7 +21,7 @@ def test_an_earlier_life_of_a_server_is_refused() -> None:
     fence = IncarnationFence()
     for life in (1, 3, 3):
         fence.check(m.Welcome(0, 0, life))
-    with pytest.raises(PeerLostError, match="server 0 answers in its life 2, but its life 3 has"):
+    with pytest.raises(PeerLostError, match="server 0 replies as life 2, but life 3 has"):
         fence.check(m.Welcome(0, 0, 2))
     # another one has lives of its own, and one that is not open yet does not know its life
     fence.check(m.Welcome(1, 0, 1))

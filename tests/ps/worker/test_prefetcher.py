@@ -76,7 +76,7 @@ def test_sync_is_the_same_to_the_bit(servers: int) -> None:
     for (rows, dense, _), (rows_, dense_, figures) in zip(plain, ahead, strict=True):
         assert np.array_equal(rows, rows_)
         assert all(torch.equal(a, b) for a, b in zip(dense, dense_, strict=True))
-        assert figures["rows ahead"] > 3 * figures["rows not ahead"] > 0
+        assert figures["prefetched rows"] > 3 * figures["rows fetched on demand"] > 0
 
 
 @pytest.mark.parametrize("holds", ["nothing", "send", "receive"])
@@ -96,7 +96,7 @@ def test_the_answers_of_push_and_pull_may_come_in_either_order(holds: str) -> No
         announce(worker)
         assert not np.array_equal(worker.rows([2, 3]), before[:2])
         assert np.array_equal(read(worker, 2, 3, 4), worker.rows([2, 3, 4]))
-        assert worker.communicator.figures()["rows ahead"] == 3
+        assert worker.communicator.figures()["prefetched rows"] == 3
 
     run(build, train, workers=1)
 
@@ -111,7 +111,7 @@ def test_rows_are_read_once_more_after_a_second_step() -> None:
             step(worker, torch.tensor([[1, 2, 3]]), torch.ones(1, 1))
         announce(worker)
         assert np.array_equal(read(worker, 2, 3, 4), worker.rows([2, 3, 4]))
-        assert worker.communicator.figures()["rows ahead"] == 0
+        assert worker.communicator.figures()["prefetched rows"] == 0
 
     run(build, train, workers=1)
 
@@ -123,7 +123,7 @@ def test_the_batch_in_hand_is_old_after_its_step() -> None:
         for _ in range(2):
             step(worker, torch.tensor([[1, 2, 3]]), torch.ones(1, 1))
             assert np.array_equal(read(worker, 1, 2, 3), worker.rows([1, 2, 3]))
-        assert worker.communicator.figures()["rows ahead"] == 3
+        assert worker.communicator.figures()["prefetched rows"] == 3
 
     run(build, train, workers=1)
 
@@ -137,7 +137,7 @@ def test_gradients_may_be_accumulated() -> None:
         worker.optimizer.step()
         announce(worker)
         assert np.array_equal(read(worker, 7, 8, 9), worker.rows([7, 8, 9]))
-        assert worker.communicator.figures()["rows ahead"] == 6
+        assert worker.communicator.figures()["prefetched rows"] == 6
 
     run(build, train, workers=1)
 
@@ -162,7 +162,7 @@ def test_what_an_entry_counts_is_pulled_when_it_is_seen() -> None:
     def counted() -> Any:
         return build(entry=CountFilterEntry(2))
 
-    assert "rows ahead" not in run(counted, train, workers=1)[0]
+    assert "prefetched rows" not in run(counted, train, workers=1)[0]
 
 
 def test_others_go_on_while_one_waits_at_a_barrier() -> None:
@@ -221,7 +221,7 @@ def test_rows_that_an_earlier_life_of_a_server_gave_are_not_read(
         announce(worker, [1, 2, 3])
         pulled(worker)
         announce(worker)
-        before = worker.communicator.figures()["rows ahead"]
+        before = worker.communicator.figures()["prefetched rows"]
         read(worker, 1, 2, 3)
         # a lane has found it in its second life
         lives = worker.communicator.client.lives
@@ -230,7 +230,7 @@ def test_rows_that_an_earlier_life_of_a_server_gave_are_not_read(
         )
         read(worker, 1, 2, 3)
         figures = worker.communicator.figures()
-        return figures["rows ahead"] - before, figures["rows not ahead"]
+        return figures["prefetched rows"] - before, figures["rows fetched on demand"]
 
     assert run(build, train, workers=1, servers=2) == [(3, 3)]
 
@@ -287,7 +287,7 @@ def test_layers_that_share_a_table() -> None:
                 worker.optimizer.zero_grad()
                 worker.model(ids[t, :1], ids[t, 1:]).sum().backward()
                 worker.optimizer.step()
-            return worker.rows(range(10)), worker.communicator.figures().get("rows ahead")
+            return worker.rows(range(10)), worker.communicator.figures().get("prefetched rows")
 
         return work
 

@@ -214,7 +214,7 @@ def test_who_waits_for_the_innocent_is_told_of_the_server_that_hangs() -> None:
     late = DeadlineError("server 0: barrier waited 6 s for worker 1")
     cause = client._cause({0: late})
     assert isinstance(cause, DeadlineError)
-    assert "no sign of life comes from server 1 (silent for 0 s); meanwhile server 0" in str(cause)
+    assert "no heartbeat reply from server 1 (silent for 0 s); meanwhile server 0" in str(cause)
     silent = DeadlineError("server 1 was silent")
     assert client._cause({0: late, 1: silent}) is silent
     other = ValueError("what is wrong with the request itself")

@@ -121,7 +121,7 @@ class ServedJob(Job):
         self.session.open(self)
 
     def run_once(self, call: str, action: Callable[[], Sequence[bytes]]) -> Sequence[bytes]:
-        return self.session.client.answers.once(call, action)
+        return self.session.client.replies.once(call, action)
 
     def server_snapshot(self, model: nn.Module, via: str) -> ServerCheckpoint:
         # the servers write one checkpoint at a time
@@ -233,5 +233,4 @@ class ServedJob(Job):
         """
         if self.session.embedded is not None:
             self.session.embedded.close()
-        if self.session.client.redo is not None:
-            self.session.client.redo.close(is_needed=False, ended=not self._peers.stopped)
+        self.session.client.journal.close(is_needed=False, ended=not self._peers.stopped)

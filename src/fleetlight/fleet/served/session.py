@@ -40,7 +40,6 @@ from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.communicator import Communicator, open_communicator
 from fleetlight.ps.worker.communicator.base import norm_of
 from fleetlight.ps.worker.local_parameters import LocalParameters
-from fleetlight.ps.worker.replay.commit_log import ResumePoint
 from fleetlight.strategy import ASyncConfigs
 from fleetlight.version import VERSION
 
@@ -115,14 +114,13 @@ class ServerSession:
             durable = durable_of(job)
             self.embedded.open(bound.plan, bound.optimizers, bound.dense, durable=durable)
         self.client.join(bound.plan)
-        if self.client.redo is not None:
-            self.client.redo.begin()
+
         if bound.plan.durability != "none":
             durability = job.strategy.durability_configs
             self.client.wait_for_comebacks(durability.away_within(job.group.deadline_s))
         self._local_parameters = LocalParameters(bound.dense)
         if job.group.index == 0:
-            self.client.answers.once("first values", lambda: self._fill(bound))
+            self.client.replies.once("first values", lambda: self._fill(bound))
         if not bound.plan.serves_dense and job.role.worker_num > 1:
             limit_s = job.group.deadline_s
             self.dense_group = form(
@@ -148,7 +146,7 @@ class ServerSession:
         self._attach_layers()
         layers = [layer for some in bound.layers for layer in some]
         watch_state_dicts([plan.module for plan in job.models], layers)
-        self.replay.has_applied = self._communicator.go_on()
+        self.replay.has_applied = self._communicator.restore()
         self._communicator.start()
         if bound.plan.lost_worker == "go_on" and job.group.index:
             report_expendable(job.role)
@@ -244,17 +242,18 @@ class ServerSession:
         if all(array.dtype != np.uint16 and all_finite(array) for array in arrays):
             return False
         # it raises the error, or marks the update as skipped
-        return self.client.parcel(update, self.local_parameters).skip
+        return self.client.build_push(update, self.local_parameters).skip
 
-    def step(self, update: Update, moment: ResumePoint | None = None) -> bool:
+    def step(self, update: Update) -> bool:
         """Send an update; returns False when all workers drop the step for an infinity."""
         self._warn_of_lost_values()
         clipped = self._clipped.pop(update.optimizer, None)
         if clipped is not None:
             # the script may have cleared the gradients since, but the others wait for this step
             clipped.skip = update.skip or update.is_empty
+            clipped.resume_point = update.resume_point
             update = clipped
-        return self.communicator.step(update, moment)
+        return self.communicator.step(update)
 
     def _warn_of_lost_values(self) -> None:
         """Warn once of values that the script wrote into parameters stored on servers."""

@@ -25,7 +25,6 @@ from fleetlight.fleet.training.optimizer import ManagedOptimizer
 from fleetlight.observe.log import logger
 from fleetlight.ps.layers.table_gradient import TableGradient
 from fleetlight.ps.plan import GEO
-from fleetlight.ps.worker.replay.commit_log import ResumePoint
 from fleetlight.torch_compat.optimizers import (
     foreach_unscale_,
     is_scaled_by,
@@ -116,8 +115,7 @@ class ServedSteps:
         self.norm: float | None = None
         #: True where an infinity is the reason for a dropped step
         self._is_infinite = True
-        #: the resume point of the current step, for the next incarnation of this worker
-        self._moment: ResumePoint | None = None
+
         #: True when this step is skipped in a replay, since the servers have it
         self._skips = False
         #: the scaler whose infinities drop steps
@@ -192,8 +190,8 @@ class ServedSteps:
             self._skips, self._applied = True, replay.has_applied
             self._hide_gradients(everything=True)
             return changed
-        self._moment = replay.resume_point(number)
         update = session.collect(self.optimizer, self._steps)
+        update.resume_point = replay.resume_point(number)
         update.skip = skip
         if session.bound.plan.workers_step_dense:
             # checked before torch's own step, which would apply infinities
@@ -201,7 +199,7 @@ class ServedSteps:
             self._hide_gradients(everything=update.skip)
             self._pending = update
         else:
-            self._applied = session.step(update, self._moment)
+            self._applied = session.step(update)
             self._hide_gradients(everything=session.bound.plan.serves_dense or not self._applied)
         return changed
 
@@ -218,7 +216,7 @@ class ServedSteps:
         session = self._open_session()
         skips, self._skips = self._skips, False
         if session.bound.plan.workers_step_dense and not skips:
-            self._applied = session.step(self._pending, self._moment)
+            self._applied = session.step(self._pending)
         if self._scaling is not None and not self._applied and self._is_infinite:
             # maybe another worker's infinity; the scales stay equal on all workers
             tell_infinity(self._scaling, self.optimizer)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model sees of its tables: layers, lookups, gradients of rows."""
+"""The layers of a model that use tables: lookups, weights and gradients of rows."""

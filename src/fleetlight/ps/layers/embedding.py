@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layers whose rows live in a table: `SparseEmbedding`, `SparseEmbeddingBag`.
+"""The layers whose rows are in a table: `SparseEmbedding`, `SparseEmbeddingBag`.
 
-They behave like torch's, but any int64 is an id, a row appears when its id is first seen, and
-`weight` has no elements.
+They behave like torch's, except that any int64 is an id, training inserts a row when it first reads
+its id, and `weight` has no elements.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fleetlight.errors import ConfigError, PlanError, names_arguments
 from fleetlight.kernels import sum_by
 from fleetlight.kernels.ids.bags import Mode
-from fleetlight.ps.layers.empty_state import warn_of_no_rows
+from fleetlight.ps.layers.empty_state import warn_without_rows
 from fleetlight.ps.layers.entries import EntryPolicy
 from fleetlight.ps.layers.handle import TableHandle, Visit
 from fleetlight.ps.layers.lookup import Counts, embed, embed_bags
@@ -30,15 +30,15 @@ from fleetlight.torch_compat.tensors import without_functions
 Initializer = str | tuple[str, float] | tuple[str, float, float]
 DEFAULT: Initializer = ("uniform", -0.05, 0.05)
 _NUMBERS = {"uniform": 2, "normal": 2, "constant": 1, "zeros": 0}
-#: how often each id of a forward was shown and clicked
+#: shows and clicks of each id of a forward
 Given = tuple[Floats | None, Floats | None]
 COMBINERS = ("sum", "mean", "max")
 
 
 class TableLayer(nn.Module):
-    """What both layers share: a table, and ids that become rows of it."""
+    """Base of both layers: looks up rows of ids in a table."""
 
-    #: what is done in place of a lookup while a program is written
+    #: replaces the lookup while a program is captured
     written: Callable[..., Tensor] | None = None
 
     @names_arguments
@@ -68,13 +68,13 @@ class TableLayer(nn.Module):
         self.entry = entry
         self.padding_idx = padding_idx
         self.table = table
-        #: what stands for the table in `model.parameters()` and in an optimizer's groups
+        #: represents the table in `model.parameters()` and in param groups
         self.weight: nn.Parameter = TableWeight(dim, table or f"a {type(self).__name__}")
         self.handle: TableHandle | None = None
-        self.register_load_state_dict_pre_hook(warn_of_no_rows)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(warn_without_rows)  # type: ignore[no-untyped-call]
 
     def extra_repr(self) -> str:
-        """What `print(model)` shows."""
+        """The arguments that `print(model)` shows."""
         told = {"padding_idx": self.padding_idx, "table": self.table, "entry": self.entry}
         return ", ".join([str(self.dim), *(f"{k}={v!r}" for k, v in told.items() if v is not None)])
 
@@ -88,7 +88,7 @@ class TableLayer(nn.Module):
         return self.handle
 
     def rows(self, ids: Tensor, show: Tensor | None = None, click: Tensor | None = None) -> Tensor:
-        """A row for each of ids of any shape; that of padding is zero."""
+        """Return a row for each id; the row of padding is zero."""
         flat = ids_of(ids, type(self).__name__)
         self._handle().reached(flat)
         real = None if self.padding_idx is None else flat != self.padding_idx
@@ -108,12 +108,12 @@ class TableLayer(nn.Module):
             return torch.is_grad_enabled() and self.weight.requires_grad
 
     def _counts(self, visit: Visit, given: Given) -> Counts:
-        """Shows and clicks of each distinct id, from those of each id."""
+        """Sum shows and clicks of each distinct id."""
         show, click = given
         if show is None and click is None:
             return None
         ids = len(visit.inverse)
-        # whoever gives clicks only means that everything was shown
+        # with clicks only, every id counts as shown
         shown = np.ones(ids, np.float32) if show is None else show
         clicked = np.zeros(ids, np.float32) if click is None else click
         both = np.stack([shown, clicked], axis=1)
@@ -122,16 +122,16 @@ class TableLayer(nn.Module):
 
 
 class SparseEmbedding(TableLayer):
-    """Like `torch.nn.Embedding` over all int64 ids, its rows on the parameter servers.
+    """Like `torch.nn.Embedding` over all int64 ids, with rows on the parameter servers.
 
-    `optimizer` names another rule than that of the param group its weight is in. Layers of the same
-    `table` share its rows.
+    `optimizer` replaces the rule of the weight's param group. Layers with the same `table` share
+    its rows.
     """
 
     def forward(
         self, ids: Tensor, show: Tensor | None = None, click: Tensor | None = None
     ) -> Tensor:
-        """Rows of ids of any shape; `show` and `click` are counted by a ShowClickEntry."""
+        """Return rows for ids of any shape; a ShowClickEntry counts `show` and `click`."""
         if self.written is not None:
             return self.written(ids, show=show, click=click)
         return self.rows(ids, show, click)
@@ -176,7 +176,7 @@ class SparseEmbeddingBag(TableLayer):
         show: Tensor | None = None,
         click: Tensor | None = None,
     ) -> Tensor:
-        """Bags are the rows of 2-D ids, or begin at `offsets` of 1-D ids."""
+        """Bags are the rows of 2-D ids, or start at `offsets` of 1-D ids."""
         if self.written is not None:
             each = _weights(per_sample_weights, ids, self.combiner)
             return self.written(ids, offsets, each, show, click)
@@ -198,12 +198,12 @@ class SparseEmbeddingBag(TableLayer):
         return embed_bags(self.weight, weights, visit, bounds, self.combiner, counts)
 
     def extra_repr(self) -> str:
-        """What `print(model)` shows."""
+        """The arguments that `print(model)` shows."""
         return f"{super().extra_repr()}, combiner={self.combiner!r}"
 
 
 def ids_of(ids: Tensor, layer: str) -> Ids:
-    """The ids as a flat array of int64."""
+    """Return the ids as a flat array of int64."""
     if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
         got = str(ids.dtype) if isinstance(ids, Tensor) else type(ids).__name__
         raise ConfigError(
@@ -213,8 +213,8 @@ def ids_of(ids: Tensor, layer: str) -> Ids:
     if ids.device.type == "meta":
         raise ConfigError(
             f"{layer}: got ids on the device meta, which have a shape but no values; expected ids "
-            "on the CPU or on a GPU; look for what makes the batch on meta (torch.device('meta'), "
-            "set_default_device)"
+            "on the CPU or on a GPU; find the code that creates the batch on meta "
+            "(torch.device('meta'), set_default_device)"
         )
     if ids.dtype == torch.int64 and ids.device.type == "cpu":
         return ids.numpy(force=True).reshape(-1)
@@ -223,7 +223,7 @@ def ids_of(ids: Tensor, layer: str) -> Ids:
 
 
 def bag_bounds(ids: Tensor, offsets: Tensor | None, include_last: bool) -> NDArray[np.int64]:
-    """Where each bag begins, and where the last one ends."""
+    """The start of each bag, and the end of the last one."""
     if ids.dim() == 2:
         if offsets is not None:
             raise ConfigError("SparseEmbeddingBag: got 2-D ids and offsets; give one of them")
@@ -243,14 +243,14 @@ def bag_bounds(ids: Tensor, offsets: Tensor | None, include_last: bool) -> NDArr
         or (np.diff(bounds) < 0).any()
     ):
         raise ConfigError(
-            "SparseEmbeddingBag: offsets must start at 0, never fall, and end at the number of "
+            "SparseEmbeddingBag: offsets must start at 0, never decrease, and end at the number of "
             f"ids, {ids.shape[0]}; got {np.array2string(bounds, threshold=8)}"
         )
     return np.ascontiguousarray(bounds)
 
 
 def refuse_outside(ids: Ids, table: str, rows: int) -> None:
-    """Ids that a layer of torch's would not have, where the table has its number of rows."""
+    """Raise for ids outside a table with a fixed number of rows."""
     if rows and len(ids) and (ids.min() < 0 or ids.max() >= rows):
         wrong = ids[(ids < 0) | (ids >= rows)][0]
         raise ConfigError(
@@ -260,7 +260,7 @@ def refuse_outside(ids: Ids, table: str, rows: int) -> None:
 
 
 def initializer_plan(initializer: Initializer) -> InitializerPlan:
-    """The initializer as the plan keeps it."""
+    """Convert an initializer to its form in the plan."""
     name, *numbers = (initializer,) if isinstance(initializer, str) else initializer
     if name not in _NUMBERS or len(numbers) != _NUMBERS[name]:
         raise ConfigError(
@@ -290,7 +290,7 @@ def _weights(weights: Tensor | None, ids: Tensor, combiner: str) -> Tensor | Non
 def given_counts(
     show: Tensor | None, click: Tensor | None, count: int, real: NDArray[np.bool_] | None
 ) -> Given:
-    """Numbers that came with the ids, without those of padding."""
+    """Shows and clicks of the ids, without those of padding."""
     found: list[Floats | None] = []
     for name, value in (("show", show), ("click", click)):
         if value is None:

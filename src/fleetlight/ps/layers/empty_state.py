@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A state without rows, loaded before a job: the job would begin with first values, unsaid.
+"""Warns of a state dict without rows: the job would silently start from first values.
 
-The hook is a function of a module, so that models can be pickled with it.
+The hook is a module-level function, so that models with it can be pickled.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from fleetlight.ps.layers.table_weight import TablePlaceholder, name_of
 _has_warned = False
 
 
-def warn_again() -> None:
-    """The next such state is warned of anew."""
+def reset_warning() -> None:
+    """Warn of the next such state again."""
     global _has_warned
     _has_warned = False
 
 
-def warn_of_no_rows(module: nn.Module, state: Mapping[str, Any], prefix: str, *_: Any) -> None:
-    """Warn once of an entry that stood for a table in a file, before the layer is loaded.
+def warn_without_rows(module: nn.Module, state: Mapping[str, Any], prefix: str, *_: Any) -> None:
+    """Warn once of an empty table weight in a state dict, before the layer is loaded.
 
-    In a job such an entry is an error. A state of this process was warned of when it was taken.
+    In a job such an entry is an error. For a state of this process, `state_dict()` warned already.
     """
     global _has_warned
     weight, entry = getattr(module, "weight", None), state.get(f"{prefix}weight")
@@ -37,8 +37,8 @@ def warn_of_no_rows(module: nn.Module, state: Mapping[str, Any], prefix: str, *_
     _has_warned = True
     assert isinstance(weight, nn.Parameter)
     logger.warning(
-        "load_state_dict: the state has no rows of table %s, nor of any other, and a job begins "
-        "with first values of them; take states by fleet.state_dict(model) and load them by "
+        "load_state_dict: the state has no rows of table %s, nor of any other, so a job starts "
+        "from their first values; take states by fleet.state_dict(model) and load them by "
         "fleet.load_state_dict(model, state) after fleet.init_worker(), or use "
         "fleet.save_persistables(dirname) and fleet.load_persistables(dirname)",
         name_of(weight),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user says about which ids get a row that is trained."""
+"""The admission rules that a user can set for a table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fleetlight.ps.plan import EntryPlan
 
 
 class EntryPolicy:
-    """Base of the entries; `plan` is what servers and workers agree on."""
+    """Base of the entries; `plan` is the entry's form in the plan of the job."""
 
     plan: EntryPlan
 
@@ -17,7 +17,7 @@ class EntryPolicy:
 
 
 class CountFilterEntry(EntryPolicy):
-    """A row is trained only once its id has been seen `count` times."""
+    """Trains a row only after its id has occurred `count` times."""
 
     def __init__(self, count: int) -> None:
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
@@ -26,7 +26,7 @@ class CountFilterEntry(EntryPolicy):
 
 
 class ProbabilityEntry(EntryPolicy):
-    """Each time an unknown id is seen, it gets a row by this chance."""
+    """Inserts a row for an unknown id with this probability at each occurrence."""
 
     def __init__(self, probability: float) -> None:
         if not isinstance(probability, (int, float)) or not 0 < probability <= 1:
@@ -35,10 +35,10 @@ class ProbabilityEntry(EntryPolicy):
 
 
 class ShowClickEntry(EntryPolicy):
-    """How often an id was shown and clicked is counted, for `fleet.shrink` to decide by.
+    """Counts shows and clicks of each id, which `fleet.shrink` uses to remove rows.
 
-    The numbers come with the lookup: `embedding(ids, show=..., click=...)`. The two names are those
-    of Fleet, and only shown.
+    The lookup takes the numbers: `embedding(ids, show=..., click=...)`. The two names exist for
+    compatibility with Fleet and are only shown.
     """
 
     def __init__(self, show_name: str = "show", click_name: str = "click") -> None:

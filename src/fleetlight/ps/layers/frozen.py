@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables for inference: layers of torch alone, whose rows are buffers and never change.
+"""Tables for inference: layers of pure torch with constant rows in buffers.
 
-An id is looked for among sorted ids. One that is not there reads its first value, which is made
-from the id as the servers do it, to the bit: with torch's 64-bit integers for unsigned ones.
+A lookup searches the sorted ids. An unknown id reads its first value, computed from the id
+bit-equal to the servers, with torch's signed 64-bit integers in place of unsigned ones.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WORDS_OF_NORMAL = 3
 
 
 class FrozenRows(nn.Module):
-    """The rows of a table by id; `ids` are ascending."""
+    """The rows of a table; `ids` are ascending."""
 
     ids: Tensor
     rows: Tensor
@@ -39,7 +39,7 @@ class FrozenRows(nn.Module):
         self._initializer = initializer
 
     def forward(self, ids: Tensor) -> Tensor:
-        """A row for each of some ids in one dimension."""
+        """Return a row for each id of a 1-D tensor."""
         first = first_values(ids, self.rows.shape[1], self._seed, self._initializer)
         if not len(self.ids):
             return first
@@ -49,7 +49,7 @@ class FrozenRows(nn.Module):
 
 
 class FrozenEmbedding(nn.Module):
-    """Stands in for a `SparseEmbedding`."""
+    """Replaces a `SparseEmbedding` in an exported model."""
 
     def __init__(self, layer: SparseEmbedding, rows: FrozenRows) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class FrozenEmbedding(nn.Module):
     def forward(
         self, ids: Tensor, show: Tensor | None = None, click: Tensor | None = None
     ) -> Tensor:
-        """Rows of ids of any shape."""
+        """Return rows for ids of any shape."""
         flat = ids.reshape(-1).long()
         rows = cast(Tensor, self.rows(flat))
         if self._padding_idx is not None:
@@ -70,7 +70,7 @@ class FrozenEmbedding(nn.Module):
 
 
 class FrozenEmbeddingBag(nn.Module):
-    """Stands in for a `SparseEmbeddingBag`."""
+    """Replaces a `SparseEmbeddingBag` in an exported model."""
 
     def __init__(self, layer: SparseEmbeddingBag, rows: FrozenRows) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class FrozenEmbeddingBag(nn.Module):
         show: Tensor | None = None,
         click: Tensor | None = None,
     ) -> Tensor:
-        """Bags are the rows of 2-D ids, or begin at `offsets` of 1-D ids."""
+        """Bags are the rows of 2-D ids, or start at `offsets` of 1-D ids."""
         flat = ids.reshape(-1).long()
         bags, count = self._bags(ids, offsets)
         real = torch.ones_like(flat, dtype=torch.bool)
@@ -108,7 +108,7 @@ class FrozenEmbeddingBag(nn.Module):
         return out.to(self._dtype)
 
     def _bags(self, ids: Tensor, offsets: Tensor | None) -> tuple[Tensor, int]:
-        """The bag of each id, and how many bags there are."""
+        """The bag of each id, and the number of bags."""
         if offsets is None:
             bags = torch.arange(ids.shape[0], device=ids.device)
             return bags.repeat_interleave(ids.shape[1]), ids.shape[0]
@@ -119,7 +119,7 @@ class FrozenEmbeddingBag(nn.Module):
 
 
 def frozen(layer: TableLayer, rows: FrozenRows) -> nn.Module:
-    """What stands in for a layer when its model is exported."""
+    """The replacement of a layer in an exported model."""
     if isinstance(layer, SparseEmbeddingBag):
         return FrozenEmbeddingBag(layer, rows)
     assert isinstance(layer, SparseEmbedding), layer
@@ -158,18 +158,18 @@ def _mix(words: Tensor) -> Tensor:
 
 
 def _shifted(words: Tensor, bits: int) -> Tensor:
-    """Shifted to the right as unsigned words: torch fills up with the sign."""
+    """Logical shift to the right: torch's shift extends the sign."""
     return words if bits == 0 else (words >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def _signed(word: int) -> int:
-    """The bits of an unsigned word as torch's int64 has them."""
+    """Reinterpret an unsigned word as int64."""
     word %= 1 << 64
     return word - (1 << 64) if word >> 63 else word
 
 
 def _maximum(rows: Tensor, bags: Tensor, real: Tensor, count: int) -> Tensor:
-    """The largest value of each column in each bag; zero for an empty one."""
+    """The maximum of each column in each bag; zero for an empty bag."""
     candidates = rows.masked_fill(~real.unsqueeze(1), -torch.inf)
     places = bags.unsqueeze(1).expand(-1, rows.shape[1])
     out = rows.new_zeros(count, rows.shape[1])
@@ -178,6 +178,6 @@ def _maximum(rows: Tensor, bags: Tensor, real: Tensor, count: int) -> Tensor:
 
 
 def _lengths(bags: Tensor, real: Tensor, count: int) -> Tensor:
-    """How many ids each bag has, without padding."""
+    """The number of ids in each bag, without padding."""
     lengths = torch.zeros(count, dtype=torch.float32, device=bags.device)
     return lengths.index_add(0, bags, real.float())

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the gradient that backward has found comes into `weight.grad` of a table.
+"""Accumulates the gradient of a lookup into `weight.grad` of a table.
 
-Torch would call `detach` on it first. And the first operation on any tensor of another class makes
-torch load torch.distributed.tensor, most of a second. So a lookup lays its gradient down by itself,
-whenever torch would do nothing but add it to what is there.
+Torch would call `detach` on it first, and the first operation on any tensor subclass makes torch
+load torch.distributed.tensor, most of a second. So a lookup accumulates its gradient itself
+whenever torch would only add it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from fleetlight.torch_compat.tensors import has_gradient_hooks, runs_in_backward
 _lock = threading.Lock()
 
 
-def arrived(
+def accumulated(
     node: Any, weight: Tensor, incoming: Tensor, part: TableGradients
 ) -> TableGradient | None:
-    """What the backward of `node`, whose first input is `weight`, is to answer for that.
+    """Return the gradient of `weight` for the backward of `node`; None if it is accumulated here.
 
-    `incoming` is the gradient that `part` was made of.
+    `weight` is the first input of `node`; `incoming` is the gradient that `part` was computed from.
     """
     with without_functions():
         if incoming.requires_grad or not _would_only_add(node, weight):
@@ -43,9 +43,9 @@ def arrived(
 
 
 def _would_only_add(node: Any, weight: Tensor) -> bool:
-    """True when torch would add the gradient to `weight.grad`, and no hook of the weight sees it.
+    """True when torch would only add the gradient to `weight.grad`, without calling a hook.
 
-    Hooks of the lookup's own node are not known here: they see that nothing is passed on.
+    Hooks on the lookup's own node are not checked: they receive no gradient.
     """
     if not weight.requires_grad or has_gradient_hooks(weight):
         return False

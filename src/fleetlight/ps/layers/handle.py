@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`TableHandle`: how a layer reaches the rows of its table."""
+"""`TableHandle`: connects a layer to the rows of its table."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from fleetlight.ps.update import Floats, Ids
 
 
 class RowSource(Protocol):
-    """Whoever has the rows: a communicator, seen from a layer."""
+    """Provides rows to a layer; a communicator."""
 
-    #: told which ids a layer reads rows of, before padding is left out
+    #: called with the ids of a lookup, including padding
     reached: Callable[[int, Ids], None] | None
 
     def look_up(self, table: int, ids: Ids, insert: bool) -> tuple[Deduped, Floats]:
-        """The distinct ids and their rows, in the same order."""
+        """Return the distinct ids and their rows, in the same order."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Visit:
-    """The ids of one forward, and their rows."""
+    """The ids of one forward and their rows."""
 
     wanted: Deduped
     rows: Floats
 
     @property
     def inverse(self) -> NDArray[np.int32]:
-        """Which row each id of the forward reads."""
+        """The row of each id of the forward."""
         return self.wanted.inverse
 
 
 class TableHandle:
-    """Belongs to the job, not to the layer: a copied layer reads the same table."""
+    """Belongs to the job, not to the layer: a copied layer uses the same table."""
 
     def __init__(
         self,
@@ -52,16 +52,16 @@ class TableHandle:
         self.number = number
         self.plan = plan
         self._source: RowSource | None = source
-        #: told the name of the table
+        #: called with the name of the table
         self._when_pickled = when_pickled
 
     @property
     def is_over(self) -> bool:
-        """True once the job is forgotten."""
+        """True after `fleet.reset()` has ended the job."""
         return self._source is None
 
     def close(self) -> None:
-        """Let go of the job, which has been left."""
+        """Release the job."""
         self._source = None
 
     def _rows(self) -> RowSource:
@@ -73,49 +73,49 @@ class TableHandle:
         return self._source
 
     def reached(self, ids: Ids) -> None:
-        """These ids have come to the table, as they are in the tensor of the caller."""
+        """Report the ids of a lookup, as they are in the caller's tensor."""
         told = self._rows().reached
         if told is not None:
             told(self.number, ids)
 
     def visit(self, ids: Ids, insert: bool) -> Visit:
-        """Read the rows of ids; with `insert`, unknown ones get a row."""
+        """Read the rows of ids; with `insert`, insert rows for unknown ids."""
         return Visit(*self._rows().look_up(self.number, ids, insert))
 
     def __deepcopy__(self, memo: object) -> TableHandle:
         return self
 
     def __reduce__(self) -> Any:
-        # a pickled layer is read outside of the job
+        # a pickled layer is loaded outside the job
         if self._when_pickled is not None:
             self._when_pickled(self.plan.name)
         return LeftBehind, (self.plan.name,)
 
 
 class LeftBehind(TableHandle):
-    """What a pickled layer has of its table: the name. Rows do not travel with a layer."""
+    """The handle of a pickled layer: it has the name of the table, and no rows."""
 
     def __init__(self, table: str) -> None:
         self._table = table
 
     @property
     def is_over(self) -> bool:
-        """False: a layer that makes its rows in a job can join another one."""
+        """False: the layer can join another job."""
         return False
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: there is no job to release."""
 
     def _rows(self) -> RowSource:
         raise PlanError(self.refusal)
 
     @property
     def refusal(self) -> str:
-        """What whoever wants rows is told."""
+        """The error text of a lookup."""
         return (
             f"the rows of table {self._table} stayed on the parameter servers when this model was "
-            "pickled, as torch.save(model) does; build the model anew and load values into it: in "
-            "a job by fleet.load_persistables(dirname) or fleet.load_state_dict(model, state), "
+            "pickled, as torch.save(model) does; build a new model and load values into it: in a "
+            "job by fleet.load_persistables(dirname) or fleet.load_state_dict(model, state), "
             "elsewhere from the file of fleetlight export"
         )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lookups as autograd sees them: rows in, gradients of distinct rows out."""
+"""Lookups as autograd functions: rows in, gradients of distinct rows out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from fleetlight.kernels import gather_bags, gather_visited, spread_bags, sum_visited, weight_grads
 from fleetlight.kernels.ids.bags import Mode
-from fleetlight.ps.layers.grad_accumulation import arrived
+from fleetlight.ps.layers.grad_accumulation import accumulated
 from fleetlight.ps.layers.handle import Visit
 from fleetlight.ps.update import Floats, TableGradients
 from fleetlight.torch_compat.tensors import without_functions
@@ -24,7 +24,7 @@ Counts = tuple[Floats, Floats] | None
 def embed(
     weight: Tensor, visit: Visit, counts: Counts, trained: NDArray[np.bool_] | None
 ) -> Tensor:
-    """A row for each id. `trained` leaves some of the distinct ids without gradient."""
+    """Return a row for each id; distinct ids outside `trained` receive no gradient."""
     with without_functions():
         out: Tensor = _Embed.apply(weight, visit, counts, trained)  # type: ignore[no-untyped-call]
     return out
@@ -38,7 +38,7 @@ def embed_bags(
     mode: Mode,
     counts: Counts,
 ) -> Tensor:
-    """One row for each bag of ids, made of theirs."""
+    """Reduce the rows of each bag of ids to one row."""
     with without_functions():
         out: Tensor = _EmbedBags.apply(  # type: ignore[no-untyped-call]
             weight, weights, visit, offsets, mode, counts
@@ -71,7 +71,7 @@ class _Embed(torch.autograd.Function):
         part = _part(visit, summed, ctx.counts)
         if ctx.trained is not None and not ctx.trained.all():
             part = part.only(ctx.trained)
-        return arrived(ctx, ctx.weight, gradient, part), None, None, None
+        return accumulated(ctx, ctx.weight, gradient, part), None, None, None
 
 
 class _EmbedBags(torch.autograd.Function):
@@ -104,7 +104,7 @@ class _EmbedBags(torch.autograd.Function):
         if ctx.weights is not None and ctx.needs_input_grad[1]:
             dots = weight_grads(grads, visit.rows, visit.inverse, ctx.offsets)
             of_weights = torch.from_numpy(dots).to(ctx.weights.device, ctx.weights.dtype)
-        table = arrived(ctx, ctx.weight, gradient, _part(visit, summed, ctx.counts))
+        table = accumulated(ctx, ctx.weight, gradient, _part(visit, summed, ctx.counts))
         return table, of_weights, None, None, None, None
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradient of a table: what torch finds in `weight.grad` of a layer whose rows are elsewhere.
+"""`TableGradient`: the value of `weight.grad` for a layer whose rows are on servers.
 
-A table's `weight` has no elements, since its rows live on the servers; its gradient holds the rows
-that backward has reached. It is a tensor to torch, so that everything torch does with gradients
-works: they add up over backwards, `zero_grad` clears them, a loss scaler unscales them and finds
-their infinities, `clip_grad_norm_` measures and scales them.
+A table's `weight` has no elements; its gradient contains the rows that backward reached. It is a
+tensor, so torch's operations on gradients work: gradients accumulate over backwards, `zero_grad`
+clears them, a loss scaler unscales them and finds infinities, `clip_grad_norm_` measures and scales
+them.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Part = TableGradients
 
 
 class TableGradient(Tensor):
-    """Shaped like the table's `weight`; `parts` are rows, each part with distinct ids."""
+    """A tensor of the weight's shape; `parts` are rows, each part with distinct ids."""
 
     parts: list[Part]
-    #: its norm was taken, and then it was scaled in place: as torch's clip_grad_norm_ does
+    #: True when it was scaled in place after its norm was taken, as clip_grad_norm_ does
     is_clipped = False
     _is_measured = False
 
@@ -50,7 +50,7 @@ class TableGradient(Tensor):
         if operation is None:
             raise PlanError(
                 f"{func} was called on the gradient of a table, whose rows are on the servers; "
-                "what works: adding up, scaling, zeroing, norms and loss scalers"
+                "supported are addition, scaling, zeroing, norms and loss scalers"
             )
         return operation(func, *args, **(kwargs or {}))
 
@@ -58,7 +58,7 @@ class TableGradient(Tensor):
         return f"TableGradient({sum(len(part.ids) for part in self.parts)} rows)"
 
     def merged(self, servers: int) -> Part | None:
-        """All parts as one with distinct ids; None when backward reached no row."""
+        """Merge all parts into one with distinct ids; None when backward reached no row."""
         return as_one(self.parts, servers)
 
     def scale(self, factor: float) -> None:
@@ -67,12 +67,12 @@ class TableGradient(Tensor):
             part.gradients *= np.float32(factor)
 
     def measure(self, order: float) -> float:
-        """Its norm, after adding up the rows of one id."""
+        """The norm after summing the rows of each id."""
         self._is_measured = True
         return norm(self, order)
 
     def scale_in_place(self, factor: float) -> None:
-        """What a script does to it."""
+        """Scale in place on behalf of the script."""
         self.is_clipped |= self._is_measured and factor != 1.0
         self.scale(factor)
 
@@ -82,7 +82,7 @@ class TableGradient(Tensor):
 
 
 def as_one(parts: Sequence[Part], servers: int) -> Part | None:
-    """Parts as one with distinct ids; None when there is no row in them."""
+    """Merge parts into one with distinct ids; None when they have no row."""
     filled = [part for part in parts if len(part.ids)]
     if len(filled) <= 1:
         return filled[0] if filled else None
@@ -113,7 +113,7 @@ def merge(parts: Sequence[Part], servers: int) -> Part:
 
 
 def norm(gradient: TableGradient, order: float) -> float:
-    """The norm over all rows, after adding up those of one id."""
+    """The norm over all rows, after summing the rows of each id."""
     part = gradient.merged(1)
     if part is None:
         return 0.0
@@ -178,7 +178,7 @@ def _vector_norm(
 
 
 def _each(one: Callable[..., Any]) -> Callable[..., Any]:
-    """An operation on a list of gradients, of which some are tables'."""
+    """Apply an operation to each gradient of a list with some table gradients."""
 
     def operation(func: Any, gradients: list[Tensor], *args: Any, **kwargs: Any) -> Any:
         answers = []

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`TableWeight`: the Parameter that stands for a table, and refuses to be computed with.
+"""`TableWeight`: the Parameter of a table, which refuses computation.
 
 A table's rows are on the parameter servers, so the Parameter in the model has no elements. Torch
-would compute with it without complaint: a penalty on it is zero. As with torch's own
-`UninitializedParameter`, only what optimizers, modules and tools need of a Parameter works.
+would compute with it without an error: a penalty on it is zero. As with torch's own
+`UninitializedParameter`, only the operations that optimizers, modules and tools need are allowed.
 
-Torch asks no tensor class in torch.tensor(w), torch.Tensor(w), torch.vmap and torch.func.grad, and
-nn.init.orthogonal_(w) leaves what has no elements: these cannot be refused.
+torch.tensor(w), torch.Tensor(w), torch.vmap and torch.func.grad do not dispatch to tensor
+subclasses, and nn.init.orthogonal_(w) ignores empty tensors: these cannot be refused.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _ADVICE = (
 )
 _OF_AVERAGES = (
     "to average parameters, leave tables out: average [p for p in model.parameters() if p.numel()],"
-    " or give AveragedModel(model, avg_fn=...) a function of (averaged, p, n) that answers averaged"
+    " or give AveragedModel(model, avg_fn=...) a function of (averaged, p, n) that returns averaged"
     " where it has no elements; "
 )
 
 
 def _direct(attribute: Any) -> Any:
-    """An attribute of torch that steps read often, without the 5 us of `__torch_function__`."""
+    """A torch attribute read at every step, without the 5 us of `__torch_function__`."""
 
     def read(self: Tensor) -> Any:
         with without_functions():
@@ -53,7 +53,7 @@ def _direct(attribute: Any) -> Any:
 class TablePlaceholder(Tensor):
     """A tensor without elements that belongs to a table: its weight, or a copy of that."""
 
-    #: what the table is called, once that is known
+    #: the name of the table, once known
     table_name: str
     grad = _direct(Tensor.grad)
 
@@ -63,7 +63,7 @@ class TablePlaceholder(Tensor):
 
     @_is_param.setter
     def _is_param(self, value: bool) -> None:
-        # so nn.Parameter(copy) marks tensors of other classes: after module.to("meta"), or where
+        # nn.Parameter(copy) sets this on tensor subclasses: after module.to("meta"), or when
         # load_state_dict(assign=True) puts a copy into a module
         if value:
             self.__class__ = TableWeight
@@ -91,7 +91,7 @@ class TablePlaceholder(Tensor):
             )
 
     def as_subclass(self, cls: type[Any]) -> Any:
-        """Refused for classes that could be computed with."""
+        """Raise for classes that allow computation."""
         if not issubclass(cls, TablePlaceholder):
             raise refusal_of(name_of(self), "torch.Tensor.as_subclass")
         return super().as_subclass(cls)
@@ -108,22 +108,22 @@ class TablePlaceholder(Tensor):
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # whoever reads a file needs nothing of ours
+        # reading the file must not require Fleetlight
         with without_functions():
             return self.detach().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
 
 class TableWeight(TablePlaceholder, nn.Parameter):
-    """The Parameter itself."""
+    """The Parameter of a table."""
 
     def __new__(cls, dim: int, name: str) -> TableWeight:
-        """A new one, for rows of `dim` weights."""
+        """Create a weight for rows of `dim` numbers."""
         made = nn.Parameter(torch.empty(0, dim))
         stand_for(made, name)
         assert isinstance(made, TableWeight)
         return made
 
-    # torch puts a Parameter's own __init__ aside
+    # Parameter has no __init__ of its own
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -140,13 +140,13 @@ class TableWeight(TablePlaceholder, nn.Parameter):
 
 
 def remade(dim: int, dtype: str, requires_grad: bool, name: str) -> nn.Parameter:
-    """A weight that was pickled with its module."""
+    """Rebuild a weight that was pickled with its module."""
     empty = torch.empty(0, dim, dtype=getattr(torch, dtype.removeprefix("torch.")))
     return stand_for(nn.Parameter(empty, requires_grad), name)
 
 
 def stand_for(weight: nn.Parameter, name: str) -> nn.Parameter:
-    """Let a Parameter stand for a table from now on; it stays the same object."""
+    """Turn a Parameter into the weight of a table; the object stays the same."""
     with without_functions():
         if len(weight):
             weight.data = weight.data.new_empty(0, weight.shape[-1])
@@ -156,12 +156,12 @@ def stand_for(weight: nn.Parameter, name: str) -> nn.Parameter:
 
 
 def name_of(weight: Tensor) -> str:
-    """What the table of a placeholder is called."""
+    """The name of a placeholder's table."""
     return str(weight.__dict__.get("table_name", "a table"))
 
 
 def give_name(weight: Tensor, name: str) -> None:
-    """The path of a layer is known once its model is."""
+    """Set the name, which is known once the model is registered."""
     if isinstance(weight, TablePlaceholder):
         weight.__dict__["table_name"] = name
 
@@ -176,7 +176,7 @@ def refusal_of(name: str, operation: str, *, averages: bool = False) -> PlanErro
 
 
 def _named_as(placeholder: Any, found: Tensor) -> Tensor:
-    """What torch made of a placeholder is one, too, as long as it has no elements."""
+    """Make the result of an operation a placeholder too, if it has no elements."""
     with without_functions():
         if not isinstance(placeholder, TablePlaceholder) or found.shape != placeholder.shape:
             return found
@@ -186,12 +186,12 @@ def _named_as(placeholder: Any, found: Tensor) -> Tensor:
 
 
 def _is_property(func: Any) -> bool:
-    """Whether an attribute is read or set, of those that do not compute."""
+    """True for reading or setting an attribute that does not compute."""
     return type(func) is _METHOD_WRAPPER and func not in _COMPUTED
 
 
 def _is_own(func: Any) -> bool:
-    """Whether it is a lookup of a program, or what `Module.to` asks first."""
+    """True for a lookup of a program, and for the first check of `Module.to`."""
     return getattr(func, "namespace", "") == "fleetlight" or is_swappable(func)
 
 
@@ -208,14 +208,14 @@ def _refusal(func: Any, args: Any, kwargs: Any) -> PlanError:
 
 
 def _is_empty(_: Any, value: Any, *__: Any, **___: Any) -> bool:
-    """Whether values that are to be put there are none: `load_state_dict` brings such."""
+    """True for an empty value, as `load_state_dict` assigns it."""
     with without_functions():
         return isinstance(value, Tensor) and value.dim() == 2 and not value.numel()
 
 
 _GRADIENT = Tensor.grad.__get__  # type: ignore[union-attr]
 _METHOD_WRAPPER = type(_GRADIENT)
-#: properties with values of their own
+#: properties that compute
 _COMPUTED: frozenset[Any] = frozenset(
     getattr(getattr(Tensor, name), access)
     for name, access in (
@@ -230,14 +230,14 @@ _COMPUTED: frozenset[Any] = frozenset(
         ("data", "__set__"),
     )
 )
-#: what moving averages do with copies of parameters
+#: operations of moving averages on copies of parameters
 _DECAYING: frozenset[Any] = frozenset((
     Tensor.mul_, Tensor.add_, Tensor.lerp_, Tensor.mul, Tensor.__mul__, Tensor.__rmul__,
     torch.lerp, torch.mul,
 ))  # fmt: skip
-#: what works, and what it is needed for
+#: allowed operations, by purpose
 _ALLOWED: frozenset[Any] = frozenset((
-    # questions
+    # queries
     Tensor.size, Tensor.dim, Tensor.ndimension, Tensor.numel, Tensor.nelement, Tensor.__len__,
     Tensor.stride, Tensor.storage_offset, Tensor.is_contiguous, Tensor.element_size, Tensor.type,
     Tensor.is_floating_point, Tensor.is_complex, Tensor.is_signed, Tensor.is_pinned,
@@ -248,14 +248,14 @@ _ALLOWED: frozenset[Any] = frozenset((
     # gradients and hooks
     Tensor.requires_grad_, Tensor.retain_grad, Tensor.register_hook,
     Tensor.register_post_accumulate_grad_hook, Tensor.detach, Tensor.detach_, torch.detach,
-    # module.to(), its relatives, and share_memory()
+    # module.to() and the like, share_memory()
     Tensor.to, Tensor.cpu, Tensor.cuda, Tensor.float, Tensor.double, Tensor.half, Tensor.bfloat16,
     Tensor.contiguous, Tensor.pin_memory, Tensor.share_memory_,
-    # copies, and the state that optimizers begin with
+    # copies, and the initial state of optimizers
     Tensor.clone, torch.clone, torch.empty_like, torch.zeros_like, torch.ones_like,
     torch.full_like, Tensor.new_empty, Tensor.new_zeros,
 ))  # fmt: skip
-#: what works with some values only
+#: operations allowed for some values only
 _CONDITIONAL: dict[Any, Callable[..., bool]] = {
     Tensor.copy_: _is_empty,
     Tensor.data.__set__: _is_empty,  # type: ignore[attr-defined]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What workers and servers say to each other. Pure data: arrays travel beside a message.
+"""The messages between workers and servers. Pure data: arrays travel separately.
 
-A worker speaks first and gets one answer. Each class says which arrays go with it, in order; D are
-the dense blocks of that server in the order of `placement.Placement.blocks_of`.
+A worker sends a request and receives one reply. Each class lists its arrays in order; D are the
+dense blocks of that server in the order of `placement.Placement.blocks_of`.
 """
 
 from __future__ import annotations

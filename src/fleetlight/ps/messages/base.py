@@ -56,7 +56,7 @@ def combined(signals: Iterable[ControlSignal]) -> ControlSignal:
 
 
 def operation_of(message: object) -> str:
-    """The name of a request in errors: `push`, `shard lease`."""
+    """The name of a request in errors, such as `push` or `geo exchange`."""
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(message).__name__).lower()
     return words.removesuffix(" request")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is kept in checkpoints: files of tables, values and state of dense blocks."""
+"""Messages that save and load checkpoints: table files, dense values and optimizer state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fleetlight.ps.messages.base import MessageBase
 
 
 class TableFile(msgspec.Struct, frozen=True):
-    """What a server wrote of one table."""
+    """The file that a server wrote for one table."""
 
     table: int
     name: str
@@ -21,36 +21,36 @@ class TableFile(msgspec.Struct, frozen=True):
 
 
 class SnapshotRequest(MessageBase, frozen=True, tag="Cut"):
-    """Hold on to everything as it is now, for the next Save and Fetch. Answer: Done.
+    """Take a snapshot for the next Save and FetchDense. Reply: Done.
 
-    That is quick, so that training goes on while Save writes what was held on to.
+    A snapshot is quick; training continues while Save writes it.
     """
 
     repeatable: ClassVar[bool] = True
 
 
 class Save(MessageBase, frozen=True):
-    """Write the tables into a folder (of the server), as they are or were cut. Answer: Saved.
+    """Write the tables, or their snapshot, into a folder of the server. Reply: Saved.
 
-    Without a folder they go into a temporary one of the server's own, for Take.
+    Without a folder the server writes them into a temporary one, for ReadFile.
     """
 
     folder: str
-    #: a file name in the folder that worker 0 wrote: proves that the folder is the same
+    #: name of a file that worker 0 wrote into the folder: proves that both see the same folder
     token: str
-    #: each server cuts after the same step in sync mode, between two pushes otherwise
+    #: sync mode: all servers take the snapshot after this step; otherwise between two pushes
     step: int
 
 
 class Saved(MessageBase, frozen=True):
-    """Arrays: none; `marks` are the sequence numbers applied of each worker."""
+    """Arrays: none; `marks` are the high-water marks of the workers."""
 
     files: list[TableFile]
     marks: list[tuple[int, int, int]]
 
 
 class ReadFile(MessageBase, frozen=True, tag="Take"):
-    """A piece of a file in the server's temporary folder. Answer: FileChunk."""
+    """Read a part of a file in the server's temporary folder. Reply: FileChunk."""
 
     repeatable: ClassVar[bool] = True
     name: str
@@ -59,11 +59,11 @@ class ReadFile(MessageBase, frozen=True, tag="Take"):
 
 
 class FileChunk(MessageBase, frozen=True, tag="Taken"):
-    """Arrays: the bytes, fewer than were asked for at the end of the file."""
+    """Arrays: the bytes; fewer than requested at the end of the file."""
 
 
 class WriteFile(MessageBase, frozen=True, tag="Put"):
-    """Arrays: the bytes of a piece of a file, for the server's temporary folder. Answer: Done."""
+    """Write a part of a file into the server's temporary folder. Arrays: bytes. Reply: Done."""
 
     repeatable: ClassVar[bool] = True
     name: str
@@ -71,21 +71,21 @@ class WriteFile(MessageBase, frozen=True, tag="Put"):
 
 
 class DropSnapshot(MessageBase, frozen=True, tag="Drop"):
-    """Let go of the cut and of the temporary folder, if there are any. Answer: Done."""
+    """Drop the snapshot and the temporary folder, if any. Reply: Done."""
 
     repeatable: ClassVar[bool] = True
 
 
 class FetchDense(MessageBase, frozen=True, tag="Fetch"):
-    """State of the dense blocks, as it is or was cut. Answer: FetchedDense."""
+    """Return the state of the dense blocks, or of their snapshot. Reply: FetchedDense."""
 
     repeatable: ClassVar[bool] = True
 
 
 class FetchedDense(MessageBase, frozen=True, tag="Fetched"):
-    """Arrays: D; then the tensors of `state`, whose entries are (piece, name, kind).
+    """Arrays: D; then the tensors of `state`, whose entries are (slice, name, kind).
 
-    Pieces are counted over the server's blocks; `scalars` has one entry for each.
+    Slices are numbered over the server's blocks; `scalars` has one entry for each slice.
     """
 
     state: list[tuple[int, str, str]]
@@ -93,23 +93,23 @@ class FetchedDense(MessageBase, frozen=True, tag="Fetched"):
 
 
 class Load(MessageBase, frozen=True):
-    """Read the rows of this server out of a checkpoint's files. Answer: Done.
+    """Read the rows of this server from the files of a checkpoint. Reply: Done.
 
-    Without a folder the files are those that were Put.
+    Without a folder the files are those of WriteFile.
     """
 
     folder: str
     #: number of the table, name of the file
     files: list[tuple[int, str]]
     epoch: int
-    #: size and sha256 of files by name; those with rows of this server are compared
+    #: size and sha256 of files by name; the server checks those with rows of its own
     sums: dict[str, tuple[int, str]] = msgspec.field(default_factory=dict)
-    #: only look whether everything is there and fits
+    #: only check that all files exist and match the plan
     dry: bool = False
 
 
 class RestoreDense(MessageBase, frozen=True, tag="Restore"):
-    """Dense values and state, as Fetched gives them; only the pieces of this server."""
+    """Load dense values and state in the form of FetchedDense; only slices of this server."""
 
     state: list[tuple[int, str, str]]
     scalars: list[dict[str, bool | int | float | None]]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a worker joins a server."""
+"""Messages by which a worker joins a server."""
 
 from __future__ import annotations
 
@@ -11,67 +11,67 @@ from fleetlight.ps.resume import Decision, Remains, Report
 
 
 class Greeting(MessageBase, frozen=True, tag="Hello"):
-    """The first words on a connection. Answer: Welcome."""
+    """The first message on a connection. Reply: Welcome."""
 
     fleetlight: str
     worker: int
     worker_num: int
     server: int
     server_num: int
-    #: tells apart workers that have nothing but the index in common
+    #: distinguishes unrelated processes with the same worker index
     incarnation: int
     #: control | push | pull
     lane: str
-    #: the worker has joined before: it is answered once the server has taken up its values again
+    #: the worker has joined before: the server replies once it has restored its values
     joined: bool = False
-    #: how often the worker has been started and has gone on where it was
+    #: number of times that the worker was started; a restarted worker resumes at its last step
     life: int = 1
-    #: how long it may be away, should it be started again
+    #: how long the worker may be absent during a restart
     away_s: float = 0.0
-    #: the last push that this server has acknowledged to this worker; 0 where servers may lose some
+    #: the last push that this server acknowledged to this worker; 0 when servers may lose pushes
     acknowledged: int = 0
 
 
 class Welcome(MessageBase, frozen=True):
-    """The server takes the worker in, or into its plan."""
+    """The server admits the worker, or confirms its plan."""
 
     server: int
-    #: counts the loads of checkpoints; pushes of an older epoch are refused
+    #: number of loaded checkpoints; pushes of an older epoch are refused
     epoch: int
-    #: how often the server has been started on the same values; 0: it does not know yet
+    #: number of times that the server was started on the same values; 0: not known yet
     life: int = 1
-    #: what an earlier launch has left in its folder, where the whole job resumes
+    #: the state of the server's folder, when the whole job resumes
     remains: Remains | None = None
 
 
 class Resume(MessageBase, frozen=True):
-    """What a worker knows of an earlier launch; waits for those of all workers. Answer: Resumed.
+    """Report the worker's folder and wait for the reports of all workers. Reply: Resumed.
 
-    Or Done, while a server that goes on with its workers is not open: then the worker asks again.
+    The reply is Done while a server that resumes is not open yet; the worker then asks again.
     """
 
     repeatable: ClassVar[bool] = True
     report: Report
-    #: False in the process that has the server: it opens later
+    #: False in a process with an embedded server, which opens later
     waits: bool = True
 
 
 class Resumed(MessageBase, frozen=True):
-    """What all processes do."""
+    """The decision for all processes."""
 
     decision: Decision
-    #: the number of the last push that the server has of the worker
+    #: the last push of the worker that the server applied
     mark: int = 0
-    #: of its pushes, how many wait until the norm of their gradients is known
+    #: how many pushes of the worker wait until the gradient norm is known
     held: int = 0
-    #: the others went on without this worker
+    #: the other workers continued without this worker
     was_lost: bool = False
 
 
 class Join(MessageBase, frozen=True):
-    """The worker's plan, once it is known; waits until the server's is too. Answer: Welcome.
+    """Send the worker's plan; the server replies when it has its own. Reply: Welcome.
 
-    Or Done, while the server reads a checkpoint: then the worker asks again.
+    The reply is Done while the server reads a checkpoint; the worker then asks again.
     """
 
     repeatable: ClassVar[bool] = True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What workers do together, and that they are there."""
+"""Barriers, heartbeats and goodbyes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fleetlight.ps.messages.base import NO_SIGNAL, ControlSignal, MessageBase
 
 
 class Barrier(MessageBase, frozen=True, tag="Meet"):
-    """Wait for all workers at server 0. Arrays: bytes of this worker. Answer: BarrierReply."""
+    """Wait for all workers at server 0. Arrays: bytes of this worker. Reply: BarrierReply."""
 
     repeatable: ClassVar[bool] = True
     meeting: int
@@ -18,34 +18,34 @@ class Barrier(MessageBase, frozen=True, tag="Meet"):
 
 
 class BarrierReply(MessageBase, frozen=True, tag="Met"):
-    """Arrays: the bytes of every worker, in their order."""
+    """Arrays: the bytes of every worker, in worker order."""
 
 
 class Leave(MessageBase, frozen=True):
-    """Goodbye; `error` is set when it is a bad end. Answer: Done."""
+    """Goodbye of a worker; `error` is set after a failure. Reply: Done."""
 
     repeatable: ClassVar[bool] = True
     error: str = ""
-    #: the worker has stopped because the job was asked to
+    #: True when the worker left because of a stop signal
     stopped: bool = False
 
 
 class GoodbyeAck(MessageBase, frozen=True, tag="Heard"):
-    """The worker knows that all servers have heard its goodbye, and calls no more. Answer: Done."""
+    """All servers confirmed the worker's goodbye; it sends no further request. Reply: Done."""
 
 
 class Heartbeat(MessageBase, frozen=True, tag="Beat"):
-    """A sign of life, and what the worker calls for. Answer: HeartbeatAck."""
+    """A heartbeat, with the control signal of the worker. Reply: HeartbeatAck."""
 
     repeatable: ClassVar[bool] = True
     step: int
     call: ControlSignal = NO_SIGNAL
-    #: it stops, and comes to no meeting any more
+    #: the worker stops and reaches no further barrier
     stops: bool = False
 
 
 class HeartbeatAck(MessageBase, frozen=True, tag="Beaten"):
-    """What has been called for, and how many workers have not left."""
+    """The merged control signals, and the number of workers that have not left."""
 
     call: ControlSignal = NO_SIGNAL
     here: int = 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of a loader that are dealt out on demand, by server 0."""
+"""The shard queue: server 0 leases ranges of a loader's records to workers on demand."""
 
 from __future__ import annotations
 
@@ -9,51 +9,52 @@ from fleetlight.ps.messages.base import MessageBase
 
 
 class LeaseRequest(MessageBase, frozen=True, tag="Deal"):
-    """The worker wants records of a loader: its next range. Answer: LeaseReply.
+    """Request the worker's next range of records. Reply: LeaseReply.
 
-    Or Done, where all that is not done is in the hands of others: with `waits` it asks again then.
+    The reply is Done while other workers hold all remaining records; with `waits` the worker asks
+    again.
     """
 
     repeatable: ClassVar[bool] = True
     loader: int
-    #: counts the iterations of the loader, each by all workers; from 1
+    #: number of the pass over the loader by all workers; from 1
     turn: int
     epoch: int
-    #: counts the worker's ranges in a turn; asked for again, it is the same
+    #: number of the worker's lease in this pass; a repeated request returns the same range
     number: int
-    #: a range of the worker, and a position in it: all before is done
+    #: a lease of the worker, and a position in it: all records before are done
     reached: tuple[int, int]
-    #: the first turn that any life of the worker may still ask for
+    #: the first pass that the worker may still request after a restart
     back: int
-    #: positions of the epoch that are to be dealt out in this turn
+    #: positions of the epoch that this pass leases out
     whole: list[tuple[int, int]]
-    #: records of one batch, and how many batches a range has at most
+    #: records of one batch, and the maximum number of batches in a range
     unit: int
     batches: int
-    #: the worker has nothing else to do
+    #: the worker has no other work
     waits: bool = False
 
 
 class LeaseReply(MessageBase, frozen=True, tag="Dealt"):
-    """Positions in the epoch's order; none where all is done."""
+    """Positions in the epoch's order; empty when all records are done."""
 
     start: int
     stop: int
 
 
 class LeaseProgress(MessageBase, frozen=True, tag="Reached"):
-    """What the worker has done of a turn, as in Deal. Answer: Done."""
+    """The worker's progress in a pass, as in `LeaseRequest`. Reply: Done."""
 
     repeatable: ClassVar[bool] = True
     loader: int
     turn: int
     reached: tuple[int, int]
-    #: it does no more in this turn: what it has in hand is others'
+    #: the worker returns its leases of this pass to the queue
     gives_back: bool = False
 
 
 class RemainingRequest(MessageBase, frozen=True, tag="Remain"):
-    """Which records of a turn are not done yet. Answer: Remaining."""
+    """Which records of a pass are not done yet. Reply: Remaining."""
 
     repeatable: ClassVar[bool] = True
     loader: int
@@ -61,6 +62,6 @@ class RemainingRequest(MessageBase, frozen=True, tag="Remain"):
 
 
 class Remaining(MessageBase, frozen=True):
-    """Free, or in somebody's hands; None where nobody has begun the turn."""
+    """Free or leased ranges; None for a pass that no worker has started."""
 
     ranges: list[tuple[int, int]] | None

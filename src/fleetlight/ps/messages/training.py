@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that workers read, and gradients and differences that they bring."""
+"""Pulls of values, and pushes of gradients and differences."""
 
 from __future__ import annotations
 
@@ -16,44 +16,44 @@ class Fill(MessageBase, frozen=True):
     repeatable: ClassVar[bool] = True
     tables: list[int]
     dense: bool
-    #: the values are a checkpoint's: they count more than those that are there
+    #: the values come from a checkpoint and replace those on the server
     loaded: bool = False
-    #: of these tables, rows of all other ids go back to their first values before
+    #: first reset all other rows of these tables to their first values
     reset: bool = False
 
 
 class TablePull(msgspec.Struct, frozen=True):
-    """The rows wanted of one table."""
+    """Rows requested from one table."""
 
     table: int
-    #: False: an unknown id reads its first value and leaves no row behind
+    #: False: an unknown id reads its first value and inserts no row
     insert: bool
 
 
 class Pull(MessageBase, frozen=True):
-    """Rows, dense values or both. Arrays: ids of each table. Answer: Pulled."""
+    """Read rows, dense values or both. Arrays: ids of each table. Reply: Pulled."""
 
     repeatable: ClassVar[bool] = True
     tables: list[TablePull]
     dense: bool
-    #: wait until every worker has had this many steps applied since the phase began
+    #: wait until this many steps of every worker in this phase are applied
     at_least: int = 0
-    #: counts the barriers the worker has passed
+    #: number of barriers that the worker has passed
     phase: int = 0
-    #: the worker's step, for admission by chance
+    #: the worker's step, for admission by probability
     step: int = 0
-    #: keep the ids until the worker's next push, whose answer brings the rows changed meanwhile
+    #: prefetch: the reply to the worker's next push returns the rows of these ids that it changed
     ahead: bool = False
-    #: the worker's number for the ids kept ahead: the answer says which list it speaks of
+    #: the worker's number of the prefetched batch
     batch: int = 0
 
 
 class Pulled(MessageBase, frozen=True):
-    """Arrays: rows of each table asked for; then D if dense was."""
+    """Arrays: rows of each requested table; then D if requested."""
 
     #: pushes applied on this server so far
     version: int
-    #: the fewest steps applied of any worker since the phase began
+    #: steps of the slowest worker applied in this phase
     slowest: int
 
 
@@ -67,40 +67,40 @@ class TablePush(msgspec.Struct, frozen=True):
 class Push(MessageBase, frozen=True):
     """Gradients of one optimizer's step. Arrays: those of each table; then its D if `dense`.
 
-    Answer: Pushed; in sync mode when the pushes of all workers for that step are applied.
+    Reply: Pushed; in sync mode after the pushes of all workers for that step are applied.
     """
 
     repeatable: ClassVar[bool] = True
-    #: counts the pushes of a worker to a server; one that was applied is not applied again
+    #: number of the worker's push to this server; a repeated number is not applied again
     sequence: int
     epoch: int
     optimizer: int
     #: the worker's step, from 0: the bias correction of Adam uses step + 1
     step: int
-    #: counts the barriers the worker has passed
+    #: number of barriers that the worker has passed
     phase: int
-    #: hyper-parameters of each param group, as they were for this gradient
+    #: hyper-parameters of each param group when the gradients were computed
     options: list[dict[str, Any]]
     tables: list[TablePush]
     dense: bool
-    #: which dense parameters of the optimizer have no gradient
+    #: dense parameters of the optimizer without a gradient
     absent: list[int] = msgspec.field(default_factory=list)
-    #: the loss scaler found an infinity: the step is skipped
+    #: the loss scaler found an infinity: skip the step
     skip: bool = False
-    #: why the step must fail, for all workers and on all servers: it comes without gradients
+    #: the error with which the step fails for all workers; the push then has no gradients
     refusal: str = ""
-    #: answer with dense values
+    #: return dense values in the reply
     wants_dense: bool = True
-    #: keep the gradients until Apply; answer with the square of their norm
+    #: hold the gradients until Apply; return the square of their norm
     hold: bool = False
-    #: how many steps were merged into this push
+    #: number of steps merged into this push
     merged: int = 1
-    #: `version` of the values the gradients were made with
+    #: `version` of the values that the gradients were computed with
     seen: int = 0
 
 
 class Apply(MessageBase, frozen=True):
-    """Apply the gradients that were held, times a factor. Answer: Pushed."""
+    """Apply the held gradients times a factor. Reply: Pushed."""
 
     repeatable: ClassVar[bool] = True
     sequence: int
@@ -115,10 +115,10 @@ class Apply(MessageBase, frozen=True):
 
 
 class Pushed(MessageBase, frozen=True):
-    """Arrays: D (of all optimizers) if wanted; then for each of `changed`: positions, rows.
+    """Arrays: D (of all optimizers) if requested; then for each of `changed`: positions, rows.
 
-    `changed` are tables with rows pulled ahead that this step changed; positions are those in the
-    list of ids pulled ahead, whose number is in `batches`.
+    `changed` are tables with prefetched rows that this step changed. Positions index the ids of the
+    prefetched batch, whose number is in `batches`.
     """
 
     version: int
@@ -128,15 +128,14 @@ class Pushed(MessageBase, frozen=True):
     square: float = 0.0
     changed: list[int] = msgspec.field(default_factory=list)
     batches: list[int] = msgspec.field(default_factory=list)
-    #: what all workers that made this step are to do behind it; where each makes its own steps,
-    #: what was called for by now
+    #: sync: what all workers of this step do after it; otherwise the signals so far
     call: ControlSignal = NO_SIGNAL
 
 
 class GeoExchange(MessageBase, frozen=True, tag="Exchange"):
-    """GeoSGD. Arrays: ids, differences of each table; then D differences if `dense`.
+    """GeoSGD differences, which the server adds. Reply: GeoExchangeReply.
 
-    The server adds them. Answer: GeoExchangeReply.
+    Arrays: ids, differences of each table; then D differences if `dense`.
     """
 
     repeatable: ClassVar[bool] = True
@@ -145,58 +144,58 @@ class GeoExchange(MessageBase, frozen=True, tag="Exchange"):
     step: int
     tables: list[int]
     dense: bool
-    #: False: the differences are the last, nothing is wanted back
+    #: False for the last differences: the reply has no values
     wants: bool = True
-    #: another piece of the same exchange follows
+    #: another chunk of the same exchange follows
     more: bool = False
 
 
 class GeoExchangeReply(MessageBase, frozen=True, tag="Exchanged"):
-    """Arrays: the rows of each table asked for, as they are now; then D if dense was."""
+    """Arrays: the current rows of each requested table; then D if requested."""
 
     version: int
     slowest: int
-    #: what was called for by now
+    #: the control signals so far
     call: ControlSignal = NO_SIGNAL
 
 
 class EndPhase(MessageBase, frozen=True):
-    """The worker makes no more step before the coming barrier. Answer: Done."""
+    """The worker makes no further step before the next barrier. Reply: Done."""
 
     repeatable: ClassVar[bool] = True
     phase: int
 
 
 class Shrink(MessageBase, frozen=True):
-    """A day has passed: decay the counts, forget rows. Answer: Shrunk."""
+    """Decay the counts of a table by one day and remove rows. Reply: Shrunk."""
 
     repeatable: ClassVar[bool] = True
     table: int
     unseen_days: int
     score: float
     decay: float
-    #: of the worker's call: one that was made is not made again; 0: it has none
+    #: number of the worker's call; a repeated number is not executed again; 0: not numbered
     number: int = 0
 
 
 class Shrunk(MessageBase, frozen=True):
-    """How many rows were forgotten and how many are left."""
+    """The number of rows removed and left."""
 
     removed: int
     left: int
 
 
 class FiguresRequest(MessageBase, frozen=True, tag="Ask"):
-    """What the server has counted. Answer: ServerFigures."""
+    """Request the counters of a server. Reply: ServerFigures."""
 
     repeatable: ClassVar[bool] = True
 
 
 class ServerFigures(MessageBase, frozen=True, tag="Counted"):
-    """Figures of one server."""
+    """Counters of one server."""
 
     pushes: int
     rows: dict[str, int]
     nbytes: dict[str, int]
-    #: how many pushes had been applied between the pull and the push of a gradient: value -> times
+    #: histogram of staleness: pushes applied between the pull and the push of a gradient -> times
     staleness: dict[int, int]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Carries messages and arrays between workers and servers: sockets, TLS, deadlines, reconnecting.
 
-A connection has one request in flight. Whoever wants more opens more connections: that needs no
-bookkeeping, cannot fill both buffers and stand still, and never has two threads in one TLS session.
+A connection has one request in flight; a client opens more connections for more requests. That
+needs no bookkeeping, cannot deadlock on full buffers and keeps one thread in a TLS session.
 """
 
 from fleetlight.ps.transport.channel import SocketChannel, connect_all

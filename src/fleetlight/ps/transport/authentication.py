@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Carries the proof of the job's token (`security/token.py`) in frames, before the greeting."""
+"""Exchanges the proof of the job's token (`security/token.py`) in frames, before the greeting."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 def admit(
     frames: Frames, first: Frame, token: Secret | None, next_frame: Callable[[], Frame | None]
 ) -> Frame:
-    """The greeting of a client that belongs to the job; an error for any other, to be told it.
+    """Return the greeting of a client that proves the token; raise for any other client.
 
-    `first` is what it has said, and `next_frame` brings what it says next.
+    `first` is its first frame; `next_frame` receives the next one.
     """
 
     def receive() -> Message:
         frame = next_frame()
         if frame is None:
-            raise frames.wire.lost("a proof", "it hung up when it was asked for one")
+            raise frames.wire.lost("a proof", "it closed the connection without proving the token")
         return frame.message
 
     _exchange(frames, first.request, receive).admit(first.message, token, "this server")
@@ -37,16 +37,16 @@ def admit(
     return Frame(first.request, _greeting_in(first.message, frames.wire.peer), [])
 
 
-def introduce(
+def authenticate(
     frames: Frames,
     number: int,
     greeting: Message,
     token: Secret,
     next_message: Callable[[], Message],
 ) -> None:
-    """Send a greeting to a server; returns once each side has convinced the other.
+    """Send a greeting to a server; return once both sides have proved the token.
 
-    `next_message` brings the server's answers to request `number`.
+    `next_message` receives the server's replies to request `number`.
     """
     said = _encoder.encode(greeting)
     _exchange(frames, number, next_message).prove(token, said, sent=said)

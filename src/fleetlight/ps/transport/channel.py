@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client's connection to a server: found with patience, and mended once when it breaks."""
+"""A client's connection to a server, which waits for the server and reconnects."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from collections.abc import Callable, Iterator, Sequence
 from fleetlight.errors import DeadlineError, PeerError, PeerLostError, ProtocolError
 from fleetlight.ps.messages import Failure, Message
 from fleetlight.ps.messages.base import error_of, operation_of
-from fleetlight.ps.transport.authentication import introduce
-from fleetlight.ps.transport.dialing import NotReadyError, call_up
+from fleetlight.ps.transport.authentication import authenticate
+from fleetlight.ps.transport.dialing import NotReadyError, dial
 from fleetlight.ps.transport.frames import Frame, Frames
 from fleetlight.ps.transport.interface import DEFAULT_RETRY, Answer, RetryPolicy
 from fleetlight.ps.transport.protocol import Array
 from fleetlight.roles.role import Endpoint, endpoint_text
 from fleetlight.roles.secret import Secret
 
-#: how often to try a server that does not listen yet, how long a try may take, how often to tell
+#: seconds between attempts to connect, limit of an attempt, seconds between reports
 _TRY_EVERY_S = 0.1
 _TRY_S = 5.0
 _TELL_EVERY_S = 5.0
-#: a peer that has closed the connection said why just before, or not at all
+#: a peer that closes a connection may send the reason just before
 _LAST_WORDS_S = 1.0
 
 
 @dataclasses.dataclass
 class _Request:
-    """What was asked and not yet answered."""
+    """A request without a reply."""
 
     number: int
     message: Message
@@ -41,7 +41,7 @@ class _Request:
 
     @property
     def operation(self) -> str:
-        """How errors call it."""
+        """Its name in errors."""
         return operation_of(self.message)
 
 
@@ -62,9 +62,8 @@ class SocketChannel:
     ) -> None:
         """`deadline_s` is how long the server may be silent.
 
-        `greeting` makes the first words on every connection, also on one that replaces another;
-        `welcome` is the latest answer to them, which `check` may refuse. With a `token` the server
-        must know it too.
+        `greeting` makes the first message of every connection, also after a reconnect; `welcome`
+        is the latest reply to it, which `check` may refuse. With a `token` both sides prove it.
         """
         self.peer = f"{name} ({endpoint_text(endpoint)})"
         self.welcome: Answer | None = None
@@ -91,7 +90,7 @@ class SocketChannel:
         patience: RetryPolicy = DEFAULT_RETRY,
         not_ready: Callable[[list[str]], None] | None = None,
     ) -> SocketChannel:
-        """A channel to a server that may still have to start."""
+        """Open a channel to a server that may not listen yet."""
         channel = cls(
             endpoint,
             name,
@@ -105,13 +104,13 @@ class SocketChannel:
         return channel
 
     def open(self, limit_s: float, welcome_s: float | None = None) -> None:
-        """Try once to connect and to be welcomed.
+        """Try once to connect and greet.
 
-        `welcome_s` bounds the greeting, in place of how long the server may be silent.
+        `welcome_s` bounds the greeting, instead of the deadline for silence.
         """
         self._drop()
         within_s = math.inf if welcome_s is None else welcome_s
-        frames = Frames(call_up(self._endpoint, self.peer, limit_s, self._tls), self._deadline_s)
+        frames = Frames(dial(self._endpoint, self.peer, limit_s, self._tls), self._deadline_s)
         try:
             if self._greeting is not None:
                 welcome = self._greet(frames, self._greeting(), time.monotonic() + within_s)
@@ -124,7 +123,7 @@ class SocketChannel:
             raise
 
     def send(self, message: Message, arrays: Sequence[Array] = ()) -> None:
-        """Send a request; the one before must have been answered."""
+        """Send a request; the previous one must have its reply."""
         assert self._request is None, f"{self.peer}: one request in flight per channel"
         self._request = request = _Request(next(self._numbers), message, arrays)
         with self._broken_by_errors():
@@ -134,7 +133,7 @@ class SocketChannel:
                 self._mend(request, lost)
 
     def expect(self, deadline_s: float | None = None) -> None:
-        """Wait until the answer begins to come; a broken connection is left to `receive`."""
+        """Wait for the start of the reply; `receive` handles a broken connection."""
         frames, request = self._frames, self._request
         assert request is not None, f"{self.peer}: nothing was sent"
         if frames is not None:
@@ -143,12 +142,12 @@ class SocketChannel:
                 frames.wire.wait_readable(request.operation, limit_s)
 
     def answered(self, within_s: float) -> bool:
-        """Whether `receive` has something to say by then, be it that the connection broke."""
+        """True when `receive` would not wait longer, also because the connection broke."""
         frames = self._frames
         return frames is None or frames.wire.is_readable(within_s)
 
     def receive(self, deadline_s: float | None = None) -> Answer:
-        """The answer to what was sent; a `Failure` is raised as the error it names."""
+        """Return the reply; a `Failure` is raised as the error that it names."""
         request = self._request
         assert request is not None, f"{self.peer}: nothing was sent"
         limit_s = self._deadline_s if deadline_s is None else deadline_s
@@ -159,7 +158,7 @@ class SocketChannel:
         return self._answer(frame)
 
     def _tried(self, request: _Request, limit_s: float) -> Frame | None:
-        """The answer; None where the connection broke and the request has gone out again."""
+        """Return the reply; None after a reconnect that repeated the request."""
         try:
             return self._reply(request, limit_s)
         except PeerLostError as lost:
@@ -169,38 +168,38 @@ class SocketChannel:
     def call(
         self, message: Message, arrays: Sequence[Array] = (), deadline_s: float | None = None
     ) -> Answer:
-        """Both."""
+        """Send and receive."""
         self.send(message, arrays)
         return self.receive(deadline_s)
 
     def reopen(self, limit_s: float) -> bool:
-        """Try once to be connected again; False while the server is away, or if it stays away."""
+        """Try once to reconnect; False while the server is away or if it will not return."""
         if self._closed or not self.patience.comes_back:
             return False
         self._request = None
         try:
             self.open(limit_s, limit_s)
         except (NotReadyError, PeerLostError, DeadlineError):
-            # the system takes connections in for a server that is too busy to look, or stopped
+            # the kernel accepts connections for a server that is busy or stopped
             return False
         return True
 
     def close(self) -> None:
-        """Hang up, from any thread; twice is fine."""
+        """Close the connection, from any thread; a second call does nothing."""
         self._closed = True
         if (frames := self._frames) is not None:
-            # else a thread that waits on it would notice only when it next looks up
+            # wakes a thread that waits on the connection
             frames.wire.interrupt()
         self._drop()
 
     def check_not_closed(self, operation: str) -> None:
-        """Raise when it was closed for good, which another thread may do."""
+        """Raise when the channel is closed, perhaps by another thread."""
         if self._closed:
             raise PeerLostError(f"{self.peer}: the connection was closed during {operation}")
 
     @contextlib.contextmanager
     def _broken_by_errors(self) -> Iterator[None]:
-        """A connection on which something went wrong may hold a late answer: hang up."""
+        """Close the connection after an error: a late reply could arrive on it."""
         try:
             yield
         except BaseException:
@@ -227,7 +226,7 @@ class SocketChannel:
         if self._token is None:
             frames.send(request.number, greeting, (), request.operation)
         else:
-            introduce(frames, request.number, greeting, self._token, lambda: answer().message)
+            authenticate(frames, request.number, greeting, self._token, lambda: answer().message)
         return answer()
 
     def _transmit(self, request: _Request) -> None:
@@ -243,7 +242,7 @@ class SocketChannel:
             raise
 
     def _hear_last_words(self, frames: Frames, request: _Request) -> None:
-        """A server that refuses a frame says why and hangs up while we are still sending it."""
+        """Raise the reason of a server that refuses a frame while the client still sends it."""
         try:
             frame = frames.receive(request.operation, start_s=_LAST_WORDS_S)
         except PeerError:
@@ -264,7 +263,7 @@ class SocketChannel:
         if frame is None:
             raise frames.wire.lost(request.operation, "it closed the connection")
         if frame.request == 0 and isinstance(frame.message, Failure):
-            # it could not read the request, so it does not know its number, and hangs up
+            # the server could not read the request, so it does not know the number
             raise error_of(frame.message, self.peer)
         if frame.request != request.number:
             raise ProtocolError(
@@ -278,7 +277,7 @@ class SocketChannel:
         return Answer(frame.message, frame.arrays)
 
     def _mend(self, request: _Request, lost: PeerLostError) -> None:
-        """Connect again and repeat the request under the same number, where that is right."""
+        """Reconnect and repeat the request under the same number, if the retry policy allows."""
         while True:
             if self._closed or not self.patience.may_repeat(request.message, request.tries):
                 raise lost
@@ -300,9 +299,9 @@ def connect_all(
     deadline_s: float,
     not_ready: Callable[[list[str]], None] | None = None,
 ) -> None:
-    """Open channels to servers that may still have to start.
+    """Open channels to servers that may not listen yet.
 
-    While some are missing, `not_ready` is told every few seconds which.
+    Calls `not_ready` every few seconds with the missing servers.
     """
     end = time.monotonic() + deadline_s
     tell_at = time.monotonic() + _TRY_EVERY_S
@@ -328,4 +327,4 @@ def connect_all(
 
 def _not_ready_text(missing: dict[SocketChannel, str], deadline_s: float) -> str:
     told = "; ".join(f"{channel.peer}: {why}" for channel, why in missing.items())
-    return f"not ready within {deadline_s:g} s: {told}; look whether they run and what they log"
+    return f"not ready within {deadline_s:g} s: {told}; check that they run, and read their logs"

@@ -16,13 +16,11 @@ from fleetlight.wire.tls import TlsWire
 
 
 class NotReadyError(Exception):
-    """Nobody answers at an endpoint now; it may be different soon."""
+    """No server listens at the endpoint yet."""
 
 
-def call_up(
-    endpoint: Endpoint, peer: str, limit_s: float, tls: ssl.SSLContext | None = None
-) -> Wire:
-    """A new connection; NotReadyError where there is none to be had at the moment."""
+def dial(endpoint: Endpoint, peer: str, limit_s: float, tls: ssl.SSLContext | None = None) -> Wire:
+    """Open a connection; raise NotReadyError when no server listens yet."""
     try:
         connected = socket.create_connection(endpoint, timeout=limit_s)
     except (OSError, UnicodeError) as error:
@@ -35,7 +33,7 @@ def call_up(
             keep_from_children(connected)
             prepare(connected)
         except OSError as error:
-            # a server that is ending has closed it already
+            # a server that is shutting down has closed it already
             raise NotReadyError(error.strerror or str(error)) from None
         if tls is None:
             wire = Wire(connected, peer)
@@ -50,5 +48,5 @@ def _secure(wire: TlsWire, tls: ssl.SSLContext, limit_s: float, host: str) -> No
     try:
         wire.handshake(tls, limit_s, host)
     except DeadlineError as error:
-        # the kernel takes connections in for a server that is too busy to look at them
+        # the kernel accepts connections for a server that is too busy to read them
         raise NotReadyError(str(error)) from None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole frames over a wire."""
+"""Reads and writes whole frames on a wire."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from fleetlight.ps.transport.protocol import (
 )
 from fleetlight.wire.plain import Wire
 
-#: smaller memory costs nothing, larger memory is given back after each frame
+#: buffers of these sizes are reused; smaller ones are cheap, larger ones are freed after each frame
 _WORTH_BYTES, _KEEP_BYTES = 1 << 16, 256 << 20
 
-#: read at once: the prefix, usually the header, sometimes all of the frame
+#: bytes of the first read: the prefix, usually the header, sometimes the whole frame
 _EARLY_BYTES = 512
 
 _ANY = Prefix(HEADER_LIMIT, BODY_LIMIT)
@@ -38,7 +38,7 @@ _CODEC: MessageCodec[Message] = MessageCodec(Message)
 
 @dataclasses.dataclass(frozen=True)
 class Frame:
-    """What came over a wire."""
+    """A received frame."""
 
     request: int
     message: Message
@@ -46,20 +46,20 @@ class Frame:
 
 
 class Frames:
-    """Sends and receives frames; what is wrong with one is said together with who sent it."""
+    """Sends and receives frames; errors name the peer."""
 
     def __init__(self, wire: Wire, silence_s: float, room: MemoryBudget = UNLIMITED) -> None:
-        """`room` is what the bodies of all connections share."""
+        """`room` is the memory budget of all connections."""
         self.wire = wire
         self._room = room
         self._silence_s = silence_s
         self._memory = _Memory()
         self._scratch = memoryview(bytearray(_EARLY_BYTES))
-        #: bytes that came together with what was read before them
+        #: bytes already read beyond the prefix
         self._early = b""
 
     def send(self, request: int, message: Message, arrays: Sequence[Array], operation: str) -> None:
-        """Send one frame; returns when the kernel has all of it."""
+        """Send one frame; return when the kernel has all of it."""
         self.wire.write(_CODEC.encode(request, message, arrays), operation, self._silence_s)
 
     def receive(
@@ -70,10 +70,10 @@ class Frames:
         until: float = math.inf,
         most: Prefix = _ANY,
     ) -> Frame | None:
-        """The next frame, None when the peer has closed the connection instead.
+        """Receive the next frame; None when the peer closed the connection.
 
-        `start_s` bounds the wait for its first byte, `until` the whole of it; no part of it may be
-        longer than that of `most`.
+        `start_s` bounds the wait for the first byte, `until` the whole frame, and `most` the size
+        of its parts.
         """
         try:
             return self._next(operation, start_s, until, most)
@@ -106,7 +106,7 @@ class Frames:
     def _prefix(self, operation: str, start_s: float, until: float, most: Prefix) -> Prefix | None:
         start, self._early = self._early, b""
         while len(start) < PREFIX_BYTES:
-            # a stranger may send less than we wait for
+            # an unknown client may send less than a prefix
             check_start(start)
             limit_s = self._silence_s if start else start_s
             count = self.wire.read(self._scratch, operation, limit_s, until)
@@ -119,7 +119,7 @@ class Frames:
         return Prefix.parse(start[:PREFIX_BYTES], most.body, most.header)
 
     def _fill(self, into: memoryview, operation: str, until: float) -> None:
-        """With what came together with the prefix, then from the wire."""
+        """Fill from the bytes already read, then from the wire."""
         if early := self._early[: len(into)]:
             into[: len(early)] = early
             self._early = self._early[len(early) :]
@@ -127,34 +127,34 @@ class Frames:
 
 
 class _Memory:
-    """Memory that bodies are received into, used again once nobody holds an array of it.
+    """Receive buffers, reused once no array refers to them.
 
-    Fresh memory costs a page fault for every 4 KiB: as much as copying it.
+    New memory costs a page fault per 4 KiB, as much as copying it.
     """
 
     def __init__(self) -> None:
-        # two: a caller usually holds the last answer until the next one is there
+        # two: a caller usually holds a reply until the next one arrives
         self._held: list[NDArray[np.uint8]] = []
 
     def take(self, size: int) -> NDArray[np.uint8]:
-        """So many bytes that nobody else refers to."""
+        """Return a buffer that no array refers to."""
         memory = self.used_before(size)
         return self.fresh(size) if memory is None else memory
 
     def used_before(self, size: int) -> NDArray[np.uint8] | None:
-        """So many bytes of memory that is here already, and free again."""
+        """Return a buffer that is free again, if one fits."""
         for number in range(len(self._held)):
             memory = self._held[number]
-            # Every view of an array refers to the array itself. The three references that are
-            # always there: the list's, this name's and that of the count.
+            # Every view refers to the array itself. Three references always exist: the list, this
+            # name and the argument of getrefcount.
             if size <= memory.size <= 4 * size and sys.getrefcount(memory) == 3:
                 self._held.append(self._held.pop(number))
                 return memory[:size]
         return None
 
     def fresh(self, size: int) -> NDArray[np.uint8]:
-        """So many bytes from the system."""
-        # what is too small now would only lie there
+        """Allocate a buffer."""
+        # drop buffers that have become too small
         self._held = [held for held in self._held if held.size >= size]
         try:
             memory = np.empty(size, np.uint8)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What client and server see of a connection, and the connection that stays in one process."""
+"""Protocols of both ends of a connection, and the channel within one process."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fleetlight.errors import PeerError
 from fleetlight.ps.messages import Message
 from fleetlight.ps.transport.protocol import Array
 
-#: what a handler returns: the answer and its arrays
+#: what a handler returns: the reply and its arrays
 Reply: TypeAlias = tuple[Message, Sequence[Array]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What came back. The arrays may be kept: nobody else writes to them."""
+    """A received reply. The caller may keep the arrays."""
 
     message: Message
     arrays: list[Array]
@@ -25,19 +25,18 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class RetryPolicy:
-    """What is done about a server that is away."""
+    """How a client treats a server that it cannot reach."""
 
-    #: how long it may be away; 0: not at all
+    #: how long the server may be away; 0: not at all
     away_s: float = 5.0
-    #: it will be started again as often as it dies, and knows what it has acknowledged
+    #: the server restarts after each failure and keeps what it has acknowledged
     comes_back: bool = False
 
     def may_repeat(self, message: Message, tries: int) -> bool:
-        """Whether a request that lost its connection goes out again over a new one.
+        """True when a request that lost its connection is repeated over a new one.
 
-        Once, if the server will not come back, and only what does no harm when it was carried out
-        the first time: pulls, and pushes, which carry a number by which the server knows those that
-        it has applied.
+        Only repeatable requests: pulls, and pushes, whose number lets the server recognise a
+        repetition. Once, unless the server restarts after failures.
         """
         return message.repeatable and self.away_s > 0 and (self.comes_back or tries == 1)
 
@@ -46,42 +45,41 @@ DEFAULT_RETRY = RetryPolicy()
 
 
 class Channel(Protocol):
-    """A client's end of a connection. One thread at a time uses it.
+    """A client's end of a connection, for one thread at a time.
 
-    `send` and `receive` are apart, so that a client can send to all servers before it waits for the
-    first. Between the two the arrays that were given must not change: the request may be sent
-    again.
+    `send` and `receive` are separate, so that a client sends to all servers before it waits for
+    the first. Between the two the arrays must not change: the channel may repeat the request.
     """
 
     #: `server 1 (127.0.0.1:4711)`
     peer: str
-    #: the latest answer to what was said first on a connection
+    #: the latest reply to a greeting
     welcome: Answer | None
-    #: what is done about a server that is away
+    #: how the channel treats a server that it cannot reach
     patience: RetryPolicy
 
     def send(self, message: Message, arrays: Sequence[Array] = ()) -> None:
-        """Send a request; the one before must have been answered."""
+        """Send a request; the previous one must have its reply."""
 
     def expect(self, deadline_s: float | None = None) -> None:
-        """Wait until the answer begins to come."""
+        """Wait for the start of the reply."""
 
     def answered(self, within_s: float) -> bool:
-        """Whether the answer begins to come in this time; the next request needs the answer."""
+        """True when the reply starts to arrive in this time."""
 
     def receive(self, deadline_s: float | None = None) -> Answer:
-        """The answer to what was sent; a `Failure` is raised as the error it names."""
+        """Return the reply; a `Failure` is raised as the error that it names."""
 
     def call(
         self, message: Message, arrays: Sequence[Array] = (), deadline_s: float | None = None
     ) -> Answer:
-        """Both."""
+        """Send and receive."""
 
     def reopen(self, limit_s: float) -> bool:
-        """Try once to be connected again; False while the server is away, or if it stays away."""
+        """Try once to reconnect; False while the server is away or if it will not return."""
 
     def close(self) -> None:
-        """Hang up; twice is fine."""
+        """Close the connection; a second call does nothing."""
 
 
 class Connection:
@@ -93,34 +91,33 @@ class Connection:
         hang_up: Callable[[], None] = lambda: None,
         has_ended: Callable[[], bool] = lambda: False,
     ) -> None:
-        #: `127.0.0.1:40112`, until the handler knows better
+        #: `127.0.0.1:40112`, until the handler replaces it
         self.peer = peer
-        #: whatever the handler wants to remember of it
+        #: free for the handler
         self.note: Any = None
         self._hang_up = hang_up
-        #: whether the peer has hung up, which a request under way keeps from being noticed
+        #: True when the peer closed the connection, also while a request is handled
         self.has_ended = has_ended
 
     def close(self) -> None:
-        """End the connection, from any thread."""
+        """Close the connection, from any thread."""
         self._hang_up()
 
 
 class Handler(Protocol):
-    """What a server does with requests; called by the thread of each connection."""
+    """Handles the requests of a server, on the thread of each connection."""
 
     def __call__(self, connection: Connection, message: Message, arrays: Sequence[Array]) -> Reply:
-        """Answer a request. What it raises becomes a `Failure`, and the connection goes on.
+        """Handle a request. An exception becomes a `Failure`; the connection stays open.
 
-        The arrays may be kept. The arrays of the reply are read until it is sent: nobody may
-        change them meanwhile.
+        The handler may keep the arrays. The arrays of the reply must not change until it is sent.
         """
 
     def gone(self, connection: Connection, error: PeerError | None) -> None:
-        """The connection has ended, properly if there is no error.
+        """The connection ended, properly if there is no error.
 
-        Not called for strangers, whose first frame never reached the handler. The kernel says a
-        proper goodbye for a process that was killed, too: only `Leave` is one.
+        Not called for clients whose first frame never reached the handler. The kernel also closes
+        the connections of a killed process properly; only `Leave` is a goodbye.
         """
 
 
@@ -137,19 +134,19 @@ class MemoryChannel:
         self._open = True
 
     def send(self, message: Message, arrays: Sequence[Array] = ()) -> None:
-        """Has the request carried out at once, by this thread."""
+        """Handle the request at once, on this thread."""
         assert self._reply is None, "one request in flight per channel"
         self._reply = self._handler(self._connection, message, arrays)
 
     def expect(self, deadline_s: float | None = None) -> None:
-        """It is there."""
+        """Return at once: the reply is there."""
 
     def answered(self, within_s: float) -> bool:
-        """It is."""
+        """True: the reply is there."""
         return True
 
     def receive(self, deadline_s: float | None = None) -> Answer:
-        """The answer to what was sent."""
+        """Return the reply."""
         assert self._reply is not None, "nothing was sent"
         (message, arrays), self._reply = self._reply, None
         return Answer(message, list(arrays))
@@ -157,16 +154,16 @@ class MemoryChannel:
     def call(
         self, message: Message, arrays: Sequence[Array] = (), deadline_s: float | None = None
     ) -> Answer:
-        """Both."""
+        """Send and receive."""
         self.send(message, arrays)
         return self.receive(deadline_s)
 
     def reopen(self, limit_s: float) -> bool:
-        """Nobody goes away alone."""
+        """False: the server is in this process."""
         return False
 
     def close(self) -> None:
-        """Hang up; twice is fine."""
+        """Close the channel; a second call does nothing."""
         if self._open:
             self._open = False
             self._handler.gone(self._connection, None)

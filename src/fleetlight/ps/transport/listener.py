@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server's door: takes connections in, bounded, and closes them all at the end."""
+"""Accepts the connections of a server, bounds their number and closes them at the end."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from fleetlight.roles.secret import Secret
 from fleetlight.wire.forking import keep_from_children, keep_port_from_children
 
 _BACKLOG = 1024
-#: what accept says when the process or the system has no room for another connection
+#: errors of accept when the process or the system is out of resources
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _NO_ROOM_S = 0.5
 
 
 class Listener:
-    """Listens at one address and has a thread for each connection."""
+    """Listens at one address, with a thread for each connection."""
 
     def __init__(
         self,
@@ -45,9 +45,9 @@ class Listener:
         name: str = "server",
         held: socket.socket | None = None,
     ) -> None:
-        """Clients must know the `token` if there is one.
+        """Clients must prove the `token`, if any.
 
-        `held` is what `hold` has answered, where the endpoint had to be known before.
+        `held` is a socket from `hold`, for a port that must be known earlier.
         """
         self._handler, self._tls, self._token = handler, tls, token
         self._limits, self._room = limits or ConnectionLimits(), MemoryBudget(free_memory)
@@ -55,7 +55,7 @@ class Listener:
         with _telling(self._socket, endpoint):
             self._socket.listen(_BACKLOG)
         host, port = self._socket.getsockname()[:2]
-        #: where it listens; the port is the real one where 0 was asked for
+        #: the address in use, with the actual port when port 0 was requested
         self.address: Endpoint = (host, port)
         keep_port_from_children(port)
         self._sessions: set[Session] = set()
@@ -68,7 +68,7 @@ class Listener:
         self._thread.start()
 
     def stop(self, within_s: float = 5.0) -> None:
-        """Close everything and wait for the threads; twice is fine."""
+        """Close all connections and wait for the threads; a second call does nothing."""
         end = time.monotonic() + within_s
         with self._lock:
             if self._stopping:
@@ -79,7 +79,7 @@ class Listener:
         self._thread.join(max(0.0, end - time.monotonic()))
         self._socket.close()
         self._waked.close()
-        # the answer to the goodbye that ended the job may still be on its way
+        # the reply to the last goodbye may still be in flight
         for session in sessions:
             session.finish()
         _join(sessions, end - within_s / 2)
@@ -88,7 +88,7 @@ class Listener:
         _join(sessions, end)
         for session in sessions:
             if session.is_alive() and session is not threading.current_thread():
-                logger.warning("%s is still at work after %g s", session.connection.peer, within_s)
+                logger.warning("%s is still busy after %g s", session.connection.peer, within_s)
 
     def _accept(self) -> None:
         with selectors.DefaultSelector() as selector:
@@ -104,10 +104,10 @@ class Listener:
                     self._take_in(accepted, caller)
 
     def _complain(self, error: OSError) -> None:
-        """A caller may be gone again, and that is all; without room nobody can be taken in."""
+        """Log a lack of resources; any other error means that the client has gone again."""
         if error.errno in _NO_ROOM:
-            logger.warning("no further connection can be taken in: %s", error.strerror)
-            # the caller still waits at the door, so the selector would come back at once
+            logger.warning("cannot accept further connections: %s", error.strerror)
+            # the client still waits in the backlog, so the selector would return at once
             time.sleep(_NO_ROOM_S)
 
     def _take_in(self, accepted: socket.socket, caller: tuple[str, int]) -> None:
@@ -130,12 +130,12 @@ class Listener:
             return
         try:
             session.start()
-        except RuntimeError:  # the system gives no further thread
+        except RuntimeError:  # no further thread
             self._forget(session)
-            self._turn_away(session, accepted, "the system gives no further thread")
+            self._turn_away(session, accepted, "the system cannot start another thread")
 
     def _crowded(self, session: Session) -> str | None:
-        """Why there is no room for another connection; strangers have a little of their own."""
+        """Why the limits forbid another connection; None if they allow it."""
         if len(self._sessions) >= self._limits.connections:
             return f"there are {len(self._sessions)} connections already"
         strangers = [other for other in self._sessions if not other.is_known]
@@ -143,7 +143,7 @@ class Listener:
             return None
         longest = min(strangers, key=lambda other: other.began)
         if session.began - longest.began < self._limits.stranger_s:
-            return f"{len(strangers)} others are being welcomed already"
+            return f"{len(strangers)} other clients have not authenticated yet"
         longest.interrupt()
         return None
 
@@ -153,9 +153,9 @@ class Listener:
         with contextlib.suppress(OSError):
             accepted.setblocking(False)
             if self._tls is None:
-                # it tries again, and says this if that does not help
+                # the client retries, and reports this if it fails again
                 accepted.send(_refusal(why))
-                # a socket that is closed with bytes unread takes back what it has sent
+                # closing a socket with unread bytes discards what it has sent
                 accepted.recv(1 << 16)
         accepted.close()
 
@@ -165,7 +165,7 @@ class Listener:
 
 
 def _refusal(why: str) -> bytes:
-    """A frame that says why nobody is taken in at the moment."""
+    """A frame with the reason of the refusal."""
     codec: MessageCodec[Message] = MessageCodec(Message)
     return b"".join(codec.encode(0, failure_of(PeerLostError(f"turned away: {why}"))))
 
@@ -179,10 +179,10 @@ def _join(sessions: list[Session], end: float) -> None:
 
 
 def hold(endpoint: Endpoint) -> socket.socket:
-    """A socket bound to that address and no other, to listen later; port 0 is any free one."""
+    """Bind a socket to an address, to listen later; port 0 chooses a free port."""
     held = socket.socket(family(endpoint[0]), socket.SOCK_STREAM)
     with _telling(held, endpoint):
-        # the launcher holds the port for us with a socket that is bound and does not listen
+        # the launcher reserves the port with a socket that is bound and does not listen
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(endpoint)
         held.setblocking(False)
@@ -191,7 +191,7 @@ def hold(endpoint: Endpoint) -> socket.socket:
 
 @contextlib.contextmanager
 def _telling(held: socket.socket, endpoint: Endpoint) -> Iterator[None]:
-    """What the system refuses, in words."""
+    """Turn an OSError into an AddressError with advice."""
     try:
         yield
     except OSError as error:

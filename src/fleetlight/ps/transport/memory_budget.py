@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`MemoryBudget`: the memory that all connections of a server share for incoming bodies.
 
-Every frame has a limit of its own; all of them together must not take more than the machine has,
-or the system would end the server in the middle of somebody else's step.
+Each frame has a limit; all frames together must fit into the machine's memory, or the system would
+kill the server during the step of another worker.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from pathlib import Path
 
 from fleetlight.errors import ProtocolError
 
-#: what is smaller is not counted: it is soon there
+#: smaller bodies are not counted: they arrive quickly
 WORTH_BYTES = 1 << 20
 
 
 class MemoryBudget:
-    """Claims of several threads on memory that is free."""
+    """Reservations of several threads on free memory."""
 
     def __init__(self, free: Callable[[], int | None]) -> None:
-        """`free` says how much there is, None where that is not known."""
+        """`free` returns the free bytes, None if unknown."""
         self._free = free
         self._claimed = 0
         self._news = threading.Condition()
 
     @contextlib.contextmanager
     def claimed(self, size: int, patience_s: float) -> Iterator[None]:
-        """Take memory inside the block; waits while others are about to fill theirs.
+        """Reserve memory inside the block; wait while other threads fill theirs.
 
-        What is claimed is given back at the end: by then the system counts it as taken.
+        The reservation ends with the block: by then the system counts the memory as used.
         """
         if size < WORTH_BYTES:
             yield
@@ -41,7 +41,7 @@ class MemoryBudget:
         end = time.monotonic() + patience_s
         with self._news:
             while (free := self._free()) is not None and self._claimed + size > free:
-                # a body that would not fit alone is not waited for
+                # do not wait for a body that would not fit alone
                 left = end - time.monotonic()
                 if not self._claimed or size > free or not self._news.wait(max(0.0, left)):
                     raise ProtocolError(_refusal(size, free, self._claimed))
@@ -55,7 +55,7 @@ class MemoryBudget:
 
 
 def _refusal(size: int, free: int, claimed: int) -> str:
-    taken = f", and {claimed} bytes of it are for others" if claimed else ""
+    taken = f", of which {claimed} bytes are reserved for other frames" if claimed else ""
     return (
         f"a frame has a body of {size} bytes, but only {free} bytes of memory are free "
         f"here{taken}; use more servers, smaller batches or a machine with more memory"
@@ -66,7 +66,7 @@ UNLIMITED = MemoryBudget(lambda: None)
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
-    """Bytes that can still be taken before the machine, or the container, runs out of them."""
+    """Free bytes of the machine or the container, whichever is less."""
     known = [free for free in (_of_machine(root), _of_container(root)) if free is not None]
     return min(known, default=None)
 
@@ -77,7 +77,7 @@ def _of_machine(root: Path) -> int | None:
 
 
 def _of_container(root: Path) -> int | None:
-    """What the control group of this process leaves, whose files may be given back at any time."""
+    """Free bytes of the control group; its page cache counts as free."""
     group = re.search(r"^0::/(.*)$", _text(root / "proc/self/cgroup"), re.MULTILINE)
     folder = root / "sys/fs/cgroup" / ("" if group is None else group[1])
     most, taken = _text(folder / "memory.max").strip(), _text(folder / "memory.current").strip()

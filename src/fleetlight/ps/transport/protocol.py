@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames: how a message and its arrays lie on the wire. Pure: bytes in, bytes out, no sockets.
+"""Frames: the wire format of a message and its arrays. Pure: bytes in, bytes out, no sockets.
 
     prefix   24 bytes    magic, version, length of the header, length of the body, checksum
     header   msgpack     number of the request, the message, dtype and shape of each array
     body     raw bytes   the arrays one after another, each at a multiple of 8
 
-All numbers are little-endian. The magic and the version keep their places for ever, so that two
-versions can name each other. Whatever the bytes are, reading them ends in a frame or in a
-`ProtocolError`, and no memory is taken before the lengths have been compared with the limits.
+All numbers are little-endian. The magic and the version never move, so that two versions can name
+each other. Any bytes decode to a frame or raise a `ProtocolError`, and the lengths are compared
+with the limits before memory is allocated.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Array = NDArray[Any]
 MAGIC = b"\xf1EET"
 VERSION = 1
 HEADER_LIMIT = 4 << 20
-#: of what is written into a file, by ourselves
+#: for files, which only this project writes
 FILE_HEADER_LIMIT = 1 << 30
 BODY_LIMIT = 8 << 30
 ARRAY_LIMIT = 1 << 16
 ALIGNMENT = 8
 
-#: NumPy does not know bfloat16, and nothing else has 16 bits without a sign: they are its bits
+#: NumPy has no bfloat16; its bits travel as uint16, which no other type uses
 BFLOAT16: np.dtype[Any] = np.dtype("<u2")
 DTYPES: dict[str, np.dtype[Any]] = {
     "bool": np.dtype("?"),
@@ -59,7 +59,7 @@ _LENGTHS = struct.Struct("<4sHHIQ")
 _CHECKSUM = struct.Struct("<I")
 PREFIX_BYTES = _LENGTHS.size + _CHECKSUM.size
 
-#: how the first bytes of others look
+#: first bytes of other protocols
 _STRANGERS = {
     b"\x16\x03": "a TLS hello; one side uses ssl and the other does not",
     b"\x15\x03": "a TLS alert; one side uses ssl and the other does not",
@@ -91,13 +91,13 @@ class Envelope(msgspec.Struct, Generic[M], frozen=True, array_like=True):
 
 @dataclasses.dataclass(frozen=True)
 class Prefix:
-    """How long the two parts of a frame are that follow its prefix."""
+    """The lengths of the two parts that follow the prefix of a frame."""
 
     header: int
     body: int
 
     def pack(self) -> bytes:
-        """The bytes that open a frame."""
+        """The first bytes of a frame."""
         lengths = _LENGTHS.pack(MAGIC, VERSION, 0, self.header, self.body)
         return lengths + _CHECKSUM.pack(zlib.crc32(lengths))
 
@@ -105,7 +105,7 @@ class Prefix:
     def parse(
         cls, data: bytes, body_limit: int = BODY_LIMIT, header_limit: int = HEADER_LIMIT
     ) -> Prefix:
-        """Read and check what opens a frame."""
+        """Decode and check the first bytes of a frame."""
         check_start(data)
         if len(data) != PREFIX_BYTES:
             raise ProtocolError(
@@ -123,7 +123,7 @@ class Prefix:
 
 
 def check_start(data: bytes) -> None:
-    """Refuse what cannot become a frame, as early as its first bytes tell."""
+    """Refuse bytes that cannot start a frame, as early as possible."""
     if not data.startswith(MAGIC[: len(data)]):
         raise ProtocolError(f"expected a Fleetlight frame, got {_described(data)}")
     if len(data) >= 6:
@@ -144,7 +144,7 @@ def _described(data: bytes) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class ArrayLocation:
-    """Where an array lies in the body."""
+    """Position of an array in the body."""
 
     offset: int
     nbytes: int
@@ -154,7 +154,7 @@ class ArrayLocation:
 
 @dataclasses.dataclass(frozen=True)
 class Header(Generic[M]):
-    """What a frame says, and where its arrays will be."""
+    """The decoded header of a frame."""
 
     request: int
     message: M
@@ -162,7 +162,7 @@ class Header(Generic[M]):
 
 
 class MessageCodec(Generic[M]):
-    """Turns messages of one tagged union into frames and back."""
+    """Encodes messages of one tagged union as frames, and decodes them."""
 
     def __init__(
         self, union: Any, body_limit: int = BODY_LIMIT, header_limit: int = HEADER_LIMIT
@@ -173,7 +173,7 @@ class MessageCodec(Generic[M]):
         self._decoder = msgspec.msgpack.Decoder(Envelope[union])
 
     def encode(self, request: int, message: M, arrays: Sequence[Array] = ()) -> list[Buffer]:
-        """A frame as buffers to be sent in this order; arrays are not copied."""
+        """Encode a frame as buffers in send order, without copying arrays."""
         specs = tuple(_spec(number, array) for number, array in enumerate(arrays))
         body, size = _laid_out(arrays)
         header = self._encoder.encode(Envelope(request, message, specs))
@@ -181,7 +181,7 @@ class MessageCodec(Generic[M]):
         return [Prefix(len(header), size).pack() + header, *body]
 
     def prefix(self, data: bytes) -> Prefix:
-        """How long the parts of a frame are, no longer than this one makes them."""
+        """The prefix of a frame; raise when a part exceeds its limit."""
         return Prefix.parse(data, self.body_limit, self.header_limit)
 
     def _check_sizes(self, arrays: int, header: int, body: int) -> None:
@@ -197,7 +197,7 @@ class MessageCodec(Generic[M]):
                 )
 
     def decode_header(self, prefix: Prefix, data: bytes | bytearray | memoryview) -> Header[M]:
-        """What the header of a frame says, checked against the length of the body."""
+        """Decode a header and check it against the length of the body."""
         if len(data) != prefix.header:
             raise ProtocolError(f"a header ended after {len(data)} of {prefix.header} bytes")
         try:
@@ -213,7 +213,7 @@ class MessageCodec(Generic[M]):
 
 
 def views(places: Iterable[ArrayLocation], body: NDArray[np.uint8]) -> list[Array]:
-    """The arrays of a frame: views of the memory it was received into."""
+    """The arrays of a frame as views of its receive buffer."""
     return [
         body[place.offset : place.offset + place.nbytes].view(place.dtype).reshape(place.shape)
         for place in places
@@ -224,14 +224,14 @@ def _spec(number: int, array: Array) -> ArraySpec:
     name = _NAMES.get(array.dtype)
     if name is None or array.ndim > 8:
         raise PlanError(
-            f"array {number} of a message is {array.ndim}-dimensional {array.dtype}; what travels "
-            f"has at most 8 dimensions and is one of {', '.join(DTYPES)}"
+            f"array {number} of a message is {array.ndim}-dimensional {array.dtype}, expected at "
+            f"most 8 dimensions and one of {', '.join(DTYPES)}"
         )
     return ArraySpec(cast(_DtypeName, name), array.shape)
 
 
 def _laid_out(arrays: Iterable[Array]) -> tuple[list[Buffer], int]:
-    """The memory of the arrays with what fills the gaps between them, and how much it is."""
+    """The buffers of the arrays with padding, and their total size."""
     parts: list[Buffer] = []
     size = 0
     for array in arrays:
@@ -246,7 +246,7 @@ def _laid_out(arrays: Iterable[Array]) -> tuple[list[Buffer], int]:
 
 
 def _places(specs: Iterable[ArraySpec]) -> tuple[tuple[ArrayLocation, ...], int]:
-    """Where each array lies, and the length of the body; as `_laid_out` does it."""
+    """The position of each array, and the length of the body, as laid out by `_laid_out`."""
     places, end = [], 0
     for spec in specs:
         dtype = DTYPES[spec.dtype]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One connection of a server: a thread that reads a request, has it handled, and answers."""
+"""One connection of a server: a thread that reads requests, handles them and replies."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ from fleetlight.roles.secret import Secret
 from fleetlight.wire.plain import Wire
 from fleetlight.wire.tls import TlsWire
 
-#: no wait of a socket is shorter: 0 would mean not to wait, which is another kind of socket
+#: shortest timeout of a socket: 0 would make it non-blocking
 _SHORTEST_S = 0.001
 
 
 @dataclasses.dataclass(frozen=True)
 class ConnectionLimits:
-    """What a server grants to those who connect."""
+    """Limits of a server on its clients."""
 
     connections: int = 1024
-    #: how long a stranger may take for all that makes it known, from the handshake of TLS on
+    #: how long an unknown client may take from the TLS handshake to the end of its greeting
     first_s: float = 20.0
-    #: no part of a greeting, or of a proof, is longer
+    #: maximum size of a part of a greeting or proof
     first_bytes: int = 1 << 16
-    #: connections of strangers: those that have not been welcomed yet
+    #: maximum number of connections without a completed greeting
     strangers: int = 128
-    #: a stranger makes room for the next one after that time, so that none can keep others out
+    #: after that time a newer client may replace an unknown one
     stranger_s: float = 1.0
-    #: how long a peer may be silent in the middle of a frame, or not take in its answer
+    #: how long a peer may be silent within a frame, or not read its reply
     silence_s: float = 300.0
     body: int = BODY_LIMIT
 
 
 class Session(threading.Thread):
-    """The thread of one connection. What goes wrong in it ends it and hurts nobody else."""
+    """The thread of one connection. An error ends this connection and no other."""
 
     def __init__(
         self,
@@ -74,24 +74,24 @@ class Session(threading.Thread):
         self._handler, self._tls, self._limits, self._ended = handler, tls, limits, ended
         self._wire = Wire(accepted, caller)
         self._accepted, self._token, self._room = accepted, token, room
-        #: since when the connection has been there
+        #: when the connection was accepted
         self.began = time.monotonic()
-        #: the other side has shown that it belongs to the job, as far as it was asked to
+        #: True once the client has authenticated, as far as the server requires it
         self.is_known = False
         self._is_interrupted = False
 
     def interrupt(self) -> None:
-        """From another thread: end the connection."""
+        """Close the connection, from another thread."""
         self._is_interrupted = True
         self._wire.interrupt()
 
     def finish(self) -> None:
-        """From another thread: take no further request; an answer under way still goes out."""
+        """Accept no further request, from another thread; a pending reply is still sent."""
         self._is_interrupted = True
         self._wire.stop_reading()
 
     def run(self) -> None:
-        """Serve until the peer hangs up."""
+        """Serve until the peer closes the connection."""
         error: PeerError | None = None
         try:
             self._serve()
@@ -104,7 +104,7 @@ class Session(threading.Thread):
             try:
                 self._tell(error)
             finally:
-                # whoever ends the server waits until here
+                # `Listener.stop` waits for this
                 self._ended(self)
 
     def _tell(self, error: PeerError | None) -> None:
@@ -122,12 +122,12 @@ class Session(threading.Thread):
         frame = self._greeting(frames, until)
         while frame is not None:
             self._answer(frames, frame)
-            # its memory may serve the next one
+            # its buffer may serve the next frame
             del frame
             frame = self._request(frames)
 
     def _greeting(self, frames: Frames, until: float) -> Frame | None:
-        """The first request of a client that belongs to the job."""
+        """Receive the first request of an authenticated client."""
         limit = self._limits.first_bytes
         most = Prefix(limit, limit)
 
@@ -146,7 +146,7 @@ class Session(threading.Thread):
 
     @contextlib.contextmanager
     def _refusing(self, frames: Frames) -> Iterator[None]:
-        """Tell whoever makes no sense, or does not belong here, before the connection ends."""
+        """Send the error to a client that is malformed or not a member, then close."""
         try:
             yield
         except (ProtocolError, MembershipError) as error:
@@ -158,7 +158,7 @@ class Session(threading.Thread):
         try:
             frames.send(frame.request, message, arrays, "a reply")
         except PlanError as error:
-            # what does not fit into a frame is found out before any byte is sent
+            # the size of a frame is checked before any byte is sent
             frames.send(frame.request, failure_of(error), (), "a reply")
 
     def _handled(self, frame: Frame) -> Reply:
@@ -172,7 +172,7 @@ class Session(threading.Thread):
             return failure_of(error), ()
 
     def _secure(self, tls: ssl.SSLContext, until: float) -> None:
-        """Put the connection inside TLS, once both sides have shown who they are."""
+        """Run the TLS handshake, with certificates of both sides."""
         self._accepted.settimeout(max(until - time.monotonic(), _SHORTEST_S))
         if self._accepted.recv(1, socket.MSG_PEEK) == MAGIC[:1]:
             error = MembershipError(
@@ -185,12 +185,12 @@ class Session(threading.Thread):
         try:
             wire.handshake(tls, until - time.monotonic())
         except MembershipError:
-            # the client has been told why, and shall have time to read it
+            # gives the client time to read the reason
             wire.linger()
             raise
 
     def _refuse(self, frames: Frames, error: PeerError) -> None:
-        """Say why, for the case that it is one of ours, and hang up."""
+        """Send the reason, in case the client speaks this protocol, and close."""
         with contextlib.suppress(PeerError):
             frames.send(0, failure_of(error), (), "a refusal")
             frames.wire.linger()

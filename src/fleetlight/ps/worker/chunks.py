@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The differences of GeoSGD in pieces: while one server answers, another is sent its next piece."""
+"""Splits GeoSGD differences into chunks: one server replies while another receives a chunk."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 from fleetlight.ps.update import TableGradients
 
 Array = NDArray[Any]
-#: long enough for a message to cost little beside its bytes, short enough to overlap with others
+#: large enough to amortise the cost of a message, small enough to overlap with other servers
 CHUNK_BYTES = 1 << 20
-#: with one server nothing overlaps, and each piece waits for its answer: fewer, but a server has to
-#: hold them
+#: with one server nothing overlaps, and each chunk waits for its reply: fewer and larger chunks,
+#: within the memory of the server
 LONE_CHUNK_BYTES = 4 << 20
 
 
 @dataclasses.dataclass
 class Chunk:
-    """What one server is sent at once."""
+    """The part of an exchange in one message to one server."""
 
-    #: of each table, from which row to which
+    #: by table: a range of rows
     spans: dict[int, slice] = dataclasses.field(default_factory=dict)
     blocks: Sequence[Array] = ()
 
@@ -41,7 +41,7 @@ def chunks_of(
     server: int,
     piece_bytes: int,
 ) -> list[Chunk]:
-    """All that goes to one server; the dense blocks travel whole, with the first rows."""
+    """Split the differences for one server; the first chunk has all dense blocks."""
     pieces, left = [Chunk(blocks=blocks)], piece_bytes
     for number, part in tables.items():
         start, stop = int(part.starts[server]), int(part.starts[server + 1])

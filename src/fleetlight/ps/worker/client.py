@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Client`: one worker's view of all servers. It splits a request among them and puts the answers
-together; when to ask is the business of a communicator.
+"""`Client`: splits the requests of a worker among all servers and merges their replies.
+
+A communicator decides when to call it.
 """
 
 from __future__ import annotations
@@ -32,16 +33,15 @@ from fleetlight.ps.worker.push_request import (
     checked,
     packed,
 )
-from fleetlight.ps.worker.replay.commit_log import ResumePoint
-from fleetlight.ps.worker.replay.replay_log import ReplayLog
-from fleetlight.ps.worker.replay.worker_journal import WorkerJournal
+from fleetlight.ps.worker.replay.commit_log import Committed
+from fleetlight.ps.worker.replay.step_journal import NoJournal, StepJournal, StepOrigin
 
 Array = NDArray[Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """The rows wanted of one table."""
+    """Rows requested from one table."""
 
     table: int
     ids: Deduped
@@ -50,29 +50,29 @@ class Wanted:
 
 @dataclasses.dataclass
 class ReplyValues:
-    """What servers answered to a pull, a push or an exchange."""
+    """The merged replies of all servers to a pull, a push or an exchange."""
 
-    #: rows of each table asked for, in the order of the distinct ids
+    #: rows of each requested table, in the order of the distinct ids
     rows: list[Floats] = dataclasses.field(default_factory=list)
-    #: of an exchange: table, which of the ids that were sent, their rows
+    #: of an exchange: table, range of the sent ids, their rows
     pieces: list[tuple[int, slice, Floats]] = dataclasses.field(default_factory=list)
-    #: the dense blocks of each server that sent them
+    #: dense blocks by server
     dense: dict[int, list[Array]] = dataclasses.field(default_factory=dict)
-    #: pushes applied on each server that answered
+    #: by server: number of pushes applied
     versions: dict[int, int] = dataclasses.field(default_factory=dict)
-    #: the fewest steps applied of any worker, on any server that answered
+    #: applied steps of the slowest worker, over all servers
     slowest: int = 0
-    #: of a pull: in which of its lives each server has answered
+    #: of a pull: the life of each server
     lives: list[int] = dataclasses.field(default_factory=list)
     applied: bool = True
     #: the square of the norm of held gradients, over all servers
     square: float = 0.0
-    #: (server, batch, table, positions, rows) of rows pulled ahead that a step has changed
+    #: (server, batch, table, positions, rows) of prefetched rows that a step changed
     changed: list[tuple[int, int, int, Array, Array]] = dataclasses.field(default_factory=list)
 
 
 class Client(Connections):
-    """Made before the plan is known: workers can meet from the beginning."""
+    """Works before the plan is known, so that workers can use barriers from the start."""
 
     def __init__(
         self,
@@ -80,52 +80,50 @@ class Client(Connections):
         worker_num: int,
         server_num: int,
         connect: Connect,
-        redo: WorkerJournal | None = None,
+        journal: StepJournal | None = None,
     ) -> None:
         super().__init__(worker, server_num, connect)
         self.worker_num = worker_num
-        #: what outlives this worker, where anything does
-        self.redo = redo
-        #: those that are made once in the life of a job
-        self.answers = ReplayLog() if redo is None else redo.answers
-        #: True where a job resumes that was killed before it has made any step
+        self.journal: StepJournal = journal or NoJournal()
+        #: the results of calls that run once in a job
+        self.replies = self.journal.replies
+        #: True in a resumed job that was killed before its first step
         self.begins = False
-        #: counts the loads of checkpoints
+        #: number of loaded checkpoints
         self.epoch = 0
-        #: what answers to steps have brought: all workers hear it that made the step together
+        #: control signals in replies to steps, which all workers of a step receive alike
         self.called = NO_SIGNAL
         self._sequences = [0] * server_num
-        last = None if redo is None else redo.last
+        last = self.journal.last
         if last is not None and last.commit.acknowledged:
-            # to a life before
             self.acknowledged = list(last.commit.acknowledged)
         self._plan: Plan | None = None
         self._placement: Placement | None = None
 
     def begin_anew(self, *, before_any_step: bool = False) -> None:
-        """Servers forget what a life before has pushed, if it has."""
+        """Restart the script: servers drop the high-water marks of earlier incarnations."""
         self.begins = before_any_step
         self.acknowledged = [0] * self.server_num
 
     @property
     def plan(self) -> Plan:
-        """What all have agreed on, after `join`."""
+        """The plan of the job, after `join`."""
         assert self._plan is not None, "the plan is not known yet"
         return self._plan
 
     @property
     def placement(self) -> Placement:
-        """Where the dense parameters are, after `join`."""
+        """The placement of dense parameters, after `join`."""
         assert self._placement is not None, "the plan is not known yet"
         return self._placement
 
     @property
     def has_joined(self) -> bool:
-        """True once the servers know this worker's plan."""
+        """True once the servers have this worker's plan."""
         return self._plan is not None
 
     def join(self, plan: Plan) -> None:
-        """Compare plans with every server."""
+        """Compare the plan with that of every server."""
         if plan.server_num != self.server_num or plan.worker_num != self.worker_num:
             raise PlanError(
                 f"the plan is for {plan.worker_num} workers and {plan.server_num} servers, the job "
@@ -135,13 +133,14 @@ class Client(Connections):
         while missing := [n for n in range(self.server_num) if n not in epochs]:
             answers = self.ask(CONTROL, dict.fromkeys(missing, (m.Join(plan), ())))
             told = {n: answer.message for n, answer in answers.items()}
-            # the others still read a checkpoint
+            # the other servers still read a checkpoint
             epochs |= {n: w.epoch for n, w in told.items() if isinstance(w, m.Welcome)}
         self.epoch = common_epoch(epochs)
         self._plan, self._placement = plan, Placement(plan)
+        self.journal.begin()
 
     def fill(self, tables: Mapping[int, tuple[Ids, Floats]], live: LocalParameters) -> None:
-        """Bring the first values: rows of tables by number, and the dense parameters."""
+        """Push the first values: rows of tables by number, and the dense parameters."""
         split = {n: dedup(ids, self.server_num) for n, (ids, _) in tables.items()}
         requests: dict[int, Request] = {}
         for server in range(self.server_num):
@@ -156,7 +155,7 @@ class Client(Connections):
         self.ask(CONTROL, requests)
 
     def refill(self, number: int, ids: Ids, rows: Floats, *, reset: bool) -> None:
-        """Give rows of a table other weights; `reset`: all others their first values, before."""
+        """Replace rows of a table; with `reset`, first reset all other rows to first values."""
         split = dedup(ids, self.server_num)
         requests: dict[int, Request] = {}
         for server in range(self.server_num):
@@ -166,7 +165,7 @@ class Client(Connections):
         self.ask(CONTROL, requests)
 
     def refill_dense(self, live: LocalParameters) -> None:
-        """Give the servers the dense values of this worker."""
+        """Replace the dense values on the servers by those of this worker."""
         blocks = {n: self.placement.blocks_of(n) for n in range(self.server_num)}
         requests: dict[int, Request] = {
             server: (m.Fill([], True, loaded=True), [live.pack(block) for block in mine])
@@ -186,10 +185,9 @@ class Client(Connections):
         batch: int | None = None,
         lane: str = PULL,
     ) -> ReplyValues:
-        """Rows of distinct ids, dense values, or both; only servers that have any are asked.
+        """Read rows of distinct ids, dense values, or both, from the servers that have any.
 
-        With `batch` the servers keep the ids until the worker's next push, whose answer brings the
-        rows changed meanwhile.
+        With `batch`, a prefetch: the reply to the worker's next push has the rows that it changed.
         """
         requests: dict[int, Request] = {}
         for server in range(self.server_num):
@@ -225,83 +223,83 @@ class Client(Connections):
         return values
 
     def _joined(self, parts: list[Floats], table: int) -> Floats:
-        """Rows from several servers as one array: the ids are grouped by server."""
+        """Concatenate rows of several servers: the ids are grouped by server."""
         if len(parts) == 1:
             return parts[0]
         if not parts:
             return np.empty((0, self.plan.tables[table].dim), np.float32)
         return np.concatenate(parts)
 
-    def parcel(
+    def build_push(
         self, update: Update, live: LocalParameters, shares: Shares | None = None
     ) -> PushRequest:
-        """What is to be sent of an update, which may be that nobody shall make this step.
+        """Build the push request of an update; it may tell all workers to skip the step.
 
-        With `shares` in place of dense gradients these have been looked at before the step.
+        `shares` replace dense gradients, whose values were checked before the step.
         """
-        parcel = packed(update, self.plan, self.placement, live, shares)
+        push = packed(update, self.plan, self.placement, live, shares)
         if shares is not None:
-            return parcel
-        return checked(parcel, self.plan, self.placement, self.worker)
+            return push
+        return checked(push, self.plan, self.placement, self.worker)
 
     def push(
         self,
-        parcel: PushRequest,
+        push: PushRequest,
         *,
         phase: int,
         hold: bool = False,
         wants_dense: bool = True,
         everywhere: bool = True,
     ) -> ReplyValues:
-        """Send a parcel; without `everywhere` only to servers for which something is in it."""
+        """Send a push request; without `everywhere` only to servers with a part in it."""
         requests: dict[int, Request] = {}
         for server in range(self.server_num):
-            tables, arrays = _of_server(parcel.tables, server)
-            blocks = parcel.blocks.get(server, [])
+            tables, arrays = _of_server(push.tables, server)
+            blocks = push.blocks.get(server, [])
             if not (everywhere or tables or blocks):
                 continue
             message = m.Push(
                 sequence=self._next(server),
                 epoch=self.epoch,
-                optimizer=parcel.optimizer,
-                step=parcel.step,
+                optimizer=push.optimizer,
+                step=push.step,
                 phase=phase,
-                options=parcel.options,
+                options=push.options,
                 tables=tables,
                 dense=bool(blocks),
-                absent=parcel.absent,
-                skip=parcel.skip,
-                refusal=parcel.refusal,
+                absent=push.absent,
+                skip=push.skip,
+                refusal=push.refusal,
                 wants_dense=wants_dense,
                 hold=hold,
-                merged=parcel.merged,
-                seen=parcel.seen[server] if parcel.seen else 0,
+                merged=push.merged,
+                seen=push.seen[server] if push.seen else 0,
             )
             requests[server] = message, [*arrays, *blocks]
         if not hold:
-            # gradients that are held change nothing, and are made again alike
-            self._commit(parcel.moment, {server: [one] for server, one in requests.items()})
+            # held gradients change no values, and a restarted worker computes them again
+            self._commit(push.origin, {server: [one] for server, one in requests.items()})
         return self._pushed(requests)
 
     def apply(
-        self, parcel: PushRequest, *, phase: int, factor: float, wants_dense: bool = True
+        self, push: PushRequest, *, phase: int, factor: float, wants_dense: bool = True
     ) -> ReplyValues:
-        """Let the servers apply, times a factor, what they hold of a parcel."""
+        """Let the servers apply the held gradients times a factor."""
         requests: dict[int, Request] = {}
         for server in range(self.server_num):
             message = m.Apply(
                 sequence=self._next(server),
                 epoch=self.epoch,
-                optimizer=parcel.optimizer,
-                step=parcel.step,
+                optimizer=push.optimizer,
+                step=push.step,
                 phase=phase,
                 factor=factor,
-                options=parcel.options,
-                skip=parcel.skip,
+                options=push.options,
+                skip=push.skip,
                 wants_dense=wants_dense,
             )
             requests[server] = message, ()
-        self._commit(parcel.moment, {server: [one] for server, one in requests.items()})
+        self._commit(push.origin, {server: [one] for server, one in requests.items()})
         return self._pushed(requests)
 
     def _pushed(self, requests: Mapping[int, Request]) -> ReplyValues:
@@ -310,7 +308,7 @@ class Client(Connections):
         return _pushed(answers)
 
     def _hear(self, answers: Iterable[Answer]) -> None:
-        """Remember what is to be done behind the step that was answered."""
+        """Record the control signals in replies to steps."""
         told = [one.message for one in answers]
         self.called |= combined(
             o.call for o in told if isinstance(o, (m.Pushed, m.GeoExchangeReply))
@@ -323,11 +321,11 @@ class Client(Connections):
         *,
         step: int,
         wants: bool = True,
-        moment: ResumePoint | None = None,
+        origin: StepOrigin | None = None,
     ) -> ReplyValues:
-        """Send differences, grouped by server; answers the values of the same rows and blocks."""
+        """Send differences; return the values of the same rows and blocks."""
         check_differences(tables, blocks, step, self.plan, self.placement, self.worker)
-        # what overlaps are the pieces of different servers
+        # the chunks of different servers overlap
         piece_bytes = CHUNK_BYTES if self.server_num > 1 else LONE_CHUNK_BYTES
         pieces: dict[int, list[Chunk]] = {}
         requests: dict[int, list[Request]] = {}
@@ -342,7 +340,7 @@ class Client(Connections):
                     )
                     for piece in cut
                 ]
-        self._commit(moment, requests)
+        self._commit(origin, requests)
         answers = self._in_turns(PUSH, requests)
         self._hear(one for heard in answers.values() for one in heard)
         values = _counted({server: heard[-1] for server, heard in answers.items()})
@@ -368,56 +366,43 @@ class Client(Connections):
         )
 
     def unpack(self, values: ReplyValues, live: LocalParameters) -> None:
-        """Put dense values that have arrived into the user's parameters."""
+        """Copy received dense values into the user's parameters."""
         for server, arrays in values.dense.items():
             blocks = self.placement.blocks_of(server)
             for block, array in zip(blocks, arrays, strict=True):
                 live.unpack(block, array)
         live.note()
 
-    def _commit(
-        self, moment: ResumePoint | None, requests: Mapping[int, Sequence[Request]]
-    ) -> None:
-        """What is about to leave is brought by a later life of this worker, should it die."""
-        if self.redo is not None and moment is not None:
-            self.redo.commit(
-                moment,
-                self.epoch,
-                self._sequences,
-                requests,
-                called=self.called,
-                acknowledged=self.acknowledged,
-            )
+    def _commit(self, origin: StepOrigin | None, requests: Mapping[int, Sequence[Request]]) -> None:
+        self.journal.commit(
+            origin,
+            self.epoch,
+            self._sequences,
+            requests,
+            called=self.called,
+            acknowledged=self.acknowledged,
+        )
 
     @property
     def heard(self) -> ControlSignal:
         """As in `Connections`, plus the signals in replies to steps."""
         return super().heard | self.called
 
-    @property
-    def moment(self) -> ResumePoint | None:
-        """Where an earlier life of this worker was, if there was one."""
-        last = None if self.redo is None else self.redo.last
-        return None if last is None else last.commit.moment
-
-    def bring_again(self) -> bool:
-        """What an earlier life was about to bring; False when it was skipped by all."""
-        last = None if self.redo is None else self.redo.last
-        if last is None:
-            return True
+    def repeat(self, last: Committed) -> bool:
+        """Repeat a logged step; False when all workers skipped it."""
         self._sequences = list(last.commit.sequences)
         heard = [one for answers in self._in_turns(PUSH, last.requests).values() for one in answers]
-        # what the life before had heard behind earlier steps, it may not have come to do
+        # the previous incarnation may not have acted on earlier control signals
         self.called |= last.commit.called
         self._hear(heard)
         return all(getattr(answer.message, "applied", True) for answer in heard)
 
     def end_phase(self, phase: int) -> None:
-        """Tell every server that no step comes from here before the next barrier."""
+        """Tell every server that this worker makes no step before the next barrier."""
         self.everywhere(m.EndPhase(phase))
 
     def figures(self) -> list[m.ServerFigures]:
-        """What each server has counted."""
+        """The counters of each server."""
         answers = self.everywhere(m.FiguresRequest())
         counted = [answers[server].message for server in range(self.server_num)]
         return [one for one in counted if isinstance(one, m.ServerFigures)]
@@ -430,7 +415,7 @@ class Client(Connections):
 def _of_server(
     tables: Mapping[int, TableGradients], server: int
 ) -> tuple[list[m.TablePush], list[Array]]:
-    """What goes to one server: contiguous parts, since ids are grouped by server."""
+    """The part of one server: contiguous, since ids are grouped by server."""
     pushes: list[m.TablePush] = []
     arrays: list[Array] = []
     for number, part in tables.items():

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Connections`: the connections of one worker to all servers.
 
-A lane is one connection to each server. Pushes go by one of them, in order, and pulls by others.
-Threads take turns on a lane: each has it until all that it has asked is answered. Signs of life
-have a lane to themselves: whatever goes by another may take long.
+A lane is one connection to each server. One lane carries all pushes, in order; pulls use others.
+A thread locks a lane until all its requests have replies. Heartbeats have a lane of their own,
+since requests on other lanes may take long.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from fleetlight.ps.transport.interface import Answer, Channel, RetryPolicy
 from fleetlight.ps.worker.server_heartbeats import ServerHeartbeats
 
 Request = tuple[m.Message, Sequence[NDArray[Any]]]
-#: opens a lane, and says hello on it: a channel to each server
+#: opens a lane and greets the servers: a channel to each server
 Connect = Callable[[str], Sequence[Channel]]
 CONTROL, PUSH, PULL, PREFETCH, HEARTBEAT = "control", "push", "pull", "ahead", "beat"
-#: how long the last words may wait for a lane, and for their answer
+#: how long a goodbye may wait for a lane, and for its reply
 _LANE_S, _LAST_WORDS_S = 1.0, 5.0
 
 
 class Connections:
-    """Each lane is opened when it is first used."""
+    """Opens each lane when it is first used."""
 
     def __init__(self, worker: int, server_num: int, connect: Connect) -> None:
         self.worker = worker
@@ -38,20 +38,20 @@ class Connections:
         self._connect = connect
         self._lanes: dict[str, Sequence[Channel]] = {}
         self._signs = ServerHeartbeats(())
-        #: what this worker calls for
+        #: the control signal of this worker
         self.wish = NO_SIGNAL
-        #: it stops, and comes to no meeting any more
+        #: True once this worker stops and reaches no further barrier
         self.stops = False
         self._closed = False
-        #: by server: the last push that it has acknowledged
+        #: by server: the last acknowledged push
         self.acknowledged = [0] * server_num
-        #: how long a server may be away that comes back; 0: none does
+        #: how long a server may take to restart; 0: servers do not restart
         self._away_s = 0.0
-        #: by lane: held from the first word that is sent on it to the last answer
+        #: by lane: held from the first request to the last reply
         self._turns: dict[str, threading.Lock] = {}
 
     def open_lane(self, lane: str) -> Sequence[Channel]:
-        """The channels of a lane, opened when it is first used."""
+        """Return the channels of a lane; open it if needed."""
         channels = self._lanes.get(lane)
         if channels is None:
             self._check_not_closed()
@@ -59,36 +59,36 @@ class Connections:
             self._wait_for_comebacks(lane)
             if lane == HEARTBEAT:
                 self._signs = ServerHeartbeats(channels)
-            if self._closed:  # meanwhile, by another thread
+            if self._closed:  # by another thread
                 _hang_up(channels)
         self._check_not_closed()
         return channels
 
     def wait_for_comebacks(self, away_s: float) -> None:
-        """Servers that die are started again, and know what they have acknowledged."""
+        """Expect servers to restart after failures with all acknowledged pushes."""
         self._away_s = away_s
         for lane in self._lanes:
             self._wait_for_comebacks(lane)
 
     @property
     def waits_for_comebacks(self) -> bool:
-        """Whether servers that die are started again."""
+        """True when servers restart after failures."""
         return self._away_s > 0
 
     @property
     def may_be_heard_again(self) -> bool:
-        """Whether what finds no server now may find one later."""
+        """True when a server that is away may return."""
         return self.waits_for_comebacks and not self._closed
 
     def _wait_for_comebacks(self, lane: str) -> None:
         if self._away_s:
-            # a sign of life does not wait: there are other servers to hear it
+            # a heartbeat does not wait: the other servers need theirs
             patience = RetryPolicy(0.0 if lane == HEARTBEAT else self._away_s, comes_back=True)
             for channel in self._lanes[lane]:
                 channel.patience = patience
 
     def lives(self, *lanes: str) -> list[int]:
-        """By server: in which of its lives these lanes, or any, have found it at last."""
+        """By server: its newest life on these lanes, or on any lane."""
         known = [self._lanes[lane] for lane in lanes or list(self._lanes) if lane in self._lanes]
         return [
             max((_life(channels[server]) for channels in known), default=1)
@@ -97,12 +97,12 @@ class Connections:
 
     def _check_not_closed(self) -> None:
         if self._closed:
-            raise PeerLostError(f"worker {self.worker} has parted from the servers")
+            raise PeerLostError(f"worker {self.worker} has disconnected from the servers")
 
     def everywhere(
         self, message: m.Message, lane: str = CONTROL, deadline_s: float | None = None
     ) -> dict[int, Answer]:
-        """The same words to every server."""
+        """Send one message to every server."""
         return self.ask(lane, dict.fromkeys(range(self.server_num), (message, ())), deadline_s)
 
     def ask(
@@ -111,7 +111,7 @@ class Connections:
         requests: Mapping[int, Request],
         deadline_s: float | None = None,
     ) -> dict[int, Answer]:
-        """Send to all, then hear all; one error is raised once nobody owes an answer."""
+        """Send to all servers, then receive from all; raise one error after the last reply."""
         with self._turn(lane):
             answers, errors = self._say(lane, requests, deadline_s)
         if errors:
@@ -119,27 +119,27 @@ class Connections:
         return answers
 
     def _turn(self, lane: str) -> threading.Lock:
-        """Held by the thread that uses a lane now."""
+        """The lock of a lane."""
         return self._turns.get(lane) or self._turns.setdefault(lane, threading.Lock())
 
     def beat(self, step: int) -> None:
-        """Give a sign of life, whatever other lanes are busy with and other servers do."""
+        """Send a heartbeat, independent of other lanes and of slow servers."""
         with self._turn(HEARTBEAT):
             self.open_lane(HEARTBEAT)
             self._signs.give(step, self.wish, stops=self.stops)
 
     @property
     def heard(self) -> ControlSignal:
-        """What was called for, as far as this worker has heard; the others may have or not."""
+        """Control signals received by this worker; other workers may not have them yet."""
         return self._signs.heard
 
     @property
     def here(self) -> int | None:
-        """How many workers have not left, as far as this one has heard; None: it has not yet."""
+        """The number of workers that have not left; None before the first heartbeat reply."""
         return self._signs.here
 
     def _cause(self, errors: Mapping[int, Exception]) -> Exception:
-        """The first error, unless a server hangs: what others say of that names the innocent."""
+        """The first error, except when a server hangs: the errors of others blame wrong peers."""
         late = self._signs.late()
         for server in late:
             if server in errors:
@@ -150,7 +150,7 @@ class Connections:
                 f"{self._lanes[HEARTBEAT][server].peer} (silent for {silent:.0f} s)"
                 for server, silent in late.items()
             )
-            return DeadlineError(f"no sign of life comes from {told}; meanwhile {first}")
+            return DeadlineError(f"no heartbeat reply from {told}; meanwhile {first}")
         return first
 
     def _say(
@@ -159,7 +159,7 @@ class Connections:
         requests: Mapping[int, Request],
         deadline_s: float | None,
     ) -> tuple[dict[int, Answer], dict[int, Exception]]:
-        """The answers of those that could be reached, and what was wrong with the others."""
+        """The replies of reachable servers, and the errors of the others."""
         channels = self.open_lane(lane)
         errors: dict[int, Exception] = {}
         asked = []
@@ -169,8 +169,8 @@ class Connections:
                 asked.append(server)
             except Exception as error:
                 errors[server] = error
-                # Those that can be reached hear it all the same: a goodbye is meant for each. But
-                # what is wrong with the request itself is wrong everywhere.
+                # Reachable servers still receive the request: a goodbye is for each. An error in
+                # the request itself is the same for all servers.
                 if not isinstance(error, PeerError):
                     break
         answers = {}
@@ -185,10 +185,10 @@ class Connections:
     def _in_turns(
         self, lane: str, requests: Mapping[int, Sequence[Request]]
     ) -> dict[int, list[Answer]]:
-        """Several requests to each server, which take turns: one answers while the next is asked.
+        """Send several requests to each server: one replies while the next receives its request.
 
-        Both directions of a narrow link are used that way; asked all at once, all servers would be
-        sent their requests first and then answer, all at once again.
+        This uses both directions of a slow link. Sent at once, all servers would first receive
+        their requests and then all reply.
         """
         with self._turn(lane):
             return self._said_in_turns(lane, requests)
@@ -218,7 +218,7 @@ class Connections:
             while owing:
                 hear()
         except Exception:
-            # a channel that still owes an answer could not be asked again
+            # a channel with an outstanding reply cannot send again
             for server in owing:
                 with contextlib.suppress(Exception):
                     channels[server].receive()
@@ -226,26 +226,26 @@ class Connections:
         return answers
 
     def _is_answered(self, server: int, request: Request) -> None:
-        """What the server has acknowledged it must still have when it comes back."""
+        """Record an acknowledged push: a restarted server must still have it."""
         message, _ = request
-        # gradients that are held are no part of its values yet
+        # held gradients are not part of the values yet
         if isinstance(message, m.Apply | m.GeoExchange) or (
             isinstance(message, m.Push) and not message.hold
         ):
             self.acknowledged[server] = message.sequence
 
     def leave(self, error: str = "", *, stopped: bool = False) -> None:
-        """Say goodbye to every server, and hang up."""
+        """Say goodbye to every server and close all lanes."""
         try:
             self.everywhere(m.Leave(error, stopped))
-            # nobody is harmed where this is not heard: such a server ends a little later
+            # a server that misses this only ends a little later
             with contextlib.suppress(PeerError):
                 self.everywhere(m.GoodbyeAck(), deadline_s=_LAST_WORDS_S)
         finally:
             self.close()
 
     def part(self, error: str) -> None:
-        """Say why in a hurry: the control lane may be broken, or busy for long."""
+        """Report a failure quickly: the control lane may be broken or busy."""
         try:
             untold = self._say_goodbye(HEARTBEAT, error, range(self.server_num))
             if untold:
@@ -254,12 +254,12 @@ class Connections:
             self.close()
 
     def _say_goodbye(self, lane: str, error: str, servers: Sequence[int]) -> Sequence[int]:
-        """Answers the servers that may not have heard it."""
+        """Say goodbye on one lane; return the servers that may not have received it."""
         lock = self._turn(lane)
         if lane not in self._lanes or not lock.acquire(timeout=_LANE_S):
             return servers
         try:
-            # a server that hangs may hear it by a lane on which it owes no answer
+            # the heartbeat lane of a hung server may still owe a reply
             free = self._signs.collect(_LANE_S) if lane == HEARTBEAT else servers
             words = dict.fromkeys([s for s in servers if s in free], (m.Leave(error), ()))
             heard, _ = self._say(lane, words, _LAST_WORDS_S)
@@ -270,7 +270,7 @@ class Connections:
         return [server for server in servers if server not in heard]
 
     def close(self) -> None:
-        """Hang up; other threads that use a lane are told that it is closed."""
+        """Close all lanes; other threads that use one get an error."""
         self._closed = True
         for channels in list(self._lanes.values()):
             _hang_up(channels)
@@ -294,19 +294,19 @@ def _round_robin(requests: Mapping[int, Sequence[Request]]) -> Iterator[tuple[in
 
 
 class IncarnationFence:
-    """The newest life of each server that this worker has met, on whichever lane."""
+    """Refuses an old process of a restarted server: tracks the newest life of each server."""
 
     def __init__(self) -> None:
         self._newest: dict[int, int] = {}
 
     def check(self, welcome: m.Message) -> None:
-        """Refuse an earlier life; it is tried again, since the later one may answer then."""
+        """Refuse an older life; the channel retries, since the newer process may reply then."""
         if not isinstance(welcome, m.Welcome) or not welcome.life:
             return
         newest = self._newest.get(welcome.server, 1)
         if welcome.life < newest:
             raise PeerLostError(
-                f"server {welcome.server} answers in its life {welcome.life}, but its life "
-                f"{newest} has been met before; end the older process"
+                f"server {welcome.server} replies as life {welcome.life}, but life {newest} has "
+                "replied before; end the older process"
             )
         self._newest[welcome.server] = welcome.life

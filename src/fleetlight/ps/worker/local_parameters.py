@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`LocalParameters`: the dense parameters of the model in training, as flat arrays."""
+"""`LocalParameters`: the dense parameters of the worker's model, as flat arrays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fleetlight.torch_compat.tensors import version
 
 
 class LocalParameters:
-    """Reads and writes pieces of the user's parameters; on the thread that trains only."""
+    """Reads and writes slices of the user's parameters, on the training thread only."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self._parameters = list(parameters)
@@ -30,9 +30,9 @@ class LocalParameters:
     def pack(
         self, block: Block, values: dict[int, NDArray[Any] | None] | None = None
     ) -> NDArray[Any]:
-        """The pieces of a block in one new array: of the parameters, or of `values` by number.
+        """Copy the slices of a block into one array, from the parameters or `values` by number.
 
-        Where a value is None its piece is zero.
+        The slice of a value that is None is zero.
         """
         packed = np.empty(block.size, numpy_dtype(block.dtype))
         for piece in block.pieces:
@@ -45,7 +45,7 @@ class LocalParameters:
         return packed
 
     def unpack(self, block: Block, values: NDArray[Any]) -> None:
-        """Put the pieces of a block into the parameters."""
+        """Copy a block into the parameters."""
         for piece in block.pieces:
             arrived = values[piece.offset : piece.offset + piece.size]
             view = self._view(piece.parameter)
@@ -55,21 +55,21 @@ class LocalParameters:
                 self._put(piece.parameter, piece.start, piece.stop, arrived)
 
     def note(self) -> None:
-        """What is in the parameters now is known to the servers."""
+        """Record that the parameters equal the servers' values."""
         self._versions = [version(parameter) for parameter in self._parameters]
 
     def written(self) -> list[int]:
-        """The numbers of parameters that were written to since, as far as torch counts it."""
+        """The numbers of parameters written to since `note`, by torch's version counters."""
         known = zip(self._parameters, self._versions, strict=True)
         return [n for n, (parameter, before) in enumerate(known) if version(parameter) != before]
 
     def flat(self, number: int) -> NDArray[Any]:
-        """All values of a parameter; a view where that is possible."""
+        """All values of a parameter, as a view where possible."""
         view = self._view(number)
         return flat_array(self._parameters[number]) if view is None else view
 
     def _view(self, number: int) -> NDArray[Any] | None:
-        """The values in place; looked for anew where the user has moved the parameter."""
+        """A view of the values; created again when the user has moved the parameter."""
         parameter = self._parameters[number]
         if parameter.data_ptr() != self._places[number]:
             if parameter.dtype != self._dtypes[number]:
@@ -82,7 +82,7 @@ class LocalParameters:
         return self._views[number]
 
     def _put(self, number: int, start: int, stop: int, values: NDArray[Any]) -> None:
-        """A parameter elsewhere, or not laid out in order."""
+        """Write to a parameter on another device or with other strides."""
         parameter = self._parameters[number].detach()
         arrived = as_tensor(values, parameter.dtype)
         if start == 0 and stop == parameter.numel():

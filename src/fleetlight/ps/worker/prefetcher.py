@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Prefetcher`: rows of the batch to come, pulled while the one in hand is trained on.
+"""`Prefetcher`: pulls rows of the next batch while the current batch trains.
 
-In sync mode nothing changes by it: the servers keep the ids until the worker's next push, whose
-answer brings the rows that the step has changed. Its answer and that of the pull may arrive in
-either order, so what has changed is put into the rows when they are read, and only then.
+In sync mode the results do not change: the reply to the worker's next push has the prefetched rows
+that the step changed. This reply and that of the pull may arrive in either order, so a read
+applies the changed rows.
 
-Rows pulled ahead are never inserted, since a batch may be announced and not trained on; their first
-push inserts them. Tables with an entry count what is seen in training: they are not pulled ahead.
+A prefetch inserts no rows, since an announced batch may not be trained on; the first push inserts
+them. Tables with an entry count ids in training and are not prefetched.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fleetlight.ps.update import Floats, Ids
 from fleetlight.ps.worker.client import Client, ReplyValues, Wanted
 from fleetlight.ps.worker.connections import PREFETCH
 
-#: what a push says of rows pulled ahead: server, batch, table, positions, rows
+#: prefetched rows that a push changed: server, batch, table, positions, rows
 Changed = tuple[int, int, int, NDArray[Any], NDArray[Any]]
 #: reads rows of distinct ids from the servers
 Fetch = Callable[[Deduped], Floats]
@@ -37,7 +37,7 @@ Fetch = Callable[[Deduped], Floats]
 class _Found:
     """The rows of one table for one batch."""
 
-    #: as they were announced
+    #: the announced ids
     announced: Ids
     distinct: Deduped
     rows: Floats
@@ -45,17 +45,17 @@ class _Found:
 
 @dataclasses.dataclass
 class _Batch:
-    """A batch that was announced."""
+    """An announced batch."""
 
     number: int
     pulled: Future[tuple[dict[int, _Found], ReplyValues]]
-    #: by table that may be read: what a push has changed since
+    #: by readable table: the rows that pushes changed since
     changed: dict[int, list[Changed]]
-    #: tables of which the servers have dropped the list of ids
+    #: tables whose id lists the servers have dropped
     pushed: set[int] = dataclasses.field(default_factory=set)
 
     def found(self, table: int) -> _Found:
-        """The rows, which have come, as they are now."""
+        """The current rows of a completed prefetch."""
         found = self.pulled.result()[0][table]
         for server, _, _, positions, rows in self.changed[table]:
             if not found.rows.flags.writeable:
@@ -66,17 +66,17 @@ class _Batch:
 
 
 class Prefetcher:
-    """Read by any thread that calls the model; pulls go by a thread and a lane of their own."""
+    """Any thread may read rows; pulls use a thread and a lane of their own."""
 
     def __init__(self, client: Client, note: Callable[[ReplyValues], None] | None = None) -> None:
         self._client = client
-        #: told how old the rows are that are read, where that is not made good
+        #: called with the versions of rows that later pushes do not correct
         self._note = note
         self._thread = ThreadPoolExecutor(1, "fleet-ahead")
-        #: never held while anything is waited for
+        #: never held during a wait
         self._lock = threading.Lock()
         self._numbers = 0
-        #: of the batch that is trained on, and of the one after it
+        #: the current batch and the next one
         self._now: _Batch | None = None
         self._next: _Batch | None = None
         self._read = 0
@@ -84,11 +84,11 @@ class Prefetcher:
         self._waited_s = 0.0
 
     def announce(self, ids: Mapping[int, Ids], *, at_least: int, phase: int, step: int) -> None:
-        """The batch announced before is trained on now; these are the ids of the one after it."""
+        """Start to prefetch these ids; the previously announced batch becomes the current one."""
         with self._lock:
             self._now, self._next = self._next, None
         tables = self._client.plan.tables
-        # the batch is the user's, who may change it once it is handed out
+        # the user may change the batch once it is returned
         wanted = {n: its.copy() for n, its in ids.items() if len(its) and tables[n].entry is None}
         if not wanted:
             return
@@ -116,7 +116,7 @@ class Prefetcher:
         return dict(zip(ids, found, strict=True)), values
 
     def whole(self, table: int, ids: Ids, at_least: int) -> tuple[Deduped, Floats] | None:
-        """The distinct ids and their rows, where just these ids were announced."""
+        """The distinct ids and their rows, if exactly these ids were announced."""
         found = self._found(table, at_least)
         if found is None or not np.array_equal(found.announced, ids):
             return None
@@ -124,7 +124,7 @@ class Prefetcher:
         return found.distinct, found.rows
 
     def read(self, table: int, wanted: Deduped, fetch: Fetch, at_least: int) -> Floats:
-        """Rows of distinct ids; those that were not pulled ahead are fetched."""
+        """Rows of distinct ids; rows that were not prefetched are fetched now."""
         found = self._found(table, at_least)
         if found is None:
             self._missed += len(wanted.ids)
@@ -149,17 +149,17 @@ class Prefetcher:
         values = batch.pulled.result()[1]
         self._waited_s += time.monotonic() - began
         if values.slowest < at_least or values.lives != self._client.lives():
-            # a server that was started again has forgotten which rows were pulled ahead, and its
-            # answers to pushes say nothing of them
+            # a restarted server has lost the prefetch lists, so its replies to pushes do not
+            # contain changed rows
             return None
         if self._note is not None:
             self._note(values)
         with self._lock:
-            # a step of another thread may have made them old meanwhile
+            # a step of another thread may have outdated them
             return batch.found(table) if table in batch.changed else None
 
     def pushed(self, optimizer: int, changed: Sequence[Changed] = ()) -> None:
-        """A step was made: the rows in hand are old, those to come are made good once."""
+        """Invalidate the rows of the current batch; correct those of the next one once."""
         mine = {n for n, t in enumerate(self._client.plan.tables) if t.optimizer == optimizer}
         with self._lock:
             self._pushed(mine, changed)
@@ -169,7 +169,7 @@ class Prefetcher:
             _drop(self._now, mine)
         if self._next is None:
             return
-        # of what an earlier push had the servers drop, this one's answer says nothing
+        # the reply does not cover tables whose lists an earlier push dropped
         _drop(self._next, mine & self._next.pushed)
         self._next.pushed |= mine
         for one in changed:
@@ -178,34 +178,34 @@ class Prefetcher:
                 self._next.changed[table].append(one)
 
     def forget(self) -> None:
-        """Rows have changed without a push of this worker, or may have."""
+        """Drop prefetched rows: they may have changed without a push of this worker."""
         with self._lock:
             self._now = self._next = None
 
     def stop(self) -> None:
-        """End the thread; the pull under way ends in time by its deadline."""
+        """Stop the thread; the deadline bounds a pull in progress."""
         self.forget()
         self._thread.shutdown(cancel_futures=True)
 
     def figures(self) -> dict[str, float]:
-        """What was counted, once anything was announced."""
+        """Counters, if any batch was announced."""
         if not self._numbers:
             return {}
         return {
-            "rows ahead": float(self._read),
-            "rows not ahead": float(self._missed),
-            "waited for rows ahead s": self._waited_s,
+            "prefetched rows": float(self._read),
+            "rows fetched on demand": float(self._missed),
+            "waited for prefetched rows s": self._waited_s,
         }
 
 
 def part_of(wanted: Deduped, chosen: NDArray[np.bool_]) -> Deduped:
-    """Some of the distinct ids, still grouped by server."""
+    """Select distinct ids; they stay grouped by server."""
     before = np.concatenate(([0], np.cumsum(chosen)))
     return Deduped(wanted.ids[chosen], np.empty(0, np.int32), before[wanted.starts])
 
 
 def _places(ids: Ids, among: Ids) -> NDArray[np.int32]:
-    """Where each id is among distinct ids, -1 where it is not."""
+    """The position of each id among distinct ids, -1 if absent."""
     places = collect(np.concatenate((among, ids)))[1][len(among) :]
     places[places >= len(among)] = -1
     return places

@@ -15,7 +15,7 @@ from fleetlight.ps.placement import Placement
 from fleetlight.ps.plan import SYNC, Plan
 from fleetlight.ps.update import TableGradients, Update
 from fleetlight.ps.worker.local_parameters import LocalParameters
-from fleetlight.ps.worker.replay.commit_log import ResumePoint
+from fleetlight.ps.worker.replay.step_journal import StepOrigin
 
 #: dense blocks of each server
 Shares = Mapping[int, Sequence[NDArray[Any]]]
@@ -23,7 +23,7 @@ Shares = Mapping[int, Sequence[NDArray[Any]]]
 
 @dataclasses.dataclass
 class PushRequest:
-    """Nothing in it is the user's any more."""
+    """Its arrays are copies: the script may overwrite its own."""
 
     optimizer: int
     step: int
@@ -34,12 +34,12 @@ class PushRequest:
     absent: list[int]
     skip: bool = False
     merged: int = 1
-    #: `version` of each server's values that the gradients were made with
+    #: `version` of each server's values that the gradients were computed with
     seen: tuple[int, ...] = ()
-    #: why no server may make this step, for any worker
+    #: the error with which the step fails for all workers
     refusal: str = ""
-    #: where the worker was, if it can go on from there
-    moment: ResumePoint | None = None
+    #: the position of the step, for the worker's journal
+    origin: StepOrigin | None = None
 
 
 def packed(
@@ -49,9 +49,9 @@ def packed(
     live: LocalParameters,
     shares: Shares | None = None,
 ) -> PushRequest:
-    """Copy what is dense, which the user's code will go on writing to.
+    """Build a push request; copy dense gradients, which the script may overwrite.
 
-    `shares` is what the worker has learned, where it steps dense parameters itself.
+    `shares` are the differences of a worker that steps dense parameters itself.
     """
     blocks = {s: placement.blocks_of(s, update.optimizer) for s in range(plan.server_num)}
     if shares is None:
@@ -79,7 +79,7 @@ def check_differences(
     placement: Placement,
     worker: int,
 ) -> None:
-    """Refuse differences that are not finite before a part of them has been added anywhere."""
+    """Raise for differences that are not finite, before any server adds a part of them."""
     if plan.on_nonfinite == "apply":
         return
     parts = {number: TablePart(part.ids, part.gradients) for number, part in tables.items()}
@@ -90,19 +90,19 @@ def check_differences(
         raise GradientError(refusal(f"worker {worker} brought a difference (step {step})", where))
 
 
-def checked(parcel: PushRequest, plan: Plan, placement: Placement, worker: int) -> PushRequest:
-    """What may be sent: with a gradient that is not finite nobody shall make a part of the step."""
-    if parcel.skip or plan.on_nonfinite == "apply":
-        return parcel
-    tables = {n: TablePart(part.ids, part.gradients) for n, part in parcel.tables.items()}
-    blocks = [b for server in parcel.blocks for b in placement.blocks_of(server, parcel.optimizer)]
-    arrays = [array for mine in parcel.blocks.values() for array in mine]
+def checked(push: PushRequest, plan: Plan, placement: Placement, worker: int) -> PushRequest:
+    """Replace a request with gradients that are not finite: no server may apply a part of it."""
+    if push.skip or plan.on_nonfinite == "apply":
+        return push
+    tables = {n: TablePart(part.ids, part.gradients) for n, part in push.tables.items()}
+    blocks = [b for server in push.blocks for b in placement.blocks_of(server, push.optimizer)]
+    arrays = [array for mine in push.blocks.values() for array in mine]
     where = not_finite(Gradients(tables, arrays, blocks), plan)
     if where is None:
-        return parcel
-    text = refusal(f"worker {worker} made a gradient (step {parcel.step})", where)
+        return push
+    text = refusal(f"worker {worker} made a gradient (step {push.step})", where)
     skip = plan.on_nonfinite == "skip"
     if not skip and plan.mode != SYNC:
         raise GradientError(text)
-    empty = dataclasses.replace(parcel, tables={}, blocks={}, absent=[])
+    empty = dataclasses.replace(push, tables={}, blocks={}, absent=[])
     return dataclasses.replace(empty, skip=skip, refusal="" if skip else text)

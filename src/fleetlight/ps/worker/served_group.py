@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ServedGroup`: what workers of a job with parameter servers do together, by way of server 0.
+"""`ServedGroup`: barriers and collectives of workers with parameter servers, through server 0.
 
-It has the methods of the group of a collective job, so that barriers, metrics and checkpoints need
-not know which of the two they work with.
+It has the methods of a collective group, so barriers, metrics and checkpoints work with both.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ _OPS: dict[str, Callable[[Tensor], Tensor]] = {
     "max": lambda stacked: stacked.amax(0),
     "min": lambda stacked: stacked.amin(0),
 }
-#: how often a worker that asks the servers nothing gives a sign of life
+#: seconds between heartbeats
 _BEAT_S = 1.0
-#: a meeting that may take as long as its members live
+#: the deadline of a barrier that lasts as long as its members live
 _LONG_S = 1e9
-#: how long the answer of the server that watches a deadline may take behind it
+#: how long the reply may take after the deadline, which the server watches
 _GRACE_S = 30.0
 
 
@@ -55,11 +54,11 @@ class ServedGroup:
         self.deadline_s = deadline_s
         self.device = torch.device("cpu")
         self.hellos: Mapping[int, Any] = {}
-        #: the worker's step, told with its signs of life
+        #: the worker's step, sent with its heartbeats
         self.step = 0
-        #: True once this worker has stopped because the job was asked to
+        #: True once this worker has stopped because of a stop signal
         self.stopped = False
-        #: what is done where a meeting never will be, because others have left
+        #: called when a barrier is impossible because other workers have left
         self.when_left_alone: Callable[[MembershipError], None] | None = None
         self._over = threading.Event()
         self._beats = threading.Thread(target=self._beat, name="fleet-beat", daemon=True)
@@ -69,47 +68,47 @@ class ServedGroup:
 
     @property
     def alone(self) -> bool:
-        """True when there is nobody to talk to."""
+        """True for the only worker of a job."""
         return self.size == 1
 
     def tell_step(self, step: int) -> None:
-        """This worker has made its `step`th step: its signs of life say so."""
+        """Set the step that heartbeats report."""
         self.step = step
 
     def __deepcopy__(self, memo: object) -> ServedGroup:
         return self
 
     def gather_bytes(self, data: bytes, operation: str) -> list[bytes]:
-        """Everybody's bytes, in the order of the workers, on everybody."""
+        """Return the bytes of all workers, in worker order, on every worker."""
         return self._meet(data, operation, self.deadline_s)
 
     def bytes_to_first(self, data: bytes, operation: str) -> list[bytes]:
-        """Everybody's bytes, in the order of the workers, on worker 0; nothing on the others."""
-        everybody = self.gather_bytes(data, operation)
-        return everybody if self.index == 0 else []
+        """Return the bytes of all workers, in worker order, on worker 0; nothing elsewhere."""
+        gathered = self.gather_bytes(data, operation)
+        return gathered if self.index == 0 else []
 
     def _meet(self, data: bytes, operation: str, deadline_s: float) -> list[bytes]:
         if self.alone:
             return [data]
-        answers = self.client.answers
+        replies = self.client.replies
 
         def meet() -> list[bytes]:
-            answers.meetings += 1
-            message = m.Barrier(answers.meetings, operation, deadline_s)
+            replies.meetings += 1
+            message = m.Barrier(replies.meetings, operation, deadline_s)
             brought = np.frombuffer(data, np.uint8)
             # the server watches the deadline, since it can name who is missing
             answer = self.client.ask(CONTROL, {0: (message, [brought])}, deadline_s + _GRACE_S)[0]
             return [array.tobytes() for array in answer.arrays]
 
         try:
-            return list(answers.once(operation, meet))
+            return list(replies.once(operation, meet))
         except MembershipError as error:
             if self.when_left_alone is not None:
                 self.when_left_alone(error)
             raise
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """Everybody's tensor, in the order of the workers; alike in type and shape."""
+        """Return the tensors of all workers, in worker order; equal in dtype and shape."""
         if self.alone:
             return [tensor.clone()]
         flat = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
@@ -132,7 +131,7 @@ class ServedGroup:
         return tensor
 
     def broadcast(self, tensors: Sequence[Tensor], operation: str) -> None:
-        """Worker 0's values, in place, on everybody."""
+        """Copy worker 0's values into the tensors of every worker."""
         if self.alone or not tensors:
             return
         for tensor in tensors:
@@ -145,7 +144,7 @@ class ServedGroup:
                     assign(tensor, values.reshape(tensor.shape))
 
     def broadcast_bytes(self, data: bytes, operation: str) -> bytes:
-        """Worker 0's bytes, on everybody."""
+        """Return worker 0's bytes on every worker."""
         return self.gather_bytes(data if self.index == 0 else b"", operation)[0]
 
     def assemble(self, operation: str) -> None:
@@ -153,17 +152,17 @@ class ServedGroup:
         self.gather_bytes(b"", operation)
 
     def barrier(self, operation: str = "barrier") -> None:
-        """Wait until everybody is here."""
+        """Wait for all workers."""
         self.gather_bytes(b"", operation)
 
     def together(self, action: Callable[[], None] | None, operation: str) -> None:
-        """Do something that may fail on some workers; a failure is an error on all of them.
+        """Run an action that may fail on some workers; a failure raises on all of them.
 
-        It may take longer than the deadline on some: the others wait as long as those live. A
-        worker that was started again does not do again what an earlier life of it has done.
+        It may take longer than the deadline: the other workers wait as long as those live. A
+        restarted worker does not repeat an action that its previous incarnation completed.
         """
         failure: Exception | None = None
-        is_done = not self.alone and self.client.answers.is_known
+        is_done = not self.alone and self.client.replies.is_known
         try:
             if action is not None and not is_done:
                 action()
@@ -178,16 +177,16 @@ class ServedGroup:
                 raise error_of(m.decode_failure(text), f"on worker {index}")
 
     def leave(self) -> None:
-        """After a good run: say goodbye; after a bad one, everything is said."""
+        """Say goodbye after a successful run; do nothing after `fail`."""
         if not self._over.is_set():
             self._over.set()
             self.client.leave(stopped=self.stopped)
             self._beats.join(_BEAT_S)
 
     def fail(self, error: str, *, consequence: bool = False) -> None:
-        """After a bad run: tell the servers why, who tell the others; whatever happens.
+        """Report a failure to the servers, which report it to the other workers; never raise.
 
-        The servers stay, so nobody waits for this worker, be its failure a `consequence` or not.
+        The servers stay, so no process waits for this worker, whether `consequence` or not.
         """
         self._over.set()
         with contextlib.suppress(Exception):
@@ -198,8 +197,8 @@ class ServedGroup:
             try:
                 self.client.beat(self.step)
             except PeerError as error:
-                # the thread that trains will meet it, too
-                logger.debug("no sign of life got through: %s", error)
+                # the training thread gets the error too
+                logger.debug("a heartbeat failed: %s", error)
                 is_away = isinstance(error, (DeadlineError, PeerLostError))
                 if not (is_away and self.client.may_be_heard_again):
                     return

@@ -11,29 +11,29 @@ from fleetlight.ps import messages as m
 from fleetlight.ps.messages.base import NO_SIGNAL, ControlSignal
 from fleetlight.ps.transport.interface import Channel
 
-#: how long a server that is away may keep the others waiting for theirs
+#: how long an unreachable server may delay the heartbeats of the others
 _REOPEN_S = 0.5
 
 
 class ServerHeartbeats:
-    """No server waits for another: who still owes an answer is left out until it gives it.
+    """Skips servers that have not replied, so that no server delays another.
 
-    One thread at a time uses it; only `late` may be called by others.
+    One thread at a time uses it; other threads may call `late` only.
     """
 
     def __init__(self, channels: Sequence[Channel]) -> None:
         self._channels = channels
-        #: when those were asked that have not answered
+        #: by server without a reply: when the heartbeat was sent
         self._asked: dict[int, float] = {}
         self._gone: dict[int, PeerError] = {}
         self._late: Mapping[int, float] = {}
-        #: what the servers have said was called for
+        #: control signals received
         self.heard = NO_SIGNAL
-        #: how many workers have not left, as server 0 told last; None: it has not told yet
+        #: number of workers that have not left, by server 0; None before its first reply
         self.here: int | None = None
 
     def give(self, step: int, call: ControlSignal = NO_SIGNAL, *, stops: bool = False) -> None:
-        """To all that owe no answer; raises once there is nobody left to hear it."""
+        """Send a heartbeat to all servers without an outstanding reply; raise if none is left."""
         self.collect()
         self._late = dict(self._asked)
         for server in list(self._gone):
@@ -55,7 +55,7 @@ class ServerHeartbeats:
             raise hopeless[0]
 
     def collect(self, within_s: float = 0.0) -> list[int]:
-        """Take in the answers that are there by then; which servers owe none any more."""
+        """Receive replies until then; return the servers without an outstanding reply."""
         end = time.monotonic() + within_s
         for server in list(self._asked):
             channel = self._channels[server]
@@ -74,6 +74,6 @@ class ServerHeartbeats:
             self.here = self.here if server else answer.here
 
     def late(self) -> dict[int, float]:
-        """The servers that let at least one sign of life pass, and for how many seconds."""
+        """Servers that missed at least one heartbeat, with the seconds of silence."""
         now = time.monotonic()
         return {server: now - asked for server, asked in self._late.items()}

@@ -17,6 +17,8 @@ from fleetlight.ps import messages as m
 from fleetlight.ps.journal.folder import Folder, FolderIdentity
 from fleetlight.ps.resume import KEPT, NOTHING
 from fleetlight.ps.worker.replay.commit_log import ResumePoint
+from fleetlight.ps.worker.replay.step_journal import NoJournal, StepOrigin
+from fleetlight.ps.worker.replay.worker_journal import WorkerJournal
 from fleetlight.roles import Kind, Role
 from fleetlight.strategy import DistributedStrategy
 
@@ -32,15 +34,15 @@ def test_a_script_may_change_directory(tmp_path: Path, monkeypatch: pytest.Monke
         strategy=strategy,
         process=SimpleNamespace(stop=lambda: None),  # type: ignore[arg-type]
     )
-    redo = worker_journal_of(Role(server_num=1, job="a job", max_restarts=1), strategy, 0, 5)
-    assert redo is not None
+    journal = worker_journal_of(Role(server_num=1, job="a job", max_restarts=1), strategy, 0, 5)
+    assert isinstance(journal, WorkerJournal)
     monkeypatch.chdir(tmp_path / "elsewhere")
     durable = durable_of(context)
     assert durable is not None
     assert durable.path == tmp_path / "kept" / "server-0-of-1"
     push = m.Push(1, 0, 0, 1, 0, [], [], False)
-    redo.commit(ResumePoint(0, 0, 0, b""), 0, [1], {0: [(push, [])]})
-    redo.close(is_needed=True)
+    journal.commit(StepOrigin(0, 0, 0, ResumePoint(0, 0, 0, b"")), 0, [1], {0: [(push, [])]})
+    journal.close(is_needed=True)
     assert (tmp_path / "kept" / "worker-0-of-1").is_dir()
     assert not (tmp_path / "elsewhere" / "kept").exists()
 
@@ -64,7 +66,7 @@ def test_a_worker_keeps_its_place_for_a_launch_that_resumes(tmp_path: Path) -> N
     configs = {"folder": str(tmp_path)}
     strategy = DistributedStrategy(durability="log", durability_configs=configs)
     for role in (Role(server_num=1), Role(server_num=1, job="a job", max_restarts=0)):
-        redo = worker_journal_of(role, strategy, 0, 5)
-        assert redo is not None
-        redo.close(is_needed=False)
-    assert worker_journal_of(role, DistributedStrategy(), 0, 5) is None
+        journal = worker_journal_of(role, strategy, 0, 5)
+        assert isinstance(journal, WorkerJournal)
+        journal.close(is_needed=False)
+    assert isinstance(worker_journal_of(role, DistributedStrategy(), 0, 5), NoJournal)

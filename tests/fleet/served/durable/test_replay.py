@@ -26,7 +26,7 @@ from fleetlight.ps import messages as m
 from fleetlight.ps.transport.interface import MemoryChannel
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.connections import CONTROL, PUSH
-from fleetlight.ps.worker.replay import worker_journal as redo_module
+from fleetlight.ps.worker.replay import worker_journal as journal_module
 from fleetlight.ps.worker.replay.worker_journal import WorkerIdentity, WorkerJournal
 
 RECORDS, BATCH = 24, 4
@@ -64,26 +64,26 @@ class Lives(Job):
 
     def client(self, index: int) -> Client:
         whose = WorkerIdentity(index, 1, 2, job="j", start=0, incarnation=1)
-        redo = WorkerJournal(self.folder, whose)
+        journal = WorkerJournal(self.folder, whose)
 
         def connect(lane: str) -> Sequence[MemoryChannel]:
             channels = [MemoryChannel(s, f"server {s.index}") for s in self.servers]
             known = lane if lane in (CONTROL, PUSH) else "pull"
             for server, channel in enumerate(channels):
-                hello = m.Greeting("test", 0, 1, server, 2, 1, known, life=redo.identity.life)
+                hello = m.Greeting("test", 0, 1, server, 2, 1, known, life=journal.identity.life)
                 channel.call(hello)
             return channels
 
-        return Client(index, 1, 2, connect, redo)
+        return Client(index, 1, 2, connect, journal)
 
     def life(self, script: Callable[[Member], Any]) -> Any:
         """What the script answers, or that it has died."""
         member = self.member(0)
-        redo = member.session.client.redo
-        assert redo is not None
+        journal = member.session.client.journal
+        assert isinstance(journal, WorkerJournal)
         set_current(member.context)
         try:
-            replay = WorkerReplay(redo, self.returns.append)
+            replay = WorkerReplay(journal, self.returns.append)
             replay.attach(member.context, lambda: member.session.bound.dense)
             member.session.replay = replay
             found = script(member)
@@ -95,7 +95,7 @@ class Lives(Job):
         finally:
             set_current(None)
             member.context.group._over.set()  # type: ignore[union-attr]
-            redo.close(is_needed=True)
+            journal.close(is_needed=True)
         return found
 
 
@@ -178,7 +178,7 @@ def test_what_is_agreed_on_at_the_first_forward_is_not_agreed_on_again(
 ) -> None:
     """The first values are those of the first life: all that was learnt would be lost."""
     if compacts:
-        monkeypatch.setattr(redo_module, "_COMPACT_BYTES", 0)
+        monkeypatch.setattr(journal_module, "_COMPACT_BYTES", 0)
 
     def script(member: Member, dies: int) -> Any:
         loader = sharded()

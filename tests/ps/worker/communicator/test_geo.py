@@ -331,7 +331,7 @@ def test_other_rules_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     nothing: Callable[[Member], Any] = lambda worker: None  # noqa: E731
     with caplog.at_level("WARNING", "fleetlight"):
         run(adagrad, nothing, geo(2), workers=1)
-    assert "emb learns by adagrad, whose state each worker keeps for itself" in caplog.text
+    assert "emb uses adagrad, whose state each worker computes from its own" in caplog.text
 
 
 def test_it_is_known_which_steps_the_servers_have() -> None:

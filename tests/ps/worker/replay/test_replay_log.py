@@ -78,5 +78,5 @@ def test_where_the_script_is_further_its_calls_begin_there() -> None:
 def test_another_script_is_told() -> None:
     told = Told()
     meet(told.life(), "barrier_worker", b"")
-    with pytest.raises(ConfigError, match="came to 'all_gather' where it had called 'barrier_w"):
+    with pytest.raises(ConfigError, match="called 'all_gather' where it called 'barrier_w"):
         meet(told.life(), "all_gather", b"")

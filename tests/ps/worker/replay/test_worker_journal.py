@@ -25,8 +25,9 @@ from fleetlight.ps.resume import (
     Decision,
 )
 from fleetlight.ps.transport.protocol import HEADER_LIMIT
-from fleetlight.ps.worker.replay import worker_journal as redo_module
+from fleetlight.ps.worker.replay import worker_journal as journal_module
 from fleetlight.ps.worker.replay.commit_log import ResumePoint
+from fleetlight.ps.worker.replay.step_journal import StepOrigin
 from fleetlight.ps.worker.replay.worker_journal import WorkerIdentity, WorkerJournal
 
 
@@ -44,12 +45,12 @@ def push(sequence: int, value: float) -> tuple[m.Push, list[Any]]:
     return message, [np.array([7], np.int64), np.full((1, 2), value, np.float32)]
 
 
-def commit(redo: WorkerJournal, number: int, **facts: Any) -> None:
+def commit(journal: WorkerJournal, number: int, **facts: Any) -> None:
     moment = ResumePoint(
         **{"answers": 0, "meetings": 0, "prelude": 0, "script": b"s%d" % number, **facts}
     )
     requests = {server: [push(number, float(server))] for server in range(2)}
-    redo.commit(moment, 0, [number, number], requests)
+    journal.commit(StepOrigin(0, 0, 0, moment), 0, [number, number], requests)
 
 
 def test_the_last_push_is_found_by_a_later_life(tmp_path: Path) -> None:
@@ -135,12 +136,12 @@ def test_nonsense_is_no_commit(tmp_path: Path, damage: bytes) -> None:
 def test_what_others_have_left_is_not_taken_up(tmp_path: Path, facts: dict[str, Any]) -> None:
     first = opened(tmp_path, **({"job": ""} if facts == {"job": ""} else {}))
     commit(first, 1)
-    first.answers.once("a", lambda: [b"1"])
+    first.replies.once("a", lambda: [b"1"])
     first.close(is_needed=True)
     second = opened(tmp_path, incarnation=6, **facts)
     assert (second.identity.life, second.identity.incarnation) == (1, 6)
     assert second.last is None
-    assert not second.answers.is_known
+    assert not second.replies.is_known
     second.close(is_needed=True)
 
 
@@ -155,36 +156,36 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
 
 def test_answers_outlive_the_worker_and_a_torn_one_is_asked_for_again(tmp_path: Path) -> None:
     first = opened(tmp_path)
-    first.answers.once("a", lambda: [b"1", b""])
-    first.answers.once("b", lambda: [b"2"])
+    first.replies.once("a", lambda: [b"1", b""])
+    first.replies.once("b", lambda: [b"2"])
     first.close(is_needed=True)
     path = tmp_path / "answers"
     os.truncate(path, path.stat().st_size - 1)
     second = opened(tmp_path)
-    assert second.answers.once("a", lambda: pytest.fail("again")) == [b"1", b""]
-    assert second.answers.once("b", lambda: [b"3"]) == [b"3"]
+    assert second.replies.once("a", lambda: pytest.fail("again")) == [b"1", b""]
+    assert second.replies.once("b", lambda: [b"3"]) == [b"3"]
     second.close(is_needed=True)
     third = opened(tmp_path)
-    assert third.answers.once("a", lambda: pytest.fail("again")) == [b"1", b""]
-    assert third.answers.once("b", lambda: pytest.fail("again")) == [b"3"]
+    assert third.replies.once("a", lambda: pytest.fail("again")) == [b"1", b""]
+    assert third.replies.once("b", lambda: pytest.fail("again")) == [b"3"]
     third.close(is_needed=True)
 
 
 def test_answers_that_nobody_asks_for_again_are_thrown_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redo_module, "_COMPACT_BYTES", 1000)
+    monkeypatch.setattr(journal_module, "_COMPACT_BYTES", 1000)
     first = opened(tmp_path)
     for number in range(40):
-        first.answers.once("a", lambda number=number: [b"%d" % number])  # type: ignore[misc]
+        first.replies.once("a", lambda number=number: [b"%d" % number])  # type: ignore[misc]
     commit(first, 1, answers=38, prelude=2)
     assert (tmp_path / "answers").stat().st_size < 1000
-    first.answers.once("a", lambda: [b"40"])
+    first.replies.once("a", lambda: [b"40"])
     first.close(is_needed=True)
     second = opened(tmp_path)
-    assert [second.answers.once("a", lambda: [b"x"]) for _ in range(2)] == [[b"0"], [b"1"]]
-    second.answers.go_on(38, 0)
-    found = [second.answers.once("a", lambda: [b"x"]) for _ in range(4)]
+    assert [second.replies.once("a", lambda: [b"x"]) for _ in range(2)] == [[b"0"], [b"1"]]
+    second.replies.go_on(38, 0)
+    found = [second.replies.once("a", lambda: [b"x"]) for _ in range(4)]
     assert found == [[b"38"], [b"39"], [b"40"], [b"x"]]
     second.close(is_needed=False)
 
@@ -193,13 +194,13 @@ def test_what_is_kept_is_not_written_anew_at_each_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The beginning of a script may have more to keep than that."""
-    monkeypatch.setattr(redo_module, "_COMPACT_BYTES", 1000)
+    monkeypatch.setattr(journal_module, "_COMPACT_BYTES", 1000)
     first = opened(tmp_path)
     sizes, file = [], tmp_path / "answers"
     for _ in range(20):
-        first.answers.once("a", lambda: [bytes(100)])
+        first.replies.once("a", lambda: [bytes(100)])
     for number in range(20, 120):
-        first.answers.once("a", lambda: [bytes(100)])
+        first.replies.once("a", lambda: [bytes(100)])
         before = file.stat()
         commit(first, number, answers=number + 1, prelude=20)
         if file.stat().st_ino != before.st_ino:
@@ -216,36 +217,36 @@ def test_an_answer_that_comes_while_it_is_written_anew_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is written before it is counted; another thread may push just then."""
-    monkeypatch.setattr(redo_module, "_COMPACT_BYTES", 1000)
+    monkeypatch.setattr(journal_module, "_COMPACT_BYTES", 1000)
     first = opened(tmp_path)
     for _ in range(20):
-        first.answers.once("a", lambda: [bytes(100)])
-    write = first.answers._write
+        first.replies.once("a", lambda: [bytes(100)])
+    write = first.replies._write
 
     def write_and_push(*arguments: Any) -> None:
         write(*arguments)
         commit(first, 1, answers=20)
 
-    monkeypatch.setattr(first.answers, "_write", write_and_push)
-    first.answers.once("b", lambda: [b"1"])
+    monkeypatch.setattr(first.replies, "_write", write_and_push)
+    first.replies.once("b", lambda: [b"1"])
     assert (tmp_path / "answers").stat().st_size < 1000
     first.close(is_needed=True)
     second = opened(tmp_path)
-    second.answers.go_on(20, 0)
-    assert second.answers.once("b", lambda: pytest.fail("again")) == [b"1"]
+    second.replies.go_on(20, 0)
+    assert second.replies.once("b", lambda: pytest.fail("again")) == [b"1"]
     second.close(is_needed=False)
 
 
 def test_a_disk_that_stays_full_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    redo = WorkerJournal(tmp_path, identity(), patience_s=0.0)
+    journal = WorkerJournal(tmp_path, identity(), patience_s=0.0)
 
     def full(*_: Any) -> int:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "pwritev", full)
-    with pytest.raises(JournalError, match=r"cannot be written: No space .* could not go on"):
-        commit(redo, 1)
-    redo.close(is_needed=False)
+    with pytest.raises(JournalError, match=r"cannot be written: No space .* could not resume"):
+        commit(journal, 1)
+    journal.close(is_needed=False)
 
 
 FILES = ["lock", "identity.json.new", "push.0", "push.1", "answers"]
@@ -259,10 +260,10 @@ def test_a_life_begins_once_there_is_room(
         with monkeypatch.context() as patch:
             full = NoRoom(patch, name, 4)
             full.only_open = name != "identity.json.new"
-            redo = opened(tmp_path)
-            assert (full.left, redo.identity.life) == (0, life)
-        commit(redo, life)
-        redo.close(is_needed=True)
+            journal = opened(tmp_path)
+            assert (full.left, journal.identity.life) == (0, life)
+        commit(journal, life)
+        journal.close(is_needed=True)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -277,13 +278,13 @@ def test_a_life_that_finds_no_room_says_what_to_do(
 
 
 def test_what_is_large_waits_for_room_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    redo = opened(tmp_path)
+    journal = opened(tmp_path)
     full = NoRoom(monkeypatch, f"kept.{hashlib.sha256(bytes(range(9))).hexdigest()}.new", 4)
     full.only_open = True
-    name = redo.shelf.put(np.arange(9, dtype=np.uint8))
+    name = journal.shelf.put(np.arange(9, dtype=np.uint8))
     assert full.left == 0
-    assert redo.shelf.get(name) == bytes(range(9))
-    redo.close(is_needed=False)
+    assert journal.shelf.get(name) == bytes(range(9))
+    journal.close(is_needed=False)
 
 
 def of_next_launch(path: Path, **facts: Any) -> WorkerJournal:
@@ -325,22 +326,22 @@ def test_what_another_job_has_left_stays_until_this_one_has_joined(tmp_path: Pat
     for joins in (False, True):
         other = WorkerJournal(tmp_path, identity(job="other", incarnation=9))
         assert (other.identity.incarnation, other.last, other.has_committed) == (9, None, False)
-        other.answers.once("before it joined", lambda: [b"x"])
+        other.replies.once("before it joined", lambda: [b"x"])
         if joins:
             other.begin()
-            other.answers.once("behind that", lambda: [b"y"])
+            other.replies.once("behind that", lambda: [b"y"])
         other.close(is_needed=True)
         assert of_next_launch_state(tmp_path) == (STARTED if joins else STEPPED)
     later = WorkerJournal(tmp_path, identity(job="other", incarnation=10))
     for name, answer in (("before it joined", b"x"), ("behind that", b"y")):
-        assert later.answers.once(name, list) == [answer]
+        assert later.replies.once(name, list) == [answer]
     later.close(is_needed=True)
 
 
 def of_next_launch_state(path: Path) -> str:
-    redo = of_next_launch(path)
-    redo.close(is_needed=True)
-    return redo.remains.state
+    journal = of_next_launch(path)
+    journal.close(is_needed=True)
+    return journal.remains.state
 
 
 def test_a_worker_says_that_it_has_left_or_cannot_resume(tmp_path: Path) -> None:
@@ -360,9 +361,9 @@ def test_a_worker_says_that_it_has_left_or_cannot_resume(tmp_path: Path) -> None
     another.close(is_needed=True)
     assert of_next_launch_state(tmp_path) == STEPPED
     # and with another number of workers it is not theirs
-    redo = of_next_launch(tmp_path, worker_num=3)
-    assert redo.remains.state == NOTHING
-    redo.close(is_needed=True)
+    journal = of_next_launch(tmp_path, worker_num=3)
+    assert journal.remains.state == NOTHING
+    journal.close(is_needed=True)
 
 
 def test_what_a_disk_has_lost_of_a_commit_makes_it_none(tmp_path: Path) -> None:
@@ -387,9 +388,9 @@ def test_what_is_to_outlive_the_machine_is_on_the_disk_before_it_counts(
     synced: list[int] = []
     monkeypatch.setattr(os, "fdatasync", synced.append)
     for sync, times in ((False, 0), (True, 3)):
-        redo = WorkerJournal(tmp_path / str(sync), identity(), sync=sync)
-        commit(redo, 1)
-        redo.answers.once("a call", list)
-        redo.shelf.put(np.zeros(3, np.uint8))
-        redo.close(is_needed=True)
+        journal = WorkerJournal(tmp_path / str(sync), identity(), sync=sync)
+        commit(journal, 1)
+        journal.replies.once("a call", list)
+        journal.shelf.put(np.zeros(3, np.uint8))
+        journal.close(is_needed=True)
         assert len(synced) == times

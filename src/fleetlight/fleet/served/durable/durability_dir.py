@@ -10,6 +10,7 @@ from fleetlight.ps.journal.folder import is_of_launch, launch_of, refuse_another
 from fleetlight.ps.journal.journal import Policy
 from fleetlight.ps.resume import Remains
 from fleetlight.ps.server.durability import Durable
+from fleetlight.ps.worker.replay.step_journal import NoJournal, StepJournal
 from fleetlight.ps.worker.replay.worker_journal import WorkerIdentity, WorkerJournal
 from fleetlight.roles import Role
 from fleetlight.strategy import DistributedStrategy
@@ -59,13 +60,13 @@ def _server_folder(role: Role, strategy: DistributedStrategy) -> Path:
 
 def worker_journal_of(
     role: Role, strategy: DistributedStrategy, index: int, incarnation: int
-) -> WorkerJournal | None:
-    """The journal of a worker; None where no later incarnation resumes from it.
+) -> StepJournal:
+    """The journal of a worker; `NoJournal` where no later incarnation resumes from it.
 
     Workers that average dense gradients among themselves can only be restarted together.
     """
     if strategy.durability == "none" or strategy.a_sync_configs.dense != "servers":
-        return None
+        return NoJournal(incarnation)
     identity = WorkerIdentity(
         worker=index,
         worker_num=role.worker_num,

@@ -30,6 +30,7 @@ from fleetlight.fleet.protocols import NoReplay, Purpose, Replay, SavedPart
 from fleetlight.fleet.served.durable.unserved_tensors import UnservedTensors
 from fleetlight.observe.log import logger
 from fleetlight.ps.worker.replay.commit_log import ResumePoint
+from fleetlight.ps.worker.replay.step_journal import StepJournal
 from fleetlight.ps.worker.replay.worker_journal import WorkerJournal
 from fleetlight.torch_compat.tensors import assign, version
 
@@ -114,12 +115,19 @@ class NoStepReplay(NoReplay):
         """Nothing is kept."""
 
 
+def replay_of(journal: StepJournal, on_change: Callable[[bool], None]) -> StepReplay:
+    """The replay that belongs to a journal; `on_change` as in `WorkerReplay`."""
+    if isinstance(journal, WorkerJournal):
+        return WorkerReplay(journal, on_change)
+    return NoStepReplay()
+
+
 class WorkerReplay:
     """The replay of a worker with a journal, for the thread that trains."""
 
-    def __init__(self, redo: WorkerJournal, on_change: Callable[[bool], None]) -> None:
+    def __init__(self, journal: WorkerJournal, on_change: Callable[[bool], None]) -> None:
         """Calls `on_change` when it changes whether this worker may be restarted alone."""
-        self._redo, self._answers = redo, redo.answers
+        self._journal, self._replies = journal, journal.replies
         self._on_change = on_change
         self._job: Job | None = None
         self._served: Callable[[], Sequence[Tensor]] = lambda: ()
@@ -137,7 +145,7 @@ class WorkerReplay:
         self._shelved: dict[str, tuple[object, str]] = {}
         #: steps of each optimizer since the mark
         self._made: Counter[int] = Counter()
-        last = redo.last
+        last = journal.last
         self._moment = None if last is None else last.commit.moment
         if self._moment is not None and self._moment.why_not:
             raise ComebackError(_LOST.format(why=self._moment.why_not))
@@ -184,16 +192,16 @@ class WorkerReplay:
             raise ComebackError(_DIFFERENT.format(step="has ended its loop without it"))
         if self.is_catching_up and self._target is not None and self._moment is not None:
             if loader != self._target.values["loader"]:
-                self._calls_before.setdefault(loader, self._answers.made)
+                self._calls_before.setdefault(loader, self._replies.made)
                 return
             # the earlier incarnation had opened the job before its first step
             self.job.open()
             self.is_catching_up, self._is_stale = False, True
-            self._answers.go_on(self._moment.answers, self._moment.meetings)
+            self._replies.go_on(self._moment.answers, self._moment.meetings)
             self._calls_before[loader] = self._moment.prelude
             epoch, consumed = self.job.loaders[loader].epoch, self.job.loaders[loader].consumed
             logger.warning("restarted: resuming in epoch %d after %d samples", epoch, consumed)
-        self._calls_before.setdefault(loader, self._answers.made)
+        self._calls_before.setdefault(loader, self._replies.made)
         if self._mark is not None and self._mark.loader == loader:
             self._is_stale = True
 
@@ -208,7 +216,7 @@ class WorkerReplay:
         if self._is_stale or has_ended:
             positions: list[Position] = [one.cursor.resume_state() for one in self.job.loaders]
             positions[loader] = before
-            self._mark = _BatchMark(loader, positions, self._answers.made, self._answers.meetings)
+            self._mark = _BatchMark(loader, positions, self._replies.made, self._replies.meetings)
             self._is_stale = False
             self._made.clear()
             self._records.clear()
@@ -279,7 +287,7 @@ class WorkerReplay:
                 if (kept := values["kept"].get(name)) is None:
                     assign(tensor, target.tensors[name])
                 else:
-                    assign(tensor, _from_bytes(tensor, self._redo.shelf.get(kept)))
+                    assign(tensor, _from_bytes(tensor, self._journal.shelf.get(kept)))
         if target.rng is not None:
             checkpoint.set_rng_state(target.rng)
 
@@ -303,7 +311,7 @@ class WorkerReplay:
         return found
 
     def _moment_at(self, mark: _BatchMark) -> ResumePoint:
-        number, own = self._redo.shelf.next_moment(), self._unserved_tensors()
+        number, own = self._journal.shelf.next_moment(), self._unserved_tensors()
         kept = {n: self._kept(n, t) for n, t in own.items() if t.nbytes >= _LARGE}
         state = WorkerState(
             rank=self.job.group.index,
@@ -329,7 +337,7 @@ class WorkerReplay:
 
     def _kept(self, name: str, tensor: Tensor) -> str:
         """The key of a large tensor in the blob store."""
-        fingerprint, shelf = _fingerprint(tensor), self._redo.shelf
+        fingerprint, shelf = _fingerprint(tensor), self._journal.shelf
         known = self._shelved.get(name)
         if known is None or known[0] != fingerprint or not shelf.keep(known[1]):
             known = self._shelved[name] = fingerprint, shelf.put(_bytes(tensor))
@@ -338,7 +346,7 @@ class WorkerReplay:
     def begin(self) -> None:
         """Report that the worker may be restarted: it has pushed nothing yet."""
         # the first forward, inside the loop, may be the place where workers agree on the model
-        made, meetings = self._answers.made, self._answers.meetings
+        made, meetings = self._replies.made, self._replies.meetings
         self._calls_before = dict.fromkeys(self._calls_before, made)
         if self._mark is not None:
             self._mark = dataclasses.replace(self._mark, answers=made, meetings=meetings)
@@ -352,8 +360,8 @@ class WorkerReplay:
     def disable(self, why: str) -> None:
         """Let no incarnation resume from the last step, after everything has arrived."""
         self.forget_position()
-        if self._redo.has_committed:
-            self._redo.give_up(why)
+        if self._journal.has_committed:
+            self._journal.give_up(why)
 
     def _report(self, restartable: bool) -> None:
         if restartable != self._is_restartable:

@@ -43,9 +43,10 @@ def resume_with_all(
     `waits` until the servers have their values again. A worker that had left the job leaves again,
     and its process ends here.
     """
-    redo = client.redo
+    kept = client.journal
+    journal = kept if isinstance(kept, WorkerJournal) else None
     is_asked = strategy.durability != "none" and asks_to_resume(role, strategy)
-    if not is_asked or (redo is not None and not redo.is_undecided):
+    if not is_asked or (journal is not None and not journal.is_undecided):
         return
     channels = client.open_lane(CONTROL)
     welcomes = [None if one.welcome is None else one.welcome.message for one in channels]
@@ -56,15 +57,15 @@ def resume_with_all(
         raise ComebackError(
             "this worker was restarted after the servers had resumed; restart all processes"
         )
-    resumed = _asked(client, _report(redo, role, strategy, servers), waits=waits)
-    was = Remains() if redo is None else redo.remains
-    last = None if redo is None else redo.last
+    resumed = _asked(client, _report(journal, role, strategy, servers), waits=waits)
+    was = Remains() if journal is None else journal.remains
+    last = None if journal is None else journal.last
     decision = next(iter(resumed.values())).decision
     if decision.kind == REFUSED:
         raise JournalError(f"durability: {decision.why}")
     _log_decision(decision, role, strategy)
-    if redo is not None:
-        redo.decide(decision)
+    if journal is not None:
+        journal.decide(decision)
     if not decision.keeps_workers:
         client.begin_anew(before_any_step=decision.kind == BEGINNING)
     is_lost = any(one.was_lost for one in resumed.values())
@@ -85,13 +86,13 @@ def _asked(client: Client, report: Report, *, waits: bool) -> dict[int, m.Resume
 
 
 def _report(
-    redo: WorkerJournal | None, role: Role, strategy: DistributedStrategy, servers: list[Remains]
+    journal: WorkerJournal | None, role: Role, strategy: DistributedStrategy, servers: list[Remains]
 ) -> Report:
-    if redo is None:
+    if journal is None:
         remains, why, step = Remains(UNABLE), _NOTHING_KEPT, 0
     else:
-        moment = None if redo.last is None else redo.last.commit.moment
-        remains, why = redo.remains, "" if moment is None else moment.why_not
+        moment = None if journal.last is None else journal.last.commit.moment
+        remains, why = journal.remains, "" if moment is None else moment.why_not
         step = 0 if moment is None or why else WorkerState.from_bytes(moment.script).values["step"]
     newest = _checkpoint(strategy) if not role.index else None
     return Report(remains, servers, why, step, newest)
@@ -134,8 +135,7 @@ def _leave_again(client: Client, role: Role) -> None:
     logger.info("this worker had left the job before: exiting")
     client.leave()
     report_left_job(role)
-    if client.redo is not None:
-        client.redo.close(is_needed=False, ended=True)
+    client.journal.close(is_needed=False, ended=True)
     raise SystemExit
 
 

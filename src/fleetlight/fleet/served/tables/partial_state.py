@@ -14,7 +14,7 @@ from torch import nn
 
 from fleetlight.errors import PlanError
 from fleetlight.observe.log import logger
-from fleetlight.ps.layers.empty_state import warn_again
+from fleetlight.ps.layers.empty_state import reset_warning
 from fleetlight.ps.layers.table_weight import TableWeight, name_of
 
 _has_warned = False
@@ -25,7 +25,7 @@ def watch_state_dicts(models: Sequence[nn.Module], layers: Sequence[nn.Module]) 
     """Watch `state_dict` and `load_state_dict` of models whose tables are on servers."""
     global _has_warned, _has_warned_of_pickle
     _has_warned = _has_warned_of_pickle = False
-    warn_again()
+    reset_warning()
     for layer in layers:
         layer.register_state_dict_post_hook(_warn)  # type: ignore[no-untyped-call]
     for module in {id(module): module for module in (*models, *layers)}.values():

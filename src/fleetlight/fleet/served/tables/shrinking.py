@@ -28,13 +28,13 @@ def shrink_tables(
         plan = session.bound.plan
         numbers = _chosen(plan.tables, table)
         files = TableFiles(session.client, job.group.deadline_s)
-        answers, group = session.client.answers, job.group
+        replies, group = session.client.replies, job.group
         group.assemble("shrink")
         found: dict[str, ShrunkTable] = {}
 
         def ask() -> None:
             # the next incarnation of this worker repeats the call under the same number
-            call = answers.made + 1
+            call = replies.made + 1
             for number in numbers:
                 message = m.Shrink(number, unseen_days, score, decay, call)
                 shrunk = files.ask_all(message, files.table_bytes()).values()
@@ -49,7 +49,7 @@ def shrink_tables(
 
         if group.alone:
             # there is no barrier that would count as a call
-            [result] = answers.once("shrink", alone)
+            [result] = replies.once("shrink", alone)
         else:
             group.together(ask if group.index == 0 else None, "shrink")
             result = group.broadcast_bytes(msgspec.json.encode(found), "shrink")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a worker keeps in step with the servers: a communicator for each mode, all used alike."""
+"""One communicator for each training mode, all with one interface."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def open_communicator(
 ) -> Communicator:
     """The communicator of the plan's mode.
 
-    Without `queue_size`, async keeps one push under way where the servers hold dense values.
+    Without `queue_size`, async sends one push at a time if the servers have dense values.
     """
     if client.plan.mode == SYNC:
         return Sync(client, live)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Async: pushes leave by a thread of their own, and the worker goes on with the values it has.
+"""Async: a thread sends pushes while the worker continues with its current values.
 
 The queue of pushes is bounded: a worker that trains faster than the servers apply waits for them.
-Where there are dense parameters there is no queue by default: a push leaves once the push before
-it is answered. Each worker steps them itself and brings what it has learned (`LocalDense`). With a
-staleness, values are read only once they include enough steps of every worker.
+With dense parameters there is no queue by default: a push is sent after the reply to the previous
+one. Each worker steps dense parameters itself and pushes the difference (`LocalDense`). With
+`staleness`, a worker reads values only once they include enough steps of every worker.
 """
 
 from __future__ import annotations
@@ -27,35 +27,34 @@ from fleetlight.ps.worker.communicator.local_dense import LocalDense
 from fleetlight.ps.worker.local_parameters import LocalParameters
 from fleetlight.ps.worker.prefetcher import Prefetcher
 from fleetlight.ps.worker.push_request import PushRequest
-from fleetlight.ps.worker.replay.commit_log import ResumePoint
 
-#: pushes that may wait to be sent where they bring rows only
+#: length of the queue for pushes with rows only
 _ROWS_QUEUE = 4
 
 
 class Async(Communicator):
-    """One thread trains, one sends; they meet at a queue and at the values that have arrived."""
+    """One thread trains, one sends; they share a queue and the received values."""
 
     def __init__(
         self, client: Client, live: LocalParameters, *, queue_size: int | None, max_merge: int
     ) -> None:
         super().__init__(client, live)
-        # these rows are as old as they are, which is counted
+        # prefetched rows are stale; `note` counts the staleness
         self.ahead = Prefetcher(client, self.note)
         serves_dense = self.plan.serves_dense and bool(self.plan.dense)
-        #: a push leaves only once the one before it is answered
+        #: send a push only after the reply to the previous one
         self._one_at_a_time = queue_size is None and serves_dense
         self._queue_size = _ROWS_QUEUE if queue_size is None else queue_size
         servers = range(client.server_num) if serves_dense else ()
-        #: the servers that keep dense values
+        #: the servers with dense values
         self._dense_servers = {s for s in servers if client.placement.blocks_of(s)}
         self._dense = LocalDense(client, live) if serves_dense else None
         self._max_merge = max_merge
         self._news = threading.Condition()
         self._queue: deque[PushRequest] = deque()
-        #: what is being sent
+        #: number of pushes in the request being sent
         self._sending = 0
-        #: the newest values, and of how many pushes the answers have come since some were taken
+        #: the newest values, and the number of replies since values were last taken
         self._arrived: ReplyValues | None = None
         self._answered = 0
         self._slowest = 0
@@ -68,12 +67,12 @@ class Async(Communicator):
         self._thread = threading.Thread(target=self._send, name="fleet-push", daemon=True)
 
     def start(self) -> None:
-        """Take the dense values and start the sender."""
+        """Pull the dense values and start the sender."""
         super().start()
         self._thread.start()
 
     def refresh(self) -> None:
-        """Put the newest dense values into place; wait for others where staleness says so."""
+        """Take the newest dense values; wait for slow workers if `staleness` requires it."""
         with self._news:
             self._check()
             behind = self._slowest < self.at_least()
@@ -109,21 +108,21 @@ class Async(Communicator):
             if self._arrived is None or not _is_as_new(self._arrived, values):
                 self._arrived = values
 
-    def step(self, update: Update, moment: ResumePoint | None = None) -> bool:
-        """Hand the gradients to the sender."""
+    def step(self, update: Update) -> bool:
+        """Queue the gradients for the sender."""
         self._wait_for_room()
         update.seen = tuple(self.versions)
-        parcel = self._parcel(update, just_taken=self._put_in_place())
+        push = self._build_push(update, just_taken=self._put_in_place())
         self.steps += 1
         self.made += 1
-        parcel.moment = self.counted(moment)
+        push.origin = self.origin(update)
         with self._news:
-            self._queue.append(parcel)
+            self._queue.append(push)
             self._longest = max(self._longest, len(self._queue))
             self._news.notify_all()
         assert self.ahead is not None
         self.ahead.pushed(update.optimizer)
-        return not parcel.skip
+        return not push.skip
 
     def _wait_for_room(self) -> None:
         with self._news:
@@ -134,15 +133,15 @@ class Async(Communicator):
                 self._check()
             self._waited_s += time.monotonic() - start
 
-    def _parcel(self, update: Update, *, just_taken: bool) -> PushRequest:
+    def _build_push(self, update: Update, *, just_taken: bool) -> PushRequest:
         if update.skip:
             if self._dense is not None:
                 self._dense.skipped()
             return _empty(update)
         if self._dense is None:
-            return self.client.parcel(update, self.live)
+            return self.client.build_push(update, self.live)
         shares = self._dense.share(update.optimizer, just_taken=just_taken)
-        return self.client.parcel(update, self.live, shares)
+        return self.client.build_push(update, self.live, shares)
 
     def take_dense(self) -> None:
         """The servers' dense values, in place of those here."""
@@ -151,19 +150,19 @@ class Async(Communicator):
             self._dense.begin()
 
     def note(self, values: ReplyValues) -> None:
-        """As ever; rows that are newer do not make the dense values of their server newer."""
+        """Record versions; newer rows do not make the dense values of their server newer."""
         for server, version in values.versions.items():
             if server in values.dense or server not in self._dense_servers:
                 self.versions[server] = version
 
     def _must_wait(self) -> bool:
-        """Whether the next push has to wait for those before it; called with `_news` held."""
+        """True when the next push must wait for earlier ones; call with `_news` held."""
         if self._one_at_a_time:
             return bool(self._queue or self._sending)
         return len(self._queue) >= self._queue_size
 
     def flush(self) -> None:
-        """Wait until the queue is empty and the last push answered."""
+        """Wait until the queue is empty and the last push has its reply."""
         with self._news:
             while self._queue or self._sending:
                 self._check()
@@ -172,19 +171,19 @@ class Async(Communicator):
         self._put_in_place()
 
     def resume(self) -> None:
-        """Steps are counted anew."""
+        """Start the next phase; steps count from zero."""
         with self._news:
             self._slowest = 0
         super().resume()
 
     def reopen(self) -> None:
-        """What had arrived before is older than what is taken now."""
+        """Continue the phase; drop received values, which are older."""
         with self._news:
             self._arrived, self._answered = None, 0
         super().reopen()
 
     def stop(self) -> None:
-        """Send what is left and end the sender."""
+        """Send the remaining pushes and stop the sender."""
         try:
             super().stop()
         finally:
@@ -195,7 +194,7 @@ class Async(Communicator):
                 self._thread.join()
 
     def figures(self) -> dict[str, float]:
-        """What this worker has counted."""
+        """Counters of this worker."""
         return {
             **super().figures(),
             "pushes": float(self._pushes),
@@ -205,7 +204,7 @@ class Async(Communicator):
         }
 
     def _check(self) -> None:
-        """An error of the sender is one of the worker's next call."""
+        """Raise an error of the sender."""
         if self._failure is not None:
             raise self._failure
 
@@ -216,38 +215,38 @@ class Async(Communicator):
                     self._news.wait()
                 if not self._queue:
                     return
-                parcels = self._next()
-                self._sending = len(parcels)
+                pushes = self._next()
+                self._sending = len(pushes)
                 self._news.notify_all()
             try:
                 values = self.client.push(
-                    merged(parcels, self.client.server_num), phase=self.phase, everywhere=True
+                    merged(pushes, self.client.server_num), phase=self.phase, everywhere=True
                 )
             except BaseException as error:
                 self._fail(error)
                 return
             with self._news:
-                self._took(values, len(parcels))
+                self._took(values, len(pushes))
 
     def _next(self) -> list[PushRequest]:
-        """The oldest pushes that may travel as one."""
-        parcels = [self._queue.popleft()]
+        """Take the oldest pushes that may be merged."""
+        pushes = [self._queue.popleft()]
         while (
             self._queue
-            and len(parcels) < self._max_merge
-            and self._queue[0].optimizer == parcels[0].optimizer
-            and not (self._queue[0].skip or parcels[0].skip)
+            and len(pushes) < self._max_merge
+            and self._queue[0].optimizer == pushes[0].optimizer
+            and not (self._queue[0].skip or pushes[0].skip)
         ):
-            parcels.append(self._queue.popleft())
-        return parcels
+            pushes.append(self._queue.popleft())
+        return pushes
 
-    def _took(self, values: ReplyValues, parcels: int) -> None:
+    def _took(self, values: ReplyValues, pushes: int) -> None:
         self._sending = 0
-        self.acknowledged += parcels
+        self.acknowledged += pushes
         self._pushes += 1
-        self._merged += parcels - 1
+        self._merged += pushes - 1
         self._slowest = max(self._slowest, values.slowest)
-        self._answered += parcels
+        self._answered += pushes
         if values.dense:
             self._arrived = values
         self._news.notify_all()
@@ -261,27 +260,27 @@ class Async(Communicator):
 
 
 def _is_as_new(one: ReplyValues, other: ReplyValues) -> bool:
-    """Whether no server has sent the other later."""
+    """True when `one` is as new as `other` on every server."""
     return all(one.versions.get(server, 0) >= v for server, v in other.versions.items())
 
 
 def _empty(update: Update) -> PushRequest:
-    """A step that is skipped changes nothing, but others may wait until it is made."""
+    """The request of a skipped step: other workers may wait for it."""
     return PushRequest(
         update.optimizer, update.step, update.options, {}, {}, [], True, seen=update.seen
     )
 
 
-def merged(parcels: Sequence[PushRequest], servers: int) -> PushRequest:
-    """Several pushes as one: gradients of one id, and dense ones, add up."""
-    if len(parcels) == 1:
-        return parcels[0]
-    last = parcels[-1]
+def merged(pushes: Sequence[PushRequest], servers: int) -> PushRequest:
+    """Merge pushes: sum the gradients of each id, and dense gradients."""
+    if len(pushes) == 1:
+        return pushes[0]
+    last = pushes[-1]
     tables: dict[int, list[TableGradients]] = {}
-    for parcel in parcels:
-        for number, part in parcel.tables.items():
+    for push in pushes:
+        for number, part in push.tables.items():
             tables.setdefault(number, []).append(part)
-    absent = set.intersection(*(set(parcel.absent) for parcel in parcels))
+    absent = set.intersection(*(set(push.absent) for push in pushes))
     return PushRequest(
         optimizer=last.optimizer,
         step=last.step,
@@ -290,20 +289,18 @@ def merged(parcels: Sequence[PushRequest], servers: int) -> PushRequest:
             n: parts[0] if len(parts) == 1 else merge(parts, servers) for n, parts in tables.items()
         },
         blocks={
-            server: [
-                _sum([parcel.blocks[server][n] for parcel in parcels]) for n in range(len(blocks))
-            ]
+            server: [_sum([push.blocks[server][n] for push in pushes]) for n in range(len(blocks))]
             for server, blocks in last.blocks.items()
         },
         absent=sorted(absent),
-        merged=len(parcels),
-        seen=parcels[0].seen,
-        moment=last.moment,
+        merged=len(pushes),
+        seen=pushes[0].seen,
+        origin=last.origin,
     )
 
 
 def _sum(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """The sum, in the first of the arrays; bfloat16 travels as its bits."""
+    """Sum into the first array; bfloat16 travels as its bits."""
     total = arrays[0]
     if total.dtype == np.uint16:
         return bfloat16_sum(arrays)

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all communicators do alike: count steps, read rows, take dense values that have arrived."""
+"""Base of all communicators: counts steps, reads rows, copies received dense values."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-import msgspec
 import numpy as np
 
 from fleetlight.errors import ConfigError
@@ -15,14 +14,14 @@ from fleetlight.ps.update import Floats, Ids, Update
 from fleetlight.ps.worker.client import Client, ReplyValues, Wanted
 from fleetlight.ps.worker.local_parameters import LocalParameters
 from fleetlight.ps.worker.prefetcher import Prefetcher
-from fleetlight.ps.worker.replay.commit_log import ResumePoint
+from fleetlight.ps.worker.replay.step_journal import StepOrigin
 
 
 class Communicator:
-    """When a worker pulls and pushes. Any thread may look rows up; one trains, and calls the rest.
+    """Decides when a worker pulls and pushes. Any thread may look up rows; one thread trains.
 
-    A phase lasts from one barrier to the next; steps are counted in it, because only those are
-    comparable between workers whose data end at different times.
+    A phase lasts from one barrier to the next. Steps are counted within a phase, because only
+    those are comparable between workers whose data end at different times.
     """
 
     def __init__(self, client: Client, live: LocalParameters) -> None:
@@ -30,52 +29,47 @@ class Communicator:
         self.plan = client.plan
         self.live = live
         self.phase = 0
-        #: steps made since the phase began
+        #: steps in this phase
         self.steps = 0
         #: steps of all phases before this one
         self._before = 0
-        #: steps given to this communicator, and how many of them the servers have acknowledged
+        #: steps of this communicator, and how many of them the servers have acknowledged
         self.made = self.acknowledged = 0
         #: `version` of each server's values in use
         self.versions = [0] * client.server_num
-        #: rows of the batch to come; None where the worker has rows of its own
+        #: prefetches the next batch; None for a worker with local rows
         self.ahead: Prefetcher | None = None
-        #: told which ids a layer reads rows of, as they are in the caller's tensor
+        #: called with the ids of a lookup, as they are in the caller's tensor
         self.reached: Callable[[int, Ids], None] | None = None
 
-    def go_on(self) -> bool:
-        """Stand where an earlier life of this worker stood, if there was one.
+    def restore(self) -> bool:
+        """Repeat the last logged step of a restarted worker, if any; False if all skipped it."""
+        last = self.client.journal.last
+        if last is None:
+            return True
+        point = last.commit.moment
+        self.phase, self.steps, self._before = point.phase, point.steps, point.before
+        return self.client.repeat(last)
 
-        False when its last step was skipped by all for an infinity.
-        """
-        moment = self.client.moment
-        if moment is not None:
-            self.phase, self.steps, self._before = moment.phase, moment.steps, moment.before
-        return self.client.bring_again()
-
-    def counted(self, moment: ResumePoint | None, more: int = 0) -> ResumePoint | None:
-        """The moment, with what is counted here; so many steps are about to be counted."""
-        if moment is None:
-            return None
-        return msgspec.structs.replace(
-            moment, phase=self.phase, steps=self.steps + more, before=self._before
-        )
+    def origin(self, update: Update, more: int = 0) -> StepOrigin:
+        """The position of a step; `more` steps are not counted yet."""
+        return StepOrigin(self.phase, self.steps + more, self._before, update.resume_point)
 
     def start(self) -> None:
-        """Begin, once the first values are on the servers: take the dense ones."""
+        """Start, once the first values are on the servers: pull the dense ones."""
         self.take_dense()
 
     def refresh(self) -> None:
-        """Put values that have arrived meanwhile into place."""
+        """Copy received values into the parameters."""
 
     def announce(self, ids: Mapping[int, Ids]) -> None:
-        """The ids of each table in the batch that comes after the one handed out now."""
+        """Announce the ids of each table in the next batch."""
         if self.ahead is not None:
             at_least = self.at_least()
             self.ahead.announce(ids, at_least=at_least, phase=self.phase, step=self.steps)
 
     def look_up(self, table: int, ids: Ids, insert: bool) -> tuple[Deduped, Floats]:
-        """The distinct ids and their rows."""
+        """Return the distinct ids and their rows."""
         found = None if self.ahead is None else self.ahead.whole(table, ids, self.at_least())
         if found is not None:
             return found
@@ -83,7 +77,7 @@ class Communicator:
         return wanted, self.pull(table, wanted, insert)
 
     def pull(self, table: int, wanted: Deduped, insert: bool) -> Floats:
-        """The rows of distinct ids."""
+        """Return the rows of distinct ids."""
 
         def fetch(missing: Deduped) -> Floats:
             return self.fetch([Wanted(table, missing, insert)])[0]
@@ -93,30 +87,27 @@ class Communicator:
         return self.ahead.read(table, wanted, fetch, self.at_least())
 
     def fetch(self, wanted: Sequence[Wanted]) -> list[Floats]:
-        """Rows from the servers."""
-        # the phase first: steps may be counted anew meanwhile, by the thread that trains
+        """Pull rows from the servers."""
+        # read the phase first: the training thread may reset the steps meanwhile
         phase = self.phase
         values = self.client.pull(wanted, at_least=self.at_least(), phase=phase, step=self.steps)
         if any(one.insert for one in wanted):
-            # gradients are made of no others
+            # only these rows receive gradients
             self.note(values)
         return values.rows
 
     def at_least(self) -> int:
-        """How many steps of every worker the values read now must include."""
+        """The number of steps of every worker that values read now must include."""
         return 0
 
-    def step(self, update: Update, moment: ResumePoint | None = None) -> bool:
-        """Bring the gradients of a step; False when it was skipped by all for an infinity.
-
-        `moment` is where a later life of this worker may go on.
-        """
+    def step(self, update: Update) -> bool:
+        """Push the gradients of a step; False when all workers skipped it for an infinity."""
         raise NotImplementedError
 
     def clip(self, updates: Sequence[Update], max_norm: float, norm_type: float) -> float:
-        """The norm of the gradients of this worker; scales them to at most `max_norm`."""
+        """Scale the gradients of this worker to at most `max_norm`; return their norm."""
         total = norm_of(updates, norm_type)
-        # a norm that is not finite is dealt with by the step, which knows whether it is skipped
+        # the step handles a norm that is not finite, since it knows whether it is skipped
         factor = clip_factor(total, max_norm) if math.isfinite(total) else 1.0
         if factor < 1:
             for update in updates:
@@ -124,57 +115,57 @@ class Communicator:
         return total
 
     def flush(self) -> None:
-        """Wait until everything this worker has brought is applied."""
+        """Wait until the servers have applied all pushes of this worker."""
 
     def settle(self) -> None:
-        """What comes before a barrier: nothing of this worker is on its way any more."""
+        """Prepare for a barrier: complete all pushes and end the phase."""
         self.flush()
         self.client.end_phase(self.phase)
 
     def resume(self) -> None:
-        """What comes after a barrier: the servers' values, which are the same for all workers."""
+        """Start the next phase after a barrier, with the servers' values."""
         self._before += self.steps
         self.steps = 0
         self.phase += 1
         self.reopen()
 
     def reopen(self) -> None:
-        """What comes after `settle` where the phase goes on after all: the servers' values."""
-        # others may have gone on while this worker waited
+        """Continue the phase after `settle`, with the servers' values."""
+        # other workers may have pushed meanwhile
         self.forget_ahead()
         self.take_dense()
 
     def stop(self) -> None:
-        """The last words of a good run: everything is applied when it returns."""
+        """Stop after a successful run, once the servers have applied all pushes."""
         self.flush()
         if self.ahead is not None:
             self.ahead.stop()
 
     def forget_ahead(self) -> None:
-        """Rows on the servers may have changed without a push of this worker."""
+        """Drop prefetched rows: they may have changed without a push of this worker."""
         if self.ahead is not None:
             self.ahead.forget()
 
     def take_dense(self) -> None:
-        """The servers' dense values, now."""
+        """Pull the servers' dense values."""
         if self.plan.serves_dense and self.plan.dense:
             values = self.client.pull([], dense=True, phase=self.phase, step=self.steps)
             self.note(values)
             self.client.unpack(values, self.live)
 
     def note(self, values: ReplyValues) -> None:
-        """Remember how new the values in use are."""
+        """Record the versions of values in use."""
         for server, version in values.versions.items():
             self.versions[server] = version
 
     def figures(self) -> dict[str, float]:
-        """What this worker has counted."""
+        """Counters of this worker."""
         ahead = {} if self.ahead is None else self.ahead.figures()
         return {"steps": float(self._before + self.steps), **ahead}
 
 
 def clip_factor(total: float, max_norm: float) -> float:
-    """What gradients are multiplied by, as torch's own clipping does it."""
+    """The factor that gradients are multiplied by, as in torch's own clipping."""
     return min(1.0, max_norm / (total + 1e-6))
 
 
@@ -191,7 +182,7 @@ def norm_of(updates: Sequence[Update], norm_type: float) -> float:
 
 
 def scale(update: Update, factor: float) -> None:
-    """Multiply the gradients of an update where they are."""
+    """Scale the gradients of an update in place."""
     for array in update.dense.values():
         if array is not None:
             array *= array.dtype.type(factor)

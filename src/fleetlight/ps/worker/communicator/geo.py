@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GeoSGD: workers train by themselves and exchange what they have learned every k steps.
+"""GeoSGD: workers train local copies and exchange differences with the servers every k steps.
 
-A worker pushes (live - old) / workers, where `old` is what it believes the servers hold; they add
-it and answer what they hold then; the difference to `old` is added to the live values. This goes on
-in the background, so live values may have moved meanwhile: they keep what they have gained.
+A worker pushes (local - old) / workers, where `old` is its copy of the servers' values. The servers
+add it and return their new values; the worker adds their difference to `old` to its local values.
+The exchange runs in the background, so local progress during the exchange is kept.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fleetlight.ps.worker.client import Client, ReplyValues, Wanted
 from fleetlight.ps.worker.communicator.base import Communicator
 from fleetlight.ps.worker.communicator.local_rows import LocalRows
 from fleetlight.ps.worker.local_parameters import LocalParameters
-from fleetlight.ps.worker.replay.commit_log import ResumePoint
+from fleetlight.ps.worker.replay.step_journal import StepOrigin
 
 Array = NDArray[Any]
 _TORCH = {
@@ -38,9 +38,9 @@ _TORCH = {
 
 
 class Geo(Communicator):
-    """Training touches the worker's own rows; one exchange at a time is under way.
+    """Training uses local rows; one exchange at a time is in progress.
 
-    It does not look ahead: most rows of a batch are here, and the others only now and then.
+    It does not prefetch: most rows of a batch are local.
     """
 
     def __init__(self, client: Client, live: LocalParameters, *, cache_rows: int) -> None:
@@ -48,51 +48,51 @@ class Geo(Communicator):
         servers, workers = client.server_num, client.worker_num
         self._tables = [LocalRows(t, servers, workers, cache_rows) for t in self.plan.tables]
         self._blocks = [b for s in range(servers) for b in client.placement.blocks_of(s)]
-        #: what the servers are believed to hold of the dense blocks
+        #: the worker's copy of the servers' dense blocks
         self._old: list[Tensor] = []
         self._thread = ThreadPoolExecutor(1, "fleet-geo")
         self._exchange: Future[ReplyValues] | None = None
-        #: the ids of the exchange under way, and how many steps had been made
+        #: ids of the exchange in progress, and the number of steps at its start
         self._sent: dict[int, Ids] = {}
         self._sent_steps = 0
         self._exchanges = 0
         #: the epoch of the servers' values
         self._epoch = client.epoch
-        #: nothing is left here, and the servers' values are still to be taken
+        #: True between `settle` and `reopen`: all progress is pushed
         self._has_settled = False
         self._waited_s = 0.0
-        #: where the worker was at its last step
-        self._moment: ResumePoint | None = None
+        #: the position of the last step
+        self._origin: StepOrigin | None = None
         self._last_optimizer = len(self.plan.optimizers) - 1
 
     def start(self) -> None:
-        """Take the dense values; both workers and servers begin with them."""
+        """Pull the dense values."""
         super().start()
         self._old = [self._packed(block) for block in self._blocks]
         for table in self.plan.tables:
             if table.rule.name != "sgd":
                 logger.warning(
-                    "GeoSGD: table %s learns by %s, whose state each worker keeps for itself, from "
-                    "its own gradients; its quality is known for plain SGD only",
+                    "GeoSGD: table %s uses %s, whose state each worker computes from its own "
+                    "gradients; the quality is verified for plain SGD only",
                     table.name,
                     table.rule.name,
                 )
 
     def refresh(self) -> None:
-        """Take in an exchange that has ended."""
+        """Take the result of a completed exchange."""
         if self._exchange is not None and self._exchange.done():
             self._take_in()
 
     def pull(self, table: int, wanted: Deduped, insert: bool) -> Floats:
-        """Rows of this worker; from the servers where it has none that are fresh."""
+        """Return local rows; pull those that are missing or expired."""
 
         def fetch(missing: Deduped) -> Floats:
             return self.fetch([Wanted(table, missing, insert)])[0]
 
         return self._tables[table].read(wanted, fetch, keep=insert)
 
-    def step(self, update: Update, moment: ResumePoint | None = None) -> bool:
-        """Train the rows; every k steps, begin an exchange."""
+    def step(self, update: Update) -> bool:
+        """Update local rows; start an exchange every k steps."""
         if not update.skip:
             for number, part in update.tables.items():
                 group = self.plan.tables[number].group
@@ -101,13 +101,13 @@ class Geo(Communicator):
         self._has_settled = False
         if update.optimizer == self._last_optimizer:
             self.steps += 1
-            self._moment = self.counted(moment)
+            self._origin = self.origin(update)
             if self.steps % self.plan.k_steps == 0:
                 self._begin()
         return not update.skip
 
     def flush(self) -> None:
-        """Wait for the exchange under way."""
+        """Wait for the exchange in progress."""
         if self._exchange is not None:
             start = time.monotonic()
             self._exchange.exception()
@@ -115,36 +115,36 @@ class Geo(Communicator):
             self._take_in()
 
     def settle(self) -> None:
-        """Bring the servers what is left of this worker's progress."""
+        """Push the remaining progress of this worker."""
         if self._has_settled:
             return
         self.flush()
         rest = {number: table.rest() for number, table in enumerate(self._tables)}
         dense = self._dense_differences()
-        self.client.exchange(_some(rest), dense, step=self.steps, wants=False, moment=self._moment)
+        self.client.exchange(_some(rest), dense, step=self.steps, wants=False, origin=self._origin)
         self.acknowledged = self.made
         self.client.end_phase(self.phase)
         self._has_settled = True
 
     def reopen(self) -> None:
-        """This worker goes on from the servers' values."""
+        """Continue from the servers' values."""
         super().reopen()
         self._has_settled = False
         is_loaded, self._epoch = self._epoch != self.client.epoch, self.client.epoch
         for table in self._tables:
-            # other values, as those of a checkpoint, are not what the rule's state belongs to
+            # the rule's state does not belong to values of a checkpoint
             table.clear() if is_loaded else table.expire()
         self._old = [self._packed(block) for block in self._blocks]
 
     def stop(self) -> None:
-        """Bring the servers what is left, and end the thread."""
+        """Push the remaining progress and stop the thread."""
         try:
             self.settle()
         finally:
             self._thread.shutdown()
 
     def figures(self) -> dict[str, float]:
-        """What this worker has counted."""
+        """Counters of this worker."""
         return {
             **super().figures(),
             "exchanges": float(self._exchanges),
@@ -160,7 +160,7 @@ class Geo(Communicator):
         self._exchanges += 1
         self._sent_steps = self.made
         self._exchange = self._thread.submit(
-            self.client.exchange, told, dense, step=self.steps, moment=self._moment
+            self.client.exchange, told, dense, step=self.steps, origin=self._origin
         )
 
     def _take_in(self) -> None:
@@ -193,5 +193,5 @@ class Geo(Communicator):
 
 
 def _some(parts: dict[int, TableGradients]) -> dict[int, TableGradients]:
-    """Those that have rows."""
+    """The tables that have rows."""
     return {number: part for number, part in parts.items() if len(part.ids)}

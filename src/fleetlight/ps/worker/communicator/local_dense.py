@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`LocalDense`: dense parameters that a worker steps itself, and the servers average.
+"""`LocalDense`: dense parameters that each worker steps itself and the servers average.
 
-A worker brings what a step has taught it, divided by the number of workers; the servers add that.
-The answer holds the mean of all workers. Until it is there, the worker's own progress counts as a
-whole: it stands for what all workers learn meanwhile, so a late answer is no late gradient.
+A worker pushes the difference of a step divided by the number of workers, and the servers add it.
+The reply has the mean of all workers. Until it arrives the worker keeps its own difference in full:
+it stands for the steps of all workers, so a late reply is no stale gradient.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ Array = NDArray[Any]
 
 
 class LocalDense:
-    """Used by the thread that trains. Live values are the servers', and what came on top."""
+    """Used by the training thread. Local values are the servers' plus the pending differences."""
 
     def __init__(self, client: Client, live: LocalParameters) -> None:
         self._live, self._workers = live, client.worker_num
         servers = range(client.server_num) if client.plan.serves_dense else ()
-        #: by server, in the order in which they travel
+        #: by server, in wire order
         self._blocks: dict[int, list[_LocalBlock]] = {
             server: [_LocalBlock(block, live) for block in client.placement.blocks_of(server)]
             for server in servers
         }
-        #: of each push without an answer: which blocks learned what
+        #: the differences of each push without a reply
         self._pending: deque[list[tuple[_LocalBlock, Tensor]]] = deque()
 
     def begin(self) -> None:
-        """The live values are the servers', and nothing is on its way."""
+        """Start from the servers' values, with no push in flight."""
         self._pending.clear()
         for blocks in self._blocks.values():
             for held in blocks:
                 held.since = held.packed()
 
     def share(self, optimizer: int, *, just_taken: bool = False) -> dict[int, list[Array]]:
-        """What this worker has learned with one optimizer since, divided by the workers.
+        """The differences of one optimizer since the last push, divided by the workers.
 
-        `just_taken`: nothing was learned after the last `take`, which knows the progress.
+        `just_taken`: no step followed the last `take`, which knows the differences.
         """
         shares: dict[int, list[Array]] = {}
         learned: list[tuple[_LocalBlock, Tensor]] = []
@@ -62,11 +62,11 @@ class LocalDense:
         return shares
 
     def skipped(self) -> None:
-        """A push brings nothing."""
+        """Record a push without differences."""
         self._pending.append([])
 
     def take(self, values: ReplyValues, answered: int) -> None:
-        """Go on from the servers' values, with what so many answers do not hold yet on top."""
+        """Take the servers' values and add the pending differences of pushes without a reply."""
         for _ in range(answered):
             self._pending.popleft()
         pending = [one for learned in self._pending for one in learned]
@@ -78,22 +78,22 @@ class LocalDense:
 
 
 class _LocalBlock:
-    """A block here."""
+    """A block of local values."""
 
     def __init__(self, block: Block, live: LocalParameters) -> None:
         self.block, self._live = block, live
         self.dtype: torch.dtype = getattr(torch, block.dtype)
-        #: the live values when they were brought last, or taken since
+        #: the local values after the last push or `take`
         self.since = torch.empty(0)
-        #: what the last rebase has put on top
+        #: the differences that the last rebase added
         self._on_top: Tensor | None = None
 
     def packed(self) -> Tensor:
-        """The live values, in memory of their own."""
+        """A copy of the local values."""
         return as_tensor(self._live.pack(self.block), self.dtype)
 
     def learned(self, just_taken: bool) -> Tensor:
-        """What was learned since, which is brought now."""
+        """The difference since the last push."""
         progress, self._on_top = self._on_top, None
         if progress is None or not just_taken:
             packed = self.packed()
@@ -103,7 +103,7 @@ class _LocalBlock:
         return progress
 
     def rebase(self, now: Tensor, on_top: Sequence[Tensor]) -> None:
-        """Take the servers' values; what they do not hold yet stays on top."""
+        """Take the servers' values and add the pending differences."""
         progress = self.packed().sub_(self.since)
         self.since.copy_(now)
         for one in on_top:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`LocalRows`: the rows of a table that a worker of GeoSGD trains by itself.
+"""`LocalRows`: the rows of a table that a GeoSGD worker trains locally.
 
-Beside its weights and state each row keeps what the worker believes the servers hold of it, and the
-window in which it was used last. A window lasts from one exchange to the next.
+Besides weights and state, each row has a copy of the servers' weights and the window of its last
+use. A window lasts from one exchange to the next.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from fleetlight.ps.worker.prefetcher import part_of
 #: reads rows of distinct ids from the servers
 Fetch = Callable[[Deduped], Floats]
 Numbers = NDArray[np.int64]
-#: A row that was not used for so many windows is fetched anew before it is used again. Until then
-#: it may miss what others have learned since its last exchange: little, if they use it as seldom.
+#: A row that was not used for this many windows is pulled again before use. Until then it may miss
+#: updates of other workers: few, if they use it as rarely.
 KEPT_WINDOWS = 100
 #: windows are counted in float32
 MOST_WINDOWS = 1 << 23
-#: the window of a row that is to be read again, as of a new one
+#: the window of a row that must be pulled again
 _EXPIRED = 0
-#: forwards whose row numbers are remembered for the step that follows
+#: number of forwards whose row numbers are cached for the next step
 _REMEMBERED = 8
 
 
 class LocalRows:
-    """Changed by the thread that trains; any other may read."""
+    """The training thread changes rows; any thread may read."""
 
     def __init__(self, plan: TablePlan, servers: int, workers: int, limit: int) -> None:
         self.plan = plan
@@ -51,7 +51,7 @@ class LocalRows:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all rows: the servers have newer ones."""
+        """Drop all rows: the servers have newer ones."""
         dim = self.plan.dim
         with self._lock:
             self._rows = RowTable(dim, self._rule, meta_width=dim + 1)
@@ -62,11 +62,11 @@ class LocalRows:
             self._visited: list[tuple[Ids, Numbers]] = []
 
     def expire(self) -> None:
-        """Read all rows again when they are used next; what the rule knows of them stays."""
+        """Pull all rows again at their next use; keep the state of the rule."""
         dim = self.plan.dim
         with self._lock:
             rows = self._rows.rows
-            # nothing is left to be sent
+            # no difference remains to be pushed
             rows[:, self._last - dim : self._last] = rows[:, :dim]
             rows[:, self._last] = _EXPIRED
             self._used.clear()
@@ -76,9 +76,9 @@ class LocalRows:
         return len(self._rows)
 
     def read(self, wanted: Deduped, fetch: Fetch, keep: bool) -> Floats:
-        """Rows of distinct ids; those that are not here, or are old, come from the servers.
+        """Rows of distinct ids; missing and expired rows are pulled from the servers.
 
-        Without `keep` nothing is remembered of ids that have no row here.
+        Without `keep`, ids without a local row get none.
         """
         weights = np.empty((len(wanted.ids), self.plan.dim), np.float32)
         if keep:
@@ -94,7 +94,7 @@ class LocalRows:
 
     @property
     def _oldest(self) -> int:
-        """The window since which a row must have been used."""
+        """The oldest window of a row that has not expired."""
         return max(1, self.window - KEPT_WINDOWS)
 
     def _read_to_train(self, wanted: Deduped, weights: Floats, fetch: Fetch) -> None:
@@ -117,18 +117,18 @@ class LocalRows:
         self._visited.append((ids, numbers))
 
     def learn(self, part: TableGradients, options: Mapping[str, Any], step: int) -> None:
-        """Change the rows by the rule of the table."""
+        """Apply gradients by the rule of the table."""
         hyper = self._hyper(options, step)
         with self._lock:
             numbers, gradients = self._numbers(part.ids), part.gradients
             if len(numbers) and numbers.min() < 0:
-                # read so long ago that the row has been sent and forgotten
+                # read so long ago that the row has been pushed and evicted
                 here = numbers >= 0
                 numbers, gradients = numbers[here], gradients[here]
             self._rows.learn(numbers, gradients, hyper)
 
     def _hyper(self, options: Mapping[str, Any], step: int) -> NDArray[np.float64]:
-        """The numbers of the rule; the same options come again as the same object."""
+        """The hyper-parameters of the rule; equal options are the same object."""
         known, at, hyper = self._last_hyper
         if known is not options or (at != step and self._rule.counts_steps):
             hyper = self._rule.hyper(rule_options(self.plan.rule, options), step + 1)
@@ -142,15 +142,15 @@ class LocalRows:
         return self._rows.find(ids)
 
     def differences(self) -> TableGradients:
-        """What was learned in this window, divided by the workers; begins the next window.
+        """The differences of this window, divided by the workers; starts the next window.
 
-        Rows beyond the limit go with it, those first that were used longest ago.
+        It evicts rows beyond the limit, least recently used first.
         """
         with self._lock:
             return self._take(np.concatenate([*self._used, self._surplus()]))
 
     def rest(self) -> TableGradients:
-        """What was learned and never sent, of all rows."""
+        """The differences of all rows that were never pushed."""
         with self._lock:
             numbers = self._rows.numbers.astype(np.int64)
             return self._take(numbers[self._rows.rows[numbers, self._last] != _EXPIRED])
@@ -168,20 +168,20 @@ class LocalRows:
         return TableGradients(found.ids, found.starts, told)
 
     def _count_anew(self) -> None:
-        """As if all rows had been used in the first window, which has just ended."""
+        """Restart the window counter, with all rows used in the first window."""
         last = self._rows.rows[:, self._last]
         last[last != _EXPIRED] = 1
         self.window = 2
 
     def _surplus(self) -> Numbers:
-        """Rows to forget, which have to be sent before."""
+        """Rows to evict after this push."""
         over = len(self._rows) - self._limit
         if over <= 0:
             return np.empty(0, np.int64)
         numbers = self._rows.numbers
         last = self._rows.rows[numbers, self._last]
         chosen = numbers[np.argpartition(last, over - 1)[:over]]
-        # those of the running window are still to be answered
+        # the rows of this window wait for their reply
         chosen = chosen[self._rows.rows[chosen, self._last] < self.window]
         self._rows.rows[chosen, self._last] = -1
         surplus: Numbers = chosen.astype(np.int64)
@@ -191,17 +191,17 @@ class LocalRows:
         gone = numbers[self._rows.rows[numbers, self._last] < 0]
         if len(gone):
             self._rows.remove(gone)
-            # their numbers may be given to other ids
+            # other ids may reuse their numbers
             self._visited.clear()
 
     def take(self, ids: Ids, arrived: Floats) -> None:
-        """The servers' rows after an exchange; progress made meanwhile is kept."""
+        """Take the servers' rows after an exchange; keep progress made meanwhile."""
         with self._lock:
             copies.renew(self._rows.rows, self._rows.find(ids), arrived)
 
 
 def _of_positions(wanted: Deduped, positions: Numbers) -> Deduped:
-    """The distinct ids at these positions, still grouped by server."""
+    """Select distinct ids by position; they stay grouped by server."""
     chosen = np.zeros(len(wanted.ids), np.bool_)
     chosen[positions] = True
     return part_of(wanted, chosen)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sync: a step waits for the gradients of all workers, and its answer brings the new values."""
+"""Sync: a step waits for the gradients of all workers, and the reply has the new values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from fleetlight.ps.worker.communicator.base import Communicator, clip_factor
 from fleetlight.ps.worker.local_parameters import LocalParameters
 from fleetlight.ps.worker.prefetcher import Prefetcher
 from fleetlight.ps.worker.push_request import PushRequest
-from fleetlight.ps.worker.replay.commit_log import ResumePoint
 
 
 class Sync(Communicator):
@@ -22,15 +21,15 @@ class Sync(Communicator):
     def __init__(self, client: Client, live: LocalParameters) -> None:
         super().__init__(client, live)
         self.ahead = Prefetcher(client)
-        #: what the servers hold of an optimizer's step, and the factor they are to apply it with
+        #: by optimizer: the gradients held on the servers, and their clip factor
         self._held: dict[int, tuple[PushRequest, float]] = {}
 
-    def step(self, update: Update, moment: ResumePoint | None = None) -> bool:
-        """Push and take the values that come of it."""
+    def step(self, update: Update) -> bool:
+        """Push, and take the values of the reply."""
         try:
-            values = self._push(update, moment)
+            values = self._push(update)
         except Exception:
-            # some servers may have made the step
+            # some servers may have applied the step
             self.forget_ahead()
             raise
         self.steps += 1
@@ -41,32 +40,32 @@ class Sync(Communicator):
         self.ahead.pushed(update.optimizer, values.changed)
         return values.applied
 
-    def _push(self, update: Update, moment: ResumePoint | None) -> ReplyValues:
+    def _push(self, update: Update) -> ReplyValues:
         held = self._held.pop(update.optimizer, None)
         if held is not None:
-            parcel, factor = held
-            parcel.skip, parcel.moment = update.skip, self.counted(moment, 1)
-            return self.client.apply(parcel, phase=self.phase, factor=factor)
+            push, factor = held
+            push.skip, push.origin = update.skip, self.origin(update, 1)
+            return self.client.apply(push, phase=self.phase, factor=factor)
         update.seen = tuple(self.versions)
-        parcel = self.client.parcel(update, self.live)
-        parcel.moment = self.counted(moment, 1)
-        return self.client.push(parcel, phase=self.phase)
+        push = self.client.build_push(update, self.live)
+        push.origin = self.origin(update, 1)
+        return self.client.push(push, phase=self.phase)
 
     def clip(self, updates: Sequence[Update], max_norm: float, norm_type: float) -> float:
         """The norm of the gradient of all workers together: known to the servers only."""
         if norm_type != 2:
             raise ConfigError(
-                f"clip_grad_norm_: got norm_type={norm_type:g}, expected 2: in sync mode the norm "
-                "is put together from those of the servers"
+                f"clip_grad_norm_: got norm_type={norm_type:g}, expected 2: in sync mode each "
+                "server computes a part of the norm"
             )
-        square, parcels = 0.0, []
+        square, pushes = 0.0, []
         for update in updates:
             update.seen = tuple(self.versions)
-            parcel = self.client.parcel(update, self.live)
-            values = self.client.push(parcel, phase=self.phase, hold=True, wants_dense=False)
+            push = self.client.build_push(update, self.live)
+            values = self.client.push(push, phase=self.phase, hold=True, wants_dense=False)
             square += values.square
-            parcels.append(parcel)
+            pushes.append(push)
         total = math.sqrt(square)
         factor = clip_factor(total, max_norm)
-        self._held.update({parcel.optimizer: (parcel, factor) for parcel in parcels})
+        self._held.update({push.optimizer: (push, factor) for push in pushes})
         return total

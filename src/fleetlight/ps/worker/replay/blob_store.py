@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`BlobStore`: what is large and seldom changes, a file for each, found by what is in it.
+"""`BlobStore`: large tensors that seldom change, one file each, named by their hash.
 
-A commit says what of it a later life needs, in place of writing all of it down each time.
+A commit lists the blobs that a restart needs, instead of containing their bytes each time.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _NAME = "kept."
 
 
 class BlobStore:
-    """One thread puts things there for the moments it passes; another may commit these, in order.
+    """One thread stores blobs for resume points; another may commit these points, in order.
 
-    Of those before the last two commits nobody asks any more.
+    A restart needs only the blobs of the last two commits.
     """
 
     def __init__(
         self, folder: Path, patience_s: float, needed: Iterable[str] = (), *, sync: bool = False
     ) -> None:
-        """`needed` is what an earlier life has left here that is still asked for."""
+        """`needed` are the blobs of an earlier incarnation that a restart may still read."""
         self._folder, self._patience_s, self._sync = folder, patience_s, sync
-        #: by what is in it: the last moment that needs it
+        #: by hash: the last resume point that needs it
         self._last = dict.fromkeys(needed, 0)
         self._moment = 0
         self._committed = 0
@@ -43,13 +43,13 @@ class BlobStore:
                 path.unlink()
 
     def next_moment(self) -> int:
-        """Another moment: what is put from now on is for that one."""
+        """Start the next resume point; return its number."""
         with self._changing:
             self._moment += 1
             return self._moment
 
     def put(self, data: NDArray[np.uint8]) -> str:
-        """By which name it is found again; written down only if it is not there yet."""
+        """Store a blob, unless it exists; return its name."""
         name = _digest(data.data)
         with self._changing:
             is_there = name in self._last
@@ -59,7 +59,7 @@ class BlobStore:
         return name
 
     def keep(self, name: str) -> bool:
-        """What was put by that name is needed still; False where it has gone meanwhile."""
+        """Keep a blob for the current resume point; False if it is deleted."""
         with self._changing:
             is_there = name in self._last
             if is_there:
@@ -67,7 +67,7 @@ class BlobStore:
         return is_there
 
     def get(self, name: str) -> bytes:
-        """What was put there by that name."""
+        """Return a blob by its name."""
         path = self._folder / f"{_NAME}{name}"
         try:
             data = path.read_bytes()
@@ -76,12 +76,12 @@ class BlobStore:
         if _digest(data) != name:
             raise ComebackError(
                 f"{path}: got {len(data)} bytes that are not what this worker wrote there before "
-                "it was started again; start all processes again"
+                "its restart; start all processes again"
             )
         return data
 
     def committed(self, moment: int) -> None:
-        """A later life begins there, or at the moment committed before."""
+        """Record a committed resume point; delete blobs that no restart needs."""
         with self._changing:
             dropped = [name for name, last in self._last.items() if last < self._committed]
             for name in dropped:
@@ -102,7 +102,7 @@ class BlobStore:
 
 
 def clear(folder: Path) -> None:
-    """Leave nothing there."""
+    """Delete all blobs."""
     for path in folder.glob(f"{_NAME}*"):
         path.unlink()
 

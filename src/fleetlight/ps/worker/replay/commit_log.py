@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`CommitLog`: what a worker is about to bring to the servers, written down before it leaves.
+"""`CommitLog`: logs the pushes of a step before they are sent.
 
-Two files take turns, so that one is whole whenever the worker dies. Both outlive the process, and
-the machine where that is asked for. What a process has written stays in that order, so the head of
-a file, which is written last, says that the rest is there; a checksum says it of a disk.
+Two files alternate, so that one is complete whenever the worker dies. Both survive the process,
+and with `sync` the machine. The head of a file is written last, so after a process failure it
+proves that the rest is complete; after a machine failure the checksum does.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fleetlight.wire.plain import Buffer, unsent
 Array = NDArray[Any]
 Request = tuple[Any, Sequence[Array]]
 
-#: magic, number of the commit, bytes of the frames behind it, their checksum; then one of all that
+#: magic, number of the commit, bytes of the frames, their checksum; then the checksum of the head
 _HEAD, _CHECKSUM = struct.Struct("<8sQQI"), struct.Struct("<I")
 _MAGIC = b"\xf1REDO\x00\x00\x02"
 _HEAD_BYTES = _HEAD.size + _CHECKSUM.size
@@ -44,53 +44,53 @@ _BUFFERS = 1024
 
 
 class ResumePoint(msgspec.Struct, frozen=True):
-    """Where a worker is in its script when it makes a step."""
+    """The position of a worker in its script when it makes a step."""
 
-    #: answers and meetings there had been when the batch was handed out, answers before the first
+    #: logged calls and barriers when the loader returned the batch; calls before the first batch
     answers: int
     meetings: int
     prelude: int
-    #: what the floor above needs to go on
+    #: the encoded state of the script
     script: bytes
-    #: as the communicator counts
+    #: counters of the communicator
     phase: int = 0
     steps: int = 0
     before: int = 0
-    #: counts them, and what of it is on the shelf
+    #: number of the point, and its blobs
     number: int = 0
     kept: list[str] = []
-    #: why no later life can go on from there, if none can: it must not from an earlier one
+    #: why no restart can resume here; it must not resume at an earlier point either
     why_not: str = ""
 
 
 class Commit(msgspec.Struct, frozen=True, tag=True):
-    """Requests follow, one frame each."""
+    """The head of a logged step; its requests follow, one frame each."""
 
     moment: ResumePoint
     epoch: int
     #: by server: the number of its last request
     sequences: list[int]
-    #: to which server each request goes
+    #: the server of each request
     servers: list[int]
-    #: what all had been told to do behind the steps before
+    #: control signals received before this step
     called: ControlSignal = NO_SIGNAL
-    #: by server: the last push that it had acknowledged
+    #: by server: the last push acknowledged before this step
     acknowledged: list[int] = []
 
 
 @dataclasses.dataclass(frozen=True)
 class Committed:
-    """A commit, read back."""
+    """A logged step, read back."""
 
     commit: Commit
     requests: Mapping[int, Sequence[Request]]
 
 
 class CommitLog:
-    """One at a time, by the thread that pushes."""
+    """Used by the thread that pushes, one step at a time."""
 
     def __init__(self, folder: Path, patience_s: float, *, sync: bool = False) -> None:
-        """`sync`: a commit is on the disk before it counts."""
+        """`sync`: fsync each commit."""
         self._patience_s, self._sync = patience_s, sync
         self._codec: MessageCodec[Any] = MessageCodec(
             Commit | Push | Apply | GeoExchange, header_limit=FILE_HEADER_LIMIT
@@ -100,18 +100,18 @@ class CommitLog:
         newest = max(
             (one for one in found if one is not None), key=lambda one: one[0], default=None
         )
-        #: of an earlier life
+        #: the last commit of an earlier incarnation
         self.last: Committed | None = None if newest is None else newest[1]
         self._count = 0 if newest is None else newest[0]
         self._files = [opened(path, patience_s) for path in self._paths]
 
     @property
     def has_any(self) -> bool:
-        """True once there is one, of this life or an earlier one."""
+        """True once any incarnation has committed a step."""
         return self._count > 0
 
     def write(self, commit: Commit, requests: Sequence[Request]) -> None:
-        """Return once it would survive the end of this process."""
+        """Write a commit; return once it survives the end of this process."""
         self._count += 1
         frames: list[Buffer] = []
         for message, arrays in [(commit, ()), *requests]:
@@ -127,13 +127,13 @@ class CommitLog:
         patiently(path, file, buffers, 0, self._patience_s, sync=sync)
 
     def close(self) -> None:
-        """Write no more."""
+        """Close the files."""
         for fd in self._files:
             os.close(fd)
         self._files.clear()
 
     def _read(self, path: Path) -> tuple[int, Committed] | None:
-        """What is in a file; None where its writer died over it, or there is none."""
+        """Read a file; None when it is missing or incomplete."""
         try:
             data = np.fromfile(path, np.uint8)
         except FileNotFoundError:
@@ -157,7 +157,7 @@ class CommitLog:
         return Committed(commit, requests)
 
     def _frame(self, data: NDArray[np.uint8], at: int) -> tuple[Any, list[Array], int]:
-        """The frame that lies there, and where the next one does."""
+        """Decode the frame at an offset; return it and the offset of the next one."""
         start = at + PREFIX_BYTES
         prefix = self._codec.prefix(data[at:start].tobytes())
         body = start + prefix.header
@@ -166,7 +166,7 @@ class CommitLog:
 
 
 def opened(path: Path, patience_s: float, flags: int = 0) -> int:
-    """The file, new or as it is; a full disk is waited for."""
+    """Open or create a file; wait while the disk is full."""
     flags |= os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
     return written(path, lambda: os.open(path, flags, 0o600), patience_s)
 
@@ -180,15 +180,15 @@ def patiently(
     *,
     sync: bool = False,
 ) -> None:
-    """Write at that place of the file; a full disk is waited for. `sync`: and for the disk."""
+    """Write at an offset of a file; wait while the disk is full. `sync`: fsync it."""
     try:
         once_there_is_room(path, lambda: _overwrite(fd, buffers, at), patience_s)
         if sync:
             os.fdatasync(fd)
     except OSError as error:
         raise JournalError(
-            f"durability: {path} cannot be written: {error.strerror}; "
-            "this worker could not go on where it is, were it to die now"
+            f"durability: {path} cannot be written: {error.strerror}; this worker could not resume "
+            "at its last step after a restart"
         ) from error
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`WorkerJournal`: what of a worker outlives it, so that a later life goes on where this one stops.
+"""`WorkerJournal`: the log from which a killed worker resumes at its last step.
 
-Before a push leaves, it is written down, with the place in the script where it was made. A later
-life sends it again under the same number, so that the servers make it once; runs the script to that
-place, where the answers to calls come from what was written down, too; and goes on.
+Before a push is sent, the journal logs it with its position in the script. A restarted worker
+repeats the push under the same number, so that the servers apply it once. It then runs the script
+to that position, with logged results of calls, and continues.
 """
 
 from __future__ import annotations
@@ -37,35 +37,36 @@ from fleetlight.ps.worker.replay.commit_log import (
     patiently,
 )
 from fleetlight.ps.worker.replay.replay_log import LoggedReply, ReplayLog, may_be_made_again
+from fleetlight.ps.worker.replay.step_journal import StepOrigin
 
 FORMAT = 2
 _IDENTITY, _ANSWERS = "identity.json", "answers"
-#: answers that nobody can ask for any more are thrown away once there are so many bytes
+#: size at which results that no restart can ask for are removed
 _COMPACT_BYTES = 4 << 20
 _CODEC: MessageCodec[LoggedReply] = MessageCodec(LoggedReply)
 
 
 class WorkerIdentity(msgspec.Struct, frozen=True):
-    """Whose folder it is."""
+    """The owner of a folder."""
 
     worker: int
     worker_num: int
     server_num: int
-    #: the job that it belongs to, and how often all its processes were started together
+    #: the job, and the number of starts of all its processes together
     job: str
     start: int
-    #: what the servers know the worker by, in all its lives
+    #: identifies the worker on the servers; it stays the same over restarts
     incarnation: int
     life: int = 1
-    #: the launch that has it now; "" where nothing tells one from another
+    #: the current launch; "" if unknown
     launch: str = ""
-    #: the worker has left the job, which nobody resumes
+    #: True once the worker has left the job
     ended: bool = False
     format: int = FORMAT
 
 
 class WorkerJournal:
-    """The folder of one worker, which has it alone."""
+    """The folder of one worker, under an exclusive lock."""
 
     def __init__(
         self,
@@ -76,29 +77,29 @@ class WorkerJournal:
         resume: bool = False,
         sync: bool = False,
     ) -> None:
-        """`wanted` is the first life; the folder knows whether it is.
+        """`wanted` is the identity of a first start; the folder may have an earlier one.
 
-        `resume`: with a job that was killed as a whole, if all agree. `sync`: what is written
-        outlives the machine, too.
+        `resume`: resume a job that was killed as a whole, if all processes agree. `sync`: fsync
+        every write, so that it survives the machine.
         """
         self._path, self._patience_s, self._sync = path, patience_s, sync
         self._lock = once_there_is_room(path, lambda: lock_folder(path), patience_s)
         self._commits: CommitLog | None = None
         self._file, self._size = -1, 0
-        #: how large it was once it had been written anew
+        #: size after the last compaction
         self._compacted = 0
         self._is_over = False
         self._has_given_up = False
         #: one thread trains, and another may push
         self._writing = threading.Lock()
-        self.answers = ReplayLog(self._write_answer)
-        #: answers that are written down once the folder is this job's
+        self.replies = ReplayLog(self._write_answer)
+        #: results to write once the folder belongs to this job
         self._early: list[bytes] = []
         if not wanted.launch:
             wanted = msgspec.structs.replace(wanted, launch=launch_of(wanted.job, wanted.start))
         before = _read(path / _IDENTITY)
         is_here = before is not None and _is_same(before, wanted)
-        #: True where all processes are to agree on how this worker resumes
+        #: True until all processes have agreed on how this worker resumes
         self.is_undecided = resume and not is_here
         self.remains = _remains(before)
         self.identity = wanted
@@ -113,14 +114,14 @@ class WorkerJournal:
             self.begin()
 
     def _open(self) -> None:
-        """Read what an earlier life has left."""
+        """Read the log of an earlier incarnation."""
         self._commits = CommitLog(self._path, self._patience_s, sync=self._sync)
         last = self._commits.last
-        #: what is large in the moments
+        # the blobs of the last resume point
         kept = [] if last is None else last.commit.moment.kept
         self.shelf = BlobStore(self._path, self._patience_s, kept, sync=self._sync)
         for record in self._recorded():
-            self.answers.remember(record.message, [array.tobytes() for array in record.arrays])
+            self.replies.remember(record.message, [array.tobytes() for array in record.arrays])
         self._file = opened(self._path / _ANSWERS, self._patience_s)
         self._size = os.fstat(self._file).st_size
         if last is not None and self.remains.state == STARTED:
@@ -129,7 +130,7 @@ class WorkerJournal:
             )
 
     def decide(self, decision: Decision) -> None:
-        """All processes have decided: resume here, or at the beginning of the script."""
+        """Apply the decision of all processes: resume here, or restart the script."""
         self.is_undecided = False
         if not decision.keeps_workers or self._commits is None:
             self._forget()
@@ -140,15 +141,15 @@ class WorkerJournal:
             self._identify()
 
     def _forget(self) -> None:
-        """What an earlier life has left stays until this one has joined the servers."""
+        """Close the old log; its files stay until this worker has joined the servers."""
         if self._commits is not None:
             self._commits.close()
             os.close(self._file)
             self._commits = None
-        self.answers.forget()
+        self.replies.forget()
 
     def begin(self) -> None:
-        """This worker has joined its job: what others have left goes."""
+        """Start to log, once the worker has joined its job; delete files of other jobs."""
         if self._commits is None:
             _clear(self._path)
             self._identify()
@@ -163,19 +164,32 @@ class WorkerJournal:
         file, data = self._path / _IDENTITY, msgspec.json.encode(self.identity)
         written(file, lambda: replace_file(file, data, mode=0o600), self._patience_s)
 
+    #: a restarted worker resumes at its last step
+    is_stored = True
+
+    @property
+    def incarnation(self) -> int:
+        """As in `StepJournal`."""
+        return self.identity.incarnation
+
+    @property
+    def life(self) -> int:
+        """As in `StepJournal`."""
+        return self.identity.life
+
     @property
     def last(self) -> Committed | None:
-        """What an earlier life was about to bring, and where it was."""
+        """The last step that an earlier incarnation logged."""
         return None if self._commits is None else self._commits.last
 
     @property
     def has_committed(self) -> bool:
-        """True once a life has made a step."""
+        """True once any incarnation has logged a step."""
         return self._commits is not None and self._commits.has_any
 
     def commit(
         self,
-        moment: ResumePoint,
+        origin: StepOrigin | None,
         epoch: int,
         sequences: Sequence[int],
         requests: Mapping[int, Sequence[Request]],
@@ -183,7 +197,12 @@ class WorkerJournal:
         called: ControlSignal = NO_SIGNAL,
         acknowledged: Sequence[int] = (),
     ) -> None:
-        """From now on a later life sends these, and goes on behind them, if it can."""
+        """Log a step; a restarted worker repeats its requests and resumes after them."""
+        if origin is None or not isinstance(origin.resume_point, ResumePoint):
+            return
+        moment = msgspec.structs.replace(
+            origin.resume_point, phase=origin.phase, steps=origin.steps, before=origin.before
+        )
         if moment.why_not:
             self.give_up(moment.why_not)
             return
@@ -198,14 +217,14 @@ class WorkerJournal:
                 self._compact(moment)
 
     def give_up(self, why: str) -> None:
-        """No later life can go on: it is told why, rather than sent to where this one was."""
+        """Log why a restarted worker cannot resume, so that it fails with this reason."""
         if not self._has_given_up:
             assert self._commits is not None, "a worker commits once it has joined"
             self._commits.write(Commit(ResumePoint(0, 0, 0, b"", why_not=why), 0, [], []), [])
             self._has_given_up = True
 
     def close(self, *, is_needed: bool, ended: bool = False) -> None:
-        """Write no more; leave nothing where nobody needs it, but for the word that it `ended`."""
+        """Close the journal; delete it if not needed, except for the mark that it `ended`."""
         with self._writing:
             if self._is_over:
                 return
@@ -215,7 +234,7 @@ class WorkerJournal:
             os.close(self._file)
         if ended:
             self.identity = msgspec.structs.replace(self.identity, ended=True)
-            # first of all: who dies over the rest has left
+            # first: a worker that dies during the rest has left
             self._identify()
         if not is_needed:
             _clear(self._path, identity=not ended)
@@ -242,7 +261,7 @@ class WorkerJournal:
         self._size += len(record)
 
     def _recorded(self) -> Iterable[LogRecord[LoggedReply]]:
-        """The answers in the file; what its writer died over is cut off."""
+        """Read the logged results; truncate an incomplete one at the end."""
         path, records = self._path / _ANSWERS, []
         data = np.fromfile(path, np.uint8) if path.exists() else np.empty(0, np.uint8)
         at = 0
@@ -270,25 +289,25 @@ class WorkerJournal:
 
 
 def _is_same(before: WorkerIdentity, wanted: WorkerIdentity) -> bool:
-    """One start of one job: only this worker was started again."""
+    """True when only this worker restarted, within one start of the job."""
     return bool(wanted.launch) and before.launch == wanted.launch and _is_alike(before, wanted)
 
 
 def _is_alike(before: WorkerIdentity, wanted: WorkerIdentity) -> bool:
-    """The same worker of a job of the same size."""
+    """True for the same worker of a job of the same size."""
     facts = ("worker", "worker_num", "server_num", "format")
     return all(getattr(before, fact) == getattr(wanted, fact) for fact in facts)
 
 
 def _remains(before: WorkerIdentity | None) -> Remains:
-    """What a folder says of itself."""
+    """The state of a folder by its identity file."""
     if before is None:
         return Remains()
     return Remains(LEFT if before.ended else STARTED, before.job, before.start)
 
 
 def _read(path: Path) -> WorkerIdentity | None:
-    """Another format, or nonsense, was not written by this job."""
+    """Read an identity; None for a missing file or another format."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=WorkerIdentity)
     except (FileNotFoundError, msgspec.MsgspecError):

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`StepJournal`: what a client logs about its steps; `NoJournal` logs nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from fleetlight.ps.messages.base import ControlSignal
+from fleetlight.ps.worker.replay.commit_log import Committed, Request
+from fleetlight.ps.worker.replay.replay_log import ReplayLog
+
+
+@dataclasses.dataclass(frozen=True)
+class StepOrigin:
+    """The position of a step: the counters of the communicator, and `Update.resume_point`."""
+
+    phase: int
+    steps: int
+    before: int
+    resume_point: object
+
+
+class StepJournal(Protocol):
+    """Lets a killed worker resume at its last step; `WorkerJournal` or `NoJournal`."""
+
+    #: the results of calls that run once in a job
+    replies: ReplayLog
+
+    @property
+    def is_stored(self) -> bool:
+        """True when a restarted worker resumes at its last step."""
+
+    @property
+    def incarnation(self) -> int:
+        """Identifies the worker on the servers; it stays the same over restarts."""
+
+    @property
+    def life(self) -> int:
+        """Number of times that the worker was started."""
+
+    @property
+    def last(self) -> Committed | None:
+        """The last step that an earlier start logged."""
+
+    def begin(self) -> None:
+        """Start to log, once the worker has joined its job."""
+
+    def commit(
+        self,
+        origin: StepOrigin | None,
+        epoch: int,
+        sequences: Sequence[int],
+        requests: Mapping[int, Sequence[Request]],
+        *,
+        called: ControlSignal,
+        acknowledged: Sequence[int],
+    ) -> None:
+        """Log a step before its requests are sent."""
+
+    def close(self, *, is_needed: bool, ended: bool = False) -> None:
+        """Close the journal; delete it if not needed, except for the mark that it `ended`."""
+
+
+class NoJournal:
+    """The journal of a worker that restarts only together with all processes."""
+
+    is_stored = False
+    life = 1
+    last = None
+
+    def __init__(self, incarnation: int = 0) -> None:
+        self.incarnation = incarnation
+        self.replies = ReplayLog()
+
+    def begin(self) -> None:
+        """Do nothing."""
+
+    def commit(
+        self,
+        origin: StepOrigin | None,
+        epoch: int,
+        sequences: Sequence[int],
+        requests: Mapping[int, Sequence[Request]],
+        *,
+        called: ControlSignal,
+        acknowledged: Sequence[int],
+    ) -> None:
+        """Do nothing."""
+
+    def close(self, *, is_needed: bool, ended: bool = False) -> None:
+        """Do nothing."""
