@@ -120,7 +120,7 @@ def called(listener: Listener, lane: str, secrets: Path | None) -> SocketChannel
         listener.address,
         "server 0",
         deadline_s=20.0,
-        patience=RetryPolicy(10.0, comes_back=True),
+        retry=RetryPolicy(10.0, restarts=True),
         tls=secrets and client_context(secrets),
         greeting=lambda: msgspec.structs.replace(hello(0, lane, 1), joined=next(joined)),
     )

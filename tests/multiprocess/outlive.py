@@ -53,8 +53,8 @@ def kill_a_server(step: int) -> None:
 def call_for_a_save(number: int) -> None:
     """Request a save as the clock of worker 0 does; both servers know before the step is made."""
     client = client_here()
-    client.wish = ControlSignal(saves=number)
-    client.beat(0)
+    client.own_signal = ControlSignal(saves=number)
+    client.heartbeat(0)
 
 
 def die_over_a_save() -> None:

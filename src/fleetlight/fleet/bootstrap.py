@@ -221,7 +221,7 @@ class _Connector:
                 f"server {server}",
                 # the server needs time to name the worker that it waits for
                 deadline_s=self._deadline_s + _GRACE_S,
-                patience=RetryPolicy(max(least_s, self._away_s)),
+                retry=RetryPolicy(max(least_s, self._away_s)),
                 tls=self._tls,
                 token=self._role.token,
                 greeting=lambda server=server: self._greeting(server, lane),  # type: ignore[misc]

@@ -413,15 +413,15 @@ def waited_for(grace_s: float, *told: int | None) -> Any:
     told_by = iter(told)
 
     def beat(step: int) -> None:
-        client.here = next(told_by, client.here)
+        client.active_workers = next(told_by, client.active_workers)
 
-    client: Any = SimpleNamespace(beat=beat, here=None)
+    client: Any = SimpleNamespace(heartbeat=beat, active_workers=None)
     plan = SimpleNamespace(mode="async", serves_dense=True)
     session: Any = SimpleNamespace(is_open=True, bound=SimpleNamespace(plan=plan))
     context: Any = SimpleNamespace(step=7)
     crew: Any = SimpleNamespace(index=0, client=client)
     ServedAgreement(context, session, crew).prepare_stop(grace_s)
-    return client.here
+    return client.active_workers
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def listening(
 @contextlib.contextmanager
 def connected(address: Endpoint, **options: Any) -> Iterator[SocketChannel]:
     channel = SocketChannel.connect(
-        address, "server 0", **{"deadline_s": LIMIT_S, "patience": RetryPolicy(1.0), **options}
+        address, "server 0", **{"deadline_s": LIMIT_S, "retry": RetryPolicy(1.0), **options}
     )
     try:
         yield channel

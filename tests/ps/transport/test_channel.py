@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calling a server: patience at the start, deadlines, and one repetition after a break."""
+"""Calling a server: retry at the start, deadlines, and one repetition after a break."""
 
 from __future__ import annotations
 
@@ -110,12 +110,12 @@ def test_a_server_that_takes_nothing_in_is_silent_too() -> None:
 
 
 def test_what_may_be_repeated() -> None:
-    for once in (RetryPolicy(1.0), RetryPolicy(1.0, comes_back=True)):
+    for once in (RetryPolicy(1.0), RetryPolicy(1.0, restarts=True)):
         assert once.may_repeat(PULL, tries=1)
         assert not once.may_repeat(Save("", "", 0), tries=1)
     assert not RetryPolicy(1.0).may_repeat(PULL, tries=2)
-    assert RetryPolicy(1.0, comes_back=True).may_repeat(PULL, tries=9)
-    assert not RetryPolicy(0.0, comes_back=True).may_repeat(PULL, tries=1)
+    assert RetryPolicy(1.0, restarts=True).may_repeat(PULL, tries=9)
+    assert not RetryPolicy(0.0, restarts=True).may_repeat(PULL, tries=1)
 
 
 @pytest.mark.parametrize("how", [lambda raw: None, reset], ids=["closed", "reset"])
@@ -166,10 +166,10 @@ def test_a_server_that_comes_back_is_asked_as_often_as_it_dies() -> None:
         die(raw, frames)
         frames.send(numbers[-1], Pulled(3, 3), [], "a reply")
 
-    patience = RetryPolicy(LIMIT_S, comes_back=True)
+    retry = RetryPolicy(LIMIT_S, restarts=True)
     with (
         scripted(die, die, die, answer) as address,
-        connected(address, patience=patience) as channel,
+        connected(address, retry=retry) as channel,
     ):
         assert channel.call(PULL).message == Pulled(3, 3)
     assert len(numbers) == 4
@@ -178,8 +178,8 @@ def test_a_server_that_comes_back_is_asked_as_often_as_it_dies() -> None:
 
 def test_a_server_that_is_away_may_be_tried_now_and_then() -> None:
     desk = Desk()
-    patience = RetryPolicy(0.0, comes_back=True)
-    with listening(desk) as server, connected(server.address, patience=patience) as channel:
+    retry = RetryPolicy(0.0, restarts=True)
+    with listening(desk) as server, connected(server.address, retry=retry) as channel:
         desk.on_ask = lambda connection: connection.close()
         with pytest.raises(PeerLostError):
             channel.call(FiguresRequest())
@@ -208,7 +208,7 @@ def test_a_server_that_welcomes_nobody_is_away_for_now() -> None:
             # far longer than this test may take
             deadline_s=1e6,
             greeting=lambda: Heartbeat(0),
-            patience=RetryPolicy(0.0, comes_back=True),
+            retry=RetryPolicy(0.0, restarts=True),
         )
         connect_all([channel], LIMIT_S)
         assert not channel.reopen(0.1)
@@ -228,7 +228,7 @@ def test_what_must_not_be_repeated_is_lost() -> None:
 
 def test_a_server_that_is_gone_is_named_once_reconnecting_failed() -> None:
     desk = Desk()
-    with listening(desk) as server, connected(server.address, patience=RetryPolicy(0.3)) as channel:
+    with listening(desk) as server, connected(server.address, retry=RetryPolicy(0.3)) as channel:
         channel.call(PULL)
         server.stop()
         with pytest.raises(PeerLostError, match=r"lost server 0 .* during pull.*not ready within"):
@@ -243,7 +243,7 @@ def test_an_end_in_the_middle_of_a_frame_is_a_loss() -> None:
 
     with (
         scripted(half_an_answer) as address,
-        connected(address, patience=RetryPolicy(0)) as channel,
+        connected(address, retry=RetryPolicy(0)) as channel,
         pytest.raises(PeerLostError, match="in the middle of a frame"),
     ):
         channel.call(PULL)
@@ -280,7 +280,7 @@ def test_the_reason_of_a_refusal_is_heard_even_while_sending() -> None:
 
     with (
         scripted(refuse) as address,
-        connected(address, patience=RetryPolicy(0)) as channel,
+        connected(address, retry=RetryPolicy(0)) as channel,
         pytest.raises(MembershipError, match=r"server 0 .*: worker 5 is not of this job"),
     ):
         channel.call(PULL, [np.zeros(256 << 20, np.uint8)])

@@ -184,7 +184,7 @@ def test_the_handler_can_hang_up_and_remember() -> None:
         connection.close()
 
     desk.on_ask = hang_up
-    with listening(desk) as server, connected(server.address, patience=RetryPolicy(0)) as channel:
+    with listening(desk) as server, connected(server.address, retry=RetryPolicy(0)) as channel:
         with pytest.raises(PeerLostError):
             channel.call(FiguresRequest())
         assert desk.ended.wait(LIMIT_S)
@@ -301,7 +301,7 @@ def test_stop_ends_everything_and_can_be_called_twice() -> None:
     desk.on_ask = busy
     with listening(desk) as server:
         idle, asking = (
-            SocketChannel.connect(server.address, "s", deadline_s=LIMIT_S, patience=RetryPolicy(0))
+            SocketChannel.connect(server.address, "s", deadline_s=LIMIT_S, retry=RetryPolicy(0))
             for _ in range(2)
         )
         idle.call(PULL)
@@ -322,7 +322,7 @@ def test_stop_ends_everything_and_can_be_called_twice() -> None:
 
 def test_a_handler_may_stop_its_own_server() -> None:
     desk = Desk()
-    with listening(desk) as server, connected(server.address, patience=RetryPolicy(0)) as channel:
+    with listening(desk) as server, connected(server.address, retry=RetryPolicy(0)) as channel:
         desk.on_ask = lambda connection: server.stop()
         with pytest.raises(PeerLostError):
             channel.call(FiguresRequest())
@@ -330,7 +330,7 @@ def test_a_handler_may_stop_its_own_server() -> None:
 
 def test_an_answer_under_way_still_goes_out_when_it_stops() -> None:
     desk = Desk()
-    with listening(desk) as server, connected(server.address, patience=RetryPolicy(0)) as channel:
+    with listening(desk) as server, connected(server.address, retry=RetryPolicy(0)) as channel:
         stopping = threading.Thread(target=server.stop)
 
         def stop_meanwhile(connection: Connection) -> None:

@@ -124,7 +124,7 @@ def test_ends_are_those_of_a_plain_connection(certificates: Path) -> None:
     with listening(desk, server_context(certificates)) as server:
         text = r"lost server 0 .* during figures"
         with (
-            connected(server.address, tls=tls, patience=RetryPolicy(0)) as channel,
+            connected(server.address, tls=tls, retry=RetryPolicy(0)) as channel,
             pytest.raises(PeerLostError, match=text),
         ):
             channel.call(FiguresRequest())

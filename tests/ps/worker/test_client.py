@@ -33,7 +33,7 @@ class Spy:
     """A channel that remembers what it was asked, and fails where it is told to."""
 
     welcome = None
-    patience = DEFAULT_RETRY
+    retry = DEFAULT_RETRY
 
     def __init__(self, inner: Any, log: list[Any], server: int) -> None:
         self.peer = f"server {server}"
@@ -344,7 +344,7 @@ def test_a_sign_of_life_does_not_wait_for_the_control_lane() -> None:
     team = Team(2)
     team.said(m.Heartbeat)
     with team.client._turn("control"):
-        beat = threading.Thread(target=team.client.beat, args=(1,))
+        beat = threading.Thread(target=team.client.heartbeat, args=(1,))
         beat.start()
         beat.join(20)
         assert not beat.is_alive()
@@ -354,25 +354,25 @@ def test_a_sign_of_life_does_not_wait_for_the_control_lane() -> None:
 @pytest.mark.parametrize("broken", [None, "control", "beat"])
 def test_last_words_go_by_a_lane_that_is_free_and_whole(broken: str | None) -> None:
     team = Team(2)
-    team.client.beat(1)
+    team.client.heartbeat(1)
     team.said(m.Leave)
     if broken is not None:
         team.lanes[broken][0].fails = "send"
     if broken == "beat":
-        team.client.part("an error")
+        team.client.report_failure("an error")
     else:
         with team.client._turn("control"):
-            team.client.part("an error")
+            team.client.report_failure("an error")
     # nobody hears it twice
     assert sorted(team.said(m.Leave)) == [0, 1]
 
 
 def test_a_lane_is_not_opened_again_once_all_are_closed() -> None:
     team = Team(1)
-    team.client.beat(1)
+    team.client.heartbeat(1)
     team.client.close()
     with pytest.raises(PeerLostError, match="worker 0 has disconnected"):
-        team.client.beat(2)
+        team.client.heartbeat(2)
     with pytest.raises(PeerLostError, match="worker 0 has disconnected"):
         team.first(1)
     assert "pull" not in team.lanes
@@ -404,7 +404,7 @@ def test_a_step_that_is_refused_is_made_on_no_server() -> None:
     assert team.first(ZERO, ONE) == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("end", [Client.leave, lambda client: client.part("an error")])
+@pytest.mark.parametrize("end", [Client.leave, lambda client: client.report_failure("an error")])
 def test_at_the_end_all_lanes_are_closed(end: Callable[[Client], None]) -> None:
     team = Team(2)
     team.first(1)
@@ -423,7 +423,7 @@ def test_who_makes_steps_alone_hears_of_a_stop_with_the_answer(mode: str) -> Non
             team.client.exchange(team.parcel([ZERO]).tables, {}, step=step)
         else:
             team.client.push(team.parcel([ZERO], step=step), phase=0)
-        return team.client.heard
+        return team.client.received_signals
 
     assert bring(0) == ControlSignal()
     team.servers[0].call_stop()
@@ -448,15 +448,15 @@ def test_a_later_life_hears_what_was_called_for(tmp_path: Path) -> None:
 
     call_for(0, ControlSignal(saves=1))
     team.client.push(parcel(0), phase=0)
-    assert team.client.called == ControlSignal(saves=1)
+    assert team.client.step_signals == ControlSignal(saves=1)
     # a server that was started again knows nothing of what it had told
     team.servers[0]._attendance._called = NO_SIGNAL
     call_for(1, ControlSignal(stop=True))
     last = parcel(1)
     team.client.push(last, phase=0, hold=True)
-    assert team.client.called == ControlSignal(saves=1)
+    assert team.client.step_signals == ControlSignal(saves=1)
     team.client.apply(last, phase=0, factor=0.5)
-    assert team.client.called == ControlSignal(stop=True, saves=1)
+    assert team.client.step_signals == ControlSignal(stop=True, saves=1)
     first.close(is_needed=True)
     second = WorkerJournal(tmp_path, whose)
     later = Client(0, 1, 2, team.connect, second)
@@ -500,6 +500,6 @@ def test_a_later_life_knows_what_was_acknowledged(tmp_path: Path) -> None:
     later = Client(0, 1, 2, team.connect, second)
     assert later.acknowledged == [1, 1]
     # where servers forget what it has pushed
-    later.begin_anew()
+    later.restart_script()
     assert later.acknowledged == [0, 0]
     second.close(is_needed=False)

@@ -51,7 +51,7 @@ def test_a_mended_connection_is_one_to_the_newest_life() -> None:
             "server 0",
             deadline_s=LIMIT_S,
             greeting=lambda: m.Heartbeat(0),
-            patience=RetryPolicy(LIMIT_S, comes_back=True),
+            retry=RetryPolicy(LIMIT_S, restarts=True),
             check=IncarnationFence().check,
         )
         connect_all([channel], LIMIT_S)

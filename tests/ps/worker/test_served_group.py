@@ -22,7 +22,7 @@ from fleetlight.errors import (
 from fleetlight.ps import messages as m
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.transport.interface import MemoryChannel
-from fleetlight.ps.worker import served_group as crew_module
+from fleetlight.ps.worker import served_group as group_module
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.served_group import ServedGroup
 
@@ -129,7 +129,7 @@ def test_who_waits_for_one_that_stops_does_what_is_to_be_done_then() -> None:
     done: list[str] = []
     zero.when_left_alone = lambda error: done.append(type(error).__name__)
     one.client.stops = True
-    one.client.beat(0)
+    one.client.heartbeat(0)
     with pytest.raises(StoppedError, match="barrier would wait for worker 1, which stops"):
         zero.barrier()
     assert done == ["StoppedError"]
@@ -173,7 +173,7 @@ def test_one_worker_alone_asks_nobody() -> None:
 
 def test_signs_of_life_go_on_while_a_meeting_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers that have no part in the meeting hear nothing else."""
-    monkeypatch.setattr("fleetlight.ps.worker.served_group._BEAT_S", 0.001)
+    monkeypatch.setattr("fleetlight.ps.worker.served_group._HEARTBEAT_S", 0.001)
     server, [zero, one] = crews(2)
     heard, meets = threading.Event(), threading.Event()
     enter, at_step = server._company.meetings.enter, server._attendance.at_step
@@ -201,7 +201,7 @@ def test_signs_of_life_go_on_while_a_meeting_waits(monkeypatch: pytest.MonkeyPat
 
 
 def test_signs_of_life_carry_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleetlight.ps.worker.served_group._BEAT_S", 0.001)
+    monkeypatch.setattr("fleetlight.ps.worker.served_group._HEARTBEAT_S", 0.001)
     server, [crew] = crews(1)
     heard = threading.Event()
     at_step = server._attendance.at_step
@@ -219,15 +219,15 @@ def test_signs_of_life_carry_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not crew._beats.is_alive()
 
 
-@pytest.mark.parametrize("comes_back", [True, False])
+@pytest.mark.parametrize("restarts", [True, False])
 def test_signs_of_life_go_on_while_a_server_may_come_back(
-    comes_back: bool, monkeypatch: pytest.MonkeyPatch
+    restarts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crew_module, "_BEAT_S", 0.01)
+    monkeypatch.setattr(group_module, "_HEARTBEAT_S", 0.01)
     begin, late = threading.Event(), threading.Event()
     _, [crew] = crews(1)
-    if comes_back:
-        crew.client.wait_for_comebacks(LIMIT_S)
+    if restarts:
+        crew.client.expect_restarts(LIMIT_S)
     tries: list[int] = []
 
     def beat(client: Client, step: int) -> None:
@@ -239,10 +239,10 @@ def test_signs_of_life_go_on_while_a_server_may_come_back(
 
     monkeypatch.setattr(Client, "beat", beat)
     begin.set()
-    if comes_back:
+    if restarts:
         assert late.wait(LIMIT_S)
         # nobody is there to hear it, and nobody will be
         crew.client.close()
     crew._beats.join(LIMIT_S)
     assert not crew._beats.is_alive()
-    assert (len(tries) > 1) == comes_back
+    assert (len(tries) > 1) == restarts

@@ -18,7 +18,7 @@ from fleetlight.ps.server.server import Server
 from fleetlight.ps.transport.channel import SocketChannel, connect_all
 from fleetlight.ps.transport.interface import DEFAULT_RETRY, Answer, Connection, Reply, RetryPolicy
 from fleetlight.ps.transport.listener import Listener
-from fleetlight.ps.worker import served_group as crew_module
+from fleetlight.ps.worker import served_group as group_module
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.connections import CONTROL, PUSH
 from fleetlight.ps.worker.served_group import ServedGroup
@@ -31,7 +31,7 @@ class Scripted:
     """A channel that answers when it is told to, and remembers the steps it heard."""
 
     welcome = None
-    patience = DEFAULT_RETRY
+    retry = DEFAULT_RETRY
 
     def __init__(self, peer: str) -> None:
         self.peer = peer
@@ -51,7 +51,7 @@ class Scripted:
         raise AssertionError("would wait")
 
     def reopen(self, limit_s: float) -> bool:
-        return self.patience.comes_back and self.error is None
+        return self.retry.restarts and self.error is None
 
     def answered(self, within_s: float) -> bool:
         return not self.hangs
@@ -73,12 +73,12 @@ def test_who_owes_an_answer_is_left_out_until_it_gives_it() -> None:
     signs = ServerHeartbeats(channels)
     channels[1].hangs = True
     for step in range(3):
-        signs.give(step)
+        signs.send(step)
     assert [channel.heard for channel in channels] == [[0, 1, 2], [0], [0, 1, 2]]
     assert list(signs.late()) == [1]
     assert signs.collect() == [0, 2]
     channels[1].hangs = False
-    signs.give(3)
+    signs.send(3)
     assert [channel.heard for channel in channels] == [[0, 1, 2, 3], [0, 3], [0, 1, 2, 3]]
     assert signs.late() == {}
 
@@ -87,27 +87,27 @@ def test_a_server_that_is_gone_is_asked_no_more() -> None:
     channels = [Scripted("server 0"), Scripted("server 1")]
     signs = ServerHeartbeats(channels)
     channels[0].error = PeerLostError("server 0 is gone")
-    signs.give(0)
+    signs.send(0)
     channels[0].error = None
-    signs.give(1)
+    signs.send(1)
     assert [channel.heard for channel in channels] == [[], [0, 1]]
     channels[1].error = PeerLostError("server 1 is gone")
     with pytest.raises(PeerLostError, match="is gone"):
-        signs.give(2)
+        signs.send(2)
 
 
 def test_a_server_that_comes_back_is_told_again() -> None:
     channels = [Scripted("server 0"), Scripted("server 1")]
     for channel in channels:
-        channel.patience = RetryPolicy(0.0, comes_back=True)
+        channel.retry = RetryPolicy(0.0, restarts=True)
         channel.error = PeerLostError(f"{channel.peer} is gone")
     signs = ServerHeartbeats(channels)
     # there is nobody to hear it, but there will be
-    signs.give(0)
+    signs.send(0)
     channels[1].error = None
-    signs.give(1)
+    signs.send(1)
     channels[0].error = None
-    signs.give(2)
+    signs.send(2)
     assert [channel.heard for channel in channels] == [[2], [1, 2]]
 
 
@@ -119,12 +119,12 @@ def test_how_many_are_here_is_unknown_until_server_0_has_told_it() -> None:
         m.HeartbeatAck(NO_SIGNAL, 2),
     )
     channels[0].hangs = True
-    signs.give(0)
+    signs.send(0)
     signs.collect()
-    assert signs.here is None
+    assert signs.active_workers is None
     channels[0].hangs = False
     signs.collect()
-    assert signs.here == 3
+    assert signs.active_workers == 3
 
 
 class Hanging:
@@ -180,7 +180,7 @@ def job(hangs: int, silence_s: float, deadline_s: float) -> Iterator[tuple[Clien
 def test_a_hung_server_is_named_and_the_other_keeps_its_worker(
     hangs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crew_module, "_BEAT_S", 0.05)
+    monkeypatch.setattr(group_module, "_HEARTBEAT_S", 0.05)
     told: list[Exception] = []
 
     def watch(server: Server) -> None:
@@ -210,7 +210,7 @@ def test_who_waits_for_the_innocent_is_told_of_the_server_that_hangs() -> None:
     client = Client(0, 2, 2, lambda _: channels)
     channels[1].hangs = True
     for step in range(2):
-        client.beat(step)
+        client.heartbeat(step)
     late = DeadlineError("server 0: barrier waited 6 s for worker 1")
     cause = client._cause({0: late})
     assert isinstance(cause, DeadlineError)
@@ -220,5 +220,5 @@ def test_who_waits_for_the_innocent_is_told_of_the_server_that_hangs() -> None:
     other = ValueError("what is wrong with the request itself")
     assert client._cause({0: other}) is other
     channels[1].hangs = False
-    client.beat(2)
+    client.heartbeat(2)
     assert client._cause({0: late}) is late

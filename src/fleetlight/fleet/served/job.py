@@ -207,7 +207,7 @@ class ServedJob(Job):
 
     def finish_background_save(self) -> None:
         # a server that comes back has lost the previous save, and takes part in the next one
-        comes_back = self.session.client.waits_for_comebacks
+        comes_back = self.session.client.servers_restart
         self.background_save.finish(forgives=PeerLostError if comes_back else None)
 
     def loading(self, saved: Checkpoint, via: str) -> ServedLoading:

@@ -117,7 +117,7 @@ class ServerSession:
 
         if bound.plan.durability != "none":
             durability = job.strategy.durability_configs
-            self.client.wait_for_comebacks(durability.away_within(job.group.deadline_s))
+            self.client.expect_restarts(durability.away_within(job.group.deadline_s))
         self._local_parameters = LocalParameters(bound.dense)
         if job.group.index == 0:
             self.client.replies.once("first values", lambda: self._fill(bound))

@@ -40,25 +40,27 @@ class ServedAgreement:
         self._send(request)
         if self._is_sync:
             # it came with the reply to the last common step
-            return self._peers.client.called
+            return self._peers.client.step_signals
         if not self.in_lockstep:
             # each worker stops by itself, and worker 0 saves the values of the servers
-            return request | ControlSignal(stop=self._peers.client.heard.stop)
+            return request | ControlSignal(stop=self._peers.client.received_signals.stop)
         return self._polled.agree(request)
 
     def _send(self, request: ControlSignal) -> None:
         """Send this worker's request with its heartbeats; a stop goes at once."""
         client = self._peers.client
-        is_urgent = request.stop and not client.wish.stop
-        client.wish = request
+        is_urgent = request.stop and not client.own_signal.stop
+        client.own_signal = request
         if is_urgent:
-            client.beat(self._job.step)
+            client.heartbeat(self._job.step)
 
     def stops_with_peers(self, error: MembershipError, *, was_asked: bool) -> bool:
         if not self._session.is_open or self.in_lockstep:
             return False
         # a restarted server does not know why the others have left
-        return isinstance(error, StoppedError) or was_asked or self._peers.client.heard.stop
+        return (
+            isinstance(error, StoppedError) or was_asked or self._peers.client.received_signals.stop
+        )
 
     def prepare_stop(self, grace_s: float) -> None:
         if self.in_lockstep:
@@ -76,17 +78,19 @@ class ServedAgreement:
         client, step = self._peers.client, self._job.step
         end = time.monotonic() + min(_LAST_S, grace_s / 2)
         try:
-            client.beat(step)
-            # `here` is None in a worker that was just restarted
-            while client.here != 1 and time.monotonic() < end:
+            client.heartbeat(step)
+            # it is None in a worker that was just restarted
+            while client.active_workers != 1 and time.monotonic() < end:
                 time.sleep(_ASK_EVERY_S)
-                client.beat(step)
+                client.heartbeat(step)
         except PeerError as error:
             logger.warning("saving without the last pushes of the other workers: %s", error)
             return
-        if client.here != 1:
+        if client.active_workers != 1:
             logger.warning(
                 "saving while other workers still train (%s): their later pushes are not saved, "
                 "and with deal='queue' their last records may be dealt out again",
-                "server 0 does not say how many" if client.here is None else client.here - 1,
+                "server 0 does not say how many"
+                if client.active_workers is None
+                else client.active_workers - 1,
             )

@@ -57,7 +57,7 @@ class SocketChannel:
         tls: ssl.SSLContext | None = None,
         token: Secret | None = None,
         greeting: Callable[[], Message] | None = None,
-        patience: RetryPolicy = DEFAULT_RETRY,
+        retry: RetryPolicy = DEFAULT_RETRY,
         check: Callable[[Message], None] = lambda welcome: None,
     ) -> None:
         """`deadline_s` is how long the server may be silent.
@@ -71,7 +71,7 @@ class SocketChannel:
         self._token, self._check = token, check
         self._deadline_s = deadline_s
         #: may change while the channel is open
-        self.patience = patience
+        self.retry = retry
         self._numbers = itertools.count(1)
         self._frames: Frames | None = None
         self._request: _Request | None = None
@@ -87,7 +87,7 @@ class SocketChannel:
         tls: ssl.SSLContext | None = None,
         token: Secret | None = None,
         greeting: Callable[[], Message] | None = None,
-        patience: RetryPolicy = DEFAULT_RETRY,
+        retry: RetryPolicy = DEFAULT_RETRY,
         not_ready: Callable[[list[str]], None] | None = None,
     ) -> SocketChannel:
         """Open a channel to a server that may not listen yet."""
@@ -98,7 +98,7 @@ class SocketChannel:
             tls=tls,
             token=token,
             greeting=greeting,
-            patience=patience,
+            retry=retry,
         )
         connect_all([channel], deadline_s, not_ready)
         return channel
@@ -174,7 +174,7 @@ class SocketChannel:
 
     def reopen(self, limit_s: float) -> bool:
         """Try once to reconnect; False while the server is away or if it will not return."""
-        if self._closed or not self.patience.comes_back:
+        if self._closed or not self.retry.restarts:
             return False
         self._request = None
         try:
@@ -279,11 +279,11 @@ class SocketChannel:
     def _mend(self, request: _Request, lost: PeerLostError) -> None:
         """Reconnect and repeat the request under the same number, if the retry policy allows."""
         while True:
-            if self._closed or not self.patience.may_repeat(request.message, request.tries):
+            if self._closed or not self.retry.may_repeat(request.message, request.tries):
                 raise lost
             request.tries += 1
             try:
-                connect_all([self], self.patience.away_s)
+                connect_all([self], self.retry.away_s)
             except DeadlineError as error:
                 raise PeerLostError(f"{lost}; {error}") from None
             try:

@@ -30,7 +30,7 @@ class RetryPolicy:
     #: how long the server may be away; 0: not at all
     away_s: float = 5.0
     #: the server restarts after each failure and keeps what it has acknowledged
-    comes_back: bool = False
+    restarts: bool = False
 
     def may_repeat(self, message: Message, tries: int) -> bool:
         """True when a request that lost its connection is repeated over a new one.
@@ -38,7 +38,7 @@ class RetryPolicy:
         Only repeatable requests: pulls, and pushes, whose number lets the server recognise a
         repetition. Once, unless the server restarts after failures.
         """
-        return message.repeatable and self.away_s > 0 and (self.comes_back or tries == 1)
+        return message.repeatable and self.away_s > 0 and (self.restarts or tries == 1)
 
 
 DEFAULT_RETRY = RetryPolicy()
@@ -56,7 +56,7 @@ class Channel(Protocol):
     #: the latest reply to a greeting
     welcome: Answer | None
     #: how the channel treats a server that it cannot reach
-    patience: RetryPolicy
+    retry: RetryPolicy
 
     def send(self, message: Message, arrays: Sequence[Array] = ()) -> None:
         """Send a request; the previous one must have its reply."""
@@ -127,7 +127,7 @@ class MemoryChannel:
     def __init__(self, handler: Handler, peer: str = "server 0 (in this process)") -> None:
         self.peer = peer
         self.welcome: Answer | None = None
-        self.patience = RetryPolicy(0.0)
+        self.retry = RetryPolicy(0.0)
         self._handler = handler
         self._connection = Connection("worker 0 (in this process)")
         self._reply: Reply | None = None

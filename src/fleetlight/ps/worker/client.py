@@ -92,7 +92,7 @@ class Client(Connections):
         #: number of loaded checkpoints
         self.epoch = 0
         #: control signals in replies to steps, which all workers of a step receive alike
-        self.called = NO_SIGNAL
+        self.step_signals = NO_SIGNAL
         self._sequences = [0] * server_num
         last = self.journal.last
         if last is not None and last.commit.acknowledged:
@@ -100,7 +100,7 @@ class Client(Connections):
         self._plan: Plan | None = None
         self._placement: Placement | None = None
 
-    def begin_anew(self, *, before_any_step: bool = False) -> None:
+    def restart_script(self, *, before_any_step: bool = False) -> None:
         """Restart the script: servers drop the high-water marks of earlier incarnations."""
         self.begins = before_any_step
         self.acknowledged = [0] * self.server_num
@@ -304,13 +304,13 @@ class Client(Connections):
 
     def _pushed(self, requests: Mapping[int, Request]) -> ReplyValues:
         answers = self.ask(PUSH, requests)
-        self._hear(answers.values())
+        self._receive_signals(answers.values())
         return _pushed(answers)
 
-    def _hear(self, answers: Iterable[Answer]) -> None:
+    def _receive_signals(self, answers: Iterable[Answer]) -> None:
         """Record the control signals in replies to steps."""
         told = [one.message for one in answers]
-        self.called |= combined(
+        self.step_signals |= combined(
             o.call for o in told if isinstance(o, (m.Pushed, m.GeoExchangeReply))
         )
 
@@ -341,8 +341,8 @@ class Client(Connections):
                     for piece in cut
                 ]
         self._commit(origin, requests)
-        answers = self._in_turns(PUSH, requests)
-        self._hear(one for heard in answers.values() for one in heard)
+        answers = self._ask_in_turns(PUSH, requests)
+        self._receive_signals(one for heard in answers.values() for one in heard)
         values = _counted({server: heard[-1] for server, heard in answers.items()})
         for server, heard in answers.items() if wants else ():
             for piece, answer in zip(pieces[server], heard, strict=True):
@@ -379,22 +379,24 @@ class Client(Connections):
             self.epoch,
             self._sequences,
             requests,
-            called=self.called,
+            called=self.step_signals,
             acknowledged=self.acknowledged,
         )
 
     @property
-    def heard(self) -> ControlSignal:
+    def received_signals(self) -> ControlSignal:
         """As in `Connections`, plus the signals in replies to steps."""
-        return super().heard | self.called
+        return super().received_signals | self.step_signals
 
     def repeat(self, last: Committed) -> bool:
         """Repeat a logged step; False when all workers skipped it."""
         self._sequences = list(last.commit.sequences)
-        heard = [one for answers in self._in_turns(PUSH, last.requests).values() for one in answers]
+        heard = [
+            one for answers in self._ask_in_turns(PUSH, last.requests).values() for one in answers
+        ]
         # the previous incarnation may not have acted on earlier control signals
-        self.called |= last.commit.called
-        self._hear(heard)
+        self.step_signals |= last.commit.called
+        self._receive_signals(heard)
         return all(getattr(answer.message, "applied", True) for answer in heard)
 
     def end_phase(self, phase: int) -> None:

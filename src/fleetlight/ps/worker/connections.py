@@ -37,9 +37,9 @@ class Connections:
         self.server_num = server_num
         self._connect = connect
         self._lanes: dict[str, Sequence[Channel]] = {}
-        self._signs = ServerHeartbeats(())
+        self._heartbeats = ServerHeartbeats(())
         #: the control signal of this worker
-        self.wish = NO_SIGNAL
+        self.own_signal = NO_SIGNAL
         #: True once this worker stops and reaches no further barrier
         self.stops = False
         self._closed = False
@@ -48,7 +48,7 @@ class Connections:
         #: how long a server may take to restart; 0: servers do not restart
         self._away_s = 0.0
         #: by lane: held from the first request to the last reply
-        self._turns: dict[str, threading.Lock] = {}
+        self._lane_locks: dict[str, threading.Lock] = {}
 
     def open_lane(self, lane: str) -> Sequence[Channel]:
         """Return the channels of a lane; open it if needed."""
@@ -56,36 +56,36 @@ class Connections:
         if channels is None:
             self._check_not_closed()
             channels = self._lanes[lane] = self._connect(lane)
-            self._wait_for_comebacks(lane)
+            self._expect_restarts(lane)
             if lane == HEARTBEAT:
-                self._signs = ServerHeartbeats(channels)
+                self._heartbeats = ServerHeartbeats(channels)
             if self._closed:  # by another thread
                 _hang_up(channels)
         self._check_not_closed()
         return channels
 
-    def wait_for_comebacks(self, away_s: float) -> None:
+    def expect_restarts(self, away_s: float) -> None:
         """Expect servers to restart after failures with all acknowledged pushes."""
         self._away_s = away_s
         for lane in self._lanes:
-            self._wait_for_comebacks(lane)
+            self._expect_restarts(lane)
 
     @property
-    def waits_for_comebacks(self) -> bool:
+    def servers_restart(self) -> bool:
         """True when servers restart after failures."""
         return self._away_s > 0
 
     @property
-    def may_be_heard_again(self) -> bool:
+    def may_reconnect(self) -> bool:
         """True when a server that is away may return."""
-        return self.waits_for_comebacks and not self._closed
+        return self.servers_restart and not self._closed
 
-    def _wait_for_comebacks(self, lane: str) -> None:
+    def _expect_restarts(self, lane: str) -> None:
         if self._away_s:
             # a heartbeat does not wait: the other servers need theirs
-            patience = RetryPolicy(0.0 if lane == HEARTBEAT else self._away_s, comes_back=True)
+            retry = RetryPolicy(0.0 if lane == HEARTBEAT else self._away_s, restarts=True)
             for channel in self._lanes[lane]:
-                channel.patience = patience
+                channel.retry = retry
 
     def lives(self, *lanes: str) -> list[int]:
         """By server: its newest life on these lanes, or on any lane."""
@@ -112,35 +112,35 @@ class Connections:
         deadline_s: float | None = None,
     ) -> dict[int, Answer]:
         """Send to all servers, then receive from all; raise one error after the last reply."""
-        with self._turn(lane):
-            answers, errors = self._say(lane, requests, deadline_s)
+        with self._lane_lock(lane):
+            answers, errors = self._send_and_receive(lane, requests, deadline_s)
         if errors:
             raise self._cause(errors)
         return answers
 
-    def _turn(self, lane: str) -> threading.Lock:
+    def _lane_lock(self, lane: str) -> threading.Lock:
         """The lock of a lane."""
-        return self._turns.get(lane) or self._turns.setdefault(lane, threading.Lock())
+        return self._lane_locks.get(lane) or self._lane_locks.setdefault(lane, threading.Lock())
 
-    def beat(self, step: int) -> None:
+    def heartbeat(self, step: int) -> None:
         """Send a heartbeat, independent of other lanes and of slow servers."""
-        with self._turn(HEARTBEAT):
+        with self._lane_lock(HEARTBEAT):
             self.open_lane(HEARTBEAT)
-            self._signs.give(step, self.wish, stops=self.stops)
+            self._heartbeats.send(step, self.own_signal, stops=self.stops)
 
     @property
-    def heard(self) -> ControlSignal:
+    def received_signals(self) -> ControlSignal:
         """Control signals received by this worker; other workers may not have them yet."""
-        return self._signs.heard
+        return self._heartbeats.received_signals
 
     @property
-    def here(self) -> int | None:
+    def active_workers(self) -> int | None:
         """The number of workers that have not left; None before the first heartbeat reply."""
-        return self._signs.here
+        return self._heartbeats.active_workers
 
     def _cause(self, errors: Mapping[int, Exception]) -> Exception:
         """The first error, except when a server hangs: the errors of others blame wrong peers."""
-        late = self._signs.late()
+        late = self._heartbeats.late()
         for server in late:
             if server in errors:
                 return errors[server]
@@ -153,7 +153,7 @@ class Connections:
             return DeadlineError(f"no heartbeat reply from {told}; meanwhile {first}")
         return first
 
-    def _say(
+    def _send_and_receive(
         self,
         lane: str,
         requests: Mapping[int, Request],
@@ -177,12 +177,12 @@ class Connections:
         for server in asked:
             try:
                 answers[server] = channels[server].receive(deadline_s)
-                self._is_answered(server, requests[server])
+                self._acknowledge(server, requests[server])
             except Exception as error:
                 errors[server] = error
         return answers, errors
 
-    def _in_turns(
+    def _ask_in_turns(
         self, lane: str, requests: Mapping[int, Sequence[Request]]
     ) -> dict[int, list[Answer]]:
         """Send several requests to each server: one replies while the next receives its request.
@@ -190,10 +190,10 @@ class Connections:
         This uses both directions of a slow link. Sent at once, all servers would first receive
         their requests and then all reply.
         """
-        with self._turn(lane):
-            return self._said_in_turns(lane, requests)
+        with self._lane_lock(lane):
+            return self._pipeline(lane, requests)
 
-    def _said_in_turns(
+    def _pipeline(
         self, lane: str, requests: Mapping[int, Sequence[Request]]
     ) -> dict[int, list[Answer]]:
         channels = self.open_lane(lane)
@@ -203,7 +203,7 @@ class Connections:
         def hear() -> None:
             server = owing.pop(0)
             answers[server].append(channels[server].receive())
-            self._is_answered(server, requests[server][len(answers[server]) - 1])
+            self._acknowledge(server, requests[server][len(answers[server]) - 1])
 
         try:
             for server, (message, arrays) in _round_robin(requests):
@@ -225,7 +225,7 @@ class Connections:
             raise
         return answers
 
-    def _is_answered(self, server: int, request: Request) -> None:
+    def _acknowledge(self, server: int, request: Request) -> None:
         """Record an acknowledged push: a restarted server must still have it."""
         message, _ = request
         # held gradients are not part of the values yet
@@ -244,7 +244,7 @@ class Connections:
         finally:
             self.close()
 
-    def part(self, error: str) -> None:
+    def report_failure(self, error: str) -> None:
         """Report a failure quickly: the control lane may be broken or busy."""
         try:
             untold = self._say_goodbye(HEARTBEAT, error, range(self.server_num))
@@ -255,14 +255,14 @@ class Connections:
 
     def _say_goodbye(self, lane: str, error: str, servers: Sequence[int]) -> Sequence[int]:
         """Say goodbye on one lane; return the servers that may not have received it."""
-        lock = self._turn(lane)
+        lock = self._lane_lock(lane)
         if lane not in self._lanes or not lock.acquire(timeout=_LANE_S):
             return servers
         try:
             # the heartbeat lane of a hung server may still owe a reply
-            free = self._signs.collect(_LANE_S) if lane == HEARTBEAT else servers
+            free = self._heartbeats.collect(_LANE_S) if lane == HEARTBEAT else servers
             words = dict.fromkeys([s for s in servers if s in free], (m.Leave(error), ()))
-            heard, _ = self._say(lane, words, _LAST_WORDS_S)
+            heard, _ = self._send_and_receive(lane, words, _LAST_WORDS_S)
         except PeerError:
             return servers
         finally:

@@ -35,7 +35,7 @@ _OPS: dict[str, Callable[[Tensor], Tensor]] = {
     "min": lambda stacked: stacked.amin(0),
 }
 #: seconds between heartbeats
-_BEAT_S = 1.0
+_HEARTBEAT_S = 1.0
 #: the deadline of a barrier that lasts as long as its members live
 _LONG_S = 1e9
 #: how long the reply may take after the deadline, which the server watches
@@ -61,10 +61,12 @@ class ServedGroup:
         #: called when a barrier is impossible because other workers have left
         self.when_left_alone: Callable[[MembershipError], None] | None = None
         self._over = threading.Event()
-        self._beats = threading.Thread(target=self._beat, name="fleet-beat", daemon=True)
+        self._heartbeats = threading.Thread(
+            target=self._send_heartbeats, name="fleet-beat", daemon=True
+        )
         for lane in (CONTROL, HEARTBEAT):
             client.open_lane(lane)
-        self._beats.start()
+        self._heartbeats.start()
 
     @property
     def alone(self) -> bool:
@@ -181,7 +183,7 @@ class ServedGroup:
         if not self._over.is_set():
             self._over.set()
             self.client.leave(stopped=self.stopped)
-            self._beats.join(_BEAT_S)
+            self._heartbeats.join(_HEARTBEAT_S)
 
     def fail(self, error: str, *, consequence: bool = False) -> None:
         """Report a failure to the servers, which report it to the other workers; never raise.
@@ -190,15 +192,15 @@ class ServedGroup:
         """
         self._over.set()
         with contextlib.suppress(Exception):
-            self.client.part(error or "an error")
+            self.client.report_failure(error or "an error")
 
-    def _beat(self) -> None:
-        while not self._over.wait(_BEAT_S):
+    def _send_heartbeats(self) -> None:
+        while not self._over.wait(_HEARTBEAT_S):
             try:
-                self.client.beat(self.step)
+                self.client.heartbeat(self.step)
             except PeerError as error:
                 # the training thread gets the error too
                 logger.debug("a heartbeat failed: %s", error)
                 is_away = isinstance(error, (DeadlineError, PeerLostError))
-                if not (is_away and self.client.may_be_heard_again):
+                if not (is_away and self.client.may_reconnect):
                     return

@@ -28,11 +28,11 @@ class ServerHeartbeats:
         self._gone: dict[int, PeerError] = {}
         self._late: Mapping[int, float] = {}
         #: control signals received
-        self.heard = NO_SIGNAL
+        self.received_signals = NO_SIGNAL
         #: number of workers that have not left, by server 0; None before its first reply
-        self.here: int | None = None
+        self.active_workers: int | None = None
 
-    def give(self, step: int, call: ControlSignal = NO_SIGNAL, *, stops: bool = False) -> None:
+    def send(self, step: int, call: ControlSignal = NO_SIGNAL, *, stops: bool = False) -> None:
         """Send a heartbeat to all servers without an outstanding reply; raise if none is left."""
         self.collect()
         self._late = dict(self._asked)
@@ -49,7 +49,7 @@ class ServerHeartbeats:
         hopeless = [
             error
             for server, error in self._gone.items()
-            if not self._channels[server].patience.comes_back
+            if not self._channels[server].retry.restarts
         ]
         if len(hopeless) == len(self._channels):
             raise hopeless[0]
@@ -62,16 +62,16 @@ class ServerHeartbeats:
             try:
                 if not channel.answered(max(0.0, end - time.monotonic())):
                     continue
-                self._hear(server, channel.receive().message)
+                self._receive(server, channel.receive().message)
             except PeerError as error:
                 self._gone[server] = error
             del self._asked[server]
         return [server for server in range(len(self._channels)) if server not in self._asked]
 
-    def _hear(self, server: int, answer: m.Message) -> None:
+    def _receive(self, server: int, answer: m.Message) -> None:
         if isinstance(answer, m.HeartbeatAck):
-            self.heard |= answer.call
-            self.here = self.here if server else answer.here
+            self.received_signals |= answer.call
+            self.active_workers = self.active_workers if server else answer.here
 
     def late(self) -> dict[int, float]:
         """Servers that missed at least one heartbeat, with the seconds of silence."""

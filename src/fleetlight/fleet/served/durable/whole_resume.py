@@ -67,7 +67,7 @@ def resume_with_all(
     if journal is not None:
         journal.decide(decision)
     if not decision.keeps_workers:
-        client.begin_anew(before_any_step=decision.kind == BEGINNING)
+        client.restart_script(before_any_step=decision.kind == BEGINNING)
     is_lost = any(one.was_lost for one in resumed.values())
     if decision.kind == FINISHED or (decision.kind == POSITIONS and was.state == LEFT) or is_lost:
         _leave_again(client, role)

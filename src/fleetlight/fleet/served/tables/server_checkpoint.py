@@ -63,7 +63,7 @@ class ServerCheckpoint:
     @property
     def can_retry(self) -> bool:
         """True when a lost server comes back, so that a second attempt may succeed."""
-        return self._client.waits_for_comebacks
+        return self._client.servers_restart
 
     @contextlib.contextmanager
     def _lost_with_its_server(self) -> Iterator[None]:
