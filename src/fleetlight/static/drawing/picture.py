@@ -325,7 +325,7 @@ class _Sketch:
             before = step if waited < 0 else f"the end of ∂ {titles[waited]}"
             lines = [f"{counted(len(names), 'gradient')} · {size} · {dtype}", *how]
             lines += [counted(len(found), "all-reduce"), f"begins after {after}"]
-            lines += [f"ends before {before}"]
+            lines += [f"waited for before {before}"]
             kind: Kind = "overlapped" if issued >= 0 and issued > waited else "bucket"
             self._boxes.append(PictureBox(f"r{number}", kind, tuple(lines), "\n".join(names)))
             for level in sorted({owners[name] for name in names if name in owners}):
