@@ -325,15 +325,9 @@ class _Sketch:
             after = f"∂ {titles[issued]}" if issued >= 0 else "backward"
             step = f"step {-waited}" if len(steps) > 1 else "the step"
             before = step if waited < 0 else f"the end of ∂ {titles[waited]}"
-<<<<<<< HEAD
             lines = [f"{_counted(len(names), 'gradient')} · {size} · {dtype}", *how]
             lines += [_counted(len(found), "all-reduce"), f"begins after {after}"]
             lines += [f"ends before {before}"]
-=======
-            lines = [f"{counted(len(names), 'gradient')} · {size} · {dtype}", *how]
-            lines += [counted(len(found), "all-reduce"), f"begins after {after}"]
-            lines += [f"waited for before {before}"]
->>>>>>> w-words
             kind: Kind = "overlapped" if issued >= 0 and issued > waited else "bucket"
             self._boxes.append(PictureBox(f"r{number}", kind, tuple(lines), "\n".join(names)))
             for level in sorted({owners[name] for name in names if name in owners}):
