@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,7 @@ def die(durability: Durability) -> None:
     durability._over.set()
     if durability._snapshots.is_alive():
         durability._snapshots.join()
-    os.close(durability._folder._lock)
+    durability._folder._lock.release()
 
 
 def values(server: Server) -> tuple[list[float], list[float]]:
